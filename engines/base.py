@@ -1,0 +1,78 @@
+"""What enters: a `Job`, all that an engine needs to open a model. What leaves: a `Session`, which runs it iteration by iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.catalog import Device, Pass
+from exporters.source import ModelSource
+
+Array = NDArray[Any]
+Mark = Callable[[str], None]
+"""Called by a session at an inner boundary of an iteration, such as the end of the forward pass."""
+
+
+class Unsupported(Exception):
+    """The engine cannot do this job on this machine; the message becomes the row's reason."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What an engine declares of its own device memory, in bytes; None where it cannot know."""
+
+    weights: int | None = None
+    activations: int | None = None
+    """Activations and workspace, at their peak."""
+    torch_allocated: int | None = None
+    torch_reserved: int | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model to be opened by one engine.
+
+    `inputs` are the host arrays of one batch (floats as float32: the engine casts them to the precision); `state` is a
+    file with the model's fp32 state dict, `onnx` the exported graph, each None where the engine does not need it.
+    All work must be enqueued on torch's current stream (the worker has set a non-default one); `phase` is to be called
+    with "build" before an engine builds or compiles, and with "load" after it.
+    """
+
+    source: ModelSource
+    pass_: Pass
+    precision: str
+    batch_size: int
+    device: Device
+    options: Mapping[str, Any]
+    inputs: tuple[Array, ...]
+    state: Path | None = None
+    onnx: Path | None = None
+    phase: Callable[[str], None] = lambda name: None
+
+
+class Session(Protocol):
+    """A model, loaded and ready. It owns no clock and never synchronizes in `run`."""
+
+    def run(self, mark: Mark) -> None:
+        """Enqueue one iteration and return at once, calling `mark` at inner boundaries (on the CPU: run it)."""
+
+    def outputs(self) -> list[Array]:
+        """The last iteration's outputs, copied to the host as float32 (integers stay); for training the loss alone."""
+
+    def memory(self) -> Memory:
+        """What this engine declares of its memory now."""
+
+    def proof(self) -> dict[str, Any]:
+        """What really ran; called once, after everything has been measured.
+
+        Keys that are compared with the request: `providers` (node count by execution provider), `compute_types`
+        (operator count by type, for convolutions and matrix products), `tf32`, `cuda_graph`.
+        """
+
+    def close(self) -> None:
+        """Free what the session holds."""

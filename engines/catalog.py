@@ -1,0 +1,223 @@
+"""What enters: nothing. What leaves: ENGINES and PRESETS, what each engine can do and needs, as data without torch.
+
+A new engine is one module beside this file and one row in ENGINES; see docs/extending.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Device = Literal["cpu", "cuda"]
+Pass = Literal["inference", "training"]
+
+DEVICES: tuple[Device, ...] = ("cpu", "cuda")
+PASSES: tuple[Pass, ...] = ("inference", "training")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "native")
+"""`native` is a user's ONNX file as it is; a config does not ask for it, such a model has no other."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of an engine, as written beside its name in the YAML."""
+
+    type: type
+    default: object
+    meaning: str
+    choices: tuple[str, ...] = ()
+    devices: tuple[Device, ...] = DEVICES
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """Something that must be there before an engine can run: a Python module or a program on the PATH."""
+
+    name: str
+    install: str
+    kind: Literal["module", "program"] = "module"
+    devices: tuple[Device, ...] = DEVICES
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One runtime.
+
+    `precisions` says what it can do, by pass and device; whatever is missing there is an `unsupported` row, with the
+    reason from `reasons` (by device and precision, or by device and pass) where a general sentence would not explain it.
+    """
+
+    name: str
+    module: str
+    summary: str
+    needs: Literal["torch", "onnx"]
+    precisions: Mapping[tuple[Pass, Device], frozenset[str]]
+    requirements: tuple[Requirement, ...]
+    options: Mapping[str, Option] = field(default_factory=dict)
+    reasons: Mapping[tuple[Device, str], str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named set of options of one engine. A device that `options` does not hold cannot run it, for `reasons[device]`."""
+
+    name: str
+    engine: str
+    summary: str
+    options: Mapping[Device, Mapping[str, object]]
+    reasons: Mapping[Device, str] = field(default_factory=dict)
+
+
+_NO_TF32_ON_CPU = "TF32 is a mode of NVIDIA's tensor cores; on the CPU ask for fp32"
+_TORCH = Requirement("torch", "pip install 'torch>=2.11,<2.14'")
+_TORCH_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
+    ("inference", "cpu"): frozenset({"fp32", "fp16", "bf16"}),
+    ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16"}),
+    ("training", "cpu"): frozenset({"fp32", "bf16"}),
+    ("training", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16"}),
+}
+_TORCH_REASONS: Mapping[tuple[Device, str], str] = {("cpu", "tf32"): _NO_TF32_ON_CPU}
+_CHANNELS_LAST = Option(bool, False, "weights and activations in NHWC memory order")
+_CUDNN_BENCHMARK = Option(bool, False, "let cuDNN time its algorithms and keep the fastest", devices=("cuda",))
+
+ENGINES: dict[str, Engine] = {
+    engine.name: engine
+    for engine in (
+        Engine(
+            name="eager",
+            module="engines.eager",
+            summary="PyTorch, one kernel launch an operator",
+            needs="torch",
+            precisions=_TORCH_PRECISIONS,
+            requirements=(_TORCH,),
+            options={
+                "channels_last": _CHANNELS_LAST,
+                "cuda_graph": Option(bool, False, "record one iteration and replay it", devices=("cuda",)),
+                "cudnn": Option(bool, True, "convolutions by cuDNN; false takes PyTorch's own kernels", devices=("cuda",)),
+                "cudnn_benchmark": _CUDNN_BENCHMARK,
+            },
+            reasons=_TORCH_REASONS,
+        ),
+        Engine(
+            name="compiled",
+            module="engines.compiled",
+            summary="torch.compile with TorchInductor",
+            needs="torch",
+            precisions=_TORCH_PRECISIONS,
+            requirements=(
+                _TORCH,
+                Requirement("triton", "pip install triton", devices=("cuda",)),
+                Requirement("g++", "apt-get install g++ (or set CXX to a C++ compiler)", "program", devices=("cpu",)),
+            ),
+            options={
+                "mode": Option(
+                    str,
+                    "reduce-overhead",
+                    "torch.compile's mode; reduce-overhead records CUDA graphs",
+                    choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+                ),
+                "channels_last": _CHANNELS_LAST,
+                "cudnn_benchmark": _CUDNN_BENCHMARK,
+            },
+            reasons=_TORCH_REASONS,
+        ),
+        Engine(
+            name="ort",
+            module="engines.ort",
+            summary="ONNX Runtime: CUDA provider on a GPU, CPU provider elsewhere",
+            needs="onnx",
+            precisions={
+                ("inference", "cpu"): frozenset({"fp32", "native"}),
+                ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "native"}),
+            },
+            requirements=(Requirement("onnxruntime", "pip install 'onnxruntime-gpu>=1.31'"),),
+            options={
+                "prefer_nhwc": Option(bool, False, "convolutions in NHWC memory order", devices=("cuda",)),
+                "cuda_graph": Option(bool, False, "record one run and replay it", devices=("cuda",)),
+                "conv_search": Option(
+                    str,
+                    "EXHAUSTIVE",
+                    "how cuDNN's convolution algorithm is chosen (the library's default is EXHAUSTIVE)",
+                    choices=("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+                    devices=("cuda",),
+                ),
+                "optimize": Option(bool, True, "graph optimizations (fusions, constant folding, layout)"),
+                "threads": Option(int, 0, "threads inside an operator; 0 is one per core", devices=("cpu",)),
+            },
+            reasons={
+                ("cpu", "tf32"): _NO_TF32_ON_CPU,
+                ("cpu", "fp16"): "ONNX Runtime's CPU provider has no fp16 convolution: it would insert casts and compute in fp32",
+                ("cpu", "bf16"): "ONNX Runtime's CPU provider has no bf16 convolution",
+                ("cuda", "bf16"): "ONNX Runtime's CUDA provider has no bf16 convolution",
+            },
+        ),
+        Engine(
+            name="openvino",
+            module="engines.ov",
+            summary="OpenVINO on the CPU",
+            needs="onnx",
+            precisions={("inference", "cpu"): frozenset({"fp32", "native"})},
+            requirements=(Requirement("openvino", "pip install 'cnn-runtime-profiler[openvino]'"),),
+            options={
+                "threads": Option(int, 0, "inference threads; 0 lets OpenVINO choose", devices=("cpu",)),
+            },
+            reasons={
+                ("cpu", "tf32"): _NO_TF32_ON_CPU,
+                ("cpu", "fp16"): "OpenVINO's CPU plugin computes an fp16 graph in fp32 or bf16, whichever the processor has",
+                ("cpu", "bf16"): "OpenVINO chooses bf16 by an inference hint, not by the graph's type",
+                ("cuda", "inference"): "OpenVINO has no NVIDIA device",
+            },
+        ),
+    )
+}
+
+PRESETS: dict[str, Preset] = {
+    preset.name: preset
+    for preset in (
+        Preset("eager", "eager", "PyTorch eager as it comes", {"cpu": {}, "cuda": {}}),
+        Preset(
+            "eager-tuned",
+            "eager",
+            "channels_last, and on a GPU a CUDA graph",
+            {"cpu": {"channels_last": True}, "cuda": {"channels_last": True, "cuda_graph": True}},
+        ),
+        Preset(
+            "eager-nocudnn",
+            "eager",
+            "PyTorch eager without cuDNN",
+            {"cuda": {"cudnn": False}},
+            {"cpu": "there is no cuDNN on the CPU"},
+        ),
+        Preset("compiled", "compiled", "torch.compile, mode reduce-overhead", {"cpu": {}, "cuda": {}}),
+        Preset("ort", "ort", "ONNX Runtime as it comes", {"cpu": {}, "cuda": {}}),
+        Preset(
+            "ort-tuned",
+            "ort",
+            "NHWC, CUDA graph, exhaustive convolution search",
+            {"cuda": {"prefer_nhwc": True, "cuda_graph": True, "conv_search": "EXHAUSTIVE"}},
+            {"cpu": "NHWC and CUDA graphs are options of ONNX Runtime's CUDA provider"},
+        ),
+        Preset("openvino", "openvino", "OpenVINO as it comes", {"cpu": {}}, {"cuda": "OpenVINO has no NVIDIA device"}),
+    )
+}
+
+
+def unsupported(engine: Engine, pass_: str, device: Device, precision: str, kind: str) -> str | None:
+    """The reason why `engine` cannot do this, from the catalog alone; None if it can.
+
+    `kind` is the model source's: a user's ONNX file cannot run in an engine that needs a torch module.
+    """
+    if engine.needs == "torch" and kind == "onnx":
+        return f"{engine.name} needs a torch module; an ONNX file has none"
+    able = {p for (of_pass, on), ps in engine.precisions.items() if of_pass == pass_ and on == device for p in ps}
+    if engine.needs == "torch":
+        able = able - {"native"}
+    if precision in able:
+        return None
+    for key in ((device, pass_), (device, precision)):
+        if key in engine.reasons:
+            return engine.reasons[key]
+    if not able:
+        passes = sorted({p for p, on in engine.precisions if on == device})
+        return f"{engine.name} does {' and '.join(passes) or 'nothing'} on {device}, no {pass_}"
+    return f"{engine.name} has no {precision} {pass_} on {device}; it has {', '.join(sorted(able))}"

@@ -1,0 +1,198 @@
+"""What enters: a Job. What leaves: a session of ONNX Runtime, on its CUDA or its CPU provider, with preallocated buffers.
+
+One call is asynchronous on CUDA: inputs and outputs are bound to device memory once, the provider works on torch's
+current stream (`user_compute_stream`), and the run option `disable_synchronize_execution_providers` keeps it from
+waiting. See https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import torch
+
+from engines.base import Array, Job, Mark, Memory
+from exporters.inputs import BATCH, read_onnx
+
+_TYPES = {
+    "tensor(float)": (torch.float32, onnx.TensorProto.FLOAT),
+    "tensor(double)": (torch.float64, onnx.TensorProto.DOUBLE),
+    "tensor(float16)": (torch.float16, onnx.TensorProto.FLOAT16),
+    "tensor(bfloat16)": (torch.bfloat16, onnx.TensorProto.BFLOAT16),
+    "tensor(int64)": (torch.int64, onnx.TensorProto.INT64),
+    "tensor(int32)": (torch.int32, onnx.TensorProto.INT32),
+    "tensor(int8)": (torch.int8, onnx.TensorProto.INT8),
+    "tensor(uint8)": (torch.uint8, onnx.TensorProto.UINT8),
+    "tensor(bool)": (torch.bool, onnx.TensorProto.BOOL),
+}
+_COMPUTE = {"Conv", "FusedConv", "NhwcConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul", "ConvTranspose"}
+_PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+
+
+def open_session(job: Job) -> OrtSession:
+    """Open `job`'s graph in ONNX Runtime. Raises RuntimeError where the provider cannot be had, or ORT's own errors."""
+    return OrtSession(job)
+
+
+class OrtSession:
+    """An InferenceSession with its inputs and outputs bound to buffers of its own device."""
+
+    def __init__(self, job: Job) -> None:
+        assert job.onnx is not None, "an engine that needs a graph gets the exported one"
+        self.job = job
+        self.provider = _PROVIDERS[job.device]
+        self.session = self._open(_session_options(job))
+        self.inputs = [self._buffer(node, array) for node, array in zip(self.session.get_inputs(), job.inputs, strict=True)]
+        self.binding = self.session.io_binding()
+        for node, tensor in zip(self.session.get_inputs(), self.inputs, strict=True):
+            self._bind(self.binding.bind_input, node, tensor)
+        self.results = [self._buffer(node, None, shape) for node, shape in self._output_shapes()]
+        for node, tensor in zip(self.session.get_outputs(), self.results, strict=True):
+            self._bind(self.binding.bind_output, node, tensor)
+        self.run_options = onnxruntime.RunOptions()
+        if job.device == "cuda":
+            self.run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    def run(self, mark: Mark) -> None:
+        """Enqueue one run of the graph (with `cuda_graph`: two plain runs, then captured, then replayed)."""
+        self.session.run_with_iobinding(self.binding, self.run_options)
+
+    def outputs(self) -> list[Array]:
+        return [(t.float() if t.is_floating_point() else t).cpu().numpy() for t in self.results]
+
+    def memory(self) -> Memory:
+        assert self.job.onnx is not None
+        graph = onnx.load(self.job.onnx, load_external_data=False).graph
+        sizes = {t.name: _nbytes(t) for t in graph.initializer}
+        return Memory(weights=sum(sizes.values()))
+
+    def proof(self) -> dict[str, Any]:
+        """Each node's provider as the measured session assigned it, and the types of a twin session's optimized graph.
+
+        The optimized graph is the only place where casts that ORT inserted can be seen; it is written by a twin with the
+        same options, since writing it in the measured session would lengthen its load time.
+        """
+        nodes = [(s.ep_name, n.op_type) for s in self.session.get_provider_graph_assignment_info() for n in s.get_nodes()]
+        graph = self._optimized_graph()
+        constants = {t.name: onnx.TensorProto.DataType.Name(t.data_type).lower() for t in graph.initializer}
+        types = Counter(_weight_type(node, constants) for node in graph.node if node.op_type in _COMPUTE)
+        cuda = self.session.get_provider_options().get("CUDAExecutionProvider", {})
+        return {
+            "library": f"onnxruntime {onnxruntime.__version__}",
+            "device": self.job.device,
+            "providers": dict(Counter(provider for provider, _ in nodes)),
+            "compute_providers": dict(Counter(provider for provider, op in nodes if op in _COMPUTE)),
+            "compute_types": dict(types),
+            "operators": len(graph.node),
+            "casts": sum(node.op_type == "Cast" for node in graph.node),
+            "tf32": cuda.get("use_tf32") == "1",
+            "cuda_graph": cuda.get("enable_cuda_graph") == "1",
+            "channels_last": cuda.get("prefer_nhwc") == "1",
+            "conv_search": cuda.get("cudnn_conv_algo_search"),
+        }
+
+    def close(self) -> None:
+        del self.binding, self.session
+        self.inputs.clear()
+        self.results.clear()
+
+    def _open(self, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+        providers: list[Any] = [self.provider]
+        if self.job.device == "cuda":
+            providers = [(self.provider, _cuda_options(self.job)), "CPUExecutionProvider"]
+        session = onnxruntime.InferenceSession(self.job.onnx, options, providers=providers)
+        if session.get_providers()[0] != self.provider:
+            raise RuntimeError(
+                f"ONNX Runtime could not load {self.provider} and fell back to {session.get_providers()[0]}; "
+                "the worker's log says which library it did not find"
+            )
+        return session
+
+    def _optimized_graph(self) -> onnx.GraphProto:
+        with tempfile.TemporaryDirectory() as folder:
+            options = _session_options(self.job)
+            path = Path(folder) / "optimized.onnx"
+            options.optimized_model_filepath = str(path)
+            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
+            self._open(options)
+            return onnx.load(path, load_external_data=False).graph
+
+    def _output_shapes(self) -> list[tuple[Any, tuple[int, ...]]]:
+        """Each output with its shape; one plain run tells the shapes that the file does not."""
+        nodes = self.session.get_outputs()
+        if all(isinstance(d, int) for node in nodes for d in node.shape):
+            return [(node, tuple(node.shape)) for node in nodes]
+        for node in nodes:
+            self.binding.bind_output(node.name, "cpu")
+        self.session.run_with_iobinding(self.binding)
+        shapes = [tuple(value.shape()) for value in self.binding.get_outputs()]
+        self.binding.clear_binding_outputs()
+        return list(zip(nodes, shapes, strict=True))
+
+    def _buffer(self, node: Any, array: Array | None, shape: tuple[int, ...] = ()) -> torch.Tensor:
+        if node.type not in _TYPES:
+            raise RuntimeError(f"{node.name} is a {node.type}; inputs and outputs can be {', '.join(_TYPES)}")
+        dtype, _ = _TYPES[node.type]
+        if array is None:
+            return torch.empty(shape, dtype=dtype, device=self.job.device)
+        return torch.from_numpy(array).to(self.job.device, dtype)
+
+    def _bind(self, bind: Any, node: Any, tensor: torch.Tensor) -> None:
+        _, element = _TYPES[node.type]
+        bind(node.name, self.job.device, 0, element, list(tensor.shape), tensor.data_ptr())
+
+
+def _session_options(job: Job) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = int(job.options.get("threads", 0))
+    if not job.options.get("optimize", True):
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    for dimension, size in _symbol_sizes(job).items():
+        options.add_free_dimension_override_by_name(dimension, size)
+    return options
+
+
+def _symbol_sizes(job: Job) -> dict[str, int]:
+    """Sizes of the graph's symbolic dimensions; the batch is the leading one of the first input."""
+    batch = BATCH
+    if job.source.onnx is not None:
+        inputs = read_onnx(job.source.onnx).graph.input
+        batch = inputs[0].type.tensor_type.shape.dim[0].dim_param if inputs and inputs[0].type.tensor_type.shape.dim else ""
+    return {**job.source.dimensions, **({batch: job.batch_size} if batch else {})}
+
+
+def _cuda_options(job: Job) -> dict[str, str]:
+    return {
+        "device_id": "0",
+        # torch's default stream has handle 0, which ORT takes for "none": the worker has set another one.
+        "user_compute_stream": str(torch.cuda.current_stream().cuda_stream),
+        "use_tf32": "1" if job.precision == "tf32" else "0",
+        # Growth by powers of two would count as the engine's need what is only the arena's slack.
+        "arena_extend_strategy": "kSameAsRequested",
+        "cudnn_conv_algo_search": str(job.options.get("conv_search", "EXHAUSTIVE")),
+        "prefer_nhwc": str(int(bool(job.options.get("prefer_nhwc", False)))),
+        "enable_cuda_graph": str(int(bool(job.options.get("cuda_graph", False)))),
+    }
+
+
+def _nbytes(tensor: onnx.TensorProto) -> int:
+    return int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * _product(tensor.dims))
+
+
+def _product(dims: Any) -> int:
+    result = 1
+    for d in dims:
+        result *= d
+    return result
+
+
+def _weight_type(node: onnx.NodeProto, constants: dict[str, str]) -> str:
+    """The type of a node's first constant input, which is its weight; "unknown" where the weight is computed."""
+    found = next((constants[name] for name in node.input if name in constants), "unknown")
+    return {"float": "float32"}.get(found, found)

@@ -1,0 +1,86 @@
+"""What enters: a network's name. What leaves: its published facts, as data, without torch."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from exporters.source import ModelError
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One canonical network: 1000 ImageNet classes, logits out, no softmax."""
+
+    name: str
+    family: str
+    """Module under `exporters.models` that builds it."""
+    input_shape: tuple[int, int, int]
+    """Channels, height and width of one item."""
+    parameters: int
+    multiply_adds: int
+    """Per item: one multiplication and one addition count as 1; convolutions and linear layers, biases left out."""
+    top1_error: float | None
+    """Per cent on the ImageNet 2012 validation set, single crop, as published by cnn-benchmarks
+    (https://github.com/jcjohnson/cnn-benchmarks). VGG's are its exception: dense prediction on a 256x256 image, which
+    flatters them slightly. None where cnn-benchmarks gives none."""
+    top5_error: float | None
+    citation: str
+    torchvision: str | None = None
+    """Function of torchvision.models with the same state-dict keys and the same computation, if there is one."""
+
+
+ALEXNET = (
+    "ImageNet Classification with Deep Convolutional Neural Networks. "
+    "Alex Krizhevsky, Ilya Sutskever, Geoffrey E. Hinton. NIPS 2012"
+)
+ONE_WEIRD_TRICK = "One weird trick for parallelizing convolutional neural networks. Alex Krizhevsky. arXiv 2014"
+OVERFEAT = (
+    "OverFeat: Integrated Recognition, Localization and Detection using Convolutional Networks. "
+    "Pierre Sermanet, David Eigen, Xiang Zhang, Michael Mathieu, Rob Fergus, Yann LeCun. ICLR 2014"
+)
+VGG = "Very Deep Convolutional Networks for Large-Scale Image Recognition. Karen Simonyan, Andrew Zisserman. ICLR 2015"
+GOOGLENET = (
+    "Going Deeper with Convolutions. Christian Szegedy, Wei Liu, Yangqing Jia, Pierre Sermanet, Scott Reed, "
+    "Dragomir Anguelov, Dumitru Erhan, Vincent Vanhoucke, Andrew Rabinovich. CVPR 2015"
+)
+RESNET = "Deep Residual Learning for Image Recognition. Kaiming He, Xiangyu Zhang, Shaoqing Ren, Jian Sun. CVPR 2016"
+PREACTIVATION = (
+    "Identity Mappings in Deep Residual Networks. Kaiming He, Xiangyu Zhang, Shaoqing Ren, Jian Sun. ECCV 2016"
+)
+
+IMAGE = (3, 224, 224)
+
+# Second sources of the counts. OverFeat: Table 4 of the paper gives the fast model 145 million parameters and 2810
+# million connections. GoogLeNet: section 5 of the paper gives 1.5 billion multiply-adds. ResNet-200: 12 s^2 + 5 s per
+# stage and so on, counted block by block in tests/exporters/test_catalog.py from fb.resnet.torch's preresnet.lua.
+# The others: torchvision's documentation of its weights.
+ARCHITECTURES = (
+    Architecture("alexnet", "alexnet", IMAGE, 60_965_224, 720_608_384, 42.90, 19.80, ALEXNET),
+    Architecture("alexnet-owt", "alexnet", IMAGE, 61_100_840, 714_188_480, None, None, ONE_WEIRD_TRICK, "alexnet"),
+    Architecture("overfeat", "overfeat", (3, 231, 231), 145_920_872, 2_801_403_904, None, None, OVERFEAT),
+    Architecture("vgg11", "vgg", IMAGE, 132_863_336, 7_609_090_048, None, None, VGG, "vgg11"),
+    Architecture("vgg16", "vgg", IMAGE, 138_357_544, 15_470_264_320, 27.00, 8.80, VGG, "vgg16"),
+    Architecture("vgg19", "vgg", IMAGE, 143_667_240, 19_632_062_464, 27.30, 9.00, VGG, "vgg19"),
+    Architecture("googlenet", "inception", IMAGE, 6_998_552, 1_582_671_872, None, 10.07, GOOGLENET),
+    Architecture("resnet18", "resnet", IMAGE, 11_689_512, 1_814_073_344, 30.43, 10.76, RESNET, "resnet18"),
+    Architecture("resnet34", "resnet", IMAGE, 21_797_672, 3_663_761_408, 26.73, 8.74, RESNET, "resnet34"),
+    Architecture("resnet50", "resnet", IMAGE, 25_557_032, 4_089_184_256, 24.01, 7.02, RESNET, "resnet50"),
+    Architecture("resnet101", "resnet", IMAGE, 44_549_160, 7_801_405_440, 22.44, 6.21, RESNET, "resnet101"),
+    Architecture("resnet152", "resnet", IMAGE, 60_192_808, 11_513_626_624, 22.16, 6.16, RESNET, "resnet152"),
+    Architecture("resnet200", "resnet", IMAGE, 64_666_152, 15_007_481_856, 21.66, 5.79, PREACTIVATION),
+)
+
+CATALOG: dict[str, Architecture] = {row.name: row for row in ARCHITECTURES}
+
+
+def architecture(name: str) -> Architecture:
+    """The catalog's row.
+
+    Raises ModelError for an unknown name, with the nearest known ones.
+    """
+    if name in CATALOG:
+        return CATALOG[name]
+    near = difflib.get_close_matches(name, CATALOG, n=2)
+    hint = f"did you mean {' or '.join(repr(word) for word in near)}?" if near else f"known: {', '.join(CATALOG)}"
+    raise ModelError(f"unknown model {name!r}; {hint}")

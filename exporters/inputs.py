@@ -1,0 +1,178 @@
+"""What enters: a `ModelSource`. What leaves: the names, shapes and types of its inputs, and seeded arrays for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exporters.catalog import architecture
+from exporters.source import ModelError, ModelSource
+
+if TYPE_CHECKING:
+    import onnx
+
+BATCH = "batch"
+SEED = 20240229
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input. Its shape holds integers and, where the batch size stands, the word "batch"; `dtype` is numpy's name
+    ("float32", "int64", "bool"), or "bfloat16"."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+
+def input_specs(source: ModelSource) -> list[TensorSpec]:
+    """The model's inputs, in its own order.
+
+    A torch model has one, named "x", of float32, whose batch is free. An ONNX file's inputs are read from the file: the
+    leading dimension of the first input is the batch if it is symbolic, and every other symbolic dimension takes its
+    size from `source.dimensions`. A static leading dimension stays a number: the batch is fixed.
+
+    Raises ModelError for an unknown network, a factory without `input`, an unreadable file, and unnamed dimensions.
+    """
+    if source.onnx is not None:
+        return onnx_specs(source)
+    shape = source.input_shape
+    if source.kind == "canonical":
+        shape = architecture(source.name).input_shape
+    if shape is None:
+        raise ModelError(
+            f"model {source.name!r}: a factory needs the shape of one item; add `input: [3, 224, 224]` beside `factory`"
+        )
+    return [TensorSpec("x", (BATCH, *shape), "float32")]
+
+
+def fixed_batch(specs: Sequence[TensorSpec]) -> int | None:
+    """The only batch size that the model can run at, or None if the batch is free."""
+    if any(BATCH in spec.shape for spec in specs) or not specs:
+        return None
+    leading = specs[0].shape[:1]
+    return int(leading[0]) if leading else 1
+
+
+def seeded_inputs(
+    specs: Sequence[TensorSpec], batch: int, dtypes: Mapping[str, str] | None = None
+) -> list[NDArray[Any]]:
+    """One C-contiguous array per input; item i holds the same values in every batch size and floating-point type.
+
+    `dtypes` replaces types: {"float32": "float16"}. Floats are standard normal, integers and bools 0 or 1. An input
+    without a batch dimension is drawn as one item.
+
+    Raises ModelError if the model's batch is fixed to another size.
+    """
+    fixed = fixed_batch(specs)
+    if fixed is not None and batch != fixed:
+        raise ModelError(f"the model's batch size is fixed to {fixed}; batch size {batch} cannot run")
+    arrays = []
+    for index, spec in enumerate(specs):
+        dtype = numpy_dtype((dtypes or {}).get(spec.dtype, spec.dtype))
+        leading = fixed is not None and spec.shape[:1] == (fixed,)
+        axis = spec.shape.index(BATCH) if BATCH in spec.shape else 0 if leading else None
+        item_shape = [batch if size == BATCH else int(size) for size in spec.shape]
+        if axis is None:
+            arrays.append(seeded_item(item_shape, dtype, index, 0))
+            continue
+        del item_shape[axis]
+        items = [seeded_item(item_shape, dtype, index, item) for item in range(batch)]
+        arrays.append(np.ascontiguousarray(np.stack(items, axis=axis)))
+    return arrays
+
+
+def seeded_item(shape: Sequence[int], dtype: np.dtype[Any], index: int, item: int) -> NDArray[Any]:
+    generator = np.random.default_rng([SEED, index, item])
+    if dtype.kind in "biu":
+        return generator.integers(0, 2, size=shape).astype(dtype)
+    # Drawn in fp32 whatever the type, so that a half-precision input is the rounded fp32 one. (The kind of ml_dtypes'
+    # bfloat16 is "V".)
+    return generator.standard_normal(shape, dtype=np.float32).astype(dtype)
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes  # onnx depends on it
+
+        name = ml_dtypes.bfloat16
+    dtype: np.dtype[Any] = np.dtype(name)
+    return dtype
+
+
+def read_onnx(path: Path) -> onnx.ModelProto:
+    """The file's graph, without the data that lies in other files.
+
+    Raises ModelError for a missing file and for one that is no ONNX model.
+    """
+    import onnx
+
+    if not path.is_file():
+        raise ModelError(f"{path}: no such file")
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf's DecodeError has no common base with what onnx raises
+        raise ModelError(f"{path}: no ONNX model, or a truncated one ({error}); export or copy it again") from error
+    if not model.graph.node and not model.graph.output:
+        # protobuf reads an empty file, and some garbage, as an empty message.
+        raise ModelError(f"{path}: no ONNX model, or a truncated one (it holds no graph); export or copy it again")
+    return model
+
+
+def onnx_specs(source: ModelSource) -> list[TensorSpec]:
+    assert source.onnx is not None
+    graph = read_onnx(source.onnx).graph
+    # Files of IR version 3 list their initializers among the inputs.
+    initializers = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in initializers]
+    dimensions = [symbolic_shape(value) for value in inputs]
+    batch = dimensions[0][0] if dimensions and dimensions[0] else None
+    specs, unnamed = [], set()
+    for value, symbols in zip(inputs, dimensions, strict=True):
+        shape: list[int | str] = []
+        for axis, size in enumerate(symbols):
+            anonymous_batch = isinstance(batch, str) and axis == 0 and size == f"{value.name}[0]"
+            if isinstance(size, str) and (size == batch or anonymous_batch):
+                shape.append(BATCH)
+            elif isinstance(size, str) and size not in source.dimensions:
+                unnamed.add(size)
+            else:
+                shape.append(source.dimensions[size] if isinstance(size, str) else size)
+        specs.append(TensorSpec(value.name, tuple(shape), element_type(source, value)))
+    if unnamed:
+        raise ModelError(unnamed_dimensions(source, sorted(unnamed)))
+    return specs
+
+
+def symbolic_shape(value: Any) -> list[int | str]:
+    """Sizes and symbols of an onnx.ValueInfoProto; a dimension without either is called "input[axis]"."""
+    return [
+        int(dim.dim_value) if dim.dim_value > 0 else dim.dim_param or f"{value.name}[{axis}]"
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+    ]
+
+
+def element_type(source: ModelSource, value: Any) -> str:
+    import onnx
+
+    kind = value.type.tensor_type.elem_type
+    if kind in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
+        raise ModelError(f"model {source.name!r}: input {value.name!r} of {source.onnx} is no tensor of numbers")
+    return str(onnx.helper.tensor_dtype_to_np_dtype(kind))
+
+
+def unnamed_dimensions(source: ModelSource, unnamed: list[str]) -> str:
+    sizes = ", ".join(f"{quoted(name)}: 1" for name in unnamed)
+    return (
+        f"model {source.name!r}: {source.onnx} has dimensions of no fixed size: {', '.join(unnamed)}; "
+        f"give their sizes beside `onnx`, for example:\n    dimensions: {{{sizes}}}"
+    )
+
+
+def quoted(name: str) -> str:
+    return name if name.isidentifier() else f'"{name}"'

@@ -1,0 +1,19 @@
+"""The profiler: what enters is a YAML file, what leaves is a folder of results that can be trusted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from profiler.store import load
+
+__all__ = ["load"]
+
+
+def __getattr__(name: str) -> Any:
+    """`from profiler import load` without making every import of the package pay for polars."""
+    if name == "load":
+        from profiler.store import load  # noqa: PLC0415
+
+        return load
+    raise AttributeError(f"module 'profiler' has no attribute {name!r}")

@@ -1,0 +1,112 @@
+"""What enters: the command line. What leaves: a run or a listing, and the exit code.
+
+0 done; 1 no row is ok, or with --strict a case failed; 2 a config, file or argument that cannot be used; 70 a fault of
+the profiler's own; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# What a command needs is imported in it: `--help` must answer at once.
+
+
+class _DefaultsToRun(TyperGroup):
+    """`python -m profiler bench.yaml` is `python -m profiler run bench.yaml`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_DefaultsToRun,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Measures networks in PyTorch, torch.compile and ONNX Runtime, and says which runtime to deploy.\n\n"
+    "python -m profiler bench.yaml  runs a job; options stand under: python -m profiler run --help",
+)
+
+
+@app.command()
+def run(
+    config: Annotated[Path | None, typer.Argument(help="The job, a YAML file such as bench.yaml")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1, in place of the file's")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for the run's folder, in place of the file's")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Conditions: model=resnet50,precision=fp16; may be repeated")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A fraction of the sampling time: rough figures, soon")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and a time estimate; measure nothing")] = False,
+    resume: Annotated[Path | None, typer.Option(help="A run's folder: measure the cases that it lacks")] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="With --resume: measure again what is not ok, too")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any case failed, not only if all did")] = False,
+) -> None:
+    """Run a job: prepare the models, measure every case, print the tables."""
+    from rich.console import Console  # noqa: PLC0415
+
+    from profiler.job import Request, execute  # noqa: PLC0415
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    request = Request(config, device, output, tuple(only or ()), quick, dry_run, resume, retry, strict)
+    raise typer.Exit(execute(request, Console()))
+
+
+@app.command()
+def engines(device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto") -> None:
+    """List every engine and preset: what it can do here, and what is missing."""
+    from profiler.listing import engines_table  # noqa: PLC0415
+
+    _console().print(engines_table(device))
+
+
+@app.command()
+def models() -> None:
+    """List the canonical networks."""
+    from profiler.listing import models_table  # noqa: PLC0415
+
+    _console().print(models_table())
+
+
+@app.command()
+def environment() -> None:
+    """Print what a run would record of this machine, as JSON."""
+    from profiler.job import environment_now  # noqa: PLC0415
+
+    _console().print_json(data=environment_now())
+
+
+def main() -> NoReturn:
+    """The entry point; see the module's docstring for exit codes."""
+    try:
+        app(prog_name="python -m profiler", standalone_mode=True)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if type(error).__name__ == "ConfigError":
+            print(error, file=sys.stderr)
+            sys.exit(2)
+        traceback.print_exc()
+        sys.exit(70)
+    sys.exit(0)
+
+
+def _console() -> Console:
+    from rich.console import Console  # noqa: PLC0415
+
+    return Console()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

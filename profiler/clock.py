@@ -1,0 +1,260 @@
+"""What enters: a function that runs one iteration. What leaves: intervals in milliseconds, by clock.
+
+The clocks and what each includes stand in docs/method.md. A session never owns a clock: it only calls `mark` at inner
+boundaries, and the clock records there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+Mark = Callable[[str], None]
+Run = Callable[[Mark], None]
+Samples = dict[str, list[float]]
+"""Clock name to intervals in milliseconds, in the order in which they were taken."""
+
+_LEAD_IN = 2
+"""Calls after a synchronize that are not timed: they start on an idle device, whatever the steady state is."""
+_GATE_SLACK_MS = 0.5
+_GATE_LONGEST_MS = 400.0
+
+
+class Clock(Protocol):
+    """Times calls on one device. `headline` names the clock whose median is the row's latency."""
+
+    headline: str
+
+    def synchronize(self) -> None:
+        """Wait until the device has finished."""
+
+    def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
+        """Time `calls` calls one after another on the headline clock; with `block` > 1, blocks of that many calls."""
+
+    def time_synchronized(self, run: Run, calls: int) -> Samples:
+        """Time each call from its start to its finished work ("host") and to its return ("enqueue")."""
+
+    def time_gated(self, run: Run, enqueue_ms: float, calls: int) -> Samples | None:
+        """Time calls that were all enqueued before the first one started ("gpu"); None if that could not be held."""
+
+    def throughput(self, run: Run, seconds: float) -> float:
+        """Calls per second of a back-to-back loop of at least `seconds`, the final synchronize included."""
+
+
+class CpuClock:
+    """Host time: on the CPU a call has finished when it returns."""
+
+    headline = "host"
+
+    def synchronize(self) -> None:
+        pass
+
+    def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
+        samples: Samples = {"host": []}
+        for _ in range(calls):
+            marks: list[tuple[str, int]] = []
+            start = time.perf_counter_ns()
+            for _ in range(block):
+                run(lambda name: marks.append((name, time.perf_counter_ns())))
+            end = time.perf_counter_ns()
+            samples["host"].append((end - start) / block / 1e6)
+            for name, duration in _between(marks if block == 1 else [], start):
+                samples.setdefault(name, []).append(duration / 1e6)
+        return samples
+
+    def time_synchronized(self, run: Run, calls: int) -> Samples:
+        return {}
+
+    def time_gated(self, run: Run, enqueue_ms: float, calls: int) -> Samples | None:
+        return {}
+
+    def throughput(self, run: Run, seconds: float) -> float:
+        return _back_to_back(run, self.synchronize, seconds)
+
+
+class CudaClock:
+    """CUDA events on one explicit stream, which it makes torch's current one.
+
+    Creating it creates the CUDA context, so it is made after the device was chosen and its memory read.
+    """
+
+    headline = "event"
+
+    def __init__(self) -> None:
+        import torch  # noqa: PLC0415 -- a clock for the CPU needs no torch
+
+        self._torch = torch
+        self.stream = torch.cuda.Stream()
+        torch.cuda.set_stream(self.stream)
+        self._events: list[torch.cuda.Event] = []
+        self._marks: list[tuple[str, torch.cuda.Event]] = []
+        self._captured: list[tuple[str, torch.cuda.Event]] = []
+        self._cycles_per_ms = self._calibrate()
+
+    def synchronize(self) -> None:
+        self.stream.synchronize()
+
+    def mark(self, name: str) -> None:
+        """Record the boundary `name`: an external event while a graph is captured, which every replay records anew."""
+        if self._torch.cuda.is_current_stream_capturing():
+            event = self._torch.cuda.Event(enable_timing=True, external=True)
+            self._captured.append((name, event))
+        else:
+            event = self._torch.cuda.Event(enable_timing=True)
+            self._marks.append((name, event))
+        event.record(self.stream)
+
+    def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
+        events = self._pool(2 * calls)
+        for _ in range(_LEAD_IN):
+            run(self.mark)
+        if self._captured:
+            return self._time_captured(run, calls)
+        self._marks.clear()
+        boundaries: list[list[tuple[str, torch.cuda.Event]]] = []
+        for i in range(calls):
+            events[2 * i].record(self.stream)
+            for _ in range(block):
+                run(self.mark)
+            events[2 * i + 1].record(self.stream)
+            boundaries.append(self._marks)
+            self._marks = []
+        self.synchronize()
+        samples: Samples = {"event": [events[2 * i].elapsed_time(events[2 * i + 1]) / block for i in range(calls)]}
+        if block == 1:
+            for i, marks in enumerate(boundaries):
+                _add_marks(samples, events[2 * i], marks)
+        return samples
+
+    def time_synchronized(self, run: Run, calls: int) -> Samples:
+        samples: Samples = {"host": [], "enqueue": []}
+        for _ in range(calls):
+            self.synchronize()
+            start = time.perf_counter_ns()
+            run(self.mark)
+            returned = time.perf_counter_ns()
+            self.synchronize()
+            samples["host"].append((time.perf_counter_ns() - start) / 1e6)
+            samples["enqueue"].append((returned - start) / 1e6)
+        self._marks.clear()
+        return samples
+
+    def time_gated(self, run: Run, enqueue_ms: float, calls: int) -> Samples | None:
+        """Hold the stream behind a spin kernel while `calls` calls are enqueued; see DESIGN's clock `gpu`.
+
+        A gate that opened too early is tried again, longer, and with fewer calls: a launch queue holds about 1,000
+        entries, and enqueueing into a full one waits for the gate. The samples of an overrun gate are not kept.
+        """
+        for gate_ms in (2 * enqueue_ms * calls + _GATE_SLACK_MS, 6 * enqueue_ms * calls + 10 * _GATE_SLACK_MS):
+            samples = self._gate(run, calls, min(gate_ms, _GATE_LONGEST_MS))
+            if samples is not None:
+                return samples
+        return None if calls == 1 else self.time_gated(run, enqueue_ms, calls // 2)
+
+    def throughput(self, run: Run, seconds: float) -> float:
+        rate = _back_to_back(run, self.synchronize, seconds)
+        self._marks.clear()
+        return rate
+
+    def time_copies(self, h2d_bytes: int, d2h_bytes: int, calls: int = 20) -> Samples:
+        """Pinned copies of that many bytes, to the device ("h2d") and back ("d2h")."""
+        samples: Samples = {}
+        for name, size in (("h2d", h2d_bytes), ("d2h", d2h_bytes)):
+            host = self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
+            device = self._torch.empty(size, dtype=self._torch.uint8, device="cuda")
+            source, target = (host, device) if name == "h2d" else (device, host)
+
+            def copy(mark: Mark, source: torch.Tensor = source, target: torch.Tensor = target) -> None:
+                target.copy_(source, non_blocking=True)
+
+            captured, self._captured = self._captured, []
+            samples[name] = self.time_calls(copy, calls)["event"]
+            self._captured = captured
+        return samples
+
+    def _gate(self, run: Run, calls: int, gate_ms: float) -> Samples | None:
+        events = self._pool(2 * calls)
+        self.synchronize()
+        opened = self._torch.cuda.Event()
+        self._torch.cuda._sleep(int(gate_ms * self._cycles_per_ms))
+        opened.record(self.stream)
+        for i in range(calls):
+            events[2 * i].record(self.stream)
+            run(self.mark)
+            events[2 * i + 1].record(self.stream)
+        overrun = opened.query()
+        self.synchronize()
+        self._marks.clear()
+        if overrun:
+            return None
+        return {"gpu": [events[2 * i].elapsed_time(events[2 * i + 1]) for i in range(calls)]}
+
+    def _time_captured(self, run: Run, calls: int) -> Samples:
+        """Boundaries inside a CUDA graph are the same events at every replay: read them before the next one starts."""
+        start, end = self._pool(2)
+        samples: Samples = {"event": []}
+        for _ in range(calls):
+            start.record(self.stream)
+            run(self.mark)
+            end.record(self.stream)
+            self.synchronize()
+            samples["event"].append(start.elapsed_time(end))
+            _add_marks(samples, start, self._captured)
+        return samples
+
+    def _pool(self, count: int) -> list[torch.cuda.Event]:
+        """`count` timing events, made once: creating one costs as much as a small launch."""
+        while len(self._events) < count:
+            event = self._torch.cuda.Event(enable_timing=True)
+            event.record(self.stream)
+            self._events.append(event)
+        return self._events
+
+    def _calibrate(self) -> float:
+        """Cycles that the spin kernel counts in a millisecond."""
+        cycles = 2_000_000
+        start, end = self._pool(2)
+        for _ in range(2):
+            start.record(self.stream)
+            self._torch.cuda._sleep(cycles)
+            end.record(self.stream)
+        self.synchronize()
+        return cycles / start.elapsed_time(end)
+
+
+def _between(marks: list[tuple[str, int]], start: int) -> list[tuple[str, int]]:
+    """Each boundary's name with the time since the boundary before it."""
+    times = [start, *(at for _, at in marks)]
+    return [(name, at - before) for (name, at), before in zip(marks, times, strict=False)]
+
+
+def _add_marks(samples: Samples, start: torch.cuda.Event, marks: list[tuple[str, torch.cuda.Event]]) -> None:
+    before = start
+    for name, event in marks:
+        samples.setdefault(name, []).append(before.elapsed_time(event))
+        before = event
+
+
+def _back_to_back(run: Run, synchronize: Callable[[], None], seconds: float) -> float:
+    """Calls per second. The clock is read at growing strides, so that reading it costs nothing; see `Clock.throughput`."""
+    synchronize()
+    calls, stride = 0, 1
+    start = time.perf_counter()
+    while True:
+        for _ in range(stride):
+            run(_ignore)
+        calls += stride
+        elapsed = time.perf_counter() - start
+        if elapsed >= seconds:
+            break
+        stride = max(1, min(calls, int(calls * (seconds - elapsed) / elapsed) + 1))
+    synchronize()
+    return calls / (time.perf_counter() - start)
+
+
+def _ignore(name: str) -> None:
+    pass

@@ -1,0 +1,323 @@
+"""What enters: a YAML file. What leaves: a `Config`, or a `ConfigError` that says file, line, key and remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS, Option
+from exporters.catalog import CATALOG
+from exporters.source import ModelSource
+from profiler.case import Budget
+
+Location = tuple[str | int, ...]
+_WRITTEN = {"pass_": "pass"}
+_REQUESTABLE = tuple(p for p in PRECISIONS if p != "native")
+_FILTERS = ("model", "engine", "variant", "pass", "precision", "batch_size", "replicate")
+
+
+class ConfigError(Exception):
+    """A config, file or argument that cannot be used; the message says where and how to mend it. Exit code 2."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelEntry(_Strict):
+    """A model: a canonical network's name, a factory, or an ONNX file."""
+
+    name: str
+    factory: str | None = None
+    onnx: Path | None = Field(default=None, strict=False)
+    weights: Path | None = Field(default=None, strict=False)
+    input: tuple[Annotated[int, Field(gt=0)], ...] | None = Field(default=None, strict=False)
+    dimensions: dict[str, Annotated[int, Field(gt=0)]] = {}
+    options: dict[str, Any] = {}
+
+    @field_validator("name")
+    @classmethod
+    def _no_slash(cls, name: str) -> str:
+        if not name or "/" in name:
+            raise _error(f"a model's name is part of its rows' ids: '{name}' must be non-empty and without '/'")
+        return name
+
+    @field_validator("onnx", "weights")
+    @classmethod
+    def _file(cls, path: Path | None, info: ValidationInfo) -> Path | None:
+        if path is None:
+            return None
+        full = (info.context or {}).get("folder", Path()) / path
+        if not full.is_file():
+            raise _error(f"there is no file {full}; paths are relative to the YAML")
+        return Path(full)
+
+    @field_validator("factory")
+    @classmethod
+    def _path(cls, factory: str | None) -> str | None:
+        if factory is not None and [bool(part) for part in factory.split(":")] != [True, True]:
+            raise _error(f"'{factory}' is not of the form package.module:function")
+        return factory
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> ModelEntry:
+        if self.factory and self.onnx:
+            raise _error("a model has a factory or an onnx file, not both")
+        if self.factory and self.input is None:
+            raise _error("a factory needs the shape of one item, for example input: [3, 224, 224]")
+        if self.onnx and (self.weights or self.options or self.input):
+            raise _error("an onnx file brings its own weights and input shapes: leave out weights, options and input")
+        if not self.factory and not self.onnx:
+            _check_word(self.name, CATALOG, "model", "(or give the model a factory or an onnx file)")
+            if self.input is not None:
+                raise _error(f"{self.name} has its own input shape; leave out input")
+        return self
+
+    def source(self) -> ModelSource:
+        return ModelSource(
+            self.name, self.factory, self.onnx, self.weights, self.input, dict(self.dimensions), dict(self.options)
+        )
+
+
+class EngineEntry(BaseModel):
+    """An engine with options under a label. What is no field here is an option of the engine."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+    name: str
+    label: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _label(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "label" not in data and len(data) > 1:
+            raise _error("an engine with options needs a label, which names its rows, for example label: ort-nhwc")
+        return {"label": data.get("name"), **data} if isinstance(data, dict) else data
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return _check_word(name, {**PRESETS, **ENGINES}, "engine")
+
+    @field_validator("label")
+    @classmethod
+    def _no_slash(cls, label: str) -> str:
+        if not label or "/" in label:
+            raise _error(f"a label is part of its rows' ids: '{label}' must be non-empty and without '/'")
+        return label
+
+    @model_validator(mode="after")
+    def _options(self) -> EngineEntry:
+        engine = PRESETS[self.name].engine if self.name in PRESETS else self.name
+        for key, value in (self.model_extra or {}).items():
+            _check_word(key, ENGINES[engine].options, f"option of {engine}")
+            _check_option(key, value, ENGINES[engine].options[key])
+        if self.label in PRESETS and self.label != self.name:
+            raise _error(f"the label {self.label} is a preset's name; choose another")
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Filter(BaseModel):
+    """Conditions on a case, as in `--only`: values under one key are alternatives, several keys must all hold."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model: list[str] | None = None
+    engine: list[str] | None = None
+    variant: list[str] | None = None
+    pass_: list[str] | None = Field(default=None, alias="pass")
+    precision: list[str] | None = None
+    batch_size: list[int] | None = None
+    replicate: list[int] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not data:
+            raise _error(f"expected conditions such as {{engine: compiled, pass: training}}; keys: {', '.join(_FILTERS)}")
+        return {k: v if isinstance(v, list) else [v] for k, v in data.items()}
+
+
+class Config(_Strict):
+    """The job. `cpu` and `cuda` hold what differs on that device; they have been merged in before validation."""
+
+    suite: str = ""
+    models: list[ModelEntry] = Field(min_length=1)
+    engines: list[EngineEntry] = Field(min_length=1)
+    passes: list[Literal["inference", "training"]] = ["inference"]
+    precisions: list[str] = Field(default=["fp32"], min_length=1)
+    batch_sizes: list[Annotated[int, Field(gt=0)]] = Field(default=[1], min_length=1)
+    device: str = "auto"
+    replicates: Annotated[int, Field(gt=0)] = 1
+    output: Path = Field(default=Path("results"), strict=False)
+    budget: Budget = Budget()
+    energy: bool = False
+    exclude: list[Filter] = []
+    import_from: list[Path] = Field(default=[Path()], strict=False, validate_default=True)
+    """Folders where factories are found, relative to the YAML."""
+
+    @field_validator("models", "engines", mode="before")
+    @classmethod
+    def _words(cls, entries: Any) -> Any:
+        return [{"name": e} if isinstance(e, str) else e for e in entries] if isinstance(entries, list) else entries
+
+    @field_validator("passes", mode="before")
+    @classmethod
+    def _passes(cls, words: Any) -> Any:
+        return [_check_word(w, PASSES, "pass") for w in words] if isinstance(words, list) else words
+
+    @field_validator("precisions")
+    @classmethod
+    def _precisions(cls, words: list[str]) -> list[str]:
+        return [_check_word(w, _REQUESTABLE, "precision") for w in words]
+
+    @field_validator("import_from")
+    @classmethod
+    def _folders(cls, folders: list[Path], info: ValidationInfo) -> list[Path]:
+        return [((info.context or {}).get("folder", Path.cwd()) / folder).resolve() for folder in folders]
+
+    @field_validator("device")
+    @classmethod
+    def _device(cls, device: str) -> str:
+        kind, _, index = device.partition(":")
+        if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
+            raise _error(f"'{device}' is no device; valid: auto, cpu, cuda, cuda:1")
+        return device
+
+
+def load_config(path: Path, device_kind: str = "", overrides: dict[str, Any] | None = None) -> Config:
+    """Read and check `path`; the block named `device_kind` ("cpu" or "cuda") replaces top-level keys, then `overrides` do.
+
+    Raises ConfigError for a file that cannot be read, is no YAML, or does not describe a job.
+    """
+    data, lines = _read(path)
+    blocks = {kind: data.pop(kind, None) for kind in ("cpu", "cuda")}
+    if blocks.get(device_kind) is not None:
+        block = blocks[device_kind]
+        if not isinstance(block, dict):
+            raise ConfigError(f"{path}:{lines[(device_kind,)]}: {device_kind}: expected keys and values")
+        for key, value in block.items():
+            _forget(lines, (key,))
+            lines.update({at[1:]: line for at, line in lines.items() if at[:2] == (device_kind, key)})
+            data[key] = {**data.get(key, {}), **value} if key == "budget" and isinstance(value, dict) else value
+    data.update(overrides or {})
+    try:
+        return Config.model_validate(data, context={"folder": path.resolve().parent})
+    except ValidationError as error:
+        problems = [_explain(path, lines, e) for e in error.errors()]
+        raise ConfigError("\n".join(dict.fromkeys(problems))) from None
+
+
+def parse_only(conditions: Iterable[str]) -> Filter | None:
+    """`--only model=resnet50,precision=fp16` as a Filter; raises ConfigError for an unknown key."""
+    wanted: dict[str, list[str]] = {}
+    for condition in (c for cs in conditions for c in cs.split(",") if c):
+        key, equals, value = condition.partition("=")
+        if not equals or not value:
+            raise ConfigError(f"--only: '{condition}' is not of the form key=value")
+        if key not in _FILTERS:
+            raise ConfigError(f"--only: unknown key '{key}'{_nearest(key, _FILTERS)}")
+        wanted.setdefault(key, []).append(value)
+    if not wanted:
+        return None
+    try:
+        return Filter.model_validate(wanted)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"--only: {first['loc'][0]}: {first['msg']}, got '{first['input']}'") from None
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[Location, int]]:
+    """The file's data and the line of every key and list item."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{path}: cannot be read: {why}; give the path of a YAML file such as bench.yaml") from None
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else 1
+        raise ConfigError(f"{path}:{line}: no valid YAML: {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}:1: expected keys such as models and engines; see the bench.yaml that comes with the project")
+    lines: dict[Location, int] = {}
+    _note_lines(path, root, (), lines)
+    return data, lines
+
+
+def _note_lines(path: Path, node: yaml.Node | None, at: Location, lines: dict[Location, int]) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            where = (*at, key.value)
+            if where in lines:
+                raise ConfigError(f"{path}:{key.start_mark.line + 1}: '{key.value}' stands here twice; keep one")
+            lines[where] = key.start_mark.line + 1
+            _note_lines(path, value, where, lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            lines[(*at, index)] = item.start_mark.line + 1
+            _note_lines(path, item, (*at, index), lines)
+
+
+def _forget(lines: dict[Location, int], prefix: Location) -> None:
+    for at in [at for at in lines if at[: len(prefix)] == prefix]:
+        del lines[at]
+
+
+def _explain(path: Path, lines: dict[Location, int], error: ErrorDetails) -> str:
+    location = tuple(_WRITTEN.get(str(p), p) for p in error["loc"])
+    known = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in lines), ())
+    where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
+    message = error["msg"]
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        valid = _keys_at(location[:-1])
+        message = f"unknown key '{location[-1]}'{_nearest(str(location[-1]), valid)}"
+        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location[:-1]).lstrip(".")
+    elif error["type"] == "missing":
+        message = "this key is missing"
+    elif not isinstance(error["ctx"].get("own") if "ctx" in error else None, bool):
+        message = f"{message[:1].lower()}{message[1:]}, got {error['input']!r}"
+    return f"{path}:{lines.get(known, 1)}: {where + ': ' if where else ''}{message}"
+
+
+def _keys_at(location: Location) -> list[str]:
+    owner: Any = {"models": ModelEntry, "exclude": Filter}.get(str(location[0]) if location else "", Config)
+    if location[:1] == ("budget",):
+        return list(Budget.__dataclass_fields__)
+    keys = [_WRITTEN.get(k, k) for k in owner.model_fields]
+    return [*keys, "cpu", "cuda"] if owner is Config else keys
+
+
+def _check_word(word: Any, valid: Iterable[str], what: str, note: str = "") -> str:
+    if word not in set(valid):
+        raise _error(f"unknown {what} '{word}'{_nearest(str(word), valid)}{' ' + note if note else ''}")
+    return str(word)
+
+
+def _check_option(key: str, value: Any, option: Option) -> None:
+    if type(value) is not option.type:
+        raise _error(f"option {key} is a {option.type.__name__}, got {value!r}")
+    if option.choices and value not in option.choices:
+        raise _error(f"option {key} is one of {', '.join(option.choices)}, got {value!r}")
+
+
+def _nearest(word: str, valid: Iterable[str]) -> str:
+    words = list(valid)
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else f"; valid: {', '.join(words)}"
+
+
+def _error(message: str) -> PydanticCustomError:
+    # Braces in a custom error's template would be read as fields.
+    return PydanticCustomError("own", "{text}", {"text": message, "own": True})

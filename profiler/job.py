@@ -1,0 +1,169 @@
+"""What enters: a `Request` from the command line. What leaves: an exit code, and a run's folder with everything in it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from profiler.case import Budget, Case
+from profiler.config import Config, ConfigError, load_config, parse_only
+from profiler.display import duration, open_display
+from profiler.environment import Target, choose_device, describe
+from profiler.plan import estimate_seconds, make_plan
+from profiler.process import Call, run_all, start_forkserver
+from profiler.run import run_cases
+from profiler.store import RunFolder
+from profiler.table import write_tables
+from profiler.terminal import print_results
+
+_QUICK = {"seconds": 0.3, "min_samples": 5}
+_MUST_AGREE = ("gpu", "device", "torch_version", "onnxruntime_version")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; None where the config decides."""
+
+    config: Path | None = None
+    device: str | None = None
+    output: Path | None = None
+    only: tuple[str, ...] = ()
+    quick: bool = False
+    dry_run: bool = False
+    resume: Path | None = None
+    retry: bool = False
+    strict: bool = False
+
+
+def execute(request: Request, console: Console) -> int:
+    """Run the job; returns the exit code. Raises ConfigError."""
+    only = parse_only(request.only)
+    path = _config_path(request)
+    wanted = request.device or load_config(path).device
+    for kind in ("cpu", "cuda"):
+        load_config(path, kind, _overrides(request))  # A mistake in the other device's block should show here too.
+    with _forkserver() as facts:
+        target = choose_device(wanted, facts)
+        config = load_config(path, target.kind, _overrides(request))
+        budget = _budget(config, request)
+        cases = make_plan(config, target.kind, only)
+        if request.dry_run:
+            _print_plan(console, cases, budget, target)
+            return 0
+        environment = describe(target, facts)
+        run = _open_run(request, config, target, environment)
+        return _measure(console, request, config, cases, run, budget, target, environment)
+
+
+def environment_now() -> dict[str, Any]:
+    """What a run started now would record of this machine."""
+    with _forkserver() as facts:
+        return describe(choose_device("auto", facts), facts)
+
+
+def _measure(
+    console: Console,
+    request: Request,
+    config: Config,
+    cases: Sequence[Case],
+    run: RunFolder,
+    budget: Budget,
+    target: Target,
+    environment: dict[str, Any],
+) -> int:
+    suite = config.suite or (request.config.stem if request.config else "")
+    done = {case_id for case_id, result in run.results().items() if not request.retry or result.status == "ok"}
+    waiting = [case for case in cases if case.id not in done]
+    console.print(Text(f"{target.name}: {len(waiting)} cases into {run.path}"), soft_wrap=True)
+    interrupted = False
+    with open_display(console) as display:
+        try:
+            run_cases(waiting, run, budget, target, tuple(map(str, config.import_from)), display)
+        except KeyboardInterrupt:
+            interrupted = True
+    results, samples = run.write_parquet(suite, cases, environment)
+    write_tables(run.tables, results, samples)
+    print_results(console, results, samples)
+    console.print(Text(f"\nEverything stands in {run.path}"), soft_wrap=True)
+    if interrupted:
+        console.print(Text(f"Interrupted; go on with: python -m profiler --resume {run.path}"), soft_wrap=True)
+        return 130
+    statuses = set(results["status"])
+    if "ok" not in statuses or (request.strict and statuses - {"ok", "unsupported"}):
+        return 1
+    return 0
+
+
+def _config_path(request: Request) -> Path:
+    if request.resume is not None:
+        if request.config is not None:
+            raise ConfigError("give a config or --resume, not both: a resumed run has its own bench.yaml")
+        RunFolder.resume(request.resume)
+        return request.resume / "bench.yaml"
+    if request.config is None:
+        raise ConfigError("no config was given; try: python -m profiler bench.yaml")
+    return request.config
+
+
+def _overrides(request: Request) -> dict[str, Any]:
+    given = {"device": request.device, "output": str(request.output) if request.output else None}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _budget(config: Config, request: Request) -> Budget:
+    if not request.quick:
+        return config.budget
+    return replace(config.budget, seconds=min(config.budget.seconds, _QUICK["seconds"]), min_samples=int(_QUICK["min_samples"]))
+
+
+@contextlib.contextmanager
+def _forkserver() -> Iterator[dict[str, Any]]:
+    """Start the forkserver and ask the libraries, in a forked process, what they are; yields the answers."""
+    with tempfile.TemporaryDirectory(prefix="profiler-") as folder:
+        log = Path(folder) / "forkserver.log"
+        start_forkserver(log)
+        outcome = run_all([Call("profiler.preload:probe", None, log, timeout=300)], 1)[0]
+        if outcome.status != "ok":
+            said = log.read_text()[-2000:] if log.exists() else ""
+            raise RuntimeError(f"the libraries could not be loaded: {outcome.reason}\n{said}")
+        yield outcome.value
+
+
+def _open_run(request: Request, config: Config, target: Target, environment: dict[str, Any]) -> RunFolder:
+    if request.resume is None:
+        run = RunFolder.create(config.output)
+        device = f"cuda:{target.gpu.index}" if target.gpu else "cpu"
+        run.write_config(config.model_copy(update={"device": device}))
+    else:
+        run = RunFolder.resume(request.resume)
+        before = json.loads((run.path / "environment.json").read_text())
+        for key in _MUST_AGREE:
+            if before.get(key) != environment.get(key):
+                raise ConfigError(
+                    f"--resume {request.resume}: the run was made with {key} {before.get(key)}, here it is "
+                    f"{environment.get(key)}; figures of the two do not belong into one table: start a new run"
+                )
+    run.write_environment(environment)
+    return run
+
+
+def _print_plan(console: Console, cases: Sequence[Case], budget: Budget, target: Target) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    for head in ("Case", "Estimate s", "Note"):
+        table.add_column(head, justify="right" if head == "Estimate s" else "left", no_wrap=head != "Note")
+    for case in cases:
+        seconds = estimate_seconds(case, budget)
+        table.add_row(case.id, f"{seconds:.0f}" if seconds else "", Text(case.unsupported or "", style="dim"))
+    console.print(table)
+    total = sum(estimate_seconds(case, budget) for case in cases)
+    runnable = sum(case.unsupported is None for case in cases)
+    console.print(Text(f"\n{target.name}: {runnable} of {len(cases)} cases can run here, in about {duration(total)} (a rough guess)"))

@@ -1,0 +1,174 @@
+"""What enters: a session and a clock. What leaves: raw samples per clock, throughput, and why sampling stopped.
+
+The order is: first run, warm-up, the headline clock, then host and enqueue time, gated time, and the back-to-back loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from profiler.case import Budget
+from profiler.clock import Clock, Mark, Samples
+from profiler.statistics import StopRule, median
+
+Now = Callable[[], float]
+
+_SHORT_MS = 0.05
+"""A call shorter than this is timed in blocks that last as long: below it, recording the events shows in the interval."""
+_WARM_UP_CALLS, _WARM_UP_SECONDS = 10, 0.2
+_WARM_UP_AGREEMENT = 0.02
+_CHUNK_SECONDS = 0.1
+_THROUGHPUT_SECONDS = 0.5
+_SHARES = {"headline": 0.5, "synchronized": 0.2, "gated": 0.3}
+"""How a CUDA case divides its sampling seconds among the clocks; on the CPU there is one clock, which has them all."""
+
+
+class Runnable(Protocol):
+    """The one thing of a session that is timed."""
+
+    def run(self, mark: Mark) -> None:
+        """See engines.base.Session."""
+
+
+@dataclass
+class Measurement:
+    """What was measured; `throughput` in calls per second, `first_run_s` in seconds."""
+
+    clock: str
+    samples: Samples = field(default_factory=dict)
+    throughput: float | None = None
+    stop_reason: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+
+def first_run(session: Runnable, clock: Clock) -> float:
+    """Seconds of the very first call, to finished work: lazy loading, algorithm search and graph capture are in it."""
+    start = time.perf_counter()
+    session.run(_ignore)
+    clock.synchronize()
+    return time.perf_counter() - start
+
+
+def warm_up(session: Runnable, clock: Clock, budget: Budget, now: Now = time.perf_counter) -> float:
+    """Run until two consecutive windows agree within 2 %; returns the last window's milliseconds per call.
+
+    At least 10 calls and 200 ms; where one call is slower than that, as on a CPU, one call and half the budget's time.
+    """
+    start = now()
+    last = _window(session, clock, 1, now)
+    calls, size = 1, 1
+    while True:
+        elapsed = now() - start
+        enough = calls >= _WARM_UP_CALLS and elapsed >= _WARM_UP_SECONDS
+        if elapsed >= max(budget.seconds / 2, _WARM_UP_SECONDS) or elapsed + last * size / 1000 > budget.seconds:
+            return last
+        size = max(1, min(calls, int(_CHUNK_SECONDS * 1000 / max(last, 1e-3))))
+        this = _window(session, clock, size, now)
+        calls += size
+        if enough and abs(this - last) <= _WARM_UP_AGREEMENT * last:
+            return this
+        last = this
+
+
+def measure(
+    session: Runnable,
+    clock: Clock,
+    budget: Budget,
+    expected_ms: float,
+    report: Callable[[Samples], None] = lambda samples: None,
+    now: Now = time.perf_counter,
+) -> Measurement:
+    """Sample every clock of the device. `expected_ms` is the warm-up's duration of a call; `report` gets partial samples."""
+    result = Measurement(clock.headline)
+    only = clock.headline == "host"
+    block = 1 if expected_ms >= _SHORT_MS else max(1, round(_SHORT_MS / max(expected_ms, 1e-4)))
+    if block > 1:
+        result.warnings.append(f"short-calls: timed in blocks of {block}")
+    seconds = budget.seconds * (1.0 if only else _SHARES["headline"])
+    rule = StopRule(budget.min_samples, budget.max_samples, seconds)
+    start = now()
+    result.stop_reason = _sample(
+        result.samples, clock.headline, rule, expected_ms * block, lambda n: clock.time_calls(session.run, n, block), report, now
+    )
+    if only:
+        # Calls on the CPU are synchronous, so the timed loop was a back-to-back loop already, if it was long enough.
+        elapsed, calls = now() - start, len(result.samples["host"]) * block
+        long_enough = elapsed >= _THROUGHPUT_SECONDS
+        result.throughput = calls / elapsed if long_enough else clock.throughput(session.run, _THROUGHPUT_SECONDS)
+        return result
+
+    rule = StopRule(5, budget.max_samples, budget.seconds * _SHARES["synchronized"])
+    _sample(result.samples, "host", rule, expected_ms, lambda n: clock.time_synchronized(session.run, n), report, now)
+    _gated(session, clock, budget, result, now)
+    result.throughput = clock.throughput(session.run, _THROUGHPUT_SECONDS)
+    result.warnings += host_bound(result.samples)
+    return result
+
+
+def host_bound(samples: Samples) -> list[str]:
+    """The warning that the host, not the device, sets the latency: `event` / `gpu` > 1.05 or `enqueue` > 0.8 × `gpu`."""
+    event, gpu, enqueue = (median(samples.get(name, [])) for name in ("event", "gpu", "enqueue"))
+    if not event or not gpu:
+        return []
+    if event / gpu > 1.05 or (enqueue is not None and enqueue > 0.8 * gpu):
+        return [f"host-bound: the device works {gpu:.3g} ms of the {event:.3g} ms"]
+    return []
+
+
+def _gated(session: Runnable, clock: Clock, budget: Budget, result: Measurement, now: Now) -> None:
+    enqueue = median(result.samples["enqueue"]) or 1.0
+    event = median(result.samples[clock.headline]) or 1.0
+    # Some 20 ms of enqueueing a gate: the rest of a gate's cost is the spin itself.
+    calls = max(1, min(20, int(20 / enqueue)))
+    rule = StopRule(5, budget.max_samples, budget.seconds * _SHARES["gated"])
+    gated: Samples = {"gpu": []}
+    start = now()
+    while True:
+        samples = clock.time_gated(session.run, enqueue, calls)
+        if samples is None:
+            result.warnings.append("gate-overrun: the launches of one call outlast any gate")
+            return
+        gated["gpu"] += samples["gpu"]
+        # A gate that had to be opened for fewer calls is asked for no more than those.
+        calls = len(samples["gpu"])
+        if rule.reason(gated["gpu"], now() - start) or (now() - start) > 4 * max(rule.seconds, event / 1000):
+            break
+    result.samples |= gated
+
+
+def _sample(
+    into: Samples,
+    watched: str,
+    rule: StopRule,
+    call_ms: float,
+    take: Callable[[int], Samples],
+    report: Callable[[Samples], None],
+    now: Now,
+) -> str:
+    """Take chunks of samples until the rule says why to stop. A chunk lasts about 0.1 s, and one call at least."""
+    start = now()
+    while True:
+        count = max(1, min(int(_CHUNK_SECONDS * 1000 / max(call_ms, 1e-3)), rule.max_samples - len(into.get(watched, []))))
+        for name, values in take(count).items():
+            into.setdefault(name, []).extend(values)
+        reason = rule.reason(into[watched], now() - start)
+        if reason is not None:
+            return reason
+        report(into)
+
+
+def _window(session: Runnable, clock: Clock, calls: int, now: Now) -> float:
+    """Milliseconds per call of one window of calls."""
+    clock.synchronize()
+    start = now()
+    for _ in range(calls):
+        session.run(_ignore)
+    clock.synchronize()
+    return (now() - start) * 1000 / calls
+
+
+def _ignore(name: str) -> None:
+    pass

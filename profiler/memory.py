@@ -1,0 +1,102 @@
+"""What enters: a worker process before it touches a device. What leaves: its memory in MiB, in parts that add up.
+
+Device memory is read for the whole device (NVML, or CUDA's own count where NVML does not answer), since per-process
+figures are not available everywhere; another process that uses the device meanwhile would be counted in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from engines.base import Memory
+
+MIB = 2**20
+
+
+class HostMeter:
+    """Resident memory of this process above what it was born with."""
+
+    def __init__(self) -> None:
+        self._baseline = _status("VmRSS")
+        self.set_up_peak_mib: float | None = None
+
+    def start_measuring(self) -> None:
+        """Keep the set-up's peak apart and let the kernel count anew, where it allows that (proc(5), clear_refs)."""
+        self.set_up_peak_mib = self.peak_mib()
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
+    def peak_mib(self) -> float | None:
+        """The peak since the start, or since `start_measuring`; None where there is no /proc."""
+        peak = _status("VmHWM")
+        return None if peak is None or self._baseline is None else max(peak - self._baseline, 0.0)
+
+
+class DeviceMeter:
+    """Device memory at the boundaries of a case: before CUDA, with the context, with the model loaded, and at the end."""
+
+    def __init__(self, used_mib: Callable[[], float | None]) -> None:
+        self._used_mib = used_mib
+        self._baseline = used_mib()
+        self.context_mib: float | None = None
+        self._loaded: float | None = None
+        self._peak: float | None = None
+
+    def context_created(self) -> None:
+        """Call once the CUDA context exists and nothing else."""
+        self.context_mib = self._step(self._read())
+
+    def loaded(self) -> None:
+        """Call once the model is on the device and has not run yet."""
+        self._loaded = self._read()
+
+    def read(self) -> None:
+        """Call at any boundary: the peak may be there."""
+        self._read()
+
+    def parts(self, declared: Memory) -> dict[str, float | None]:
+        """The columns peak, context, weights, activations and other, so that the last four add up to the first.
+
+        An engine that does not declare its activations has what was added after loading, by the first run and the search
+        for algorithms, counted as activations.
+        """
+        peak = self._step(self._peak)
+        weights = _mib(declared.weights)
+        activations = _mib(declared.activations)
+        if activations is None and self._peak is not None and self._loaded is not None:
+            activations = max(self._peak - self._loaded, 0.0)
+        known = [self.context_mib, weights, activations]
+        other = None if peak is None or None in known else peak - sum(k for k in known if k is not None)
+        return {
+            "peak_memory_mib": peak,
+            "context_mib": self.context_mib,
+            "weights_mib": weights,
+            "activations_mib": activations,
+            "other_mib": other,
+            "torch_allocated_mib": _mib(declared.torch_allocated),
+            "torch_reserved_mib": _mib(declared.torch_reserved),
+        }
+
+    def _read(self) -> float | None:
+        used = self._used_mib()
+        if used is not None:
+            self._peak = max(used, self._peak or 0.0)
+        return used
+
+    def _step(self, used: float | None) -> float | None:
+        return None if used is None or self._baseline is None else used - self._baseline
+
+
+def _mib(size: int | None) -> float | None:
+    return None if size is None else size / MIB
+
+
+def _status(key: str) -> float | None:
+    """A line of /proc/self/status in MiB."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(key + ":"):
+                return float(line.split()[1]) / 1024
+    return None

@@ -1,0 +1,97 @@
+"""What enters: a Config and the device. What leaves: the Cases in the order in which they run, each runnable or with a reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import engines
+from engines.catalog import ENGINES, PRESETS, Device, unsupported
+from exporters.catalog import CATALOG
+from profiler.case import Budget, Case
+from profiler.config import Config, ConfigError, EngineEntry, Filter, ModelEntry
+
+_COMPILE_SECONDS = {"cpu": 60.0, "cuda": 40.0}
+_OVERHEAD_SECONDS = {"cpu": 1.5, "cuda": 3.0}
+_GFLOPS = {"cpu": 100.0, "cuda": 20_000.0}
+"""Guessed fp32 rates for the time estimate alone, in GFLOP/s."""
+
+
+def make_plan(config: Config, device: Device, only: Filter | None = None) -> list[Case]:
+    """Every cell of the config's matrix that `only` lets through, in running order.
+
+    Replicates are interleaved (A B A B), so that a drift of the machine spreads over all variants.
+
+    Raises ConfigError where two cells would have one id, and where nothing is left.
+    """
+    cases = [
+        case
+        for entry, batch_size, pass_, replicate in product(
+            config.models, config.batch_sizes, config.passes, range(config.replicates)
+        )
+        for case in _cells(config, entry, batch_size, pass_, replicate, device)
+    ]
+    for case_id, count in Counter(case.id for case in cases).items():
+        if count > 1:
+            raise ConfigError(f"{count} cases have the id {case_id}: two models or engines share a name; give one another label")
+    excluded = [case for case in cases if not any(matches(case, f) for f in config.exclude)]
+    chosen = [case for case in excluded if only is None or matches(case, only)]
+    if not chosen:
+        what = f"--only {_describe(only)}" if only and excluded else "exclude"
+        raise ConfigError(f"{what}: no case is left; --dry-run without it lists the {len(excluded) or len(cases)} of the config")
+    return chosen
+
+
+def matches(case: Case, condition: Filter) -> bool:
+    """Whether all of the condition's keys hold; `engine` also accepts the variant's name, which is what people write."""
+    for key, values in condition.model_dump(exclude_none=True).items():
+        own = {str(getattr(case, key))} | ({case.variant} if key == "engine" else set())
+        if not own & {str(v) for v in values}:
+            return False
+    return True
+
+
+def estimate_seconds(case: Case, budget: Budget) -> float:
+    """A rough guess of a case's wall time, for --dry-run and the progress display."""
+    if case.unsupported:
+        return 0.0
+    work = CATALOG[case.model].multiply_adds * 2e-9 if case.source.kind == "canonical" else 1.0
+    call = work * case.batch_size * (3 if case.pass_ == "training" else 1) / _GFLOPS[case.device]
+    sampling = max(budget.seconds * 1.5 + 1.0, 5 * call)
+    return sampling + _OVERHEAD_SECONDS[case.device] + (_COMPILE_SECONDS[case.device] if case.engine == "compiled" else 0.0)
+
+
+def _cells(
+    config: Config, entry: ModelEntry, batch_size: int, pass_: Any, replicate: int, device: Device
+) -> Iterator[Case]:
+    source = entry.source()
+    precisions = ["native"] if source.kind == "onnx" else config.precisions
+    for precision, engine_entry in product(precisions, config.engines):
+        engine, options, reason = _resolve(engine_entry, device)
+        reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind)
+        lacking = engines.missing(ENGINES[engine], device)
+        if reason is None and lacking:
+            reason = f"{lacking[0].name} is not installed: {lacking[0].install}"
+        yield Case(
+            entry.name, engine, engine_entry.label, pass_, precision, batch_size, device, replicate, source, options,
+            unsupported=reason,
+        )  # fmt: skip
+
+
+def _resolve(entry: EngineEntry, device: Device) -> tuple[str, dict[str, Any], str | None]:
+    """The engine's key, its options on this device, and why the entry cannot run here."""
+    preset = PRESETS.get(entry.name)
+    engine = preset.engine if preset else entry.name
+    if preset and device not in preset.options:
+        return engine, entry.options, f"{entry.name}: {preset.reasons[device]}"
+    options = {**(preset.options[device] if preset else {}), **entry.options}
+    foreign = [key for key in options if device not in ENGINES[engine].options[key].devices]
+    reason = f"option {foreign[0]} of {engine} has no meaning on {device}" if foreign else None
+    return engine, options, reason
+
+
+def _describe(condition: Filter) -> str:
+    given = condition.model_dump(exclude_none=True, by_alias=True)
+    return ",".join(f"{key}={value}" for key, values in given.items() for value in values)

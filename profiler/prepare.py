@@ -1,0 +1,84 @@
+"""What enters: the Cases. What leaves: per model its weights, reference outputs and exported graphs, made side by side.
+
+Everything is cached by content, so a second run prepares nothing. Nothing of this runs beside a measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from engines.catalog import ENGINES
+from exporters.cache import default_root
+from exporters.catalog import CATALOG
+from exporters.source import ModelSource
+from profiler.case import Budget, Case
+from profiler.environment import available_memory_mib, usable_cores
+from profiler.process import Call, run_all
+from profiler.task import Prepared, graph_of
+
+_EXPORT_BYTES_A_PARAMETER = 26
+"""VGG-16's export, the largest, peaks at 3.5 GB for 138 million parameters."""
+_EXPORT_BASE_MIB = 700
+_UNKNOWN_PARAMETERS = 100_000_000
+
+
+def prepare(
+    cases: Sequence[Case], budget: Budget, logs: Path, path: tuple[str, ...], tick: Callable[[str, int, int], None]
+) -> dict[str, Prepared]:
+    """Prepare every model of the runnable cases; what cannot be made is in `Prepared.failures`.
+
+    `tick(what, done, total)` is called a few times a second, for the display.
+    """
+    runnable = [case for case in cases if case.unsupported is None]
+    sources = {case.model: case.source for case in runnable}
+    cache = default_root()
+
+    def call(function: str, argument: object, name: str) -> Call:
+        log = logs / f"{name.replace('/', '-')}.log"
+        return Call(f"profiler.worker:{function}", argument, log, budget.build_timeout, budget.build_timeout, path=path)
+
+    prepared: dict[str, Prepared] = {}
+    calls = [call("prepare_model", (source, cache), f"prepare-{name}") for name, source in sources.items()]
+    outcomes = run_all(calls, _slots(sources.values()), lambda done: tick("weights and reference outputs", done, len(calls)))
+    for name, outcome in zip(sources, outcomes, strict=True):
+        prepared[name] = outcome.value if outcome.status == "ok" else Prepared(failures={"model": outcome.reason or outcome.status})
+
+    wanted = dict.fromkeys(
+        (case.model, graph_of(case.precision))
+        for case in runnable
+        if ENGINES[case.engine].needs == "onnx" and case.source.kind != "onnx" and not prepared[case.model].failures
+    )
+    exports = [call("prepare_export", (sources[name], graph, cache), f"export-{name}-{graph}") for name, graph in wanted]
+    slots = _slots([sources[name] for name, _ in wanted])
+    for (name, graph), outcome in zip(
+        wanted, run_all(exports, slots, lambda done: tick("exports to ONNX", done, len(exports))), strict=True
+    ):
+        old = prepared[name]
+        if outcome.status == "ok":
+            onnx, seconds = outcome.value
+            prepared[name] = replace(old, onnx={**old.onnx, graph: onnx}, export_s={**old.export_s, graph: seconds})
+        else:
+            prepared[name] = replace(old, failures={**old.failures, graph: outcome.reason or outcome.status})
+    return prepared
+
+
+def failure(case: Case, prepared: Prepared) -> str | None:
+    """Why the prepare phase left nothing that `case` could run; None if it can."""
+    if "model" in prepared.failures:
+        return prepared.failures["model"]
+    return prepared.failures.get(graph_of(case.precision)) if ENGINES[case.engine].needs == "onnx" else None
+
+
+def _slots(sources: Sequence[ModelSource] | object) -> int:
+    """How many preparations fit beside each other: one a core, and as the largest of them fits into memory."""
+    largest = max((_memory_mib(source) for source in sources), default=0.0)  # type: ignore[attr-defined]
+    available = available_memory_mib()
+    by_memory = int(available * 0.8 / largest) if available and largest else usable_cores()
+    return max(1, min(usable_cores(), by_memory))
+
+
+def _memory_mib(source: ModelSource) -> float:
+    parameters = CATALOG[source.name].parameters if source.kind == "canonical" else _UNKNOWN_PARAMETERS
+    return _EXPORT_BASE_MIB + parameters * _EXPORT_BYTES_A_PARAMETER / 2**20

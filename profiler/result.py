@@ -1,0 +1,105 @@
+"""What enters: what a worker measured. What leaves: `Result`, a journal line of it, and its row of the results table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from profiler import statistics
+from profiler.case import Case
+from profiler.process import Status
+
+_CLOCKS = ("gpu", "enqueue", "host", "h2d", "d2h", "forward", "backward", "step")
+_MEASURES = ("seconds", "memory", "parity", "telemetry")
+
+
+@dataclass
+class Result:
+    """How a case ended and what it gave. Raw samples are kept, in milliseconds; statistics are derived in `row`.
+
+    `memory` in MiB, `seconds` in seconds, `parity` and `telemetry` are named like their columns; `throughput` is in
+    items per second.
+    """
+
+    case_id: str
+    status: Status
+    reason: str | None = None
+    reference: str | None = None
+    clock: str | None = None
+    stop_reason: str | None = None
+    throughput: float | None = None
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    memory: dict[str, float | None] = field(default_factory=dict)
+    seconds: dict[str, float | None] = field(default_factory=dict)
+    parity: dict[str, float | None] = field(default_factory=dict)
+    telemetry: dict[str, Any] = field(default_factory=dict)
+    proof: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
+    """Wall seconds by phase of the worker process, as its parent saw them."""
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> Result:
+        """Raises ValueError or TypeError for a line that `to_json` did not write whole."""
+        return cls(**json.loads(line))
+
+    def row(self, run_id: str, suite: str, case: Case, environment: Mapping[str, Any]) -> dict[str, Any]:
+        """The row of results.parquet; columns that this version does not fill are left out (null)."""
+        row: dict[str, Any] = {
+            "run_id": run_id,
+            "case_id": case.id,
+            "suite": suite,
+            "model": case.model,
+            "engine": case.engine,
+            "variant": case.variant,
+            "pass": case.pass_,
+            "precision": case.precision,
+            "batch_size": case.batch_size,
+            "device": case.device,
+            "replicate": case.replicate,
+            "options": case.options_json,
+            "status": self.status,
+            "reason": self.reason,
+            "reference": self.reference,
+            "warnings": self.warnings,
+            "proof": json.dumps(self.proof, sort_keys=True) if self.proof else None,
+            "gpu": environment.get("gpu"),
+            **{key: environment.get(key) for key in ("host", "cuda", "driver", "cudnn")},
+            **{f"{name}_version": environment.get(f"{name}_version") for name in ("torch", "onnxruntime", "tensorrt")},
+        }
+        if self.status != "ok":
+            return row
+        for name in _MEASURES:
+            row |= getattr(self, name)
+        row |= {f"{name}_ms": statistics.median(self.samples.get(name, [])) for name in _CLOCKS}
+        return row | self._latency() | {"clock": self.clock, "stop_reason": self.stop_reason, "throughput": self.throughput}
+
+    def _latency(self) -> dict[str, Any]:
+        """Statistics of the headline clock."""
+        samples = self.samples.get(self.clock or "", [])
+        if not samples:
+            return {}
+        interval = statistics.median_interval(samples)
+        return {
+            "latency_ms": statistics.median(samples),
+            "latency_mean_ms": sum(samples) / len(samples),
+            "latency_min_ms": min(samples),
+            **{f"latency_p{q}_ms": statistics.percentile(samples, q) for q in statistics.PERCENTILE_NEEDS},
+            "latency_ci_low_ms": interval.low if interval else None,
+            "latency_ci_high_ms": interval.high if interval else None,
+            "samples": len(samples),
+        }
+
+
+def outlier_warnings(samples: Mapping[str, list[float]], clock: str) -> list[str]:
+    """A warning where more than one sample in twenty lies outside Tukey's fences."""
+    values = samples.get(clock, [])
+    count = statistics.outliers(values)
+    return [f"outliers: {count} of {len(values)} samples lie outside Tukey's fences"] if count > len(values) / 20 else []

@@ -1,0 +1,135 @@
+"""What enters: the tables of a run. What leaves: what a person reads on the terminal, at most 120 columns wide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from profiler import table
+
+Row = Mapping[str, Any]
+
+
+def print_results(console: Console, results: pl.DataFrame, samples: pl.DataFrame) -> None:
+    """Every group's table and sentence, then what could not be measured and why."""
+    lines = table.summary(results, samples)
+    said = []
+    for key, group in table.groups(lines):
+        title = f"{key['model']}, {key['pass']}, batch {key['batch_size']}"
+        columns = _TRAINING if key["pass"] == "training" else _INFERENCE
+        console.print()
+        console.print(_table(title, columns, group))
+        said.append(table.sentence(key, group))
+    console.print()
+    for text in filter(None, said):
+        console.print(Text(text), soft_wrap=False)
+    _print_problems(console, table.problems(results))
+    _print_warnings(console, results)
+
+
+def _table(title: str, columns: Sequence[tuple[str, Callable[[list[Row]], list[str]]]], rows: list[Row]) -> Table:
+    grid = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    cells = []
+    for head, make in columns:
+        made = make(rows)
+        if not any(made):
+            continue
+        is_text = head in ("Engine", "Precision")
+        grid.add_column(head, justify="left" if is_text else "right", no_wrap=True)
+        cells.append(made)
+    for row in zip(*cells, strict=True):
+        grid.add_row(*row)
+    return grid
+
+
+def _text(column: str) -> Callable[[list[Row]], list[str]]:
+    return lambda rows: [str(row[column]) for row in rows]
+
+
+def _number(column: str) -> Callable[[list[Row]], list[str]]:
+    """A column of figures with as many decimals as its smallest needs for three significant digits."""
+
+    def make(rows: list[Row]) -> list[str]:
+        values = [row[column] for row in rows]
+        known = [abs(v) for v in values if v]
+        places = next((p for p, bound in ((3, 1), (2, 10), (1, 100)) if known and min(known) < bound), 0)
+        return ["" if v is None else f"{v:,.{places}f}" for v in values]
+
+    return make
+
+
+def _spread(rows: list[Row]) -> list[str]:
+    """Half the width of the median's 95 % interval, in percent of the median."""
+    found = []
+    for row in rows:
+        low, high = row["latency_ci_low_ms"], row["latency_ci_high_ms"]
+        found.append("" if low is None or not row["latency_ms"] else f"{50 * (high - low) / row['latency_ms']:.1f}")
+    return found
+
+
+def _speedup(rows: list[Row]) -> list[str]:
+    found = []
+    for row in rows:
+        ratio, low, high = row["speedup"], row["speedup_low"], row["speedup_high"]
+        if ratio is None:
+            found.append("")
+        elif low is None:
+            found.append(f"{ratio:.2f}" + " " * 14)
+        else:
+            found.append(f"{ratio:.2f} {f'({low:.2f}–{high:.2f})':>13}")
+    return found
+
+
+def _error(rows: list[Row]) -> list[str]:
+    return ["" if row["rel_l2_error"] is None else f"{row['rel_l2_error']:.1e}" for row in rows]
+
+
+_COMMON = [("Engine", _text("variant")), ("Precision", _text("precision")), ("Latency ms", _number("latency_ms")), ("± %", _spread)]
+_END = [("Peak memory MiB", _number("peak_memory_mib"))]
+_INFERENCE = [
+    *_COMMON,
+    ("Device ms", _number("gpu_ms")),
+    ("Speed-up (95 %)", _speedup),
+    ("Items/s", _number("throughput")),
+    *_END,
+    ("Error (rel. L2)", _error),
+]
+_TRAINING = [
+    *_COMMON,
+    ("Forward ms", _number("forward_ms")),
+    ("Backward ms", _number("backward_ms")),
+    ("Speed-up (95 %)", _speedup),
+    ("Items/s", _number("throughput")),
+    *_END,
+]
+
+
+def _print_problems(console: Console, problems: pl.DataFrame) -> None:
+    if problems.is_empty():
+        return
+    console.print(Text("\nNot measured", style="bold"))
+    keys = ["status", "variant", "pass", "precision", "reason"]
+    grouped = problems.group_by(keys, maintain_order=True).agg("model", pl.col("batch_size").explode().unique().sort())
+    for row in grouped.to_dicts():
+        models = ", ".join(dict.fromkeys(row["model"]))
+        batches = ", ".join(map(str, row["batch_size"]))
+        head = f"  {row['status']}: {row['variant']} {row['precision']} {row['pass']} ({models}; batch {batches}): "
+        console.print(Text(head + (row["reason"] or "")))
+
+
+def _print_warnings(console: Console, results: pl.DataFrame) -> None:
+    """Each kind of warning once, with how many rows carry it; the rows' own texts stand in results.parquet."""
+    kinds = results.explode("warnings").drop_nulls("warnings").with_columns(pl.col("warnings").str.split(":").list.first())
+    if kinds.is_empty():
+        return
+    console.print(Text("\nWarnings", style="bold"))
+    for kind, group in kinds.group_by("warnings", maintain_order=True):
+        ids = group["case_id"].unique(maintain_order=True).to_list()
+        more = f" and {len(ids) - 2} more" if len(ids) > 2 else ""
+        console.print(Text(f"  {kind[0]}: {', '.join(ids[:2])}{more}"))

@@ -1,0 +1,80 @@
+"""What enters: outputs and proof of a session. What leaves: its distance from the reference, and whether the row holds.
+
+A row whose proof does not match its request is `failed`: nothing falls back in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from engines.base import Array
+from profiler.case import Case
+
+_TYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+
+
+def compare(outputs: Sequence[Array], reference: Sequence[Array], real_weights: bool) -> dict[str, float | None]:
+    """The largest relative L2 and absolute errors over the outputs, and how often the first output's top class agrees.
+
+    Both sides have items along the first axis; as many are compared as both have. Top-1 agreement is given for two-
+    dimensional outputs and real weights alone: with seeded ones it says nothing about accuracy.
+
+    Raises ValueError where the outputs' number or shapes differ from the reference's.
+    """
+    if len(outputs) != len(reference):
+        raise ValueError(f"{len(outputs)} outputs, the reference has {len(reference)}")
+    l2, largest = 0.0, 0.0
+    agreement = None
+    for number, (got, expected) in enumerate(zip(outputs, reference, strict=True)):
+        if got.shape[1:] != expected.shape[1:]:
+            raise ValueError(f"output {number} has shape {got.shape}, the reference {expected.shape}")
+        items = min(len(got), len(expected)) if expected.ndim else None
+        ours, truth = got[:items].astype(np.float64), expected[:items].astype(np.float64)
+        if items is None:
+            ours, truth = np.atleast_1d(got.astype(np.float64)), np.atleast_1d(expected.astype(np.float64))
+        norm = float(np.linalg.norm(truth))
+        distance = float(np.linalg.norm(ours - truth))
+        l2 = max(l2, distance / norm if norm else distance) if np.isfinite(distance) else float("nan")
+        largest = max(largest, float(np.max(np.abs(ours - truth), initial=0.0)))
+        if number == 0 and real_weights and truth.ndim == 2:
+            agreement = float(np.mean(ours.argmax(axis=1) == truth.argmax(axis=1)))
+    return {"rel_l2_error": l2, "max_abs_error": largest, "top1_agreement": agreement}
+
+
+def mismatch(case: Case, proof: dict[str, Any]) -> str | None:
+    """What of the proof contradicts the case's request; None if nothing does."""
+    wrong = []
+    wanted = _TYPES.get(case.precision)
+    types = proof.get("compute_types", {})
+    if wanted is not None and set(types) != {wanted}:
+        wrong.append(f"asked for {case.precision}, computed in {_counts(types) or 'nothing that could be seen'}")
+    elsewhere = {p: n for p, n in proof.get("compute_providers", {}).items() if p != _PROVIDERS[case.device]}
+    if elsewhere:
+        wrong.append(f"convolutions and products ran on {_counts(elsewhere)}, not on {_PROVIDERS[case.device]}")
+    if bool(proof.get("tf32")) != (case.precision == "tf32"):
+        wrong.append(f"TF32 was {'on' if proof.get('tf32') else 'off'} at {case.precision}")
+    if case.options.get("cuda_graph") and not proof.get("cuda_graph"):
+        wrong.append("no CUDA graph was captured")
+    if case.options.get("cudnn") is False and proof.get("cudnn"):
+        wrong.append("cuDNN was on")
+    return "; ".join(wrong) or None
+
+
+def remarks(proof: dict[str, Any]) -> list[str]:
+    """Warnings for what is no contradiction but should be known."""
+    found = []
+    if proof.get("device") == "cuda" and proof.get("providers", {}).get("CPUExecutionProvider"):
+        found.append(f"cpu-nodes: {proof['providers']['CPUExecutionProvider']} nodes ran on the CPU provider")
+    if proof.get("graph_breaks"):
+        found.append(f"graph-breaks: torch.compile left the graph {proof['graph_breaks']} times")
+    if proof.get("cuda_graph_skips"):
+        found.append("no-cuda-graph: torch.compile skipped CUDA graphs; the worker's log says why")
+    return found
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} ({count}×)" for name, count in sorted(counts.items()))

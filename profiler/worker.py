@@ -1,0 +1,199 @@
+"""What enters: a `Task`, in a process of its own. What leaves: a `Result` (or what a case needs before it can run)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import engines
+from engines.base import Array, Job, Session, Unsupported
+from engines.catalog import ENGINES
+from exporters.cache import Cache
+from exporters.inputs import TensorSpec, fixed_batch, input_specs, seeded_inputs
+from exporters.source import ModelSource
+from exporters.state import cached_state, source_key
+from exporters.to_onnx import check_onnx, export_onnx
+from profiler import verify
+from profiler.case import Budget, Case
+from profiler.clock import Clock, CpuClock, CudaClock
+from profiler.measure import first_run, measure, warm_up
+from profiler.memory import DeviceMeter, HostMeter
+from profiler.process import Report
+from profiler.result import Result, outlier_warnings
+from profiler.task import Prepared, Task, graph_of
+from profiler.telemetry import Poller
+
+REFERENCE_ITEMS = 8
+_GUARD = 0.8
+"""Share of a case's timeout after which the worker stops sampling by itself, so that its figures are not lost."""
+
+
+class _Phases:
+    """Tells the parent where the worker stands, and sums the seconds that each phase took."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._name, self._since = "open", time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    def enter(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[self._name] = self.seconds.get(self._name, 0.0) + now - self._since
+        self._name, self._since = name, now
+        self._report("phase", name)
+
+
+def nothing(_: None, report: Report) -> None:
+    """The emptiest case: what `make bench-overhead` times."""
+
+
+def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepared:
+    """Input shapes, fp32 weights and reference outputs of a model. Raises exporters.source.ModelError."""
+    source, root = argument
+    cache = Cache(root)
+    if source.onnx is not None:
+        check_onnx(source.onnx)
+    specs = tuple(input_specs(source))
+    key = source_key(source)
+    if source.kind == "onnx":
+        reference, _ = cache.entry("reference", key, ".npz", lambda path: _reference_of_onnx(source, specs, path))
+        return Prepared(specs, reference=reference, onnx={"native": source.onnx} if source.onnx else {})
+    state = cached_state(source, cache)
+    reference, _ = cache.entry("reference", key, ".npz", lambda path: _reference_of_torch(source, specs, state, path))
+    return Prepared(specs, state, reference)
+
+
+def prepare_export(argument: tuple[ModelSource, str, Path], report: Report) -> tuple[Path, float]:
+    """The exported graph and the seconds that its export took. Raises exporters.source.ModelError."""
+    source, precision, root = argument
+    export = export_onnx(source, precision, Cache(root))
+    return export.path, export.seconds
+
+
+def measure_case(task: Task, report: Report) -> Result:
+    """Open, warm up, measure and check one case."""
+    case, phases = task.case, _Phases(report)
+    started = time.monotonic()
+    fixed = fixed_batch(task.prepared.specs)
+    if fixed is not None and fixed != case.batch_size:
+        raise Unsupported(f"{case.model} has a fixed batch of {fixed}; add {fixed} to batch_sizes")
+    host, device = HostMeter(), DeviceMeter(Poller(task.gpu).memory_mib)
+    clock = _open_clock(case, device)
+    phases.enter("load")
+    session = engines.open_session(case.engine, _job(task, phases.enter))
+    clock.synchronize()
+    device.loaded()
+    phases.enter("warm-up")
+    first_s = first_run(session, clock)
+    device.read()
+    expected_ms = warm_up(session, clock, task.budget)
+    host.start_measuring()
+    phases.enter("measure")
+    budget = _within(task.budget, time.monotonic() - started - phases.seconds.get("build", 0.0))
+    measured = measure(session, clock, budget, expected_ms, lambda samples: report("samples", samples))
+    device.read()
+    memory = device.parts(session.memory())
+    memory["host_peak_mib"] = host.peak_mib()
+    if case.device == "cpu":
+        memory = {"peak_memory_mib": memory["host_peak_mib"], "host_peak_mib": memory["host_peak_mib"]}
+    phases.enter("check")
+    result = Result(case.id, "ok", clock=measured.clock, stop_reason=measured.stop_reason, samples=measured.samples)
+    result.memory, result.warnings = memory, measured.warnings + outlier_warnings(measured.samples, measured.clock)
+    result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
+    _check(task, session, result)
+    if isinstance(clock, CudaClock):
+        outputs = session.outputs()
+        result.samples |= clock.time_copies(_input_bytes(task), sum(o.nbytes for o in outputs) // _shrink(case))
+    phases.enter("end")
+    result.seconds = {
+        "export_s": task.prepared.export_s.get(graph_of(case.precision)) if ENGINES[case.engine].needs == "onnx" else None,
+        "build_s": phases.seconds.get("build"),
+        "load_s": phases.seconds.get("load"),
+        "first_run_s": first_s,
+    }
+    return result
+
+
+def _open_clock(case: Case, device: DeviceMeter) -> Clock:
+    if case.device == "cpu":
+        return CpuClock()
+    torch.cuda.init()
+    torch.cuda.synchronize()
+    device.context_created()
+    return CudaClock()
+
+
+def _job(task: Task, phase: Callable[[str], None]) -> Job:
+    case, prepared = task.case, task.prepared
+    return Job(
+        source=case.source,
+        pass_=case.pass_,
+        precision=case.precision,
+        batch_size=case.batch_size,
+        device=case.device,
+        options=case.options,
+        inputs=tuple(seeded_inputs(prepared.specs, case.batch_size)),
+        state=prepared.state,
+        onnx=prepared.onnx.get(graph_of(case.precision)),
+        phase=phase,
+    )
+
+
+def _within(budget: Budget, spent: float) -> Budget:
+    """The budget, cut to what the timeout leaves."""
+    left = max(budget.timeout * _GUARD - spent, 0.01)
+    return Budget(min(budget.seconds, left), budget.min_samples, budget.max_samples, budget.timeout, budget.build_timeout)
+
+
+def _check(task: Task, session: Session, result: Result) -> None:
+    """Parity and proof; a row that does not hold becomes `failed`."""
+    case = task.case
+    if case.pass_ == "inference" and task.prepared.reference is not None:
+        with np.load(task.prepared.reference) as file:
+            reference = [file[name] for name in file.files]
+        result.reference = "ort-cpu-unoptimized" if case.source.kind == "onnx" else "eager-fp32-cpu"
+        result.parity = verify.compare(session.outputs(), reference, case.source.weights is not None)
+        error = result.parity["rel_l2_error"]
+        if error is None or not np.isfinite(error):
+            result.status, result.reason = "failed", "the outputs are not finite: NaN or infinity beside the reference"
+    result.proof = session.proof()
+    result.warnings += verify.remarks(result.proof)
+    wrong = verify.mismatch(case, result.proof)
+    if wrong:
+        result.status, result.reason = "failed", wrong
+
+
+def _input_bytes(task: Task) -> int:
+    arrays = seeded_inputs(task.prepared.specs, task.case.batch_size)
+    return sum(a.nbytes // (_shrink(task.case) if a.dtype.kind == "f" else 1) for a in arrays)
+
+
+def _shrink(case: Case) -> int:
+    """By how much the precision's type is smaller than fp32."""
+    return 2 if case.precision in ("fp16", "bf16") else 1
+
+
+def _reference_of_torch(source: ModelSource, specs: tuple[TensorSpec, ...], state: Path, path: Path) -> None:
+    """fp32 eager on the CPU, which is an ordinary eager session."""
+    inputs = tuple(seeded_inputs(specs, REFERENCE_ITEMS))
+    job = Job(source, "inference", "fp32", REFERENCE_ITEMS, "cpu", {}, inputs, state)
+    _save_outputs(engines.open_session("eager", job), path)
+
+
+def _reference_of_onnx(source: ModelSource, specs: tuple[TensorSpec, ...], path: Path) -> None:
+    """ONNX Runtime's CPU provider with all graph optimizations off."""
+    batch = fixed_batch(specs) or REFERENCE_ITEMS
+    inputs = tuple(seeded_inputs(specs, batch))
+    job = Job(source, "inference", "native", batch, "cpu", {"optimize": False}, inputs, onnx=source.onnx)
+    _save_outputs(engines.open_session("ort", job), path)
+
+
+def _save_outputs(session: Session, path: Path) -> None:
+    session.run(lambda name: None)
+    outputs: list[Array] = session.outputs()
+    np.savez(path, *outputs)

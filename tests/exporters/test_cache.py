@@ -1,0 +1,99 @@
+"""What enters: concurrent, broken and repeated productions. What leaves: one intact file."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from exporters.cache import Cache, default_root
+
+
+def write_slowly(log: Path, path: Path) -> None:
+    with log.open("a") as file:
+        file.write("produced\n")
+    path.write_text("half")
+    time.sleep(0.3)
+    path.write_text("the whole content")
+
+
+def ask(root: Path, barrier: object, results: object) -> None:
+    barrier.wait()  # type: ignore[attr-defined]
+    path, cached = Cache(root).entry("kind", "key", ".txt", lambda target: write_slowly(root / "log", target))
+    results.put((path.read_text(), cached))  # type: ignore[attr-defined]
+
+
+def test_two_processes_produce_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=ask, args=(tmp_path, barrier, results)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    answers = sorted(results.get(timeout=20) for _ in processes)
+    for process in processes:
+        process.join(timeout=20)
+    assert answers == [("the whole content", False), ("the whole content", True)]
+    assert (tmp_path / "log").read_text() == "produced\n"
+
+
+def produce(path: Path) -> None:
+    path.write_text("content")
+    path.with_name(path.name + ".data").write_text("beside")
+
+
+def damage_truncate(path: Path) -> None:
+    path.write_text("cont")
+
+
+def damage_same_size(path: Path) -> None:
+    path.write_text("CONTENT")
+    os.utime(path, ns=(0, 0))
+
+
+def damage_companion(path: Path) -> None:
+    path.with_name(path.name + ".data").unlink()
+
+
+def damage_manifest(path: Path) -> None:
+    path.with_name(path.name + ".json").write_text("{")
+
+
+@pytest.mark.parametrize("damage", [damage_truncate, damage_same_size, damage_companion, damage_manifest])
+def test_damaged_entry_is_produced_again(tmp_path: Path, damage: object) -> None:
+    cache = Cache(tmp_path)
+    path, cached = cache.entry("kind", "key", ".bin", produce)
+    assert not cached
+    assert cache.entry("kind", "key", ".bin", produce) == (path, True)
+    damage(path)  # type: ignore[operator]
+    assert cache.entry("kind", "key", ".bin", produce) == (path, False)
+    assert path.read_text() == "content"
+    assert path.with_name("key.bin.data").read_text() == "beside"
+
+
+def test_copied_entry_is_served(tmp_path: Path) -> None:
+    """A copy has another time of modification, and the same content."""
+    path, _ = Cache(tmp_path).entry("kind", "key", ".bin", produce)
+    os.utime(path, ns=(1, 1))
+    assert Cache(tmp_path).entry("kind", "key", ".bin", produce) == (path, True)
+
+
+def test_failed_production_leaves_nothing(tmp_path: Path) -> None:
+    def fail(path: Path) -> None:
+        path.write_text("half")
+        raise ValueError("disk full")
+
+    with pytest.raises(ValueError, match="disk full"):
+        Cache(tmp_path).entry("kind", "key", ".bin", fail)
+    assert [file.name for file in (tmp_path / "kind").iterdir()] == ["key.bin.lock"]
+    assert Cache(tmp_path).entry("kind", "key", ".bin", produce)[1] is False
+
+
+def test_default_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PROFILER_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert default_root() == Path("/x/cnn-profiler")
+    monkeypatch.setenv("PROFILER_CACHE", "/y")
+    assert Cache().root == Path("/y")

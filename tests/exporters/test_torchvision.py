@@ -1,0 +1,35 @@
+"""What enters: our networks with seeded weights. What leaves: torchvision's, with the same weights, agree on the GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exporters.catalog import CATALOG
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.load import load
+from exporters.source import ModelSource
+
+PAIRS = {row.name: row.torchvision for row in CATALOG.values() if row.torchvision is not None}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", PAIRS)
+def test_equals_torchvision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchvision  # only on machines with a GPU, where its absence is a failure
+
+    # One algorithm for both, in true fp32.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    source = ModelSource(name)
+    ours = load(source)
+    theirs = getattr(torchvision.models, PAIRS[name])(weights=None).eval()
+    theirs.load_state_dict(ours.state_dict(), strict=True)
+    x = torch.from_numpy(seeded_inputs(input_specs(source), batch=2)[0]).cuda()
+    with torch.no_grad():
+        expected, actual = theirs.cuda()(x), ours.cuda()(x)
+    assert expected.std() > 0.1
+    # Identical operators in identical order; the tolerance is for nondeterministic reductions.
+    assert torch.linalg.vector_norm(actual - expected) <= 1e-6 * torch.linalg.vector_norm(expected)
