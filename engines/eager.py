@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -49,9 +48,9 @@ class EagerSession:
         self.call: Callable[..., Any] = self.model
         self.result: Any = None
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.model.train(job.pass_ == "training")
         if job.pass_ == "training":
             self.target = _seeded_target(self.model, self.inputs)
+            self.model.train()
             self.step = self._train
         else:
             self.step = self._infer
@@ -139,10 +138,9 @@ def _restore(job: Job) -> torch.nn.Module:
 
 
 def _seeded_target(model: torch.nn.Module, inputs: list[torch.Tensor]) -> torch.Tensor | None:
-    """Class labels, shape (batch,), where the model returns logits of shape (batch, classes); else None."""
+    """Class labels, shape (batch,), where the model (in eval mode) returns logits of shape (batch, classes); else None."""
     with torch.no_grad():
-        # A copy: a forward pass in training mode moves the batch-norm statistics.
-        first = tree_leaves(copy.deepcopy(model).eval()(*(x[:1] for x in inputs)))[0]
+        first = tree_leaves(model(*(x[:1] for x in inputs)))[0]
     if first.dim() != 2:
         return None
     generator = torch.Generator().manual_seed(0)

@@ -54,13 +54,11 @@ def run(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any case failed, not only if all did")] = False,
 ) -> None:
     """Run a job: prepare the models, measure every case, print the tables."""
-    from rich.console import Console  # noqa: PLC0415
-
     from profiler.job import Request, execute  # noqa: PLC0415
 
     signal.signal(signal.SIGTERM, _interrupt)
     request = Request(config, device, output, tuple(only or ()), quick, dry_run, resume, retry, strict)
-    raise typer.Exit(execute(request, Console()))
+    raise typer.Exit(execute(request, _console()))
 
 
 @app.command()
@@ -105,7 +103,9 @@ def main() -> NoReturn:
 def _console() -> Console:
     from rich.console import Console  # noqa: PLC0415
 
-    return Console()
+    console = Console()
+    # Where nobody looks, 80 columns would cut the tables.
+    return console if console.is_terminal else Console(width=120)
 
 
 def _interrupt(*_: object) -> None:

@@ -111,16 +111,18 @@ _TRAINING = [
 
 
 def _print_problems(console: Console, problems: pl.DataFrame) -> None:
+    """Each reason once, then what it holds for."""
     if problems.is_empty():
         return
     console.print(Text("\nNot measured", style="bold"))
-    keys = ["status", "variant", "pass", "precision", "reason"]
-    grouped = problems.group_by(keys, maintain_order=True).agg("model", pl.col("batch_size").explode().unique().sort())
-    for row in grouped.to_dicts():
-        models = ", ".join(dict.fromkeys(row["model"]))
-        batches = ", ".join(map(str, row["batch_size"]))
-        head = f"  {row['status']}: {row['variant']} {row['precision']} {row['pass']} ({models}; batch {batches}): "
-        console.print(Text(head + (row["reason"] or "")))
+    for (status, reason), group in problems.group_by(["status", "reason"], maintain_order=True):
+        what = [
+            ", ".join(group[column].unique(maintain_order=True).to_list()) for column in ("variant", "precision", "pass", "model")
+        ]
+        grid = Table.grid(padding=(0, 1))
+        grid.add_row(Text(f"  {status}", style="yellow" if status == "unsupported" else "red"), Text(str(reason)))
+        grid.add_row("", Text(" · ".join(what), style="dim"))
+        console.print(grid)
 
 
 def _print_warnings(console: Console, results: pl.DataFrame) -> None:

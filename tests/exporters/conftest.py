@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "small_factories.py"
     path.write_text(FACTORIES)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(__import__("sys").modules, "small_factories", raising=False)
+    monkeypatch.delitem(sys.modules, "small_factories", raising=False)
     return path
 
 

@@ -126,7 +126,7 @@ def test_factory(small: ModelSource) -> None:
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        ("small_factories:raising", "raised ValueError: no luck at .*small_factories.py:15"),
+        ("small_factories:raising", "raised ValueError: no luck at .*small_factories.py:14"),
         ("small_factories:other", "returned builtins.dict, not a torch.nn.Module"),
         ("small_factories:absent", "AttributeError.*absent"),
         ("absent_module:f", "ModuleNotFoundError: No module named 'absent_module'$"),

@@ -34,9 +34,9 @@ def relative_error(source: ModelSource, path: Path, cache: Cache, dtype: str) ->
 
 
 def float_types(path: Path) -> set[int]:
-    floats = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
+    floats: set[int] = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
     graph = onnx.load(path).graph
-    values = [value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)]
+    values: list[int] = [value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)]
     return floats & {*values, *(tensor.data_type for tensor in graph.initializer)}
 
 

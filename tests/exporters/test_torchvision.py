@@ -1,6 +1,8 @@
-"""What enters: our networks with seeded weights. What leaves: torchvision's, with the same weights, agree on the GPU."""
+"""What enters: our networks with seeded weights. What leaves: torchvision's, so weighted, agree on the GPU."""
 
 from __future__ import annotations
+
+import importlib
 
 import pytest
 import torch
@@ -17,8 +19,7 @@ PAIRS = {row.name: row.torchvision for row in CATALOG.values() if row.torchvisio
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("name", PAIRS)
 def test_equals_torchvision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torchvision  # only on machines with a GPU, where its absence is a failure
-
+    torchvision = importlib.import_module("torchvision")  # its absence is a failure where there is a GPU
     # One algorithm for both, in true fp32.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)

@@ -1,0 +1,77 @@
+"""What enters: a Job. What leaves: a session of OpenVINO on the CPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import openvino
+
+from engines.base import Array, Job, Mark, Memory
+from exporters.inputs import BATCH, input_specs
+
+_COMPUTE = {"Convolution", "FullyConnected", "MatMul", "GroupConvolution"}
+_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "u8": "uint8"}
+
+
+def open_session(job: Job) -> OpenVinoSession:
+    """Compile `job`'s graph for the CPU. Raises OpenVINO's own errors."""
+    return OpenVinoSession(job)
+
+
+class OpenVinoSession:
+    """A compiled model and one inference request with its inputs set."""
+
+    def __init__(self, job: Job) -> None:
+        assert job.onnx is not None, "an engine that needs a graph gets the exported one"
+        core = openvino.Core()
+        model = core.read_model(job.onnx)
+        shapes = [[job.batch_size if d == BATCH else d for d in spec.shape] for spec in input_specs(job.source)]
+        model.reshape({port: shape for port, shape in zip(model.inputs, shapes, strict=True)})
+        job.phase("build")
+        self.compiled = core.compile_model(
+            model,
+            "CPU",
+            {
+                # The hint's default lets the plugin compute an fp32 graph in bf16 where the processor can.
+                "INFERENCE_PRECISION_HINT": "f32",
+                "PERFORMANCE_HINT": "LATENCY",
+                "INFERENCE_NUM_THREADS": int(job.options.get("threads", 0)),
+            },
+        )
+        job.phase("load")
+        self.request = self.compiled.create_infer_request()
+        for number, array in enumerate(job.inputs):
+            self.request.set_input_tensor(number, openvino.Tensor(array))
+
+    def run(self, mark: Mark) -> None:
+        self.request.infer()
+
+    def outputs(self) -> list[Array]:
+        tensors = [self.request.get_output_tensor(n).data for n in range(len(self.compiled.outputs))]
+        return [np.array(t, dtype=np.float32) if t.dtype.kind == "f" else t.copy() for t in tensors]
+
+    def memory(self) -> Memory:
+        return Memory()
+
+    def proof(self) -> dict[str, Any]:
+        """The types that the compiled graph's nodes run in, as the plugin's own execution graph tells them."""
+        nodes = [node.get_rt_info() for node in self.compiled.get_runtime_model().get_ordered_ops()]
+        kinds = [(_info(node, "layerType"), _info(node, "runtimePrecision")) for node in nodes]
+        types = Counter(_TYPES.get(precision, precision) for kind, precision in kinds if kind in _COMPUTE)
+        return {
+            "library": f"openvino {openvino.__version__}",
+            "device": "cpu",
+            "compute_types": dict(types),
+            "operators": len(nodes),
+            "tf32": False,
+            "cuda_graph": False,
+        }
+
+    def close(self) -> None:
+        del self.request, self.compiled
+
+
+def _info(info: Any, key: str) -> str:
+    return str(info[key].astype(str)) if key in info else ""

@@ -1,0 +1,107 @@
+"""One run of every engine and precision on the GPU; each test looks at another promise of its rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from profiler import load
+
+pytestmark = pytest.mark.gpu
+
+JOB = """
+models: [resnet18]
+engines: [eager, eager-tuned, eager-nocudnn, compiled, ort, ort-tuned]
+passes: [inference, training]
+precisions: [fp32, tf32, fp16, bf16]
+batch_sizes: [2]
+device: cuda
+budget: {seconds: 0.3, min_samples: 5}
+exclude:
+  - {engine: compiled, pass: training, precision: [tf32, bf16]}
+"""
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
+    folder: Path = tmp_path_factory.mktemp("gpu")
+    (folder / "job.yaml").write_text(JOB)
+    done = subprocess.run(
+        [sys.executable, "-m", "profiler", "job.yaml"], cwd=folder, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout)
+    return load(folder / "results/*")[0].collect()
+
+
+def only(rows: pl.DataFrame, **equal: str) -> pl.DataFrame:
+    return rows.filter(*(pl.col(key) == value for key, value in equal.items()))
+
+
+def test_what_can_run_here_ran(rows: pl.DataFrame) -> None:
+    bad = rows.filter(~pl.col("status").is_in(["ok", "unsupported"]))
+    assert bad.is_empty(), bad.select("case_id", "status", "reason").rows()
+    for variant in ("eager", "eager-tuned", "eager-nocudnn", "compiled"):
+        found = only(rows, variant=variant, status="ok", **{"pass": "inference"})["precision"].to_list()
+        assert found == ["fp32", "tf32", "fp16", "bf16"]
+    for variant in ("ort", "ort-tuned"):
+        found = only(rows, variant=variant, status="ok")["precision"].to_list()
+        assert found == ["fp32", "tf32", "fp16"]
+
+
+def test_outputs_agree_with_fp32_eager_on_the_cpu(rows: pl.DataFrame) -> None:
+    inference = only(rows, status="ok", **{"pass": "inference"})
+    for row in inference.to_dicts():
+        error = row["rel_l2_error"]
+        low, high = {"fp32": (0, 1e-5), "tf32": (1e-5, 5e-3), "fp16": (1e-5, 1e-2), "bf16": (1e-4, 5e-2)}[row["precision"]]
+        # PyTorch's own convolution kernels know no TF32; only the last layer's product can use it.
+        low = 0 if row["variant"] == "eager-nocudnn" else low
+        assert low <= error < high, (row["case_id"], error)
+
+
+def test_every_clock_is_there(rows: pl.DataFrame) -> None:
+    for row in only(rows, status="ok").to_dicts():
+        assert row["clock"] == "event"
+        clocks = ["latency_ms", "enqueue_ms", "host_ms", "h2d_ms", "d2h_ms", "throughput"]
+        if not any(w.startswith("gate-overrun") for w in row["warnings"]):
+            clocks.append("gpu_ms")
+        if row["pass"] == "training":
+            clocks += ["forward_ms", "backward_ms"]
+        assert all((row[clock] or 0) > 0 for clock in clocks), (row["case_id"], {c: row[c] for c in clocks})
+
+
+def test_forward_and_backward_add_up_to_the_iteration(rows: pl.DataFrame) -> None:
+    for row in only(rows, status="ok", **{"pass": "training"}).to_dicts():
+        assert row["forward_ms"] + row["backward_ms"] == pytest.approx(row["latency_ms"], rel=0.05), row["case_id"]
+
+
+def test_memory_parts_add_up_to_the_peak(rows: pl.DataFrame) -> None:
+    parameters_mib = 11_689_512 * 4 / 2**20
+    for row in only(rows, status="ok").to_dicts():
+        parts = [row[f"{part}_mib"] for part in ("context", "weights", "activations", "other")]
+        assert sum(parts) == pytest.approx(row["peak_memory_mib"]), row["case_id"]
+        assert row["context_mib"] > 100
+        halves = 1 if row["precision"] in ("fp32", "tf32") else 2
+        assert row["weights_mib"] == pytest.approx(parameters_mib / halves, rel=0.02), row["case_id"]
+
+
+def test_proof_says_what_ran(rows: pl.DataFrame) -> None:
+    for row in only(rows, status="ok").to_dicts():
+        proof: dict[str, Any] = json.loads(row["proof"])
+        assert proof["tf32"] == (row["precision"] == "tf32")
+        if row["variant"] in ("eager-tuned", "ort-tuned", "compiled"):
+            assert proof["cuda_graph"], row["case_id"]
+        if row["engine"] == "ort":
+            assert set(proof["compute_providers"]) == {"CUDAExecutionProvider"}
+
+
+def test_telemetry_and_environment_are_filled(rows: pl.DataFrame) -> None:
+    measured = only(rows, status="ok")
+    for column in ("power_w", "sm_clock_mhz", "temperature_c", "throttled", "gpu", "driver", "cuda", "cudnn"):
+        assert measured[column].null_count() == 0, column
