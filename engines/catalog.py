@@ -93,7 +93,9 @@ ENGINES: dict[str, Engine] = {
             options={
                 "channels_last": _CHANNELS_LAST,
                 "cuda_graph": Option(bool, False, "record one iteration and replay it", devices=("cuda",)),
-                "cudnn": Option(bool, True, "convolutions by cuDNN; false takes PyTorch's own kernels", devices=("cuda",)),
+                "cudnn": Option(
+                    bool, True, "convolutions by cuDNN; false takes PyTorch's own kernels", devices=("cuda",)
+                ),
                 "cudnn_benchmark": _CUDNN_BENCHMARK,
             },
             reasons=_TORCH_REASONS,
@@ -146,7 +148,10 @@ ENGINES: dict[str, Engine] = {
             },
             reasons={
                 ("cpu", "tf32"): _NO_TF32_ON_CPU,
-                ("cpu", "fp16"): "ONNX Runtime's CPU provider has no fp16 convolution: it would insert casts and compute in fp32",
+                (
+                    "cpu",
+                    "fp16",
+                ): "ONNX Runtime's CPU provider has no fp16 convolution: it would insert casts and compute in fp32",
                 ("cpu", "bf16"): "ONNX Runtime's CPU provider has no bf16 convolution",
                 ("cuda", "bf16"): "ONNX Runtime's CUDA provider has no bf16 convolution",
             },
@@ -163,7 +168,10 @@ ENGINES: dict[str, Engine] = {
             },
             reasons={
                 ("cpu", "tf32"): _NO_TF32_ON_CPU,
-                ("cpu", "fp16"): "OpenVINO's CPU plugin computes an fp16 graph in fp32 or bf16, whichever the processor has",
+                (
+                    "cpu",
+                    "fp16",
+                ): "OpenVINO's CPU plugin computes an fp16 graph in fp32 or bf16, whichever the processor has",
                 ("cpu", "bf16"): "OpenVINO chooses bf16 by an inference hint, not by the graph's type",
                 ("cuda", "inference"): "OpenVINO has no NVIDIA device",
             },

@@ -55,7 +55,7 @@ class CompiledSession(EagerSession):
 
 def _recorded_graphs() -> int:
     """How many CUDA graphs torch's graph trees hold on the current device."""
-    from torch._inductor.cudagraph_trees import get_container  # noqa: PLC0415 -- CUDA builds only
+    from torch._inductor.cudagraph_trees import get_container
 
     manager = get_container(torch.cuda.current_device()).tree_manager
     return 0 if manager is None else sum(len(nodes) for nodes in manager.roots.values())

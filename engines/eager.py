@@ -30,7 +30,7 @@ def set_switches(job: Job) -> None:
     """
     mode = "tf32" if job.precision == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = mode
-    torch.backends.cudnn.conv.fp32_precision = mode
+    torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]
     torch.backends.cudnn.enabled = bool(job.options.get("cudnn", True))
     torch.backends.cudnn.benchmark = bool(job.options.get("cudnn_benchmark", False))
 
@@ -84,7 +84,8 @@ class EagerSession:
     def facts(self) -> dict[str, Any]:
         """What the process's switches and the session's state say."""
         cuda = self.job.device == "cuda"
-        tf32 = {torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision} == {"tf32"}
+        convolution = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+        tf32 = {torch.backends.cuda.matmul.fp32_precision, convolution} == {"tf32"}
         weights = Counter(_name(p.dtype) for p in self.model.parameters())
         return {
             "library": f"torch {torch.__version__}",
@@ -109,7 +110,7 @@ class EagerSession:
         self.model.zero_grad(set_to_none=True)
         loss = _loss(self.call(*self.inputs), self.target)
         mark("forward")
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         mark("backward")
         self.result = loss.detach()
 
@@ -127,8 +128,8 @@ class EagerSession:
         """A module or tensor on the job's device, floats in the job's type, images in the job's memory order."""
         if isinstance(thing, torch.Tensor):
             dtype = self.dtype if thing.is_floating_point() else thing.dtype
-            images = {"memory_format": self.format} if thing.dim() == 4 else {}
-            return thing.to(self.job.device, dtype, **images)
+            memory_format = self.format if thing.dim() == 4 else torch.contiguous_format
+            return thing.to(self.job.device, dtype, memory_format=memory_format)
         return thing.to(self.job.device, self.dtype).to(memory_format=self.format)
 
 

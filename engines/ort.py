@@ -47,7 +47,9 @@ class OrtSession:
         self.job = job
         self.provider = _PROVIDERS[job.device]
         self.session = self._open(_session_options(job))
-        self.inputs = [self._buffer(node, array) for node, array in zip(self.session.get_inputs(), job.inputs, strict=True)]
+        self.inputs = [
+            self._buffer(node, array) for node, array in zip(self.session.get_inputs(), job.inputs, strict=True)
+        ]
         self.binding = self.session.io_binding()
         for node, tensor in zip(self.session.get_inputs(), self.inputs, strict=True):
             self._bind(self.binding.bind_input, node, tensor)
@@ -77,7 +79,9 @@ class OrtSession:
         The optimized graph is the only place where casts that ORT inserted can be seen; it is written by a twin with the
         same options, since writing it in the measured session would lengthen its load time.
         """
-        nodes = [(s.ep_name, n.op_type) for s in self.session.get_provider_graph_assignment_info() for n in s.get_nodes()]
+        nodes = [
+            (s.ep_name, n.op_type) for s in self.session.get_provider_graph_assignment_info() for n in s.get_nodes()
+        ]
         graph = self._optimized_graph()
         constants = {t.name: onnx.TensorProto.DataType.Name(t.data_type).lower() for t in graph.initializer}
         types = Counter(_weight_type(node, constants) for node in graph.node if node.op_type in _COMPUTE)
@@ -163,7 +167,9 @@ def _symbol_sizes(job: Job) -> dict[str, int]:
     batch = BATCH
     if job.source.onnx is not None:
         inputs = read_onnx(job.source.onnx).graph.input
-        batch = inputs[0].type.tensor_type.shape.dim[0].dim_param if inputs and inputs[0].type.tensor_type.shape.dim else ""
+        batch = (
+            inputs[0].type.tensor_type.shape.dim[0].dim_param if inputs and inputs[0].type.tensor_type.shape.dim else ""
+        )
     return {**job.source.dimensions, **({batch: job.batch_size} if batch else {})}
 
 

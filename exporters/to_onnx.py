@@ -36,7 +36,7 @@ class Export:
 
     path: Path
     seconds: float
-    """Time of this call: of loading, exporting and checking, or of finding it in the cache."""
+    """What exporting and checking took when the graph was made, in this call or in an earlier one."""
     cached: bool
 
 
@@ -47,7 +47,6 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache) -> Export:
 
     Raises ModelError for a model that cannot be loaded or exported, and for an ONNX file, which needs no export.
     """
-    start = time.perf_counter()
     precision = "fp32" if precision == "tf32" else precision
     if precision not in OPSETS:
         raise ModelError(f"model {source.name!r}: no export in {precision!r}; known: {', '.join(OPSETS)}, tf32")
@@ -58,10 +57,17 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache) -> Export:
         from exporters.load import restore
 
         model = restore(source, cached_state(source, cache))
+        start = time.perf_counter()
         write_onnx(source.name, model, input_specs(source), precision, path)
+        # A file of its own in the cache's entry: the next run wants to know too.
+        seconds_of(path).write_text(str(time.perf_counter() - start))
 
     path, cached = cache.entry("onnx", export_key(source, precision), ".onnx", produce)
-    return Export(path, time.perf_counter() - start, cached)
+    return Export(path, float(seconds_of(path).read_text()), cached)
+
+
+def seconds_of(path: Path) -> Path:
+    return path.with_suffix(".seconds")
 
 
 def export_key(source: ModelSource, precision: str) -> str:

@@ -13,7 +13,7 @@ __all__ = ["load"]
 def __getattr__(name: str) -> Any:
     """`from profiler import load` without making every import of the package pay for polars."""
     if name == "load":
-        from profiler.store import load  # noqa: PLC0415
+        from profiler.store import load
 
         return load
     raise AttributeError(f"module 'profiler' has no attribute {name!r}")

@@ -46,15 +46,23 @@ def run(
     config: Annotated[Path | None, typer.Argument(help="The job, a YAML file such as bench.yaml")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1, in place of the file's")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for the run's folder, in place of the file's")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Conditions: model=resnet50,precision=fp16; may be repeated")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A fraction of the sampling time: rough figures, soon")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and a time estimate; measure nothing")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Conditions: model=resnet50,precision=fp16; may be repeated")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A fraction of the sampling time: rough figures, soon")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and a time estimate; measure nothing")
+    ] = False,
     resume: Annotated[Path | None, typer.Option(help="A run's folder: measure the cases that it lacks")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="With --resume: measure again what is not ok, too")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any case failed, not only if all did")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 if any case failed, not only if all did")
+    ] = False,
 ) -> None:
     """Run a job: prepare the models, measure every case, print the tables."""
-    from profiler.job import Request, execute  # noqa: PLC0415
+    from profiler.job import Request, execute
 
     signal.signal(signal.SIGTERM, _interrupt)
     request = Request(config, device, output, tuple(only or ()), quick, dry_run, resume, retry, strict)
@@ -64,7 +72,7 @@ def run(
 @app.command()
 def engines(device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto") -> None:
     """List every engine and preset: what it can do here, and what is missing."""
-    from profiler.listing import engines_table  # noqa: PLC0415
+    from profiler.listing import engines_table
 
     _console().print(engines_table(device))
 
@@ -72,7 +80,7 @@ def engines(device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "au
 @app.command()
 def models() -> None:
     """List the canonical networks."""
-    from profiler.listing import models_table  # noqa: PLC0415
+    from profiler.listing import models_table
 
     _console().print(models_table())
 
@@ -80,7 +88,7 @@ def models() -> None:
 @app.command()
 def environment() -> None:
     """Print what a run would record of this machine, as JSON."""
-    from profiler.job import environment_now  # noqa: PLC0415
+    from profiler.job import environment_now
 
     _console().print_json(data=environment_now())
 
@@ -101,7 +109,7 @@ def main() -> NoReturn:
 
 
 def _console() -> Console:
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console
 
     console = Console()
     # Where nobody looks, 80 columns would cut the tables.

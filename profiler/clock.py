@@ -6,6 +6,7 @@ boundaries, and the clock records there.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -41,8 +42,11 @@ class Clock(Protocol):
     def time_gated(self, run: Run, enqueue_ms: float, calls: int) -> Samples | None:
         """Time calls that were all enqueued before the first one started ("gpu"); None if that could not be held."""
 
-    def throughput(self, run: Run, seconds: float) -> float:
-        """Calls per second of a back-to-back loop of at least `seconds`, the final synchronize included."""
+    def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
+        """Calls per second of a back-to-back loop of at least `seconds`, the final synchronize included.
+
+        `call_ms` is what a call is known to take.
+        """
 
 
 class CpuClock:
@@ -72,8 +76,8 @@ class CpuClock:
     def time_gated(self, run: Run, enqueue_ms: float, calls: int) -> Samples | None:
         return {}
 
-    def throughput(self, run: Run, seconds: float) -> float:
-        return _back_to_back(run, self.synchronize, seconds)
+    def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
+        return _back_to_back(run, self.synchronize, seconds, call_ms)
 
 
 class CudaClock:
@@ -85,7 +89,7 @@ class CudaClock:
     headline = "event"
 
     def __init__(self) -> None:
-        import torch  # noqa: PLC0415 -- a clock for the CPU needs no torch
+        import torch
 
         self._torch = torch
         self.stream = torch.cuda.Stream()
@@ -155,8 +159,8 @@ class CudaClock:
                 return samples
         return None if calls == 1 else self.time_gated(run, enqueue_ms, calls // 2)
 
-    def throughput(self, run: Run, seconds: float) -> float:
-        rate = _back_to_back(run, self.synchronize, seconds)
+    def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
+        rate = _back_to_back(run, self.synchronize, seconds, call_ms)
         self._marks.clear()
         return rate
 
@@ -223,7 +227,7 @@ class CudaClock:
             self._torch.cuda._sleep(cycles)
             end.record(self.stream)
         self.synchronize()
-        return cycles / start.elapsed_time(end)
+        return float(cycles / start.elapsed_time(end))
 
 
 def _between(marks: list[tuple[str, int]], start: int) -> list[tuple[str, int]]:
@@ -239,21 +243,19 @@ def _add_marks(samples: Samples, start: torch.cuda.Event, marks: list[tuple[str,
         before = event
 
 
-def _back_to_back(run: Run, synchronize: Callable[[], None], seconds: float) -> float:
-    """Calls per second. The clock is read at growing strides, so that reading it costs nothing; see `Clock.throughput`."""
-    synchronize()
-    calls, stride = 0, 1
-    start = time.perf_counter()
+def _back_to_back(run: Run, synchronize: Callable[[], None], seconds: float, call_ms: float) -> float:
+    """See `Clock.throughput`. The calls are counted beforehand: a device's queue takes far more than `seconds` of them."""
+    calls = max(1, math.ceil(seconds * 1000 / call_ms))
     while True:
-        for _ in range(stride):
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
             run(_ignore)
-        calls += stride
+        synchronize()
         elapsed = time.perf_counter() - start
         if elapsed >= seconds:
-            break
-        stride = max(1, min(calls, int(calls * (seconds - elapsed) / elapsed) + 1))
-    synchronize()
-    return calls / (time.perf_counter() - start)
+            return calls / elapsed
+        calls = math.ceil(calls * min(1.05 * seconds / elapsed, 10))
 
 
 def _ignore(name: str) -> None:

@@ -142,7 +142,9 @@ class Filter(BaseModel):
     @classmethod
     def _lists(cls, data: Any) -> Any:
         if not isinstance(data, dict) or not data:
-            raise _error(f"expected conditions such as {{engine: compiled, pass: training}}; keys: {', '.join(_FILTERS)}")
+            raise _error(
+                f"expected conditions such as {{engine: compiled, pass: training}}; keys: {', '.join(_FILTERS)}"
+            )
         return {k: v if isinstance(v, list) else [v] for k, v in data.items()}
 
 
@@ -250,7 +252,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Location, int]]:
         line = mark.line + 1 if mark else 1
         raise ConfigError(f"{path}:{line}: no valid YAML: {getattr(error, 'problem', None) or error}") from None
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}:1: expected keys such as models and engines; see the bench.yaml that comes with the project")
+        raise ConfigError(
+            f"{path}:1: expected keys such as models and engines; see the bench.yaml that comes with the project"
+        )
     lines: dict[Location, int] = {}
     _note_lines(path, root, (), lines)
     return data, lines

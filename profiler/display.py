@@ -92,11 +92,21 @@ class LiveDisplay:
 def duration(seconds: float) -> str:
     """Seconds in words, "3 min 20 s"."""
     whole = max(0, round(seconds))
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+    return (
+        f"{whole} s"
+        if whole < 60
+        else f"{whole // 60} min {whole % 60} s"
+        if whole < 3600
+        else f"{whole // 3600} h {whole % 3600 // 60} min"
+    )
 
 
 def _line(case: Case, result: Result) -> Text:
     samples = sorted(result.samples.get(result.clock or "", []))
-    what = f"{samples[len(samples) // 2]:.3f} ms, {len(samples)} samples" if result.status == "ok" and samples else result.reason
+    what = (
+        f"{samples[len(samples) // 2]:.3f} ms, {len(samples)} samples"
+        if result.status == "ok" and samples
+        else result.reason
+    )
     status = Text(f"{result.status:<11} ", style=_STYLES.get(result.status, "red"))
     return status.append(f"{case.id}  ", style="default").append(what or "", style="dim")

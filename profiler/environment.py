@@ -15,7 +15,18 @@ from engines.catalog import Device
 from profiler.config import ConfigError
 from profiler.telemetry import Gpu, visible_gpus
 
-_PACKAGES = ("torch", "onnxruntime-gpu", "onnxruntime", "onnx", "onnxscript", "openvino", "tensorrt", "triton", "numpy", "polars")
+_PACKAGES = (
+    "torch",
+    "onnxruntime-gpu",
+    "onnxruntime",
+    "onnx",
+    "onnxscript",
+    "openvino",
+    "tensorrt",
+    "triton",
+    "numpy",
+    "polars",
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,9 @@ def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: found for name in _PACKAGES if (found := _version(name))},
         "command": sys.argv,
-        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("CUDA", "OMP", "TORCH", "PROFILER", "NVIDIA"))},
+        "variables": {
+            k: v for k, v in sorted(os.environ.items()) if k.startswith(("CUDA", "OMP", "TORCH", "PROFILER", "NVIDIA"))
+        },
     }
 
 

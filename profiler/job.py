@@ -122,7 +122,9 @@ def _overrides(request: Request) -> dict[str, Any]:
 def _budget(config: Config, request: Request) -> Budget:
     if not request.quick:
         return config.budget
-    return replace(config.budget, seconds=min(config.budget.seconds, _QUICK["seconds"]), min_samples=int(_QUICK["min_samples"]))
+    return replace(
+        config.budget, seconds=min(config.budget.seconds, _QUICK["seconds"]), min_samples=int(_QUICK["min_samples"])
+    )
 
 
 @contextlib.contextmanager
@@ -166,4 +168,8 @@ def _print_plan(console: Console, cases: Sequence[Case], budget: Budget, target:
     console.print(table)
     total = sum(estimate_seconds(case, budget) for case in cases)
     runnable = sum(case.unsupported is None for case in cases)
-    console.print(Text(f"\n{target.name}: {runnable} of {len(cases)} cases can run here, in about {duration(total)} (a rough guess)"))
+    console.print(
+        Text(
+            f"\n{target.name}: {runnable} of {len(cases)} cases can run here, in about {duration(total)} (a rough guess)"
+        )
+    )

@@ -91,19 +91,30 @@ def measure(
     rule = StopRule(budget.min_samples, budget.max_samples, seconds)
     start = now()
     result.stop_reason = _sample(
-        result.samples, clock.headline, rule, expected_ms * block, lambda n: clock.time_calls(session.run, n, block), report, now
+        result.samples,
+        clock.headline,
+        rule,
+        expected_ms * block,
+        lambda n: clock.time_calls(session.run, n, block),
+        report,
+        now,
     )
     if only:
         # Calls on the CPU are synchronous, so the timed loop was a back-to-back loop already, if it was long enough.
         elapsed, calls = now() - start, len(result.samples["host"]) * block
         long_enough = elapsed >= _THROUGHPUT_SECONDS
-        result.throughput = calls / elapsed if long_enough else clock.throughput(session.run, _THROUGHPUT_SECONDS)
+        call_ms = median(result.samples["host"]) or expected_ms
+        result.throughput = (
+            calls / elapsed if long_enough else clock.throughput(session.run, _THROUGHPUT_SECONDS, call_ms)
+        )
         return result
 
     rule = StopRule(5, budget.max_samples, budget.seconds * _SHARES["synchronized"])
     _sample(result.samples, "host", rule, expected_ms, lambda n: clock.time_synchronized(session.run, n), report, now)
     _gated(session, clock, budget, result, now)
-    result.throughput = clock.throughput(session.run, _THROUGHPUT_SECONDS)
+    result.throughput = clock.throughput(
+        session.run, _THROUGHPUT_SECONDS, median(result.samples[clock.headline]) or expected_ms
+    )
     result.warnings += host_bound(result.samples)
     return result
 
@@ -113,8 +124,10 @@ def host_bound(samples: Samples) -> list[str]:
     event, gpu, enqueue = (median(samples.get(name, [])) for name in ("event", "gpu", "enqueue"))
     if not event or not gpu:
         return []
-    if event / gpu > 1.05 or (enqueue is not None and enqueue > 0.8 * gpu):
-        return [f"host-bound: the device works {gpu:.3g} ms of the {event:.3g} ms"]
+    if event / gpu > 1.05:
+        return [f"host-bound: of {event:.3g} ms a call the device works {gpu:.3g} ms"]
+    if enqueue is not None and enqueue > 0.8 * gpu:
+        return [f"host-bound: enqueueing takes {enqueue:.3g} ms of the device's {gpu:.3g} ms; a slower host would show"]
     return []
 
 
@@ -151,7 +164,9 @@ def _sample(
     """Take chunks of samples until the rule says why to stop. A chunk lasts about 0.1 s, and one call at least."""
     start = now()
     while True:
-        count = max(1, min(int(_CHUNK_SECONDS * 1000 / max(call_ms, 1e-3)), rule.max_samples - len(into.get(watched, []))))
+        count = max(
+            1, min(int(_CHUNK_SECONDS * 1000 / max(call_ms, 1e-3)), rule.max_samples - len(into.get(watched, [])))
+        )
         for name, values in take(count).items():
             into.setdefault(name, []).extend(values)
         reason = rule.reason(into[watched], now() - start)

@@ -35,12 +35,16 @@ def make_plan(config: Config, device: Device, only: Filter | None = None) -> lis
     ]
     for case_id, count in Counter(case.id for case in cases).items():
         if count > 1:
-            raise ConfigError(f"{count} cases have the id {case_id}: two models or engines share a name; give one another label")
+            raise ConfigError(
+                f"{count} cases have the id {case_id}: two models or engines share a name; give one another label"
+            )
     excluded = [case for case in cases if not any(matches(case, f) for f in config.exclude)]
     chosen = [case for case in excluded if only is None or matches(case, only)]
     if not chosen:
         what = f"--only {_describe(only)}" if only and excluded else "exclude"
-        raise ConfigError(f"{what}: no case is left; --dry-run without it lists the {len(excluded) or len(cases)} of the config")
+        raise ConfigError(
+            f"{what}: no case is left; --dry-run without it lists the {len(excluded) or len(cases)} of the config"
+        )
     return chosen
 
 
@@ -60,7 +64,11 @@ def estimate_seconds(case: Case, budget: Budget) -> float:
     work = CATALOG[case.model].multiply_adds * 2e-9 if case.source.kind == "canonical" else 1.0
     call = work * case.batch_size * (3 if case.pass_ == "training" else 1) / _GFLOPS[case.device]
     sampling = max(budget.seconds * 1.5 + 1.0, 5 * call)
-    return sampling + _OVERHEAD_SECONDS[case.device] + (_COMPILE_SECONDS[case.device] if case.engine == "compiled" else 0.0)
+    return (
+        sampling
+        + _OVERHEAD_SECONDS[case.device]
+        + (_COMPILE_SECONDS[case.device] if case.engine == "compiled" else 0.0)
+    )
 
 
 def _cells(

@@ -26,6 +26,10 @@ try:
     # torch first: it loads the CUDA libraries that onnxruntime then finds.
     import torch
 
+    # Without these every compiled case, and every proof by a dispatch mode, would pay 2.5 s for them.
+    import torch._dynamo
+    import torch._inductor.compile_fx
+
     with contextlib.suppress(ImportError):
         import onnxruntime  # noqa: F401
 

@@ -41,16 +41,22 @@ def prepare(
 
     prepared: dict[str, Prepared] = {}
     calls = [call("prepare_model", (source, cache), f"prepare-{name}") for name, source in sources.items()]
-    outcomes = run_all(calls, _slots(sources.values()), lambda done: tick("weights and reference outputs", done, len(calls)))
+    outcomes = run_all(
+        calls, _slots(list(sources.values())), lambda done: tick("weights and reference outputs", done, len(calls))
+    )
     for name, outcome in zip(sources, outcomes, strict=True):
-        prepared[name] = outcome.value if outcome.status == "ok" else Prepared(failures={"model": outcome.reason or outcome.status})
+        prepared[name] = (
+            outcome.value if outcome.status == "ok" else Prepared(failures={"model": outcome.reason or outcome.status})
+        )
 
     wanted = dict.fromkeys(
         (case.model, graph_of(case.precision))
         for case in runnable
         if ENGINES[case.engine].needs == "onnx" and case.source.kind != "onnx" and not prepared[case.model].failures
     )
-    exports = [call("prepare_export", (sources[name], graph, cache), f"export-{name}-{graph}") for name, graph in wanted]
+    exports = [
+        call("prepare_export", (sources[name], graph, cache), f"export-{name}-{graph}") for name, graph in wanted
+    ]
     slots = _slots([sources[name] for name, _ in wanted])
     for (name, graph), outcome in zip(
         wanted, run_all(exports, slots, lambda done: tick("exports to ONNX", done, len(exports))), strict=True
@@ -71,9 +77,9 @@ def failure(case: Case, prepared: Prepared) -> str | None:
     return prepared.failures.get(graph_of(case.precision)) if ENGINES[case.engine].needs == "onnx" else None
 
 
-def _slots(sources: Sequence[ModelSource] | object) -> int:
+def _slots(sources: Sequence[ModelSource]) -> int:
     """How many preparations fit beside each other: one a core, and as the largest of them fits into memory."""
-    largest = max((_memory_mib(source) for source in sources), default=0.0)  # type: ignore[attr-defined]
+    largest = max((_memory_mib(source) for source in sources), default=0.0)
     available = available_memory_mib()
     by_memory = int(available * 0.8 / largest) if available and largest else usable_cores()
     return max(1, min(usable_cores(), by_memory))

@@ -73,7 +73,7 @@ class Outcome:
 
 def start_forkserver(log: Path) -> None:
     """Start the forkserver if there is none, so that it warms up while the parent does other things."""
-    from multiprocessing import forkserver  # noqa: PLC0415 -- only the process that forks needs it
+    from multiprocessing import forkserver
 
     # One thread: stray threads of a BLAS pool would not survive the fork.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -126,7 +126,9 @@ class Child:
         """End the process and every process that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             # Not yet a group leader: then it has started nothing either.
-            os.killpg(self._pid, signal.SIGKILL) if os.getpgid(self._pid) == self._pid else os.kill(self._pid, signal.SIGKILL)
+            os.killpg(self._pid, signal.SIGKILL) if os.getpgid(self._pid) == self._pid else os.kill(
+                self._pid, signal.SIGKILL
+            )
         self.process.join()
         self._connection.close()
 
@@ -257,7 +259,10 @@ def _oom_kills() -> int:
             if controllers == "":
                 files = [Path(f"/sys/fs/cgroup{group}/memory.events")]
             elif "memory" in controllers.split(","):
-                files = [Path(f"/sys/fs/cgroup/memory{group}/memory.oom_control"), Path("/sys/fs/cgroup/memory/memory.oom_control")]
+                files = [
+                    Path(f"/sys/fs/cgroup/memory{group}/memory.oom_control"),
+                    Path("/sys/fs/cgroup/memory/memory.oom_control"),
+                ]
             else:
                 continue
             for file in files:

@@ -79,7 +79,11 @@ class Result:
         for name in _MEASURES:
             row |= getattr(self, name)
         row |= {f"{name}_ms": statistics.median(self.samples.get(name, [])) for name in _CLOCKS}
-        return row | self._latency() | {"clock": self.clock, "stop_reason": self.stop_reason, "throughput": self.throughput}
+        return (
+            row
+            | self._latency()
+            | {"clock": self.clock, "stop_reason": self.stop_reason, "throughput": self.throughput}
+        )
 
     def _latency(self) -> dict[str, Any]:
         """Statistics of the headline clock."""
@@ -102,4 +106,6 @@ def outlier_warnings(samples: Mapping[str, list[float]], clock: str) -> list[str
     """A warning where more than one sample in twenty lies outside Tukey's fences."""
     values = samples.get(clock, [])
     count = statistics.outliers(values)
-    return [f"outliers: {count} of {len(values)} samples lie outside Tukey's fences"] if count > len(values) / 20 else []
+    return (
+        [f"outliers: {count} of {len(values)} samples lie outside Tukey's fences"] if count > len(values) / 20 else []
+    )

@@ -63,7 +63,9 @@ def measure_one(task: Task, logs: Path, path: tuple[str, ...], tick: Callable[[s
     """One case in a process of its own, watched from here: its phases, its limits, and the device's telemetry."""
     log = logs / f"{task.case.id.replace('/', '-')}.log"
     environment = {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
-    call = Call("profiler.worker:measure_case", task, log, task.budget.timeout, task.budget.build_timeout, environment, path)
+    call = Call(
+        "profiler.worker:measure_case", task, log, task.budget.timeout, task.budget.build_timeout, environment, path
+    )
     poller, readings = Poller(task.gpu), Readings()
     before = poller.memory_mib()
     child = Child(call)

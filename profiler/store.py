@@ -47,7 +47,9 @@ class RunFolder:
         """The folder of an earlier run. Raises ConfigError if it is none."""
         run = cls(path.resolve())
         if not (path / "bench.yaml").is_file():
-            raise ConfigError(f"--resume {path}: no run stands there (no bench.yaml); give a folder such as results/2026…")
+            raise ConfigError(
+                f"--resume {path}: no run stands there (no bench.yaml); give a folder such as results/2026…"
+            )
         run.logs.mkdir(exist_ok=True)
         return run
 
@@ -81,7 +83,9 @@ class RunFolder:
                 found[result.case_id] = result
         return found
 
-    def write_parquet(self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    def write_parquet(
+        self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Write and return results and samples of every case that has ended, in the plan's order."""
         found = self.results()
         done = [(case, found[case.id]) for case in cases if case.id in found]
@@ -110,7 +114,13 @@ def _samples(run_id: str, result: Result) -> pl.DataFrame:
     return pl.concat(
         [
             pl.DataFrame(
-                {"run_id": run_id, "case_id": result.case_id, "clock": clock, "index": range(len(values)), "ms": values},
+                {
+                    "run_id": run_id,
+                    "case_id": result.case_id,
+                    "clock": clock,
+                    "index": range(len(values)),
+                    "ms": values,
+                },
                 schema=SAMPLES,
             )
             for clock, values in columns

@@ -19,10 +19,37 @@ LINE = [*GROUP, "variant", "precision"]
 BASES = (("eager", "fp32"), ("ort", "native"))
 """Variant and precision that a group's speed-ups are relative to; the second is for a user's ONNX file."""
 
-_LATENCY = """latency_ms latency_ci_low_ms latency_ci_high_ms latency_mean_ms latency_min_ms latency_p90_ms latency_p95_ms
-latency_p99_ms samples clock stop_reason gpu_ms enqueue_ms host_ms h2d_ms d2h_ms forward_ms backward_ms throughput""".split()
-_MEMORY = """peak_memory_mib context_mib weights_mib activations_mib other_mib host_peak_mib torch_allocated_mib
-torch_reserved_mib""".split()
+_LATENCY = [
+    "latency_ms",
+    "latency_ci_low_ms",
+    "latency_ci_high_ms",
+    "latency_mean_ms",
+    "latency_min_ms",
+    "latency_p90_ms",
+    "latency_p95_ms",
+    "latency_p99_ms",
+    "samples",
+    "clock",
+    "stop_reason",
+    "gpu_ms",
+    "enqueue_ms",
+    "host_ms",
+    "h2d_ms",
+    "d2h_ms",
+    "forward_ms",
+    "backward_ms",
+    "throughput",
+]
+_MEMORY = [
+    "peak_memory_mib",
+    "context_mib",
+    "weights_mib",
+    "activations_mib",
+    "other_mib",
+    "host_peak_mib",
+    "torch_allocated_mib",
+    "torch_reserved_mib",
+]
 
 
 @dataclass(frozen=True)
@@ -53,7 +80,13 @@ def problems(results: pl.DataFrame) -> pl.DataFrame:
 
 def summary(results: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
     """One row a line of the printed tables: medians over replicates, the speed-up over the base and its interval."""
-    measures = [*[c for c in _LATENCY if c.endswith("_ms")], "throughput", "peak_memory_mib", "rel_l2_error", "top1_agreement"]
+    measures = [
+        *[c for c in _LATENCY if c.endswith("_ms")],
+        "throughput",
+        "peak_memory_mib",
+        "rel_l2_error",
+        "top1_agreement",
+    ]
     lines = _ok(results).group_by(LINE, maintain_order=True).agg(
         pl.col(measures).median(), pl.col("clock").first(), pl.col("case_id"), pl.len().alias("replicates")
     )  # fmt: skip
@@ -80,7 +113,9 @@ def speedups(lines: pl.DataFrame, samples: pl.DataFrame) -> list[Speedup | None]
         if base_row is None:
             found.append(None)
             continue
-        interval = None if row is base_row else ratio_interval(_samples_of(base_row, samples), _samples_of(row, samples))
+        interval = (
+            None if row is base_row else ratio_interval(_samples_of(base_row, samples), _samples_of(row, samples))
+        )
         ratio = base_row["latency_ms"] / row["latency_ms"]
         found.append(Speedup(ratio, interval, (base_row["variant"], base_row["precision"])))
     return found
@@ -122,7 +157,9 @@ def write_tables(folder: Path, results: pl.DataFrame, samples: pl.DataFrame) -> 
     }
     for name, frame in tables.items():
         flat = frame.with_columns(
-            pl.col(column).cast(pl.List(pl.String)).list.join("; ") for column, dtype in frame.schema.items() if dtype == pl.List
+            pl.col(column).cast(pl.List(pl.String)).list.join("; ")
+            for column, dtype in frame.schema.items()
+            if dtype == pl.List
         )
         flat.write_csv(folder / f"{name}.csv")
         (folder / f"{name}.md").write_text(_markdown(flat))

@@ -113,7 +113,7 @@ def throttle_reasons(bits: int) -> list[str]:
 
 def _nvml() -> Any:
     """The NVML module, initialized, or None without a driver."""
-    import pynvml  # noqa: PLC0415 -- a start without a GPU question should not pay for it
+    import pynvml
 
     try:
         pynvml.nvmlInit()

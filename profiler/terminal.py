@@ -14,6 +14,8 @@ from rich.text import Text
 from profiler import table
 
 Row = Mapping[str, Any]
+Column = Callable[[Sequence[Row]], list[str]]
+"""Makes a column's cells from the rows."""
 
 
 def print_results(console: Console, results: pl.DataFrame, samples: pl.DataFrame) -> None:
@@ -33,8 +35,10 @@ def print_results(console: Console, results: pl.DataFrame, samples: pl.DataFrame
     _print_warnings(console, results)
 
 
-def _table(title: str, columns: Sequence[tuple[str, Callable[[list[Row]], list[str]]]], rows: list[Row]) -> Table:
-    grid = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+def _table(title: str, columns: Sequence[tuple[str, Column]], rows: Sequence[Row]) -> Table:
+    grid = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
+    )
     cells = []
     for head, make in columns:
         made = make(rows)
@@ -48,14 +52,14 @@ def _table(title: str, columns: Sequence[tuple[str, Callable[[list[Row]], list[s
     return grid
 
 
-def _text(column: str) -> Callable[[list[Row]], list[str]]:
+def _text(column: str) -> Column:
     return lambda rows: [str(row[column]) for row in rows]
 
 
-def _number(column: str) -> Callable[[list[Row]], list[str]]:
+def _number(column: str) -> Column:
     """A column of figures with as many decimals as its smallest needs for three significant digits."""
 
-    def make(rows: list[Row]) -> list[str]:
+    def make(rows: Sequence[Row]) -> list[str]:
         values = [row[column] for row in rows]
         known = [abs(v) for v in values if v]
         places = next((p for p, bound in ((3, 1), (2, 10), (1, 100)) if known and min(known) < bound), 0)
@@ -64,7 +68,7 @@ def _number(column: str) -> Callable[[list[Row]], list[str]]:
     return make
 
 
-def _spread(rows: list[Row]) -> list[str]:
+def _spread(rows: Sequence[Row]) -> list[str]:
     """Half the width of the median's 95 % interval, in percent of the median."""
     found = []
     for row in rows:
@@ -73,7 +77,7 @@ def _spread(rows: list[Row]) -> list[str]:
     return found
 
 
-def _speedup(rows: list[Row]) -> list[str]:
+def _speedup(rows: Sequence[Row]) -> list[str]:
     found = []
     for row in rows:
         ratio, low, high = row["speedup"], row["speedup_low"], row["speedup_high"]
@@ -86,19 +90,24 @@ def _speedup(rows: list[Row]) -> list[str]:
     return found
 
 
-def _error(rows: list[Row]) -> list[str]:
+def _error(rows: Sequence[Row]) -> list[str]:
     return ["" if row["rel_l2_error"] is None else f"{row['rel_l2_error']:.1e}" for row in rows]
 
 
-_COMMON = [("Engine", _text("variant")), ("Precision", _text("precision")), ("Latency ms", _number("latency_ms")), ("± %", _spread)]
-_END = [("Peak memory MiB", _number("peak_memory_mib"))]
+_COMMON = [
+    ("Engine", _text("variant")),
+    ("Precision", _text("precision")),
+    ("Latency ms", _number("latency_ms")),
+    ("± %", _spread),
+]
+_END = [("Memory MiB", _number("peak_memory_mib"))]
 _INFERENCE = [
     *_COMMON,
     ("Device ms", _number("gpu_ms")),
     ("Speed-up (95 %)", _speedup),
     ("Items/s", _number("throughput")),
     *_END,
-    ("Error (rel. L2)", _error),
+    ("Rel. error", _error),
 ]
 _TRAINING = [
     *_COMMON,
@@ -117,7 +126,8 @@ def _print_problems(console: Console, problems: pl.DataFrame) -> None:
     console.print(Text("\nNot measured", style="bold"))
     for (status, reason), group in problems.group_by(["status", "reason"], maintain_order=True):
         what = [
-            ", ".join(group[column].unique(maintain_order=True).to_list()) for column in ("variant", "precision", "pass", "model")
+            ", ".join(group[column].unique(maintain_order=True).to_list())
+            for column in ("variant", "precision", "pass", "model")
         ]
         grid = Table.grid(padding=(0, 1))
         grid.add_row(Text(f"  {status}", style="yellow" if status == "unsupported" else "red"), Text(str(reason)))
@@ -127,7 +137,9 @@ def _print_problems(console: Console, problems: pl.DataFrame) -> None:
 
 def _print_warnings(console: Console, results: pl.DataFrame) -> None:
     """Each kind of warning once, with how many rows carry it; the rows' own texts stand in results.parquet."""
-    kinds = results.explode("warnings").drop_nulls("warnings").with_columns(pl.col("warnings").str.split(":").list.first())
+    kinds = (
+        results.explode("warnings").drop_nulls("warnings").with_columns(pl.col("warnings").str.split(":").list.first())
+    )
     if kinds.is_empty():
         return
     console.print(Text("\nWarnings", style="bold"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -111,7 +110,9 @@ def measure_case(task: Task, report: Report) -> Result:
         result.samples |= clock.time_copies(_input_bytes(task), sum(o.nbytes for o in outputs) // _shrink(case))
     phases.enter("end")
     result.seconds = {
-        "export_s": task.prepared.export_s.get(graph_of(case.precision)) if ENGINES[case.engine].needs == "onnx" else None,
+        "export_s": task.prepared.export_s.get(graph_of(case.precision))
+        if ENGINES[case.engine].needs == "onnx"
+        else None,
         "build_s": phases.seconds.get("build"),
         "load_s": phases.seconds.get("load"),
         "first_run_s": first_s,
@@ -147,7 +148,9 @@ def _job(task: Task, phase: Callable[[str], None]) -> Job:
 def _within(budget: Budget, spent: float) -> Budget:
     """The budget, cut to what the timeout leaves."""
     left = max(budget.timeout * _GUARD - spent, 0.01)
-    return Budget(min(budget.seconds, left), budget.min_samples, budget.max_samples, budget.timeout, budget.build_timeout)
+    return Budget(
+        min(budget.seconds, left), budget.min_samples, budget.max_samples, budget.timeout, budget.build_timeout
+    )
 
 
 def _check(task: Task, session: Session, result: Result) -> None:

@@ -1,0 +1,58 @@
+"""What enters: the catalogs and this machine. What leaves: the tables of `python -m profiler engines` and `models`."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from engines import missing
+from engines.catalog import ENGINES, PRECISIONS, PRESETS, Device, Engine, Pass
+from exporters.catalog import CATALOG
+from profiler.config import ConfigError
+from profiler.telemetry import visible_gpus
+
+
+def engines_table(wanted: str) -> Table:
+    """Every preset: what it can do on the device, by pass, and what is missing with the command that installs it.
+
+    Raises ConfigError for a device that is none of auto, cpu and cuda.
+    """
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"--device {wanted}: expected auto, cpu or cuda")
+    gpus = visible_gpus()
+    device: Device = "cuda" if wanted == "cuda" or (wanted == "auto" and gpus) else "cpu"
+    name = f" ({gpus[0].name})" if device == "cuda" and gpus else ""
+    table = Table(title=f"Engines on {device}{name}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("Preset", "Engine", "Inference", "Training", "What it is, and what is missing"):
+        table.add_column(head, no_wrap=head in ("Preset", "Engine"))
+    for preset in PRESETS.values():
+        engine = ENGINES[preset.engine]
+        able = device in preset.options
+        note = Text(preset.summary)
+        if not able:
+            note.append(f"; not here: {preset.reasons[device]}", style="yellow")
+        for requirement in missing(engine, device) if able else []:
+            note.append(f"; missing {requirement.name}: {requirement.install}", style="red")
+        cells = [_precisions(engine, pass_, device) if able else "" for pass_ in ("inference", "training")]
+        table.add_row(preset.name, engine.name, *cells, note)
+    return table
+
+
+def models_table() -> Table:
+    """Every canonical network: size, work, published error and citation."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("Model", "Input", "Parameters", "GMAC", "Top-1 %", "Top-5 %", "Citation"):
+        table.add_column(
+            head, justify="left" if head in ("Model", "Input", "Citation") else "right", no_wrap=head != "Citation"
+        )
+    for row in CATALOG.values():
+        errors = ["" if e is None else f"{e:.2f}" for e in (row.top1_error, row.top5_error)]
+        shape = "×".join(map(str, row.input_shape))
+        table.add_row(row.name, shape, f"{row.parameters:,}", f"{row.multiply_adds / 1e9:.2f}", *errors, row.citation)
+    return table
+
+
+def _precisions(engine: Engine, pass_: Pass, device: Device) -> str:
+    able = engine.precisions.get((pass_, device), frozenset())
+    return " ".join(p for p in PRECISIONS if p in able)
