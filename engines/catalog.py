@@ -143,6 +143,7 @@ ENGINES: dict[str, Engine] = {
                     choices=("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
                     devices=("cuda",),
                 ),
+                "fuse_conv_bias": Option(bool, False, "bias and convolution in one cuDNN graph", devices=("cuda",)),
                 "optimize": Option(bool, True, "graph optimizations (fusions, constant folding, layout)"),
                 "threads": Option(int, 0, "threads inside an operator; 0 is one per core", devices=("cpu",)),
             },

@@ -182,9 +182,14 @@ def _cuda_options(job: Job) -> dict[str, str]:
         # Growth by powers of two would count as the engine's need what is only the arena's slack.
         "arena_extend_strategy": "kSameAsRequested",
         "cudnn_conv_algo_search": str(job.options.get("conv_search", "EXHAUSTIVE")),
-        "prefer_nhwc": str(int(bool(job.options.get("prefer_nhwc", False)))),
-        "enable_cuda_graph": str(int(bool(job.options.get("cuda_graph", False)))),
+        "prefer_nhwc": _flag(job, "prefer_nhwc"),
+        "enable_cuda_graph": _flag(job, "cuda_graph"),
+        "fuse_conv_bias": _flag(job, "fuse_conv_bias"),
     }
+
+
+def _flag(job: Job, option: str) -> str:
+    return "1" if job.options.get(option) else "0"
 
 
 def _nbytes(tensor: onnx.TensorProto) -> int:

@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from profiler.telemetry import visible_gpus
+
+
+ROOT = Path(__file__).resolve().parent.parent
+Profiler = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def profiler() -> Profiler:
+    """`profiler("job.yaml", cwd=folder)` runs `python -m profiler job.yaml` there, as a user would."""
+
+    def run(*arguments: str, cwd: Path, timeout: float = 250, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        return subprocess.run(
+            [sys.executable, "-m", "profiler", *arguments],
+            cwd=cwd,
+            env={**environment, **variables},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

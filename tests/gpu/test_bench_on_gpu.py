@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,15 @@ exclude:
   - {engine: compiled, pass: training, precision: [tf32, bf16]}
 """
 
+BOUNDS = {"fp32": (0, 1e-5), "tf32": (1e-5, 5e-3), "fp16": (1e-5, 1e-2), "bf16": (1e-4, 5e-2)}
+"""Relative L2 error to the fp32 reference on the CPU."""
+
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
+def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]) -> pl.DataFrame:
     folder: Path = tmp_path_factory.mktemp("gpu")
     (folder / "job.yaml").write_text(JOB)
-    done = subprocess.run(
-        [sys.executable, "-m", "profiler", "job.yaml"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    done = profiler("job.yaml", cwd=folder, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
     return load(folder / "results/*")[0].collect()
