@@ -1,4 +1,4 @@
-"""What enters: a `Job`, all that an engine needs to open a model. What leaves: a `Session`, which runs it iteration by iteration."""
+"""What enters: a `Job`, all that an engine needs to open a model. What leaves: a `Session`, which runs it."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Engine:
     """One runtime.
 
     `precisions` says what it can do, by pass and device; whatever is missing there is an `unsupported` row, with the
-    reason from `reasons` (by device and precision, or by device and pass) where a general sentence would not explain it.
+    reason from `reasons` (by device and precision, or by device and pass) where a general sentence would say too little.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Preset:
-    """A named set of options of one engine. A device that `options` does not hold cannot run it, for `reasons[device]`."""
+    """A named set of options of one engine. `reasons` says why a device is not in `options`."""
 
     name: str
     engine: str

@@ -1,4 +1,4 @@
-"""What enters: a Job. What leaves: a session of torch.compile, compiled and, where the mode records CUDA graphs, recorded."""
+"""What enters: a Job. What leaves: a session of torch.compile, compiled before it is returned."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def _restore(job: Job) -> torch.nn.Module:
 
 
 def _seeded_target(model: torch.nn.Module, inputs: list[torch.Tensor]) -> torch.Tensor | None:
-    """Class labels, shape (batch,), where the model (in eval mode) returns logits of shape (batch, classes); else None."""
+    """Class labels, shape (batch,), where the model (in eval mode) returns logits, (batch, classes); else None."""
     with torch.no_grad():
         first = tree_leaves(model(*(x[:1] for x in inputs)))[0]
     if first.dim() != 2:

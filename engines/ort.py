@@ -1,4 +1,4 @@
-"""What enters: a Job. What leaves: a session of ONNX Runtime, on its CUDA or its CPU provider, with preallocated buffers.
+"""What enters: a Job. What leaves: a session of ONNX Runtime, on its CUDA or CPU provider, with preallocated buffers.
 
 One call is asynchronous on CUDA: inputs and outputs are bound to device memory once, the provider works on torch's
 current stream (`user_compute_stream`), and the run option `disable_synchronize_execution_providers` keeps it from
@@ -76,8 +76,8 @@ class OrtSession:
     def proof(self) -> dict[str, Any]:
         """Each node's provider as the measured session assigned it, and the types of a twin session's optimized graph.
 
-        The optimized graph is the only place where casts that ORT inserted can be seen; it is written by a twin with the
-        same options, since writing it in the measured session would lengthen its load time.
+        The optimized graph is the only place where casts that ORT inserted can be seen; a twin with the same options
+        writes it, since writing it in the measured session would lengthen its load time.
         """
         nodes = [
             (s.ep_name, n.op_type) for s in self.session.get_provider_graph_assignment_info() for n in s.get_nodes()

@@ -28,7 +28,7 @@ class OpenVinoSession:
         core = openvino.Core()
         model = core.read_model(job.onnx)
         shapes = [[job.batch_size if d == BATCH else d for d in spec.shape] for spec in input_specs(job.source)]
-        model.reshape({port: shape for port, shape in zip(model.inputs, shapes, strict=True)})
+        model.reshape(dict(zip(model.inputs, shapes, strict=True)))
         job.phase("build")
         self.compiled = core.compile_model(
             model,

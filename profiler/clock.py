@@ -59,11 +59,16 @@ class CpuClock:
 
     def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
         samples: Samples = {"host": []}
+        marks: list[tuple[str, int]] = []
+
+        def mark(name: str) -> None:
+            marks.append((name, time.perf_counter_ns()))
+
         for _ in range(calls):
-            marks: list[tuple[str, int]] = []
+            marks.clear()
             start = time.perf_counter_ns()
             for _ in range(block):
-                run(lambda name: marks.append((name, time.perf_counter_ns())))
+                run(mark)
             end = time.perf_counter_ns()
             samples["host"].append((end - start) / block / 1e6)
             for name, duration in _between(marks if block == 1 else [], start):
@@ -244,7 +249,7 @@ def _add_marks(samples: Samples, start: torch.cuda.Event, marks: list[tuple[str,
 
 
 def _back_to_back(run: Run, synchronize: Callable[[], None], seconds: float, call_ms: float) -> float:
-    """See `Clock.throughput`. The calls are counted beforehand: a device's queue takes far more than `seconds` of them."""
+    """See `Clock.throughput`. The calls are counted beforehand: a queue takes far more than `seconds` of them."""
     calls = max(1, math.ceil(seconds * 1000 / call_ms))
     while True:
         synchronize()

@@ -196,7 +196,7 @@ class Config(_Strict):
 
 
 def load_config(path: Path, device_kind: str = "", overrides: dict[str, Any] | None = None) -> Config:
-    """Read and check `path`; the block named `device_kind` ("cpu" or "cuda") replaces top-level keys, then `overrides` do.
+    """Read and check `path`; the block named `device_kind` ("cpu" or "cuda") replaces top-level keys, then `overrides`.
 
     Raises ConfigError for a file that cannot be read, is no YAML, or does not describe a job.
     """

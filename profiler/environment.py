@@ -1,4 +1,4 @@
-"""What enters: this machine. What leaves: `Target`, the device to measure on, and everything that environment.json holds."""
+"""What enters: this machine. What leaves: `Target`, the device to measure on, and what environment.json holds."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def choose_device(wanted: str, facts: dict[str, Any]) -> Target:
 
 
 def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
-    """Everything about the machine that a reader of the figures may ask for; the first keys are columns of the results."""
+    """Everything about the machine that a reader may ask for; the first keys are columns of the results."""
     return {
         "gpu": target.gpu.name if target.gpu else None,
         "host": socket.gethostname(),

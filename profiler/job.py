@@ -1,4 +1,4 @@
-"""What enters: a `Request` from the command line. What leaves: an exit code, and a run's folder with everything in it."""
+"""What enters: a `Request` from the command line. What leaves: an exit code, and a run's folder."""
 
 from __future__ import annotations
 
@@ -169,7 +169,5 @@ def _print_plan(console: Console, cases: Sequence[Case], budget: Budget, target:
     total = sum(estimate_seconds(case, budget) for case in cases)
     runnable = sum(case.unsupported is None for case in cases)
     console.print(
-        Text(
-            f"\n{target.name}: {runnable} of {len(cases)} cases can run here, in about {duration(total)} (a rough guess)"
-        )
+        Text(f"\n{target.name}: {runnable} of {len(cases)} cases can run here, in about {duration(total)} (a guess)")
     )

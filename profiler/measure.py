@@ -17,7 +17,7 @@ from profiler.statistics import StopRule, median
 Now = Callable[[], float]
 
 _SHORT_MS = 0.05
-"""A call shorter than this is timed in blocks that last as long: below it, recording the events shows in the interval."""
+"""Shorter calls are timed in blocks that last as long: below this, recording the events shows in the interval."""
 _WARM_UP_CALLS, _WARM_UP_SECONDS = 10, 0.2
 _WARM_UP_AGREEMENT = 0.02
 _CHUNK_SECONDS = 0.1
@@ -81,7 +81,7 @@ def measure(
     report: Callable[[Samples], None] = lambda samples: None,
     now: Now = time.perf_counter,
 ) -> Measurement:
-    """Sample every clock of the device. `expected_ms` is the warm-up's duration of a call; `report` gets partial samples."""
+    """Sample every clock of the device. `expected_ms` is the warm-up's; `report` gets partial samples."""
     result = Measurement(clock.headline)
     only = clock.headline == "host"
     block = 1 if expected_ms >= _SHORT_MS else max(1, round(_SHORT_MS / max(expected_ms, 1e-4)))
@@ -120,7 +120,7 @@ def measure(
 
 
 def host_bound(samples: Samples) -> list[str]:
-    """The warning that the host, not the device, sets the latency: `event` / `gpu` > 1.05 or `enqueue` > 0.8 × `gpu`."""
+    """The warning that the host sets the latency: `event` / `gpu` > 1.05, or `enqueue` > 0.8 × `gpu`."""
     event, gpu, enqueue = (median(samples.get(name, [])) for name in ("event", "gpu", "enqueue"))
     if not event or not gpu:
         return []

@@ -35,7 +35,7 @@ class HostMeter:
 
 
 class DeviceMeter:
-    """Device memory at the boundaries of a case: before CUDA, with the context, with the model loaded, and at the end."""
+    """Device memory at the boundaries of a case: before CUDA, with the context, with the model, and at the end."""
 
     def __init__(self, used_mib: Callable[[], float | None]) -> None:
         self._used_mib = used_mib
@@ -59,8 +59,8 @@ class DeviceMeter:
     def parts(self, declared: Memory) -> dict[str, float | None]:
         """The columns peak, context, weights, activations and other, so that the last four add up to the first.
 
-        An engine that does not declare its activations has what was added after loading, by the first run and the search
-        for algorithms, counted as activations.
+        Where an engine does not declare its activations, what was added after loading (by the first run and the search
+        for algorithms) counts as activations.
         """
         peak = self._step(self._peak)
         weights = _mib(declared.weights)

@@ -1,4 +1,4 @@
-"""What enters: a Config and the device. What leaves: the Cases in the order in which they run, each runnable or with a reason."""
+"""What enters: a Config and the device. What leaves: the Cases in running order, some with a reason why not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_plan(config: Config, device: Device, only: Filter | None = None) -> lis
 
 
 def matches(case: Case, condition: Filter) -> bool:
-    """Whether all of the condition's keys hold; `engine` also accepts the variant's name, which is what people write."""
+    """Whether all of the condition's keys hold; `engine` accepts the variant's name too: people write it."""
     for key, values in condition.model_dump(exclude_none=True).items():
         own = {str(getattr(case, key))} | ({case.variant} if key == "engine" else set())
         if not own & {str(v) for v in values}:

@@ -1,4 +1,4 @@
-"""What enters: a function's name and its argument. What leaves: the `Outcome` of calling it in a forked process of its own.
+"""What enters: a function's name and its argument. What leaves: the `Outcome` of calling it in a process of its own.
 
 A forkserver imports torch and onnxruntime once, without touching a device, and forks a process per call, so that no
 figure leaks from one case to the next and no case pays the imports. Whatever happens to the process (an exception, a

@@ -1,4 +1,4 @@
-"""What enters: what a worker measured. What leaves: `Result`, a journal line of it, and its row of the results table."""
+"""What enters: what a worker measured. What leaves: `Result`, its journal line and its row of the results."""
 
 from __future__ import annotations
 

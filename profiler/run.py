@@ -1,4 +1,4 @@
-"""What enters: the planned Cases. What leaves: a journal with a Result for each, one forked process per Case, one at a time."""
+"""What enters: the planned Cases. What leaves: a journal of Results, one forked process a Case, one at a time."""
 
 from __future__ import annotations
 

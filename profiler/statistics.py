@@ -7,6 +7,7 @@ stationary observations", Annals of Statistics 17, 1989), which keeps the correl
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -108,7 +109,7 @@ class StopRule:
         if self._widths[-1] <= self.tolerance:
             return "precision"
         recent = self._widths[-4:]
-        if len(recent) == 4 and all(after > 0.95 * before for before, after in zip(recent, recent[1:], strict=False)):
+        if len(recent) == 4 and all(after > 0.95 * before for before, after in pairwise(recent)):
             return "plateau"
         return None
 

@@ -1,4 +1,4 @@
-"""What enters: Results as they come. What leaves: a run's folder: journal first, Parquet at the end, and runs read back."""
+"""What enters: Results as they come. What leaves: a run's folder, journal first, Parquet last."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from profiler.schema import RESULTS, SAMPLES
 
 
 class RunFolder:
-    """One run: `bench.yaml` as resolved, `environment.json`, `journal.jsonl`, the Parquet files, `tables/` and `logs/`."""
+    """One run: `bench.yaml` as resolved, `environment.json`, `journal.jsonl`, Parquet files, `tables/`, `logs/`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

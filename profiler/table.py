@@ -1,4 +1,4 @@
-"""What enters: results and samples of a run. What leaves: latency, memory and speed-up tables, and one sentence per group.
+"""What enters: results and samples of a run. What leaves: latency, memory and speed-up tables, a sentence per group.
 
 A group is a model, a pass and a batch size: what a deployment chooses within. Replicates of a case are one line.
 """
@@ -128,7 +128,7 @@ def groups(lines: pl.DataFrame) -> Iterator[tuple[dict[str, Any], list[dict[str,
 
 
 def sentence(key: dict[str, Any], lines: list[dict[str, Any]]) -> str | None:
-    """What a group's lines say, such as "resnet50, batch 16: ort-tuned fp16 is 5.8× fp32 eager (5.7–5.9), error 4e-4"."""
+    """What a group says, like "resnet50, batch 16: ort-tuned fp16 is 5.8× fp32 eager (5.7–5.9), error 4e-4"."""
     best = lines[0]
     if best["speedup"] is None or len(lines) < 2:
         return None

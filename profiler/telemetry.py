@@ -98,7 +98,7 @@ class Poller:
 
 
 def throttle_reasons(bits: int) -> list[str]:
-    """Names of the clock-event reasons that make a figure doubtful; the power cap is the card's normal state under load."""
+    """Names of the reasons that make a figure doubtful; the power cap is the card's normal state under load."""
     nvml = _nvml()
     if nvml is None:
         return []
