@@ -43,8 +43,8 @@ class Requirement:
 class Engine:
     """One runtime.
 
-    `precisions` says what it can do, by pass and device; whatever is missing there is an `unsupported` row, with the
-    reason from `reasons` (by device and precision, or by device and pass) where a general sentence would say too little.
+    `precisions` says what it can do, by pass and device; whatever is missing there is an `unsupported` row. `reasons`,
+    by device and precision or by device and pass, explains it where a general sentence would say too little.
     """
 
     name: str
