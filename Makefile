@@ -33,7 +33,7 @@ types: $(TEST_READY)
 	$(RUN) -m mypy
 
 bench-overhead: $(BENCH_READY)
-	PYTHONPATH=. $(RUN) benchmarks/overhead.py
+	PYTHONPATH=.:$$PYTHONPATH $(RUN) benchmarks/overhead.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -33,6 +33,9 @@ class Clock(Protocol):
     def synchronize(self) -> None:
         """Wait until the device has finished."""
 
+    def mark(self, name: str) -> None:
+        """Note an inner boundary. The first run needs it: a captured graph keeps the boundaries of its capture."""
+
     def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
         """Time `calls` calls one after another on the headline clock; with `block` > 1, blocks of that many calls."""
 
@@ -55,6 +58,9 @@ class CpuClock:
     headline = "host"
 
     def synchronize(self) -> None:
+        pass
+
+    def mark(self, name: str) -> None:
         pass
 
     def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:

@@ -22,6 +22,9 @@ os.dup2(_log, 1)
 os.dup2(_log, 2)
 os.close(_log)
 
+# Imports below ask torch whether there is a GPU: by NVML that touches no device, which a fork could not share.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
 try:
     # torch first: it loads the CUDA libraries that onnxruntime then finds.
     import torch

@@ -83,6 +83,8 @@ def start_forkserver(log: Path) -> None:
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if root not in known:
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, known)])
+    # A killed worker's semaphores are cleaned up by Python's resource tracker, which would say so on the terminal.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
     _CONTEXT.set_forkserver_preload(["profiler.preload"])
     forkserver.ensure_running()
 

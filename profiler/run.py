@@ -76,8 +76,6 @@ def measure_one(task: Task, logs: Path, path: tuple[str, ...], tick: Callable[[s
     finally:
         child.kill()
     result = _result(task.case, outcome)
-    if outcome.status != "ok" and result.reason and outcome.status != "unsupported":
-        result.reason += f" (log: logs/{log.name})"
     _add_readings(result, readings, before)
     if log.exists() and not log.stat().st_size:
         log.unlink()

@@ -45,6 +45,23 @@ def compare(outputs: Sequence[Array], reference: Sequence[Array], real_weights: 
     return {"rel_l2_error": l2, "max_abs_error": largest, "top1_agreement": agreement}
 
 
+_USUAL = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1}
+_WRONG = 0.5
+"""Relative L2 error from which half of the output is noise: no rounding does that, only a wrong result."""
+
+
+def judge(precision: str, error: float | None) -> tuple[str | None, list[str]]:
+    """Why a relative L2 error makes the row `failed`, if it does, and else a warning if it is unusual for the precision."""
+    if error is None or not np.isfinite(error):
+        return "the outputs are not finite: NaN or infinity where the reference has numbers", []
+    if error >= _WRONG:
+        return f"the outputs are wrong: relative L2 error {error:.1e} to the reference", []
+    usual = _USUAL.get(precision, _USUAL["fp16"])
+    return None, [f"inaccurate: relative L2 error {error:.1e}, usual at {precision} is below {usual:.0e}"] * (
+        error > usual
+    )
+
+
 def mismatch(case: Case, proof: dict[str, Any]) -> str | None:
     """What of the proof contradicts the case's request; None if nothing does."""
     wrong = []

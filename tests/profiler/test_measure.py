@@ -1,0 +1,349 @@
+"""The order of a measurement against a fake session in virtual time, and the real CPU clock on a tiny function."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from profiler.case import Budget
+from profiler.clock import CpuClock, Mark, Run, Samples
+from profiler.measure import Measurement, first_run, host_bound, measure, warm_up
+
+NOISE = random.Random(4).choices([7.0, 13.0], k=5000)
+"""Durations in milliseconds whose median no number of samples makes certain."""
+
+
+class World:
+    """A session and its clock in virtual time.
+
+    A call takes `call_ms` on the device and `enqueue_ms` on the host; on the host clock, `call_ms` passes in `run`.
+    `durations` overrides the calls one by one.
+    """
+
+    def __init__(
+        self,
+        headline: str,
+        call_ms: float = 1.0,
+        enqueue_ms: float = 0.1,
+        event_ms: float | None = None,
+        durations: list[float] | None = None,
+    ) -> None:
+        self.headline = headline
+        self.call_ms, self.enqueue_ms = call_ms, enqueue_ms
+        self.event_ms = call_ms if event_ms is None else event_ms
+        self.durations = list(durations or [])
+        self.most_gated: int | None = None
+        """How many calls a gate can hold; None is any number."""
+        self.ms, self.busy_until = 0.0, 0.0
+        self.calls = 0
+        self.asked: list[tuple[str, int, int]] = []
+
+    def now(self) -> float:
+        return self.ms / 1000
+
+    # The session.
+
+    def run(self, mark: Mark) -> None:
+        self.calls += 1
+        duration = self.durations.pop(0) if self.durations else self.call_ms
+        if self.headline == "host":
+            self.ms += duration
+            return
+        self.ms += self.enqueue_ms
+        self.busy_until = max(self.busy_until, self.ms) + duration
+
+    # The clock.
+
+    def synchronize(self) -> None:
+        self.ms = max(self.ms, self.busy_until)
+
+    def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
+        self.asked.append(("time_calls", calls, block))
+        samples = []
+        for _ in range(calls):
+            start = self.ms
+            for _ in range(block):
+                run(lambda name: None)
+            self.synchronize()
+            samples.append((self.ms - start) / block if self.headline == "host" else self.event_ms)
+        return {self.headline: samples}
+
+    def time_synchronized(self, run: Run, calls: int) -> Samples:
+        self.asked.append(("time_synchronized", calls, 1))
+        samples: Samples = {"host": [], "enqueue": []}
+        for _ in range(calls):
+            start = self.ms
+            run(lambda name: None)
+            samples["enqueue"].append(self.ms - start)
+            self.synchronize()
+            samples["host"].append(self.ms - start)
+        return samples
+
+    def time_gated(self, run: Run, enqueue_ms: float, calls: int) -> Samples | None:
+        self.asked.append(("time_gated", calls, 1))
+        held = calls if self.most_gated is None else min(calls, self.most_gated)
+        for _ in range(max(held, 1)):
+            run(lambda name: None)
+        self.synchronize()
+        return {"gpu": [self.call_ms] * held} if held else None
+
+    def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
+        self.asked.append(("throughput", 0, 1))
+        self.synchronize()
+        start, calls = self.ms, 0
+        while self.ms - start < seconds * 1000:
+            run(lambda name: None)
+            self.synchronize()
+            calls += 1
+        return calls / (self.ms - start) * 1000
+
+    def measure(self, budget: Budget | None = None, expected_ms: float | None = None, report=None) -> Measurement:
+        return measure(
+            self,
+            self,
+            budget or Budget(),
+            self.call_ms if expected_ms is None else expected_ms,
+            report or (lambda samples: None),
+            self.now,
+        )
+
+    def warm_up(self, budget: Budget | None = None) -> float:
+        return warm_up(self, self, budget or Budget(), self.now)
+
+
+def test_warm_up_of_a_steady_session_runs_the_fewest_calls_and_time():
+    world = World("host", call_ms=1.0)
+    assert world.warm_up() == pytest.approx(1.0)
+    assert world.calls >= 10
+    assert 200 <= world.ms < 600
+
+
+def test_warm_up_goes_on_until_two_windows_agree():
+    falling = [20.0 * 0.97**i for i in range(150)]
+    world = World("host", call_ms=falling[-1], durations=falling)
+    assert world.warm_up(Budget(seconds=60)) == pytest.approx(falling[-1], rel=0.02)
+    assert not world.durations
+
+
+def test_warm_up_that_never_settles_ends_with_half_the_budget():
+    world = World("host", durations=[1.0 + (i * 7 % 5) * 3 * (1 + i // 10) for i in range(10_000)])
+    world.warm_up(Budget(seconds=2))
+    assert 1000 <= world.ms <= 2000
+
+
+@pytest.mark.parametrize(("call_ms", "calls"), [(10_000.0, 1), (2_000.0, 1), (1_000.0, 2)])
+def test_warm_up_of_a_slow_session_is_one_call_or_half_the_budget(call_ms, calls):
+    world = World("host", call_ms=call_ms)
+    assert world.warm_up(Budget(seconds=3)) == call_ms
+    assert world.calls == calls
+
+
+def test_warm_up_waits_for_the_device():
+    world = World("event", call_ms=5.0, enqueue_ms=0.01)
+    assert world.warm_up() == pytest.approx(5.0, rel=0.05)
+
+
+def test_the_first_run_waits_for_the_device():
+    world = World("event", call_ms=5.0)
+    assert first_run(world, world) >= 0
+    assert world.calls == 1
+    assert world.ms >= 5.0
+
+
+def test_on_the_cpu_there_is_the_host_clock_alone():
+    world = World("host", call_ms=2.0)
+    result = world.measure()
+    assert result.clock == "host"
+    assert set(result.samples) == {"host"}
+    assert result.samples["host"] == pytest.approx([2.0] * len(result.samples["host"]))
+    assert result.stop_reason == "precision"
+    assert result.warnings == []
+
+
+def test_throughput_on_the_cpu_is_calls_per_second():
+    assert World("host", call_ms=2.0).measure().throughput == pytest.approx(500)
+    assert World("host", call_ms=600.0).measure().throughput == pytest.approx(1000 / 600)
+
+
+def test_what_is_not_a_call_is_not_in_the_throughput():
+    # Between chunks the samples are reported and the stop rule is asked; neither belongs to a back-to-back loop.
+    world = World("host", call_ms=10.0, durations=[8.0, 12.0] * 500)
+
+    def report(samples: Samples) -> None:
+        world.ms += 50.0
+
+    result = world.measure(Budget(seconds=2, min_samples=200, max_samples=200), report=report)
+    assert result.throughput == pytest.approx(100, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("budget", "noise", "reason", "count"),
+    [
+        (Budget(seconds=3, min_samples=20), [10.0], "precision", 20),
+        (Budget(seconds=1, min_samples=20), NOISE, "budget", 100),
+        (Budget(seconds=9, min_samples=20, max_samples=30), NOISE, "max_samples", 30),
+        (Budget(seconds=9, min_samples=20), NOISE, "plateau", 170),
+    ],
+)
+def test_sampling_stops_for_the_reason_it_gives(budget, noise, reason, count):
+    world = World("host", call_ms=10.0, durations=noise * 10)
+    result = world.measure(budget)
+    assert result.stop_reason == reason
+    taken = len(result.samples["host"])
+    assert taken == count if reason in ("precision", "max_samples") else 0.8 * count <= taken <= 1.2 * count
+
+
+def test_a_call_slower_than_the_budget_is_still_sampled_three_times():
+    world = World("host", call_ms=5000.0)
+    result = world.measure(Budget(seconds=1))
+    assert (len(result.samples["host"]), result.stop_reason) == (3, "budget")
+
+
+def test_no_more_samples_are_taken_than_allowed():
+    world = World("host", call_ms=0.2, durations=[0.1, 0.3, 0.2] * 1000)
+    result = world.measure(Budget(seconds=3, min_samples=5, max_samples=7))
+    assert len(result.samples["host"]) == 7
+
+
+def test_on_a_gpu_every_clock_has_samples():
+    world = World("event", call_ms=4.0, enqueue_ms=0.5)
+    result = world.measure()
+    assert result.clock == "event"
+    assert set(result.samples) == {"event", "host", "enqueue", "gpu"}
+    assert {name: values[0] for name, values in result.samples.items()} == {
+        "event": 4.0,
+        "gpu": 4.0,
+        "host": pytest.approx(4.5),
+        "enqueue": pytest.approx(0.5),
+    }
+    assert min(map(len, result.samples.values())) >= 5
+    assert result.throughput == pytest.approx(1000 / 4.5)
+    assert result.warnings == []
+
+
+def test_a_gate_holds_no_more_enqueueing_than_it_can():
+    world = World("event", call_ms=50.0, enqueue_ms=8.0)
+    world.measure()
+    assert {calls for what, calls, _ in world.asked if what == "time_gated"} == {2}
+
+
+def test_a_gate_that_held_fewer_calls_is_asked_for_no_more():
+    world = World("event", call_ms=4.0, enqueue_ms=0.5)
+    world.most_gated = 3
+    result = world.measure()
+    asked = [calls for what, calls, _ in world.asked if what == "time_gated"]
+    assert asked[0] == 20
+    assert set(asked[1:]) == {3}
+    assert len(result.samples["gpu"]) >= 5
+
+
+def test_a_gate_that_cannot_hold_leaves_gpu_null_and_warns():
+    world = World("event", call_ms=4.0, enqueue_ms=0.5)
+    world.most_gated = 0
+    result = world.measure()
+    assert "gpu" not in result.samples
+    assert [warning.split(":")[0] for warning in result.warnings] == ["gate-overrun"]
+    assert result.throughput is not None
+
+
+@pytest.mark.parametrize("headline", ["host", "event"])
+def test_short_calls_are_timed_in_blocks_and_the_row_says_so(headline):
+    world = World(headline, call_ms=0.01, enqueue_ms=0.001)
+    result = world.measure()
+    blocks = {block for what, _, block in world.asked if what == "time_calls"}
+    assert blocks == {5}
+    assert "short-calls: timed in blocks of 5" in result.warnings
+    assert result.samples[headline][0] == pytest.approx(0.01, rel=0.1)
+
+
+@pytest.mark.parametrize("call_ms", [0.05, 0.2])
+def test_calls_that_are_not_short_are_timed_one_by_one(call_ms):
+    world = World("host", call_ms=call_ms)
+    assert world.measure().warnings == []
+    assert {block for _, _, block in world.asked} <= {1}
+
+
+def test_throughput_of_short_calls_counts_every_call_of_a_block():
+    assert World("host", call_ms=0.01).measure().throughput == pytest.approx(100_000, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("event", "gpu", "enqueue", "says"),
+    [
+        (2.4, 1.07, 0.5, "of 2.4 ms a call the device works 1.07 ms"),
+        (1.06, 1.0, 0.1, "of 1.06 ms"),
+        (1.04, 1.0, 0.1, None),
+        (1.0, 1.0, 0.81, "enqueueing takes 0.81 ms"),
+        (1.0, 1.0, 0.79, None),
+        (2.0, None, 0.1, None),
+        (None, 1.0, 0.1, None),
+        (1.0, 1.0, None, None),
+    ],
+)
+def test_host_bound(event, gpu, enqueue, says):
+    given = {"event": event, "gpu": gpu, "enqueue": enqueue}
+    warnings = host_bound({name: [value] * 3 for name, value in given.items() if value is not None})
+    assert len(warnings) == (says is not None)
+    assert all(warning.startswith("host-bound: ") and says in warning for warning in warnings)
+
+
+def test_a_host_bound_session_carries_the_warning():
+    result = World("event", call_ms=1.0, event_ms=2.0, enqueue_ms=0.1).measure()
+    assert [warning.split(":")[0] for warning in result.warnings] == ["host-bound"]
+
+
+def test_samples_so_far_are_reported_between_chunks():
+    seen: list[int] = []
+    world = World("host", call_ms=10.0, durations=list(NOISE))
+    result = world.measure(Budget(seconds=1), report=lambda samples: seen.append(len(samples["host"])))
+    assert seen == sorted(set(seen))
+    assert len(seen) >= 5
+    assert seen[-1] < len(result.samples["host"])
+
+
+def test_the_cpu_clocks_boundaries_add_up_to_no_more_than_the_call():
+    def run(mark: Mark) -> None:
+        sum(range(2000))
+        mark("forward")
+        sum(range(4000))
+        mark("backward")
+
+    samples = CpuClock().time_calls(run, 20)
+    assert set(samples) == {"host", "forward", "backward"}
+    assert {len(values) for values in samples.values()} == {20}
+    for total, forward, backward in zip(samples["host"], samples["forward"], samples["backward"], strict=True):
+        assert forward > 0
+        assert backward > 0
+        assert forward + backward <= total
+
+
+def test_the_cpu_clock_runs_every_call_of_a_block_and_gives_no_boundaries_of_it():
+    marked: list[int] = []
+
+    def run(mark: Mark) -> None:
+        marked.append(1)
+        mark("forward")
+
+    samples = CpuClock().time_calls(run, calls=4, block=3)
+    assert len(marked) == 12
+    assert {name: len(values) for name, values in samples.items()} == {"host": 4}
+
+
+def test_the_cpu_clock_has_no_clocks_of_a_gpu():
+    clock = CpuClock()
+    assert clock.time_synchronized(lambda mark: None, 3) == {}
+    assert not clock.time_gated(lambda mark: None, 1.0, 3)
+
+
+def test_the_real_cpu_clock_measures_a_real_function():
+    class Session:
+        def run(self, mark: Mark) -> None:
+            sum(range(20_000))
+
+    budget = Budget(seconds=0.05, min_samples=5, max_samples=50)
+    clock, session = CpuClock(), Session()
+    result = measure(session, clock, budget, warm_up(session, clock, budget))
+    assert 3 <= len(result.samples["host"]) <= 50
+    assert min(result.samples["host"]) > 0
+    assert result.throughput > 0

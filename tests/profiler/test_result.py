@@ -1,0 +1,149 @@
+"""A Result survives the journal; its row derives statistics from raw samples, and only for an ok case."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exporters.source import ModelSource
+from profiler.case import Case
+from profiler.result import Result, outlier_warnings
+from profiler.schema import RESULTS
+from profiler.store import RunFolder, load
+
+CASE = Case(
+    "net", "ort", "ort-nhwc", "inference", "fp16", 4, "cuda", 1, ModelSource("net"), {"prefer_nhwc": True}
+)  # fmt: skip
+ENVIRONMENT = {"gpu": "H200", "host": "box", "cuda": "13.0", "torch_version": "2.13.0", "cpu": "not a column"}
+FIGURES = [c for c in RESULTS if c.endswith(("_ms", "_mib", "_s", "_error")) or c in ("samples", "throughput", "clock")]
+
+
+def full(case_id: str = CASE.id, status: str = "ok") -> Result:
+    return Result(
+        case_id,
+        status,
+        reason=None if status == "ok" else 'it said "no"\nand – 1×',
+        reference="eager-fp32-cpu",
+        clock="event",
+        stop_reason="precision",
+        throughput=2000.0,
+        samples={"event": [2.0, 1.0, 3.0], "gpu": [1.0, 1.5], "host": [4.0]},
+        memory={"peak_memory_mib": 100.5, "context_mib": None},
+        seconds={"load_s": 0.5, "build_s": None},
+        parity={"rel_l2_error": 1e-3, "max_abs_error": 0.1, "top1_agreement": None},
+        telemetry={"power_w": 250.0, "throttled": False},
+        proof={"tf32": False, "providers": {"CUDAExecutionProvider": 9}},
+        warnings=["outliers: 3"],
+        phases={"measure": 3.0},
+    )
+
+
+@pytest.mark.parametrize("result", [full(), full(status="failed"), Result("a/b", "oom", "out of memory")])
+def test_a_result_is_one_line_and_reads_back_the_same(result):
+    line = result.to_json()
+    assert "\n" not in line
+    assert Result.from_json(line) == result
+
+
+@pytest.mark.parametrize("line", [full().to_json()[:-20], "", "[1]", "3", '{"case_id": "a"}', '{"unknown": 1}'])
+def test_a_line_that_is_not_whole_is_an_error(line):
+    with pytest.raises((ValueError, TypeError)):
+        Result.from_json(line)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path)
+
+
+def test_a_journal_line_that_was_cut_off_is_skipped(run):
+    run.append(full("one"))
+    run.append(full("two"))
+    text = run.journal.read_text()
+    run.journal.write_text(text[:-30])
+    assert list(run.results()) == ["one"]
+
+
+def test_what_is_appended_after_a_line_that_was_cut_off_is_kept(run):
+    run.append(full("one"))
+    run.journal.write_text(run.journal.read_text() + full("two").to_json()[:50])
+    run.append(full("two"))
+    run.append(full("three"))
+    assert list(run.results()) == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0c"])
+def test_a_reason_with_any_line_separator_stays_one_journal_line(run, separator):
+    run.append(Result("one", "failed", f"first{separator}second"))
+    assert run.results()["one"].reason == f"first{separator}second"
+
+
+def test_the_last_line_of_a_case_counts(run):
+    run.append(full(status="failed"))
+    run.append(full())
+    assert run.results()[CASE.id].status == "ok"
+
+
+def test_a_run_without_a_journal_has_no_results(run):
+    assert run.results() == {}
+
+
+def test_a_rows_statistics_are_those_of_the_headline_clock():
+    row = full().row("run", "suite", CASE, ENVIRONMENT)
+    assert (row["latency_ms"], row["latency_mean_ms"], row["latency_min_ms"], row["samples"]) == (2.0, 2.0, 1.0, 3)
+    assert 1.0 <= row["latency_ci_low_ms"] <= 2.0 <= row["latency_ci_high_ms"] <= 3.0
+    assert (row["clock"], row["throughput"], row["gpu_ms"], row["host_ms"]) == ("event", 2000.0, 1.25, 4.0)
+    assert row["enqueue_ms"] is None
+    assert row["latency_p90_ms"] is None
+
+
+@pytest.mark.parametrize(("count", "given"), [(63, []), (64, [90]), (130, [90, 95]), (662, [90, 95, 99])])
+def test_a_rows_percentiles_need_enough_samples(count, given):
+    result = full()
+    result.samples = {"event": [float(i) for i in range(count)]}
+    row = result.row("run", "suite", CASE, ENVIRONMENT)
+    assert [q for q in (90, 95, 99) if row[f"latency_p{q}_ms"] is not None] == given
+
+
+def test_a_row_says_which_case_it_is_and_where_it_ran():
+    row = full().row("run", "suite", CASE, ENVIRONMENT)
+    assert (row["run_id"], row["suite"], row["case_id"]) == ("run", "suite", "net/ort-nhwc/inference/fp16/b4/r1")
+    assert (row["model"], row["engine"], row["variant"], row["pass"]) == ("net", "ort", "ort-nhwc", "inference")
+    assert (row["gpu"], row["host"], row["torch_version"], row["tensorrt_version"]) == ("H200", "box", "2.13.0", None)
+    assert json.loads(row["options"]) == {"prefer_nhwc": True}
+    assert json.loads(row["proof"]) == full().proof
+
+
+@pytest.mark.parametrize("status", ["ok", "failed"])
+def test_every_key_of_a_row_is_a_column(status):
+    assert set(full(status=status).row("run", "suite", CASE, ENVIRONMENT)) <= set(RESULTS)
+
+
+@pytest.mark.parametrize("status", ["oom", "unsupported", "failed", "timeout", "crashed"])
+def test_the_row_of_a_case_that_is_not_ok_has_a_reason_and_no_figures(status):
+    row = full(status=status).row("run", "suite", CASE, ENVIRONMENT)
+    assert {column: row[column] for column in FIGURES if row.get(column) is not None} == {}
+    assert (row["status"], row["reason"]) == (status, full(status=status).reason)
+
+
+def test_results_are_written_in_the_plans_order_and_read_back_with_the_schema(run):
+    first, second, never = (
+        Case(name, "ort", "ort", "inference", "fp32", 1, "cuda", 0, ModelSource(name)) for name in "abc"
+    )
+    run.append(full(second.id))
+    run.append(Result(first.id, "failed", "why"))
+    run.write_parquet("suite", [first, second, never], ENVIRONMENT)
+    results, samples = (frame.collect() for frame in load(run.path))
+    assert results["case_id"].to_list() == [first.id, second.id]
+    assert dict(results.schema) == RESULTS
+    assert samples.filter(clock="event")["ms"].to_list() == [2.0, 1.0, 3.0]
+    assert samples.filter(clock="event")["index"].to_list() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("strays", "warned"), [(1, False), (2, True)])
+def test_outliers_are_warned_of_above_one_sample_in_twenty(strays, warned):
+    samples = {"host": [1.0, 1.1] * 10 + [9.0] * strays}
+    assert bool(outlier_warnings(samples, "host")) == warned
+    assert outlier_warnings(samples, "event") == []

@@ -1,0 +1,240 @@
+"""Tables and sentences from a small run made by hand: speed-ups, pooled replicates, wording, and the files written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from profiler import table
+from profiler.schema import RESULTS, SAMPLES
+
+Frames = tuple[pl.DataFrame, pl.DataFrame]
+
+
+def row(variant: str, precision: str = "fp32", ms: float | None = 1.0, **more: Any) -> dict[str, Any]:
+    """One case; without `ms` one that gave no figures."""
+    case = {
+        "model": "net",
+        "pass": "inference",
+        "batch_size": 1,
+        "replicate": 0,
+        "engine": variant.partition("-")[0],
+        "variant": variant,
+        "precision": precision,
+        "status": "ok" if ms is not None else "failed",
+        "warnings": [],
+    }
+    if ms is not None:
+        case |= {"clock": "host", "latency_ms": ms, "host_ms": ms, "throughput": 1000 / ms, "rel_l2_error": 4e-4}
+    case |= more
+    case.setdefault("case_id", "/".join(str(case[k]) for k in ("model", "variant", "pass", "precision", "replicate")))
+    return case
+
+
+def run(*rows: dict[str, Any], spread: float = 0.01) -> Frames:
+    """Results and samples; each measured case has 20 samples within ±`spread` of its latency."""
+    results = pl.DataFrame([{column: r.get(column) for column in RESULTS} for r in rows], schema=RESULTS)
+    samples = [
+        {"run_id": "run", "case_id": r["case_id"], "clock": r["clock"], "index": i, "ms": r["latency_ms"] * factor}
+        for r in rows
+        if "latency_ms" in r
+        for i, factor in enumerate([1 - spread, 1 - spread / 2, 1 + spread / 2, 1 + spread] * 5)
+    ]
+    return results, pl.DataFrame(samples, schema=SAMPLES)
+
+
+def line(frames: Frames, variant: str, precision: str = "fp32", **more: Any) -> dict[str, Any]:
+    (found,) = table.summary(*frames).filter(variant=variant, precision=precision, **more).to_dicts()
+    return found
+
+
+def said(frames: Frames) -> list[str | None]:
+    return [table.sentence(key, lines) for key, lines in table.groups(table.summary(*frames))]
+
+
+def test_speed_ups_are_relative_to_eager_fp32():
+    frames = run(row("eager", ms=6.0), row("eager", "fp16", ms=4.0), row("ort", ms=3.0), row("ort", "fp16", ms=1.0))
+    assert line(frames, "ort", "fp16")["speedup"] == pytest.approx(6.0)
+    assert line(frames, "eager", "fp16")["speedup"] == pytest.approx(1.5)
+    assert line(frames, "eager")["speedup"] == 1.0
+    assert line(frames, "ort")["base"] == "fp32 eager"
+
+
+def test_speed_ups_of_an_onnx_file_are_relative_to_ort():
+    frames = run(row("ort", "native", ms=3.0), row("openvino", "native", ms=1.5))
+    assert line(frames, "openvino", "native")["speedup"] == pytest.approx(2.0)
+    assert line(frames, "openvino", "native")["base"] == "native ort"
+
+
+@pytest.mark.parametrize(("key", "other"), [("model", "net2"), ("batch_size", 16), ("pass", "training")])
+def test_each_group_has_its_own_base(key, other):
+    frames = run(
+        row("eager", ms=6.0),
+        row("ort", ms=3.0),
+        row("eager", ms=20.0, case_id="a", **{key: other}),
+        row("ort", ms=5.0, case_id="b", **{key: other}),
+    )
+    assert line(frames, "ort", **{key: other})["speedup"] == pytest.approx(4.0)
+    assert len(list(table.groups(table.summary(*frames)))) == 2
+
+
+@pytest.mark.parametrize(
+    "base", [row("eager", ms=None), row("eager", "fp16", ms=6.0), row("ort", "native", ms=6.0, model="net2")]
+)
+def test_without_a_base_there_is_no_speed_up_and_no_sentence(base):
+    frames = run(base, row("ort", ms=3.0), row("ort", "fp16", ms=2.0))
+    assert line(frames, "ort")["speedup"] is None
+    assert said(frames)[-1] is None
+
+
+def test_the_interval_of_a_speed_up_covers_it_and_the_base_has_none():
+    frames = run(row("eager", ms=6.0), row("ort", ms=3.0))
+    ort, eager = line(frames, "ort"), line(frames, "eager")
+    assert 1.9 < ort["speedup_low"] < 2.0 < ort["speedup_high"] < 2.1
+    assert (eager["speedup_low"], eager["speedup_high"]) == (None, None)
+
+
+def test_the_interval_is_that_of_the_headline_clock():
+    results, samples = run(row("eager", ms=6.0), row("ort", ms=3.0))
+    strays = samples.with_columns(clock=pl.lit("gpu"), ms=pl.lit(1.0))
+    assert line((results, pl.concat([samples, strays])), "ort") == line((results, samples), "ort")
+
+
+def test_replicates_are_one_line_with_their_median_and_all_their_samples():
+    fast = [row("ort", ms=ms, replicate=i) for i, ms in enumerate((2.0, 3.0, 10.0))]
+    frames = run(row("eager", ms=6.0), *fast)
+    ort = line(frames, "ort")
+    assert (ort["replicates"], ort["latency_ms"]) == (3, 3.0)
+    assert ort["speedup"] == pytest.approx(2.0)
+    # Between replicates lies far more than within one: an interval from one of them alone would not show it.
+    assert ort["speedup_high"] - ort["speedup_low"] > 0.5
+
+
+def test_a_failed_replicate_leaves_the_others():
+    frames = run(row("eager", ms=6.0), row("ort", ms=3.0), row("ort", ms=None, replicate=1))
+    assert line(frames, "ort")["replicates"] == 1
+
+
+def test_a_groups_lines_are_fastest_first():
+    frames = run(row("eager", ms=6.0), row("compiled", ms=2.0), row("ort", ms=3.0))
+    ((key, lines),) = table.groups(table.summary(*frames))
+    assert key == {"model": "net", "pass": "inference", "batch_size": 1}
+    assert [one["variant"] for one in lines] == ["compiled", "ort", "eager"]
+
+
+def test_the_sentence_names_the_fastest_its_gain_and_its_error():
+    frames = run(row("eager", ms=5.8), row("ort-tuned", "fp16", ms=1.0, rel_l2_error=4e-4), spread=0.001)
+    assert said(frames) == ["net, batch 1: ort-tuned fp16 is 5.8× fp32 eager (5.8–5.8), error 4e-4"]
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [(4.4e-7, ", error 4e-7"), (2e-12, ", error 2e-12"), (0.0, ", error 0"), (None, "")],
+)
+def test_the_sentence_gives_the_error_in_short(error, says):
+    (text,) = said(run(row("eager", ms=2.0), row("ort", ms=1.0, rel_l2_error=error)))
+    assert text.partition(")")[2] == says
+
+
+@pytest.mark.parametrize(
+    ("slow", "says"), [(1.5, "1.50× fp32 eager"), (6.04, "6.0× fp32 eager"), (31.4, "31× fp32 eager")]
+)
+def test_the_sentence_gives_as_many_digits_as_tell_something(slow, says):
+    assert says in said(run(row("eager", ms=slow), row("ort", ms=1.0)))[0]
+
+
+def test_the_sentence_for_training_says_so():
+    frames = run(row("eager", ms=6.0, **{"pass": "training"}), row("compiled", ms=3.0, **{"pass": "training"}))
+    assert said(frames)[0].startswith("net training, batch 1: compiled fp32 is 2.0× fp32 eager")
+
+
+def test_where_nothing_was_faster_the_sentence_says_so():
+    assert said(run(row("eager", ms=1.0), row("ort", ms=3.0))) == ["net, batch 1: nothing was faster than fp32 eager"]
+
+
+def test_where_the_interval_reaches_one_there_is_no_clear_winner():
+    (text,) = said(run(row("eager", ms=1.0), row("ort", ms=0.999), spread=0.2))
+    assert text.startswith("net, batch 1: no clear winner; ort fp32 is 1.00× fp32 eager (0.")
+
+
+def test_a_group_of_one_line_has_no_sentence():
+    assert said(run(row("eager", ms=1.0))) == [None]
+
+
+def test_problems_say_status_reason_and_where():
+    frames = run(
+        row("eager", ms=1.0),
+        row("ort", ms=None, status="oom", reason="out of memory", batch_size=16),
+        row("ort", ms=None, status="oom", reason="out of memory", batch_size=4, case_id="b"),
+        row("ort", "tf32", ms=None, status="unsupported", reason="TF32 needs a GPU"),
+    )
+    told = table.problems(frames[0]).to_dicts()
+    assert [(one["status"], one["reason"], one["batch_size"]) for one in told] == [
+        ("oom", "out of memory", [4, 16]),
+        ("unsupported", "TF32 needs a GPU", [1]),
+    ]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    frames = run(
+        row("eager", ms=6.123456789, warnings=["outliers: 3", "host-bound: a; b"]),
+        row("ort", ms=3.0, rel_l2_error=3.2e-7, peak_memory_mib=123.4),
+        row("ort", "tf32", ms=None, status="unsupported", reason="no TF32"),
+        row("compiled", ms=None, reason="expected Tensor | None,\nwhich is a long story: " + "x" * 1500),
+    )
+    table.write_tables(tmp_path / "tables", *frames)
+    return tmp_path / "tables"
+
+
+def test_each_table_is_written_as_csv_and_as_markdown(written):
+    names = {"latency", "memory", "speedup", "not-measured"}
+    assert {path.name for path in written.iterdir()} == {f"{name}.{end}" for name in names for end in ("csv", "md")}
+
+
+def test_csv_reads_back_with_all_digits(written):
+    latency = pl.read_csv(written / "latency.csv")
+    assert latency["latency_ms"].to_list() == [6.123456789, 3.0]
+    assert latency["warnings"].to_list()[0] == "outliers: 3; host-bound: a; b"
+    assert pl.read_csv(written / "memory.csv")["peak_memory_mib"].to_list() == [None, 123.4]
+    speedup = pl.read_csv(written / "speedup.csv")
+    assert speedup["speedup"].to_list() == pytest.approx([1.0, 6.123456789 / 3])
+    assert pl.read_csv(written / "not-measured.csv")["status"].to_list() == ["unsupported", "failed"]
+
+
+def cells(path: Path) -> list[list[str]]:
+    """The Markdown's rows, its ruler left out."""
+    rows = [text for text in path.read_text().splitlines() if text]
+    return [
+        [cell.strip() for cell in text.replace(r"\|", "¦").strip("|").split("|")]
+        for i, text in enumerate(rows)
+        if i != 1
+    ]
+
+
+@pytest.mark.parametrize(("name", "rows"), [("latency", 2), ("memory", 2), ("speedup", 2), ("not-measured", 2)])
+def test_markdown_has_one_line_a_row_and_as_many_cells_as_the_head(written, name, rows):
+    head, *body = cells(written / f"{name}.md")
+    assert head == pl.read_csv(written / f"{name}.csv").columns
+    assert len(body) == rows
+    assert {len(one) for one in body} == {len(head)}
+
+
+def test_markdown_cuts_nothing_off(written):
+    for path in written.glob("*.md"):
+        assert "…" not in path.read_text()
+    assert "x" * 1500 in (written / "not-measured.md").read_text()
+
+
+def test_markdown_shows_a_small_error_as_what_it_is(written):
+    head, _, ort = cells(written / "latency.md")
+    assert float(ort[head.index("rel_l2_error")]) == pytest.approx(3.2e-7, rel=0.01)
+
+
+def test_a_run_in_which_nothing_could_be_measured_has_its_tables_too(tmp_path):
+    table.write_tables(tmp_path / "tables", *run(row("ort", ms=None, reason="no")))
+    assert pl.read_csv(tmp_path / "tables" / "latency.csv").height == 0
+    assert pl.read_csv(tmp_path / "tables" / "not-measured.csv").height == 1

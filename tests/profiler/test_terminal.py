@@ -1,0 +1,203 @@
+"""What a person reads at 120 columns: every figure whole, every reason told, no name taken for markup."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from profiler.schema import RESULTS, SAMPLES
+from profiler.terminal import print_results
+
+
+def row(variant: str, precision: str = "fp32", ms: float | None = 1.0, **more: Any) -> dict[str, Any]:
+    """One case with every figure that the tables show; without `ms` one that gave none."""
+    case: dict[str, Any] = {
+        "model": "net",
+        "pass": "inference",
+        "batch_size": 1,
+        "replicate": 0,
+        "variant": variant,
+        "precision": precision,
+        "status": "ok" if ms is not None else "failed",
+        "warnings": [],
+    }
+    if ms is not None:
+        figures = ("latency_ms", "gpu_ms", "forward_ms", "backward_ms")
+        case |= {"clock": "event", "throughput": 1000 / ms, "rel_l2_error": 1.234e-4, "peak_memory_mib": 12345.6}
+        case |= dict.fromkeys(figures, ms) | {"latency_ci_low_ms": 0.995 * ms, "latency_ci_high_ms": 1.005 * ms}
+    case |= more
+    case.setdefault("case_id", f"{case['model']}/{variant}/{case['pass']}/{precision}/b{case['batch_size']}/r0")
+    return case
+
+
+def printed(*rows: dict[str, Any], width: int = 120) -> str:
+    results = pl.DataFrame([{column: r.get(column) for column in RESULTS} for r in rows], schema=RESULTS)
+    samples = [
+        {"run_id": "run", "case_id": r["case_id"], "clock": "event", "index": i, "ms": r["latency_ms"] * (1 + i / 1000)}
+        for r in rows
+        if "latency_ms" in r
+        for i in range(20)
+    ]
+    console = Console(file=io.StringIO(), width=width)
+    print_results(console, results, pl.DataFrame(samples, schema=SAMPLES))
+    return console.file.getvalue()
+
+
+def words(text: str, start: str) -> list[str]:
+    """The cells of the only line that starts with `start`."""
+    (line,) = [line for line in text.splitlines() if line.lstrip().startswith(start)]
+    return line.split()
+
+
+LADDER = [
+    row(variant, precision, ms, **{"pass": pass_})
+    for pass_ in ("inference", "training")
+    for variant, precision, ms in [
+        ("eager", "fp32", 1234.5678),
+        ("eager-tuned", "tf32", 812.3),
+        ("eager-nocudnn", "fp32", 9999.9),
+        ("compiled", "fp16", 23.4),
+        ("ort", "fp32", 345.6),
+        ("ort-tuned", "fp16", 12.3),
+        ("trt", "fp16", 8.1),
+        ("trt-rtx", "int8", 7.9),
+        ("openvino", "fp32", 456.7),
+        ("ort", "bf16", 2345.6),
+    ]
+]
+LONG = "resnet152-with-a-very-long-label-that-somebody-gave-it"
+LONG_ROWS = [row("eager", ms=1234.5, model=LONG)] + [
+    row(f"ort-{'very-' * n}long-label-{n}", "amp-fp16", 123.4 / n, model=LONG, warnings=[f"outliers: {n}"])
+    for n in range(1, 10)
+]
+LONG_REASONS = [
+    row("eager"),
+    row("ort", ms=None, reason="RuntimeError: " + "a word and another, " * 40, model=LONG),
+    row("compiled", ms=None, reason="/a/path/without/any/space/" * 12, model=LONG),
+    *(row(f"{LONG}-{n}", ms=None, status="unsupported", reason="no such thing", model=LONG) for n in range(6)),
+]
+
+
+@pytest.mark.parametrize("rows", [LADDER, LONG_ROWS, LONG_REASONS], ids=["ten rows", "long names", "long reasons"])
+def test_nothing_is_cut_off_and_nothing_is_wider_than_the_terminal(rows):
+    text = printed(*rows)
+    assert "…" not in text
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 120
+
+
+@pytest.mark.parametrize(("rows", "places"), [(LADDER, 2), (LONG_ROWS, 1)], ids=["ten rows", "long names"])
+def test_every_row_has_its_figures(rows, places):
+    text = printed(*rows)
+    for one in rows:
+        assert f"{one['latency_ms']:,.{places}f}" in text
+
+
+def test_every_row_has_its_name():
+    found = [line.split()[:2] for line in printed(*LADDER).splitlines() if line.strip()]
+    for one in LADDER:
+        assert found.count([one["variant"], one["precision"]]) == 2  # Inference and training.
+
+
+def test_a_long_name_is_folded_and_whole():
+    # The figures stand in the columns to the right, so the name's pieces are what begins each line.
+    name = "abcdefghijklmnopqrstuvwxyz-" * 4
+    text = printed(row("eager", ms=6.0), row(name, "amp-fp16", ms=3.0))
+    table = text.partition("Engine")[2].partition("batch 1:")[0]
+    pieces = [line.split()[0] for line in table.splitlines() if line.split() and line.split()[0] in name]
+    assert "".join(pieces) == name
+
+
+def test_every_group_has_a_title_its_rows_fastest_first_and_a_sentence():
+    text = printed(row("eager", ms=6.0), row("ort", ms=3.0), row("eager", ms=60.0, batch_size=16))
+    assert text.index("net, inference, batch 1 ") < text.index("net, inference, batch 16 ")
+    assert text.index(" ort ") < text.index(" eager ")
+    assert "net, batch 1: ort fp32 is 2.0× fp32 eager" in text
+
+
+def test_a_line_gives_its_figures():
+    text = printed(row("eager", ms=6.0), row("ort", ms=3.0))
+    engine, precision, latency, spread, device, speedup, interval, items, memory, error = words(text, "ort ")
+    assert (engine, precision, latency, spread, device) == ("ort", "fp32", "3.00", "0.5", "3.00")
+    assert (speedup, items, memory, error) == ("2.00", "333", "12,346", "1.2e-04")
+    low, high = (float(end) for end in interval.strip("()").split("–"))
+    assert 1.9 < low <= 2.0 <= high < 2.1
+
+
+def test_training_shows_forward_and_backward():
+    text = printed(
+        row("eager", ms=6.0, forward_ms=2.0, backward_ms=4.0, **{"pass": "training"}),
+        row("compiled", ms=3.0, forward_ms=1.0, backward_ms=2.0, **{"pass": "training"}),
+    )
+    assert "Forward ms" in text
+    assert words(text, "compiled ")[4:6] == ["1.00", "2.00"]
+
+
+def test_a_column_without_figures_is_left_out():
+    text = printed(row("eager", gpu_ms=None, peak_memory_mib=None), row("ort", gpu_ms=None, peak_memory_mib=None))
+    assert "Device ms" not in text
+    assert "Memory" not in text
+    assert "Latency ms" in text
+
+
+def test_what_was_not_measured_is_listed_with_its_reason():
+    text = printed(
+        row("eager"),
+        row("ort", "tf32", ms=None, status="unsupported", reason="TF32 needs a GPU"),
+        row("ort-tuned", "tf32", ms=None, status="unsupported", reason="TF32 needs a GPU"),
+        row("compiled", ms=None, status="oom", reason="out of memory", batch_size=64),
+        row("trt", ms=None, status="crashed", reason="ended by SIGSEGV"),
+    )
+    _, listed = text.split("Not measured")
+    assert listed.count("TF32 needs a GPU") == 1
+    for word in ("unsupported", "oom", "crashed", "out of memory", "ended by SIGSEGV", "ort, ort-tuned", "compiled"):
+        assert word in listed
+
+
+def test_the_batch_size_of_what_was_not_measured_is_told():
+    text = printed(row("eager"), row("ort", ms=None, status="oom", reason="out of memory", batch_size=64))
+    assert "64" in text.split("Not measured")[1]
+
+
+def test_a_reason_of_many_words_is_whole():
+    reason = " ".join(f"word{n}" for n in range(60))
+    text = printed(row("eager"), row("ort", ms=None, reason=reason))
+    assert reason in " ".join(text.split())
+
+
+def test_where_everything_failed_the_reasons_are_all_there_is():
+    text = printed(row("ort", ms=None, reason="no luck"))
+    assert "no luck" in text
+    assert "Latency" not in text
+
+
+def test_where_all_was_measured_nothing_is_listed():
+    text = printed(row("eager"), row("ort"))
+    assert "Not measured" not in text
+    assert "Warnings" not in text
+
+
+def test_each_kind_of_warning_is_told_once_with_the_rows_that_carry_it():
+    rows = [row(name, warnings=["outliers: 3 of 9", "host-bound: a"]) for name in ("eager", "ort", "trt", "compiled")]
+    _, told = printed(*rows).split("Warnings")
+    assert told.count("outliers: ") == told.count("host-bound: ") == 1
+    assert "net/eager/inference/fp32/b1/r0, net/ort/inference/fp32/b1/r0 and 2 more" in told
+
+
+@pytest.mark.parametrize("name", ["[red]", "[/]", "[bold]mine[/bold]", ":smile:", "[link=x]"])
+@pytest.mark.parametrize(
+    "place",
+    [{"model": None}, {"variant": None}, {"reason": None, "ms": None}, {"warnings": None}],
+    ids=lambda p: next(iter(p)),
+)
+def test_names_that_look_like_markup_are_printed_as_they_are(name, place):
+    more: dict[str, Any] = {key: name if value is None and key != "ms" else value for key, value in place.items()}
+    variant = more.pop("variant", "ort")
+    if "warnings" in more:
+        more = {"warnings": [name.strip(":") if name.startswith(":") else name]}
+        name = more["warnings"][0]
+    text = printed(row("eager"), row(variant, **more), row("trt", model=more.get("model", "net")))
+    assert name in text

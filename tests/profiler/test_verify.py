@@ -1,0 +1,176 @@
+"""Outputs against a reference with known distances, and proofs against requests: every contradiction is told."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from exporters.source import ModelSource
+from profiler.case import Case
+from profiler.verify import compare, mismatch, remarks
+
+LOGITS = np.array([[1.0, 2.0, 2.0], [4.0, 0.0, 3.0]], dtype=np.float32)
+
+
+def case(precision: str = "fp32", device: str = "cuda", **options: object) -> Case:
+    return Case("net", "ort", "ort", "inference", precision, 1, device, 0, ModelSource("net"), options)
+
+
+def proof(compute: str = "float32", provider: str = "CUDAExecutionProvider", **more: object) -> dict[str, object]:
+    return {
+        "compute_types": {compute: 20},
+        "compute_providers": {provider: 20},
+        "tf32": False,
+        "cuda_graph": False,
+    } | more
+
+
+def test_equal_outputs_have_no_distance():
+    found = compare([LOGITS], [LOGITS.copy()], real_weights=True)
+    assert found == {"rel_l2_error": 0.0, "max_abs_error": 0.0, "top1_agreement": 1.0}
+
+
+def test_a_known_distance():
+    reference = np.array([[3.0, 4.0]], dtype=np.float32)
+    found = compare([reference + np.float32([[0.3, 0.4]])], [reference], real_weights=False)
+    assert found["rel_l2_error"] == pytest.approx(0.1, rel=1e-6)
+    assert found["max_abs_error"] == pytest.approx(0.4, rel=1e-6)
+
+
+def test_the_worst_of_several_outputs_counts():
+    found = compare([LOGITS, LOGITS * 1.5], [LOGITS, LOGITS], real_weights=False)
+    assert found["rel_l2_error"] == pytest.approx(0.5)
+    assert found["max_abs_error"] == pytest.approx(2.0)
+
+
+def test_a_reference_of_zeros_gives_the_absolute_distance():
+    zeros = np.zeros((1, 2), dtype=np.float32)
+    assert compare([zeros + 2], [zeros], real_weights=False)["rel_l2_error"] == pytest.approx(math.sqrt(8))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("position", [0, 1])
+def test_an_output_that_is_not_finite_has_no_finite_error(bad, position):
+    outputs = [LOGITS.copy(), LOGITS.copy()]
+    outputs[position][0, 0] = bad
+    found = compare(outputs, [LOGITS, LOGITS], real_weights=False)
+    assert math.isnan(found["rel_l2_error"])
+    assert not math.isfinite(found["max_abs_error"])
+
+
+def test_half_precision_is_compared_without_overflowing():
+    half = np.full((1, 1000), 60_000, dtype=np.float16)
+    assert compare([half], [half.astype(np.float32)], real_weights=False)["rel_l2_error"] == 0.0
+
+
+@pytest.mark.parametrize("items", [1, 2, 5])
+def test_as_many_items_are_compared_as_both_have(items):
+    batch = np.repeat(LOGITS, 3, axis=0)[:items]
+    reference = np.vstack([batch[:2], np.full((6, 3), 99.0, dtype=np.float32)])
+    assert compare([batch[:2]], [reference], real_weights=False)["rel_l2_error"] == 0.0
+
+
+def test_a_scalar_loss_is_compared():
+    found = compare([np.array(2.2)], [np.array(2.0)], real_weights=True)
+    assert found["rel_l2_error"] == pytest.approx(0.1, rel=1e-5)
+    assert found["top1_agreement"] is None
+
+
+@pytest.mark.parametrize(
+    ("outputs", "reference"),
+    [
+        ([LOGITS], [LOGITS, LOGITS]),
+        ([LOGITS[:, :2]], [LOGITS]),
+        ([LOGITS.reshape(2, 3, 1)], [LOGITS]),
+        ([LOGITS[0]], [np.array(1.0, dtype=np.float32)]),
+        ([np.array(1.0, dtype=np.float32)], [LOGITS[0]]),
+    ],
+    ids=["too few", "classes", "dimensions", "vector for a scalar", "scalar for a vector"],
+)
+def test_outputs_of_another_number_or_shape_are_refused(outputs, reference):
+    with pytest.raises(ValueError, match=r"outputs|shape"):
+        compare(outputs, reference, real_weights=False)
+
+
+def test_top1_agreement_is_the_share_of_items_with_the_same_class():
+    other = LOGITS.copy()
+    other[1] = [0.0, 9.0, 3.0]
+    assert compare([other], [LOGITS], real_weights=True)["top1_agreement"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("real_weights", "output"), [(False, LOGITS), (True, LOGITS.reshape(2, 3, 1))], ids=["seeded", "no logits"]
+)
+def test_top1_agreement_needs_real_weights_and_logits(real_weights, output):
+    assert compare([output], [output], real_weights)["top1_agreement"] is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "ran"),
+    [
+        (case(), proof()),
+        (case("tf32"), proof(tf32=True)),
+        (case("fp16"), proof("float16")),
+        (case("bf16"), proof("bfloat16")),
+        (case("native"), proof("float16")),
+        (case(device="cpu"), proof(provider="CPUExecutionProvider")),
+        (case(cuda_graph=True), proof(cuda_graph=True)),
+        (case(cuda_graph=False), proof()),
+        (case(cudnn=False), proof(cudnn=False)),
+        (case(cudnn=True), proof(cudnn=True)),
+    ],
+)
+def test_a_proof_that_matches_its_request_is_no_mismatch(asked, ran):
+    assert mismatch(asked, ran) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "ran", "says"),
+    [
+        (case("fp16"), proof("float32"), "asked for fp16, computed in float32 (20×)"),
+        (case("fp32"), proof("float16"), "asked for fp32, computed in float16 (20×)"),
+        (case("fp16"), proof(compute_types={"float16": 19, "float32": 1}), "float16 (19×), float32 (1×)"),
+        (case("bf16"), proof(compute_types={}), "nothing that could be seen"),
+        (case(), proof(provider="CPUExecutionProvider"), "ran on CPUExecutionProvider (20×), not on CUDA"),
+        (case(device="cpu"), proof(), "ran on CUDAExecutionProvider (20×), not on CPU"),
+        (case(), proof(tf32=True), "TF32 was on at fp32"),
+        (case("tf32"), proof(), "TF32 was off at tf32"),
+        (case("fp16"), proof("float16", tf32=True), "TF32 was on at fp16"),
+        (case(cuda_graph=True), proof(), "no CUDA graph was captured"),
+        (case(cudnn=False), proof(cudnn=True), "cuDNN was on"),
+    ],
+)
+def test_each_contradiction_is_told(asked, ran, says):
+    assert says in (mismatch(asked, ran) or "")
+
+
+def test_all_contradictions_are_told_together():
+    told = mismatch(case("fp16", cuda_graph=True), proof(provider="CPUExecutionProvider", tf32=True))
+    assert len(told.split("; ")) == 4
+
+
+def test_a_proof_that_says_nothing_is_a_contradiction():
+    assert mismatch(case("fp32"), {}) is not None
+
+
+@pytest.mark.parametrize(
+    ("ran", "kind", "says"),
+    [
+        ({"device": "cuda", "providers": {"CUDAExecutionProvider": 9, "CPUExecutionProvider": 2}}, "cpu-nodes", "2"),
+        ({"graph_breaks": 3}, "graph-breaks", "3"),
+        ({"cuda_graph_skips": 1}, "no-cuda-graph", "skipped"),
+    ],
+)
+def test_what_should_be_known_is_remarked(ran, kind, says):
+    (remark,) = remarks(ran)
+    assert remark.startswith(f"{kind}: ")
+    assert says in remark
+
+
+@pytest.mark.parametrize(
+    "ran", [{}, proof(), {"device": "cpu", "providers": {"CPUExecutionProvider": 9}}, {"graph_breaks": 0}]
+)
+def test_nothing_is_remarked_of_what_is_as_it_should_be(ran):
+    assert remarks(ran) == []

@@ -1,0 +1,195 @@
+"""The design's import rules, read from the sources, and what a fresh interpreter really imports."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("exporters", "engines", "profiler")
+"""Each may import those before it."""
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+WITH_POLARS = {
+    f"profiler.{name}" for name in ("schema", "table", "report", "compare", "recommend", "store", "terminal")
+}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in FILES}
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def import_nodes(node: ast.AST, typing: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Every import below `node`, functions included; those for type checkers only with `typing`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        elif is_type_checking(child) and not typing:
+            for other in child.orelse:
+                yield from import_nodes(ast.Module([other], []), typing)
+        else:
+            yield from import_nodes(child, typing)
+
+
+def imports(source: str, package: str, typing: bool = True) -> set[str]:
+    """The modules that `source`, which lies in `package`, imports; `from a import b` is a.b where that is a module."""
+    found = set()
+    for node in import_nodes(ast.parse(source), typing):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+            continue
+        base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+        names = {f"{base}.{alias.name}" for alias in node.names}
+        found |= {name for name in names if name in MODULES}
+        if any(name not in MODULES for name in names):
+            found.add(base)
+    return found
+
+
+def imports_of(module: str, typing: bool = True) -> set[str]:
+    path = MODULES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    return imports(path.read_text(), package, typing)
+
+
+def tops(module: str) -> set[str]:
+    return {name.partition(".")[0] for name in imports_of(module)}
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str] | None:
+    """A circle of imports, its first module again at the end; None if there is none."""
+    done: set[str] = set()
+
+    def visit(module: str, trail: list[str]) -> list[str] | None:
+        if module in trail:
+            return [*trail[trail.index(module) :], module]
+        if module in done:
+            return None
+        for target in sorted(graph.get(module, set())):
+            found = visit(target, [*trail, module])
+            if found:
+                return found
+        done.add(module)
+        return None
+
+    return next((found for module in sorted(graph) if (found := visit(module, []))), None)
+
+
+def test_the_reader_of_imports_sees_them_all():
+    source = """
+import a.b, c
+from d import e
+from engines import catalog, missing
+from .case import Case
+if TYPE_CHECKING:
+    import typed
+else:
+    import untyped
+def f():
+    with x:
+        import inner
+"""
+    seen = {"a.b", "c", "d", "engines.catalog", "engines", "profiler.case", "untyped", "inner"}
+    assert imports(source, "profiler", typing=False) == seen
+    assert imports(source, "profiler") == seen | {"typed"}
+
+
+def test_the_finder_of_circles_finds_one():
+    assert cycle({"a": {"b"}, "b": {"c", "d"}, "c": set(), "d": {"b"}}) == ["b", "d", "b"]
+    assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
+
+
+def test_the_sources_were_found():
+    assert {"exporters.catalog", "engines.catalog", "profiler.worker", "profiler", "exporters.models.vgg"} <= set(
+        MODULES
+    )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_package_imports_one_that_stands_above_it(module):
+    above = PACKAGES[PACKAGES.index(module.partition(".")[0]) + 1 :]
+    assert tops(module) & set(above) == set()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_sources_import_no_tests(module):
+    assert "tests" not in tops(module)
+
+
+@pytest.mark.parametrize("catalog", ["exporters.catalog", "engines.catalog"])
+def test_a_catalog_is_data_without_torch(catalog):
+    assert "torch" not in tops(catalog)
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"engines.trt"}))
+def test_only_trt_imports_tensorrt(module):
+    assert tops(module) & {"tensorrt", "tensorrt_rtx", "pycuda"} == set()
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - WITH_POLARS))
+def test_polars_is_imported_where_tables_are_made_and_nowhere_else(module):
+    assert "polars" not in tops(module)
+
+
+def test_there_are_no_circles_not_even_inside_functions():
+    graph = {module: imports_of(module, typing=False) & set(MODULES) for module in MODULES}
+    found = cycle(graph)
+    assert found is None, " imports ".join(found or [])
+
+
+def test_there_is_no_drawer_for_everything():
+    assert [str(path) for path in FILES if path.stem in ("utils", "util", "helpers", "common", "misc")] == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_file_is_named_after_a_library_that_it_imports(module):
+    assert MODULES[module].stem not in tops(module)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_opens_with_a_sentence(module):
+    source = MODULES[module].read_text()
+    assert not source or ast.get_docstring(ast.parse(source))
+
+
+def loaded_by(module: str) -> set[str]:
+    """The top-level modules in a fresh interpreter that has imported `module`."""
+    code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("name", ["job", "cli", "run", "prepare", "plan", "listing"])
+def test_the_parent_process_imports_no_framework(name):
+    frameworks = {"torch", "onnxruntime", "tensorrt", "tensorrt_rtx", "pycuda", "openvino", "onnx"}
+    assert loaded_by(f"profiler.{name}") & frameworks == set()
+
+
+@pytest.mark.parametrize("module", ["profiler.cli", "profiler"])
+def test_help_loads_nothing_that_is_slow(module):
+    assert loaded_by(module) & {"polars", "pydantic", "numpy", "torch"} == set()
+
+
+@pytest.mark.parametrize("catalog", ["exporters.catalog", "engines.catalog"])
+def test_importing_a_catalog_loads_no_library(catalog):
+    assert loaded_by(catalog) & {"torch", "numpy", "onnx", "onnxruntime", "polars", "pydantic"} == set()
+
+
+def test_help_answers():
+    done = subprocess.run([sys.executable, "-m", "profiler", "--help"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0
+    assert "bench.yaml" in done.stdout
