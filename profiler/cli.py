@@ -100,7 +100,9 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        if type(error).__name__ == "ConfigError":
+        from profiler.document import ConfigError
+
+        if isinstance(error, ConfigError):
             print(error, file=sys.stderr)
             sys.exit(2)
         traceback.print_exc()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
@@ -15,15 +13,23 @@ from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS, Option
 from exporters.catalog import CATALOG
 from exporters.source import ModelSource
 from profiler.case import Budget
+from profiler.document import ConfigError, Location, forget, nearest, read
 
-Location = tuple[str | int, ...]
 _WRITTEN = {"pass_": "pass"}
 _REQUESTABLE = tuple(p for p in PRECISIONS if p != "native")
+_EXPECTED = {
+    "list_type": "must be a list, such as [1, 16]",
+    "tuple_type": "must be a list, such as [3, 224, 224]",
+    "dict_type": "must be keys and values",
+    "dataclass_type": "must be keys and values, such as {seconds: 1}",
+    "model_type": "must be a name, or keys and values",
+    "path_type": "must be a path",
+    "int_type": "must be a whole number",
+    "bool_type": "must be true or false",
+    "string_type": "must be a text",
+}
+"""What to say where pydantic would speak of Python's types, by its error's type."""
 _FILTERS = ("model", "engine", "variant", "pass", "precision", "batch_size", "replicate")
-
-
-class ConfigError(Exception):
-    """A config, file or argument that cannot be used; the message says where and how to mend it. Exit code 2."""
 
 
 class _Strict(BaseModel):
@@ -200,22 +206,22 @@ def load_config(path: Path, device_kind: str = "", overrides: dict[str, Any] | N
 
     Raises ConfigError for a file that cannot be read, is no YAML, or does not describe a job.
     """
-    data, lines = _read(path)
+    data, lines = read(path)
     blocks = {kind: data.pop(kind, None) for kind in ("cpu", "cuda")}
     if blocks.get(device_kind) is not None:
         block = blocks[device_kind]
         if not isinstance(block, dict):
             raise ConfigError(f"{path}:{lines[(device_kind,)]}: {device_kind}: expected keys and values")
         for key, value in block.items():
-            _forget(lines, (key,))
+            forget(lines, (key,))
             lines.update({at[1:]: line for at, line in lines.items() if at[:2] == (device_kind, key)})
             data[key] = {**data.get(key, {}), **value} if key == "budget" and isinstance(value, dict) else value
     data.update(overrides or {})
     try:
         return Config.model_validate(data, context={"folder": path.resolve().parent})
     except ValidationError as error:
-        problems = [_explain(path, lines, e) for e in error.errors()]
-        raise ConfigError("\n".join(dict.fromkeys(problems))) from None
+        problems = sorted({_explain(lines, e) for e in error.errors()})
+        raise ConfigError("\n".join(f"{path}:{line}: {message}" for line, message in problems)) from None
 
 
 def parse_only(conditions: Iterable[str]) -> Filter | None:
@@ -226,7 +232,7 @@ def parse_only(conditions: Iterable[str]) -> Filter | None:
         if not equals or not value:
             raise ConfigError(f"--only: '{condition}' is not of the form key=value")
         if key not in _FILTERS:
-            raise ConfigError(f"--only: unknown key '{key}'{_nearest(key, _FILTERS)}")
+            raise ConfigError(f"--only: unknown key '{key}'{nearest(key, _FILTERS)}")
         wanted.setdefault(key, []).append(value)
     if not wanted:
         return None
@@ -237,62 +243,21 @@ def parse_only(conditions: Iterable[str]) -> Filter | None:
         raise ConfigError(f"--only: {first['loc'][0]}: {first['msg']}, got '{first['input']}'") from None
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[Location, int]]:
-    """The file's data and the line of every key and list item."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{path}: cannot be read: {why}; give the path of a YAML file such as bench.yaml") from None
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark else 1
-        raise ConfigError(f"{path}:{line}: no valid YAML: {getattr(error, 'problem', None) or error}") from None
-    if not isinstance(data, dict):
-        raise ConfigError(
-            f"{path}:1: expected keys such as models and engines; see the bench.yaml that comes with the project"
-        )
-    lines: dict[Location, int] = {}
-    _note_lines(path, root, (), lines)
-    return data, lines
-
-
-def _note_lines(path: Path, node: yaml.Node | None, at: Location, lines: dict[Location, int]) -> None:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            where = (*at, key.value)
-            if where in lines:
-                raise ConfigError(f"{path}:{key.start_mark.line + 1}: '{key.value}' stands here twice; keep one")
-            lines[where] = key.start_mark.line + 1
-            _note_lines(path, value, where, lines)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            lines[(*at, index)] = item.start_mark.line + 1
-            _note_lines(path, item, (*at, index), lines)
-
-
-def _forget(lines: dict[Location, int], prefix: Location) -> None:
-    for at in [at for at in lines if at[: len(prefix)] == prefix]:
-        del lines[at]
-
-
-def _explain(path: Path, lines: dict[Location, int], error: ErrorDetails) -> str:
+def _explain(lines: dict[Location, int], error: ErrorDetails) -> tuple[int, str]:
+    """The line of a validation error, and what to say of it."""
     location = tuple(_WRITTEN.get(str(p), p) for p in error["loc"])
     known = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in lines), ())
     where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
     message = error["msg"]
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         valid = _keys_at(location[:-1])
-        message = f"unknown key '{location[-1]}'{_nearest(str(location[-1]), valid)}"
+        message = f"unknown key '{location[-1]}'{nearest(str(location[-1]), valid)}"
         where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location[:-1]).lstrip(".")
     elif error["type"] == "missing":
         message = "this key is missing"
     elif not isinstance(error["ctx"].get("own") if "ctx" in error else None, bool):
-        message = f"{message[:1].lower()}{message[1:]}, got {error['input']!r}"
-    return f"{path}:{lines.get(known, 1)}: {where + ': ' if where else ''}{message}"
+        message = f"{_EXPECTED.get(error['type'], message.replace('Input should', 'must'))}, got {error['input']!r}"
+    return lines.get(known, 1), f"{where + ': ' if where else ''}{message}"
 
 
 def _keys_at(location: Location) -> list[str]:
@@ -305,7 +270,7 @@ def _keys_at(location: Location) -> list[str]:
 
 def _check_word(word: Any, valid: Iterable[str], what: str, note: str = "") -> str:
     if word not in set(valid):
-        raise _error(f"unknown {what} '{word}'{_nearest(str(word), valid)}{' ' + note if note else ''}")
+        raise _error(f"unknown {what} '{word}'{nearest(str(word), valid)}{' ' + note if note else ''}")
     return str(word)
 
 
@@ -314,12 +279,6 @@ def _check_option(key: str, value: Any, option: Option) -> None:
         raise _error(f"option {key} is a {option.type.__name__}, got {value!r}")
     if option.choices and value not in option.choices:
         raise _error(f"option {key} is one of {', '.join(option.choices)}, got {value!r}")
-
-
-def _nearest(word: str, valid: Iterable[str]) -> str:
-    words = list(valid)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else f"; valid: {', '.join(words)}"
 
 
 def _error(message: str) -> PydanticCustomError:

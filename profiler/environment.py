@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.catalog import Device
-from profiler.config import ConfigError
+from profiler.document import ConfigError
 from profiler.telemetry import Gpu, visible_gpus
 
 _PACKAGES = (

@@ -15,8 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from profiler.case import Budget, Case
-from profiler.config import Config, ConfigError, load_config, parse_only
+from profiler.config import Config, load_config, parse_only
 from profiler.display import duration, open_display
+from profiler.document import ConfigError
 from profiler.environment import Target, choose_device, describe
 from profiler.plan import estimate_seconds, make_plan
 from profiler.process import Call, run_all, start_forkserver

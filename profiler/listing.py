@@ -9,7 +9,7 @@ from rich.text import Text
 from engines import missing
 from engines.catalog import ENGINES, PRECISIONS, PRESETS, Device, Engine, Pass
 from exporters.catalog import CATALOG
-from profiler.config import ConfigError
+from profiler.document import ConfigError
 from profiler.telemetry import visible_gpus
 
 

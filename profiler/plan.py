@@ -11,7 +11,8 @@ import engines
 from engines.catalog import ENGINES, PRESETS, Device, unsupported
 from exporters.catalog import CATALOG
 from profiler.case import Budget, Case
-from profiler.config import Config, ConfigError, EngineEntry, Filter, ModelEntry
+from profiler.config import Config, EngineEntry, Filter, ModelEntry
+from profiler.document import ConfigError
 
 _COMPILE_SECONDS = {"cpu": 60.0, "cuda": 40.0}
 _OVERHEAD_SECONDS = {"cpu": 1.5, "cuda": 3.0}

@@ -15,7 +15,8 @@ import polars as pl
 import yaml
 
 from profiler.case import Case
-from profiler.config import Config, ConfigError
+from profiler.config import Config
+from profiler.document import ConfigError
 from profiler.result import Result
 from profiler.schema import RESULTS, SAMPLES
 

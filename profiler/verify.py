@@ -51,7 +51,7 @@ _WRONG = 0.5
 
 
 def judge(precision: str, error: float | None) -> tuple[str | None, list[str]]:
-    """Why a relative L2 error makes the row `failed`, if it does, and else a warning if it is unusual for the precision."""
+    """Why a relative L2 error makes the row `failed`, or None; then a warning if it is unusual for the precision."""
     if error is None or not np.isfinite(error):
         return "the outputs are not finite: NaN or infinity where the reference has numbers", []
     if error >= _WRONG:

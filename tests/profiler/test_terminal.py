@@ -132,15 +132,15 @@ def test_training_shows_forward_and_backward():
         row("eager", ms=6.0, forward_ms=2.0, backward_ms=4.0, **{"pass": "training"}),
         row("compiled", ms=3.0, forward_ms=1.0, backward_ms=2.0, **{"pass": "training"}),
     )
-    assert "Forward ms" in text
+    assert "Forward" in text
     assert words(text, "compiled ")[4:6] == ["1.00", "2.00"]
 
 
 def test_a_column_without_figures_is_left_out():
     text = printed(row("eager", gpu_ms=None, peak_memory_mib=None), row("ort", gpu_ms=None, peak_memory_mib=None))
-    assert "Device ms" not in text
+    assert "Device" not in text
     assert "Memory" not in text
-    assert "Latency ms" in text
+    assert "Latency" in text
 
 
 def test_what_was_not_measured_is_listed_with_its_reason():
