@@ -104,7 +104,7 @@ MISTAKES = [
     mistake("no YAML", HEAD + "passes: [inference\nprecisions: [fp32]\n", 4, "YAML", "','"),
     mistake("tab", HEAD + "budget:\n\tseconds: 3\n", 4, "YAML", "\\t"),
     mistake("unknown anchor", HEAD + "suite: *nowhere\n", 3, "YAML", "nowhere"),
-    mistake("no date", HEAD + "suite: 2020-13-45\n", 3, "suite"),
+    mistake("no date", HEAD + "replicates: 2020-13-45\n", 3, "replicates"),
     mistake("empty file", "", 1, "models", "engines"),
     mistake("comments alone", "# nothing yet\n", 1, "models", "engines"),
     mistake("a list", "- alexnet\n- eager\n", 1, "models", "engines"),
@@ -115,7 +115,7 @@ MISTAKES = [
         "cpu block budget", HEAD + "budget: {seconds: 2}\ncpu:\n  budget: {second: 3}\n", 5, "'second'", "'seconds'"
     ),
     mistake("top budget below a block", HEAD + "budget: {second: 2}\ncpu:\n  budget: {seconds: 3}\n", 3, "'second'"),
-    mistake("block budget over nothing", HEAD + "budget: 2\ncpu:\n  budget: {seconds: 3}\n", 3, "budget", "got 2"),
+    mistake("block budget over none", HEAD + "budget: 2\ncpu:\n  budget: {seconds: 3}\n", 3, "budget", "got 2"),
     mistake("block in a block", HEAD + "cpu:\n  cuda: {replicates: 3}\n", 4, "'cuda'"),
 ]
 
