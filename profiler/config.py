@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,7 +25,10 @@ _EXPECTED = {
     "dataclass_type": "must be keys and values, such as {seconds: 1}",
     "model_type": "must be a name, or keys and values",
     "path_type": "must be a path",
-    "int_type": "must be a whole number",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    "too_short": "must have at least one entry",
+    "invalid_key": "a key must be a text",
     "bool_type": "must be true or false",
     "string_type": "must be a text",
 }
@@ -121,7 +125,7 @@ class EngineEntry(BaseModel):
     def _options(self) -> EngineEntry:
         engine = PRESETS[self.name].engine if self.name in PRESETS else self.name
         for key, value in (self.model_extra or {}).items():
-            _check_word(key, ENGINES[engine].options, f"option of {engine}")
+            _check_word(key, ENGINES[engine].options, f"option of {engine}", at=key)
             _check_option(key, value, ENGINES[engine].options[key])
         if self.label in PRESETS and self.label != self.name:
             raise _error(f"the label {self.label} is a preset's name; choose another")
@@ -160,7 +164,7 @@ class Config(_Strict):
     suite: str = ""
     models: list[ModelEntry] = Field(min_length=1)
     engines: list[EngineEntry] = Field(min_length=1)
-    passes: list[Literal["inference", "training"]] = ["inference"]
+    passes: list[Literal["inference", "training"]] = Field(default=["inference"], min_length=1)
     precisions: list[str] = Field(default=["fp32"], min_length=1)
     batch_sizes: list[Annotated[int, Field(gt=0)]] = Field(default=[1], min_length=1)
     device: str = "auto"
@@ -169,7 +173,7 @@ class Config(_Strict):
     budget: Budget = Budget()
     energy: bool = False
     exclude: list[Filter] = []
-    import_from: list[Path] = Field(default=[Path()], strict=False, validate_default=True)
+    import_from: list[Annotated[Path, Field(strict=False)]] = Field(default=[Path()], validate_default=True)
     """Folders where factories are found, relative to the YAML."""
 
     @field_validator("models", "engines", mode="before")
@@ -180,23 +184,27 @@ class Config(_Strict):
     @field_validator("passes", mode="before")
     @classmethod
     def _passes(cls, words: Any) -> Any:
-        return [_check_word(w, PASSES, "pass") for w in words] if isinstance(words, list) else words
+        return [_check_word(w, PASSES, "pass", at=i) for i, w in enumerate(words)] if isinstance(words, list) else words
 
     @field_validator("precisions")
     @classmethod
     def _precisions(cls, words: list[str]) -> list[str]:
-        return [_check_word(w, _REQUESTABLE, "precision") for w in words]
+        return [_check_word(w, _REQUESTABLE, "precision", at=i) for i, w in enumerate(words)]
 
     @field_validator("import_from")
     @classmethod
     def _folders(cls, folders: list[Path], info: ValidationInfo) -> list[Path]:
         return [((info.context or {}).get("folder", Path.cwd()) / folder).resolve() for folder in folders]
 
+    @field_validator("output")
+    @classmethod
+    def _output(cls, folder: Path, info: ValidationInfo) -> Path:
+        return Path((info.context or {}).get("folder", Path.cwd()) / folder)
+
     @field_validator("device")
     @classmethod
     def _device(cls, device: str) -> str:
-        kind, _, index = device.partition(":")
-        if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
             raise _error(f"'{device}' is no device; valid: auto, cpu, cuda, cuda:1")
         return device
 
@@ -213,9 +221,15 @@ def load_config(path: Path, device_kind: str = "", overrides: dict[str, Any] | N
         if not isinstance(block, dict):
             raise ConfigError(f"{path}:{lines[(device_kind,)]}: {device_kind}: expected keys and values")
         for key, value in block.items():
-            forget(lines, (key,))
+            if key in blocks:
+                raise ConfigError(f"{path}:{lines[device_kind, key]}: {device_kind}: '{key}' is a block of its own")
+            merge = key == "budget" and isinstance(value, dict) and key in data
+            if merge and not isinstance(data[key], dict):
+                continue  # The mistake stands at the top: its own line is told.
+            if not merge:
+                forget(lines, (key,))
             lines.update({at[1:]: line for at, line in lines.items() if at[:2] == (device_kind, key)})
-            data[key] = {**data.get(key, {}), **value} if key == "budget" and isinstance(value, dict) else value
+            data[key] = {**data[key], **value} if merge else value
     data.update(overrides or {})
     try:
         return Config.model_validate(data, context={"folder": path.resolve().parent})
@@ -240,12 +254,15 @@ def parse_only(conditions: Iterable[str]) -> Filter | None:
         return Filter.model_validate(wanted)
     except ValidationError as error:
         first = error.errors()[0]
-        raise ConfigError(f"--only: {first['loc'][0]}: {first['msg']}, got '{first['input']}'") from None
+        raise ConfigError(f"--only: {first['loc'][0]}: {_expected(first)}, got '{first['input']}'") from None
 
 
 def _explain(lines: dict[Location, int], error: ErrorDetails) -> tuple[int, str]:
     """The line of a validation error, and what to say of it."""
+    context = error.get("ctx", {})
     location = tuple(_WRITTEN.get(str(p), p) for p in error["loc"])
+    if context.get("at") is not None:
+        location = (*location, context["at"])
     known = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in lines), ())
     where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
     message = error["msg"]
@@ -255,9 +272,18 @@ def _explain(lines: dict[Location, int], error: ErrorDetails) -> tuple[int, str]
         where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location[:-1]).lstrip(".")
     elif error["type"] == "missing":
         message = "this key is missing"
-    elif not isinstance(error["ctx"].get("own") if "ctx" in error else None, bool):
-        message = f"{_EXPECTED.get(error['type'], message.replace('Input should', 'must'))}, got {error['input']!r}"
+    elif not context.get("own"):
+        message = f"{_expected(error)}, got {_written(error['input'])}"
     return lines.get(known, 1), f"{where + ': ' if where else ''}{message}"
+
+
+def _expected(error: ErrorDetails) -> str:
+    return _EXPECTED.get(error["type"], error["msg"].replace("Input should", "must"))
+
+
+def _written(value: Any) -> str:
+    """A value as a YAML has it."""
+    return "nothing" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _keys_at(location: Location) -> list[str]:
@@ -268,19 +294,21 @@ def _keys_at(location: Location) -> list[str]:
     return [*keys, "cpu", "cuda"] if owner is Config else keys
 
 
-def _check_word(word: Any, valid: Iterable[str], what: str, note: str = "") -> str:
-    if word not in set(valid):
-        raise _error(f"unknown {what} '{word}'{nearest(str(word), valid)}{' ' + note if note else ''}")
+def _check_word(word: Any, valid: Iterable[str], what: str, note: str = "", at: str | int | None = None) -> str:
+    if word not in list(valid):
+        raise _error(f"unknown {what} '{word}'{nearest(str(word), valid)}{' ' + note if note else ''}", at)
     return str(word)
 
 
 def _check_option(key: str, value: Any, option: Option) -> None:
     if type(value) is not option.type:
-        raise _error(f"option {key} is a {option.type.__name__}, got {value!r}")
+        kind = {bool: "bool_type", int: "int_type", str: "string_type"}[option.type]
+        raise _error(f"{_EXPECTED[kind]}, got {_written(value)}", key)
     if option.choices and value not in option.choices:
-        raise _error(f"option {key} is one of {', '.join(option.choices)}, got {value!r}")
+        raise _error(f"must be one of {', '.join(option.choices)}, got {_written(value)}", key)
 
 
-def _error(message: str) -> PydanticCustomError:
+def _error(message: str, at: str | int | None = None) -> PydanticCustomError:
+    """`at` is the key or index below the validated field that the message is about."""
     # Braces in a custom error's template would be read as fields.
-    return PydanticCustomError("own", "{text}", {"text": message, "own": True})
+    return PydanticCustomError("own", "{text}", {"text": message, "own": True, "at": at})

@@ -17,6 +17,15 @@ class ConfigError(Exception):
     """A config, file or argument that cannot be used; the message says where and how to mend it. Exit code 2."""
 
 
+class _Loader(yaml.SafeLoader):
+    """Dates stay text: no key wants one, and 2020-13-45 would be a ValueError without a line."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
 def read(path: Path) -> tuple[dict[str, Any], dict[Location, int]]:
     """The file's data and the line of every key and list item."""
     try:
@@ -26,11 +35,12 @@ def read(path: Path) -> tuple[dict[str, Any], dict[Location, int]]:
         raise ConfigError(f"{path}: cannot be read: {why}; give the path of a YAML file such as bench.yaml") from None
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        data = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else 1
-        raise ConfigError(f"{path}:{line}: no valid YAML: {getattr(error, 'problem', None) or error}") from None
+        why = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{path}:{line}: no valid YAML: {why}") from None
     if not isinstance(data, dict):
         raise ConfigError(
             f"{path}:1: expected keys such as models and engines; see the bench.yaml that comes with the project"
@@ -43,7 +53,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[Location, int]]:
 def _note_lines(path: Path, node: yaml.Node | None, at: Location, lines: dict[Location, int]) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            where = (*at, key.value)
+            where = (*at, int(key.value) if key.tag == "tag:yaml.org,2002:int" else key.value)
             if where in lines:
                 raise ConfigError(f"{path}:{key.start_mark.line + 1}: '{key.value}' stands here twice; keep one")
             lines[where] = key.start_mark.line + 1

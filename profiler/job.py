@@ -116,7 +116,7 @@ def _config_path(request: Request) -> Path:
 
 
 def _overrides(request: Request) -> dict[str, Any]:
-    given = {"device": request.device, "output": str(request.output) if request.output else None}
+    given = {"device": request.device, "output": str(request.output.resolve()) if request.output else None}
     return {key: value for key, value in given.items() if value is not None}
 
 
@@ -145,7 +145,7 @@ def _open_run(request: Request, config: Config, target: Target, environment: dic
     if request.resume is None:
         run = RunFolder.create(config.output)
         device = f"cuda:{target.gpu.index}" if target.gpu else "cpu"
-        run.write_config(config.model_copy(update={"device": device}))
+        run.write_config(config.model_copy(update={"device": device, "output": config.output.resolve()}))
     else:
         run = RunFolder.resume(request.resume)
         before = json.loads((run.path / "environment.json").read_text())

@@ -36,9 +36,7 @@ def make_plan(config: Config, device: Device, only: Filter | None = None) -> lis
     ]
     for case_id, count in Counter(case.id for case in cases).items():
         if count > 1:
-            raise ConfigError(
-                f"{count} cases have the id {case_id}: two models or engines share a name; give one another label"
-            )
+            raise ConfigError(f"{count} cases have the id {case_id}: {_why_twice(config)}")
     excluded = [case for case in cases if not any(matches(case, f) for f in config.exclude)]
     chosen = [case for case in excluded if only is None or matches(case, only)]
     if not chosen:
@@ -47,6 +45,15 @@ def make_plan(config: Config, device: Device, only: Filter | None = None) -> lis
             f"{what}: no case is left; --dry-run without it lists the {len(excluded) or len(cases)} of the config"
         )
     return chosen
+
+
+def _why_twice(config: Config) -> str:
+    for key in ("batch_sizes", "precisions", "passes"):
+        values = getattr(config, key)
+        twice = next((value for value in values if values.count(value) > 1), None)
+        if twice is not None:
+            return f"{key} names {twice} twice; keep one"
+    return "two models share a name, or two engines; give one of them another name or label"
 
 
 def matches(case: Case, condition: Filter) -> bool:

@@ -34,6 +34,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _OUT_OF_MEMORY = (
     "out of memory",
     "can't allocate memory",
+    "not enough memory",
     "Failed to allocate memory",
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -126,11 +127,10 @@ class Child:
 
     def kill(self) -> None:
         """End the process and every process that it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            # Not yet a group leader: then it has started nothing either.
-            os.killpg(self._pid, signal.SIGKILL) if os.getpgid(self._pid) == self._pid else os.kill(
-                self._pid, signal.SIGKILL
-            )
+        # The group may outlive its leader. A child that leads none yet has started nothing either.
+        for end in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                end(self._pid, signal.SIGKILL)
         self.process.join()
         self._connection.close()
 
@@ -217,6 +217,7 @@ def _enter(connection: Connection, call: Call) -> None:
     outcome = _call(call, report)
     sys.stdout.flush()
     sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
     connection.send(("end", outcome))
     # Neither exit handlers nor destructors: all that matters has been sent.
     os._exit(0)

@@ -67,8 +67,11 @@ class RunFolder:
 
     def append(self, result: Result) -> None:
         """Add one line to the journal and flush it to the disk: what has been measured survives whatever comes."""
-        with self.journal.open("a") as file:
-            file.write(result.to_json() + "\n")
+        with self.journal.open("ab+") as file:
+            # A line that a crash cut off must not swallow this one.
+            if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                file.write(b"\n")
+            file.write(result.to_json().encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 

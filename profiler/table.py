@@ -139,7 +139,7 @@ def sentence(key: dict[str, Any], lines: list[dict[str, Any]]) -> str | None:
         return f"{what}: nothing was faster than {base}"
     low, high = best["speedup_low"], best["speedup_high"]
     interval = f" ({low:.{_places(low)}f}–{high:.{_places(high)}f})" if low is not None else ""
-    error = f", error {best['rel_l2_error']:.0e}".replace("e-0", "e-") if best["rel_l2_error"] is not None else ""
+    error = f", error {_short(best['rel_l2_error'])}" if best["rel_l2_error"] is not None else ""
     faster = f"{name} is {best['speedup']:.{_places(best['speedup'])}f}× {base}{interval}{error}"
     if low is not None and low <= 1:
         return f"{what}: no clear winner; {faster}"
@@ -177,15 +177,18 @@ def _places(number: float) -> int:
     return 2 if number < 2 else 1 if number < 20 else 0
 
 
+def _short(number: float) -> str:
+    """One significant digit: 4e-4, 0."""
+    return f"{number:.0e}".replace("e-0", "e-") if number else "0"
+
+
 def _markdown(frame: pl.DataFrame) -> str:
-    with pl.Config(
-        tbl_formatting="MARKDOWN",
-        tbl_hide_column_data_types=True,
-        tbl_hide_dataframe_shape=True,
-        tbl_rows=-1,
-        tbl_cols=-1,
-        tbl_width_chars=-1,
-        fmt_str_lengths=1000,
-        float_precision=4,
-    ):
-        return f"{frame}\n"
+    """A GitHub table: figures with six significant digits, text whole and on one line."""
+
+    def cell(value: Any) -> str:
+        if isinstance(value, float):
+            return f"{value:.6g}"
+        return "" if value is None else " ".join(str(value).split()).replace("|", r"\|")
+
+    rows = [frame.columns, ["---"] * frame.width, *([cell(v) for v in row] for row in frame.iter_rows())]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -17,6 +17,9 @@ Row = Mapping[str, Any]
 Column = Callable[[Sequence[Row]], list[str]]
 """Makes a column's cells from the rows."""
 
+_REPLICATES_FOR_A_VERDICT = 3
+_WITHIN_PROCESS = "Intervals are within one process a side; between processes figures differ more: see replicates."
+
 
 def print_results(console: Console, results: pl.DataFrame, samples: pl.DataFrame) -> None:
     """Every group's table and sentence, then what could not be measured and why."""
@@ -30,25 +33,33 @@ def print_results(console: Console, results: pl.DataFrame, samples: pl.DataFrame
         said.append(table.sentence(key, group))
     console.print()
     for text in filter(None, said):
-        console.print(Text(text), soft_wrap=False)
+        console.print(Text(text))
+    if any(said) and results["replicate"].n_unique() < _REPLICATES_FOR_A_VERDICT:
+        console.print(Text(_WITHIN_PROCESS, style="dim"))
     _print_problems(console, table.problems(results))
     _print_warnings(console, results)
 
 
 def _table(title: str, columns: Sequence[tuple[str, Column]], rows: Sequence[Row]) -> Table:
-    grid = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
-    )
+    # Text, not str: a name may look like markup.
+    grid = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     cells = []
     for head, make in columns:
         made = make(rows)
         if not any(made):
             continue
         is_text = head in ("Engine", "Precision")
-        grid.add_column(head, justify="left" if is_text else "right", no_wrap=True)
+        # Figures are never cut: the head breaks between its words, and a long engine label folds.
+        grid.add_column(
+            Text(head.replace(" ", "\n", 1)),
+            justify="left" if is_text else "right",
+            no_wrap=head != "Engine",
+            overflow="fold",
+            vertical="top",
+        )
         cells.append(made)
     for row in zip(*cells, strict=True):
-        grid.add_row(*row)
+        grid.add_row(*map(Text, row))
     return grid
 
 
@@ -129,7 +140,10 @@ def _print_problems(console: Console, problems: pl.DataFrame) -> None:
             ", ".join(group[column].unique(maintain_order=True).to_list())
             for column in ("variant", "precision", "pass", "model")
         ]
+        what.append("batch " + ", ".join(map(str, group["batch_size"].explode().unique().sort())))
         grid = Table.grid(padding=(0, 1))
+        grid.add_column(no_wrap=True)
+        grid.add_column(overflow="fold")
         grid.add_row(Text(f"  {status}", style="yellow" if status == "unsupported" else "red"), Text(str(reason)))
         grid.add_row("", Text(" · ".join(what), style="dim"))
         console.print(grid)

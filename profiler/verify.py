@@ -30,16 +30,16 @@ def compare(outputs: Sequence[Array], reference: Sequence[Array], real_weights: 
     l2, largest = 0.0, 0.0
     agreement = None
     for number, (got, expected) in enumerate(zip(outputs, reference, strict=True)):
-        if got.shape[1:] != expected.shape[1:]:
+        if got.ndim != expected.ndim or got.shape[1:] != expected.shape[1:]:
             raise ValueError(f"output {number} has shape {got.shape}, the reference {expected.shape}")
-        items = min(len(got), len(expected)) if expected.ndim else None
-        ours, truth = got[:items].astype(np.float64), expected[:items].astype(np.float64)
-        if items is None:
-            ours, truth = np.atleast_1d(got.astype(np.float64)), np.atleast_1d(expected.astype(np.float64))
+        ours, truth = np.atleast_1d(got).astype(np.float64), np.atleast_1d(expected).astype(np.float64)
+        items = min(len(ours), len(truth))
+        ours, truth = ours[:items], truth[:items]
         norm = float(np.linalg.norm(truth))
         distance = float(np.linalg.norm(ours - truth))
         l2 = max(l2, distance / norm if norm else distance) if np.isfinite(distance) else float("nan")
-        largest = max(largest, float(np.max(np.abs(ours - truth), initial=0.0)))
+        # np.maximum keeps a NaN, which max() would lose.
+        largest = float(np.maximum(largest, np.max(np.abs(ours - truth), initial=0.0)))
         if number == 0 and real_weights and truth.ndim == 2:
             agreement = float(np.mean(ours.argmax(axis=1) == truth.argmax(axis=1)))
     return {"rel_l2_error": l2, "max_abs_error": largest, "top1_agreement": agreement}

@@ -12,7 +12,6 @@ import pytest
 
 from profiler.telemetry import visible_gpus
 
-
 ROOT = Path(__file__).resolve().parent.parent
 Profiler = Callable[..., subprocess.CompletedProcess[str]]
 

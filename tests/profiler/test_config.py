@@ -46,7 +46,9 @@ MISTAKES = [
     mistake(
         "option on its own line", engines("name: ort\n    label: two\n    thread: 2"), 5, "'thread'", "mean 'threads'?"
     ),
-    mistake("option of the wrong type", engines("{name: ort, label: x, threads: many}"), 3, "threads", "int", "'many'"),
+    mistake(
+        "option of the wrong type", engines("{name: ort, label: x, threads: many}"), 3, "threads", "number", "'many'"
+    ),
     mistake("yes is no bool in quotes", engines("{name: ort, label: x, optimize: 'yes'}"), 3, "optimize", "'yes'"),
     mistake(
         "option outside its choices",
@@ -79,10 +81,10 @@ MISTAKES = [
     mistake("input beside onnx", models("{name: x, onnx: there.onnx, input: [3]}"), 3, "models[0]", "leave out"),
     mistake("input of a known network", models("{name: alexnet, input: [3]}"), 3, "models[0]", "input", "leave out"),
     mistake("negative batch", HEAD + "batch_sizes: [1, -4]\n", 3, "batch_sizes[1]", "greater than 0", "got -4"),
-    mistake("batch in words", HEAD + "batch_sizes: [one]\n", 3, "batch_sizes[0]", "integer", "'one'"),
+    mistake("batch in words", HEAD + "batch_sizes: [one]\n", 3, "batch_sizes[0]", "number", "'one'"),
     mistake("batch sizes no list", HEAD + "batch_sizes: 16\n", 3, "batch_sizes", "list", "got 16"),
     mistake("zero replicates", HEAD + "replicates: 0\n", 3, "replicates", "greater than 0", "got 0"),
-    mistake("nothing after a key", HEAD + "replicates:\n", 3, "replicates", "integer"),
+    mistake("nothing after a key", HEAD + "replicates:\n", 3, "replicates", "number"),
     mistake("unknown precision", HEAD + "precisions: [fp32, fp61]\n", 3, "precisions", "'fp61'", "mean 'fp16'?"),
     mistake("precision on its own line", HEAD + "precisions:\n  - fp32\n  - double\n", 5, "'double'", "fp32", "tf32"),
     mistake("native is not asked for", HEAD + "precisions: [native]\n", 3, "precisions", "'native'", "fp32"),
@@ -301,6 +303,6 @@ def test_only_refuses_what_it_does_not_understand(condition, says):
 
 
 def test_only_says_what_a_batch_size_is_in_plain_words():
-    with pytest.raises(ConfigError, match=r"batch_size.*integer.*'many'") as caught:
+    with pytest.raises(ConfigError, match=r"batch_size.*number.*'many'") as caught:
         parse_only(["batch_size=many"])
     assert "unable to parse" not in str(caught.value)

@@ -55,6 +55,9 @@ class World:
 
     # The clock.
 
+    def mark(self, name: str) -> None:
+        pass
+
     def synchronize(self) -> None:
         self.ms = max(self.ms, self.busy_until)
 
@@ -149,6 +152,17 @@ def test_the_first_run_waits_for_the_device():
     assert first_run(world, world) >= 0
     assert world.calls == 1
     assert world.ms >= 5.0
+
+
+def test_the_first_run_lets_the_clock_see_its_boundaries():
+    world, seen = World("event"), []
+
+    class Session:
+        def run(self, mark: Mark) -> None:
+            seen.append(mark)
+
+    first_run(Session(), world)
+    assert seen == [world.mark]
 
 
 def test_on_the_cpu_there_is_the_host_clock_alone():

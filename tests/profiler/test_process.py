@@ -1,4 +1,4 @@
-"""Real forked processes that return, raise, print, crash, hang and run out of memory; what their parent makes of each."""
+"""Real processes that return, raise, print, crash, hang and run out of memory, and what their parent makes of each."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def outcome_of(call: Call) -> Outcome:
 
 
 def ends(pid: int, within: float = 10) -> bool:
-    """Whether the process is gone, or is so within some seconds; one that is not is killed, so that no test leaves it."""
+    """Whether the process is gone, or is so within some seconds; one that is not is killed: no test leaves it."""
     with suppress(ProcessLookupError):
         descriptor = os.pidfd_open(pid)
         try:

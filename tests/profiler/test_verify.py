@@ -9,7 +9,7 @@ import pytest
 
 from exporters.source import ModelSource
 from profiler.case import Case
-from profiler.verify import compare, mismatch, remarks
+from profiler.verify import compare, judge, mismatch, remarks
 
 LOGITS = np.array([[1.0, 2.0, 2.0], [4.0, 0.0, 3.0]], dtype=np.float32)
 
@@ -105,6 +105,32 @@ def test_top1_agreement_is_the_share_of_items_with_the_same_class():
 )
 def test_top1_agreement_needs_real_weights_and_logits(real_weights, output):
     assert compare([output], [output], real_weights)["top1_agreement"] is None
+
+
+@pytest.mark.parametrize(
+    ("precision", "error"), [("fp32", 1e-5), ("tf32", 5e-3), ("fp16", 1e-2), ("bf16", 5e-2), ("native", 1e-3)]
+)
+def test_an_error_that_is_usual_for_the_precision_is_no_remark(precision, error):
+    assert judge(precision, error) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("precision", "error"), [("fp32", 1e-3), ("tf32", 5e-2), ("fp16", 5e-2), ("bf16", 0.2), ("native", 0.1)]
+)
+def test_an_error_that_is_unusual_for_the_precision_is_remarked_and_no_failure(precision, error):
+    reason, (remark,) = judge(precision, error)
+    assert reason is None
+    assert remark.startswith("inaccurate: ")
+    assert f"{error:.1e}" in remark
+
+
+@pytest.mark.parametrize(
+    ("error", "says"), [(math.nan, "not finite"), (math.inf, "not finite"), (None, "not finite"), (0.5, "wrong")]
+)
+def test_outputs_that_are_wrong_fail_the_row(error, says):
+    reason, warnings = judge("bf16", error)
+    assert says in reason
+    assert warnings == []
 
 
 @pytest.mark.parametrize(
