@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
@@ -74,8 +75,6 @@ class Outcome:
 
 def start_forkserver(log: Path) -> None:
     """Start the forkserver if there is none, so that it warms up while the parent does other things."""
-    from multiprocessing import forkserver
-
     # One thread: stray threads of a BLAS pool would not survive the fork.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ["PROFILER_FORKSERVER_LOG"] = str(log)
@@ -204,7 +203,10 @@ def run_all(calls: Iterable[Call], slots: int, tick: Callable[[int], None] = lam
 def _enter(connection: Connection, call: Call) -> None:
     """The child's first and last function."""
     os.setsid()
+    # This process is to end with the forkserver, and the forkserver with the parent: it does once nobody else holds the
+    # pipe by which it knows that the parent lives, and every child has been given a copy of that.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     _redirect_output(call.log)
@@ -231,12 +233,17 @@ def _call(call: Call, report: Report) -> Outcome:
     except Unsupported as error:
         return Outcome("unsupported", str(error))
     except ModelError as error:
-        return Outcome("failed", str(error))
+        return Outcome(_failure(error), str(error))
     except BaseException as error:
         traceback.print_exc()
         reason = f"{type(error).__name__}: {_first_lines(str(error))}"
-        out_of_memory = isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY)
-        return Outcome("oom" if out_of_memory else "failed", reason)
+        return Outcome(_failure(error), reason)
+
+
+def _failure(error: BaseException) -> Status:
+    """Whether an error means that memory ran out: a type for it is not what every library has."""
+    out_of_memory = isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY)
+    return "oom" if out_of_memory else "failed"
 
 
 def _redirect_output(log: Path) -> None:

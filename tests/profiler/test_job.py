@@ -1,4 +1,4 @@
-"""Whole runs on the CPU, as a user starts them: `python -m profiler job.yaml` on tiny networks, good and broken ones."""
+"""Whole runs on the CPU, as a user starts them: `python -m profiler job.yaml` on tiny networks, good and broken."""
 
 from __future__ import annotations
 
@@ -484,7 +484,7 @@ def test_strict_accepts_unsupported_cases(run: Run, workplace: Path) -> None:
 
 
 def write_two_inputs(path: Path) -> None:
-    """(x + table[ids]) times a weight: x (n, length, 4) of floats, ids (n, length) of int64; n and length are symbols."""
+    """(x + table[ids]) times a weight: x (n, length, 4) of floats, ids (n, length) of int64; n and length are free."""
     table = helper.make_tensor("table", TensorProto.FLOAT, [2, 4], [0.5 * i for i in range(8)])
     weight = helper.make_tensor("w", TensorProto.FLOAT, [4, 3], [0.1 * i for i in range(12)])
     graph = helper.make_graph(
