@@ -44,15 +44,16 @@ def run_cases(
     prepared = prepare(waiting, budget, run.logs, path, display.preparing)
     pace = _Pace(waiting, budget)
     for number, case in enumerate(waiting):
+
+        def tick(phase: str, case: Case = case, number: int = number) -> None:
+            display.measuring(case, phase, number, len(waiting), pace.seconds_left(number))
+
+        tick("start")
         why_not = failure(case, prepared[case.model])
         if why_not is not None:
             result = Result(case.id, "failed", why_not)
         else:
             task = Task(case, prepared[case.model], budget, target.gpu.uuid if target.gpu else None)
-
-            def tick(phase: str, case: Case = case, number: int = number) -> None:
-                display.measuring(case, phase, number, len(waiting), pace.seconds_left(number))
-
             result = measure_one(task, run.logs, path, tick)
         run.append(result)
         pace.ended(number, sum(result.phases.values()))

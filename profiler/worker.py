@@ -163,7 +163,8 @@ def _check(task: Task, session: Session, result: Result) -> None:
         with np.load(task.prepared.reference) as file:
             reference = [file[name] for name in file.files]
         result.reference = "ort-cpu-unoptimized" if case.source.kind == "onnx" else "eager-fp32-cpu"
-        result.parity = verify.compare(session.outputs(), reference, case.source.weights is not None)
+        real_weights = case.source.kind == "onnx" or case.source.weights is not None
+        result.parity = verify.compare(session.outputs(), reference, real_weights)
         wrong, remarks = verify.judge(case.precision, result.parity["rel_l2_error"])
         result.warnings += remarks
         if wrong:

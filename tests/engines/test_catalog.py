@@ -1,0 +1,145 @@
+"""What the catalog says of each engine: the reasons it gives, and that its rows hold together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engines import missing
+from engines.catalog import (
+    DEVICES,
+    ENGINES,
+    PASSES,
+    PRECISIONS,
+    PRESETS,
+    Device,
+    Engine,
+    Preset,
+    Requirement,
+    unsupported,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("engine", "pass_", "device", "precision", "kind"),
+    [
+        ("eager", "inference", "cpu", "fp32", "canonical"),
+        ("eager", "training", "cpu", "bf16", "factory"),
+        ("compiled", "training", "cuda", "tf32", "canonical"),
+        ("ort", "inference", "cuda", "tf32", "canonical"),
+        ("ort", "inference", "cpu", "native", "onnx"),
+        ("openvino", "inference", "cpu", "native", "onnx"),
+    ],
+)
+def test_what_an_engine_can_has_no_reason(engine: str, pass_: str, device: Device, precision: str, kind: str) -> None:
+    assert unsupported(ENGINES[engine], pass_, device, precision, kind) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "pass_", "device", "precision", "kind", "words"),
+    [
+        # The kind of model comes before all else.
+        ("eager", "inference", "cpu", "native", "onnx", ["eager", "torch module", "ONNX file"]),
+        ("compiled", "training", "cuda", "native", "onnx", ["compiled", "torch module"]),
+        # A reason by device and pass.
+        ("openvino", "inference", "cuda", "fp32", "canonical", ["no NVIDIA device"]),
+        # Reasons by device and precision.
+        ("eager", "inference", "cpu", "tf32", "canonical", ["TF32", "on the CPU ask for fp32"]),
+        ("ort", "inference", "cpu", "fp16", "canonical", ["no fp16 convolution", "casts"]),
+        ("ort", "inference", "cuda", "bf16", "canonical", ["CUDA provider", "no bf16 convolution"]),
+        # A pass that the engine does not have.
+        ("ort", "training", "cpu", "fp32", "canonical", ["ort", "inference", "no training"]),
+        ("ort", "training", "cuda", "fp32", "canonical", ["ort", "inference", "no training"]),
+        # A precision that it does not have, without a reason of its own: the others are named.
+        ("eager", "training", "cpu", "fp16", "canonical", ["no fp16 training on cpu", "bf16, fp32"]),
+        ("eager", "inference", "cpu", "native", "factory", ["no native inference on cpu", "fp32"]),
+    ],
+)
+def test_what_an_engine_cannot_has_a_reason(
+    engine: str, pass_: str, device: Device, precision: str, kind: str, words: list[str]
+) -> None:
+    reason = unsupported(ENGINES[engine], pass_, device, precision, kind)
+    assert reason is not None
+    for word in words:
+        assert word in reason
+
+
+def test_engine_without_the_device_at_all_says_so() -> None:
+    nowhere = Engine("nowhere", "engines.nowhere", "", "onnx", {}, ())
+    assert unsupported(nowhere, "inference", "cpu", "fp32", "canonical") == "nowhere does nothing on cpu, no inference"
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
+def test_engine_has_a_module_and_known_words(engine: Engine) -> None:
+    assert (ROOT / (engine.module.replace(".", "/") + ".py")).is_file()
+    assert ENGINES[engine.name] is engine
+    assert engine.requirements
+    assert all(requirement.install for requirement in engine.requirements)
+    for (pass_, device), precisions in engine.precisions.items():
+        assert pass_ in PASSES
+        assert device in DEVICES
+        assert precisions <= set(PRECISIONS)
+    for device, what in engine.reasons:
+        assert device in DEVICES
+        assert what in (*PASSES, *PRECISIONS)
+        assert not any(what in able for (_, on), able in engine.precisions.items() if on == device), (
+            "a reason for a can"
+        )
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
+def test_options_have_defaults_of_their_type(engine: Engine) -> None:
+    for name, option in engine.options.items():
+        assert type(option.default) is option.type, name
+        assert option.meaning
+        assert not option.choices or option.default in option.choices
+        assert set(option.devices) <= set(DEVICES)
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
+def test_preset_has_options_of_its_engine_or_a_reason_on_every_device(preset: Preset) -> None:
+    engine = ENGINES[preset.engine]
+    assert PRESETS[preset.name] is preset
+    for device in DEVICES:
+        assert (device in preset.options) != (device in preset.reasons)
+        for name, value in preset.options.get(device, {}).items():
+            option = engine.options[name]
+            assert type(value) is option.type
+            assert device in option.devices
+            assert not option.choices or value in option.choices
+
+
+def test_the_ladders_presets_are_there() -> None:
+    assert {"eager", "eager-tuned", "eager-nocudnn", "compiled", "ort", "ort-tuned"} <= PRESETS.keys()
+
+
+def made_up(*requirements: Requirement) -> Engine:
+    return Engine("made-up", "engines.made_up", "", "torch", {}, requirements)
+
+
+def test_missing_names_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    there = Requirement("json", "")
+    module = Requirement("no_such_module_anywhere", "pip install it")
+    program = Requirement("no-such-program-anywhere", "apt-get install it", "program")
+    assert missing(made_up(there, module, program), "cpu") == [module, program]
+
+
+def test_missing_leaves_out_what_the_device_does_not_need() -> None:
+    module = Requirement("no_such_module_anywhere", "pip install it", devices=("cuda",))
+    assert missing(made_up(module), "cpu") == []
+    assert missing(made_up(module), "cuda") == [module]
+
+
+def test_compiler_may_be_named_by_cxx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = next(r for r in ENGINES["compiled"].requirements if r.kind == "program")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert missing(made_up(compiler), "cpu") == [compiler]
+    own = tmp_path / "my-compiler"
+    own.touch(mode=0o755)
+    monkeypatch.setenv("CXX", str(own))
+    assert missing(made_up(compiler), "cpu") == []

@@ -1,0 +1,254 @@
+"""Every engine of the CPU on one tiny network: the same outputs, gradients, and a proof of what ran."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import engines
+from engines.base import Job, Session
+from engines.catalog import ENGINES
+from exporters.cache import Cache
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.load import restore
+from exporters.source import ModelSource
+from exporters.state import cached_state
+from exporters.to_onnx import export_onnx
+
+FACTORY = """
+from torch import nn
+
+def tiny():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(288, 10),
+    )
+"""
+SOURCE = ModelSource("tiny", factory="tiny_for_sessions:tiny", input_shape=(3, 16, 16))
+BATCH = 2
+PARAMETERS = 3 * 8 * 9 + 8 + 8 + 8 + 8 * 8 * 9 + 8 + 288 * 10 + 10
+STATISTICS = 8 + 8
+COUNTER_BYTES = 8
+"""Batch normalization counts its batches in an int64."""
+
+Open = Callable[..., Session]
+
+has_compiler = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), "g++"))
+COMPILED = pytest.param("compiled", marks=pytest.mark.skipif(not has_compiler, reason="no C++ compiler"))
+OPENVINO = pytest.param(
+    "openvino",
+    marks=pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed"),
+)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cache]:
+    folder = tmp_path_factory.mktemp("sessions")
+    (folder / "tiny_for_sessions.py").write_text(FACTORY)
+    sys.path.insert(0, str(folder))
+    yield Cache(folder / "cache")
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(autouse=True)
+def switches() -> Iterator[None]:
+    """A session sets its process's switches and leaves them so; here the tests after it would inherit them."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    yield
+    # These set what torch's newer interface reads, too.
+    matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+@pytest.fixture
+def open_session(cache: Cache) -> Open:
+    """`open_session("eager", "bf16", channels_last=True)`."""
+
+    def start(
+        engine: str,
+        precision: str = "fp32",
+        pass_: Any = "inference",
+        phase: Callable[[str], None] = lambda name: None,
+        **options: Any,
+    ) -> Session:
+        inputs = tuple(seeded_inputs(input_specs(SOURCE), BATCH))
+        onnx = export_onnx(SOURCE, precision, cache).path if ENGINES[engine].needs == "onnx" else None
+        state = cached_state(SOURCE, cache)
+        job = Job(SOURCE, pass_, precision, BATCH, "cpu", options, inputs, state, onnx, phase)
+        return engines.open_session(engine, job)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def expected(cache: Cache) -> Any:
+    """Outputs of the plain module, shape (batch, classes)."""
+    with torch.no_grad():
+        model = restore(SOURCE, cached_state(SOURCE, cache))
+        return model(torch.from_numpy(seeded_inputs(input_specs(SOURCE), BATCH)[0])).numpy()
+
+
+def outputs(session: Session) -> Any:
+    session.run(lambda name: None)
+    (output,) = session.outputs()
+    assert output.dtype == np.float32
+    return output
+
+
+def error(actual: Any, expected: Any) -> float:
+    assert actual.shape == expected.shape
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("engine", ["eager", COMPILED, "ort", OPENVINO])
+def test_every_engine_gives_the_modules_outputs(engine: str, open_session: Open, expected: Any) -> None:
+    session = open_session(engine)
+    assert error(outputs(session), expected) < 1e-5
+    assert error(outputs(session), expected) < 1e-5, "and again"
+    assert session.proof()["compute_types"].keys() == {"float32"}
+
+
+@pytest.mark.parametrize("engine", ["eager", COMPILED])
+def test_channels_last_and_half_precision_give_the_same_outputs(engine: str, open_session: Open, expected: Any) -> None:
+    assert error(outputs(open_session(engine, channels_last=True)), expected) < 1e-5
+    assert 1e-4 < error(outputs(open_session(engine, "bf16")), expected) < 5e-2
+
+
+def test_an_unoptimized_ort_gives_the_same_outputs(open_session: Open, expected: Any) -> None:
+    assert error(outputs(open_session("ort", optimize=False)), expected) < 1e-5
+    assert error(outputs(open_session("ort", threads=1)), expected) < 1e-5
+
+
+@pytest.mark.parametrize("engine", ["eager", COMPILED])
+def test_training_marks_its_parts_and_leaves_gradients(engine: str, open_session: Open) -> None:
+    session: Any = open_session(engine, pass_="training")
+    for _ in range(2):
+        marks: list[str] = []
+        session.run(marks.append)
+        assert marks == ["forward", "backward"]
+    gradients = [parameter.grad for parameter in session.model.parameters()]
+    assert all(g is not None and torch.isfinite(g).all() for g in gradients)
+    assert any(g.abs().sum() > 0 for g in gradients)
+    (loss,) = session.outputs()
+    assert loss.shape == ()
+    assert np.isfinite(loss)
+    assert session.model.training
+
+
+def test_training_twice_gives_the_gradients_of_one_iteration(open_session: Open) -> None:
+    session: Any = open_session("eager", pass_="training")
+    session.run(lambda name: None)
+    first = [parameter.grad.clone() for parameter in session.model.parameters()]
+    session.run(lambda name: None)
+    for before, parameter in zip(first, session.model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, before)
+
+
+def test_eager_and_compiled_have_the_same_loss_and_gradients(open_session: Open) -> None:
+    if not has_compiler:
+        pytest.skip("no C++ compiler")
+    eager: Any = open_session("eager", pass_="training")
+    compiled: Any = open_session("compiled", pass_="training")
+    for session in (eager, compiled):
+        session.run(lambda name: None)
+    assert error(compiled.outputs()[0], eager.outputs()[0]) < 1e-5
+    for ours, theirs in zip(eager.model.parameters(), compiled.model.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_torchs_older_switches_can_still_be_read(open_session: Open) -> None:
+    """torch.export reads them, and so may a user's model; torch raises where convolutions and RNNs differ."""
+    open_session("eager")
+    assert torch.backends.cudnn.allow_tf32 is False
+    assert torch.backends.cuda.matmul.allow_tf32 is False
+
+
+def test_inference_marks_nothing(open_session: Open) -> None:
+    marks: list[str] = []
+    open_session("eager").run(marks.append)
+    assert marks == []
+
+
+def test_channels_last_really_is(open_session: Open) -> None:
+    session: Any = open_session("eager", channels_last=True)
+    seen: list[torch.Tensor] = []
+    session.model[3].register_forward_hook(lambda module, inputs, output: seen.extend([*inputs, output]))
+    session.run(lambda name: None)
+    for tensor in (*session.inputs, session.model[0].weight, *seen):
+        assert tensor.is_contiguous(memory_format=torch.channels_last)
+        assert not tensor.is_contiguous()
+    assert session.proof()["channels_last"]
+    plain: Any = open_session("eager")
+    assert plain.inputs[0].is_contiguous()
+    assert not plain.proof()["channels_last"]
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("fp16", "float16"), ("bf16", "bfloat16")])
+def test_proof_of_eager_counts_convolutions_and_products_by_type(
+    open_session: Open, precision: str, dtype: str
+) -> None:
+    proof = open_session("eager", precision).proof()
+    assert proof["compute_types"] == {dtype: 3}, "two convolutions and a product"
+    assert proof["weight_types"].keys() == {dtype}
+    assert not proof["tf32"]
+    assert not proof["cuda_graph"]
+    assert proof["device"] == "cpu"
+
+
+def test_proof_of_compiled_counts_its_graphs(open_session: Open) -> None:
+    if not has_compiler:
+        pytest.skip("no C++ compiler")
+    phases: list[str] = []
+    session = open_session("compiled", phase=phases.append)
+    assert phases == ["build", "load"]
+    proof = session.proof()
+    assert proof["compiled_graphs"] >= 1
+    assert proof["graph_breaks"] == 0
+    assert proof["cuda_graph"] is False
+
+
+def test_proof_of_ort_has_every_nodes_provider(open_session: Open) -> None:
+    session = open_session("ort")
+    session.run(lambda name: None)
+    proof = session.proof()
+    assert proof["providers"].keys() == {"CPUExecutionProvider"}
+    assert proof["compute_providers"] == {"CPUExecutionProvider": 3}
+    assert proof["compute_types"] == {"float32": 3}
+    assert proof["casts"] == 0
+    assert not proof["tf32"]
+
+
+def test_ort_computes_an_fp16_graph_in_fp32_on_the_cpu(open_session: Open) -> None:
+    """Why it is unsupported: nothing but the optimized graph tells."""
+    proof = open_session("ort", "fp16").proof()
+    assert "float32" in proof["compute_types"]
+    assert proof["casts"] > 0
+
+
+def test_weights_of_a_torch_session_are_its_parameters_and_statistics(open_session: Open) -> None:
+    tensors = PARAMETERS + STATISTICS
+    assert open_session("eager").memory().weights == 4 * tensors + COUNTER_BYTES
+    assert open_session("eager", "bf16").memory().weights == 2 * tensors + COUNTER_BYTES
+
+
+def test_weights_of_an_ort_session_are_the_graphs(open_session: Open) -> None:
+    weights = open_session("ort").memory().weights
+    assert weights is not None
+    # The exporter may fold the batch normalization, and adds shapes of a few bytes.
+    assert 4 * (PARAMETERS - 16) <= weights <= 4 * (PARAMETERS + STATISTICS) + 256
+
+
+@pytest.mark.parametrize("engine", ["eager", "ort", OPENVINO])
+def test_closed_session_holds_no_model(engine: str, open_session: Open) -> None:
+    session = open_session(engine)
+    outputs(session)
+    session.close()
+    assert not any(hasattr(session, name) for name in ("model", "session", "compiled", "request"))
