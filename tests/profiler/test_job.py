@@ -592,7 +592,7 @@ def interrupt_after_first_ok(folder: Path, cache: Path) -> CompletedProcess[str]
             stdout=said,
             stderr=subprocess.STDOUT,
             # A shell's background job ignores SIGINT, and so would its children.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
         def has_measured() -> bool:
