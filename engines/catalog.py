@@ -175,6 +175,7 @@ ENGINES: dict[str, Engine] = {
                 ): "OpenVINO's CPU plugin computes an fp16 graph in fp32 or bf16, whichever the processor has",
                 ("cpu", "bf16"): "OpenVINO chooses bf16 by an inference hint, not by the graph's type",
                 ("cuda", "inference"): "OpenVINO has no NVIDIA device",
+                ("cuda", "training"): "OpenVINO has no NVIDIA device",
             },
         ),
     )
@@ -223,10 +224,11 @@ def unsupported(engine: Engine, pass_: str, device: Device, precision: str, kind
         able = able - {"native"}
     if precision in able:
         return None
-    for key in ((device, pass_), (device, precision)):
-        if key in engine.reasons:
-            return engine.reasons[key]
+    if (device, pass_) in engine.reasons:
+        return engine.reasons[device, pass_]
     if not able:
         passes = sorted({p for p, on in engine.precisions if on == device})
         return f"{engine.name} does {' and '.join(passes) or 'nothing'} on {device}, no {pass_}"
+    if (device, precision) in engine.reasons:
+        return engine.reasons[device, precision]
     return f"{engine.name} has no {precision} {pass_} on {device}; it has {', '.join(sorted(able))}"

@@ -24,13 +24,13 @@ def open_session(job: Job) -> EagerSession:
 
 
 def set_switches(job: Job) -> None:
-    """Set TF32 and cuDNN as the job asks, through torch's `fp32_precision` interface.
+    """Set TF32 and cuDNN as the job asks.
 
-    The older `allow_tf32` flags must not be touched beside it: torch raises where the two were mixed.
+    Through torch's older TF32 flags: setting them keeps the newer `fp32_precision` in step, while setting that makes
+    reading these an error, and torch.export and users' models read them.
     """
-    mode = "tf32" if job.precision == "tf32" else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = mode
-    torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]
+    torch.backends.cuda.matmul.allow_tf32 = job.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = job.precision == "tf32"
     torch.backends.cudnn.enabled = bool(job.options.get("cudnn", True))
     torch.backends.cudnn.benchmark = bool(job.options.get("cudnn_benchmark", False))
 
@@ -84,8 +84,8 @@ class EagerSession:
     def facts(self) -> dict[str, Any]:
         """What the process's switches and the session's state say."""
         cuda = self.job.device == "cuda"
-        convolution = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
-        tf32 = {torch.backends.cuda.matmul.fp32_precision, convolution} == {"tf32"}
+        tf32 = torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
+        images = [w for w in self.model.parameters() if w.dim() == 4]
         weights = Counter(_name(p.dtype) for p in self.model.parameters())
         return {
             "library": f"torch {torch.__version__}",
@@ -94,7 +94,7 @@ class EagerSession:
             "tf32": cuda and tf32,
             "cudnn": cuda and torch.backends.cudnn.enabled,
             "cuda_graph": self.graph is not None,
-            "channels_last": self.format is torch.channels_last,
+            "channels_last": bool(images) and all(w.is_contiguous(memory_format=torch.channels_last) for w in images),
         }
 
     def close(self) -> None:

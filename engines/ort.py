@@ -166,10 +166,11 @@ def _symbol_sizes(job: Job) -> dict[str, int]:
     """Sizes of the graph's symbolic dimensions; the batch is the leading one of the first input."""
     batch = BATCH
     if job.source.onnx is not None:
-        inputs = read_onnx(job.source.onnx).graph.input
-        batch = (
-            inputs[0].type.tensor_type.shape.dim[0].dim_param if inputs and inputs[0].type.tensor_type.shape.dim else ""
-        )
+        graph = read_onnx(job.source.onnx).graph
+        constants = {tensor.name for tensor in graph.initializer}
+        first = next((value for value in graph.input if value.name not in constants), None)
+        dimensions = first.type.tensor_type.shape.dim if first is not None else []
+        batch = dimensions[0].dim_param if dimensions else ""
     return {**job.source.dimensions, **({batch: job.batch_size} if batch else {})}
 
 

@@ -37,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Measures networks in PyTorch, torch.compile and ONNX Runtime, and says which runtime to deploy.\n\n"
-    "python -m profiler bench.yaml  runs a job; options stand under: python -m profiler run --help",
+    "A job: python -m profiler bench.yaml\n\nIts options: python -m profiler run --help",
 )
 
 

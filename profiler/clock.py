@@ -88,7 +88,13 @@ class CpuClock:
         return {}
 
     def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
-        return _back_to_back(run, self.synchronize, seconds, call_ms)
+        calls, start = 0, time.perf_counter()
+        while True:
+            run(self.mark)
+            calls += 1
+            elapsed = time.perf_counter() - start
+            if elapsed >= seconds:
+                return calls / elapsed
 
 
 class CudaClock:
@@ -171,9 +177,18 @@ class CudaClock:
         return None if calls == 1 else self.time_gated(run, enqueue_ms, calls // 2)
 
     def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
-        rate = _back_to_back(run, self.synchronize, seconds, call_ms)
-        self._marks.clear()
-        return rate
+        # Counted beforehand: the device's queue takes far more than `seconds` of calls before it holds the host.
+        calls = max(1, math.ceil(seconds * 1000 / call_ms))
+        while True:
+            self.synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                run(_ignore)
+            self.synchronize()
+            elapsed = time.perf_counter() - start
+            if elapsed >= seconds:
+                return calls / elapsed
+            calls = math.ceil(calls * min(1.05 * seconds / elapsed, 10))
 
     def time_copies(self, h2d_bytes: int, d2h_bytes: int, calls: int = 20) -> Samples:
         """Pinned copies of that many bytes, to the device ("h2d") and back ("d2h")."""
@@ -227,7 +242,7 @@ class CudaClock:
             event = self._torch.cuda.Event(enable_timing=True)
             event.record(self.stream)
             self._events.append(event)
-        return self._events
+        return self._events[:count]
 
     def _calibrate(self) -> float:
         """Cycles that the spin kernel counts in a millisecond."""
@@ -252,21 +267,6 @@ def _add_marks(samples: Samples, start: torch.cuda.Event, marks: list[tuple[str,
     for name, event in marks:
         samples.setdefault(name, []).append(before.elapsed_time(event))
         before = event
-
-
-def _back_to_back(run: Run, synchronize: Callable[[], None], seconds: float, call_ms: float) -> float:
-    """See `Clock.throughput`. The calls are counted beforehand: a queue takes far more than `seconds` of them."""
-    calls = max(1, math.ceil(seconds * 1000 / call_ms))
-    while True:
-        synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            run(_ignore)
-        synchronize()
-        elapsed = time.perf_counter() - start
-        if elapsed >= seconds:
-            return calls / elapsed
-        calls = math.ceil(calls * min(1.05 * seconds / elapsed, 10))
 
 
 def _ignore(name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from rich.text import Text
 from profiler.case import Budget, Case
 from profiler.config import Config, load_config, parse_only
 from profiler.display import duration, open_display
-from profiler.document import ConfigError
+from profiler.document import ConfigError, nearest
 from profiler.environment import Target, choose_device, describe
 from profiler.plan import estimate_seconds, make_plan
 from profiler.process import Call, run_all, start_forkserver
@@ -27,6 +28,7 @@ from profiler.table import write_tables
 from profiler.terminal import print_results
 
 _QUICK = {"seconds": 0.3, "min_samples": 5}
+_COMMANDS = ("run", "engines", "models", "environment")
 _MUST_AGREE = ("gpu", "device", "torch_version", "onnxruntime_version")
 
 
@@ -47,6 +49,9 @@ class Request:
 
 def execute(request: Request, console: Console) -> int:
     """Run the job; returns the exit code. Raises ConfigError."""
+    if request.retry and request.resume is None:
+        raise ConfigError("--retry goes with --resume and a run's folder")
+    _check_device(request.device)
     only = parse_only(request.only)
     path = _config_path(request)
     wanted = request.device or load_config(path).device
@@ -55,6 +60,8 @@ def execute(request: Request, console: Console) -> int:
     with _forkserver() as facts:
         target = choose_device(wanted, facts)
         config = load_config(path, target.kind, _overrides(request))
+        if request.resume is None:
+            config = config.model_copy(update={"suite": config.suite or path.stem, "budget": _budget(config, request)})
         budget = _budget(config, request)
         cases = make_plan(config, target.kind, only)
         if request.dry_run:
@@ -81,22 +88,23 @@ def _measure(
     target: Target,
     environment: dict[str, Any],
 ) -> int:
-    suite = config.suite or (request.config.stem if request.config else "")
     done = {case_id for case_id, result in run.results().items() if not request.retry or result.status == "ok"}
     waiting = [case for case in cases if case.id not in done]
-    console.print(Text(f"{target.name}: {len(waiting)} cases into {run.path}"), soft_wrap=True)
+    runnable = sum(case.unsupported is None for case in waiting)
+    console.print(Text(f"{target.name}: {runnable} of {len(waiting)} cases can run; into {run.path}"), soft_wrap=True)
     interrupted = False
     with open_display(console) as display:
         try:
             run_cases(waiting, run, budget, target, tuple(map(str, config.import_from)), display)
         except KeyboardInterrupt:
             interrupted = True
-    results, samples = run.write_parquet(suite, cases, environment)
+    results, samples = run.write_parquet(config.suite, make_plan(config, target.kind), environment)
     write_tables(run.tables, results, samples)
     print_results(console, results, samples)
     console.print(Text(f"\nEverything stands in {run.path}"), soft_wrap=True)
     if interrupted:
-        console.print(Text(f"Interrupted; go on with: python -m profiler --resume {run.path}"), soft_wrap=True)
+        same = "".join(f" --only {condition}" for condition in request.only) + (" --strict" if request.strict else "")
+        console.print(Text(f"Interrupted; go on with: python -m profiler --resume {run.path}{same}"), soft_wrap=True)
         return 130
     statuses = set(results["status"])
     if "ok" not in statuses or (request.strict and statuses - {"ok", "unsupported"}):
@@ -112,7 +120,15 @@ def _config_path(request: Request) -> Path:
         return request.resume / "bench.yaml"
     if request.config is None:
         raise ConfigError("no config was given; try: python -m profiler bench.yaml")
+    if not request.config.suffix and not request.config.exists():
+        name = str(request.config)
+        raise ConfigError(f"'{name}' is neither a file nor a command{nearest(name, _COMMANDS)}")
     return request.config
+
+
+def _check_device(device: str | None) -> None:
+    if device is not None and not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise ConfigError(f"--device {device}: valid: auto, cpu, cuda, cuda:1")
 
 
 def _overrides(request: Request) -> dict[str, Any]:
@@ -148,7 +164,12 @@ def _open_run(request: Request, config: Config, target: Target, environment: dic
         run.write_config(config.model_copy(update={"device": device, "output": config.output.resolve()}))
     else:
         run = RunFolder.resume(request.resume)
-        before = json.loads((run.path / "environment.json").read_text())
+        try:
+            before = json.loads((run.path / "environment.json").read_text())
+        except (OSError, ValueError):
+            raise ConfigError(
+                f"--resume {request.resume}: its environment.json cannot be read; start a new run"
+            ) from None
         for key in _MUST_AGREE:
             if before.get(key) != environment.get(key):
                 raise ConfigError(

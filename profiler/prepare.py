@@ -15,7 +15,7 @@ from exporters.catalog import CATALOG
 from exporters.source import ModelSource
 from profiler.case import Budget, Case
 from profiler.environment import available_memory_mib, usable_cores
-from profiler.process import Call, run_all
+from profiler.process import Call, Outcome, Status, run_all
 from profiler.task import Prepared, graph_of
 
 _EXPORT_BYTES_A_PARAMETER = 26
@@ -45,9 +45,7 @@ def prepare(
         calls, _slots(list(sources.values())), lambda done: tick("weights and reference outputs", done, len(calls))
     )
     for name, outcome in zip(sources, outcomes, strict=True):
-        prepared[name] = (
-            outcome.value if outcome.status == "ok" else Prepared(failures={"model": outcome.reason or outcome.status})
-        )
+        prepared[name] = outcome.value if outcome.status == "ok" else Prepared(failures={"model": _failed(outcome)})
 
     wanted = dict.fromkeys(
         (case.model, graph_of(case.precision))
@@ -66,15 +64,22 @@ def prepare(
             onnx, seconds = outcome.value
             prepared[name] = replace(old, onnx={**old.onnx, graph: onnx}, export_s={**old.export_s, graph: seconds})
         else:
-            prepared[name] = replace(old, failures={**old.failures, graph: outcome.reason or outcome.status})
+            prepared[name] = replace(old, failures={**old.failures, graph: _failed(outcome)})
     return prepared
 
 
-def failure(case: Case, prepared: Prepared) -> str | None:
-    """Why the prepare phase left nothing that `case` could run; None if it can."""
+def failure(case: Case, prepared: Prepared) -> tuple[Status, str] | None:
+    """How and why the prepare phase left nothing that `case` could run; None if it can."""
     if "model" in prepared.failures:
         return prepared.failures["model"]
     return prepared.failures.get(graph_of(case.precision)) if ENGINES[case.engine].needs == "onnx" else None
+
+
+def _failed(outcome: Outcome) -> tuple[Status, str]:
+    reason = outcome.reason or ""
+    if outcome.status in ("crashed", "timeout"):
+        reason = f"the model could not be prepared: {reason}"
+    return outcome.status, reason
 
 
 def _slots(sources: Sequence[ModelSource]) -> int:

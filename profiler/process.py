@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import importlib
 import multiprocessing
 import multiprocessing.connection
@@ -121,8 +122,10 @@ class Child:
             return self._finish(self._post_mortem())
         if self._remaining() > 0:
             return None
-        limit = self.call.build_timeout if self.phase == "build" else self.call.timeout
-        return self._finish(Outcome("timeout", f"ended after {limit:g} s, in phase {self.phase}"))
+        key = "build_timeout" if self.phase == "build" else "timeout"
+        limit = getattr(self.call, key)
+        reason = f"ended after {limit:g} s, in phase {self.phase}; raise budget.{key} if it needs longer"
+        return self._finish(Outcome("timeout", reason))
 
     def kill(self) -> None:
         """End the process and every process that it started."""
@@ -210,6 +213,7 @@ def _enter(connection: Connection, call: Call) -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     _redirect_output(call.log)
+    faulthandler.enable()  # A crash in C leaves the Python stack in the log.
     os.environ.update(call.environment)
     sys.path[:0] = [folder for folder in call.path if folder not in sys.path]
 
@@ -220,7 +224,10 @@ def _enter(connection: Connection, call: Call) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
-    connection.send(("end", outcome))
+    try:
+        connection.send(("end", outcome))
+    except Exception as error:
+        connection.send(("end", Outcome("failed", f"its result cannot be sent: {type(error).__name__}: {error}")))
     # Neither exit handlers nor destructors: all that matters has been sent.
     os._exit(0)
 

@@ -51,7 +51,7 @@ def run_cases(
         tick("start")
         why_not = failure(case, prepared[case.model])
         if why_not is not None:
-            result = Result(case.id, "failed", why_not)
+            result = Result(case.id, *why_not)
         else:
             task = Task(case, prepared[case.model], budget, target.gpu.uuid if target.gpu else None)
             result = measure_one(task, run.logs, path, tick)

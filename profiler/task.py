@@ -8,6 +8,7 @@ from pathlib import Path
 
 from exporters.inputs import TensorSpec
 from profiler.case import Budget, Case
+from profiler.process import Status
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,8 @@ class Prepared:
     reference: Path | None = None
     onnx: Mapping[str, Path] = field(default_factory=dict)
     export_s: Mapping[str, float] = field(default_factory=dict)
-    failures: Mapping[str, str] = field(default_factory=dict)
-    """Why something could not be made: "model" for all of it, or a graph's name."""
+    failures: Mapping[str, tuple[Status, str]] = field(default_factory=dict)
+    """How and why something could not be made: "model" for all of it, or a graph's name."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,18 @@ Column = Callable[[Sequence[Row]], list[str]]
 _REPLICATES_FOR_A_VERDICT = 3
 _WITHIN_PROCESS = "Intervals are within one process a side; between processes figures differ more: see replicates."
 
+_MEANINGS = {
+    "host-bound": "the host, not the device, sets the latency or is close to it; a CUDA graph would help",
+    "gate-overrun": "one call's launches outlast any gate, so Device ms is blank",
+    "outliers": "more than one sample in twenty lies outside Tukey's fences; the median bears that, the mean does not",
+    "inaccurate": "the error is larger than usual for the precision",
+    "short-calls": "calls under 50 µs, timed in blocks",
+    "cpu-nodes": "ONNX Runtime ran nodes on the CPU",
+    "graph-breaks": "torch.compile left the graph",
+    "no-cuda-graph": "torch.compile recorded no CUDA graph; the log says why",
+    "throttled": "the GPU slowed down for heat or a hardware reason",
+}
+
 
 def print_results(console: Console, results: pl.DataFrame, samples: pl.DataFrame) -> None:
     """Every group's table and sentence, then what could not be measured and why."""
@@ -147,17 +159,18 @@ def _print_problems(console: Console, problems: pl.DataFrame) -> None:
         grid.add_row(Text(f"  {status}", style="yellow" if status == "unsupported" else "red"), Text(str(reason)))
         grid.add_row("", Text(" · ".join(what), style="dim"))
         console.print(grid)
+    if set(problems["status"]) - {"unsupported"}:
+        console.print(Text("  What the libraries printed stands in the run's folder, under logs.", style="dim"))
 
 
 def _print_warnings(console: Console, results: pl.DataFrame) -> None:
-    """Each kind of warning once, with how many rows carry it; the rows' own texts stand in results.parquet."""
-    kinds = (
-        results.explode("warnings").drop_nulls("warnings").with_columns(pl.col("warnings").str.split(":").list.first())
-    )
+    """Each kind of warning once, with what it means and how many rows carry it."""
+    kinds = results.explode("warnings").drop_nulls("warnings")
+    kinds = kinds.with_columns(pl.col("warnings").str.split(":").list.first().alias("kind"))
     if kinds.is_empty():
         return
-    console.print(Text("\nWarnings", style="bold"))
-    for kind, group in kinds.group_by("warnings", maintain_order=True):
+    console.print(Text("\nWarnings (column warnings says more)", style="bold"))
+    for (kind,), group in kinds.group_by("kind", maintain_order=True):
         ids = group["case_id"].unique(maintain_order=True).to_list()
-        more = f" and {len(ids) - 2} more" if len(ids) > 2 else ""
-        console.print(Text(f"  {kind[0]}: {', '.join(ids[:2])}{more}"))
+        rows = ids[0] if len(ids) == 1 else f"{len(ids)} rows"
+        console.print(Text(f"  {kind} ({rows}): {_MEANINGS.get(str(kind), group['warnings'][0])}"))

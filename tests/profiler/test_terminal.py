@@ -183,8 +183,7 @@ def test_where_all_was_measured_nothing_is_listed():
 def test_each_kind_of_warning_is_told_once_with_the_rows_that_carry_it():
     rows = [row(name, warnings=["outliers: 3 of 9", "host-bound: a"]) for name in ("eager", "ort", "trt", "compiled")]
     _, told = printed(*rows).split("Warnings")
-    assert told.count("outliers: ") == told.count("host-bound: ") == 1
-    assert "net/eager/inference/fp32/b1/r0, net/ort/inference/fp32/b1/r0 and 2 more" in told
+    assert told.count("outliers (4 rows): ") == told.count("host-bound (4 rows): ") == 1
 
 
 @pytest.mark.parametrize("name", ["[red]", "[/]", "[bold]mine[/bold]", ":smile:", "[link=x]"])
