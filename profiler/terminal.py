@@ -23,7 +23,7 @@ _WITHIN_PROCESS = "Intervals are within one process a side; between processes fi
 _MEANINGS = {
     "host-bound": "the host, not the device, sets the latency or is close to it; a CUDA graph would help",
     "gate-overrun": "one call's launches outlast any gate, so Device ms is blank",
-    "outliers": "more than one sample in twenty lies outside Tukey's fences; the median bears that, the mean does not",
+    "outliers": "more than one sample in twenty lies outside Tukey's fences; trust the median",
     "inaccurate": "the error is larger than usual for the precision",
     "short-calls": "calls under 50 µs, timed in blocks",
     "cpu-nodes": "ONNX Runtime ran nodes on the CPU",
