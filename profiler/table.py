@@ -138,9 +138,10 @@ def sentence(key: dict[str, Any], lines: list[dict[str, Any]]) -> str | None:
     if name == " ".join(reversed(base.split())):
         return f"{what}: nothing was faster than {base}"
     low, high = best["speedup_low"], best["speedup_high"]
-    interval = f" ({low:.{_places(low)}f}–{high:.{_places(high)}f})" if low is not None else ""
+    places = _places(best["speedup"])
+    interval = f" ({low:.{places}f}–{high:.{places}f})" if low is not None else ""
     error = f", error {_short(best['rel_l2_error'])}" if best["rel_l2_error"] is not None else ""
-    faster = f"{name} is {best['speedup']:.{_places(best['speedup'])}f}× {base}{interval}{error}"
+    faster = f"{name} is {best['speedup']:.{places}f}× {base}{interval}{error}"
     if low is not None and low <= 1:
         return f"{what}: no clear winner; {faster}"
     return f"{what}: {faster}"

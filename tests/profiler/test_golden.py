@@ -1,0 +1,58 @@
+"""Two real runs of bench.yaml, on an H200 and on a 2-core CPU: what the tables make of them must not change unseen.
+
+After a change that is meant: UPDATE_GOLDEN=1 python -m pytest tests/profiler/test_golden.py, then read the difference.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from profiler.schema import RESULTS, SAMPLES
+from profiler.table import write_tables
+from profiler.terminal import print_results
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+
+
+def golden(name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+    return pl.read_parquet(GOLDEN / name / "results.parquet"), pl.read_parquet(GOLDEN / name / "samples.parquet")
+
+
+@pytest.mark.parametrize("name", ["h200", "cpu"])
+def test_terminal_shows_the_run_as_before(name: str) -> None:
+    out = io.StringIO()
+    print_results(Console(file=out, width=120), *golden(name))
+    text = "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    assert max(map(len, text.splitlines())) <= 120
+    expected = GOLDEN / name / "terminal.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        expected.write_text(text)
+    assert text == expected.read_text()
+
+
+@pytest.mark.parametrize("name", ["h200", "cpu"])
+def test_tables_hold_every_measured_row(name: str, tmp_path: Path) -> None:
+    results, samples = golden(name)
+    assert dict(results.schema) == RESULTS
+    assert dict(samples.schema) == SAMPLES
+    write_tables(tmp_path, results, samples)
+    assert pl.read_csv(tmp_path / "latency.csv").height == results.filter(status="ok").height
+
+
+def test_h200_rows_are_whole() -> None:
+    results, _ = golden("h200")
+    assert results["status"].unique().to_list() == ["ok"]
+    for column in ("latency_ms", "gpu_ms", "enqueue_ms", "host_ms", "peak_memory_mib", "proof", "power_w"):
+        assert results[column].null_count() == 0, column
+    inference = results.filter(pl.col("pass") == "inference")
+    assert inference.filter(precision="fp32")["rel_l2_error"].max() < 1e-5  # type: ignore[operator]
+    assert inference.filter(precision="tf32")["rel_l2_error"].min() > 1e-5  # type: ignore[operator]
+    proofs = [json.loads(p) for p in inference.filter(variant="ort-tuned")["proof"]]
+    assert all(set(p["compute_providers"]) == {"CUDAExecutionProvider"} and p["cuda_graph"] for p in proofs)
