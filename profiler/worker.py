@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -86,8 +86,9 @@ def measure_case(task: Task, report: Report) -> Result:
         raise Unsupported(f"{case.model} has a fixed batch of {fixed}; add {fixed} to batch_sizes")
     host, device = HostMeter(), DeviceMeter(Poller(task.gpu).memory_mib)
     clock = _open_clock(case, device)
+    job = _job(task, phases.enter)
     phases.enter("load")
-    session = engines.open_session(case.engine, _job(task, phases.enter))
+    session = engines.open_session(case.engine, job)
     clock.synchronize()
     device.loaded()
     phases.enter("warm-up")
@@ -98,6 +99,7 @@ def measure_case(task: Task, report: Report) -> Result:
     phases.enter("measure")
     budget = _within(task.budget, time.monotonic() - started - phases.seconds.get("build", 0.0))
     measured = measure(session, clock, budget, expected_ms, lambda samples: report("samples", samples))
+    report("samples", measured.samples)  # Whatever the checks below run into, these are not lost.
     device.read()
     memory = device.parts(session.memory())
     memory["host_peak_mib"] = host.peak_mib()
@@ -109,8 +111,7 @@ def measure_case(task: Task, report: Report) -> Result:
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
     _check(task, session, result)
     if isinstance(clock, CudaClock):
-        outputs = session.outputs()
-        result.samples |= clock.time_copies(_input_bytes(task), sum(o.nbytes for o in outputs) // _shrink(case))
+        result.samples |= clock.time_copies(_bytes(case, job.inputs), _bytes(case, session.outputs()))
     phases.enter("end")
     result.seconds = {
         "export_s": task.prepared.export_s.get(graph_of(case.precision))
@@ -176,14 +177,10 @@ def _check(task: Task, session: Session, result: Result) -> None:
         result.status, result.reason = "failed", wrong
 
 
-def _input_bytes(task: Task) -> int:
-    arrays = seeded_inputs(task.prepared.specs, task.case.batch_size)
-    return sum(a.nbytes // (_shrink(task.case) if a.dtype.kind == "f" else 1) for a in arrays)
-
-
-def _shrink(case: Case) -> int:
-    """By how much the precision's type is smaller than fp32."""
-    return 2 if case.precision in ("fp16", "bf16") else 1
+def _bytes(case: Case, arrays: Sequence[Array]) -> int:
+    """The arrays' size on the device: floats, which the host holds as float32, are of the precision's type there."""
+    half = case.precision in ("fp16", "bf16")
+    return sum(a.nbytes // 2 if half and a.dtype == np.float32 else a.nbytes for a in arrays)
 
 
 def _reference_of_torch(source: ModelSource, specs: tuple[TensorSpec, ...], state: Path, path: Path) -> None:
