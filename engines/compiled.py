@@ -48,6 +48,7 @@ class CompiledSession(EagerSession):
             "compute_types": self.facts()["weight_types"],
             "compiled_graphs": counters["stats"]["unique_graphs"],
             "graph_breaks": sum(counters["graph_break"].values()),
+            "cuda_graph_wanted": wants_graph,
             "cuda_graph": wants_graph and _recorded_graphs() > 0,
             "cuda_graph_skips": counters["inductor"]["cudagraph_skips"] if wants_graph else 0,
         }

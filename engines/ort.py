@@ -83,8 +83,9 @@ class OrtSession:
             (s.ep_name, n.op_type) for s in self.session.get_provider_graph_assignment_info() for n in s.get_nodes()
         ]
         graph = self._optimized_graph()
-        constants = {t.name: onnx.TensorProto.DataType.Name(t.data_type).lower() for t in graph.initializer}
-        types = Counter(_weight_type(node, constants) for node in graph.node if node.op_type in _COMPUTE)
+        known = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
+        known |= {t.name: t.data_type for t in graph.initializer}
+        types = Counter(_operand_type(node, known) for node in graph.node if node.op_type in _COMPUTE)
         cuda = self.session.get_provider_options().get("CUDAExecutionProvider", {})
         return {
             "library": f"onnxruntime {onnxruntime.__version__}",
@@ -204,7 +205,8 @@ def _product(dims: Any) -> int:
     return result
 
 
-def _weight_type(node: onnx.NodeProto, constants: dict[str, str]) -> str:
-    """The type of a node's first constant input, which is its weight; "unknown" where the weight is computed."""
-    found = next((constants[name] for name in node.input if name in constants), "unknown")
-    return {"float": "float32"}.get(found, found)
+def _operand_type(node: onnx.NodeProto, known: dict[str, int]) -> str:
+    """The type that a convolution or product works in: that of its weight, or of whichever operand's type is known."""
+    found = next((known[name] for name in (*node.input[1:], *node.input[:1], *node.output) if known.get(name)), 0)
+    name = str(onnx.TensorProto.DataType.Name(found)).lower()
+    return {"float": "float32", "double": "float64", "undefined": "unknown"}.get(name, name)

@@ -72,9 +72,11 @@ def run(
 @app.command()
 def engines(device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto") -> None:
     """List every engine and preset: what it can do here, and what is missing."""
-    from profiler.listing import engines_table
+    from profiler.listing import engines_table, options_table
 
-    _console().print(engines_table(device))
+    console = _console()
+    console.print(engines_table(device))
+    console.print(options_table())
 
 
 @app.command()

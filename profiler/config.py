@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ from profiler.document import ConfigError, Location, forget, nearest, read
 _WRITTEN = {"pass_": "pass"}
 _REQUESTABLE = tuple(p for p in PRECISIONS if p != "native")
 _EXPECTED = {
-    "list_type": "must be a list, such as [1, 16]",
+    "list_type": "must be a list: put it in [ ]",
     "tuple_type": "must be a list, such as [3, 224, 224]",
     "dict_type": "must be keys and values",
     "dataclass_type": "must be keys and values, such as {seconds: 1}",
@@ -112,7 +112,8 @@ class EngineEntry(BaseModel):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        return _check_word(name, {**PRESETS, **ENGINES}, "engine")
+        planned = "(TensorRT has no engine in this version)" if name.startswith(("trt", "tensorrt", "tensort")) else ""
+        return _check_word(name, {**PRESETS, **ENGINES}, "engine", planned)
 
     @field_validator("label")
     @classmethod
@@ -201,6 +202,12 @@ class Config(_Strict):
     def _output(cls, folder: Path, info: ValidationInfo) -> Path:
         return Path((info.context or {}).get("folder", Path.cwd()) / folder)
 
+    @model_validator(mode="after")
+    def _conditions(self) -> Config:
+        for number, condition in enumerate(self.exclude):
+            _check_conditions(self, condition, number)
+        return self
+
     @field_validator("device")
     @classmethod
     def _device(cls, device: str) -> str:
@@ -238,7 +245,7 @@ def load_config(path: Path, device_kind: str = "", overrides: dict[str, Any] | N
         raise ConfigError("\n".join(f"{path}:{line}: {message}" for line, message in problems)) from None
 
 
-def parse_only(conditions: Iterable[str]) -> Filter | None:
+def parse_only(conditions: Sequence[str]) -> Filter | None:
     """`--only model=resnet50,precision=fp16` as a Filter; raises ConfigError for an unknown key."""
     wanted: dict[str, list[str]] = {}
     for condition in (c for cs in conditions for c in cs.split(",") if c):
@@ -249,6 +256,8 @@ def parse_only(conditions: Iterable[str]) -> Filter | None:
             raise ConfigError(f"--only: unknown key '{key}'{nearest(key, _FILTERS)}")
         wanted.setdefault(key, []).append(value)
     if not wanted:
+        if conditions:
+            raise ConfigError("--only: no condition is given; write for example --only model=resnet50")
         return None
     try:
         return Filter.model_validate(wanted)
@@ -292,6 +301,21 @@ def _keys_at(location: Location) -> list[str]:
         return list(Budget.__dataclass_fields__)
     keys = [_WRITTEN.get(k, k) for k in owner.model_fields]
     return [*keys, "cpu", "cuda"] if owner is Config else keys
+
+
+def _check_conditions(config: Config, condition: Filter, number: int) -> None:
+    """A misspelt value would exclude nothing and say nothing."""
+    labels = {entry.label: None for entry in config.engines}
+    valid = {
+        "model": {entry.name: None for entry in config.models} | dict.fromkeys(CATALOG),
+        "engine": labels | dict.fromkeys(PRESETS) | dict.fromkeys(ENGINES),
+        "variant": labels | dict.fromkeys(PRESETS) | dict.fromkeys(ENGINES),
+        "pass_": dict.fromkeys(PASSES),
+        "precision": dict.fromkeys(PRECISIONS),
+    }
+    for key, words in valid.items():
+        for word in getattr(condition, key) or []:
+            _check_word(word, words, _WRITTEN.get(key, key), at=number)
 
 
 def _check_word(word: Any, valid: Iterable[str], what: str, note: str = "", at: str | int | None = None) -> str:

@@ -72,5 +72,5 @@ def forget(lines: dict[Location, int], prefix: Location) -> None:
 def nearest(word: str, valid: Iterable[str]) -> str:
     """A hint at the valid word that was probably meant, or at all of them."""
     words = list(valid)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.7)
     return f"; did you mean '{close[0]}'?" if close else f"; valid: {', '.join(words)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -149,6 +150,8 @@ def _forkserver() -> Iterator[dict[str, Any]]:
     """Start the forkserver and ask the libraries, in a forked process, what they are; yields the answers."""
     with tempfile.TemporaryDirectory(prefix="profiler-") as folder:
         log = Path(folder) / "forkserver.log"
+        # A cache of this run's own: with the user's, build_s would tell what an earlier run had compiled already.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(folder) / "inductor"))
         start_forkserver(log)
         outcome = run_all([Call("profiler.preload:probe", None, log, timeout=300)], 1)[0]
         if outcome.status != "ok":
@@ -186,7 +189,7 @@ def _print_plan(console: Console, cases: Sequence[Case], budget: Budget, target:
         table.add_column(head, justify="right" if head == "Estimate s" else "left", no_wrap=head != "Note")
     for case in cases:
         seconds = estimate_seconds(case, budget)
-        table.add_row(case.id, f"{seconds:.0f}" if seconds else "", Text(case.unsupported or "", style="dim"))
+        table.add_row(Text(case.id), f"{seconds:.0f}" if seconds else "", Text(case.unsupported or "", style="dim"))
     console.print(table)
     total = sum(estimate_seconds(case, budget) for case in cases)
     runnable = sum(case.unsupported is None for case in cases)

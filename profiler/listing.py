@@ -39,6 +39,19 @@ def engines_table(wanted: str) -> Table:
     return table
 
 
+def options_table() -> Table:
+    """Every option that a config may give an engine, with its default and meaning."""
+    table = Table(title="Options", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("Engine", "Option", "Default", "On", "Meaning"):
+        table.add_column(head, no_wrap=head != "Meaning")
+    for engine in ENGINES.values():
+        for name, option in engine.options.items():
+            choices = f": {', '.join(option.choices)}" if option.choices else ""
+            default = str(option.default).lower() if isinstance(option.default, bool) else str(option.default)
+            table.add_row(engine.name, name, default, ", ".join(option.devices), option.meaning + choices)
+    return table
+
+
 def models_table() -> Table:
     """Every canonical network: size, work, published error and citation."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

@@ -52,10 +52,11 @@ def first_run(session: Runnable, clock: Clock) -> float:
     return time.perf_counter() - start
 
 
-def warm_up(session: Runnable, clock: Clock, budget: Budget, now: Now = time.perf_counter) -> float:
-    """Run until two consecutive windows agree within 2 %; returns the last window's milliseconds per call.
+def warm_up(session: Runnable, clock: Clock, budget: Budget, now: Now = time.perf_counter) -> tuple[float, bool]:
+    """Run until two consecutive windows agree within 2 %; returns milliseconds per call, and whether they did.
 
-    At least 10 calls and 200 ms; where one call is slower than that, as on a CPU, one call and half the budget's time.
+    At least 10 calls and 200 ms; where one call is slower than that, as on a CPU, one call. At most half the budget's
+    seconds: if two windows had the time to disagree until then, the case is not steady.
     """
     start = now()
     last = _window(session, clock, 1, now)
@@ -64,12 +65,12 @@ def warm_up(session: Runnable, clock: Clock, budget: Budget, now: Now = time.per
         elapsed = now() - start
         enough = calls >= _WARM_UP_CALLS and elapsed >= _WARM_UP_SECONDS
         if elapsed >= max(budget.seconds / 2, _WARM_UP_SECONDS) or elapsed + last * size / 1000 > budget.seconds:
-            return last
+            return last, not enough
         size = max(1, min(calls, int(_CHUNK_SECONDS * 1000 / max(last, 1e-3))))
         this = _window(session, clock, size, now)
         calls += size
         if enough and abs(this - last) <= _WARM_UP_AGREEMENT * last:
-            return this
+            return this, True
         last = this
 
 
@@ -88,7 +89,7 @@ def measure(
     if block > 1:
         result.warnings.append(f"short-calls: timed in blocks of {block}")
     seconds = budget.seconds * (1.0 if only else _SHARES["headline"])
-    rule = StopRule(budget.min_samples, budget.max_samples, seconds)
+    rule = StopRule(budget.min_samples, budget.max_samples, seconds, min_seconds=seconds / 2)
     result.stop_reason = _sample(
         result.samples,
         clock.headline,

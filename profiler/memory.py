@@ -1,7 +1,7 @@
 """What enters: a worker process before it touches a device. What leaves: its memory in MiB, in parts that add up.
 
-Device memory is read for the whole device (NVML, or CUDA's own count where NVML does not answer), since per-process
-figures are not available everywhere; another process that uses the device meanwhile would be counted in.
+Device memory is read for the whole device (by NVML), since per-process figures are not available everywhere; another
+process that uses the device meanwhile would be counted in.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ class HostMeter:
 
     def __init__(self) -> None:
         self._baseline = _status("VmRSS")
-        self.set_up_peak_mib: float | None = None
 
-    def start_measuring(self) -> None:
-        """Keep the set-up's peak apart and let the kernel count anew, where it allows that (proc(5), clear_refs)."""
-        self.set_up_peak_mib = self.peak_mib()
-        with contextlib.suppress(OSError):
+    def start_measuring(self) -> bool:
+        """Let the kernel count the peak anew (proc(5), clear_refs); whether it did."""
+        try:
             Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            return False
+        return True
 
     def peak_mib(self) -> float | None:
         """The peak since the start, or since `start_measuring`; None where there is no /proc."""

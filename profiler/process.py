@@ -130,9 +130,10 @@ class Child:
     def kill(self) -> None:
         """End the process and every process that it started."""
         # The group may outlive its leader. A child that leads none yet has started nothing either.
-        for end in (os.killpg, os.kill):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                end(self._pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
+        if self.process.is_alive():
+            self.process.kill()
         self.process.join()
         self._connection.close()
 

@@ -72,7 +72,8 @@ def measure_one(task: Task, logs: Path, path: tuple[str, ...], tick: Callable[[s
     child = Child(call)
     try:
         while (outcome := child.poll(_TICK_SECONDS)) is None:
-            poller.read(readings, busy=child.phase == "measure")
+            if child.phase not in ("check", "end"):  # The checks open a second session, and none of it is the case's.
+                poller.read(readings, busy=child.phase == "measure")
             tick(child.phase)
     finally:
         child.kill()

@@ -6,6 +6,7 @@ stationary observations", Annals of Statistics 17, 1989), which keeps the correl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -16,6 +17,8 @@ Floats = NDArray[np.float64]
 
 PERCENTILE_NEEDS = {90: 64, 95: 130, 99: 662}
 """Fewest samples from which a percentile is given: with fewer its 95 % interval reaches past the sample's maximum."""
+INTERVAL_NEEDS = 6
+"""Fewest samples whose range holds the median with 95 % probability: 1 - 2 / 2^n."""
 _RESAMPLES = 1000
 _CONFIDENCE = 0.95
 
@@ -52,17 +55,30 @@ def bootstrap_medians(samples: ArrayLike, resamples: int = _RESAMPLES, seed: int
 
 
 def median_interval(samples: ArrayLike, resamples: int = _RESAMPLES) -> Interval | None:
-    """The 95 % interval of the median, or None from fewer than three samples."""
-    if np.size(samples) < 3:
+    """The 95 % interval of the median, or None from fewer than six samples, whose whole range covers less than that."""
+    if np.size(samples) < INTERVAL_NEEDS:
         return None
     return _interval(bootstrap_medians(samples, resamples))
 
 
-def ratio_interval(numerator: ArrayLike, denominator: ArrayLike) -> Interval | None:
-    """The 95 % interval of the ratio of two medians, or None where either side has fewer than three samples."""
-    if np.size(numerator) < 3 or np.size(denominator) < 3:
+def replicated_medians(series: Sequence[ArrayLike], seed: int = 0) -> Floats:
+    """Bootstrap medians over replicates, shape (resamples,): processes are resampled first, then samples within each.
+
+    With one replicate this is `bootstrap_medians`; with several, the spread between processes is in it.
+    """
+    within = np.stack([bootstrap_medians(samples, seed=seed + i) for i, samples in enumerate(series)])
+    picks = np.random.default_rng(seed).integers(0, len(series), size=within.shape)
+    return np.asarray(np.median(np.take_along_axis(within, picks, axis=0), axis=0))
+
+
+def ratio_interval(numerator: Sequence[ArrayLike], denominator: Sequence[ArrayLike]) -> Interval | None:
+    """The 95 % interval of the ratio of two medians, each side one series of samples a replicate.
+
+    None where a replicate has fewer than six samples.
+    """
+    if any(np.size(samples) < INTERVAL_NEEDS for samples in (*numerator, *denominator)):
         return None
-    return _interval(bootstrap_medians(numerator, seed=1) / bootstrap_medians(denominator, seed=2))
+    return _interval(replicated_medians(numerator, seed=1) / replicated_medians(denominator, seed=1001))
 
 
 def outliers(samples: ArrayLike) -> int:
@@ -80,15 +96,18 @@ class StopRule:
     """When to stop sampling one clock; the reason is kept in the row.
 
     `precision`: the median's interval is within ±`tolerance`. `plateau`: three checks in a row brought it less than 5 %
-    closer, so more samples would not help. `max_samples` and `budget` are limits; the budget wins once three samples
-    are there. Checks are spaced geometrically, so that a long series costs little.
+    closer, so more samples would not help. Neither holds before `min_seconds`, which a drift needs to show.
+    `max_samples` and `budget` are limits; the budget wins once three samples are there. Checks are spaced
+    geometrically, so that a long series costs little.
     """
 
     min_samples: int
     max_samples: int
     seconds: float
+    min_seconds: float = 0.0
     tolerance: float = 0.005
     _next_check: int = 0
+    _ripe: bool = False
     _widths: list[float] = field(default_factory=list)
 
     def reason(self, samples: list[float], elapsed: float) -> str | None:
@@ -98,14 +117,17 @@ class StopRule:
             return "max_samples"
         if elapsed >= self.seconds and n >= 3:
             return "budget"
-        if n < max(self.min_samples, self._next_check):
+        ripe = elapsed >= self.min_seconds
+        if n < self.min_samples or (n < self._next_check and self._ripe == ripe):
             return None
-        self._next_check = int(n * 1.5) + 1
+        self._next_check, self._ripe = int(n * 1.5) + 1, ripe
         interval = median_interval(samples, resamples=400)
         middle = median(samples)
         if interval is None or not middle:
             return None
         self._widths.append((interval.high - interval.low) / 2 / middle)
+        if not ripe:
+            return None
         if self._widths[-1] <= self.tolerance:
             return "precision"
         recent = self._widths[-4:]

@@ -170,8 +170,10 @@ def _ok(results: pl.DataFrame) -> pl.DataFrame:
     return results.filter(pl.col("status") == "ok")
 
 
-def _samples_of(row: dict[str, Any], samples: pl.DataFrame) -> pl.Series:
-    return samples.filter(pl.col("case_id").is_in(row["case_id"]) & (pl.col("clock") == row["clock"]))["ms"]
+def _samples_of(row: dict[str, Any], samples: pl.DataFrame) -> list[pl.Series]:
+    """One series a replicate."""
+    own = samples.filter(pl.col("clock") == row["clock"])
+    return [own.filter(pl.col("case_id") == case_id)["ms"] for case_id in row["case_id"]]
 
 
 def _places(number: float) -> int:

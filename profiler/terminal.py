@@ -17,6 +17,9 @@ Row = Mapping[str, Any]
 Column = Callable[[Sequence[Row]], list[str]]
 """Makes a column's cells from the rows."""
 
+_EXPENDABLE = ("± %", "Device ms", "Items/s", "Rel. error", "Memory MiB")
+"""Columns that a narrow terminal does without, in this order; the run's folder has them all."""
+_LABEL_WIDTH = 13
 _REPLICATES_FOR_A_VERDICT = 3
 _WITHIN_PROCESS = "Intervals are within one process a side; between processes figures differ more: see replicates."
 
@@ -25,6 +28,9 @@ _MEANINGS = {
     "gate-overrun": "one call's launches outlast any gate, so Device ms is blank",
     "outliers": "more than one sample in twenty lies outside Tukey's fences; trust the median",
     "inaccurate": "the error is larger than usual for the precision",
+    "unproven": "the types in which convolutions and products ran could not be seen",
+    "unsteady": "the warm-up ended before two windows agreed within 2 %",
+    "host-peak": "the kernel does not count anew, so the host's memory includes the set-up",
     "short-calls": "calls under 50 µs, timed in blocks",
     "cpu-nodes": "ONNX Runtime ran nodes on the CPU",
     "graph-breaks": "torch.compile left the graph",
@@ -41,7 +47,7 @@ def print_results(console: Console, results: pl.DataFrame, samples: pl.DataFrame
         title = f"{key['model']}, {key['pass']}, batch {key['batch_size']}"
         columns = _TRAINING if key["pass"] == "training" else _INFERENCE
         console.print()
-        console.print(_table(title, columns, group))
+        console.print(_table(console, title, columns, group))
         said.append(table.sentence(key, group))
     console.print()
     for text in filter(None, said):
@@ -52,25 +58,37 @@ def print_results(console: Console, results: pl.DataFrame, samples: pl.DataFrame
     _print_warnings(console, results)
 
 
-def _table(title: str, columns: Sequence[tuple[str, Column]], rows: Sequence[Row]) -> Table:
+def _table(console: Console, title: str, columns: Sequence[tuple[str, Column]], rows: Sequence[Row]) -> Table:
+    """The table, without the least important columns where the terminal is too narrow: a figure is never cut."""
+    made = [(head, make(rows)) for head, make in columns]
+    filled = [(head, cells) for head, cells in made if any(cells)]
+    for expendable in ("", *_EXPENDABLE):
+        filled = [(head, cells) for head, cells in filled if head != expendable]
+        # Three blanks between columns and one at either edge.
+        if sum(_width(head, cells) + 3 for head, cells in filled) - 1 <= console.width:
+            break
+    return _grid(title, filled)
+
+
+def _width(head: str, cells: list[str]) -> int:
+    """What a column needs: heads break at their first blank, and a long engine label folds."""
+    widest = max(map(len, cells))
+    return max(min(widest, _LABEL_WIDTH) if head == "Engine" else widest, *map(len, head.split(" ", 1)))
+
+
+def _grid(title: str, columns: Sequence[tuple[str, list[str]]]) -> Table:
     # Text, not str: a name may look like markup.
     grid = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    cells = []
-    for head, make in columns:
-        made = make(rows)
-        if not any(made):
-            continue
-        is_text = head in ("Engine", "Precision")
-        # Figures are never cut: the head breaks between its words, and a long engine label folds.
+    for head, cells in columns:
         grid.add_column(
             Text(head.replace(" ", "\n", 1)),
-            justify="left" if is_text else "right",
+            justify="left" if head in ("Engine", "Precision") else "right",
             no_wrap=head != "Engine",
+            min_width=_width(head, cells),
             overflow="fold",
             vertical="top",
         )
-        cells.append(made)
-    for row in zip(*cells, strict=True):
+    for row in zip(*(cells for _, cells in columns), strict=True):
         grid.add_row(*map(Text, row))
     return grid
 
@@ -165,7 +183,7 @@ def _print_problems(console: Console, problems: pl.DataFrame) -> None:
 
 def _print_warnings(console: Console, results: pl.DataFrame) -> None:
     """Each kind of warning once, with what it means and how many rows carry it."""
-    kinds = results.explode("warnings").drop_nulls("warnings")
+    kinds = results.filter(status="ok").explode("warnings").drop_nulls("warnings")
     kinds = kinds.with_columns(pl.col("warnings").str.split(":").list.first().alias("kind"))
     if kinds.is_empty():
         return

@@ -66,9 +66,11 @@ def mismatch(case: Case, proof: dict[str, Any]) -> str | None:
     """What of the proof contradicts the case's request; None if nothing does."""
     wrong = []
     wanted = _TYPES.get(case.precision)
-    types = proof.get("compute_types", {})
-    if wanted is not None and set(types) != {wanted}:
-        wrong.append(f"asked for {case.precision}, computed in {_counts(types) or 'nothing that could be seen'}")
+    types = proof.get("compute_types")
+    if types is None:
+        wrong.append(f"asked for {case.precision}, and the engine does not say in which types it computed")
+    elif wanted is not None and set(types) - {wanted, "unknown"}:
+        wrong.append(f"asked for {case.precision}, computed in {_counts(types)}")
     elsewhere = {p: n for p, n in proof.get("compute_providers", {}).items() if p != _PROVIDERS[case.device]}
     if elsewhere:
         wrong.append(f"convolutions and products ran on {_counts(elsewhere)}, not on {_PROVIDERS[case.device]}")
@@ -84,12 +86,17 @@ def mismatch(case: Case, proof: dict[str, Any]) -> str | None:
 def remarks(proof: dict[str, Any]) -> list[str]:
     """Warnings for what is no contradiction but should be known."""
     found = []
+    types = proof.get("compute_types")
+    if types is not None and (not types or "unknown" in types):
+        found.append(
+            f"unproven: the types of {types.get('unknown', 'all')} convolutions and products could not be seen"
+        )
     if proof.get("device") == "cuda" and proof.get("providers", {}).get("CPUExecutionProvider"):
         found.append(f"cpu-nodes: {proof['providers']['CPUExecutionProvider']} nodes ran on the CPU provider")
     if proof.get("graph_breaks"):
         found.append(f"graph-breaks: torch.compile left the graph {proof['graph_breaks']} times")
-    if proof.get("cuda_graph_skips"):
-        found.append("no-cuda-graph: torch.compile skipped CUDA graphs; the worker's log says why")
+    if proof.get("cuda_graph_wanted") and (proof.get("cuda_graph_skips") or not proof.get("cuda_graph")):
+        found.append("no-cuda-graph: torch.compile recorded no CUDA graph, or not for all; the worker's log says why")
     return found
 
 

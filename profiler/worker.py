@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,8 @@ import torch
 import engines
 from engines.base import Array, Job, Session, Unsupported
 from engines.catalog import ENGINES
-from exporters.cache import Cache
+from exporters import inputs
+from exporters.cache import Cache, file_sha256
 from exporters.inputs import TensorSpec, fixed_batch, input_specs, seeded_inputs
 from exporters.source import ModelSource
 from exporters.state import cached_state, source_key
@@ -28,6 +31,7 @@ from profiler.task import Prepared, Task, graph_of
 from profiler.telemetry import Poller
 
 REFERENCE_ITEMS = 8
+_REFERENCE_PACKAGES = ("torch", "onnxruntime-gpu")
 _GUARD = 0.8
 """Share of a case's timeout after which the worker stops sampling by itself, so that its figures are not lost."""
 
@@ -61,7 +65,7 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
     if source.onnx is not None:
         check_onnx(source.onnx)
     specs = tuple(input_specs(source))
-    key = source_key(source)
+    key = _reference_key(source)
     if source.kind == "onnx":
         reference, _ = cache.entry("reference", key, ".npz", lambda path: _reference_of_onnx(source, specs, path))
         return Prepared(specs, reference=reference, onnx={"native": source.onnx} if source.onnx else {})
@@ -94,24 +98,29 @@ def measure_case(task: Task, report: Report) -> Result:
     phases.enter("warm-up")
     first_s = first_run(session, clock)
     device.read()
-    expected_ms = warm_up(session, clock, task.budget)
-    host.start_measuring()
+    expected_ms, steady = warm_up(session, clock, task.budget)
+    set_up_peak = host.peak_mib()
+    counted_anew = host.start_measuring()
     phases.enter("measure")
     budget = _within(task.budget, time.monotonic() - started - phases.seconds.get("build", 0.0))
     measured = measure(session, clock, budget, expected_ms, lambda samples: report("samples", samples))
     report("samples", measured.samples)  # Whatever the checks below run into, these are not lost.
     device.read()
-    memory = device.parts(session.memory())
-    memory["host_peak_mib"] = host.peak_mib()
-    if case.device == "cpu":
-        memory = {"peak_memory_mib": memory["host_peak_mib"], "host_peak_mib": memory["host_peak_mib"]}
+    host_peak = host.peak_mib()  # Before the engine reads its own files again to declare its weights.
     phases.enter("check")
+    memory = {"peak_memory_mib": host_peak} if case.device == "cpu" else device.parts(session.memory())
+    memory |= {"host_peak_mib": host_peak, "set_up_peak_mib": set_up_peak}
     result = Result(case.id, "ok", clock=measured.clock, stop_reason=measured.stop_reason, samples=measured.samples)
     result.memory, result.warnings = memory, measured.warnings + outlier_warnings(measured.samples, measured.clock)
+    if not steady:
+        result.warnings.append("unsteady: the warm-up ended before two windows agreed within 2 %")
+    if not counted_anew:
+        result.warnings.append("host-peak: the kernel does not count anew, so host_peak_mib includes the set-up")
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
     _check(task, session, result)
     if isinstance(clock, CudaClock):
         result.samples |= clock.time_copies(_bytes(case, job.inputs), _bytes(case, session.outputs()))
+    session.close()
     phases.enter("end")
     result.seconds = {
         "export_s": task.prepared.export_s.get(graph_of(case.precision))
@@ -170,6 +179,8 @@ def _check(task: Task, session: Session, result: Result) -> None:
         result.warnings += remarks
         if wrong:
             result.status, result.reason = "failed", wrong
+    elif not all(np.isfinite(output).all() for output in session.outputs()):
+        result.status, result.reason = "failed", "the loss is not finite"
     result.proof = session.proof()
     result.warnings += verify.remarks(result.proof)
     wrong = verify.mismatch(case, result.proof)
@@ -183,18 +194,24 @@ def _bytes(case: Case, arrays: Sequence[Array]) -> int:
     return sum(a.nbytes // 2 if half and a.dtype == np.float32 else a.nbytes for a in arrays)
 
 
+def _reference_key(source: ModelSource) -> str:
+    """Everything that reference outputs depend on: the model, how inputs are seeded, how many, and what ran them."""
+    parts = [source_key(source), file_sha256(Path(inputs.__file__)), str(REFERENCE_ITEMS)]
+    return hashlib.sha256("\n".join([*parts, *map(version, _REFERENCE_PACKAGES)]).encode()).hexdigest()
+
+
 def _reference_of_torch(source: ModelSource, specs: tuple[TensorSpec, ...], state: Path, path: Path) -> None:
     """fp32 eager on the CPU, which is an ordinary eager session."""
-    inputs = tuple(seeded_inputs(specs, REFERENCE_ITEMS))
-    job = Job(source, "inference", "fp32", REFERENCE_ITEMS, "cpu", {}, inputs, state)
+    arrays = tuple(seeded_inputs(specs, REFERENCE_ITEMS))
+    job = Job(source, "inference", "fp32", REFERENCE_ITEMS, "cpu", {}, arrays, state)
     _save_outputs(engines.open_session("eager", job), path)
 
 
 def _reference_of_onnx(source: ModelSource, specs: tuple[TensorSpec, ...], path: Path) -> None:
     """ONNX Runtime's CPU provider with all graph optimizations off."""
     batch = fixed_batch(specs) or REFERENCE_ITEMS
-    inputs = tuple(seeded_inputs(specs, batch))
-    job = Job(source, "inference", "native", batch, "cpu", {"optimize": False}, inputs, onnx=source.onnx)
+    arrays = tuple(seeded_inputs(specs, batch))
+    job = Job(source, "inference", "native", batch, "cpu", {"optimize": False}, arrays, onnx=source.onnx)
     _save_outputs(engines.open_session("ort", job), path)
 
 

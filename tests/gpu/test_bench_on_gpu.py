@@ -61,9 +61,7 @@ def test_outputs_agree_with_fp32_eager_on_the_cpu(rows: pl.DataFrame) -> None:
     inference = only(rows, status="ok", **{"pass": "inference"})
     for row in inference.to_dicts():
         error = row["rel_l2_error"]
-        low, high = {"fp32": (0, 1e-5), "tf32": (1e-5, 5e-3), "fp16": (1e-5, 1e-2), "bf16": (1e-4, 5e-2)}[
-            row["precision"]
-        ]
+        low, high = BOUNDS[row["precision"]]
         # PyTorch's own convolution kernels know no TF32; only the last layer's product can use it.
         low = 0 if row["variant"] == "eager-nocudnn" else low
         assert low <= error < high, (row["case_id"], error)

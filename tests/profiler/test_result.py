@@ -91,8 +91,10 @@ def test_a_run_without_a_journal_has_no_results(run):
 
 
 def test_a_rows_statistics_are_those_of_the_headline_clock():
-    row = full().row("run", "suite", CASE, ENVIRONMENT)
-    assert (row["latency_ms"], row["latency_mean_ms"], row["latency_min_ms"], row["samples"]) == (2.0, 2.0, 1.0, 3)
+    result = full()
+    result.samples["event"] *= 2
+    row = result.row("run", "suite", CASE, ENVIRONMENT)
+    assert (row["latency_ms"], row["latency_mean_ms"], row["latency_min_ms"], row["samples"]) == (2.0, 2.0, 1.0, 6)
     assert 1.0 <= row["latency_ci_low_ms"] <= 2.0 <= row["latency_ci_high_ms"] <= 3.0
     assert (row["clock"], row["throughput"], row["gpu_ms"], row["host_ms"]) == ("event", 2000.0, 1.25, 4.0)
     assert row["enqueue_ms"] is None

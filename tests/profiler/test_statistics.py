@@ -62,11 +62,11 @@ def test_the_medians_interval_covers_the_truth_as_often_as_it_says():
     assert 0.90 <= coverage <= 0.99
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_fewer_than_three_samples_have_no_interval(count):
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_fewer_than_six_samples_have_no_interval(count):
     assert median_interval([1.0] * count) is None
-    assert ratio_interval([1.0] * count, [1.0] * 9) is None
-    assert ratio_interval([1.0] * 9, [1.0] * count) is None
+    assert ratio_interval([[1.0] * count], [[1.0] * 9]) is None
+    assert ratio_interval([[1.0] * 9], [[1.0] * 9, [1.0] * count]) is None
 
 
 def test_an_interval_is_the_same_every_time():
@@ -95,7 +95,7 @@ def test_resampled_medians_stay_within_the_samples():
 def test_the_ratios_interval_covers_a_known_ratio_and_not_its_inverse():
     rng = np.random.default_rng(5)
     slow, fast = rng.normal(6.0, 0.3, 200), rng.normal(2.0, 0.1, 300)
-    interval = ratio_interval(slow, fast)
+    interval = ratio_interval([slow], [fast])
     assert interval.low <= 3.0 <= interval.high
     assert interval.high - interval.low < 0.2
 
@@ -104,9 +104,24 @@ def test_the_ratios_interval_covers_the_truth_as_often_as_it_says():
     rng = np.random.default_rng(11)
     covered = 0
     for _ in range(150):
-        interval = ratio_interval(rng.normal(6.0, 0.6, 60), rng.normal(2.0, 0.2, 60))
+        interval = ratio_interval([rng.normal(6.0, 0.6, 60)], [rng.normal(2.0, 0.2, 60)])
         covered += interval.low <= 3.0 <= interval.high
     assert 0.88 <= covered / 150 <= 0.99
+
+
+def test_the_ratios_interval_holds_the_spread_between_processes():
+    rng = np.random.default_rng(3)
+    processes = [rng.normal(middle, 0.01, 100) for middle in (2.0, 2.6, 3.17)]
+    base = [rng.normal(2.39, 0.01, 100) for _ in range(3)]
+    interval = ratio_interval(base, processes)
+    assert interval.low < 2.39 / 2.6 - 0.1
+    assert interval.high > 2.39 / 2.6 + 0.1
+
+
+def test_neither_precision_nor_plateau_before_the_least_time():
+    rule = StopRule(min_samples=20, max_samples=5000, seconds=3, min_seconds=1.5)
+    assert rule.reason([1.0] * 100, 1.4) is None
+    assert rule.reason([1.0] * 101, 1.6) == "precision"
 
 
 def test_equal_samples_stop_for_precision_at_the_fewest_allowed():

@@ -146,6 +146,8 @@ def test_outputs_that_are_wrong_fail_the_row(error, says):
         (case(cuda_graph=False), proof()),
         (case(cudnn=False), proof(cudnn=False)),
         (case(cudnn=True), proof(cudnn=True)),
+        (case(), proof(compute_types={"float32": 2, "unknown": 3})),
+        (case(), proof(compute_types={})),
     ],
 )
 def test_a_proof_that_matches_its_request_is_no_mismatch(asked, ran):
@@ -158,7 +160,7 @@ def test_a_proof_that_matches_its_request_is_no_mismatch(asked, ran):
         (case("fp16"), proof("float32"), "asked for fp16, computed in float32 (20×)"),
         (case("fp32"), proof("float16"), "asked for fp32, computed in float16 (20×)"),
         (case("fp16"), proof(compute_types={"float16": 19, "float32": 1}), "float16 (19×), float32 (1×)"),
-        (case("bf16"), proof(compute_types={}), "nothing that could be seen"),
+        (case("bf16"), proof(compute_types={"bfloat16": 3, "unknown": 2, "float32": 1}), "float32 (1×)"),
         (case(), proof(provider="CPUExecutionProvider"), "ran on CPUExecutionProvider (20×), not on CUDA"),
         (case(device="cpu"), proof(), "ran on CUDAExecutionProvider (20×), not on CPU"),
         (case(), proof(tf32=True), "TF32 was on at fp32"),
@@ -186,7 +188,10 @@ def test_a_proof_that_says_nothing_is_a_contradiction():
     [
         ({"device": "cuda", "providers": {"CUDAExecutionProvider": 9, "CPUExecutionProvider": 2}}, "cpu-nodes", "2"),
         ({"graph_breaks": 3}, "graph-breaks", "3"),
-        ({"cuda_graph_skips": 1}, "no-cuda-graph", "skipped"),
+        ({"cuda_graph_wanted": True, "cuda_graph": True, "cuda_graph_skips": 1}, "no-cuda-graph", "not for all"),
+        ({"cuda_graph_wanted": True, "cuda_graph": False}, "no-cuda-graph", "recorded no"),
+        ({"compute_types": {}}, "unproven", "all"),
+        ({"compute_types": {"float32": 2, "unknown": 3}}, "unproven", "3"),
     ],
 )
 def test_what_should_be_known_is_remarked(ran, kind, says):
