@@ -21,8 +21,6 @@ Samples = dict[str, list[float]]
 
 _LEAD_IN = 2
 """Calls after a synchronize that are not timed: they start on an idle device, whatever the steady state is."""
-_CAPTURED_READS = 10
-"""Synchronized calls a chunk that read the boundaries inside a captured graph."""
 _GATE_SLACK_MS = 0.5
 _GATE_LONGEST_MS = 400.0
 
@@ -135,6 +133,8 @@ class CudaClock:
         events = self._pool(2 * calls)
         for _ in range(_LEAD_IN):
             run(self.mark)
+        if self._captured:
+            return self._time_captured(run, calls)
         self._marks.clear()
         boundaries: list[list[tuple[str, torch.cuda.Event]]] = []
         for i in range(calls):
@@ -146,8 +146,6 @@ class CudaClock:
             self._marks = []
         self.synchronize()
         samples: Samples = {"event": [events[2 * i].elapsed_time(events[2 * i + 1]) / block for i in range(calls)]}
-        if self._captured:
-            return samples | self._read_captured(run, min(calls, _CAPTURED_READS))
         if block == 1:
             for i, marks in enumerate(boundaries):
                 _add_marks(samples, events[2 * i], marks)
@@ -158,11 +156,12 @@ class CudaClock:
         for _ in range(calls):
             self.synchronize()
             start = time.perf_counter_ns()
-            run(_ignore)
+            run(self.mark)
             returned = time.perf_counter_ns()
             self.synchronize()
             samples["host"].append((time.perf_counter_ns() - start) / 1e6)
             samples["enqueue"].append((returned - start) / 1e6)
+        self._marks.clear()
         return samples
 
     def time_gated(self, run: Run, enqueue_ms: float, calls: int) -> Samples | None:
@@ -215,22 +214,25 @@ class CudaClock:
         opened.record(self.stream)
         for i in range(calls):
             events[2 * i].record(self.stream)
-            run(_ignore)
+            run(self.mark)
             events[2 * i + 1].record(self.stream)
         overrun = opened.query()
         self.synchronize()
+        self._marks.clear()
         if overrun:
             return None
         return {"gpu": [events[2 * i].elapsed_time(events[2 * i + 1]) for i in range(calls)]}
 
-    def _read_captured(self, run: Run, calls: int) -> Samples:
+    def _time_captured(self, run: Run, calls: int) -> Samples:
         """Boundaries inside a CUDA graph are the same events at every replay: read them before the next one starts."""
-        (start,) = self._pool(1)
-        samples: Samples = {}
+        start, end = self._pool(2)
+        samples: Samples = {"event": []}
         for _ in range(calls):
             start.record(self.stream)
             run(self.mark)
+            end.record(self.stream)
             self.synchronize()
+            samples["event"].append(start.elapsed_time(end))
             _add_marks(samples, start, self._captured)
         return samples
 

@@ -120,7 +120,6 @@ def measure_case(task: Task, report: Report) -> Result:
     _check(task, session, result)
     if isinstance(clock, CudaClock):
         result.samples |= clock.time_copies(_bytes(case, job.inputs), _bytes(case, session.outputs()))
-    session.close()
     phases.enter("end")
     result.seconds = {
         "export_s": task.prepared.export_s.get(graph_of(case.precision))

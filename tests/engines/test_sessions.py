@@ -28,7 +28,7 @@ from torch import nn
 
 def tiny():
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(),
         nn.Linear(288, 10),
     )
 """
@@ -153,6 +153,7 @@ def test_training_twice_gives_the_gradients_of_one_iteration(open_session: Open)
 
 
 def test_eager_and_compiled_have_the_same_loss_and_gradients(open_session: Open) -> None:
+    # With a MaxPool2d, torch 2.13 compiles a backward pass on AVX-512 CPUs whose gradients before it are zero.
     if not has_compiler:
         pytest.skip("no C++ compiler")
     eager: Any = open_session("eager", pass_="training")
