@@ -148,7 +148,7 @@ def _budget(config: Config, request: Request) -> Budget:
 @contextlib.contextmanager
 def _forkserver() -> Iterator[dict[str, Any]]:
     """Start the forkserver and ask the libraries, in a forked process, what they are; yields the answers."""
-    with tempfile.TemporaryDirectory(prefix="profiler-") as folder:
+    with tempfile.TemporaryDirectory(prefix="profiler-", ignore_cleanup_errors=True) as folder:
         log = Path(folder) / "forkserver.log"
         # A cache of this run's own: with the user's, build_s would tell what an earlier run had compiled already.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(folder) / "inductor"))
