@@ -1,5 +1,6 @@
 # make bench   set up and run the main job          make test       set up and run all tests
 # make lint types                                   make test-gpu   the tests that need a GPU
+# make verify-gpu   our clocks beside NVBench's     make bench-overhead   what a process costs each case
 #
 # RUN is the Python that has everything installed; give it to use one of your own: make test-gpu RUN=python3
 
@@ -8,13 +9,15 @@ VENV := .venv
 RUN ?= $(VENV)/bin/python
 BENCH_READY := $(VENV)/.ready-bench
 TEST_READY := $(VENV)/.ready-test
+VERIFY_READY := $(VENV)/.ready-verify
 
 ifneq ($(RUN),$(VENV)/bin/python)
 BENCH_READY :=
 TEST_READY :=
+VERIFY_READY :=
 endif
 
-.PHONY: bench test test-gpu lint types bench-overhead
+.PHONY: bench test test-gpu lint types bench-overhead verify-gpu
 
 bench: $(BENCH_READY)
 	$(RUN) -m profiler bench.yaml
@@ -35,6 +38,10 @@ types: $(TEST_READY)
 bench-overhead: $(BENCH_READY)
 	PYTHONPATH=.:$$PYTHONPATH $(RUN) benchmarks/overhead.py
 
+# The clocks beside NVBench, triton and torch.utils.benchmark; about 10 minutes on an H200.
+verify-gpu: $(VERIFY_READY)
+	PYTHONPATH=.:$$PYTHONPATH $(RUN) benchmarks/verify_gpu.py
+
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -44,4 +51,8 @@ $(VENV)/.ready-bench: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.ready-test: pyproject.toml | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test,openvino]'
+	touch $@ $(VENV)/.ready-bench
+
+$(VENV)/.ready-verify: pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet --editable '.[verify]'
 	touch $@ $(VENV)/.ready-bench

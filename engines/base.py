@@ -28,6 +28,8 @@ class Memory:
     weights: int | None = None
     activations: int | None = None
     """Activations and workspace, at their peak."""
+    slack: int | None = None
+    """What the engine's allocator holds beyond both: cached blocks, rounding, further copies of weights."""
     torch_allocated: int | None = None
     torch_reserved: int | None = None
 
@@ -39,7 +41,8 @@ class Job:
     `inputs` are the host arrays of one batch (floats as float32: the engine casts them to the precision); `state` is a
     file with the model's fp32 state dict, `onnx` the exported graph, each None where the engine does not need it.
     All work must be enqueued on torch's current stream (the worker has set a non-default one); `phase` is to be called
-    with "build" before an engine builds or compiles, and with "load" after it.
+    with "build" before an engine builds or compiles, and with "load" after it; `at_peak` before memory is given back
+    that may have been the most in use.
     """
 
     source: ModelSource
@@ -52,6 +55,7 @@ class Job:
     state: Path | None = None
     onnx: Path | None = None
     phase: Callable[[str], None] = lambda name: None
+    at_peak: Callable[[], None] = lambda: None
 
 
 class Session(Protocol):

@@ -23,10 +23,11 @@ from profiler.document import ConfigError, nearest
 from profiler.environment import Target, choose_device, describe
 from profiler.plan import estimate_seconds, make_plan
 from profiler.process import Call, run_all, start_forkserver
-from profiler.run import run_cases
+from profiler.run import Runner
 from profiler.store import RunFolder
 from profiler.table import write_tables
 from profiler.terminal import print_results
+from profiler.walltime import describe as describe_time
 
 _QUICK = {"seconds": 0.3, "min_samples": 5}
 _COMMANDS = ("run", "engines", "models", "environment")
@@ -95,13 +96,19 @@ def _measure(
     console.print(Text(f"{target.name}: {runnable} of {len(waiting)} cases can run; into {run.path}"), soft_wrap=True)
     interrupted = False
     with open_display(console) as display:
+        folders = tuple(map(str, config.import_from))
+        runner = Runner(run, budget, target, display, folders, config.energy, environment)
         try:
-            run_cases(waiting, run, budget, target, tuple(map(str, config.import_from)), display)
+            runner.measure(waiting)
         except KeyboardInterrupt:
             interrupted = True
     results, samples = run.write_parquet(config.suite, make_plan(config, target.kind), environment)
     write_tables(run.tables, results, samples)
     print_results(console, results, samples)
+    if waiting:
+        split = runner.wall.split()
+        run.write_environment({**environment, "wall_seconds": {k: round(v, 3) for k, v in split.items()}})
+        console.print(Text(f"\n{describe_time(split)}"))
     console.print(Text(f"\nEverything stands in {run.path}"), soft_wrap=True)
     if interrupted:
         same = "".join(f" --only {condition}" for condition in request.only) + (" --strict" if request.strict else "")
@@ -179,6 +186,8 @@ def _open_run(request: Request, config: Config, target: Target, environment: dic
                     f"--resume {request.resume}: the run was made with {key} {before.get(key)}, here it is "
                     f"{environment.get(key)}; figures of the two do not belong into one table: start a new run"
                 )
+        if before.get("roofs"):
+            environment["roofs"] = before["roofs"]
     run.write_environment(environment)
     return run
 

@@ -22,6 +22,8 @@ _WARM_UP_CALLS, _WARM_UP_SECONDS = 10, 0.2
 _WARM_UP_AGREEMENT = 0.02
 _CHUNK_SECONDS = 0.1
 _THROUGHPUT_SECONDS = 0.5
+_ENERGY_SECONDS = 5.0
+"""The counter moves only some ten to fifty times a second, so a loop of this length is known to about 1 %."""
 _SHARES = {"headline": 0.5, "synchronized": 0.2, "gated": 0.3}
 """How a CUDA case divides its sampling seconds among the clocks; on the CPU there is one clock, which has them all."""
 
@@ -114,7 +116,7 @@ def measure(
 
     rule = StopRule(5, budget.max_samples, budget.seconds * _SHARES["synchronized"])
     _sample(result.samples, "host", rule, expected_ms, lambda n: clock.time_synchronized(session.run, n), report, now)
-    _gated(session, clock, budget, result, now)
+    _gated(session, clock, budget, block, result, now)
     result.throughput = clock.throughput(
         session.run, _THROUGHPUT_SECONDS, median(result.samples[clock.headline]) or expected_ms
     )
@@ -122,35 +124,58 @@ def measure(
     return result
 
 
+def energy_per_call(
+    session: Runnable, clock: Clock, energy_mj: Callable[[], float], call_ms: float, now: Now = time.perf_counter
+) -> float:
+    """Millijoules of a call, all of the device's counted, from a back-to-back loop of at least 5 s."""
+    # Half a second of calls between looks at the time: the device is never without work for longer than a synchronize.
+    chunk, calls = max(1, round(500 / max(call_ms, 1e-3))), 0
+    clock.synchronize()
+    before, start = energy_mj(), now()
+    while now() - start < _ENERGY_SECONDS:
+        for _ in range(chunk):
+            session.run(_ignore)
+        clock.synchronize()
+        calls += chunk
+    return (energy_mj() - before) / calls
+
+
 def host_bound(samples: Samples) -> list[str]:
-    """The warning that the host sets the latency: `event` / `gpu` > 1.05, or `enqueue` > 0.8 × `gpu`."""
+    """The warning that the host sets the latency or is close to it: enqueueing takes over 0.8 of the device's time.
+
+    `event` / `gpu` > 1.05 tells of gaps between launches. Where enqueueing is far faster than the device works, it is
+    not the host that makes them: the device itself is slower with more work in its queue.
+    """
     event, gpu, enqueue = (median(samples.get(name, [])) for name in ("event", "gpu", "enqueue"))
     if not event or not gpu:
         return []
-    if event / gpu > 1.05:
-        return [f"host-bound: of {event:.3g} ms a call the device works {gpu:.3g} ms"]
-    if enqueue is not None and enqueue > 0.8 * gpu:
-        return [f"host-bound: enqueueing takes {enqueue:.3g} ms of the device's {gpu:.3g} ms; a slower host would show"]
+    gaps = event / gpu > 1.05
+    if enqueue is None or enqueue > 0.8 * gpu:
+        if gaps:
+            return [f"host-bound: of {event:.3g} ms a call the device works {gpu:.3g} ms"]
+        if enqueue is not None:
+            return [
+                f"host-bound: enqueueing takes {enqueue:.3g} ms of the device's {gpu:.3g} ms; a slower host would show"
+            ]
+    elif gaps:
+        return [f"queue-bound: {event:.3g} ms a call with more calls queued behind it, {gpu:.3g} ms alone"]
     return []
 
 
-def _gated(session: Runnable, clock: Clock, budget: Budget, result: Measurement, now: Now) -> None:
+def _gated(session: Runnable, clock: Clock, budget: Budget, block: int, result: Measurement, now: Now) -> None:
     enqueue = median(result.samples["enqueue"]) or 1.0
-    event = median(result.samples[clock.headline]) or 1.0
-    # Some 20 ms of enqueueing a gate: the rest of a gate's cost is the spin itself.
-    calls = max(1, min(20, int(20 / enqueue)))
+    # What a sample takes: the gate is held for about twice the enqueueing, then the call runs.
+    call_ms = block * (2 * enqueue + (median(result.samples[clock.headline]) or 1.0))
     rule = StopRule(5, budget.max_samples, budget.seconds * _SHARES["gated"])
-    gated: Samples = {"gpu": []}
+    gated: Samples = {}
     start = now()
     while True:
-        samples = clock.time_gated(session.run, enqueue, calls)
+        samples = clock.time_gated(session.run, enqueue, _chunk(call_ms), block)
         if samples is None:
             result.warnings.append("gate-overrun: the launches of one call outlast any gate")
             return
-        gated["gpu"] += samples["gpu"]
-        # A gate that had to be opened for fewer calls is asked for no more than those.
-        calls = len(samples["gpu"])
-        if rule.reason(gated["gpu"], now() - start) or (now() - start) > 4 * max(rule.seconds, event / 1000):
+        gated.setdefault("gpu", []).extend(samples["gpu"])
+        if rule.reason(gated["gpu"], now() - start):
             break
     result.samples |= gated
 
@@ -167,15 +192,18 @@ def _sample(
     """Take chunks of samples until the rule says why to stop. A chunk lasts about 0.1 s, and one call at least."""
     start = now()
     while True:
-        count = max(
-            1, min(int(_CHUNK_SECONDS * 1000 / max(call_ms, 1e-3)), rule.max_samples - len(into.get(watched, [])))
-        )
+        count = max(1, min(_chunk(call_ms), rule.max_samples - len(into.get(watched, []))))
         for name, values in take(count).items():
             into.setdefault(name, []).extend(values)
         reason = rule.reason(into[watched], now() - start)
         if reason is not None:
             return reason
         report(into)
+
+
+def _chunk(call_ms: float) -> int:
+    """How many calls of that length are taken between two looks at the stop rule."""
+    return max(1, int(_CHUNK_SECONDS * 1000 / max(call_ms, 1e-3)))
 
 
 def _window(session: Runnable, clock: Clock, calls: int, now: Now) -> float:

@@ -60,14 +60,16 @@ class DeviceMeter:
     def parts(self, declared: Memory) -> dict[str, float | None]:
         """The columns peak, context, weights, activations and other, so that the last four add up to the first.
 
-        Where an engine does not declare its activations, what was added after loading (by the first run and the search
-        for algorithms) counts as activations.
+        `other` is slack, which the engine's allocator holds unused, and library: what no allocator knows of, the
+        kernels that were loaded and the handles of cuDNN and cuBLAS. Where an engine does not declare its activations,
+        what was added after loading (by the first run and the search for algorithms) counts as activations.
         """
         peak = self._step(self._peak)
         weights = _mib(declared.weights)
         activations = _mib(declared.activations)
         if activations is None and self._peak is not None and self._loaded is not None:
             activations = max(self._peak - self._loaded, 0.0)
+        slack = _mib(declared.slack)
         known = [self.context_mib, weights, activations]
         other = None if peak is None or None in known else peak - sum(k for k in known if k is not None)
         return {
@@ -76,6 +78,9 @@ class DeviceMeter:
             "weights_mib": weights,
             "activations_mib": activations,
             "other_mib": other,
+            "slack_mib": slack if other is not None else None,
+            "library_mib": None if other is None or slack is None else other - slack,
+            "baseline_mib": self._baseline,
             "torch_allocated_mib": _mib(declared.torch_allocated),
             "torch_reserved_mib": _mib(declared.torch_reserved),
         }

@@ -22,6 +22,8 @@ _EXPORT_BYTES_A_PARAMETER = 26
 """VGG-16's export, the largest, peaks at 3.5 GB for 138 million parameters."""
 _EXPORT_BASE_MIB = 700
 _UNKNOWN_PARAMETERS = 100_000_000
+_COUNT_SECONDS = 60.0
+"""For counting FLOPs, which a run can do without: ResNet-200 takes 2 s."""
 
 
 def prepare(
@@ -46,6 +48,15 @@ def prepare(
     )
     for name, outcome in zip(sources, outcomes, strict=True):
         prepared[name] = outcome.value if outcome.status == "ok" else Prepared(failures={"model": _failed(outcome)})
+
+    # In processes of their own: a model that crashes or hangs while it is counted is measured all the same.
+    counted = [name for name in sources if not prepared[name].failures]
+    counts = [call("prepare_cost", (sources[name], prepared[name].specs, cache), f"prepare-{name}") for name in counted]
+    counts = [replace(count, timeout=min(_COUNT_SECONDS, count.timeout)) for count in counts]
+    outcomes = run_all(counts, _slots(list(sources.values())), lambda done: tick("counts of FLOPs", done, len(counts)))
+    for name, outcome in zip(counted, outcomes, strict=True):
+        if outcome.status == "ok":
+            prepared[name] = replace(prepared[name], cost=outcome.value)
 
     wanted = dict.fromkeys(
         (case.model, graph_of(case.precision))

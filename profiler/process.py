@@ -96,11 +96,13 @@ class Child:
     def __init__(self, call: Call) -> None:
         self.call = call
         self.phase = "fork"
+        self._phase_started = time.monotonic()
+        self.entered = {"fork": self._phase_started}
+        """When each phase was entered first, on time.monotonic()."""
         self._seconds: dict[str, float] = {}
         self._partial: dict[str, Any] = {}
         self._end: Outcome | None = None
         self._oom_kills = _oom_kills()
-        self._phase_started = time.monotonic()
         self._connection, theirs = _CONTEXT.Pipe(duplex=False)
         self.process = _CONTEXT.Process(target=_enter, args=(theirs, call))
         self.process.start()
@@ -152,6 +154,7 @@ class Child:
         now = time.monotonic()
         self._seconds[self.phase] = self._seconds.get(self.phase, 0.0) + now - self._phase_started
         self.phase, self._phase_started = phase, now
+        self.entered.setdefault(phase, now)
 
     def _finish(self, outcome: Outcome) -> Outcome:
         self._enter_phase("exit")

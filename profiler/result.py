@@ -13,15 +13,15 @@ from profiler.case import Case
 from profiler.process import Status
 
 _CLOCKS = ("gpu", "enqueue", "host", "h2d", "d2h", "forward", "backward", "step")
-_MEASURES = ("seconds", "memory", "parity", "telemetry")
+_MEASURES = ("seconds", "memory", "parity", "telemetry", "roofline")
 
 
 @dataclass
 class Result:
     """How a case ended and what it gave. Raw samples are kept, in milliseconds; statistics are derived in `row`.
 
-    `memory` in MiB, `seconds` in seconds, `parity` and `telemetry` are named like their columns; `throughput` is in
-    items per second.
+    `memory` in MiB, `seconds` in seconds, `parity`, `telemetry` and `roofline` are named like their columns;
+    `throughput` is in items per second.
     """
 
     case_id: str
@@ -36,10 +36,13 @@ class Result:
     seconds: dict[str, float | None] = field(default_factory=dict)
     parity: dict[str, float | None] = field(default_factory=dict)
     telemetry: dict[str, Any] = field(default_factory=dict)
+    roofline: dict[str, float | None] = field(default_factory=dict)
     proof: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     """Wall seconds by phase of the worker process, as its parent saw them."""
+    entered: dict[str, float] = field(default_factory=dict)
+    """When each phase was entered first, in seconds on the clock of telemetry.csv."""
 
     def to_json(self) -> str:
         """One line."""
@@ -102,10 +105,15 @@ class Result:
         }
 
 
-def outlier_warnings(samples: Mapping[str, list[float]], clock: str) -> list[str]:
-    """A warning where more than one sample in twenty lies outside Tukey's fences."""
+def sample_warnings(samples: Mapping[str, list[float]], clock: str) -> list[str]:
+    """Warnings where more than one sample in twenty lies outside Tukey's fences, and where the samples drift."""
     values = samples.get(clock, [])
     count = statistics.outliers(values)
-    return (
-        [f"outliers: {count} of {len(values)} samples lie outside Tukey's fences"] if count > len(values) / 20 else []
-    )
+    warnings = []
+    if count > len(values) / 20:
+        warnings.append(f"outliers: {count} of {len(values)} samples lie outside Tukey's fences")
+    change = statistics.drift(values)
+    if change is not None:
+        how = f"{100 * abs(change):.1f} % {'slower' if change > 0 else 'faster'}"
+        warnings.append(f"drift: the last third of the samples is {how} than the first")
+    return warnings

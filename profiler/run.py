@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from profiler.case import Budget, Case
 from profiler.environment import Target
 from profiler.plan import estimate_seconds
 from profiler.prepare import failure, prepare
-from profiler.process import Call, Child, Outcome
+from profiler.process import Call, Child, Outcome, run_all
 from profiler.result import Result
+from profiler.roofline import Roofs, wanted
 from profiler.store import RunFolder
 from profiler.task import Task
-from profiler.telemetry import Poller, Readings, throttle_reasons
+from profiler.telemetry import Reading, Watcher, power_capped, slowdowns, summarize
+from profiler.walltime import WallTime
 
 _TICK_SECONDS = 0.2
+_ROOF_SECONDS = 60.0
 
 
 class Display(Protocol):
@@ -33,52 +35,110 @@ class Display(Protocol):
         """Called once a case has ended."""
 
 
-def run_cases(
-    cases: Sequence[Case], run: RunFolder, budget: Budget, target: Target, path: tuple[str, ...], display: Display
-) -> None:
-    """Prepare and measure every case; each Result is in the journal before the next case starts."""
-    for case in cases:
-        if case.unsupported is not None:
-            run.append(Result(case.id, "unsupported", case.unsupported))
-    waiting = [case for case in cases if case.unsupported is None]
-    prepared = prepare(waiting, budget, run.logs, path, display.preparing)
-    pace = _Pace(waiting, budget)
-    for number, case in enumerate(waiting):
+class Runner:
+    """Measures the cases of one run; `wall` tells what the time went into.
 
-        def tick(phase: str, case: Case = case, number: int = number) -> None:
-            display.measuring(case, phase, number, len(waiting), pace.seconds_left(number))
+    `path` are folders where a user's factories are found; `environment` gets the device's roofs, if it has none.
+    """
 
-        tick("start")
-        why_not = failure(case, prepared[case.model])
-        if why_not is not None:
-            result = Result(case.id, *why_not)
-        else:
-            task = Task(case, prepared[case.model], budget, target.gpu.uuid if target.gpu else None)
-            result = measure_one(task, run.logs, path, tick)
-        run.append(result)
-        pace.ended(number, sum(result.phases.values()))
-        display.ended(case, result)
+    def __init__(
+        self,
+        run: RunFolder,
+        budget: Budget,
+        target: Target,
+        display: Display,
+        path: tuple[str, ...] = (),
+        energy: bool = False,
+        environment: dict[str, Any] | None = None,
+    ) -> None:
+        self.run, self.budget, self.target, self.display = run, budget, target, display
+        self.path, self.energy, self.environment = path, energy, environment
+        self.wall = WallTime()
+        self._uuid = target.gpu.uuid if target.gpu else None
+
+    def measure(self, cases: Sequence[Case]) -> None:
+        """Prepare and measure every case; each Result is in the journal before the next case starts.
+
+        Those measured while the card slowed down (for heat, or a hardware reason) are measured once more at the end.
+        """
+        for case in cases:
+            if case.unsupported is not None:
+                self.run.append(Result(case.id, "unsupported", case.unsupported))
+        waiting = [case for case in cases if case.unsupported is None]
+        with self.wall.span("prepare"):
+            prepared = prepare(waiting, self.budget, self.run.logs, self.path, self.display.preparing)
+        with self.wall.span("roofs"):
+            roofs = self._roofs([case for case in waiting if failure(case, prepared[case.model]) is None])
+        pace = _Pace(waiting, self.budget)
+        slowed: list[Task] = []
+        with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
+            for number, case in enumerate(waiting):
+
+                def tick(phase: str, case: Case = case, number: int = number) -> None:
+                    self.display.measuring(case, phase, number, len(waiting), pace.seconds_left(number))
+
+                tick("start")
+                task = Task(case, prepared[case.model], self.budget, self._uuid, self.energy, roofs)
+                why_not = failure(case, task.prepared)
+                result = (
+                    Result(case.id, *why_not)
+                    if why_not is not None
+                    else measure_one(task, self.run.logs, self.path, tick, watcher)
+                )
+                if result.telemetry.get("throttled"):
+                    slowed.append(task)
+                pace.ended(number, sum(result.phases.values()))
+                self._keep(case, result)
+            for task in slowed:
+                result = measure_one(task, self.run.logs, self.path, lambda phase: None, watcher)
+                result.warnings.append("remeasured: first taken while the card slowed down")
+                self._keep(task.case, result)
+
+    def _keep(self, case: Case, result: Result) -> None:
+        with self.wall.span("write"):
+            self.run.append(result)
+        self.wall.add(result.phases)
+        self.display.ended(case, result)
+
+    def _roofs(self, cases: Sequence[Case]) -> Roofs:
+        """The device's roofs that these cases need: a resumed run's own, and those that it lacks measured now."""
+        if self.environment is None:
+            return {}
+        known: Roofs = self.environment.get("roofs") or {}
+        precisions = wanted(self.target.kind, cases)
+        if not cases or known.keys() >= {"copy_gb_s", *(f"{precision}_tflops" for precision in precisions)}:
+            return known
+        self.display.preparing("roofs of the device", 0, 1)
+        log, argument = self.run.logs / "roofs.log", (self.target.kind, precisions, self.budget.seconds)
+        variables = {"CUDA_VISIBLE_DEVICES": self._uuid or ""}
+        call = Call("profiler.roofline:measure_roofs", argument, log, _ROOF_SECONDS, environment=variables)
+        (outcome,) = run_all([call], 1)
+        what = "roofs of the device" if outcome.value else f"no roofs, so no roofline: {outcome.reason or f'see {log}'}"
+        self.display.preparing(what, 1, 1)
+        self.environment["roofs"] = roofs = {**(outcome.value or {}), **known}
+        self.run.write_environment(self.environment)
+        return roofs
 
 
-def measure_one(task: Task, logs: Path, path: tuple[str, ...], tick: Callable[[str], None]) -> Result:
+def measure_one(task: Task, logs: Path, path: tuple[str, ...], tick: Callable[[str], None], watcher: Watcher) -> Result:
     """One case in a process of its own, watched from here: its phases, its limits, and the device's telemetry."""
     log = logs / f"{task.case.id.replace('/', '-')}.log"
     environment = {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
     call = Call(
         "profiler.worker:measure_case", task, log, task.budget.timeout, task.budget.build_timeout, environment, path
     )
-    poller, readings = Poller(task.gpu), Readings()
-    before = poller.memory_mib()
     child = Child(call)
     try:
         while (outcome := child.poll(_TICK_SECONDS)) is None:
-            if child.phase not in ("check", "end"):  # The checks open a second session, and none of it is the case's.
-                poller.read(readings, busy=child.phase == "measure")
             tick(child.phase)
     finally:
         child.kill()
     result = _result(task.case, outcome)
-    _add_readings(result, readings, before)
+    result.entered = child.entered
+    if result.status == "ok":
+        # The checks open a second session, and none of it is the case's.
+        readings = watcher.between(child.entered["fork"], child.entered["check"])
+        _add_readings(result, readings, [r for r in readings if r.seconds >= child.entered["measure"]])
     if log.exists() and not log.stat().st_size:
         log.unlink()
     return result
@@ -93,21 +153,23 @@ def _result(case: Case, outcome: Outcome) -> Result:
     return result
 
 
-def _add_readings(result: Result, readings: Readings, before: float | None) -> None:
-    """Telemetry's medians, and the device memory's peak where a poll saw more than the boundaries did."""
-    for name in ("power_w", "sm_clock_mhz", "temperature_c"):
-        values = getattr(readings, name)
-        result.telemetry[name] = statistics.median(values) if values else None
-    if readings.power_w:
-        reasons = throttle_reasons(readings.reasons)
-        result.telemetry["throttled"] = bool(reasons)
-        result.warnings += [f"throttled: {reason}" for reason in reasons]
-    peak = result.memory.get("peak_memory_mib")
-    if readings.memory_mib and before is not None and peak is not None and result.memory.get("context_mib") is not None:
-        seen = max(readings.memory_mib) - before
-        if seen > peak:
-            result.memory["peak_memory_mib"] = seen
-            result.memory["other_mib"] = (result.memory.get("other_mib") or 0.0) + seen - peak
+def _add_readings(result: Result, readings: Sequence[Reading], measured: Sequence[Reading]) -> None:
+    """Telemetry while it was `measured`, and the device memory's peak where a poll saw more than the boundaries did."""
+    result.telemetry |= summarize(measured)
+    reasons = 0
+    for reading in measured:
+        reasons |= reading.reasons
+    result.warnings += [f"throttled: {name}" for name in slowdowns(reasons)]
+    if power_capped(reasons):
+        result.warnings.append("power-cap: the card was at its power limit, which lowers its clocks")
+    peak, baseline = result.memory.get("peak_memory_mib"), result.memory.get("baseline_mib")
+    used = [reading.memory_mib for reading in readings if reading.memory_mib is not None]
+    if used and peak is not None and baseline is not None:
+        more = max(used) - baseline - peak
+        if more > 0:
+            for name in ("peak_memory_mib", "other_mib", "library_mib"):
+                before = result.memory.get(name)
+                result.memory[name] = None if before is None else before + more
 
 
 class _Pace:

@@ -6,18 +6,14 @@ A group is a model, a pass and a batch size: what a deployment chooses within. R
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from profiler.statistics import Interval, ratio_interval
+from profiler.speedup import GROUP, Line, Series, speedups
 
-GROUP = ["model", "pass", "batch_size"]
 LINE = [*GROUP, "variant", "precision"]
-BASES = (("eager", "fp32"), ("ort", "native"))
-"""Variant and precision that a group's speed-ups are relative to; the second is for a user's ONNX file."""
 
 _LATENCY = [
     "latency_ms",
@@ -46,19 +42,12 @@ _MEMORY = [
     "weights_mib",
     "activations_mib",
     "other_mib",
+    "slack_mib",
+    "library_mib",
     "host_peak_mib",
     "torch_allocated_mib",
     "torch_reserved_mib",
 ]
-
-
-@dataclass(frozen=True)
-class Speedup:
-    """How many times faster than the group's base, with the 95 % interval of the ratio within this run's processes."""
-
-    ratio: float
-    interval: Interval | None
-    base: tuple[str, str]
 
 
 def latency(results: pl.DataFrame) -> pl.DataFrame:
@@ -79,46 +68,32 @@ def problems(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def summary(results: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
-    """One row a line of the printed tables: medians over replicates, the speed-up over the base and its interval."""
+    """One row a line of the printed tables: medians over replicates, and how it compares with its group's base.
+
+    `speedup` and its ends are on the headline clock; `device_speedup`, its ends and `verdict` on the verdict's clock,
+    which is `gpu` on CUDA and `host` on the CPU. `indistinguishable_from` stands in a group's fastest line only: the
+    runner-up, where three replicates a side do not tell them apart.
+    """
     measures = [
         *[c for c in _LATENCY if c.endswith("_ms")],
         "throughput",
         "peak_memory_mib",
         "rel_l2_error",
         "top1_agreement",
+        "fraction_of_peak",
+        "floor_ms",
     ]
     lines = _ok(results).group_by(LINE, maintain_order=True).agg(
         pl.col(measures).median(), pl.col("clock").first(), pl.col("case_id"), pl.len().alias("replicates")
     )  # fmt: skip
-    found = speedups(lines, samples)
-    return lines.with_columns(
-        pl.Series("speedup", [s.ratio if s else None for s in found], pl.Float64),
-        pl.Series("speedup_low", [s.interval.low if s and s.interval else None for s in found], pl.Float64),
-        pl.Series("speedup_high", [s.interval.high if s and s.interval else None for s in found], pl.Float64),
-        pl.Series("base", [" ".join(reversed(s.base)) if s else None for s in found], pl.String),
-    ).drop("case_id")
-
-
-def speedups(lines: pl.DataFrame, samples: pl.DataFrame) -> list[Speedup | None]:
-    """The speed-up of each of `lines` over its group's base; None where the group has none."""
-    rows = lines.to_dicts()
-    bases = {}
-    for row in rows:
-        for base in BASES:
-            if (row["variant"], row["precision"]) == base:
-                bases[tuple(row[k] for k in GROUP)] = row
-    found: list[Speedup | None] = []
-    for row in rows:
-        base_row = bases.get(tuple(row[k] for k in GROUP))
-        if base_row is None:
-            found.append(None)
-            continue
-        interval = (
-            None if row is base_row else ratio_interval(_samples_of(base_row, samples), _samples_of(row, samples))
-        )
-        ratio = base_row["latency_ms"] / row["latency_ms"]
-        found.append(Speedup(ratio, interval, (base_row["variant"], base_row["precision"])))
-    return found
+    schema = {
+        **dict.fromkeys(("speedup", "speedup_low", "speedup_high"), pl.Float64),
+        **dict.fromkeys(("base", "interval"), pl.String),
+        **dict.fromkeys(("device_speedup", "device_speedup_low", "device_speedup_high"), pl.Float64),
+        **dict.fromkeys(("verdict", "indistinguishable_from"), pl.String),
+    }
+    compared = pl.DataFrame(speedups(lines.to_dicts(), _series(samples)), schema=schema)
+    return lines.drop("case_id").hstack(compared)
 
 
 def groups(lines: pl.DataFrame) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
@@ -127,24 +102,23 @@ def groups(lines: pl.DataFrame) -> Iterator[tuple[dict[str, Any], list[dict[str,
         yield dict(zip(GROUP, key, strict=True)), group.sort("latency_ms").to_dicts()
 
 
-def sentence(key: dict[str, Any], lines: list[dict[str, Any]]) -> str | None:
-    """What a group says, like "resnet50, batch 16: ort-tuned fp16 is 5.8× fp32 eager (5.7–5.9), error 4e-4"."""
+def sentence(key: dict[str, Any], lines: list[Line]) -> str | None:
+    """What a group says, like "resnet50, batch 16: ort-tuned fp16 is 5.8× fp32 eager (5.7–5.9), error 4e-4".
+
+    With replicates a verdict follows: "; on device time 5.7× (5.6–5.8): faster".
+    """
     best = lines[0]
     if best["speedup"] is None or len(lines) < 2:
         return None
     what = f"{key['model']}{' training' if key['pass'] == 'training' else ''}, batch {key['batch_size']}"
-    name = f"{best['variant']} {best['precision']}"
-    base = best["base"]
-    if name == " ".join(reversed(base.split())):
-        return f"{what}: nothing was faster than {base}"
-    low, high = best["speedup_low"], best["speedup_high"]
-    places = _places(best["speedup"])
-    interval = f" ({low:.{places}f}–{high:.{places}f})" if low is not None else ""
+    base, tied = best["base"], best["indistinguishable_from"]
+    if _name(best) == _turned(base):
+        return f"{what}: nothing was faster than {base}" + (f", indistinguishable from {tied}" if tied else "")
+    ratio = _times(best["speedup"], best["speedup_low"], best["speedup_high"], f" {base}")
     error = f", error {_short(best['rel_l2_error'])}" if best["rel_l2_error"] is not None else ""
-    faster = f"{name} is {best['speedup']:.{places}f}× {base}{interval}{error}"
-    if low is not None and low <= 1:
-        return f"{what}: no clear winner; {faster}"
-    return f"{what}: {faster}"
+    low = best["speedup_low"]
+    unclear = low is not None and low <= 1 if best["verdict"] is None else best["verdict"] == "indistinguishable"
+    return f"{what}: {'no clear winner; ' if unclear else ''}{_name(best)} is {ratio}{error}{_judgement(best)}"
 
 
 def write_tables(folder: Path, results: pl.DataFrame, samples: pl.DataFrame) -> None:
@@ -170,10 +144,42 @@ def _ok(results: pl.DataFrame) -> pl.DataFrame:
     return results.filter(pl.col("status") == "ok")
 
 
-def _samples_of(row: dict[str, Any], samples: pl.DataFrame) -> list[pl.Series]:
-    """One series a replicate."""
-    own = samples.filter(pl.col("clock") == row["clock"])
-    return [own.filter(pl.col("case_id") == case_id)["ms"] for case_id in row["case_id"]]
+def _series(samples: pl.DataFrame) -> Series:
+    parts = samples.partition_by(["case_id", "clock"], as_dict=True)
+    return {(str(case_id), str(clock)): part["ms"].to_numpy() for (case_id, clock), part in parts.items()}
+
+
+def _judgement(best: Line) -> str:
+    """How the best line stands to the base and to the runner-up; empty without replicates."""
+    base, tied = best["base"], best["indistinguishable_from"]
+    if tied == _turned(base):
+        tied = None  # The verdict on the base says it already.
+    if best["verdict"] is None:
+        return f"; indistinguishable from {tied}" if tied else ""
+    said = best["verdict"]
+    if said == "indistinguishable":
+        said = f"indistinguishable from {base}" + (f" and from {tied}" if tied else "")
+    elif tied:
+        said += f", but indistinguishable from {tied}"
+    if best["clock"] == "host":
+        return f": {said}"
+    ratio = _times(*(best[f"device_speedup{end}"] for end in ("", "_low", "_high")))
+    return f"; on device time {ratio}: {said}"
+
+
+def _times(ratio: float, low: float | None, high: float | None, what: str = "") -> str:
+    """Like "5.8× fp32 eager (5.7–5.9)"."""
+    places = _places(ratio)
+    return f"{ratio:.{places}f}×{what}" + (f" ({low:.{places}f}–{high:.{places}f})" if low is not None else "")
+
+
+def _name(line: Line) -> str:
+    return f"{line['variant']} {line['precision']}"
+
+
+def _turned(name: str) -> str:
+    """A line's name with its precision first, as bases are called; and back."""
+    return " ".join(reversed(name.split()))
 
 
 def _places(number: float) -> int:

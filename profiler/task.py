@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from exporters.cost import Cost
 from exporters.inputs import TensorSpec
 from profiler.case import Budget, Case
 from profiler.process import Status
@@ -22,6 +23,7 @@ class Prepared:
     export_s: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, tuple[Status, str]] = field(default_factory=dict)
     """How and why something could not be made: "model" for all of it, or a graph's name."""
+    cost: Cost = field(default_factory=Cost)
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,10 @@ class Task:
     prepared: Prepared
     budget: Budget
     gpu: str | None = None
+    energy: bool = False
+    """Whether to add the loop without which the energy counter says nothing."""
+    roofs: Mapping[str, float] = field(default_factory=dict)
+    """The device's, as profiler.roofline names them; without what could not be measured."""
 
 
 def graph_of(precision: str) -> str:

@@ -1,17 +1,26 @@
 """What enters: a GPU's UUID. What leaves: its memory in use, clocks, power, temperature and throttle reasons, by NVML.
 
-Polled by the parent process, which waits while a case is measured; blank where there is no NVML.
+A process of its own reads them all through a run and writes one line a reading, so that neither the measured process
+nor the display is disturbed; the parent takes out the lines of a case once it has ended. Blank without NVML.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from profiler.process import Call, Child, Report
 
 MIB = 2**20
+_HERTZ = 10.0
+_FIELDS = ("seconds", "memory_mib", "power_w", "sm_clock_mhz", "temperature_c", "reasons")
+"""Columns of telemetry.csv; `seconds` is the machine's monotonic clock, `reasons` NVML's bits for clock events."""
 
 
 @dataclass(frozen=True)
@@ -25,16 +34,16 @@ class Gpu:
     driver: str
 
 
-@dataclass
-class Readings:
-    """What was read while a case ran: lists over time, one entry a poll."""
+@dataclass(frozen=True)
+class Reading:
+    """One poll of the device; None where it does not answer."""
 
-    memory_mib: list[float] = field(default_factory=list)
-    power_w: list[float] = field(default_factory=list)
-    sm_clock_mhz: list[float] = field(default_factory=list)
-    temperature_c: list[float] = field(default_factory=list)
-    reasons: int = 0
-    """Clock-event reasons seen at any poll, as NVML's bits."""
+    seconds: float
+    memory_mib: float | None
+    power_w: float | None
+    sm_clock_mhz: float | None
+    temperature_c: float | None
+    reasons: int
 
 
 def visible_gpus() -> list[Gpu]:
@@ -60,55 +69,120 @@ def visible_gpus() -> list[Gpu]:
     return [Gpu(i, g.uuid, g.name, g.memory_mib, g.driver) for i, g in enumerate(chosen)]
 
 
-class Poller:
-    """Reads one GPU at most `hertz` times a second; without a GPU every call does nothing."""
+class Nvml:
+    """One GPU's readings; without a GPU or a driver each of them is None."""
 
-    def __init__(self, uuid: str | None, hertz: float = 10.0) -> None:
+    def __init__(self, uuid: str | None) -> None:
         self._nvml = _nvml() if uuid else None
         self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid) if self._nvml else None
-        self._interval = 1.0 / hertz
-        self._last = 0.0
 
     def memory_mib(self) -> float | None:
         """Device memory in use by all processes."""
+        return self._ask("nvmlDeviceGetMemoryInfo", lambda memory: memory.used / MIB)
+
+    def energy_mj(self) -> float | None:
+        """Millijoules since the driver was loaded."""
+        return self._ask("nvmlDeviceGetTotalEnergyConsumption")
+
+    def read(self) -> Reading:
+        """Everything that is polled."""
+        nvml = self._nvml
+        return Reading(
+            time.monotonic(),
+            self.memory_mib(),
+            self._ask("nvmlDeviceGetPowerUsage", lambda milliwatts: milliwatts / 1000),
+            self._ask("nvmlDeviceGetClockInfo", float, *([nvml.NVML_CLOCK_SM] if nvml else [])),
+            self._ask("nvmlDeviceGetTemperature", float, *([nvml.NVML_TEMPERATURE_GPU] if nvml else [])),
+            int(self._ask("nvmlDeviceGetCurrentClocksEventReasons") or 0),
+        )
+
+    def _ask(self, function: str, convert: Any = float, *arguments: Any) -> float | None:
         if self._nvml is None:
             return None
-        return float(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used) / MIB
-
-    def read(self, into: Readings, busy: bool) -> None:
-        """Add one reading; clocks, power and temperature only while the device is `busy` being measured."""
-        now = time.monotonic()
-        if self._nvml is None or now - self._last < self._interval:
-            return
-        self._last = now
-        nvml, handle = self._nvml, self._handle
-        memory = self.memory_mib()
-        if memory is not None:
-            into.memory_mib.append(memory)
-        if not busy:
-            return
-        with contextlib.suppress(nvml.NVMLError):
-            into.power_w.append(nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
-        with contextlib.suppress(nvml.NVMLError):
-            into.sm_clock_mhz.append(float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
-        with contextlib.suppress(nvml.NVMLError):
-            into.temperature_c.append(float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)))
-        with contextlib.suppress(nvml.NVMLError):
-            into.reasons |= nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        with contextlib.suppress(self._nvml.NVMLError):
+            return float(convert(getattr(self._nvml, function)(self._handle, *arguments)))
+        return None
 
 
-def throttle_reasons(bits: int) -> list[str]:
-    """Names of the reasons that make a figure doubtful; the power cap is the card's normal state under load."""
-    nvml = _nvml()
-    if nvml is None:
-        return []
-    doubtful = {
-        "hw-slowdown": nvml.nvmlClocksThrottleReasonHwSlowdown,
-        "sw-thermal-slowdown": nvml.nvmlClocksThrottleReasonSwThermalSlowdown,
-        "hw-thermal-slowdown": nvml.nvmlClocksThrottleReasonHwThermalSlowdown,
-        "hw-power-brake-slowdown": nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
-    }
-    return [name for name, bit in doubtful.items() if bits & bit]
+def watch(argument: tuple[str, Path], report: Report) -> None:
+    """Read the GPU of that UUID ten times a second and append a line each time, until the process is ended."""
+    uuid, path = argument
+    nvml = Nvml(uuid)
+    with path.open("a", buffering=1) as file:
+        while True:
+            reading = nvml.read()
+            values = [getattr(reading, name) for name in _FIELDS]
+            file.write(",".join("" if value is None else f"{value:.10g}" for value in values) + "\n")
+            time.sleep(max(0.0, reading.seconds + 1 / _HERTZ - time.monotonic()))
+
+
+class Watcher:
+    """The process that reads a GPU all through a run. Without a GPU there is none, and no readings."""
+
+    def __init__(self, uuid: str | None, path: Path, log: Path) -> None:
+        self._child: Child | None = None
+        self._file: BinaryIO | None = None
+        self._readings: list[Reading] = []
+        if uuid is not None:
+            path.write_text(",".join(_FIELDS) + "\n")
+            self._child = Child(Call("profiler.telemetry:watch", (uuid, path), log))
+            self._file = path.open("rb")
+            self._file.readline()
+
+    def __enter__(self) -> Watcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._child is not None and self._file is not None:
+            self._child.kill()
+            self._file.close()
+
+    def between(self, start: float, end: float) -> list[Reading]:
+        """Readings from `start` to `end`, on time.monotonic(); earlier ones are forgotten."""
+        if self._file is not None:
+            # A line that is being written is left for the next time.
+            at, text = self._file.tell(), self._file.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self._file.seek(at + len(whole))
+            self._readings += [_parse(line) for line in whole.decode().splitlines()]
+        self._readings = [reading for reading in self._readings if reading.seconds >= start]
+        return [reading for reading in self._readings if reading.seconds <= end]
+
+
+def summarize(readings: Iterable[Reading]) -> dict[str, Any]:
+    """The columns power_w, sm_clock_mhz and temperature_c (medians) and throttled; null without readings."""
+    readings = list(readings)
+    found: dict[str, Any] = {}
+    for name in ("power_w", "sm_clock_mhz", "temperature_c"):
+        values = [value for reading in readings if (value := getattr(reading, name)) is not None]
+        found[name] = statistics.median(values) if values else None
+    found["throttled"] = any(slowdowns(reading.reasons) for reading in readings) if readings else None
+    return found
+
+
+_SLOWDOWNS = {
+    "hw-slowdown": 0x8,
+    "sw-thermal-slowdown": 0x20,
+    "hw-thermal-slowdown": 0x40,
+    "hw-power-brake-slowdown": 0x80,
+}
+_POWER_CAP = 0x4
+"""NVML's bits: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"""
+
+
+def slowdowns(reasons: int) -> list[str]:
+    """Names of the reasons that make a figure doubtful; the power cap is a card's normal state under load."""
+    return [name for name, bit in _SLOWDOWNS.items() if reasons & bit]
+
+
+def power_capped(reasons: int) -> bool:
+    """Whether the card was at its power limit, which slows its clocks and is no fault."""
+    return bool(reasons & _POWER_CAP)
+
+
+def _parse(line: str) -> Reading:
+    seconds, memory, power, clock, temperature, reasons = (float(word) if word else None for word in line.split(","))
+    return Reading(seconds or 0.0, memory, power, clock, temperature, int(reasons or 0))
 
 
 def _nvml() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import polars as pl
@@ -17,15 +18,25 @@ Row = Mapping[str, Any]
 Column = Callable[[Sequence[Row]], list[str]]
 """Makes a column's cells from the rows."""
 
-_EXPENDABLE = ("± %", "Device ms", "Items/s", "Rel. error", "Memory MiB")
+_EXPENDABLE = ("± %", "Of peak %", "Device ms", "Items/s", "Rel. error", "Memory MiB", "Verdict")
 """Columns that a narrow terminal does without, in this order; the run's folder has them all."""
 _LABEL_WIDTH = 13
-_REPLICATES_FOR_A_VERDICT = 3
 _WITHIN_PROCESS = "Intervals are within one process a side; between processes figures differ more: see replicates."
+_NO_INTERVAL = (
+    "Speed-ups without an interval stand on too few independent samples (under 30); a larger budget gives more."
+)
+_VERDICTS = (
+    "Verdict: against the base, on device time (CPU: latency), between processes; tie: indistinguishable within the"
+    " interval and a margin of 1 % (CPU: 3 %)."
+)
 
-_MEANINGS = {
+MEANINGS = {
     "host-bound": "the host, not the device, sets the latency or is close to it; a CUDA graph would help",
+    "queue-bound": "with calls queued behind it a call takes longer than alone, and not for the host's sake",
     "gate-overrun": "one call's launches outlast any gate, so Device ms is blank",
+    "drift": "figures moved while they were taken; a longer warm-up or a larger budget may settle them",
+    "remeasured": "first taken while the card slowed down; measured again at the run's end",
+    "below-floor": "faster than the roofline allows at full work; Winograd and fusion can do that",
     "outliers": "more than one sample in twenty lies outside Tukey's fences; trust the median",
     "inaccurate": "the error is larger than usual for the precision",
     "unproven": "the types in which convolutions and products ran could not be seen",
@@ -36,7 +47,9 @@ _MEANINGS = {
     "graph-breaks": "torch.compile left the graph",
     "no-cuda-graph": "torch.compile recorded no CUDA graph; the log says why",
     "throttled": "the GPU slowed down for heat or a hardware reason",
+    "power-cap": "the GPU was at its power limit, which lowers its clocks",
 }
+"""What each kind of warning, the word before its colon, means."""
 
 
 def print_results(console: Console, results: pl.DataFrame, samples: pl.DataFrame) -> None:
@@ -52,22 +65,27 @@ def print_results(console: Console, results: pl.DataFrame, samples: pl.DataFrame
     console.print()
     for text in filter(None, said):
         console.print(Text(text))
-    if any(said) and results["replicate"].n_unique() < _REPLICATES_FOR_A_VERDICT:
+    if not lines.filter(pl.col("speedup_low").is_not_null(), interval="within process").is_empty():
         console.print(Text(_WITHIN_PROCESS, style="dim"))
+    not_the_base = pl.format("{} {}", "precision", "variant") != pl.col("base")
+    if not lines.filter(not_the_base, pl.col("speedup_low").is_null()).is_empty():
+        console.print(Text(_NO_INTERVAL, style="dim"))
+    if lines["verdict"].count():
+        console.print(Text(_VERDICTS, style="dim"))
     _print_problems(console, table.problems(results))
     _print_warnings(console, results)
 
 
 def _table(console: Console, title: str, columns: Sequence[tuple[str, Column]], rows: Sequence[Row]) -> Table:
-    """The table, without the least important columns where the terminal is too narrow: a figure is never cut."""
+    """The table, closer together or without the least important columns on a narrow terminal: a figure is never cut."""
     made = [(head, make(rows)) for head, make in columns]
     filled = [(head, cells) for head, cells in made if any(cells)]
-    for expendable in ("", *_EXPENDABLE):
+    for expendable, gap in product(("", *_EXPENDABLE), (3, 2)):
         filled = [(head, cells) for head, cells in filled if head != expendable]
-        # Three blanks between columns and one at either edge.
-        if sum(_width(head, cells) + 3 for head, cells in filled) - 1 <= console.width:
+        # `gap` blanks between columns and one at either edge.
+        if sum(_width(head, cells) + gap for head, cells in filled) - gap + 2 <= console.width:
             break
-    return _grid(title, filled)
+    return _grid(title, filled, tight=gap == 2)
 
 
 def _width(head: str, cells: list[str]) -> int:
@@ -76,9 +94,10 @@ def _width(head: str, cells: list[str]) -> int:
     return max(min(widest, _LABEL_WIDTH) if head == "Engine" else widest, *map(len, head.split(" ", 1)))
 
 
-def _grid(title: str, columns: Sequence[tuple[str, list[str]]]) -> Table:
+def _grid(title: str, columns: Sequence[tuple[str, list[str]]], tight: bool) -> Table:
     # Text, not str: a name may look like markup.
     grid = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    grid.collapse_padding = tight
     for head, cells in columns:
         grid.add_column(
             Text(head.replace(" ", "\n", 1)),
@@ -118,17 +137,34 @@ def _spread(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _speedup(rows: Sequence[Row]) -> list[str]:
-    found = []
-    for row in rows:
-        ratio, low, high = row["speedup"], row["speedup_low"], row["speedup_high"]
-        if ratio is None:
-            found.append("")
-        elif low is None:
-            found.append(f"{ratio:.2f}" + " " * 14)
-        else:
-            found.append(f"{ratio:.2f} {f'({low:.2f}–{high:.2f})':>13}")
-    return found
+def _ratio(rows: Sequence[Row]) -> list[str]:
+    """The speed-up where no row has an interval; blank otherwise."""
+    if any(row["speedup_low"] is not None for row in rows):
+        return [""] * len(rows)
+    return ["" if row["speedup"] is None else f"{row['speedup']:.2f}" for row in rows]
+
+
+def _ratio_and_interval(rows: Sequence[Row]) -> list[str]:
+    """The speed-up where a row has an interval; blank otherwise."""
+    ends = [(row["speedup_low"], row["speedup_high"]) for row in rows]
+    intervals = ["" if low is None else f" ({low:.2f}–{high:.2f})" for low, high in ends]
+    if not any(intervals):
+        return intervals
+    width = max(map(len, intervals))
+    return [
+        "" if row["speedup"] is None else f"{row['speedup']:.2f}{interval:>{width}}"
+        for row, interval in zip(rows, intervals, strict=True)
+    ]
+
+
+def _of_peak(rows: Sequence[Row]) -> list[str]:
+    return ["" if (share := row["fraction_of_peak"]) is None else f"{100 * share:.1f}" for row in rows]
+
+
+def _verdict(rows: Sequence[Row]) -> list[str]:
+    """One short word; pollsters call figures whose margins overlap a statistical tie."""
+    words = {"faster": "faster", "slower": "slower", "indistinguishable": "tie", None: ""}
+    return [words[row["verdict"]] for row in rows]
 
 
 def _error(rows: Sequence[Row]) -> list[str]:
@@ -141,12 +177,17 @@ _COMMON = [
     ("Latency ms", _number("latency_ms")),
     ("± %", _spread),
 ]
-_END = [("Memory MiB", _number("peak_memory_mib"))]
+_END = [
+    ("Of peak %", _of_peak),
+    ("Speed-up", _ratio),
+    ("Speed-up (95 %)", _ratio_and_interval),
+    ("Verdict", _verdict),
+    ("Items/s", _number("throughput")),
+    ("Memory MiB", _number("peak_memory_mib")),
+]
 _INFERENCE = [
     *_COMMON,
     ("Device ms", _number("gpu_ms")),
-    ("Speed-up (95 %)", _speedup),
-    ("Items/s", _number("throughput")),
     *_END,
     ("Rel. error", _error),
 ]
@@ -154,8 +195,6 @@ _TRAINING = [
     *_COMMON,
     ("Forward ms", _number("forward_ms")),
     ("Backward ms", _number("backward_ms")),
-    ("Speed-up (95 %)", _speedup),
-    ("Items/s", _number("throughput")),
     *_END,
 ]
 
@@ -191,4 +230,4 @@ def _print_warnings(console: Console, results: pl.DataFrame) -> None:
     for (kind,), group in kinds.group_by("kind", maintain_order=True):
         ids = group["case_id"].unique(maintain_order=True).to_list()
         rows = ids[0] if len(ids) == 1 else f"{len(ids)} rows"
-        console.print(Text(f"  {kind} ({rows}): {_MEANINGS.get(str(kind), group['warnings'][0])}"))
+        console.print(Text(f"  {kind} ({rows}): {MEANINGS.get(str(kind), group['warnings'][0])}"))

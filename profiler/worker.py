@@ -16,19 +16,21 @@ from engines.base import Array, Job, Session, Unsupported
 from engines.catalog import ENGINES
 from exporters import inputs
 from exporters.cache import Cache, file_sha256
+from exporters.cost import Cost, cached_cost
 from exporters.inputs import TensorSpec, fixed_batch, input_specs, seeded_inputs
 from exporters.source import ModelSource
 from exporters.state import cached_state, source_key
 from exporters.to_onnx import check_onnx, export_onnx
-from profiler import verify
+from profiler import roofline, verify
 from profiler.case import Budget, Case
 from profiler.clock import Clock, CpuClock, CudaClock
-from profiler.measure import first_run, measure, warm_up
+from profiler.measure import energy_per_call, first_run, measure, warm_up
 from profiler.memory import DeviceMeter, HostMeter
 from profiler.process import Report
-from profiler.result import Result, outlier_warnings
+from profiler.result import Result, sample_warnings
+from profiler.statistics import median
 from profiler.task import Prepared, Task, graph_of
-from profiler.telemetry import Poller
+from profiler.telemetry import Nvml
 
 REFERENCE_ITEMS = 8
 _REFERENCE_PACKAGES = ("torch", "onnxruntime-gpu")
@@ -74,6 +76,12 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
     return Prepared(specs, state, reference)
 
 
+def prepare_cost(argument: tuple[ModelSource, tuple[TensorSpec, ...], Path], report: Report) -> Cost:
+    """What the model must compute and read at least."""
+    source, specs, root = argument
+    return cached_cost(source, specs, Cache(root))
+
+
 def prepare_export(argument: tuple[ModelSource, str, Path], report: Report) -> tuple[Path, float]:
     """The exported graph and the seconds that its export took. Raises exporters.source.ModelError."""
     source, precision, root = argument
@@ -88,9 +96,11 @@ def measure_case(task: Task, report: Report) -> Result:
     fixed = fixed_batch(task.prepared.specs)
     if fixed is not None and fixed != case.batch_size:
         raise Unsupported(f"{case.model} has a fixed batch of {fixed}; add {fixed} to batch_sizes")
-    host, device = HostMeter(), DeviceMeter(Poller(task.gpu).memory_mib)
+    nvml = Nvml(task.gpu)
+    host, device = HostMeter(), DeviceMeter(nvml.memory_mib)
+    phases.enter("context")
     clock = _open_clock(case, device)
-    job = _job(task, phases.enter)
+    job = _job(task, phases.enter, device.read)
     phases.enter("load")
     session = engines.open_session(case.engine, job)
     clock.synchronize()
@@ -106,20 +116,27 @@ def measure_case(task: Task, report: Report) -> Result:
     measured = measure(session, clock, budget, expected_ms, lambda samples: report("samples", samples))
     report("samples", measured.samples)  # Whatever the checks below run into, these are not lost.
     device.read()
+    energy_mj = None
+    if task.energy and nvml.energy_mj() is not None:
+        phases.enter("energy")
+        energy_mj = energy_per_call(session, clock, lambda: nvml.energy_mj() or 0.0, expected_ms)
     host_peak = host.peak_mib()  # Before the engine reads its own files again to declare its weights.
     phases.enter("check")
     memory = {"peak_memory_mib": host_peak} if case.device == "cpu" else device.parts(session.memory())
     memory |= {"host_peak_mib": host_peak, "set_up_peak_mib": set_up_peak}
     result = Result(case.id, "ok", clock=measured.clock, stop_reason=measured.stop_reason, samples=measured.samples)
-    result.memory, result.warnings = memory, measured.warnings + outlier_warnings(measured.samples, measured.clock)
+    result.memory, result.warnings = memory, measured.warnings + sample_warnings(measured.samples, measured.clock)
     if not steady:
         result.warnings.append("unsteady: the warm-up ended before two windows agreed within 2 %")
     if not counted_anew:
         result.warnings.append("host-peak: the kernel does not count anew, so host_peak_mib includes the set-up")
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
+    result.telemetry["energy_mj_per_item"] = None if energy_mj is None else energy_mj / case.batch_size
     _check(task, session, result)
+    copied = _bytes(case, job.inputs), _bytes(case, session.outputs())
     if isinstance(clock, CudaClock):
-        result.samples |= clock.time_copies(_bytes(case, job.inputs), _bytes(case, session.outputs()))
+        result.samples |= clock.time_copies(*copied)
+    _add_roofline(task, result, sum(copied), report)
     phases.enter("end")
     result.seconds = {
         "export_s": task.prepared.export_s.get(graph_of(case.precision))
@@ -141,7 +158,7 @@ def _open_clock(case: Case, device: DeviceMeter) -> Clock:
     return CudaClock()
 
 
-def _job(task: Task, phase: Callable[[str], None]) -> Job:
+def _job(task: Task, phase: Callable[[str], None], at_peak: Callable[[], None]) -> Job:
     case, prepared = task.case, task.prepared
     return Job(
         source=case.source,
@@ -154,6 +171,7 @@ def _job(task: Task, phase: Callable[[str], None]) -> Job:
         state=prepared.state,
         onnx=prepared.onnx.get(graph_of(case.precision)),
         phase=phase,
+        at_peak=at_peak,
     )
 
 
@@ -184,6 +202,32 @@ def _check(task: Task, session: Session, result: Result) -> None:
     result.warnings += verify.remarks(result.proof)
     wrong = verify.mismatch(case, result.proof)
     if wrong:
+        result.status, result.reason = "failed", wrong
+
+
+def _add_roofline(task: Task, result: Result, copied_bytes: int, report: Report) -> None:
+    """Where the case lies below the device's roofs; a row that lies far above them becomes `failed`."""
+    case, cost = task.case, task.prepared.cost
+    precision = roofline.computed_in(case.precision, result.proof.get("compute_types") or {})
+    weights = cost.weight_bytes(case.precision)
+    moved = None if weights is None else weights + copied_bytes
+    latency, gpu = (median(result.samples.get(name, [])) for name in (result.clock or "", "gpu"))
+    fastest = min((ms for ms in (latency, gpu) if ms is not None), default=None)
+
+    def judge(roofs: roofline.Roofs) -> tuple[str | None, list[str]]:
+        flops = cost.flops(case.pass_)
+        result.roofline = roofline.place(flops, case.batch_size, latency, moved, precision, roofs)
+        return roofline.judge(fastest, result.roofline["floor_ms"])
+
+    wrong, remarks = judge(task.roofs)
+    if wrong:
+        # The machine may have been busy while its roofs were measured: two busy loops on two cores make them 35 times
+        # lower. Before a row is thrown away they are measured again.
+        wanted = dict.fromkeys(("fp32", precision or "fp32"))
+        again = roofline.measure_roofs((case.device, tuple(wanted), task.budget.seconds), report)
+        wrong, remarks = judge({name: max(roof, again.get(name, roof)) for name, roof in task.roofs.items()})
+    result.warnings += remarks
+    if wrong and result.status == "ok":
         result.status, result.reason = "failed", wrong
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -253,3 +255,54 @@ def test_closed_session_holds_no_model(engine: str, open_session: Open) -> None:
     outputs(session)
     session.close()
     assert not any(hasattr(session, name) for name in ("model", "session", "compiled", "request"))
+
+
+def test_the_cuda_arena_is_read_from_what_onnx_runtime_logs(capfd: pytest.CaptureFixture[str]) -> None:
+    from engines import ort
+
+    line = "2026-11-21 05:17:10.9 [I:onnxruntime:Default, bfc_arena.cc:{}] {}\n"
+    said = [
+        (281, "Reserving memory in BFCArena for Cuda size: 4096"),
+        (281, "Reserving memory in BFCArena for Cpu size: 16"),
+        (335, "Extending BFCArena for Cuda. bin_num:0 (requested) num_bytes: 250 (actual) rounded_bytes:256"),
+        (205, "Extended allocation by 256 bytes."),
+        (208, "Total allocated bytes: 256"),
+        (335, "Extending BFCArena for CudaPinned. bin_num:0 (requested) num_bytes: 250 (actual) rounded_bytes:512"),
+        (205, "Extended allocation by 512 bytes."),
+    ]
+    start = ort._log_size()
+    for where, what in said:
+        os.write(2, line.format(where, what).encode())
+    loaded = ort._log_size()
+    os.write(2, line.format(335, "Extending BFCArena for Cuda. bin_num:9 (requested) num_bytes: 1 ").encode())
+    os.write(2, line.format(205, "Extended allocation by 1024 bytes.").encode())
+    assert ort._arena_bytes(start, loaded) == 4096 + 256
+    assert ort._arena_bytes(loaded, ort._log_size()) == 1024
+    assert ort._arena_bytes(loaded, loaded) is None
+    capfd.readouterr()
+
+
+def test_onnx_runtimes_arena_says_what_the_parser_expects(tmp_path: Path) -> None:
+    """On the CPU the arena is another one, and its lines are the same."""
+    script = f"""
+import numpy, onnx, onnxruntime, os, sys
+from engines import ort
+log = os.open({str(tmp_path / "log")!r}, os.O_CREAT | os.O_RDWR | os.O_APPEND)
+os.dup2(log, 2)
+value = onnx.helper.make_tensor_value_info
+weights = [onnx.numpy_helper.from_array(numpy.ones((64, 64), "float32"), "w")]
+x, y = value("x", 1, [64, 64]), value("y", 1, [64, 64])
+graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "w"], ["h"]),
+    onnx.helper.make_node("MatMul", ["h", "w"], ["y"])], "g", [x], [y], weights)
+model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+onnxruntime.set_default_logger_severity(1)
+session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+session.run(None, {{"x": numpy.ones((64, 64), "float32")}})
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+    from engines import ort
+
+    text = (tmp_path / "log").read_bytes().replace(b"BFCArena for Cpu", b"BFCArena for Cuda")
+    kinds = {name for match in ort._ARENA.finditer(text) for name, found in match.groupdict().items() if found}
+    assert kinds == {"arena", "grown", "reserved"}

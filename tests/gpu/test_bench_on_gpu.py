@@ -33,13 +33,19 @@ BOUNDS = {"fp32": (0, 1e-5), "tf32": (1e-5, 5e-3), "fp16": (1e-5, 1e-2), "bf16":
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]) -> pl.DataFrame:
+def run(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]) -> Path:
     folder: Path = tmp_path_factory.mktemp("gpu")
     (folder / "job.yaml").write_text(JOB)
     done = profiler("job.yaml", cwd=folder, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
-    return load(folder / "results/*")[0].collect()
+    (path,) = (folder / "results").iterdir()
+    return path
+
+
+@pytest.fixture(scope="module")
+def rows(run: Path) -> pl.DataFrame:
+    return load(run)[0].collect()
 
 
 def only(rows: pl.DataFrame, **equal: str) -> pl.DataFrame:
@@ -78,9 +84,15 @@ def test_every_clock_is_there(rows: pl.DataFrame) -> None:
         assert all((row[clock] or 0) > 0 for clock in clocks), (row["case_id"], {c: row[c] for c in clocks})
 
 
-def test_forward_and_backward_add_up_to_the_iteration(rows: pl.DataFrame) -> None:
+def test_forward_and_backward_add_up_to_the_iteration(run: Path) -> None:
+    rows, samples = (frame.collect() for frame in load(run))
     for row in only(rows, status="ok", **{"pass": "training"}).to_dicts():
-        assert row["forward_ms"] + row["backward_ms"] == pytest.approx(row["latency_ms"], rel=0.05), row["case_id"]
+        own = samples.filter(case_id=row["case_id"])
+        event, forward, backward = (own.filter(clock=clock)["ms"] for clock in ("event", "forward", "backward"))
+        if len(forward) == len(event):
+            assert ((forward + backward) / event).min() > 0.97, row["case_id"]  # type: ignore[operator]
+        else:  # A captured graph's boundaries are read in calls of their own.
+            assert row["forward_ms"] + row["backward_ms"] == pytest.approx(row["latency_ms"], rel=0.05), row["case_id"]
 
 
 def test_memory_parts_add_up_to_the_peak(rows: pl.DataFrame) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from profiler.case import Budget
 from profiler.clock import CpuClock, Mark, Run, Samples
-from profiler.measure import Measurement, first_run, host_bound, measure, warm_up
+from profiler.measure import Measurement, energy_per_call, first_run, host_bound, measure, warm_up
 
 NOISE = random.Random(4).choices([7.0, 13.0], k=5000)
 """Durations in milliseconds whose median no number of samples makes certain."""
@@ -33,8 +33,7 @@ class World:
         self.call_ms, self.enqueue_ms = call_ms, enqueue_ms
         self.event_ms = call_ms if event_ms is None else event_ms
         self.durations = list(durations or [])
-        self.most_gated: int | None = None
-        """How many calls a gate can hold; None is any number."""
+        self.gates_hold = True
         self.ms, self.busy_until = 0.0, 0.0
         self.calls = 0
         self.asked: list[tuple[str, int, int]] = []
@@ -83,13 +82,14 @@ class World:
             samples["host"].append(self.ms - start)
         return samples
 
-    def time_gated(self, run: Run, enqueue_ms: float, calls: int) -> Samples | None:
-        self.asked.append(("time_gated", calls, 1))
-        held = calls if self.most_gated is None else min(calls, self.most_gated)
-        for _ in range(max(held, 1)):
+    def time_gated(self, run: Run, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
+        self.asked.append(("time_gated", calls, block))
+        for _ in range(calls * block if self.gates_hold else 0):
+            self.synchronize()
+            self.ms += 2 * enqueue_ms
             run(lambda name: None)
         self.synchronize()
-        return {"gpu": [self.call_ms] * held} if held else None
+        return {"gpu": [self.call_ms] * calls} if self.gates_hold else None
 
     def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
         self.asked.append(("throughput", 0, 1))
@@ -237,25 +237,16 @@ def test_on_a_gpu_every_clock_has_samples():
     assert result.warnings == []
 
 
-def test_a_gate_holds_no_more_enqueueing_than_it_can():
-    world = World("event", call_ms=50.0, enqueue_ms=8.0)
+def test_gated_calls_are_asked_for_in_chunks_that_count_the_gates_own_time():
+    world = World("event", call_ms=40.0, enqueue_ms=5.0)
     world.measure()
+    # A tenth of a second holds two gates of twice 5 ms and a call of 40 ms.
     assert {calls for what, calls, _ in world.asked if what == "time_gated"} == {2}
-
-
-def test_a_gate_that_held_fewer_calls_is_asked_for_no_more():
-    world = World("event", call_ms=4.0, enqueue_ms=0.5)
-    world.most_gated = 3
-    result = world.measure()
-    asked = [calls for what, calls, _ in world.asked if what == "time_gated"]
-    assert asked[0] == 20
-    assert set(asked[1:]) == {3}
-    assert len(result.samples["gpu"]) >= 5
 
 
 def test_a_gate_that_cannot_hold_leaves_gpu_null_and_warns():
     world = World("event", call_ms=4.0, enqueue_ms=0.5)
-    world.most_gated = 0
+    world.gates_hold = False
     result = world.measure()
     assert "gpu" not in result.samples
     assert [warning.split(":")[0] for warning in result.warnings] == ["gate-overrun"]
@@ -266,7 +257,7 @@ def test_a_gate_that_cannot_hold_leaves_gpu_null_and_warns():
 def test_short_calls_are_timed_in_blocks_and_the_row_says_so(headline):
     world = World(headline, call_ms=0.01, enqueue_ms=0.001)
     result = world.measure()
-    blocks = {block for what, _, block in world.asked if what == "time_calls"}
+    blocks = {block for what, _, block in world.asked if what in ("time_calls", "time_gated")}
     assert blocks == {5}
     assert "short-calls: timed in blocks of 5" in result.warnings
     assert result.samples[headline][0] == pytest.approx(0.01, rel=0.1)
@@ -286,8 +277,8 @@ def test_throughput_of_short_calls_counts_every_call_of_a_block():
 @pytest.mark.parametrize(
     ("event", "gpu", "enqueue", "says"),
     [
-        (2.4, 1.07, 0.5, "of 2.4 ms a call the device works 1.07 ms"),
-        (1.06, 1.0, 0.1, "of 1.06 ms"),
+        (2.4, 1.07, 2.3, "of 2.4 ms a call the device works 1.07 ms"),
+        (1.06, 1.0, 0.81, "of 1.06 ms"),
         (1.04, 1.0, 0.1, None),
         (1.0, 1.0, 0.81, "enqueueing takes 0.81 ms"),
         (1.0, 1.0, 0.79, None),
@@ -303,9 +294,31 @@ def test_host_bound(event, gpu, enqueue, says):
     assert all(warning.startswith("host-bound: ") and says in warning for warning in warnings)
 
 
-def test_a_host_bound_session_carries_the_warning():
-    result = World("event", call_ms=1.0, event_ms=2.0, enqueue_ms=0.1).measure()
-    assert [warning.split(":")[0] for warning in result.warnings] == ["host-bound"]
+@pytest.mark.parametrize(("event", "enqueue"), [(2.79, 1.2), (1.06, 0.79)])
+def test_gaps_that_the_host_does_not_make_are_the_queues(event, enqueue):
+    (warning,) = host_bound({"event": [event], "gpu": [event / 1.06 if event < 2 else 2.45], "enqueue": [enqueue]})
+    assert warning.startswith("queue-bound: ")
+    assert f"{event:.3g} ms a call with more calls queued behind it" in warning
+
+
+@pytest.mark.parametrize(("enqueue_ms", "kind"), [(0.9, "host-bound"), (0.1, "queue-bound")])
+def test_a_session_with_gaps_carries_the_warning(enqueue_ms, kind):
+    result = World("event", call_ms=1.0, event_ms=2.0, enqueue_ms=enqueue_ms).measure()
+    assert [warning.split(":")[0] for warning in result.warnings] == [kind]
+
+
+def test_energy_is_the_counters_difference_over_the_calls_of_at_least_five_seconds():
+    world = World("event", call_ms=4.0, enqueue_ms=0.5)
+    # 300 W whatever runs, and a counter that did not start at zero.
+    spent = energy_per_call(world, world, lambda: 7e6 + 300 * world.ms, 4.0, world.now)
+    assert world.now() >= 5
+    assert spent == pytest.approx(300 * 4.0, rel=0.01)
+
+
+def test_energy_of_a_call_longer_than_the_loop_is_that_of_one_call():
+    world = World("event", call_ms=9000.0, enqueue_ms=0.5)
+    assert energy_per_call(world, world, lambda: 2 * world.ms, 9000.0, world.now) == pytest.approx(18_000, rel=0.01)
+    assert world.calls == 1
 
 
 def test_samples_so_far_are_reported_between_chunks():

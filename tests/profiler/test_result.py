@@ -9,7 +9,7 @@ import pytest
 
 from exporters.source import ModelSource
 from profiler.case import Case
-from profiler.result import Result, outlier_warnings
+from profiler.result import Result, sample_warnings
 from profiler.schema import RESULTS
 from profiler.store import RunFolder, load
 
@@ -92,9 +92,9 @@ def test_a_run_without_a_journal_has_no_results(run):
 
 def test_a_rows_statistics_are_those_of_the_headline_clock():
     result = full()
-    result.samples["event"] *= 2
+    result.samples["event"] *= 12
     row = result.row("run", "suite", CASE, ENVIRONMENT)
-    assert (row["latency_ms"], row["latency_mean_ms"], row["latency_min_ms"], row["samples"]) == (2.0, 2.0, 1.0, 6)
+    assert (row["latency_ms"], row["latency_mean_ms"], row["latency_min_ms"], row["samples"]) == (2.0, 2.0, 1.0, 36)
     assert 1.0 <= row["latency_ci_low_ms"] <= 2.0 <= row["latency_ci_high_ms"] <= 3.0
     assert (row["clock"], row["throughput"], row["gpu_ms"], row["host_ms"]) == ("event", 2000.0, 1.25, 4.0)
     assert row["enqueue_ms"] is None
@@ -144,8 +144,29 @@ def test_results_are_written_in_the_plans_order_and_read_back_with_the_schema(ru
     assert samples.filter(clock="event")["index"].to_list() == [0, 1, 2]
 
 
+def test_a_row_of_few_samples_has_no_interval():
+    result = full()
+    result.samples["event"] = [2.0, 1.0, 3.0] * 9
+    row = result.row("run", "suite", CASE, ENVIRONMENT)
+    assert (row["latency_ms"], row["latency_ci_low_ms"], row["latency_ci_high_ms"]) == (2.0, None, None)
+
+
 @pytest.mark.parametrize(("strays", "warned"), [(1, False), (2, True)])
 def test_outliers_are_warned_of_above_one_sample_in_twenty(strays, warned):
     samples = {"host": [1.0, 1.1] * 10 + [9.0] * strays}
-    assert bool(outlier_warnings(samples, "host")) == warned
-    assert outlier_warnings(samples, "event") == []
+    assert bool(sample_warnings(samples, "host")) == warned
+    assert sample_warnings(samples, "event") == []
+
+
+@pytest.mark.parametrize(("factor", "says"), [(1.031, "3.1 % slower"), (0.969, "3.1 % faster"), (1.01, None)])
+def test_a_drift_is_warned_of_in_words(factor, says):
+    first = [1.0, 1.001, 0.999] * 10
+    samples = {"host": [*first, *first, *(factor * ms for ms in first)]}
+    expected = [f"drift: the last third of the samples is {says} than the first"] if says else []
+    assert sample_warnings(samples, "host") == expected
+    assert sample_warnings(samples, "event") == []
+
+
+def test_outliers_and_a_drift_are_both_warned_of():
+    samples = {"host": [*([1.0, 1.001] * 15), *([1.02, 1.021] * 15), *([1.04, 1.041] * 12), *([9.0] * 6)]}
+    assert [warning.split(":")[0] for warning in sample_warnings(samples, "host")] == ["outliers", "drift"]

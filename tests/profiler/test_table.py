@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,29 @@ def row(variant: str, precision: str = "fp32", ms: float | None = 1.0, **more: A
     return case
 
 
+def on_gpu(variant: str, ms: float, gpu_ms: float | None, **more: Any) -> dict[str, Any]:
+    """One case of a GPU, where the headline is `event`."""
+    return row(variant, ms=ms, clock="event", gpu_ms=gpu_ms, host_ms=9.0, **more)
+
+
+def thrice(case: Callable[..., dict[str, Any]], *names: str, spread: float = 0.005, **figures: Any) -> list[Any]:
+    """Three replicates whose figures differ by `spread`."""
+    return [
+        case(*names, replicate=i, **{k: v if v is None else v * factor for k, v in figures.items()})
+        for i, factor in enumerate((1 - spread, 1.0, 1 + spread))
+    ]
+
+
 def run(*rows: dict[str, Any], spread: float = 0.01) -> Frames:
-    """Results and samples; each measured case has 20 samples within ±`spread` of its latency."""
+    """Results and samples; each measured case has 40 samples within ±`spread` of its latency and of its device time."""
     results = pl.DataFrame([{column: r.get(column) for column in RESULTS} for r in rows], schema=RESULTS)
     samples = [
-        {"run_id": "run", "case_id": r["case_id"], "clock": r["clock"], "index": i, "ms": r["latency_ms"] * factor}
+        {"run_id": "run", "case_id": r["case_id"], "clock": clock, "index": i, "ms": ms * factor}
         for r in rows
         if "latency_ms" in r
-        for i, factor in enumerate([1 - spread, 1 - spread / 2, 1 + spread / 2, 1 + spread] * 5)
+        for clock, ms in {r["clock"]: r["latency_ms"], "gpu": r.get("gpu_ms")}.items()
+        if ms is not None
+        for i, factor in enumerate([1 - spread, 1 - spread / 2, 1 + spread / 2, 1 + spread] * 10)
     ]
     return results, pl.DataFrame(samples, schema=SAMPLES)
 
@@ -111,6 +127,87 @@ def test_replicates_are_one_line_with_their_median_and_all_their_samples():
     assert ort["speedup"] == pytest.approx(2.0)
     # Between replicates lies far more than within one: an interval from one of them alone would not show it.
     assert ort["speedup_high"] - ort["speedup_low"] > 0.5
+    # One process of the base is not enough to know the spread between processes.
+    assert (ort["interval"], ort["verdict"]) == ("within process", None)
+
+
+VERDICT = ["speedup", "interval", "verdict", "device_speedup", "device_speedup_low", "device_speedup_high"]
+
+
+def test_without_replicates_there_is_an_interval_and_no_verdict():
+    frames = run(on_gpu("eager", 6.0, 4.0), on_gpu("ort", 2.0, 1.0))
+    speedup, interval, verdict, device, low, high = (line(frames, "ort")[column] for column in VERDICT)
+    assert (speedup, interval, verdict) == (pytest.approx(3.0), "within process", None)
+    assert device == pytest.approx(4.0)
+    assert 3.9 < low < device < high < 4.1
+
+
+@pytest.mark.parametrize(
+    ("eager", "ort", "verdict"), [(4.0, 1.0, "faster"), (1.0, 4.0, "slower"), (1.0, 1.0, "indistinguishable")]
+)
+def test_on_a_gpu_three_replicates_a_side_give_a_verdict_on_device_time(eager, ort, verdict):
+    # The headline says the opposite or nothing: it is not what counts.
+    frames = run(*thrice(on_gpu, "eager", ms=6.0, gpu_ms=eager), *thrice(on_gpu, "ort", ms=6.0, gpu_ms=ort))
+    found = line(frames, "ort")
+    assert (found["interval"], found["verdict"]) == ("between processes", verdict)
+    assert found["speedup"] == pytest.approx(1.0)
+    assert found["speedup_low"] < 1.0 < found["speedup_high"]
+    assert found["device_speedup_low"] < found["device_speedup"] == eager / ort < found["device_speedup_high"]
+
+
+@pytest.mark.parametrize(
+    ("ort", "verdict"), [(3.0, "faster"), (5.8, "indistinguishable"), (6.2, "indistinguishable"), (7.0, "slower")]
+)
+def test_on_the_cpu_three_replicates_a_side_give_a_verdict_on_the_latency(ort, verdict):
+    # 6.0 / 5.8 is 3.4 % faster; the interval reaches below the margin of 3 %.
+    frames = run(*thrice(row, "eager", ms=6.0), *thrice(row, "ort", ms=ort))
+    found = line(frames, "ort")
+    assert (found["interval"], found["verdict"]) == ("between processes", verdict)
+    ends = [f"speedup{end}" for end in ("", "_low", "_high")]
+    assert [found[f"device_{end}"] for end in ends] == [found[end] for end in ends]
+
+
+def test_the_margin_is_smaller_on_a_gpu():
+    cpu = [*thrice(row, "eager", spread=0.001, ms=1.02), *thrice(row, "ort", spread=0.001, ms=1.0)]
+    gpu = [
+        *thrice(on_gpu, "eager", spread=0.001, ms=1.02, gpu_ms=1.02),
+        *thrice(on_gpu, "ort", spread=0.001, ms=1.0, gpu_ms=1.0),
+    ]
+    assert [line(run(*rows), "ort")["verdict"] for rows in (cpu, gpu)] == ["indistinguishable", "faster"]
+
+
+@pytest.mark.parametrize("side", ["eager", "ort"])
+def test_a_replicate_without_device_time_leaves_no_verdict(side):
+    rows = [*thrice(on_gpu, "eager", ms=6.0, gpu_ms=4.0), *thrice(on_gpu, "ort", ms=2.0, gpu_ms=1.0)]
+    one = next(r for r in rows if r["variant"] == side)
+    one["gpu_ms"] = None
+    found = line(run(*rows), "ort")
+    assert (found["verdict"], found["device_speedup_low"], found["device_speedup_high"]) == (None, None, None)
+    assert (found["interval"], found["speedup_low"] is None) == ("between processes", False)
+
+
+def test_where_no_replicate_has_device_time_there_is_none():
+    rows = [*thrice(on_gpu, "eager", ms=6.0, gpu_ms=None), *thrice(on_gpu, "ort", ms=2.0, gpu_ms=None)]
+    assert (line(run(*rows), "ort")["device_speedup"], line(run(*rows), "ort")["verdict"]) == (None, None)
+
+
+def test_two_replicates_give_no_verdict():
+    eager, ort = thrice(row, "eager", ms=6.0), thrice(row, "ort", ms=3.0)
+    for rows in ([*eager, *ort[:2]], [*eager[:2], *ort]):
+        found = line(run(*rows), "ort")
+        assert (found["interval"], found["verdict"]) == ("within process", None)
+
+
+def test_the_base_is_compared_with_nothing():
+    frames = run(*thrice(on_gpu, "eager", ms=6.0, gpu_ms=4.0), *thrice(on_gpu, "ort", ms=2.0, gpu_ms=1.0))
+    base = line(frames, "eager")
+    assert [base[column] for column in VERDICT] == [1.0, None, None, 1.0, None, None]
+
+
+def test_roofline_figures_are_medians_over_replicates():
+    rows = [row("ort", replicate=i, fraction_of_peak=f, floor_ms=10 * f) for i, f in enumerate((0.2, 0.3, 0.9))]
+    found = line(run(*rows), "ort")
+    assert (found["fraction_of_peak"], found["floor_ms"]) == (0.3, 3.0)
 
 
 def test_a_failed_replicate_leaves_the_others():
@@ -158,6 +255,74 @@ def test_where_nothing_was_faster_the_sentence_says_so():
 def test_where_the_interval_reaches_one_there_is_no_clear_winner():
     (text,) = said(run(row("eager", ms=1.0), row("ort", ms=0.999), spread=0.2))
     assert text.startswith("net, batch 1: no clear winner; ort fp32 is 1.00× fp32 eager (0.")
+
+
+def test_the_sentence_ends_with_the_verdict_on_device_time():
+    frames = run(*thrice(on_gpu, "eager", ms=5.8, gpu_ms=5.7), *thrice(on_gpu, "ort", ms=1.0, gpu_ms=1.0))
+    (text,) = said(frames)
+    assert (
+        text == "net, batch 1: ort fp32 is 5.8× fp32 eager (5.7–5.9), error 4e-4; on device time 5.7× (5.6–5.8): faster"
+    )
+
+
+def test_on_the_cpu_the_sentence_ends_with_the_verdict():
+    (text,) = said(run(*thrice(row, "eager", ms=5.8), *thrice(row, "ort", ms=1.0)))
+    assert text == "net, batch 1: ort fp32 is 5.8× fp32 eager (5.7–5.9), error 4e-4: faster"
+
+
+def test_a_gain_that_is_not_the_devices_is_called_what_it_is():
+    frames = run(*thrice(on_gpu, "eager", ms=3.0, gpu_ms=1.0), *thrice(on_gpu, "ort", ms=2.0, gpu_ms=1.5))
+    (text,) = said(frames)
+    assert text.endswith("; on device time 0.67× (0.66–0.67): slower")
+    assert "no clear winner" not in text
+
+
+@pytest.mark.parametrize(
+    ("rows", "ending"),
+    [
+        ([*thrice(row, "eager", ms=1.001), *thrice(row, "ort", ms=1.0)], ": indistinguishable from fp32 eager"),
+        (
+            [*thrice(on_gpu, "eager", ms=3.0, gpu_ms=1.0), *thrice(on_gpu, "ort", ms=2.0, gpu_ms=1.0)],
+            "; on device time 1.00× (0.99–1.01): indistinguishable from fp32 eager",
+        ),
+    ],
+    ids=["cpu", "gpu"],
+)
+def test_where_the_best_is_indistinguishable_from_the_base_the_sentence_says_so(rows, ending):
+    (text,) = said(run(*rows))
+    assert text.startswith("net, batch 1: no clear winner; ort fp32 is ")
+    assert text.endswith(ending)
+    assert text.count("indistinguishable") == 1  # The base is the runner-up too, which need not be said twice.
+
+
+@pytest.mark.parametrize(
+    ("second", "ending"), [(1.01, ": faster, but indistinguishable from openvino fp32"), (1.2, ": faster")]
+)
+def test_where_the_best_is_indistinguishable_from_the_runner_up_the_sentence_says_so(second, ending):
+    frames = run(*thrice(row, "eager", ms=5.0), *thrice(row, "openvino", ms=second), *thrice(row, "ort", ms=1.0))
+    assert said(frames)[0].endswith(ending)
+    tied = table.summary(*frames).sort("latency_ms")["indistinguishable_from"].to_list()
+    assert tied == ["openvino fp32" if "openvino" in ending else None, None, None]
+
+
+def test_the_best_may_be_indistinguishable_from_base_and_runner_up():
+    frames = run(*thrice(row, "eager", ms=1.02), *thrice(row, "openvino", ms=1.01), *thrice(row, "ort", ms=1.0))
+    assert said(frames)[0].endswith(": indistinguishable from fp32 eager and from openvino fp32")
+
+
+def test_the_runner_up_is_compared_although_the_base_has_too_few_replicates():
+    frames = run(row("eager", ms=5.0), *thrice(row, "openvino", ms=1.01), *thrice(row, "ort", ms=1.0))
+    assert said(frames)[0].endswith(", error 4e-4; indistinguishable from openvino fp32")
+
+
+def test_a_runner_up_without_replicates_is_not_compared():
+    frames = run(*thrice(row, "eager", ms=5.0), row("openvino", ms=1.0), *thrice(row, "ort", ms=1.0))
+    assert "indistinguishable" not in said(frames)[0]
+
+
+def test_where_the_base_is_the_best_its_runner_up_may_be_indistinguishable():
+    frames = run(*thrice(row, "eager", ms=1.0), *thrice(row, "ort", ms=1.01))
+    assert said(frames) == ["net, batch 1: nothing was faster than fp32 eager, indistinguishable from ort fp32"]
 
 
 def test_a_group_of_one_line_has_no_sentence():

@@ -30,21 +30,38 @@ def row(variant: str, precision: str = "fp32", ms: float | None = 1.0, **more: A
         case |= {"clock": "event", "throughput": 1000 / ms, "rel_l2_error": 1.234e-4, "peak_memory_mib": 12345.6}
         case |= dict.fromkeys(figures, ms) | {"latency_ci_low_ms": 0.995 * ms, "latency_ci_high_ms": 1.005 * ms}
     case |= more
-    case.setdefault("case_id", f"{case['model']}/{variant}/{case['pass']}/{precision}/b{case['batch_size']}/r0")
+    place = f"b{case['batch_size']}/r{case['replicate']}"
+    case.setdefault("case_id", f"{case['model']}/{variant}/{case['pass']}/{precision}/{place}")
     return case
 
 
-def printed(*rows: dict[str, Any], width: int = 120) -> str:
+def thrice(variant: str, precision: str = "fp32", ms: float = 1.0, **more: Any) -> list[dict[str, Any]]:
+    """Three replicates whose figures differ by half a percent."""
+    factors = enumerate((0.995, 1.0, 1.005))
+    return [row(variant, precision, ms * factor, replicate=i, **more) for i, factor in factors]
+
+
+def frames(*rows: dict[str, Any]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Results and samples; each measured case has 40 samples a clock within ±1 % of its latency."""
     results = pl.DataFrame([{column: r.get(column) for column in RESULTS} for r in rows], schema=RESULTS)
     samples = [
-        {"run_id": "run", "case_id": r["case_id"], "clock": "event", "index": i, "ms": r["latency_ms"] * (1 + i / 1000)}
+        {"run_id": "run", "case_id": r["case_id"], "clock": clock, "index": i, "ms": r["latency_ms"] * factor}
         for r in rows
         if "latency_ms" in r
-        for i in range(20)
+        for clock in ("event", "gpu")
+        for i, factor in enumerate([0.99, 1.01, 0.995, 1.005] * 10)
     ]
+    return results, pl.DataFrame(samples, schema=SAMPLES)
+
+
+def shown(results: pl.DataFrame, samples: pl.DataFrame, width: int = 120) -> str:
     console = Console(file=io.StringIO(), width=width)
-    print_results(console, results, pl.DataFrame(samples, schema=SAMPLES))
+    print_results(console, results, samples)
     return console.file.getvalue()
+
+
+def printed(*rows: dict[str, Any], width: int = 120) -> str:
+    return shown(*frames(*rows), width=width)
 
 
 def words(text: str, start: str) -> list[str]:
@@ -134,6 +151,91 @@ def test_training_shows_forward_and_backward():
     )
     assert "Forward" in text
     assert words(text, "compiled ")[4:6] == ["1.00", "2.00"]
+
+
+def heads(text: str) -> str:
+    """The two lines above the ruler, as one."""
+    lines = text.splitlines()
+    (ruler,) = [i for i, line in enumerate(lines) if line.startswith(" ───")]
+    return " ".join(" ".join(lines[ruler - 2 : ruler]).split())
+
+
+def test_a_verdict_is_a_column_where_there_is_one():
+    text = printed(*thrice("eager", ms=6.0), *thrice("ort", ms=3.0), *thrice("trt", ms=6.01), *thrice("slow", ms=9.0))
+    assert "Verdict" in heads(text)
+    assert [words(text, start)[7] for start in ("ort ", "trt ", "slow ")] == ["faster", "tie", "slower"]
+    assert not {"faster", "tie", "slower"} & set(words(text, "eager "))
+    assert "Verdict: " in text
+    assert "Verdict" not in printed(row("eager", ms=6.0), row("ort", ms=3.0))
+
+
+def test_the_share_of_the_peak_is_a_column_where_it_is_known():
+    text = printed(row("eager", fraction_of_peak=0.0123), row("ort", ms=0.5, fraction_of_peak=0.9))
+    assert "peak %" in heads(text)
+    assert [words(text, start)[5] for start in ("eager ", "ort ")] == ["1.2", "90.0"]
+    assert "peak" not in printed(row("eager"), row("ort"))
+
+
+def test_the_note_on_intervals_within_processes_stands_where_one_is_shown():
+    note = "Intervals are within one process a side"
+    assert note in printed(row("eager", ms=6.0), row("ort", ms=3.0))
+    assert note in printed(*thrice("eager", ms=6.0), row("ort", ms=3.0))
+    assert note not in printed(*thrice("eager", ms=6.0), *thrice("ort", ms=3.0))
+    assert note not in printed(row("ort", ms=3.0), row("trt", ms=2.0))
+
+
+@pytest.mark.parametrize(("count", "given"), [(29, False), (40, True)])
+def test_a_speed_up_without_an_interval_is_shown_as_such(count, given):
+    results, samples = frames(row("eager", ms=6.0), row("ort", ms=3.0))
+    text = shown(results, samples.filter(pl.col("index") < count))
+    assert ("(95 %)" in heads(text)) == given
+    assert ("too few independent samples" in text) != given
+    assert "2.00" in words(text, "ort ")
+    assert ("–" in "".join(words(text, "ort "))) == given
+
+
+FULL = [
+    one
+    for pass_ in ("inference", "training")
+    for variant, precision, ms in [
+        ("eager", "fp32", 1234.5),
+        ("eager-nocudnn", "tf32", 1233.5),
+        ("eager-tuned", "amp-fp16", 98.7),
+    ]
+    for one in thrice(variant, precision, ms, fraction_of_peak=0.987, **{"pass": pass_})
+]
+
+
+def test_all_columns_with_the_longest_labels_fit_into_120():
+    text = printed(*FULL)
+    for start in ("eager-nocudnn ", "eager-tuned "):
+        inference, training = [line.split() for line in text.splitlines() if line.lstrip().startswith(start)]
+        assert (len(inference), len(training)) == (12, 12)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 120
+
+
+def test_a_narrow_terminal_does_without_the_least_important_columns():
+    order = ["±", "peak %", "Device", "Items/s", "Rel.", "Memory", "Verdict"]
+    rows = [one for one in FULL if one["pass"] == "inference"]
+    kept = []
+    for width in range(120, 59, -1):
+        titles = f" {heads(printed(*rows, width=width))} "
+        kept.append([head for head in order if f" {head} " in titles])
+    assert (kept[0], kept[-1]) == (order, [])
+    for left in kept:
+        assert left == order[len(order) - len(left) :]
+
+
+def test_columns_move_together_before_one_is_lost():
+    rows = [one for one in FULL if one["pass"] == "inference"]
+    rulers = {}
+    for width in range(100, 160):
+        text = printed(*rows, width=width)
+        if "±" in heads(text):
+            rulers[width] = next(len(line.rstrip()) for line in text.splitlines() if line.startswith(" ───"))
+    # Eleven columns have ten gaps, of three blanks or of two.
+    assert set(rulers.values()) == {max(rulers.values()), max(rulers.values()) - 10}
+    assert rulers[max(rulers)] == max(rulers.values()) > rulers[min(rulers)]
 
 
 def test_a_column_without_figures_is_left_out():

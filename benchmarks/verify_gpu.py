@@ -1,0 +1,257 @@
+"""Our clocks beside other tools': NVBench, triton.testing.do_bench and torch.utils.benchmark time the same callable.
+
+All of them time one session on one stream in one process, one cell of verify_gpu.yaml after the other, so what differs
+is the tool. NVBench flushes the L2 cache before each call of its cold measurement and not in its batch measurement, so
+each is compared with a gated measurement of ours under the same condition and taken right before or after it. Batches
+are taken where a CUDA graph makes a call one launch: the others would overflow the launch queue that NVBench blocks.
+
+At its power limit a card lowers its clocks the more, the less a tool lets it rest between calls. So the SM clock is
+read while each tool runs, and printed for the cells that differ. Exit code 1 if a cell is further than 1 % from NVBench
+although the card was not at its power limit. Needs: pip install 'cnn-runtime-profiler[verify]'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from profiler.case import Budget, Case
+from profiler.config import load_config, parse_only
+from profiler.plan import make_plan
+from profiler.prepare import failure, prepare
+from profiler.process import Call, Child, Report, start_forkserver
+from profiler.task import Task
+from profiler.telemetry import Watcher, power_capped, visible_gpus
+
+HERE = Path(__file__).resolve().parent
+TOLERANCE = 0.01
+REPEATED = ("resnet50/eager/inference/fp16/b16/r0", "resnet50/ort-tuned/inference/fp16/b16/r0")
+TOOLS = ("ours", "do_bench", "torch_timer", "flushed", "nvbench", "again")
+COLUMNS = ("event", "gpu", "do_bench", "torch_timer", "gpu_flushed", "nvbench_cold", "nvbench_batch", "gpu_again")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Medians in milliseconds by tool; nvbench_batch is a mean, the only figure that a batch has."""
+
+    case: Case
+    ms: dict[str, float]
+    mhz: dict[str, float]
+    """Median SM clock while each tool ran."""
+    power_capped: bool
+
+    @property
+    def warm(self) -> float | None:
+        """Our gated time over NVBench's batch time, less one."""
+        return self.ms["gpu_again"] / self.ms["nvbench_batch"] - 1 if "nvbench_batch" in self.ms else None
+
+    @property
+    def flushed(self) -> float:
+        """Our gated time with a flush before each call over NVBench's cold time, less one."""
+        return self.ms["gpu_flushed"] / self.ms["nvbench_cold"] - 1
+
+    @property
+    def agrees(self) -> bool:
+        return abs(self.flushed) <= TOLERANCE and (self.warm is None or abs(self.warm) <= TOLERANCE)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", default=[], help="cells, as in python -m profiler --only")
+    parser.add_argument("--repeats", type=int, default=10, help="fresh processes for the spread between them")
+    parser.add_argument("--output", type=Path, default=Path("results"), help="folder for verify-gpu.csv and logs")
+    options = parser.parse_args()
+    gpus = visible_gpus()
+    if not gpus:
+        sys.exit("verify-gpu: no NVIDIA GPU answers here")
+    logs = options.output / "verify-gpu-logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    start_forkserver(logs / "forkserver.log")
+    config = load_config(HERE / "verify_gpu.yaml", "cuda")
+    cases = make_plan(config, "cuda", parse_only(options.only))
+    prepared = prepare(cases, config.budget, logs, (), lambda what, done, total: None)
+    tasks = [
+        Task(case, prepared[case.model], config.budget, gpus[0].uuid)
+        for case in cases
+        if failure(case, prepared[case.model]) is None
+    ]
+    print(f"{gpus[0].name}, driver {gpus[0].driver}; medians in ms; {len(tasks)} cells", flush=True)
+    with Watcher(gpus[0].uuid, logs / "telemetry.csv", logs / "telemetry.log") as watcher:
+        rows = verify(tasks, logs, options.output / "verify-gpu.csv", watcher)
+    for task in tasks:
+        if task.case.id in REPEATED and options.repeats:
+            spread(task, options.repeats, logs)
+    bad = [row for row in rows if not row.agrees]
+    print(f"\n{len(rows) - len(bad)} of {len(rows)} cells agree with NVBench within {TOLERANCE:.0%}")
+    for row in bad:
+        print(f"  {row.case.id}: flushed {row.flushed:+.2%}" + ("" if row.warm is None else f", warm {row.warm:+.2%}"))
+        clocks = ", ".join(f"{tool} {mhz:.0f}" for tool, mhz in row.mhz.items())
+        print(
+            f"    {'at its power limit' if row.power_capped else 'not at its power limit'}; SM clock in MHz: {clocks}"
+        )
+    unexplained = [row for row in bad if not row.power_capped]
+    sys.exit(1 if unexplained or len(rows) < len(tasks) else 0)
+
+
+def verify(tasks: Sequence[Task], logs: Path, output: Path, watcher: Watcher) -> list[Row]:
+    """One process a cell; each row is printed and written as it comes."""
+    rows: list[Row] = []
+    head = "".join(f"{name:>14}" for name in (*COLUMNS, "flushed", "warm"))
+    print(f"{'':<38}{head}")
+    with output.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["case_id", *(f"{name}_ms" for name in COLUMNS), "flushed_difference", "warm_difference"])
+        for task in tasks:
+            child = start(task, "time_cell", logs)
+            while (outcome := child.poll(0.2)) is None:
+                pass
+            if outcome.status != "ok":
+                print(f"{task.case.id:<38}  {outcome.status}: {outcome.reason}", flush=True)
+                continue
+            row = Row(task.case, outcome.value, *_clocks(child.entered, watcher))
+            rows.append(row)
+            cells = [f"{row.ms[name]:.4f}" if name in row.ms else "" for name in COLUMNS]
+            ratios = [f"{row.flushed:+.2%}", "" if row.warm is None else f"{row.warm:+.2%}"]
+            name = "/".join(row.case.id.replace("inference/", "").split("/")[:-1])
+            print(f"{name:<38}" + "".join(f"{cell:>14}" for cell in cells + ratios), flush=True)
+            table.writerow([row.case.id, *(row.ms.get(name) for name in COLUMNS), row.flushed, row.warm])
+            file.flush()
+    return rows
+
+
+def spread(task: Task, repeats: int, logs: Path) -> None:
+    """The same cell in fresh processes: the median absolute deviation of their medians."""
+    found = []
+    for _ in range(repeats):
+        child = start(task, "time_ours", logs)
+        while (outcome := child.poll(0.2)) is None:
+            pass
+        found.append(outcome.value["gpu"])
+    middle = statistics.median(found)
+    deviation = statistics.median(abs(value - middle) for value in found) / middle
+    print(f"\n{task.case.id}, {repeats} fresh processes:")
+    print(
+        f"median {middle:.4f} ms, median absolute deviation {deviation:.2%}, range {min(found):.4f}–{max(found):.4f}",
+        flush=True,
+    )
+
+
+def start(task: Task, function: str, logs: Path) -> Child:
+    log = logs / f"{task.case.id.replace('/', '-')}.log"
+    environment = {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
+    return Child(Call(f"verify_gpu:{function}", task, log, 300.0, 900.0, environment, (str(HERE),)))
+
+
+def _clocks(entered: dict[str, float], watcher: Watcher) -> tuple[dict[str, float], bool]:
+    """The median SM clock while each tool ran, and whether the card was at its power limit in any of them."""
+    names = [name for name in entered if name in TOOLS]
+    mhz, capped = {}, False
+    for name, end in zip(names, [*(entered[name] for name in names[1:]), entered["exit"]], strict=True):
+        readings = [r for r in watcher.between(entered[names[0]], end) if r.seconds >= entered[name]]
+        clocks = [r.sm_clock_mhz for r in readings if r.sm_clock_mhz is not None]
+        if clocks:
+            mhz[name] = statistics.median(clocks)
+        capped = capped or any(power_capped(r.reasons) for r in readings)
+    return mhz, capped
+
+
+def time_ours(task: Task, report: Report) -> dict[str, float]:
+    """Our own clocks alone."""
+    session, clock, call_ms = _open(task)
+    return _ours(session, clock, task.budget, call_ms)
+
+
+def time_cell(task: Task, report: Report) -> dict[str, float]:
+    """Every tool on one session; ours first and, once more, last."""
+    import torch
+    import triton
+    from torch.utils.benchmark import Timer
+
+    session, clock, call_ms = _open(task)
+
+    def call() -> None:
+        session.run(_ignore)
+
+    report("phase", "ours")
+    found = _ours(session, clock, task.budget, call_ms)
+    report("phase", "do_bench")
+    found["do_bench"] = triton.testing.do_bench(call, warmup=50, rep=200, return_mode="median")
+    report("phase", "torch_timer")
+    found["torch_timer"] = Timer("call()", globals={"call": call}).blocked_autorange(min_run_time=0.2).median * 1e3
+    cache = torch.empty(torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.uint8, device="cuda")
+    clock.before_gated = cache.zero_
+    report("phase", "flushed")
+    found["gpu_flushed"] = _gpu(session, clock, found)
+    clock.before_gated = lambda: None
+    one_launch = bool(task.case.options.get("cuda_graph")) or task.case.engine == "compiled"
+    report("phase", "nvbench")
+    found |= _nvbench(call, clock.stream, one_launch)
+    report("phase", "again")
+    found["gpu_again"] = _gpu(session, clock, found)
+    return found
+
+
+def _open(task: Task) -> tuple[Any, Any, float]:
+    import engines
+    from profiler.clock import CudaClock
+    from profiler.measure import first_run, warm_up
+    from profiler.worker import _job
+
+    clock = CudaClock()
+    session = engines.open_session(task.case.engine, _job(task, lambda phase: None, lambda: None))
+    first_run(session, clock)
+    return session, clock, warm_up(session, clock, task.budget)[0]
+
+
+def _ours(session: Any, clock: Any, budget: Budget, call_ms: float) -> dict[str, float]:
+    from profiler.measure import measure
+
+    samples = measure(session, clock, budget, call_ms).samples
+    return {name: statistics.median(samples[name]) for name in ("event", "gpu", "enqueue")}
+
+
+def _gpu(session: Any, clock: Any, found: dict[str, float]) -> float:
+    """The gated clock alone, over about 0.2 s."""
+    calls = max(10, int(200 / (2 * found["enqueue"] + found["gpu"])))
+    return statistics.median(clock.time_gated(session.run, found["enqueue"], calls)["gpu"])
+
+
+def _nvbench(call: Callable[[], None], stream: Any, one_launch: bool) -> dict[str, float]:
+    from cuda import bench
+    from cuda.bench.results import BenchmarkResult
+
+    class OurStream:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, stream.cuda_stream
+
+    def cell(state: Any) -> None:
+        state.set_stream(OurStream())
+        state.exec(lambda launch: call(), batched=one_launch)
+
+    bench.register(cell)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "result.json"
+        bench.run_all_benchmarks(["nvbench", "--jsonbin", str(path)])
+        result = BenchmarkResult.from_json(path)
+        (state,) = next(iter(result.values())).states
+        if state.is_skipped or state.samples is None:
+            raise RuntimeError(f"NVBench gave no samples: {state.skip_reason}")
+        found = {"nvbench_cold": statistics.median(state.samples) * 1e3}
+        if one_launch:
+            found["nvbench_batch"] = float(state.summaries["nv/batch/time/gpu/mean"].value) * 1e3
+    return found
+
+
+def _ignore(name: str) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The CUDA clock on kernels whose nature is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from profiler.clock import CudaClock, Mark, Run
+from profiler.statistics import median
+
+pytestmark = pytest.mark.gpu
+
+QUEUE = 3000
+"""More launches than a launch queue holds."""
+
+
+@pytest.fixture(scope="module")
+def clock() -> CudaClock:
+    return CudaClock()
+
+
+@pytest.fixture(scope="module")
+def launches(clock: CudaClock) -> Callable[[int], Run]:
+    """Makes a call of that many launches of a tiny kernel."""
+    tensor = torch.zeros(16, device="cuda")
+
+    def make(count: int) -> Run:
+        def run(mark: Mark) -> None:
+            for _ in range(count):
+                tensor.add_(1)
+
+        return run
+
+    return make
+
+
+def test_gaps_between_launches_are_not_in_the_gated_time(clock: CudaClock, launches: Callable[[int], Run]) -> None:
+    run = launches(100)
+    gated = clock.time_gated(run, 1.0, 20)
+    assert gated is not None
+    assert len(gated["gpu"]) == 20
+    synchronized = clock.time_synchronized(run, 20)
+    assert median(gated["gpu"]) < median(synchronized["host"])
+
+
+def test_a_gate_that_opened_too_early_is_tried_again(clock: CudaClock, launches: Callable[[int], Run]) -> None:
+    gated = clock.time_gated(launches(500), 0.0, 3)
+    assert gated is not None
+    assert len(gated["gpu"]) == 3
+
+
+def test_more_launches_than_the_queue_holds_overrun_any_gate(clock: CudaClock, launches: Callable[[int], Run]) -> None:
+    assert clock.time_gated(launches(QUEUE), 1.0, 3) is None
+
+
+def test_a_block_is_divided_by_its_calls(clock: CudaClock, launches: Callable[[int], Run]) -> None:
+    one = clock.time_gated(launches(40), 1.0, 20)
+    block = clock.time_gated(launches(4), 0.1, 20, block=10)
+    assert one is not None
+    assert block is not None
+    assert median(block["gpu"]) == pytest.approx((median(one["gpu"]) or 0) / 10, rel=0.3)
+
+
+def test_a_block_too_long_for_the_queue_is_shortened(clock: CudaClock, launches: Callable[[int], Run]) -> None:
+    gated = clock.time_gated(launches(QUEUE // 10), 1.0, 3, block=10)
+    assert gated is not None
+    assert len(gated["gpu"]) == 3
+
+
+def test_boundaries_inside_a_captured_graph_add_up_to_the_call(clock: CudaClock) -> None:
+    matrix = torch.randn(2048, 2048, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    matrix @ matrix
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=clock.stream):
+        matrix @ matrix
+        clock.mark("forward")
+        matrix @ matrix @ matrix
+        clock.mark("backward")
+    samples = clock.time_calls(lambda mark: graph.replay(), 30)
+    assert len(samples["event"]) == 30
+    assert len(samples["forward"]) == len(samples["backward"]) == 10
+    forward, backward, event = (median(samples[name]) or 0 for name in ("forward", "backward", "event"))
+    assert forward + backward == pytest.approx(event, rel=0.1)
+    assert forward < backward

@@ -1,0 +1,130 @@
+"""Figures that must hold on a GPU whoever looks: memory seen from outside, energy, and the roofline."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from profiler import load
+
+pytestmark = pytest.mark.gpu
+
+JOB = """
+models: [resnet18]
+engines: [eager, compiled, ort, {name: eager, label: eager-last}, {name: ort, label: ort-last}]
+passes: [inference]
+precisions: [fp16]
+batch_sizes: [16]
+device: cuda
+energy: true
+budget: {seconds: 0.5}
+"""
+
+BUFFERS_MIB = 9620 * 2 / 2**20
+"""Running statistics of batch normalization, which the export folds into the convolutions."""
+
+
+class NvidiaSmi:
+    """Device memory as nvidia-smi prints it, every 50 ms, with the time at which the line came."""
+
+    def __init__(self) -> None:
+        command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+        self.idle = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        self.seen: list[tuple[float, float]] = []
+        self._process = subprocess.Popen([*command, "--loop-ms=50"], stdout=subprocess.PIPE, text=True)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.seen.append((time.monotonic(), float(line)))
+
+    def peak_mib(self, start: float, end: float) -> float:
+        return max(used for at, used in self.seen if start <= at <= end) - self.idle
+
+    def stop(self) -> None:
+        self._process.kill()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]) -> Iterator[tuple[Path, NvidiaSmi]]:
+    folder = tmp_path_factory.mktemp("figures")
+    (folder / "job.yaml").write_text(JOB)
+    outside = NvidiaSmi()
+    done = profiler("job.yaml", cwd=folder, timeout=600)
+    outside.stop()
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout)
+    (path,) = (folder / "results").iterdir()
+    yield path, outside
+
+
+@pytest.fixture(scope="module")
+def rows(run: tuple[Path, NvidiaSmi]) -> dict[str, dict[str, Any]]:
+    found = load(run[0])[0].filter(pl.col("status") == "ok").collect().to_dicts()
+    return {row["variant"]: row for row in found}
+
+
+@pytest.mark.parametrize("variant", ["eager", "compiled", "ort"])
+def test_the_peak_is_what_nvidia_smi_sees_from_outside(run: Any, rows: Any, variant: str) -> None:
+    path, outside = run
+    lines = [json.loads(line) for line in (path / "journal.jsonl").read_text().splitlines()]
+    (entered,) = (line["entered"] for line in lines if line["case_id"] == rows[variant]["case_id"])
+    seen = outside.peak_mib(entered["fork"], entered["check"])
+    # nvidia-smi prints whole MiB, and so rounds twice.
+    assert rows[variant]["peak_memory_mib"] == pytest.approx(seen, abs=2), variant
+
+
+@pytest.mark.parametrize("variant", ["eager", "ort"])
+def test_memory_does_not_depend_on_what_ran_before(rows: Any, variant: str) -> None:
+    first, last = rows[variant], rows[f"{variant}-last"]
+    for part in ("peak", "context", "weights", "activations", "other"):
+        column = f"{part}_mib" if part != "peak" else "peak_memory_mib"
+        assert last[column] == pytest.approx(first[column], rel=0.02), column
+
+
+def test_the_parts_add_up_and_the_rest_has_names(rows: Any) -> None:
+    for row in rows.values():
+        parts = [row[f"{part}_mib"] for part in ("context", "weights", "activations", "slack", "library")]
+        assert sum(parts) == pytest.approx(row["peak_memory_mib"]), row["case_id"]
+        assert row["slack_mib"] + row["library_mib"] == pytest.approx(row["other_mib"])
+        assert min(parts) >= 0, (row["case_id"], parts)
+
+
+def test_weights_are_parameters_times_bytes(rows: Any) -> None:
+    parameters_mib = 11_689_512 * 2 / 2**20
+    for variant in ("eager", "compiled"):
+        assert rows[variant]["weights_mib"] == pytest.approx(parameters_mib + BUFFERS_MIB, rel=1e-3)
+    # Folded batch normalizations leave one bias a channel where there were two parameters.
+    assert rows["ort"]["weights_mib"] == pytest.approx(parameters_mib, rel=1e-3)
+
+
+def test_energy_is_power_times_time(rows: Any) -> None:
+    for row in rows.values():
+        expected = row["power_w"] * 1000 / row["throughput"]
+        assert row["energy_mj_per_item"] == pytest.approx(expected, rel=0.25), row["case_id"]
+
+
+def test_every_row_has_its_place_under_the_roof(run: Any, rows: Any) -> None:
+    roofs = json.loads((run[0] / "environment.json").read_text())["roofs"]
+    assert roofs["fp32_tflops"] < roofs["tf32_tflops"] < roofs["fp16_tflops"]
+    for row in rows.values():
+        assert 0 < row["fraction_of_peak"] < 1
+        assert 0 < row["floor_ms"] < row["gpu_ms"]
+        assert row["tflops"] == pytest.approx(row["flops_per_item"] * 16 / row["latency_ms"] / 1e9)
+
+
+def test_telemetry_was_read_all_through_the_run(run: Any) -> None:
+    readings = pl.read_csv(run[0] / "telemetry.csv")
+    assert readings["power_w"].null_count() == 0
+    lines = [json.loads(line) for line in (run[0] / "journal.jsonl").read_text().splitlines()]
+    for entered in (line["entered"] for line in lines):
+        assert readings["seconds"].is_between(entered["measure"], entered["check"]).any()

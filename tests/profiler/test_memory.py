@@ -1,0 +1,45 @@
+"""The parts of device memory, from readings that are played."""
+
+from __future__ import annotations
+
+from engines.base import Memory
+from profiler.memory import DeviceMeter
+
+MIB = 2**20
+
+
+def meter(*readings: float) -> DeviceMeter:
+    """A meter that has read: before the context, with it, with the model, and at the end."""
+    left = list(readings)
+    meter = DeviceMeter(lambda: left.pop(0))
+    meter.context_created()
+    meter.loaded()
+    meter.read()
+    return meter
+
+
+def test_the_parts_add_up_to_the_peak() -> None:
+    parts = meter(600, 1100, 1200, 1500).parts(Memory(90 * MIB, 210 * MIB, 40 * MIB, 300 * MIB, 340 * MIB))
+    assert parts["peak_memory_mib"] == 900
+    assert parts["context_mib"] == 500
+    assert parts["other_mib"] == 900 - 500 - 90 - 210
+    assert parts["slack_mib"] == 40
+    assert parts["library_mib"] == 60
+    assert parts["baseline_mib"] == 600
+    assert (parts["torch_allocated_mib"], parts["torch_reserved_mib"]) == (300, 340)
+
+
+def test_activations_that_are_not_declared_are_what_came_after_loading() -> None:
+    parts = meter(0, 500, 700, 950).parts(Memory(weights=150 * MIB))
+    assert parts["activations_mib"] == 250
+    assert parts["other_mib"] == 50
+    assert (parts["slack_mib"], parts["library_mib"]) == (None, None)
+
+
+def test_without_nvml_there_are_no_figures_of_the_device() -> None:
+    meter = DeviceMeter(lambda: None)
+    meter.context_created()
+    meter.loaded()
+    parts = meter.parts(Memory(weights=MIB, slack=MIB))
+    assert parts["weights_mib"] == 1
+    assert {key for key, value in parts.items() if value is None} >= {"peak_memory_mib", "other_mib", "library_mib"}

@@ -1,0 +1,152 @@
+"""Telemetry from a driver that is played by a few functions, and the file between its reader and the parent."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from profiler import telemetry
+from profiler.telemetry import Nvml, Reading, Watcher, power_capped, slowdowns, summarize
+
+
+class NVMLError(Exception):
+    pass
+
+
+def driver(**answers: object) -> types.SimpleNamespace:
+    """NVML with one device, which does not answer what is not given."""
+
+    def function(name: str):
+        def call(handle: object, *arguments: object) -> object:
+            assert handle == "GPU-1"
+            if name not in answers:
+                raise NVMLError
+            return answers[name]
+
+        return call
+
+    asked = ("MemoryInfo", "TotalEnergyConsumption", "PowerUsage", "ClockInfo", "Temperature")
+    names = [*(f"nvmlDeviceGet{name}" for name in asked), "nvmlDeviceGetCurrentClocksEventReasons"]
+    return types.SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_CLOCK_SM=1,
+        NVML_TEMPERATURE_GPU=0,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        **{name: function(name) for name in names},
+    )
+
+
+def test_readings_have_the_columns_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {
+        "nvmlDeviceGetMemoryInfo": types.SimpleNamespace(used=3 * 2**20),
+        "nvmlDeviceGetTotalEnergyConsumption": 12_000,
+        "nvmlDeviceGetPowerUsage": 250_000,
+        "nvmlDeviceGetClockInfo": 1980,
+        "nvmlDeviceGetTemperature": 41,
+        "nvmlDeviceGetCurrentClocksEventReasons": 0x24,
+    }
+    monkeypatch.setattr(telemetry, "_nvml", lambda: driver(**answers))
+    nvml = Nvml("GPU-1")
+    reading = nvml.read()
+    assert (reading.memory_mib, reading.power_w, reading.sm_clock_mhz) == (3.0, 250.0, 1980.0)
+    assert (reading.temperature_c, reading.reasons) == (41.0, 0x24)
+    assert nvml.energy_mj() == 12_000
+
+
+def test_what_a_driver_does_not_answer_is_blank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "_nvml", lambda: driver(nvmlDeviceGetPowerUsage=1000))
+    reading = Nvml("GPU-1").read()
+    assert (reading.memory_mib, reading.power_w, reading.reasons) == (None, 1.0, 0)
+
+
+def test_without_a_gpu_everything_is_blank() -> None:
+    nvml = Nvml(None)
+    assert nvml.memory_mib() is None
+    assert nvml.energy_mj() is None
+    assert nvml.read().power_w is None
+
+
+class Reader:
+    """Stands for the process that writes telemetry.csv; the test writes the lines itself."""
+
+    ended = False
+
+    def __init__(self, call: object) -> None:
+        pass
+
+    def kill(self) -> None:
+        Reader.ended = True
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(telemetry, "Child", Reader)
+    return tmp_path / "telemetry.csv"
+
+
+def test_a_case_gets_the_readings_of_its_own_time(path: Path) -> None:
+    with Watcher("GPU-1", path, path) as watcher, path.open("a") as file:
+        file.writelines(f"{second},100,{200 + second},1980,40,0\n" for second in range(10))
+        file.flush()
+        assert [reading.power_w for reading in watcher.between(3.0, 5.0)] == [203.0, 204.0, 205.0]
+        file.write("10,100,")
+        file.flush()
+        assert [reading.seconds for reading in watcher.between(8.0, 20.0)] == [8.0, 9.0]
+        file.write(",1980,,4\n")
+        file.flush()
+        assert watcher.between(10.0, 20.0) == [Reading(10.0, 100.0, None, 1980.0, None, 4)]
+    assert Reader.ended
+    assert path.read_text().splitlines()[0] == "seconds,memory_mib,power_w,sm_clock_mhz,temperature_c,reasons"
+
+
+def test_watching_writes_lines_that_can_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "_nvml", lambda: driver(nvmlDeviceGetPowerUsage=90_500))
+    rounds = iter(range(3))
+
+    def sleep(seconds: float) -> None:
+        assert seconds <= 0.1
+        if next(rounds, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(telemetry.time, "sleep", sleep)
+    with Watcher("GPU-1", path, path) as watcher:
+        with pytest.raises(KeyboardInterrupt):
+            telemetry.watch(("GPU-1", path), lambda kind, value: None)
+        readings = watcher.between(0.0, float("inf"))
+    assert [reading.power_w for reading in readings] == [90.5] * 4
+
+
+def test_without_a_gpu_nothing_is_watched(tmp_path: Path) -> None:
+    with Watcher(None, tmp_path / "telemetry.csv", tmp_path / "log") as watcher:
+        assert watcher.between(0.0, float("inf")) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_summary_is_medians_and_whether_the_card_slowed_down() -> None:
+    readings = [Reading(float(n), None, 100.0 + n, 1980.0, None, 0x4) for n in range(5)]
+    expected = {"power_w": 102.0, "sm_clock_mhz": 1980.0, "temperature_c": None, "throttled": False}
+    assert summarize(readings) == expected
+    assert summarize([*readings, Reading(5.0, None, None, None, None, 0x40)])["throttled"]
+    assert summarize([]) == dict.fromkeys(expected)
+
+
+def test_the_power_cap_is_marked_and_is_no_slowdown() -> None:
+    assert slowdowns(pynvml.nvmlClocksEventReasonSwPowerCap | pynvml.nvmlClocksEventReasonGpuIdle) == []
+    assert power_capped(pynvml.nvmlClocksEventReasonSwPowerCap)
+    assert not power_capped(pynvml.nvmlClocksEventReasonHwSlowdown)
+
+
+@pytest.mark.parametrize(
+    ("bit", "name"),
+    [
+        (pynvml.nvmlClocksEventReasonHwSlowdown, "hw-slowdown"),
+        (pynvml.nvmlClocksEventReasonSwThermalSlowdown, "sw-thermal-slowdown"),
+        (pynvml.nvmlClocksEventReasonHwThermalSlowdown, "hw-thermal-slowdown"),
+        (pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown, "hw-power-brake-slowdown"),
+    ],
+)
+def test_slowdowns_have_nvmls_bits(bit: int, name: str) -> None:
+    assert slowdowns(bit) == [name]
