@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -10,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from profiler.schema import RESULTS, SAMPLES
-from profiler.terminal import print_results
+from profiler.terminal import MEANINGS, print_results
 
 
 def row(variant: str, precision: str = "fp32", ms: float | None = 1.0, **more: Any) -> dict[str, Any]:
@@ -302,3 +304,15 @@ def test_names_that_look_like_markup_are_printed_as_they_are(name, place):
         name = more["warnings"][0]
     text = printed(row("eager"), row(variant, **more), row("trt", model=more.get("model", "net")))
     assert name in text
+
+
+def test_every_warning_has_a_meaning_here_and_in_the_documentation() -> None:
+    root = Path(__file__).resolve().parents[2]
+    lines = (root / "docs/columns.md").read_text().partition("## Warnings")[2].splitlines()
+    documented = {
+        word for line in lines if line.startswith("| `") for word in re.findall("`([a-z-]+)`", line.split("|")[1])
+    }
+    sources = [file.read_text() for file in (root / "profiler").glob("*.py") if file.name != "terminal.py"]
+    raised = {word for source in sources for word in re.findall(r'"([a-z]+(?:-[a-z]+)*): ', source)}
+    assert documented == set(MEANINGS)
+    assert raised - {"prepare"} == set(MEANINGS)  # "prepare: " begins a line of the plain display.
