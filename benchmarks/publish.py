@@ -40,13 +40,17 @@ FREE_TEXT = ("run_id", "options", "reason", "proof")
 LONGEST_REASON = 240
 MARKS = {
     "host-bound": "h",
+    "queue-bound": "q",
     "outliers": "o",
+    "inconsistent": "x",
     "drift": "d",
     "unsteady": "u",
     "gate-overrun": "g",
     "short-calls": "s",
     "throttled": "t",
     "power-cap": "p",
+    "telemetry": "l",
+    "no-energy": "e",
     "remeasured": "r",
     "below-floor": "f",
     "inaccurate": "i",
@@ -202,10 +206,9 @@ def _check(runs: Sequence[Run]) -> None:
 
 
 def _more(results: pl.DataFrame) -> pl.DataFrame:
-    """What a page shows of a line beyond table.summary: medians over replicates too, and kinds of warnings."""
+    """What a page shows of a line beyond table.summary: medians over replicates too."""
     columns = ["tflops", "context_mib", "weights_mib", "activations_mib", "other_mib"]
-    kinds = pl.col("warnings").explode().drop_nulls().str.split(":").list.first().unique(maintain_order=True)
-    return results.filter(status="ok").group_by(table.LINE).agg(pl.col(columns).median(), kinds.alias("kinds"))
+    return results.filter(status="ok").group_by(table.LINE).agg(pl.col(columns).median())
 
 
 def _natural(name: str) -> list[Any]:
@@ -266,7 +269,7 @@ def _split(line: Line) -> str:
 
 
 def _marks(line: Line) -> str:
-    return " ".join(sorted(MARKS.get(kind, kind) for kind in line["kinds"] or []))
+    return " ".join(sorted(MARKS.get(kind, kind) for kind in line["warnings"]))
 
 
 def _name(line: Line) -> str:
@@ -319,7 +322,7 @@ def _page(model: str, groups: Sequence[Group], results: pl.DataFrame, environmen
     for key, lines in groups:
         text += ["", f"## {key['pass'].capitalize()}, batch {key['batch_size']}", ""]
         text += _table([head for head, _ in COLUMNS], [[cell(line) for _, cell in COLUMNS] for line in lines])
-    kinds = {kind for _, lines in groups for line in lines for kind in line["kinds"] or []}
+    kinds = {kind for _, lines in groups for line in lines for kind in line["warnings"]}
     if kinds:
         legend = (f"**{MARKS.get(kind, kind)}** {_meaning(kind, results)}" for kind in sorted(kinds))
         text += ["", f"Marks: {'; '.join(legend)}."]

@@ -85,9 +85,8 @@ def main() -> None:
     print(f"{gpus[0].name}, driver {gpus[0].driver}; medians in ms; {len(tasks)} cells", flush=True)
     with Watcher(gpus[0].uuid, logs / "telemetry.csv", logs / "telemetry.log") as watcher:
         rows = verify(tasks, logs, options.output / "verify-gpu.csv", watcher)
-    for task in tasks:
-        if task.case.id in REPEATED and options.repeats:
-            spread(task, options.repeats, logs)
+    repeated = [task for task in tasks if task.case.id in REPEATED and options.repeats]
+    spreads = [spread(task, options.repeats, logs) for task in repeated]
     bad = [row for row in rows if not row.agrees]
     print(f"\n{len(rows) - len(bad)} of {len(rows)} cells agree with NVBench within {TOLERANCE:.0%}")
     for row in bad:
@@ -97,7 +96,7 @@ def main() -> None:
             f"    {'at its power limit' if row.power_capped else 'not at its power limit'}; SM clock in MHz: {clocks}"
         )
     unexplained = [row for row in bad if not row.power_capped]
-    sys.exit(1 if unexplained or len(rows) < len(tasks) else 0)
+    sys.exit(1 if unexplained or len(rows) < len(cases) or not all(spreads) else 0)
 
 
 def verify(tasks: Sequence[Task], logs: Path, output: Path, watcher: Watcher) -> list[Row]:
@@ -126,13 +125,16 @@ def verify(tasks: Sequence[Task], logs: Path, output: Path, watcher: Watcher) ->
     return rows
 
 
-def spread(task: Task, repeats: int, logs: Path) -> None:
-    """The same cell in fresh processes: the median absolute deviation of their medians."""
+def spread(task: Task, repeats: int, logs: Path) -> bool:
+    """The same cell in fresh processes: the median absolute deviation of their medians; whether all of them ran."""
     found = []
     for _ in range(repeats):
         child = start(task, "time_ours", logs)
         while (outcome := child.poll(0.2)) is None:
             pass
+        if outcome.status != "ok":
+            print(f"\n{task.case.id}: {outcome.status}: {outcome.reason}", flush=True)
+            return False
         found.append(outcome.value["gpu"])
     middle = statistics.median(found)
     deviation = statistics.median(abs(value - middle) for value in found) / middle
@@ -141,6 +143,7 @@ def spread(task: Task, repeats: int, logs: Path) -> None:
         f"median {middle:.4f} ms, median absolute deviation {deviation:.2%}, range {min(found):.4f}–{max(found):.4f}",
         flush=True,
     )
+    return True
 
 
 def start(task: Task, function: str, logs: Path) -> Child:
@@ -158,7 +161,7 @@ def _clocks(entered: dict[str, float], watcher: Watcher) -> tuple[dict[str, floa
         clocks = [r.sm_clock_mhz for r in readings if r.sm_clock_mhz is not None]
         if clocks:
             mhz[name] = statistics.median(clocks)
-        capped = capped or any(power_capped(r.reasons) for r in readings)
+        capped = capped or any(power_capped(r.reasons or 0) for r in readings)
     return mhz, capped
 
 
@@ -202,10 +205,10 @@ def _open(task: Task) -> tuple[Any, Any, float]:
     import engines
     from profiler.clock import CudaClock
     from profiler.measure import first_run, warm_up
-    from profiler.worker import _job
+    from profiler.worker import make_job
 
     clock = CudaClock()
-    session = engines.open_session(task.case.engine, _job(task, lambda phase: None, lambda: None))
+    session = engines.open_session(task.case.engine, make_job(task, lambda phase: None, lambda: None))
     first_run(session, clock)
     return session, clock, warm_up(session, clock, task.budget)[0]
 
@@ -220,7 +223,7 @@ def _ours(session: Any, clock: Any, budget: Budget, call_ms: float) -> dict[str,
 def _gpu(session: Any, clock: Any, found: dict[str, float]) -> float:
     """The gated clock alone, over about 0.2 s."""
     calls = max(10, int(200 / (2 * found["enqueue"] + found["gpu"])))
-    return statistics.median(clock.time_gated(session.run, found["enqueue"], calls)["gpu"])
+    return float(statistics.median(clock.time_gated(session.run, found["enqueue"], calls)["gpu"]))
 
 
 def _nvbench(call: Callable[[], None], stream: Any, one_launch: bool) -> dict[str, float]:

@@ -12,12 +12,14 @@ import itertools
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exporters import graph_cost, inputs
 from exporters.cache import Cache, file_sha256
 from exporters.graph_cost import drop_data, graph_flops, graph_weights
 from exporters.inputs import TensorSpec, fixed_batch, read_onnx, seeded_inputs
@@ -25,8 +27,14 @@ from exporters.source import ModelSource
 from exporters.state import source_key
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import nn
 
+Part = Callable[[], dict[str, int]]
+"""Counts some of a Cost's fields."""
+
+_CODE = (Path(__file__), Path(graph_cost.__file__), Path(inputs.__file__))
+"""What a count depends on beside the model, which holds the rest in its key."""
 _HALF = ("fp16", "bf16")
 _BATCHES = (2, 3)
 """Two sizes, to see that the count grows with the batch; not 1, which batch normalization refuses in training."""
@@ -43,10 +51,9 @@ class Cost:
     inference_flops: int | None = None
     training_flops: int | None = None
     """Forward and backward pass; the gradient of the network's input is not computed and not counted."""
-    parameters: int | None = None
     float_weights: int | None = None
     """Elements that are held in the precision's type."""
-    other_weight_bytes: int = 0
+    other_weight_bytes: int | None = None
     """Weights whose type no precision changes: integers, and everything in a user's ONNX file."""
 
     def flops(self, pass_: str) -> int | None:
@@ -55,43 +62,75 @@ class Cost:
 
     def weight_bytes(self, precision: str) -> int | None:
         """Bytes of the weights that one call reads; under AMP they are fp32."""
-        if self.float_weights is None:
+        if self.float_weights is None or self.other_weight_bytes is None:
             return None
         return self.float_weights * (2 if precision in _HALF else 4) + self.other_weight_bytes
 
 
-def cached_cost(source: ModelSource, specs: Sequence[TensorSpec], cache: Cache) -> Cost:
-    """`count`, made once: ResNet-200 takes 2 s."""
-    parts = [source_key(source), file_sha256(Path(__file__)), *map(version, ("torch", "onnx"))]
-    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+def cached_cost(
+    source: ModelSource,
+    specs: Sequence[TensorSpec],
+    cache: Cache,
+    graph: Path | None = None,
+    trains: bool = False,
+    report: Callable[[Cost], None] = lambda cost: None,
+) -> Cost:
+    """Each part counted once for all runs; `report` is told what is known after each, should the next one never end.
 
-    def produce(path: Path) -> None:
-        path.write_text(json.dumps(asdict(count(source, specs))))
+    `graph` is an export of the model, in which work that reaches no output is left out, as engines do. What cannot be
+    counted is None, with the reason on stderr, and is tried again by the next run; nothing that the model does raises
+    here.
+    """
+    code = [file_sha256(path) for path in _CODE]
+    common = [source_key(source), *code, *map(version, ("torch", "onnx"))]
+    found: dict[str, int] = {}
+    for name, part in parts(source, specs, graph, trains).items():
+        # An export's file is named after all that it depends on.
+        key = [*common, name, graph.name if graph and name == "graph" else ""]
 
-    return Cost(**json.loads(cache.entry("cost", key, ".json", produce)[0].read_text()))
+        def produce(path: Path, part: Part = part) -> None:
+            path.write_text(json.dumps(part()))
+
+        with reported(f"model {source.name!r}: {name} not counted"):
+            digest = hashlib.sha256("\n".join(key).encode()).hexdigest()
+            counted = json.loads(cache.entry("cost", digest, ".json", produce)[0].read_text())
+            found |= {field: min(value, found.get(field, value)) for field, value in counted.items()}
+        report(Cost(**found))
+    return Cost(**found)
 
 
-def count(source: ModelSource, specs: Sequence[TensorSpec]) -> Cost:
-    """What cannot be counted is None, with the reason on stderr; nothing that the model does raises here."""
-    return count_module(source, specs) if source.onnx is None else count_file(source.onnx, specs)
+def parts(source: ModelSource, specs: Sequence[TensorSpec], graph: Path | None, trains: bool) -> dict[str, Part]:
+    """How to count each part of a Cost; a part that cannot be counted raises. Of a field that two parts know the
+    smaller value holds. Training comes last: it is the slowest, and the likeliest to fail."""
+    if source.onnx is not None:
+        file = source.onnx
+        return {"file": lambda: count_file(file, specs)}
+    found: dict[str, Part] = {"inference": lambda: count_module(source, lambda model: inference_part(model, specs))}
+    if graph is not None:
+        found["graph"] = lambda: count_graph(graph, specs)
+    if trains:
+        found["training"] = lambda: count_module(source, lambda model: training_part(model, specs))
+    return found
 
 
-def count_module(source: ModelSource, specs: Sequence[TensorSpec]) -> Cost:
+def count_module(source: ModelSource, part: Callable[[nn.Module], dict[str, int]]) -> dict[str, int]:
     """Runs the eager module on the meta device, which computes shapes alone; where it cannot run there, on the CPU."""
     from exporters.load import build
 
-    found: dict[str, Any] = {}
-    makers: tuple[Callable[[ModelSource], nn.Module], ...] = (meta_module, build)
-    for make in makers:
-        with reported(f"model {source.name!r}: not counted with {make.__name__}"):
-            model = make(source)
-            found.setdefault("parameters", sum(parameter.numel() for parameter in model.parameters()))
-            if "inference_flops" not in found:
-                found["inference_flops"] = per_item(lambda n: forward_flops(model, specs, n))  # noqa: B023
-                found |= weights_read(model, specs)
-            found["training_flops"] = per_item(lambda n: training_flops(model, specs, n))  # noqa: B023
-            break
-    return Cost(**found)
+    try:
+        return part(meta_module(source))
+    except Exception as error:
+        print(f"model {source.name!r}: not counted on the meta device: {error!r}", file=sys.stderr)
+    return part(build(source))
+
+
+def inference_part(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, int]:
+    flops = per_item(lambda batch: forward_flops(model, specs, batch))
+    return {"inference_flops": flops, **weights_read(model, specs)}
+
+
+def training_part(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, int]:
+    return {"training_flops": per_item(lambda batch: training_flops(model, specs, batch))}
 
 
 def meta_module(source: ModelSource) -> nn.Module:
@@ -192,18 +231,31 @@ def tensors(model: nn.Module, specs: Sequence[TensorSpec], batch: int) -> list[A
     return [torch.from_numpy(array).to(device) for array in seeded_inputs(specs, batch)]
 
 
-def count_file(path: Path, specs: Sequence[TensorSpec]) -> Cost:
+def count_file(path: Path, specs: Sequence[TensorSpec]) -> dict[str, int]:
     """A user's ONNX file, from the shapes in its graph."""
-    found: dict[str, Any] = {}
-    with reported(f"{path}: not counted"):
-        model = read_onnx(path)
-        drop_data(model)
-        found["parameters"], weight_bytes = graph_weights(model)
-        fixed = fixed_batch(specs)
-        batches = _BATCHES if fixed is None else (fixed,)
-        found["inference_flops"] = per_item(lambda n: graph_flops(model, specs, n), batches)
-        found |= {"float_weights": 0, "other_weight_bytes": weight_bytes}
-    return Cost(**found)
+    flops, weights = graph_part(path, specs)
+    weight_bytes = sum(dtype.itemsize * elements for dtype, elements in weights.items())
+    return {"inference_flops": flops, "float_weights": 0, "other_weight_bytes": weight_bytes}
+
+
+def count_graph(path: Path, specs: Sequence[TensorSpec]) -> dict[str, int]:
+    """An exported graph, whose floats are of the export's precision."""
+    flops, weights = graph_part(path, specs)
+    whole = {dtype: elements for dtype, elements in weights.items() if dtype.kind in "biu"}
+    return {
+        "inference_flops": flops,
+        "float_weights": weights.total() - sum(whole.values()),
+        "other_weight_bytes": sum(dtype.itemsize * elements for dtype, elements in whole.items()),
+    }
+
+
+def graph_part(path: Path, specs: Sequence[TensorSpec]) -> tuple[int, Counter[np.dtype[Any]]]:
+    """FLOPs of one item, and the elements of the weights by type."""
+    model = read_onnx(path)
+    drop_data(model)
+    fixed = fixed_batch(specs)
+    batches = _BATCHES if fixed is None else (fixed,)
+    return per_item(lambda batch: graph_flops(model, specs, batch), batches), graph_weights(model)
 
 
 @contextlib.contextmanager

@@ -3,64 +3,84 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exporters.inputs import BATCH, TensorSpec
 
 if TYPE_CHECKING:
+    import numpy as np
     from onnx import GraphProto, ModelProto, NodeProto
 
 _SMALL = 1024
 """Elements of the largest initializer whose values shape inference may need: shapes, axes, paddings."""
+_CONVOLUTIONS = ("Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "ConvInteger", "QLinearConv")
+_PRODUCTS = ("Gemm", "FusedGemm", "MatMul", "FusedMatMul", "MatMulInteger", "QLinearMatMul")
+_COMPUTES = re.compile("Conv|Gemm|MatMul|Attention|Einsum|LSTM|GRU|RNN|MoE|Search|EPContext")
+"""Parts of the names of operators that multiply matrices, those of ONNX Runtime's own included."""
+_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
+"""Whose operators the pattern tells apart; any other's may do anything."""
 _DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 
 
-def graph_weights(model: ModelProto) -> tuple[int, int]:
-    """Elements of the floating-point initializers, and bytes of those that are read as a whole.
-
-    Tables of which nodes only gather rows are left out of the bytes.
-    """
+def graph_weights(model: ModelProto) -> Counter[np.dtype[Any]]:
+    """By type, the elements of the initializers that are read as a whole: no tables of which nodes only gather rows."""
     import onnx
 
     read = {name for node in model.graph.node for name in node.input[node.op_type.startswith("Gather") :]}
-    parameters = weight_bytes = 0
+    elements: Counter[np.dtype[Any]] = Counter()
     for tensor in model.graph.initializer:
-        dtype, size = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type), math.prod(tensor.dims)
-        parameters += size * (dtype.kind not in "biu")
-        weight_bytes += size * dtype.itemsize * (tensor.name in read)
-    return parameters, weight_bytes
+        if tensor.name in read:
+            elements[onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)] += math.prod(tensor.dims)
+    return elements
 
 
 def graph_flops(model: ModelProto, specs: Sequence[TensorSpec], batch: int) -> int:
-    """Counts from shapes that onnx infers; nodes inside a branch or a loop count 0.
+    """Counts from shapes that onnx infers.
 
-    Raises ValueError if the shape of a convolution or product does not follow from the inputs' shapes.
+    Raises ValueError if the shape of a convolution or product does not follow from the inputs' shapes, and for an
+    operator that computes and for which there is no formula.
     """
     graph, shapes = graph_shapes(model, specs, batch)
-    return sum(node_flops(node, shapes) for node in graph.node if node.domain in ("", "ai.onnx"))
+    return sum(node_flops(node, shapes) for node in graph.node)
 
 
 def node_flops(node: NodeProto, shapes: dict[str, tuple[int, ...]]) -> int:
     """Two per multiply-add: the result's elements times the length of the sum that makes one of them; of a transposed
     convolution, the input's elements times the weights that each one meets."""
-    if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+    if not computes(node):
         return 0
-    x, weight, y = (shapes.get(name, ()) for name in (*node.input[:2], node.output[0]))
-    if not (x and weight and y) or 0 in (*x, *weight, *y):
+    switches = {attribute.name for attribute in node.attribute if attribute.i}
+    transposed = node.op_type == "ConvTranspose"
+    known = transposed or node.op_type in (*_CONVOLUTIONS, *_PRODUCTS)
+    if node.domain not in _DOMAINS or not known or "transBatchA" in switches:
+        raise ValueError(f"there is no count of {node.domain or 'ai.onnx'}'s {node.op_type} {node.name!r}")
+    second = 3 if node.op_type.startswith("QLinear") else 1  # after the first operand's scale and zero point
+    x, weight, y = (shapes.get(name) for name in (node.input[0], node.input[second], node.output[0]))
+    if x is None or weight is None or y is None or 0 in (*x, *weight, *y):
         raise ValueError(f"the shapes of {node.op_type} {node.name!r} are unknown")
-    if node.op_type == "Conv":
-        return 2 * math.prod(y) * math.prod(weight[1:])
-    if node.op_type == "ConvTranspose":
+    if transposed:
         return 2 * math.prod(x) * math.prod(weight[1:])
-    transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
-    return 2 * math.prod(y) * (x[0] if transposed else x[-1])
+    if node.op_type in _CONVOLUTIONS:
+        return 2 * math.prod(y) * math.prod(weight[1:])
+    return 2 * math.prod(y) * (x[-2] if "transA" in switches and len(x) > 1 else x[-1])
+
+
+def computes(node: NodeProto) -> bool:
+    """Whether the node, or one in a branch or a loop of it, may multiply matrices."""
+    if node.domain not in _DOMAINS or _COMPUTES.search(node.op_type):
+        return True
+    subgraphs = (graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs))
+    return any(computes(inner) for graph in subgraphs for inner in graph.node)
 
 
 def graph_shapes(
     model: ModelProto, specs: Sequence[TensorSpec], batch: int
 ) -> tuple[GraphProto, dict[str, tuple[int, ...]]]:
-    """The graph, its functions inlined, and every tensor's shape; 0 is a size that cannot be inferred."""
+    """The graph, its functions inlined, and the tensors' shapes; 0 is a size that cannot be inferred, and a tensor of
+    which not even the rank can is left out."""
     import onnx
     from onnx.inliner import inline_local_functions
 
@@ -74,7 +94,8 @@ def graph_shapes(
     graph = onnx.shape_inference.infer_shapes(sized, data_prop=True).graph
     shapes = {t.name: tuple(t.dims) for t in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
-        shapes[value.name] = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        if value.type.tensor_type.HasField("shape"):  # a scalar's is there, and empty
+            shapes[value.name] = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
     return graph, shapes
 
 

@@ -17,7 +17,10 @@ Seconds = Annotated[float, Gt(0)]
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of one case: sampling time, sample counts, and the seconds after which its process is ended."""
+    """Limits of one case: sampling time, sample counts, and the seconds after which its process is ended.
+
+    Sampling stops early only with an interval, which needs 30 samples: a `min_samples` below that changes nothing.
+    """
 
     __pydantic_config__ = {"extra": "forbid", "strict": False}  # noqa: RUF012 -- read by pydantic, which config.py validates this with
 

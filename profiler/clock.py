@@ -21,7 +21,8 @@ Samples = dict[str, list[float]]
 
 _LEAD_IN = 2
 """Calls after a synchronize that are not timed: they start on an idle device, whatever the steady state is."""
-_GATE_SLACK_MS = 0.5
+GATE_SLACK_MS = 0.5
+"""How much longer a gate is held than twice the time that enqueueing takes."""
 _GATE_LONGEST_MS = 400.0
 _CAPTURED_READS = 10
 """Calls a chunk from which the boundaries inside a captured graph are read: each of them has to be synchronized."""
@@ -174,17 +175,13 @@ class CudaClock:
         """Hold the stream behind a spin kernel while one call is enqueued, as NVBench does; see DESIGN's clock `gpu`.
 
         One call a gate, since work that is queued behind a call can slow it: ONNX Runtime's ResNet-50 (fp16, batch 16,
-        H200) takes 2.45 ms alone and 2.79 ms with another call behind it. A gate that opened too early is tried again,
-        longer; a call of more launches than the queue holds (about 1,000) overruns any.
+        H200) takes 2.45 ms alone and 2.79 ms with another call behind it.
         """
         taken: list[float] = []
-        gate_ms = 2 * enqueue_ms * block + _GATE_SLACK_MS
         while len(taken) < calls:
-            ms = self._gate(run, block, min(gate_ms, _GATE_LONGEST_MS))
+            ms = self._held(run, enqueue_ms, block)
             if ms is not None:
                 taken.append(ms / block)
-            elif gate_ms < _GATE_LONGEST_MS:
-                gate_ms *= 4
             elif block > 1:
                 block //= 2
             else:
@@ -220,6 +217,18 @@ class CudaClock:
             samples[name] = self.time_calls(copy, calls)["event"]
             self._captured = captured
         return samples
+
+    def _held(self, run: Run, enqueue_ms: float, block: int) -> float | None:
+        """Milliseconds of `block` calls behind a gate; one that opened too early is tried again, longer.
+
+        None if the longest one did, as it does for more launches than the queue holds (about 1,000).
+        """
+        gate_ms = 2 * enqueue_ms * block + GATE_SLACK_MS
+        while True:
+            ms = self._gate(run, block, min(gate_ms, _GATE_LONGEST_MS))
+            if ms is not None or gate_ms >= _GATE_LONGEST_MS:
+                return ms
+            gate_ms *= 4
 
     def _gate(self, run: Run, block: int, gate_ms: float) -> float | None:
         """Milliseconds of `block` calls behind one gate, or None if it opened before all of them were enqueued."""

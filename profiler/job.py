@@ -7,6 +7,7 @@ import json
 import os
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,9 +24,10 @@ from profiler.document import ConfigError, nearest
 from profiler.environment import Target, choose_device, describe
 from profiler.plan import estimate_seconds, make_plan
 from profiler.process import Call, run_all, start_forkserver
-from profiler.run import Runner
+from profiler.result import Result
+from profiler.run import REMEASURED, Runner
 from profiler.store import RunFolder
-from profiler.table import write_tables
+from profiler.table import summary, write_tables
 from profiler.terminal import print_results
 from profiler.walltime import describe as describe_time
 
@@ -90,7 +92,7 @@ def _measure(
     target: Target,
     environment: dict[str, Any],
 ) -> int:
-    done = {case_id for case_id, result in run.results().items() if not request.retry or result.status == "ok"}
+    done = {case_id for case_id, result in run.results().items() if _is_done(result, request.retry)}
     waiting = [case for case in cases if case.id not in done]
     runnable = sum(case.unsupported is None for case in waiting)
     console.print(Text(f"{target.name}: {runnable} of {len(waiting)} cases can run; into {run.path}"), soft_wrap=True)
@@ -103,11 +105,14 @@ def _measure(
         except KeyboardInterrupt:
             interrupted = True
     results, samples = run.write_parquet(config.suite, make_plan(config, target.kind), environment)
-    write_tables(run.tables, results, samples)
-    print_results(console, results, samples)
+    lines = summary(results, samples)
+    write_tables(run.tables, results, lines)
+    print_results(console, results, lines)
     if waiting:
         split = runner.wall.split()
-        run.write_environment({**environment, "wall_seconds": {k: round(v, 3) for k, v in split.items()}})
+        total = Counter(environment.get("wall_seconds", {}))
+        total.update(split)
+        run.write_environment({**environment, "wall_seconds": {k: round(v, 3) for k, v in total.most_common()}})
         console.print(Text(f"\n{describe_time(split)}"))
     console.print(Text(f"\nEverything stands in {run.path}"), soft_wrap=True)
     if interrupted:
@@ -118,6 +123,14 @@ def _measure(
     if "ok" not in statuses or (request.strict and statuses - {"ok", "unsupported"}):
         return 1
     return 0
+
+
+def _is_done(result: Result, retry: bool) -> bool:
+    """Whether a resumed run leaves it as it is: not what was interrupted before a slowed-down card's second time."""
+    second = any(warning.startswith(REMEASURED) for warning in result.warnings)
+    if result.telemetry.get("throttled") and not second:
+        return False
+    return not retry or result.status == "ok"
 
 
 def _config_path(request: Request) -> Path:
@@ -186,8 +199,8 @@ def _open_run(request: Request, config: Config, target: Target, environment: dic
                     f"--resume {request.resume}: the run was made with {key} {before.get(key)}, here it is "
                     f"{environment.get(key)}; figures of the two do not belong into one table: start a new run"
                 )
-        if before.get("roofs"):
-            environment["roofs"] = before["roofs"]
+        environment |= {key: before[key] for key in ("roofs", "wall_seconds") if before.get(key)}
+        environment["earlier_commands"] = [*before.get("earlier_commands", []), before.get("command")]
     run.write_environment(environment)
     return run
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from profiler.case import Budget
-from profiler.clock import Clock, Mark, Samples
+from profiler.clock import GATE_SLACK_MS, Clock, Mark, Samples
 from profiler.statistics import StopRule, median
 
 Now = Callable[[], float]
@@ -22,8 +22,9 @@ _WARM_UP_CALLS, _WARM_UP_SECONDS = 10, 0.2
 _WARM_UP_AGREEMENT = 0.02
 _CHUNK_SECONDS = 0.1
 _THROUGHPUT_SECONDS = 0.5
-_ENERGY_SECONDS = 5.0
+ENERGY_SECONDS = 5.0
 """The counter moves only some ten to fifty times a second, so a loop of this length is known to about 1 %."""
+_CONTRADICTION = 1.1
 _SHARES = {"headline": 0.5, "synchronized": 0.2, "gated": 0.3}
 """How a CUDA case divides its sampling seconds among the clocks; on the CPU there is one clock, which has them all."""
 
@@ -117,10 +118,9 @@ def measure(
     rule = StopRule(5, budget.max_samples, budget.seconds * _SHARES["synchronized"])
     _sample(result.samples, "host", rule, expected_ms, lambda n: clock.time_synchronized(session.run, n), report, now)
     _gated(session, clock, budget, block, result, now)
-    result.throughput = clock.throughput(
-        session.run, _THROUGHPUT_SECONDS, median(result.samples[clock.headline]) or expected_ms
-    )
-    result.warnings += host_bound(result.samples)
+    event_ms = median(result.samples[clock.headline]) or expected_ms
+    result.throughput = clock.throughput(session.run, _THROUGHPUT_SECONDS, event_ms)
+    result.warnings += host_bound(result.samples) + inconsistent(event_ms, 1000 / result.throughput)
     return result
 
 
@@ -132,7 +132,7 @@ def energy_per_call(
     chunk, calls = max(1, round(500 / max(call_ms, 1e-3))), 0
     clock.synchronize()
     before, start = energy_mj(), now()
-    while now() - start < _ENERGY_SECONDS:
+    while now() - start < ENERGY_SECONDS:
         for _ in range(chunk):
             session.run(_ignore)
         clock.synchronize()
@@ -147,37 +147,61 @@ def host_bound(samples: Samples) -> list[str]:
     not the host that makes them: the device itself is slower with more work in its queue.
     """
     event, gpu, enqueue = (median(samples.get(name, [])) for name in ("event", "gpu", "enqueue"))
-    if not event or not gpu:
+    if not event:
         return []
-    gaps = event / gpu > 1.05
-    if enqueue is None or enqueue > 0.8 * gpu:
-        if gaps:
+    if not gpu:
+        gaps = enqueue is not None and enqueue > 0.8 * event
+        return [f"host-bound: of {event:.3g} ms a call the host enqueues for {enqueue:.3g} ms"] if gaps else []
+    slow_host = enqueue is None or enqueue > 0.8 * gpu
+    if event / gpu > 1.05:
+        if slow_host:
             return [f"host-bound: of {event:.3g} ms a call the device works {gpu:.3g} ms"]
-        if enqueue is not None:
-            return [
-                f"host-bound: enqueueing takes {enqueue:.3g} ms of the device's {gpu:.3g} ms; a slower host would show"
-            ]
-    elif gaps:
         return [f"queue-bound: {event:.3g} ms a call with more calls queued behind it, {gpu:.3g} ms alone"]
+    if slow_host and enqueue is not None:
+        return [f"host-bound: enqueueing takes {enqueue:.3g} ms of the device's {gpu:.3g} ms; a slower host would show"]
     return []
+
+
+def inconsistent(event_ms: float, call_ms: float) -> list[str]:
+    """The warning that two clocks contradict each other by over 10 %, as they do where the machine was disturbed.
+
+    `call_ms` is a call's time in the back-to-back loop, which events measure one by one.
+    """
+    if max(event_ms / call_ms, call_ms / event_ms) <= _CONTRADICTION:
+        return []
+    return [f"inconsistent: {event_ms:.3g} ms a call by events, {call_ms:.3g} ms in the back-to-back loop"]
 
 
 def _gated(session: Runnable, clock: Clock, budget: Budget, block: int, result: Measurement, now: Now) -> None:
     enqueue = median(result.samples["enqueue"]) or 1.0
-    # What a sample takes: the gate is held for about twice the enqueueing, then the call runs.
-    call_ms = block * (2 * enqueue + (median(result.samples[clock.headline]) or 1.0))
-    rule = StopRule(5, budget.max_samples, budget.seconds * _SHARES["gated"])
+    event = median(result.samples[clock.headline]) or 1.0
     gated: Samples = {}
-    start = now()
-    while True:
-        samples = clock.time_gated(session.run, enqueue, _chunk(call_ms), block)
-        if samples is None:
-            result.warnings.append("gate-overrun: the launches of one call outlast any gate")
-            return
-        gated.setdefault("gpu", []).extend(samples["gpu"])
-        if rule.reason(gated["gpu"], now() - start):
-            break
+    # What a sample takes: the gate is held for about twice the enqueueing, then the call runs.
+    sample_ms = block * (2 * enqueue + event) + GATE_SLACK_MS
+    try:
+        _sample(
+            gated,
+            "gpu",
+            StopRule(5, budget.max_samples, budget.seconds * _SHARES["gated"]),
+            sample_ms,
+            lambda n: _held(clock.time_gated(session.run, enqueue, n, block)),
+            lambda samples: None,
+            now,
+        )
+    except _GateOverrun:
+        result.warnings.append("gate-overrun: the launches of one call outlast any gate")
+        return
     result.samples |= gated
+
+
+class _GateOverrun(Exception):
+    pass
+
+
+def _held(samples: Samples | None) -> Samples:
+    if samples is None:
+        raise _GateOverrun
+    return samples
 
 
 def _sample(
@@ -192,18 +216,14 @@ def _sample(
     """Take chunks of samples until the rule says why to stop. A chunk lasts about 0.1 s, and one call at least."""
     start = now()
     while True:
-        count = max(1, min(_chunk(call_ms), rule.max_samples - len(into.get(watched, []))))
+        chunk = int(_CHUNK_SECONDS * 1000 / max(call_ms, 1e-3))
+        count = max(1, min(chunk, rule.max_samples - len(into.get(watched, []))))
         for name, values in take(count).items():
             into.setdefault(name, []).extend(values)
         reason = rule.reason(into[watched], now() - start)
         if reason is not None:
             return reason
         report(into)
-
-
-def _chunk(call_ms: float) -> int:
-    """How many calls of that length are taken between two looks at the stop rule."""
-    return max(1, int(_CHUNK_SECONDS * 1000 / max(call_ms, 1e-3)))
 
 
 def _window(session: Runnable, clock: Clock, calls: int, now: Now) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 from engines.catalog import ENGINES
 from exporters.cache import default_root
 from exporters.catalog import CATALOG
+from exporters.cost import Cost
 from exporters.source import ModelSource
 from profiler.case import Budget, Case
 from profiler.environment import available_memory_mib, usable_cores
@@ -49,15 +50,6 @@ def prepare(
     for name, outcome in zip(sources, outcomes, strict=True):
         prepared[name] = outcome.value if outcome.status == "ok" else Prepared(failures={"model": _failed(outcome)})
 
-    # In processes of their own: a model that crashes or hangs while it is counted is measured all the same.
-    counted = [name for name in sources if not prepared[name].failures]
-    counts = [call("prepare_cost", (sources[name], prepared[name].specs, cache), f"prepare-{name}") for name in counted]
-    counts = [replace(count, timeout=min(_COUNT_SECONDS, count.timeout)) for count in counts]
-    outcomes = run_all(counts, _slots(list(sources.values())), lambda done: tick("counts of FLOPs", done, len(counts)))
-    for name, outcome in zip(counted, outcomes, strict=True):
-        if outcome.status == "ok":
-            prepared[name] = replace(prepared[name], cost=outcome.value)
-
     wanted = dict.fromkeys(
         (case.model, graph_of(case.precision))
         for case in runnable
@@ -76,6 +68,33 @@ def prepare(
             prepared[name] = replace(old, onnx={**old.onnx, graph: onnx}, export_s={**old.export_s, graph: seconds})
         else:
             prepared[name] = replace(old, failures={**old.failures, graph: _failed(outcome)})
+
+    # In processes of their own: a model that crashes or hangs while it is counted is measured all the same. After the
+    # exports, which show what of the model reaches an output.
+    trained = {case.model for case in runnable if case.pass_ == "training"}
+    counted = [name for name in sources if "model" not in prepared[name].failures]
+    counts = [
+        call("prepare_cost", (sources[name], prepared[name], name in trained, cache), f"prepare-{name}")
+        for name in counted
+    ]
+    counts = [replace(count, timeout=min(_COUNT_SECONDS, count.timeout)) for count in counts]
+    slots = _slots([sources[name] for name in counted])
+    outcomes = run_all(counts, slots, lambda done: tick("counts of FLOPs", done, len(counts)))
+    for name, count, outcome in zip(counted, counts, outcomes, strict=True):
+        cost = outcome.value if outcome.status == "ok" else outcome.partial.get("cost", Cost())
+        prepared[name] = replace(prepared[name], cost=cost)
+        if outcome.status != "ok":
+            reason = f"ended after {count.timeout:g} s" if outcome.status == "timeout" else outcome.reason
+            with count.log.open("a") as log:
+                log.write(f"model {name!r}: FLOPs not counted: {reason}\n")
+        missing = [
+            pass_
+            for pass_, planned in (("inference", True), ("training", name in trained))
+            if planned and cost.flops(pass_) is None
+        ]
+        if missing:
+            what = f"no roofline of {name}'s {' and '.join(missing)}, whose FLOPs were not counted: see {count.log}"
+            tick(what, len(counts), len(counts))
     return prepared
 
 

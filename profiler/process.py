@@ -101,7 +101,6 @@ class Child:
         """When each phase was entered first, on time.monotonic()."""
         self._seconds: dict[str, float] = {}
         self._partial: dict[str, Any] = {}
-        self._end: Outcome | None = None
         self._oom_kills = _oom_kills()
         self._connection, theirs = _CONTEXT.Pipe(duplex=False)
         self.process = _CONTEXT.Process(target=_enter, args=(theirs, call))

@@ -11,7 +11,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from engines.catalog import Device
 from profiler.case import Case
@@ -26,14 +26,18 @@ Roofs = Mapping[str, float]
 """`fp32_tflops`, `tf32_tflops`, `fp16_tflops`, `bf16_tflops` (10¹² FLOPs a second); `copy_gb_s` (10⁹ bytes read and
 written a second); `cache_mib`, the size of the last-level cache. What could not be measured is left out."""
 
+Floor = tuple[float, Literal["arithmetic", "memory"]]
+"""The shortest time in ms that the roofs allow, and which limit binds."""
+
 MIB = 2**20
 _FEWEST, _MOST = 3, 50
 _SECONDS = 0.2
 """Of timing a kernel; a case's own sampling time if that is shorter. A kernel of which fewer than two calls fit is not
 tried."""
 _IMPOSSIBLE = 2.5
-"""How many times below its floor a time is a mistake. Winograd's F(2×2, 3×3) saves a factor of 2.25 of a convolution's
-multiplications (https://arxiv.org/abs/1509.09308), and spends part of it on transformations."""
+"""How many times below its floor a time is not trusted any more. That is a judgement: Winograd's F(2×2, 3×3) needs 2.25
+times fewer multiplications for a convolution and F(4×4, 3×3) 4 times fewer (https://arxiv.org/abs/1509.09308), but both
+spend part of that on transformations, and a network is not made of such convolutions alone."""
 _TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -86,33 +90,63 @@ def place(
     precision: str | None,
     roofs: Roofs,
 ) -> dict[str, float | None]:
-    """The columns flops_per_item, tflops, fraction_of_peak and floor_ms; what does not follow is None.
-
-    `moved_bytes` are the weights, inputs and outputs of one call. Of these only what the last-level cache cannot hold
-    has to be moved in every one of the calls, which repeat back to back.
-    """
-    tflops = fraction = floor = None
-    peak, copy = roofs.get(f"{precision}_tflops"), roofs.get("copy_gb_s")
+    """The columns flops_per_item, tflops, fraction_of_peak and floor_ms; what does not follow is None."""
+    tflops = fraction = None
+    peak = roofs.get(f"{precision}_tflops")
+    lowest = floor(flops_per_item, batch_size, moved_bytes, precision, roofs)
     if flops_per_item is not None and latency_ms:
         tflops = flops_per_item * batch_size / latency_ms / 1e9
         fraction = tflops / peak if peak else None
-    if flops_per_item is not None and moved_bytes is not None and peak and copy:
-        uncached = max(0.0, moved_bytes - roofs.get("cache_mib", 0.0) * MIB)
-        floor = max(flops_per_item * batch_size / peak / 1e9, uncached / copy / 1e6)
-    return {"flops_per_item": flops_per_item, "tflops": tflops, "fraction_of_peak": fraction, "floor_ms": floor}
+    return {
+        "flops_per_item": flops_per_item,
+        "tflops": tflops,
+        "fraction_of_peak": fraction,
+        "floor_ms": lowest and lowest[0],
+    }
 
 
-def judge(fastest_ms: float | None, floor_ms: float | None) -> tuple[str | None, list[str]]:
+def floor(
+    flops_per_item: float | None, batch_size: int, moved_bytes: float | None, precision: str | None, roofs: Roofs
+) -> Floor | None:
+    """The longer of the two limits' times, or None.
+
+    `moved_bytes` are the weights, inputs and outputs of one call. Of these only what the last-level cache cannot hold
+    has to be moved in every one of the calls, which repeat back to back; where its size is unknown that may be
+    nothing.
+    """
+    peak, copy, cache_mib = roofs.get(f"{precision}_tflops"), roofs.get("copy_gb_s"), roofs.get("cache_mib")
+    if flops_per_item is None or moved_bytes is None or not peak or not copy:
+        return None
+    uncached = max(0.0, moved_bytes - cache_mib * MIB) if cache_mib else 0.0
+    arithmetic, memory = flops_per_item * batch_size / peak / 1e9, uncached / copy / 1e6
+    return (memory, "memory") if memory > arithmetic else (arithmetic, "arithmetic")
+
+
+def judge(fastest_ms: float | None, floor: Floor | None) -> tuple[str | None, list[str]]:
     """Why a time so far below its floor makes the row `failed`, or None; then a warning if it is below at all."""
-    if not fastest_ms or not floor_ms or fastest_ms >= floor_ms:
+    if not fastest_ms or not floor or fastest_ms >= floor[0]:
         return None, []
+    floor_ms, limit = floor
     times = floor_ms / fastest_ms
-    below = f"{_figure(fastest_ms)} ms is {times:.3g} times faster than the roofline's {_figure(floor_ms)} ms"
+    below = (
+        f"{_figure(fastest_ms)} ms is {times:.3g} times faster than the roofline's {_figure(floor_ms)} ms, "
+        f"of which {limit} is the limit"
+    )
     if times <= _IMPOSSIBLE:
-        return None, [f"below-floor: {below}; Winograd and fusion can do that"]
+        arithmetic = "convolutions by Winograd need fewer multiplications"
+        memory = "reading can be faster than the copy that was measured, and an engine may store weights in less"
+        return None, [f"below-floor: {below}; {arithmetic if limit == 'arithmetic' else memory}"]
+    if limit == "arithmetic":
+        excuse = (
+            "Winograd's F(4×4) can do with a quarter of a convolution's multiplications, but hardly of a whole call's"
+        )
+        work = "the call computes all that flops_per_item counts"
+    else:
+        excuse = "reading is hardly so much faster than the copy that was measured"
+        work = "the call reads all of the weights"
     return (
-        f"{below}, which no algorithm can do: part of the work was left out, or something else was using the device "
-        "when its roofs were measured"
+        f"{below}; the figure is not trusted, for {excuse}. Check that its clock waits for the end of the call, that "
+        f"{work}, and that nothing else used the device when its roofs were measured"
     ), []
 
 
@@ -206,13 +240,18 @@ def _gpu_cache_mib() -> float:
 
 
 def cpu_cache_mib(root: Path = Path("/sys/devices/system/cpu")) -> float:
-    """The last-level caches of this process's processors together, as the kernel tells them; 0 if it does not."""
+    """The last-level caches of this process's processors together, as the kernel tells them.
+
+    Raises LookupError if it does not.
+    """
     found: dict[tuple[int, str], float] = {}
     for cache in root.glob("cpu[0-9]*/cache/index*"):
         if int(cache.parts[-3].removeprefix("cpu")) in os.sched_getaffinity(0):
             level, size, cpus = ((cache / name).read_text().strip() for name in ("level", "size", "shared_cpu_list"))
             found[int(level), cpus] = int(size.removesuffix("K")) / 1024
-    last = max((level for level, _ in found), default=0)
+    if not found:
+        raise LookupError(f"{root} tells of no caches")
+    last = max(level for level, _ in found)
     return sum(size for (level, _), size in found.items() if level == last)
 
 

@@ -20,6 +20,8 @@ from profiler.walltime import WallTime
 
 _TICK_SECONDS = 0.2
 _ROOF_SECONDS = 60.0
+REMEASURED = "remeasured"
+"""The warning of a row that was measured a second time."""
 
 
 class Display(Protocol):
@@ -69,35 +71,37 @@ class Runner:
             prepared = prepare(waiting, self.budget, self.run.logs, self.path, self.display.preparing)
         with self.wall.span("roofs"):
             roofs = self._roofs([case for case in waiting if failure(case, prepared[case.model]) is None])
+        tasks = [Task(case, prepared[case.model], self.budget, self._uuid, self.energy, roofs) for case in waiting]
         pace = _Pace(waiting, self.budget)
         slowed: list[Task] = []
         with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
-            for number, case in enumerate(waiting):
-
-                def tick(phase: str, case: Case = case, number: int = number) -> None:
-                    self.display.measuring(case, phase, number, len(waiting), pace.seconds_left(number))
-
-                tick("start")
-                task = Task(case, prepared[case.model], self.budget, self._uuid, self.energy, roofs)
-                why_not = failure(case, task.prepared)
-                result = (
-                    Result(case.id, *why_not)
-                    if why_not is not None
-                    else measure_one(task, self.run.logs, self.path, tick, watcher)
-                )
+            for number, task in enumerate(tasks):
+                result = self._measure_one(task, watcher, number, len(tasks), pace.seconds_left(number))
                 if result.telemetry.get("throttled"):
                     slowed.append(task)
                 pace.ended(number, sum(result.phases.values()))
-                self._keep(case, result)
-            for task in slowed:
-                result = measure_one(task, self.run.logs, self.path, lambda phase: None, watcher)
-                result.warnings.append("remeasured: first taken while the card slowed down")
                 self._keep(task.case, result)
+            for number, task in enumerate(slowed):
+                result = self._measure_one(task, watcher, number, len(slowed), 0.0)
+                # A second time that failed is no reason to lose the first.
+                if result.status == "ok":
+                    result.warnings.append(f"{REMEASURED}: first taken while the card slowed down")
+                    self._keep(task.case, result)
+
+    def _measure_one(self, task: Task, watcher: Watcher, number: int, total: int, seconds_left: float) -> Result:
+        def tick(phase: str) -> None:
+            self.display.measuring(task.case, phase, number, total, seconds_left)
+
+        tick("start")
+        why_not = failure(task.case, task.prepared)
+        if why_not is not None:
+            return Result(task.case.id, *why_not)
+        return measure_one(task, self.run.logs, self.path, tick, watcher)
 
     def _keep(self, case: Case, result: Result) -> None:
+        self.wall.add(result.phases)
         with self.wall.span("write"):
             self.run.append(result)
-        self.wall.add(result.phases)
         self.display.ended(case, result)
 
     def _roofs(self, cases: Sequence[Case]) -> Roofs:
@@ -136,9 +140,13 @@ def measure_one(task: Task, logs: Path, path: tuple[str, ...], tick: Callable[[s
     result = _result(task.case, outcome)
     result.entered = child.entered
     if result.status == "ok":
-        # The checks open a second session, and none of it is the case's.
-        readings = watcher.between(child.entered["fork"], child.entered["check"])
-        _add_readings(result, readings, [r for r in readings if r.seconds >= child.entered["measure"]])
+        # The checks open a second session, and none of it is the case's; the energy loop loads the card differently.
+        entered = child.entered
+        readings = watcher.between(entered["fork"], entered["check"])
+        sampled = entered["measure"], entered.get("energy", entered["check"])
+        _add_readings(result, readings, [r for r in readings if sampled[0] <= r.seconds <= sampled[1]])
+        if watcher.ended():
+            result.warnings.append("telemetry: the process that reads the GPU's sensors ended; see logs/telemetry.log")
     if log.exists() and not log.stat().st_size:
         log.unlink()
     return result
@@ -158,7 +166,7 @@ def _add_readings(result: Result, readings: Sequence[Reading], measured: Sequenc
     result.telemetry |= summarize(measured)
     reasons = 0
     for reading in measured:
-        reasons |= reading.reasons
+        reasons |= reading.reasons or 0
     result.warnings += [f"throttled: {name}" for name in slowdowns(reasons)]
     if power_capped(reasons):
         result.warnings.append("power-cap: the card was at its power limit, which lowers its clocks")

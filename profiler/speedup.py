@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from profiler.statistics import REPLICATES_FOR_A_VERDICT, Floats, Interval, Verdict, ratio_interval, verdict
+from profiler.statistics import (
+    REPLICATES_FOR_A_VERDICT,
+    Floats,
+    Interval,
+    Side,
+    Verdict,
+    ratio_between,
+    ratio_interval,
+    verdict,
+)
 
 GROUP = ["model", "pass", "batch_size"]
 BASES = (("eager", "fp32"), ("ort", "native"))
@@ -18,6 +28,8 @@ Line = dict[str, Any]
 """A row of table.summary: figures in milliseconds, `clock`, and as `case_id` the list of its replicates."""
 Series = Mapping[tuple[str, str], Floats]
 """Samples in milliseconds by case and clock."""
+Sides = Callable[[tuple[str, ...], str, int], Side]
+"""The samples of some cases on a clock, as a side of ratios with that seed."""
 
 _VERDICT_CLOCKS = {"event": ("gpu", 0.01), "host": ("host", 0.03)}
 """By headline clock the clock of verdicts, and the margin within which they see no difference.
@@ -30,10 +42,11 @@ On CUDA a verdict is on device time, which the host's launches do not blur; a CP
 class Comparison:
     """How many times faster a line is than another, on the headline clock and on the verdict's, with 95 % intervals.
 
-    The intervals are between processes where there are three replicates a side; only then there is a verdict.
+    The intervals are between processes where there are three replicates a side; only then there is a verdict, and the
+    ratios are of geometric means, which lie within such an interval as ratios of medians need not.
     """
 
-    ratio: float
+    ratio: float | None
     interval: Interval | None
     device_ratio: float | None
     device_interval: Interval | None
@@ -56,24 +69,21 @@ class Comparison:
         }
 
 
-def compare(base: Line, line: Line, series: Series) -> Comparison:
+def compare(base: Line, line: Line, sides: Sides) -> Comparison:
     """How many times faster `line` is than `base`."""
     between = _replicated(base, line)
     clock = line["clock"]
     device, margin = _VERDICT_CLOCKS[clock]
 
-    def interval(clock: str) -> Interval | None:
-        of_base, of_line = (
-            [series.get((case_id, clock), np.empty(0)) for case_id in side["case_id"]] for side in (base, line)
-        )
-        return ratio_interval(of_base, of_line)
+    def on(clock: str, column: str) -> tuple[float | None, Interval | None]:
+        of_base, of_line = sides(tuple(base["case_id"]), clock, 1), sides(tuple(line["case_id"]), clock, 1001)
+        ratio = ratio_between(of_base, of_line) if between else None
+        if ratio is None and None not in (base[column], line[column]):
+            ratio = base[column] / line[column]
+        return ratio, ratio_interval(of_base, of_line)
 
-    ratio, headline = base["latency_ms"] / line["latency_ms"], interval(clock)
-    device_ratio, on_device = ratio, headline
-    if device != clock:
-        figures = base[f"{device}_ms"], line[f"{device}_ms"]
-        device_ratio = figures[0] / figures[1] if None not in figures else None
-        on_device = interval(device)
+    ratio, headline = on(clock, "latency_ms")
+    device_ratio, on_device = (ratio, headline) if device == clock else on(device, f"{device}_ms")
     judged = verdict(on_device, margin) if between and on_device else None
     return Comparison(ratio, headline, device_ratio, on_device, between, judged)
 
@@ -83,6 +93,11 @@ def speedups(lines: Sequence[Line], series: Series) -> list[Line]:
 
     A group's fastest line says in `indistinguishable_from` whether replicates do not tell it from the runner-up.
     """
+
+    @cache
+    def sides(cases: tuple[str, ...], clock: str, seed: int) -> Side:
+        return Side([series.get((case_id, clock), np.empty(0)) for case_id in cases], seed)
+
     found: list[Line] = [{} for _ in lines]
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, line in enumerate(lines):
@@ -93,9 +108,9 @@ def speedups(lines: Sequence[Line], series: Series) -> list[Line]:
         base = next((named[name] for name in BASES if name in named), None)
         if base is not None:
             for i in members:
-                found[i] = _against_base(base, lines[i], series)
+                found[i] = _against_base(base, lines[i], sides)
         best, *others = (lines[i] for i in members)
-        if others and _replicated(best, others[0]) and compare(others[0], best, series).verdict == "indistinguishable":
+        if others and _replicated(best, others[0]) and compare(others[0], best, sides).verdict == "indistinguishable":
             found[members[0]]["indistinguishable_from"] = f"{others[0]['variant']} {others[0]['precision']}"
     return found
 
@@ -104,8 +119,8 @@ def _replicated(*lines: Line) -> bool:
     return min(len(line["case_id"]) for line in lines) >= REPLICATES_FOR_A_VERDICT
 
 
-def _against_base(base: Line, line: Line, series: Series) -> Line:
+def _against_base(base: Line, line: Line, sides: Sides) -> Line:
     name = f"{base['precision']} {base['variant']}"
     if line is base:
         return {"base": name, "speedup": 1.0, "device_speedup": 1.0}
-    return {"base": name, **compare(base, line, series).columns()}
+    return {"base": name, **compare(base, line, sides).columns()}

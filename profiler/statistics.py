@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -138,21 +139,59 @@ def replicated_medians(series: Sequence[ArrayLike], seed: int = 0) -> Floats:
     return np.asarray(np.median(np.take_along_axis(within, picks, axis=0), axis=0))
 
 
-def ratio_interval(numerator: Sequence[ArrayLike], denominator: Sequence[ArrayLike]) -> Interval | None:
-    """The 95 % interval of the ratio of two medians, each side one series of samples a process.
+class Side:
+    """One side of a ratio: a series of samples a process. It is bootstrapped once, however many ratios it stands in.
+
+    The sides of one ratio need seeds of their own, or the same resamples would be drawn of both.
+    """
+
+    def __init__(self, series: Sequence[ArrayLike], seed: int) -> None:
+        self._series = [np.asarray(samples, dtype=float) for samples in series]
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._series)
+
+    @cached_property
+    def log_medians(self) -> Floats | None:
+        """One a process; None where one has no samples."""
+        if not all(samples.size for samples in self._series):
+            return None
+        return np.asarray(np.log([np.median(samples) for samples in self._series]))
+
+    @cached_property
+    def resampled(self) -> Floats | None:
+        """Bootstrap medians over the processes; None where one has fewer than 30 effective samples."""
+        if any(effective_size(samples) < EFFECTIVE_NEEDS for samples in self._series):
+            return None
+        return replicated_medians(self._series, self._seed)
+
+    @cached_property
+    def blocks(self) -> float:
+        """How many blocks a resample has, at the fewest of any process."""
+        return min(map(_blocks, self._series))
+
+
+def ratio_between(numerator: Side, denominator: Side) -> float | None:
+    """The ratio of the geometric means of the processes' medians: the middle of the interval between processes."""
+    if numerator.log_medians is None or denominator.log_medians is None:
+        return None
+    return math.exp(numerator.log_medians.mean() - denominator.log_medians.mean())
+
+
+def ratio_interval(numerator: Side, denominator: Side) -> Interval | None:
+    """The 95 % interval of the ratio of two sides.
 
     From three processes a side it is between processes: Welch's t interval of the logarithms of the processes' medians.
     From fewer it is the bootstrap's, and None where a process has fewer than 30 effective samples.
     """
-    every = (*numerator, *denominator)
     if min(len(numerator), len(denominator)) >= REPLICATES_FOR_A_VERDICT:
-        if not all(np.size(samples) for samples in every):
+        if numerator.log_medians is None or denominator.log_medians is None:
             return None
-        return _welch(*(np.log([np.median(np.asarray(s)) for s in side]) for side in (numerator, denominator)))
-    if any(effective_size(samples) < EFFECTIVE_NEEDS for samples in every):
+        return _welch(numerator.log_medians, denominator.log_medians)
+    if numerator.resampled is None or denominator.resampled is None:
         return None
-    ratios = replicated_medians(numerator, seed=1) / replicated_medians(denominator, seed=1001)
-    return _interval(ratios, min(map(_blocks, every)))
+    return _interval(numerator.resampled / denominator.resampled, min(numerator.blocks, denominator.blocks))
 
 
 def verdict(interval: Interval, margin: float) -> Verdict:
@@ -186,7 +225,8 @@ class StopRule:
     """When to stop sampling one clock; the reason is kept in the row.
 
     `precision`: the median's interval is within ±`tolerance`, and all its resamples within twice that, since one of two
-    modes may lead by luck. There is no precision without an interval, so not below 30 effective samples. `plateau`:
+    modes may lead by luck. There is no precision without an interval, so not below 30 effective samples, and no smaller
+    `min_samples` changes that. `plateau`:
     three checks, each of half as many samples again, brought the interval less than 15 % closer (independent samples:
     some 40 %), so more would not help. Neither holds before `min_seconds`, which a drift needs to show. `max_samples`
     and `budget` are limits; the budget wins once three samples are there.

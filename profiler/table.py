@@ -14,6 +14,8 @@ import polars as pl
 from profiler.speedup import GROUP, Line, Series, speedups
 
 LINE = [*GROUP, "variant", "precision"]
+_DISTURBED = ("inconsistent", "drift", "unsteady")
+"""Warnings of figures that another run would not give again."""
 
 _LATENCY = [
     "latency_ms",
@@ -72,8 +74,9 @@ def summary(results: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
 
     `speedup` and its ends are on the headline clock; `device_speedup`, its ends and `verdict` on the verdict's clock,
     which is `gpu` on CUDA and `host` on the CPU. `indistinguishable_from` stands in a group's fastest line only: the
-    runner-up, where three replicates a side do not tell them apart.
+    runner-up, where three replicates a side do not tell them apart. `warnings` are the kinds that its replicates carry.
     """
+    kinds = pl.col("warnings").explode().drop_nulls().str.split(":").list.first().unique(maintain_order=True)
     measures = [
         *[c for c in _LATENCY if c.endswith("_ms")],
         "throughput",
@@ -84,7 +87,7 @@ def summary(results: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
         "floor_ms",
     ]
     lines = _ok(results).group_by(LINE, maintain_order=True).agg(
-        pl.col(measures).median(), pl.col("clock").first(), pl.col("case_id"), pl.len().alias("replicates")
+        pl.col(measures).median(), pl.col("clock").first(), pl.col("case_id"), pl.len().alias("replicates"), kinds
     )  # fmt: skip
     schema = {
         **dict.fromkeys(("speedup", "speedup_low", "speedup_high"), pl.Float64),
@@ -105,29 +108,33 @@ def groups(lines: pl.DataFrame) -> Iterator[tuple[dict[str, Any], list[dict[str,
 def sentence(key: dict[str, Any], lines: list[Line]) -> str | None:
     """What a group says, like "resnet50, batch 16: ort-tuned fp16 is 5.8× fp32 eager (5.7–5.9), error 4e-4".
 
-    With replicates a verdict follows: "; on device time 5.7× (5.6–5.8): faster".
+    With replicates a verdict follows: "; on device time 5.7× (5.6–5.8): faster". Where the line or the base was
+    disturbed, " (drift: measure again)" ends it.
     """
     best = lines[0]
     if best["speedup"] is None or len(lines) < 2:
         return None
     what = f"{key['model']}{' training' if key['pass'] == 'training' else ''}, batch {key['batch_size']}"
     base, tied = best["base"], best["indistinguishable_from"]
+    carried = {kind for line in lines if line is best or _name(line) == _turned(base) for kind in line["warnings"]}
+    disturbed = ", ".join(kind for kind in _DISTURBED if kind in carried)
+    doubt = f" ({disturbed}: measure again)" if disturbed else ""
     if _name(best) == _turned(base):
-        return f"{what}: nothing was faster than {base}" + (f", indistinguishable from {tied}" if tied else "")
+        return f"{what}: nothing was faster than {base}{f', indistinguishable from {tied}' if tied else ''}{doubt}"
     ratio = _times(best["speedup"], best["speedup_low"], best["speedup_high"], f" {base}")
     error = f", error {_short(best['rel_l2_error'])}" if best["rel_l2_error"] is not None else ""
     low = best["speedup_low"]
     unclear = low is not None and low <= 1 if best["verdict"] is None else best["verdict"] == "indistinguishable"
-    return f"{what}: {'no clear winner; ' if unclear else ''}{_name(best)} is {ratio}{error}{_judgement(best)}"
+    return f"{what}: {'no clear winner; ' if unclear else ''}{_name(best)} is {ratio}{error}{_judgement(best)}{doubt}"
 
 
-def write_tables(folder: Path, results: pl.DataFrame, samples: pl.DataFrame) -> None:
-    """Each table as CSV (all digits) and as Markdown."""
+def write_tables(folder: Path, results: pl.DataFrame, lines: pl.DataFrame) -> None:
+    """Each table as CSV (all digits) and as Markdown; `lines` are `summary`'s."""
     folder.mkdir(exist_ok=True)
     tables = {
         "latency": latency(results),
         "memory": memory(results),
-        "speedup": summary(results, samples),
+        "speedup": lines,
         "not-measured": problems(results),
     }
     for name, frame in tables.items():

@@ -7,6 +7,7 @@ nor the display is disturbed; the parent takes out the lines of a case once it h
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import statistics
 import time
@@ -43,7 +44,7 @@ class Reading:
     power_w: float | None
     sm_clock_mhz: float | None
     temperature_c: float | None
-    reasons: int
+    reasons: int | None
 
 
 def visible_gpus() -> list[Gpu]:
@@ -93,13 +94,21 @@ class Nvml:
             self._ask("nvmlDeviceGetPowerUsage", lambda milliwatts: milliwatts / 1000),
             self._ask("nvmlDeviceGetClockInfo", float, *([nvml.NVML_CLOCK_SM] if nvml else [])),
             self._ask("nvmlDeviceGetTemperature", float, *([nvml.NVML_TEMPERATURE_GPU] if nvml else [])),
-            int(self._ask("nvmlDeviceGetCurrentClocksEventReasons") or 0),
+            self._reasons(),
         )
+
+    def _reasons(self) -> int | None:
+        # Older bindings have the function under its older name.
+        for name in ("ClocksEventReasons", "ClocksThrottleReasons"):
+            found = self._ask(f"nvmlDeviceGetCurrent{name}")
+            if found is not None:
+                return int(found)
+        return None
 
     def _ask(self, function: str, convert: Any = float, *arguments: Any) -> float | None:
         if self._nvml is None:
             return None
-        with contextlib.suppress(self._nvml.NVMLError):
+        with contextlib.suppress(self._nvml.NVMLError, AttributeError):
             return float(convert(getattr(self._nvml, function)(self._handle, *arguments)))
         return None
 
@@ -123,11 +132,13 @@ class Watcher:
         self._child: Child | None = None
         self._file: BinaryIO | None = None
         self._readings: list[Reading] = []
+        self._ended = False
         if uuid is not None:
-            path.write_text(",".join(_FIELDS) + "\n")
-            self._child = Child(Call("profiler.telemetry:watch", (uuid, path), log))
+            if not path.exists():  # A resumed run goes on with its file.
+                path.write_text(",".join(_FIELDS) + "\n")
             self._file = path.open("rb")
-            self._file.readline()
+            self._file.seek(0, os.SEEK_END)
+            self._child = Child(Call("profiler.telemetry:watch", (uuid, path), log, math.inf, math.inf))
 
     def __enter__(self) -> Watcher:
         return self
@@ -136,6 +147,12 @@ class Watcher:
         if self._child is not None and self._file is not None:
             self._child.kill()
             self._file.close()
+
+    def ended(self) -> bool:
+        """Whether the reading process has ended, as it never should while the run lasts."""
+        if self._child is not None and not self._ended:
+            self._ended = self._child.poll() is not None
+        return self._ended
 
     def between(self, start: float, end: float) -> list[Reading]:
         """Readings from `start` to `end`, on time.monotonic(); earlier ones are forgotten."""
@@ -156,7 +173,8 @@ def summarize(readings: Iterable[Reading]) -> dict[str, Any]:
     for name in ("power_w", "sm_clock_mhz", "temperature_c"):
         values = [value for reading in readings if (value := getattr(reading, name)) is not None]
         found[name] = statistics.median(values) if values else None
-    found["throttled"] = any(slowdowns(reading.reasons) for reading in readings) if readings else None
+    reasons = [reading.reasons for reading in readings if reading.reasons is not None]
+    found["throttled"] = any(map(slowdowns, reasons)) if reasons else None
     return found
 
 
@@ -182,7 +200,7 @@ def power_capped(reasons: int) -> bool:
 
 def _parse(line: str) -> Reading:
     seconds, memory, power, clock, temperature, reasons = (float(word) if word else None for word in line.split(","))
-    return Reading(seconds or 0.0, memory, power, clock, temperature, int(reasons or 0))
+    return Reading(seconds or 0.0, memory, power, clock, temperature, None if reasons is None else int(reasons))
 
 
 def _nvml() -> Any:

@@ -34,9 +34,10 @@ MEANINGS = {
     "host-bound": "the host, not the device, sets the latency or is close to it; a CUDA graph would help",
     "queue-bound": "with calls queued behind it a call takes longer than alone, and not for the host's sake",
     "gate-overrun": "one call's launches outlast any gate, so Device ms is blank",
+    "inconsistent": "two clocks contradict each other: the machine was disturbed; measure again",
     "drift": "figures moved while they were taken; a longer warm-up or a larger budget may settle them",
     "remeasured": "first taken while the card slowed down; measured again at the run's end",
-    "below-floor": "faster than the roofline allows at full work; Winograd and fusion can do that",
+    "below-floor": "faster than the roofline; the column warnings names the limit",
     "outliers": "more than one sample in twenty lies outside Tukey's fences; trust the median",
     "inaccurate": "the error is larger than usual for the precision",
     "unproven": "the types in which convolutions and products ran could not be seen",
@@ -48,13 +49,14 @@ MEANINGS = {
     "no-cuda-graph": "torch.compile recorded no CUDA graph; the log says why",
     "throttled": "the GPU slowed down for heat or a hardware reason",
     "power-cap": "the GPU was at its power limit, which lowers its clocks",
+    "telemetry": "the process that reads the GPU's sensors ended; power, clocks and polled memory are missing",
+    "no-energy": "the timeout left no time for the energy loop",
 }
 """What each kind of warning, the word before its colon, means."""
 
 
-def print_results(console: Console, results: pl.DataFrame, samples: pl.DataFrame) -> None:
-    """Every group's table and sentence, then what could not be measured and why."""
-    lines = table.summary(results, samples)
+def print_results(console: Console, results: pl.DataFrame, lines: pl.DataFrame) -> None:
+    """Every group's table and sentence, then what could not be measured and why; `lines` are table.summary's."""
     said = []
     for key, group in table.groups(lines):
         title = f"{key['model']}, {key['pass']}, batch {key['batch_size']}"

@@ -24,7 +24,7 @@ from exporters.to_onnx import check_onnx, export_onnx
 from profiler import roofline, verify
 from profiler.case import Budget, Case
 from profiler.clock import Clock, CpuClock, CudaClock
-from profiler.measure import energy_per_call, first_run, measure, warm_up
+from profiler.measure import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
 from profiler.memory import DeviceMeter, HostMeter
 from profiler.process import Report
 from profiler.result import Result, sample_warnings
@@ -76,10 +76,12 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
     return Prepared(specs, state, reference)
 
 
-def prepare_cost(argument: tuple[ModelSource, tuple[TensorSpec, ...], Path], report: Report) -> Cost:
-    """What the model must compute and read at least."""
-    source, specs, root = argument
-    return cached_cost(source, specs, Cache(root))
+def prepare_cost(argument: tuple[ModelSource, Prepared, bool, Path], report: Report) -> Cost:
+    """What the model must compute and read at least, in training too if the third argument says so."""
+    source, prepared, trains, root = argument
+    # FLOPs are the same in every precision's graph.
+    graph = prepared.onnx.get("fp32") or next(iter(prepared.onnx.values()), None)
+    return cached_cost(source, prepared.specs, Cache(root), graph, trains, lambda cost: report("cost", cost))
 
 
 def prepare_export(argument: tuple[ModelSource, str, Path], report: Report) -> tuple[Path, float]:
@@ -100,7 +102,7 @@ def measure_case(task: Task, report: Report) -> Result:
     host, device = HostMeter(), DeviceMeter(nvml.memory_mib)
     phases.enter("context")
     clock = _open_clock(case, device)
-    job = _job(task, phases.enter, device.read)
+    job = make_job(task, phases.enter, device.read)
     phases.enter("load")
     session = engines.open_session(case.engine, job)
     clock.synchronize()
@@ -119,7 +121,11 @@ def measure_case(task: Task, report: Report) -> Result:
     energy_mj = None
     if task.energy and nvml.energy_mj() is not None:
         phases.enter("energy")
-        energy_mj = energy_per_call(session, clock, lambda: nvml.energy_mj() or 0.0, expected_ms)
+        left = _left(task.budget, time.monotonic() - started - phases.seconds.get("build", 0.0))
+        if left > ENERGY_SECONDS + 2 * expected_ms / 1000:
+            energy_mj = energy_per_call(session, clock, lambda: nvml.energy_mj() or 0.0, expected_ms)
+        else:
+            measured.warnings.append(f"no-energy: budget.timeout leaves no time for the loop of {ENERGY_SECONDS:g} s")
     host_peak = host.peak_mib()  # Before the engine reads its own files again to declare its weights.
     phases.enter("check")
     memory = {"peak_memory_mib": host_peak} if case.device == "cpu" else device.parts(session.memory())
@@ -158,7 +164,7 @@ def _open_clock(case: Case, device: DeviceMeter) -> Clock:
     return CudaClock()
 
 
-def _job(task: Task, phase: Callable[[str], None], at_peak: Callable[[], None]) -> Job:
+def make_job(task: Task, phase: Callable[[str], None], at_peak: Callable[[], None]) -> Job:
     case, prepared = task.case, task.prepared
     return Job(
         source=case.source,
@@ -175,11 +181,19 @@ def _job(task: Task, phase: Callable[[str], None], at_peak: Callable[[], None]) 
     )
 
 
+def _left(budget: Budget, spent: float) -> float:
+    """Seconds that the timeout leaves for taking figures after `spent`."""
+    return max(budget.timeout * _GUARD - spent, 0.01)
+
+
 def _within(budget: Budget, spent: float) -> Budget:
     """The budget, cut to what the timeout leaves."""
-    left = max(budget.timeout * _GUARD - spent, 0.01)
     return Budget(
-        min(budget.seconds, left), budget.min_samples, budget.max_samples, budget.timeout, budget.build_timeout
+        min(budget.seconds, _left(budget, spent)),
+        budget.min_samples,
+        budget.max_samples,
+        budget.timeout,
+        budget.build_timeout,
     )
 
 
@@ -217,7 +231,7 @@ def _add_roofline(task: Task, result: Result, copied_bytes: int, report: Report)
     def judge(roofs: roofline.Roofs) -> tuple[str | None, list[str]]:
         flops = cost.flops(case.pass_)
         result.roofline = roofline.place(flops, case.batch_size, latency, moved, precision, roofs)
-        return roofline.judge(fastest, result.roofline["floor_ms"])
+        return roofline.judge(fastest, roofline.floor(flops, case.batch_size, moved, precision, roofs))
 
     wrong, remarks = judge(task.roofs)
     if wrong:

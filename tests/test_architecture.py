@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("exporters", "engines", "profiler")
-"""Each may import those before it."""
+PACKAGES = ("exporters", "engines", "profiler", "benchmarks")
+"""Each may import those before it. The benchmarks are scripts, which nothing imports."""
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 WITH_POLARS = {
-    f"profiler.{name}" for name in ("schema", "table", "report", "compare", "recommend", "store", "terminal")
+    *(f"profiler.{name}" for name in ("schema", "table", "report", "compare", "recommend", "store", "terminal")),
+    "benchmarks.publish",
 }
 
 
@@ -116,6 +117,7 @@ def test_the_sources_were_found():
     assert {"exporters.catalog", "engines.catalog", "profiler.worker", "profiler", "exporters.models.vgg"} <= set(
         MODULES
     )
+    assert "benchmarks.publish" in MODULES
 
 
 @pytest.mark.parametrize("module", MODULES)

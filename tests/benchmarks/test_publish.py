@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 from profiler.config import load_config
+from profiler.terminal import MEANINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "h200"
@@ -182,8 +184,11 @@ def test_the_figures_of_a_page_are_the_parquets(published, golden):
                 split = [number(part) for part in row["Split MiB"].split(" + ")]
                 assert split == pytest.approx([case[part] for part in parts], abs=0.51)
                 assert number(row["Of peak %"]) == pytest.approx(100 * case["fraction_of_peak"], rel=5e-3)
-                half = 50 * (case["latency_ci_high_ms"] - case["latency_ci_low_ms"]) / case["latency_ms"]
-                assert number(row["± %"]) == pytest.approx(half, abs=0.051)
+                if case["latency_ci_low_ms"] is None:
+                    assert not row.get("± %")
+                else:
+                    half = 50 * (case["latency_ci_high_ms"] - case["latency_ci_low_ms"]) / case["latency_ms"]
+                    assert number(row["± %"]) == pytest.approx(half, abs=0.051)
                 kinds = {text.partition(":")[0] for text in case["warnings"]}
                 assert row["Marks"] == " ".join(sorted({"host-bound": "h", "outliers": "o"}[kind] for kind in kinds))
     assert seen == set(golden[0].filter(status="ok")["case_id"])
@@ -194,6 +199,12 @@ def test_a_page_is_compact_and_explains_its_marks(published):
     assert len(text.splitlines()) < 100
     assert "**h** host-bound: " in text
     assert "**o** outliers: " in text
+
+
+def test_every_kind_of_warning_has_a_mark_of_its_own():
+    marks = runpy.run_path(str(ROOT / "benchmarks" / "publish.py"))["MARKS"]
+    assert set(marks) == set(MEANINGS)
+    assert len(set(marks.values())) == len(marks)
 
 
 def test_what_failed_stands_on_both_pages_as_it_would_be_read(published):

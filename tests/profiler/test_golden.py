@@ -15,7 +15,8 @@ import pytest
 from rich.console import Console
 
 from profiler.schema import RESULTS, SAMPLES
-from profiler.table import write_tables
+from profiler.statistics import median_interval
+from profiler.table import summary, write_tables
 from profiler.terminal import print_results
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -28,7 +29,8 @@ def golden(name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
 @pytest.mark.parametrize("name", ["h200", "cpu"])
 def test_terminal_shows_the_run_as_before(name: str) -> None:
     out = io.StringIO()
-    print_results(Console(file=out, width=120), *golden(name))
+    results, samples = golden(name)
+    print_results(Console(file=out, width=120), results, summary(results, samples))
     text = "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
     assert max(map(len, text.splitlines())) <= 120
     expected = GOLDEN / name / "terminal.txt"
@@ -41,7 +43,8 @@ def test_terminal_shows_the_run_as_before(name: str) -> None:
 def test_a_narrow_terminal_loses_columns_and_no_figure(width: int) -> None:
     out = io.StringIO()
     results, samples = golden("h200")
-    print_results(Console(file=out, width=width), results.filter(model="resnet18"), samples)
+    results = results.filter(model="resnet18")
+    print_results(Console(file=out, width=width), results, summary(results, samples))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     rows = [line.split() for line in lines if line.split()[1:2] == ["fp16"]]
@@ -54,8 +57,21 @@ def test_tables_hold_every_measured_row(name: str, tmp_path: Path) -> None:
     results, samples = golden(name)
     assert dict(results.schema) == RESULTS
     assert dict(samples.schema) == SAMPLES
-    write_tables(tmp_path, results, samples)
+    write_tables(tmp_path, results, summary(results, samples))
     assert pl.read_csv(tmp_path / "latency.csv").height == results.filter(status="ok").height
+
+
+@pytest.mark.parametrize("name", ["h200", "cpu"])
+def test_intervals_are_what_this_code_makes_of_the_samples(name: str) -> None:
+    results, samples = golden(name)
+    series = samples.partition_by(["case_id", "clock"], as_dict=True)
+    for row in results.filter(status="ok").iter_rows(named=True):
+        interval = median_interval(series[row["case_id"], row["clock"]]["ms"])
+        found = row["latency_ci_low_ms"], row["latency_ci_high_ms"]
+        if interval is None:
+            assert found == (None, None), row["case_id"]
+        else:
+            assert found == pytest.approx((interval.low, interval.high), rel=1e-9), row["case_id"]
 
 
 def test_h200_rows_are_whole() -> None:

@@ -25,6 +25,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engines.catalog import PRESETS
 from exporters.catalog import CATALOG
+from profiler.job import _is_done
+from profiler.result import Result
 from profiler.schema import RESULTS, SAMPLES
 from profiler.telemetry import visible_gpus
 
@@ -666,6 +668,33 @@ def test_retry_measures_what_failed_again_and_that_alone(resumed: Resumed) -> No
     eager = after.rows.filter(pl.col("variant") == "eager")
     assert sorted(eager["case_id"]) == sorted(CASES)
     assert set(eager["status"]) == {"ok"}
+
+
+def test_resumed_sessions_are_added_up_in_the_environment(resumed: Resumed) -> None:
+    environment = json.loads((resumed.folder / "environment.json").read_text())
+    first, second = environment["earlier_commands"][:2]
+    assert first[1:] == ["job.yaml"]
+    assert "--resume" in second
+    lines = [json.loads(line) for line in (resumed.folder / "journal.jsonl").read_text().splitlines()]
+    measured = sum(line["phases"].get("measure", 0.0) for line in lines)
+    assert environment["wall_seconds"]["measure"] == pytest.approx(measured, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("status", "throttled", "warnings", "retry", "done"),
+    [
+        ("ok", False, [], False, True),
+        ("ok", True, [], False, False),
+        ("ok", True, ["remeasured: first taken while the card slowed down"], False, True),
+        ("failed", None, [], False, True),
+        ("failed", None, [], True, False),
+        ("ok", None, [], True, True),
+    ],
+)
+def test_a_resumed_run_measures_what_was_slowed_down_and_not_yet_again(
+    status: Any, throttled: bool | None, warnings: list[str], retry: bool, done: bool
+) -> None:
+    assert _is_done(Result("x", status, telemetry={"throttled": throttled}, warnings=warnings), retry) == done
 
 
 def test_resume_with_only_keeps_the_other_rows(resumed: Resumed, run: Run) -> None:

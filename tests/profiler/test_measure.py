@@ -7,8 +7,8 @@ import random
 import pytest
 
 from profiler.case import Budget
-from profiler.clock import CpuClock, Mark, Run, Samples
-from profiler.measure import Measurement, energy_per_call, first_run, host_bound, measure, warm_up
+from profiler.clock import GATE_SLACK_MS, CpuClock, Mark, Run, Samples
+from profiler.measure import Measurement, energy_per_call, first_run, host_bound, inconsistent, measure, warm_up
 
 NOISE = random.Random(4).choices([7.0, 13.0], k=5000)
 """Durations in milliseconds whose median no number of samples makes certain."""
@@ -86,7 +86,7 @@ class World:
         self.asked.append(("time_gated", calls, block))
         for _ in range(calls * block if self.gates_hold else 0):
             self.synchronize()
-            self.ms += 2 * enqueue_ms
+            self.ms += 2 * enqueue_ms + GATE_SLACK_MS
             run(lambda name: None)
         self.synchronize()
         return {"gpu": [self.call_ms] * calls} if self.gates_hold else None
@@ -94,10 +94,12 @@ class World:
     def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
         self.asked.append(("throughput", 0, 1))
         self.synchronize()
+        if self.headline == "event":
+            self.ms += seconds * 1000
+            return 1000 / self.event_ms
         start, calls = self.ms, 0
         while self.ms - start < seconds * 1000:
             run(lambda name: None)
-            self.synchronize()
             calls += 1
         return calls / (self.ms - start) * 1000
 
@@ -233,15 +235,15 @@ def test_on_a_gpu_every_clock_has_samples():
         "enqueue": pytest.approx(0.5),
     }
     assert min(map(len, result.samples.values())) >= 5
-    assert result.throughput == pytest.approx(1000 / 4.5)
+    assert result.throughput == pytest.approx(250)
     assert result.warnings == []
 
 
 def test_gated_calls_are_asked_for_in_chunks_that_count_the_gates_own_time():
     world = World("event", call_ms=40.0, enqueue_ms=5.0)
     world.measure()
-    # A tenth of a second holds two gates of twice 5 ms and a call of 40 ms.
-    assert {calls for what, calls, _ in world.asked if what == "time_gated"} == {2}
+    # A tenth of a second holds one gate of twice 5 ms and a little, with a call of 40 ms, and most of another.
+    assert {calls for what, calls, _ in world.asked if what == "time_gated"} == {1}
 
 
 def test_a_gate_that_cannot_hold_leaves_gpu_null_and_warns():
@@ -283,6 +285,7 @@ def test_throughput_of_short_calls_counts_every_call_of_a_block():
         (1.0, 1.0, 0.81, "enqueueing takes 0.81 ms"),
         (1.0, 1.0, 0.79, None),
         (2.0, None, 0.1, None),
+        (2.0, None, 1.7, "of 2 ms a call the host enqueues for 1.7 ms"),
         (None, 1.0, 0.1, None),
         (1.0, 1.0, None, None),
     ],
@@ -299,6 +302,28 @@ def test_gaps_that_the_host_does_not_make_are_the_queues(event, enqueue):
     (warning,) = host_bound({"event": [event], "gpu": [event / 1.06 if event < 2 else 2.45], "enqueue": [enqueue]})
     assert warning.startswith("queue-bound: ")
     assert f"{event:.3g} ms a call with more calls queued behind it" in warning
+
+
+@pytest.mark.parametrize(("event", "loop"), [(31.7, 20.9), (5.1, 8.4)])
+def test_clocks_that_contradict_each_other(event, loop):
+    (warning,) = inconsistent(event, loop)
+    assert warning == f"inconsistent: {event} ms a call by events, {loop} ms in the back-to-back loop"
+
+
+@pytest.mark.parametrize(("event", "loop"), [(5.0, 5.4), (5.0, 4.6)])
+def test_clocks_that_differ_a_little_do_not_contradict_each_other(event, loop):
+    assert inconsistent(event, loop) == []
+
+
+def test_no_more_gated_samples_are_taken_than_allowed():
+    world = World("event", call_ms=0.06, enqueue_ms=0.01)
+    result = world.measure(Budget(seconds=3, min_samples=5, max_samples=50))
+    assert {name: len(values) for name, values in result.samples.items()} == {
+        "event": 50,
+        "host": 50,
+        "enqueue": 50,
+        "gpu": 50,
+    }
 
 
 @pytest.mark.parametrize(("enqueue_ms", "kind"), [(0.9, "host-bound"), (0.1, "queue-bound")])

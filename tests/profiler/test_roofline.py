@@ -14,11 +14,13 @@ from typing import Any
 import polars as pl
 import pytest
 
+from engines.catalog import Pass
 from exporters.source import ModelSource
 from profiler import roofline
 from profiler.case import Budget, Case
+from profiler.prepare import prepare
 from profiler.result import Result
-from profiler.roofline import computed_in, cpu_cache_mib, judge, measure_roofs, place, wanted
+from profiler.roofline import Floor, computed_in, cpu_cache_mib, floor, judge, measure_roofs, place, wanted
 from profiler.task import Prepared, Task
 from profiler.worker import measure_case, prepare_cost, prepare_model
 
@@ -49,8 +51,17 @@ def test_case_bound_by_memory() -> None:
 
 def test_case_that_fits_into_the_cache_is_bound_by_computation() -> None:
     assert place(1e6, 1, 1.0, 50 * MIB, "fp32", ROOFS)["floor_ms"] == pytest.approx(1e6 / 50e12 * 1e3)
-    uncached = {name: roof for name, roof in ROOFS.items() if name != "cache_mib"}
-    assert place(1e6, 1, 1.0, 4e6, "fp32", uncached)["floor_ms"] == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("unknown", [{}, {"cache_mib": 0.0}])
+def test_memory_is_no_limit_while_the_size_of_the_cache_is_unknown(unknown: dict[str, float]) -> None:
+    roofs = {name: roof for name, roof in ROOFS.items() if name != "cache_mib"} | unknown
+    assert place(1e6, 1, 1.0, 4e6, "fp32", roofs)["floor_ms"] == pytest.approx(1e6 / 50e12 * 1e3)
+
+
+def test_floor_names_its_limit() -> None:
+    assert floor(8e9, 16, 150 * MIB, "fp32", ROOFS) == (pytest.approx(2.56), "arithmetic")
+    assert floor(1e6, 1, 850 * MIB, "fp32", ROOFS) == (pytest.approx(800 * MIB / 4000e9 * 1e3), "memory")
 
 
 def test_unknown_flops_leave_everything_unknown() -> None:
@@ -85,31 +96,37 @@ def test_model_without_products_has_no_rate_but_a_floor() -> None:
 # What is too fast.
 
 
-@pytest.mark.parametrize(("fastest", "floor"), [(3.0, 2.31), (2.31, 2.31), (None, 2.31), (2.31, None), (1.0, 0.0)])
-def test_time_above_the_floor_is_good(fastest: float | None, floor: float | None) -> None:
-    assert judge(fastest, floor) == (None, [])
+@pytest.mark.parametrize(("fastest", "lowest"), [(3.0, 2.31), (2.31, 2.31), (None, 2.31), (2.31, None), (1.0, 0.0)])
+def test_time_above_the_floor_is_good(fastest: float | None, lowest: float | None) -> None:
+    assert judge(fastest, None if lowest is None else (lowest, "arithmetic")) == (None, [])
 
 
 def test_time_below_the_floor_is_warned_of() -> None:
-    wrong, remarks = judge(1.93, 2.31)
+    wrong, (remark,) = judge(1.93, (2.31, "arithmetic"))
     assert wrong is None
-    assert remarks == [
-        "below-floor: 1.93 ms is 1.2 times faster than the roofline's 2.31 ms; Winograd and fusion can do that"
-    ]
+    assert remark == (
+        "below-floor: 1.93 ms is 1.2 times faster than the roofline's 2.31 ms, of which arithmetic is the limit; "
+        "convolutions by Winograd need fewer multiplications"
+    )
+    (remark,) = judge(1.93, (2.31, "memory"))[1]
+    assert "of which memory is the limit" in remark
+    assert "Winograd" not in remark
 
 
+@pytest.mark.parametrize("lowest", [(2.5, "arithmetic"), (2.5, "memory")])
 @pytest.mark.parametrize(("fastest", "fails"), [(1.0, False), (0.999, True), (0.1, True)])
-def test_time_far_below_the_floor_fails_the_row(fastest: float, fails: bool) -> None:
-    wrong, remarks = judge(fastest, 2.5)
+def test_time_far_below_the_floor_fails_the_row(fastest: float, fails: bool, lowest: Floor) -> None:
+    wrong, remarks = judge(fastest, lowest)
     assert (wrong is not None, remarks == []) == (fails, fails)
     if wrong:
         assert f"{fastest:g} ms is" in wrong
-        assert "2.5 ms" in wrong
-        assert "no algorithm" in wrong
+        assert f"2.5 ms, of which {lowest[1]} is the limit" in wrong
+        assert "not trusted" in wrong
+        assert ("Winograd" in wrong) == (lowest[1] == "arithmetic")
 
 
 def test_large_times_have_no_exponents() -> None:
-    assert "1234 ms is 1.22 times faster than the roofline's 1500 ms" in judge(1234.4, 1500.0)[1][0]
+    assert "1234 ms is 1.22 times faster than the roofline's 1500 ms" in judge(1234.4, (1500.0, "memory"))[1][0]
 
 
 @pytest.mark.parametrize(
@@ -133,8 +150,8 @@ def test_roof_is_that_of_the_type_that_computes(precision: str, types: dict[str,
 # Roofs.
 
 
-def case(precision: str, pass_: str = "inference", source: ModelSource | None = None) -> Case:
-    return Case("a", "eager", "eager", pass_, precision, 2, "cpu", 0, source or ModelSource("a"))  # type: ignore[arg-type]
+def case(precision: str, pass_: Pass = "inference", source: ModelSource | None = None, engine: str = "eager") -> Case:
+    return Case("a", engine, engine, pass_, precision, 2, "cpu", 0, source or ModelSource("a"))
 
 
 def test_cpu_measures_what_is_asked_for_and_a_gpu_everything() -> None:
@@ -182,7 +199,8 @@ def test_last_level_caches_are_counted_once_each(tmp_path: Path) -> None:
             for name, text in (("level", level), ("size", size), ("shared_cpu_list", f"{cpu}")):
                 (folder / name).write_text(f"{text}\n")
     assert cpu_cache_mib(tmp_path) == 32.0
-    assert cpu_cache_mib(tmp_path / "none") == 0.0
+    with pytest.raises(LookupError):
+        cpu_cache_mib(tmp_path / "none")
 
 
 # In the worker.
@@ -205,7 +223,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[s
 
     def run(roofs: dict[str, float]) -> Result:
         prepared: Prepared = prepare_model((source, tmp_path / "cache"), ignore)
-        cost = prepare_cost((source, prepared.specs, tmp_path / "cache"), ignore)
+        cost = prepare_cost((source, prepared, False, tmp_path / "cache"), ignore)
         prepared = Prepared(prepared.specs, prepared.state, prepared.reference, cost=cost)
         task = Task(case("fp32", source=source), prepared, Budget(seconds=0.05, min_samples=3), roofs=roofs)
         return measure_case(task, ignore)
@@ -218,7 +236,7 @@ FLOPS = CONVOLUTION + LINEAR
 
 
 def test_row_has_its_place(measure: Callable[[dict[str, float]], Result]) -> None:
-    result = measure({"fp32_tflops": 1.0, "copy_gb_s": 1.0})
+    result = measure({"fp32_tflops": 1.0, "copy_gb_s": 1.0, "cache_mib": 1e-9})
     samples = sorted(result.samples["host"])
     assert (result.status, result.reason) == ("ok", None)
     assert result.roofline["flops_per_item"] == FLOPS
@@ -239,7 +257,72 @@ def test_impossible_row_is_judged_by_roofs_measured_again(
     monkeypatch.setattr(roofline, "measure_roofs", lambda argument, report: busy)
     result = measure(busy)
     assert result.status == "failed"
-    assert "no algorithm" in str(result.reason)
+    assert "not trusted" in str(result.reason)
+
+
+# In the prepare phase.
+
+UNUSUAL = """
+import time
+from torch import nn
+
+class Auxiliary(nn.Module):
+    # The second branch reaches no output.
+    def __init__(self):
+        super().__init__()
+        self.layer, self.unread = nn.Conv2d(3, 2, 3), nn.Conv2d(3, 200, 3)
+    def forward(self, x):
+        self.unread(x)
+        return self.layer(x)
+
+class Slow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 2, 3)
+    def forward(self, x):
+        if self.training:
+            time.sleep(1000)
+        return self.layer(x)
+"""
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Prepared, list[str]]]:
+    """`prepared(factory, (engine, pass), …)`: what its cases are given, and what the display was told."""
+    (tmp_path / "unusual.py").write_text(UNUSUAL)
+    monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
+
+    def run(factory: str, *planned: tuple[str, Pass]) -> tuple[Prepared, list[str]]:
+        source = ModelSource("a", factory=f"unusual:{factory}", input_shape=(3, 16, 16))
+        cases, told = [case("fp32", pass_, source, engine) for engine, pass_ in planned], list[str]()
+        return prepare(cases, Budget(), tmp_path, (str(tmp_path),), lambda what, done, total: told.append(what))[
+            "a"
+        ], told
+
+    return run
+
+
+def test_branch_that_no_engine_computes_is_not_counted(
+    prepared: Callable[..., tuple[Prepared, list[str]]],
+) -> None:
+    made, _ = prepared("Auxiliary", ("ort", "inference"))
+    assert made.cost.flops("inference") == CONVOLUTION
+    assert made.cost.weight_bytes("fp32") == 4 * (2 * 27 + 2)
+
+
+def test_training_that_cannot_be_counted_in_time_loses_nothing_else(
+    prepared: Callable[..., tuple[Prepared, list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("profiler.prepare._COUNT_SECONDS", 10.0)
+    made, told = prepared("Slow", ("eager", "inference"), ("eager", "training"))
+    assert (made.cost.flops("inference"), made.cost.flops("training")) == (CONVOLUTION, None)
+    log = tmp_path / "prepare-a.log"
+    assert f"no roofline of a's training, whose FLOPs were not counted: see {log}" in told
+    assert "FLOPs not counted: ended after 10 s" in log.read_text()
+    made, told = prepared("Slow", ("eager", "inference"))
+    assert (made.cost.flops("inference"), made.cost.flops("training")) == (CONVOLUTION, None)
+    assert not [what for what in told if "no roofline" in what]
+    assert log.read_text().count("ended after") == 1, "no training is planned, so none was tried"
 
 
 # In whole runs.

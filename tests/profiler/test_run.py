@@ -12,6 +12,7 @@ from exporters.source import ModelSource
 from profiler import run as module
 from profiler.case import Budget, Case
 from profiler.environment import Target
+from profiler.process import Outcome
 from profiler.result import Result
 from profiler.store import RunFolder
 from profiler.task import Prepared, Task
@@ -83,6 +84,58 @@ def test_a_case_that_is_slowed_down_again_is_not_measured_a_third_time(run) -> N
     folder, display, _ = run([hot], {hot.id: [result(hot, 9.0, throttled=True), result(hot, 8.0, throttled=True)]})
     assert display.told == [hot.id] * 2
     assert folder.results()[hot.id].telemetry["throttled"]
+
+
+def test_a_second_time_that_failed_does_not_lose_the_first(run) -> None:
+    hot = case("a")
+    folder, display, _ = run([hot], {hot.id: [result(hot, 9.0, throttled=True), Result(hot.id, "timeout", "too long")]})
+    assert folder.results()[hot.id].samples == {"host": [9.0]}
+    assert display.told == [hot.id]
+
+
+class Process:
+    """Stands for a case's process: it ended at once, and entered its phases at these times."""
+
+    phase = "check"
+
+    def __init__(self, call: object) -> None:
+        self.entered = {"fork": 0.0, "measure": 2.0, "energy": 4.0, "check": 9.0}
+
+    def poll(self, timeout: float) -> Outcome:
+        return Outcome("ok", value=Result("x", "ok", memory={"peak_memory_mib": 10.0, "baseline_mib": 0.0}))
+
+    def kill(self) -> None:
+        pass
+
+
+class Watched:
+    """A watcher with one reading a second; the card draws 100 W, and 500 W and slows down from the fifth second on."""
+
+    dead = False
+
+    def between(self, start: float, end: float) -> list[Reading]:
+        hot = {True: (500.0, 0x40), False: (100.0, 0)}
+        return [Reading(float(s), 50.0 + s, hot[s > 4][0], 1980.0, 40.0, hot[s > 4][1]) for s in range(12) if s <= end]
+
+    def ended(self) -> bool:
+        return self.dead
+
+
+def test_telemetry_is_of_the_sampling_and_not_of_the_energy_loop(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "Child", Process)
+    task = Task(case("a"), Prepared(), Budget())
+    got = module.measure_one(task, tmp_path, (), lambda phase: None, Watched())
+    assert got.telemetry["power_w"] == 100.0
+    assert not got.telemetry["throttled"]
+    assert got.memory["peak_memory_mib"] == 59.0  # Until the checks begin, the energy loop included.
+    assert got.warnings == []
+
+
+def test_a_row_without_telemetry_says_so(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "Child", Process)
+    monkeypatch.setattr(Watched, "dead", True)
+    got = module.measure_one(Task(case("a"), Prepared(), Budget()), tmp_path, (), lambda phase: None, Watched())
+    assert [warning.split(":")[0] for warning in got.warnings] == ["telemetry"]
 
 
 def reading(memory_mib: float | None = None, reasons: int = 0) -> Reading:

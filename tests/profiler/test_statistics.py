@@ -5,13 +5,18 @@ Simulations have fixed seeds; a share of 2,000 has a standard error of 0.5 % at 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
+from profiler import statistics
 from profiler.statistics import (
     PERCENTILE_NEEDS,
     Floats,
     Interval,
+    Side,
     StopRule,
     block_length,
     bootstrap_medians,
@@ -21,7 +26,7 @@ from profiler.statistics import (
     median_interval,
     outliers,
     percentile,
-    ratio_interval,
+    ratio_between,
     verdict,
 )
 
@@ -34,6 +39,14 @@ def correlated(rng: np.random.Generator, series: int, n: int, rho: float) -> Flo
     for i in range(1, n):
         values[:, i] = rho * values[:, i - 1] + np.sqrt(1 - rho**2) * values[:, i]
     return values
+
+
+def sides(numerator: Sequence[ArrayLike], denominator: Sequence[ArrayLike]) -> tuple[Side, Side]:
+    return Side(numerator, seed=1), Side(denominator, seed=1001)
+
+
+def ratio_interval(numerator: Sequence[ArrayLike], denominator: Sequence[ArrayLike]) -> Interval | None:
+    return statistics.ratio_interval(*sides(numerator, denominator))
 
 
 def coverage(series: Floats, truth: float, resamples: int = 400) -> float:
@@ -286,6 +299,17 @@ def test_three_processes_need_no_thirty_samples_and_two_are_no_three():
     assert ratio_interval(slow, [*fast, []]) is None
 
 
+def test_the_ratio_between_processes_is_the_middle_of_its_interval():
+    # Of ten processes four are faster: the median is that of the six, and the interval lies wholly above its ratio.
+    base, modes = [[2.0] * 5] * 10, [[2.0] * 5] * 6 + [[1.54] * 5] * 4
+    interval = ratio_interval(base, modes)
+    ratio = ratio_between(*sides(base, modes))
+    assert ratio == pytest.approx((2.0 / 1.54) ** 0.4)
+    assert 1.0 < interval.low < ratio < interval.high
+    assert ratio == pytest.approx(np.sqrt(interval.low * interval.high))
+    assert ratio_between(*sides(base, [*modes, []])) is None
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.01])
 def test_processes_without_any_spread_give_an_interval_of_numbers(spread):
     constant, other = [[2.0] * 9] * 3, [[1.0 - spread] * 9, [1.0] * 9, [1.0 + spread] * 9]
@@ -344,9 +368,10 @@ def test_equal_samples_stop_for_precision_at_the_fewest_allowed():
     assert rule.reason([1.0] * 40, 0.0) == "precision"
 
 
+@pytest.mark.parametrize("fewest", [3, 5, 30])
 @pytest.mark.parametrize(("count", "expected"), [(5, None), (29, None), (30, "precision")])
-def test_there_is_no_precision_without_an_interval(count, expected):
-    assert StopRule(min_samples=5, max_samples=5000, seconds=3).reason([1.0] * count, 0.0) == expected
+def test_there_is_no_precision_without_an_interval(count, expected, fewest):
+    assert StopRule(min_samples=fewest, max_samples=5000, seconds=3).reason([1.0] * count, 0.0) == expected
 
 
 def test_swings_that_are_no_thirty_effective_samples_are_neither_precise_nor_a_plateau():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
-from profiler import table
+from profiler import statistics, table
 from profiler.schema import RESULTS, SAMPLES
 
 Frames = tuple[pl.DataFrame, pl.DataFrame]
@@ -152,7 +153,8 @@ def test_on_a_gpu_three_replicates_a_side_give_a_verdict_on_device_time(eager, o
     assert (found["interval"], found["verdict"]) == ("between processes", verdict)
     assert found["speedup"] == pytest.approx(1.0)
     assert found["speedup_low"] < 1.0 < found["speedup_high"]
-    assert found["device_speedup_low"] < found["device_speedup"] == eager / ort < found["device_speedup_high"]
+    assert found["device_speedup"] == pytest.approx(eager / ort)
+    assert found["device_speedup_low"] < found["device_speedup"] < found["device_speedup_high"]
 
 
 @pytest.mark.parametrize(
@@ -174,6 +176,31 @@ def test_the_margin_is_smaller_on_a_gpu():
         *thrice(on_gpu, "ort", spread=0.001, ms=1.0, gpu_ms=1.0),
     ]
     assert [line(run(*rows), "ort")["verdict"] for rows in (cpu, gpu)] == ["indistinguishable", "faster"]
+
+
+@pytest.mark.parametrize("case", [row, partial(on_gpu, gpu_ms=1.0)], ids=["cpu", "gpu"])
+def test_a_speed_up_between_processes_lies_within_its_interval(case):
+    # Six replicates are as slow as the base, so the medians' ratio is 1.00; the interval is 1.01 to 1.22.
+    eager = [case("eager", ms=2.0, replicate=i) for i in range(10)]
+    ort = [case("ort", ms=2.0 if i < 6 else 1.54, replicate=i) for i in range(10)]
+    found = line(run(*eager, *ort), "ort")
+    assert found["latency_ms"] == 2.0
+    assert 1.0 < found["speedup_low"] < found["speedup"] < found["speedup_high"]
+    assert found["speedup"] == pytest.approx((2.0 / 1.54) ** 0.4)
+
+
+def test_each_case_and_clock_is_bootstrapped_once(monkeypatch):
+    seen: list[tuple[float, ...]] = []
+    bootstrap = statistics.bootstrap_medians
+
+    def counted(samples: Any, *more: Any, **named: Any) -> Any:
+        seen.append(tuple(samples))
+        return bootstrap(samples, *more, **named)
+
+    monkeypatch.setattr(statistics, "bootstrap_medians", counted)
+    names = ("eager", "ort", "trt", "compiled")
+    table.summary(*run(*(on_gpu(name, 7.1 - i, 4.0 - i / 2) for i, name in enumerate(names))))
+    assert len(seen) == len(set(seen)) == 8
 
 
 @pytest.mark.parametrize("side", ["eager", "ort"])
@@ -325,6 +352,33 @@ def test_where_the_base_is_the_best_its_runner_up_may_be_indistinguishable():
     assert said(frames) == ["net, batch 1: nothing was faster than fp32 eager, indistinguishable from ort fp32"]
 
 
+@pytest.mark.parametrize("side", ["eager", "ort"])
+@pytest.mark.parametrize("kind", ["drift", "unsteady", "inconsistent"])
+def test_where_the_best_or_the_base_was_disturbed_the_sentence_ends_with_it(side, kind):
+    rows = [row("eager", ms=5.8), row("ort", ms=1.0), row("openvino", ms=2.0)]
+    next(one for one in rows if one["variant"] == side)["warnings"] = [f"{kind}: by 40 %", "outliers: 3 of 40"]
+    (text,) = said(run(*rows))
+    assert text.startswith("net, batch 1: ort fp32 is 5.8× fp32 eager (")
+    assert text.endswith(f"), error 4e-4 ({kind}: measure again)")
+
+
+def test_the_disturbances_of_both_sides_and_of_every_replicate_are_told_once():
+    eager, ort = thrice(row, "eager", ms=5.8), thrice(row, "ort", ms=1.0)
+    eager[2]["warnings"], ort[1]["warnings"] = ["unsteady: a", "drift: b"], ["unsteady: c"]
+    assert said(run(*eager, *ort))[0].endswith(": faster (drift, unsteady: measure again)")
+    assert line(run(*eager, *ort), "eager")["warnings"] == ["unsteady", "drift"]
+
+
+def test_a_disturbed_line_that_the_sentence_does_not_name_is_not_told():
+    (text,) = said(run(row("eager", ms=5.8), row("trt", ms=2.0, warnings=["drift: b"]), row("ort", ms=1.0)))
+    assert "measure again" not in text
+
+
+def test_where_nothing_was_faster_than_a_disturbed_base_the_sentence_says_both():
+    frames = run(row("eager", ms=1.0, warnings=["drift: b"]), row("ort", ms=3.0))
+    assert said(frames) == ["net, batch 1: nothing was faster than fp32 eager (drift: measure again)"]
+
+
 def test_a_group_of_one_line_has_no_sentence():
     assert said(run(row("eager", ms=1.0))) == [None]
 
@@ -351,7 +405,7 @@ def written(tmp_path: Path) -> Path:
         row("ort", "tf32", ms=None, status="unsupported", reason="no TF32"),
         row("compiled", ms=None, reason="expected Tensor | None,\nwhich is a long story: " + "x" * 1500),
     )
-    table.write_tables(tmp_path / "tables", *frames)
+    table.write_tables(tmp_path / "tables", frames[0], table.summary(*frames))
     return tmp_path / "tables"
 
 
@@ -367,6 +421,7 @@ def test_csv_reads_back_with_all_digits(written):
     assert pl.read_csv(written / "memory.csv")["peak_memory_mib"].to_list() == [None, 123.4]
     speedup = pl.read_csv(written / "speedup.csv")
     assert speedup["speedup"].to_list() == pytest.approx([1.0, 6.123456789 / 3])
+    assert speedup["warnings"].to_list()[0] == "outliers; host-bound"
     assert pl.read_csv(written / "not-measured.csv")["status"].to_list() == ["unsupported", "failed"]
 
 
@@ -400,6 +455,7 @@ def test_markdown_shows_a_small_error_as_what_it_is(written):
 
 
 def test_a_run_in_which_nothing_could_be_measured_has_its_tables_too(tmp_path):
-    table.write_tables(tmp_path / "tables", *run(row("ort", ms=None, reason="no")))
+    results, samples = run(row("ort", ms=None, reason="no"))
+    table.write_tables(tmp_path / "tables", results, table.summary(results, samples))
     assert pl.read_csv(tmp_path / "tables" / "latency.csv").height == 0
     assert pl.read_csv(tmp_path / "tables" / "not-measured.csv").height == 1

@@ -9,6 +9,7 @@ import pynvml
 import pytest
 
 from profiler import telemetry
+from profiler.process import Call, Outcome
 from profiler.telemetry import Nvml, Reading, Watcher, power_capped, slowdowns, summarize
 
 
@@ -59,7 +60,16 @@ def test_readings_have_the_columns_units(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_a_driver_does_not_answer_is_blank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "_nvml", lambda: driver(nvmlDeviceGetPowerUsage=1000))
     reading = Nvml("GPU-1").read()
-    assert (reading.memory_mib, reading.power_w, reading.reasons) == (None, 1.0, 0)
+    assert (reading.memory_mib, reading.power_w, reading.reasons) == (None, 1.0, None)
+    assert summarize([reading])["throttled"] is None
+
+
+def test_older_bindings_know_the_reasons_by_their_older_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = driver()
+    del nvml.nvmlDeviceGetCurrentClocksEventReasons
+    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 0x40
+    monkeypatch.setattr(telemetry, "_nvml", lambda: nvml)
+    assert Nvml("GPU-1").read().reasons == 0x40
 
 
 def test_without_a_gpu_everything_is_blank() -> None:
@@ -73,9 +83,13 @@ class Reader:
     """Stands for the process that writes telemetry.csv; the test writes the lines itself."""
 
     ended = False
+    lives = True
 
-    def __init__(self, call: object) -> None:
-        pass
+    def __init__(self, call: Call) -> None:
+        assert call.timeout == float("inf"), "a run may last longer than a case"
+
+    def poll(self) -> Outcome | None:
+        return None if self.lives else Outcome("crashed", "the disk is full")
 
     def kill(self) -> None:
         Reader.ended = True
@@ -102,6 +116,24 @@ def test_a_case_gets_the_readings_of_its_own_time(path: Path) -> None:
     assert path.read_text().splitlines()[0] == "seconds,memory_mib,power_w,sm_clock_mhz,temperature_c,reasons"
 
 
+def test_a_resumed_run_goes_on_with_its_file(path: Path) -> None:
+    path.write_text("seconds,memory_mib,power_w,sm_clock_mhz,temperature_c,reasons\n1,100,200,1980,40,0\n")
+    with Watcher("GPU-1", path, path) as watcher, path.open("a") as file:
+        file.write("2,100,201,1980,40,0\n")
+        file.flush()
+        assert [reading.seconds for reading in watcher.between(0.0, 9.0)] == [2.0]
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_a_reader_that_ended_is_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Watcher("GPU-1", path, path) as watcher:
+        assert not watcher.ended()
+        monkeypatch.setattr(Reader, "lives", False)
+        assert watcher.ended()
+        monkeypatch.setattr(Reader, "poll", lambda self: pytest.fail("asked again after its end"))
+        assert watcher.ended()
+
+
 def test_watching_writes_lines_that_can_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "_nvml", lambda: driver(nvmlDeviceGetPowerUsage=90_500))
     rounds = iter(range(3))
@@ -117,6 +149,7 @@ def test_watching_writes_lines_that_can_be_read(path: Path, monkeypatch: pytest.
             telemetry.watch(("GPU-1", path), lambda kind, value: None)
         readings = watcher.between(0.0, float("inf"))
     assert [reading.power_w for reading in readings] == [90.5] * 4
+    assert {reading.reasons for reading in readings} == {None}
 
 
 def test_without_a_gpu_nothing_is_watched(tmp_path: Path) -> None:
