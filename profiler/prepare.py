@@ -6,7 +6,7 @@ Everything is cached by content, so a second run prepares nothing. Nothing of th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engines.catalog import ENGINES
@@ -19,6 +19,9 @@ from profiler.environment import available_memory_mib, usable_cores
 from profiler.process import Call, Outcome, Status, run_all
 from profiler.task import Prepared, graph_of
 
+Tick = Callable[[str, int, int], None]
+"""Told what is being made, how many of it are done, and of how many."""
+
 _EXPORT_BYTES_A_PARAMETER = 26
 """VGG-16's export, the largest, peaks at 3.5 GB for 138 million parameters."""
 _EXPORT_BASE_MIB = 700
@@ -28,74 +31,93 @@ _COUNT_SECONDS = 60.0
 
 
 def prepare(
-    cases: Sequence[Case], budget: Budget, logs: Path, path: tuple[str, ...], tick: Callable[[str, int, int], None]
+    cases: Sequence[Case], budget: Budget, logs: Path, path: tuple[str, ...], tick: Tick
 ) -> dict[str, Prepared]:
     """Prepare every model of the runnable cases; what cannot be made is in `Prepared.failures`.
 
     `tick(what, done, total)` is called a few times a second, for the display.
     """
     runnable = [case for case in cases if case.unsupported is None]
-    sources = {case.model: case.source for case in runnable}
-    cache = default_root()
-
-    def call(function: str, argument: object, name: str) -> Call:
-        log = logs / f"{name.replace('/', '-')}.log"
-        return Call(f"profiler.worker:{function}", argument, log, budget.build_timeout, budget.build_timeout, path=path)
-
-    prepared: dict[str, Prepared] = {}
-    calls = [call("prepare_model", (source, cache), f"prepare-{name}") for name, source in sources.items()]
-    outcomes = run_all(
-        calls, _slots(list(sources.values())), lambda done: tick("weights and reference outputs", done, len(calls))
-    )
-    for name, outcome in zip(sources, outcomes, strict=True):
-        prepared[name] = outcome.value if outcome.status == "ok" else Prepared(failures={"model": _failed(outcome)})
-
-    wanted = dict.fromkeys(
-        (case.model, graph_of(case.precision))
-        for case in runnable
-        if ENGINES[case.engine].needs == "onnx" and case.source.kind != "onnx" and not prepared[case.model].failures
-    )
-    exports = [
-        call("prepare_export", (sources[name], graph, cache), f"export-{name}-{graph}") for name, graph in wanted
-    ]
-    slots = _slots([sources[name] for name, _ in wanted])
-    for (name, graph), outcome in zip(
-        wanted, run_all(exports, slots, lambda done: tick("exports to ONNX", done, len(exports))), strict=True
-    ):
-        old = prepared[name]
-        if outcome.status == "ok":
-            onnx, seconds = outcome.value
-            prepared[name] = replace(old, onnx={**old.onnx, graph: onnx}, export_s={**old.export_s, graph: seconds})
-        else:
-            prepared[name] = replace(old, failures={**old.failures, graph: _failed(outcome)})
-
-    # In processes of their own: a model that crashes or hangs while it is counted is measured all the same. After the
-    # exports, which show what of the model reaches an output.
-    trained = {case.model for case in runnable if case.pass_ == "training"}
-    counted = [name for name in sources if "model" not in prepared[name].failures]
-    counts = [
-        call("prepare_cost", (sources[name], prepared[name], name in trained, cache), f"prepare-{name}")
-        for name in counted
-    ]
-    counts = [replace(count, timeout=min(_COUNT_SECONDS, count.timeout)) for count in counts]
-    slots = _slots([sources[name] for name in counted])
-    outcomes = run_all(counts, slots, lambda done: tick("counts of FLOPs", done, len(counts)))
-    for name, count, outcome in zip(counted, counts, outcomes, strict=True):
-        cost = outcome.value if outcome.status == "ok" else outcome.partial.get("cost", Cost())
-        prepared[name] = replace(prepared[name], cost=cost)
-        if outcome.status != "ok":
-            reason = f"ended after {count.timeout:g} s" if outcome.status == "timeout" else outcome.reason
-            with count.log.open("a") as log:
-                log.write(f"model {name!r}: FLOPs not counted: {reason}\n")
-        missing = [
-            pass_
-            for pass_, planned in (("inference", True), ("training", name in trained))
-            if planned and cost.flops(pass_) is None
-        ]
-        if missing:
-            what = f"no roofline of {name}'s {' and '.join(missing)}, whose FLOPs were not counted: see {count.log}"
-            tick(what, len(counts), len(counts))
+    stages = _Stages({case.model: case.source for case in runnable}, budget, logs, path, tick)
+    prepared = stages.models()
+    stages.exports(runnable, prepared)
+    # After the exports, which show what of a model reaches an output.
+    stages.costs(runnable, prepared)
     return prepared
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """The stages of preparing `sources`, the models by name; each runs a process a thing, side by side."""
+
+    sources: dict[str, ModelSource]
+    budget: Budget
+    logs: Path
+    path: tuple[str, ...]
+    tick: Tick
+
+    def models(self) -> dict[str, Prepared]:
+        """Input shapes, weights and reference outputs."""
+        calls = [
+            self._call("prepare_model", (source, default_root()), f"prepare-{name}")
+            for name, source in self.sources.items()
+        ]
+        outcomes = self._run(calls, list(self.sources), "weights and reference outputs")
+        return {
+            name: outcome.value if outcome.status == "ok" else Prepared(failures={"model": _failed(outcome)})
+            for name, outcome in zip(self.sources, outcomes, strict=True)
+        }
+
+    def exports(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
+        """The graphs that the cases' engines need."""
+        wanted = dict.fromkeys(
+            (case.model, graph_of(case.precision))
+            for case in cases
+            if ENGINES[case.engine].needs == "onnx" and case.source.kind != "onnx" and not prepared[case.model].failures
+        )
+        calls = [
+            self._call("prepare_export", (self.sources[name], graph, default_root()), f"export-{name}-{graph}")
+            for name, graph in wanted
+        ]
+        outcomes = self._run(calls, [name for name, _ in wanted], "exports to ONNX")
+        for (name, graph), outcome in zip(wanted, outcomes, strict=True):
+            old = prepared[name]
+            if outcome.status == "ok":
+                onnx, seconds = outcome.value
+                prepared[name] = replace(old, onnx={**old.onnx, graph: onnx}, export_s={**old.export_s, graph: seconds})
+            else:
+                prepared[name] = replace(old, failures={**old.failures, graph: _failed(outcome)})
+
+    def costs(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
+        """FLOPs and bytes; a model that hangs while it is counted is measured all the same."""
+        trained = {case.model for case in cases if case.pass_ == "training"}
+        names = [name for name in self.sources if "model" not in prepared[name].failures]
+        calls = []
+        for name in names:
+            argument = (self.sources[name], prepared[name], name in trained, default_root())
+            call = self._call("prepare_cost", argument, f"prepare-{name}")
+            calls.append(replace(call, timeout=min(_COUNT_SECONDS, call.timeout)))
+        outcomes = self._run(calls, names, "counts of FLOPs")
+        for name, call, outcome in zip(names, calls, outcomes, strict=True):
+            cost = outcome.value if outcome.status == "ok" else outcome.partial.get("cost", Cost())
+            prepared[name] = replace(prepared[name], cost=cost)
+            if outcome.status != "ok":
+                reason = f"ended after {call.timeout:g} s" if outcome.status == "timeout" else outcome.reason
+                with call.log.open("a") as log:
+                    log.write(f"model {name!r}: FLOPs not counted: {reason}\n")
+            planned = ["inference", "training"] if name in trained else ["inference"]
+            missing = [pass_ for pass_ in planned if cost.flops(pass_) is None]
+            if missing:
+                what = f"no roofline of {name}'s {' and '.join(missing)}, whose FLOPs were not counted: see {call.log}"
+                self.tick(what, len(calls), len(calls))
+
+    def _call(self, function: str, argument: object, name: str) -> Call:
+        log, limit = self.logs / f"{name.replace('/', '-')}.log", self.budget.build_timeout
+        return Call(f"profiler.worker:{function}", argument, log, limit, limit, path=self.path)
+
+    def _run(self, calls: Sequence[Call], names: Sequence[str], what: str) -> list[Outcome]:
+        slots = _slots([self.sources[name] for name in names])
+        return run_all(calls, slots, lambda done: self.tick(what, done, len(calls)))
 
 
 def failure(case: Case, prepared: Prepared) -> tuple[Status, str] | None:
