@@ -114,7 +114,11 @@ class Cleaner:
 
     def environment(self, environment: Mapping[str, Any]) -> dict[str, Any]:
         kept = {key: self(value) for key, value in environment.items() if key not in ("host", "variables")}
-        return kept | ({"command": self.command(environment["command"])} if environment.get("command") else {})
+        if environment.get("command"):
+            kept["command"] = self.command(environment["command"])
+        if environment.get("earlier_commands"):
+            kept["earlier_commands"] = [self.command(words) for words in environment["earlier_commands"] if words]
+        return kept
 
     def job(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Without folders, and on the first GPU, whichever this run had."""
@@ -491,8 +495,9 @@ def _runs(runs: Sequence[pl.DataFrame], environments: Sequence[Mapping[str, Any]
     text = []
     for number, (results, environment) in enumerate(zip(runs, environments, strict=True), 1):
         wall = environment.get("wall_seconds")
-        command = shlex.join(environment.get("command") or ["(its command is not known)"])
-        text.append(f"{number}. `{command}`: {_statuses(results)}." + (f" {describe(wall)}." if wall else ""))
+        commands = [*environment.get("earlier_commands", []), environment.get("command")]
+        said = ", then ".join(f"`{shlex.join(words)}`" for words in commands if words) or "its command is not known"
+        text.append(f"{number}. {said}: {_statuses(results)}." + (f" {describe(wall)}." if wall else ""))
     names = list(dict.fromkeys(name for environment in environments for name in environment.get("roofs") or {}))
     if names:
         heads = ["Run", *(_roof(name) for name in names)]

@@ -25,6 +25,7 @@ _THROUGHPUT_SECONDS = 0.5
 ENERGY_SECONDS = 5.0
 """The counter moves only some ten to fifty times a second, so a loop of this length is known to about 1 %."""
 _CONTRADICTION = 1.1
+_NOT_TAKEN = "not taken"
 _SHARES = {"headline": 0.5, "synchronized": 0.2, "gated": 0.3}
 """How a CUDA case divides its sampling seconds among the clocks; on the CPU there is one clock, which has them all."""
 
@@ -178,30 +179,20 @@ def _gated(session: Runnable, clock: Clock, budget: Budget, block: int, result: 
     gated: Samples = {}
     # What a sample takes: the gate is held for about twice the enqueueing, then the call runs.
     sample_ms = block * (2 * enqueue + event) + GATE_SLACK_MS
-    try:
-        _sample(
-            gated,
-            "gpu",
-            StopRule(5, budget.max_samples, budget.seconds * _SHARES["gated"]),
-            sample_ms,
-            lambda n: _held(clock.time_gated(session.run, enqueue, n, block)),
-            lambda samples: None,
-            now,
-        )
-    except _GateOverrun:
+    rule = StopRule(5, budget.max_samples, budget.seconds * _SHARES["gated"])
+    reason = _sample(
+        gated,
+        "gpu",
+        rule,
+        sample_ms,
+        lambda n: clock.time_gated(session.run, enqueue, n, block),
+        lambda samples: None,
+        now,
+    )
+    if reason == _NOT_TAKEN:
         result.warnings.append("gate-overrun: the launches of one call outlast any gate")
-        return
-    result.samples |= gated
-
-
-class _GateOverrun(Exception):
-    pass
-
-
-def _held(samples: Samples | None) -> Samples:
-    if samples is None:
-        raise _GateOverrun
-    return samples
+    else:
+        result.samples |= gated
 
 
 def _sample(
@@ -209,16 +200,22 @@ def _sample(
     watched: str,
     rule: StopRule,
     call_ms: float,
-    take: Callable[[int], Samples],
+    take: Callable[[int], Samples | None],
     report: Callable[[Samples], None],
     now: Now,
 ) -> str:
-    """Take chunks of samples until the rule says why to stop. A chunk lasts about 0.1 s, and one call at least."""
+    """Take chunks of samples until the rule says why to stop, or a chunk could not be taken.
+
+    A chunk lasts about 0.1 s, and one call at least.
+    """
     start = now()
     while True:
         chunk = int(_CHUNK_SECONDS * 1000 / max(call_ms, 1e-3))
         count = max(1, min(chunk, rule.max_samples - len(into.get(watched, []))))
-        for name, values in take(count).items():
+        taken = take(count)
+        if taken is None:
+            return _NOT_TAKEN
+        for name, values in taken.items():
             into.setdefault(name, []).extend(values)
         reason = rule.reason(into[watched], now() - start)
         if reason is not None:

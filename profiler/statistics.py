@@ -226,10 +226,9 @@ class StopRule:
 
     `precision`: the median's interval is within ±`tolerance`, and all its resamples within twice that, since one of two
     modes may lead by luck. There is no precision without an interval, so not below 30 effective samples, and no smaller
-    `min_samples` changes that. `plateau`:
-    three checks, each of half as many samples again, brought the interval less than 15 % closer (independent samples:
-    some 40 %), so more would not help. Neither holds before `min_seconds`, which a drift needs to show. `max_samples`
-    and `budget` are limits; the budget wins once three samples are there.
+    `min_samples` changes that. `plateau`: three checks, each of half as many samples again, brought the interval less
+    than 15 % closer (independent samples: some 40 %), so more would not help. Neither holds before `min_seconds`, which
+    a drift needs to show. `max_samples` and `budget` are limits; the budget wins once three samples are there.
     """
 
     min_samples: int

@@ -56,6 +56,7 @@ def write_run(folder: Path, number: int, results: pl.DataFrame, samples: pl.Data
             *("/root/secret/profiler/__main__.py", "/root/secret/jobs/bench.yaml", "--output", "/scratch/runs"),
             *("--only", f"model={results['model'][0]}"),
         ],
+        "earlier_commands": [["/root/secret/profiler/__main__.py", "/root/secret/jobs/first.yaml"]],
         "variables": {"CUDA_HOME": "/opt/cuda"},
         "roofs": {"fp32_tflops": 51.5, "copy_gb_s": 4123.0},
         "wall_seconds": {"measure": 30.0 + number, "rest": 10.0},
@@ -240,6 +241,7 @@ def test_the_runs_are_told_with_commands_seconds_and_roofs(published, golden):
     text = (published / "README.md").read_text()
     assert "`python -m profiler jobs/bench.yaml --output runs --only model=alexnet`" in text
     assert "`python -m profiler jobs/bench.yaml --output runs --only model=resnet50`" in text
+    assert "1. `python -m profiler jobs/first.yaml`, then `python -m profiler jobs/bench.yaml" in text
     assert "of 40 s went" in text
     assert "of 41 s went" in text
     assert f"120 cases: {golden[0].filter(status='ok').height} ok, 1 failed" in text
@@ -252,6 +254,7 @@ def test_the_environment_and_the_job_are_those_of_the_runs(published):
     environment = json.loads((published / "environment.json").read_text())
     assert environment["gpu"] == "NVIDIA H200"
     assert environment["command"][:4] == ["python", "-m", "profiler", "jobs/bench.yaml"]
+    assert environment["earlier_commands"] == [["python", "-m", "profiler", "jobs/first.yaml"]]
     assert environment.keys().isdisjoint({"host", "variables"})
     # Runs that differ in their GPU only are one job, which can be run again.
     assert yaml.safe_load((published / "bench.yaml").read_text()).keys().isdisjoint({"output", "import_from"})
