@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engines.catalog import ENGINES, Device, Engine, Requirement
@@ -22,7 +24,7 @@ def open_session(engine: str, job: Job) -> Session:
     Raises engines.base.Unsupported where this machine or build cannot do it, and whatever the runtime itself raises.
     """
     module = importlib.import_module(ENGINES[engine].module)
-    session: Session = module.open_session(job)
+    session: Session = module.open_session(replace(job, engine=engine))
     return session
 
 
@@ -35,4 +37,13 @@ def _is_there(requirement: Requirement) -> bool:
     if requirement.kind == "program":
         candidates = [os.environ.get("CXX", ""), requirement.name]
         return any(c and shutil.which(c) for c in candidates)
-    return importlib.util.find_spec(requirement.name) is not None
+    if requirement.kind == "same version":
+        return len({_version(name) for name in requirement.name.split("=")} - {None}) <= 1
+    return any(importlib.util.find_spec(name) is not None for name in requirement.name.split("|"))
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -35,14 +35,28 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """One step of an iteration as the runtime runs it: an operator, or whatever it fused operators into."""
+
+    name: str
+    kind: str
+    """The runtime's own word for what it is: an ATen operator, an ONNX operator, TensorRT's layer type."""
+    nodes: tuple[str, ...]
+    """The ONNX nodes that it covers; empty where the runtime does not say, or knows none."""
+    ms: float
+    """Mean over the profiled iterations; on CUDA time on the device."""
+
+
+@dataclass(frozen=True)
 class Job:
     """One model to be opened by one engine.
 
     `inputs` are the host arrays of one batch (floats as float32: the engine casts them to the precision); `state` is a
     file with the model's fp32 state dict, `onnx` the exported graph, each None where the engine does not need it.
     All work must be enqueued on torch's current stream (the worker has set a non-default one); `phase` is to be called
-    with "build" before an engine builds or compiles, and with "load" after it; `at_peak` before memory is given back
-    that may have been the most in use.
+    with "build" before an engine builds or compiles, and with "load" after it; `progress` with how far a build is, in
+    words for the display; `at_peak` before memory is given back that may have been the most in use. `engine` is the
+    catalog's key, for a module that serves several.
     """
 
     source: ModelSource
@@ -56,6 +70,8 @@ class Job:
     onnx: Path | None = None
     phase: Callable[[str], None] = lambda name: None
     at_peak: Callable[[], None] = lambda: None
+    progress: Callable[[str], None] = lambda words: None
+    engine: str = ""
 
 
 class Session(Protocol):
@@ -76,6 +92,9 @@ class Session(Protocol):
         Keys that are compared with the request: `providers` (node count by execution provider), `compute_types`
         (operator count by type, for convolutions and matrix products), `tf32`, `cuda_graph`.
         """
+
+    def layers(self) -> list[Layer]:
+        """Profile some iterations and return their layers in running order; called, if at all, after `proof`."""
 
     def close(self) -> None:
         """Free what the session holds."""

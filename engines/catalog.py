@@ -14,7 +14,7 @@ Pass = Literal["inference", "training"]
 
 DEVICES: tuple[Device, ...] = ("cpu", "cuda")
 PASSES: tuple[Pass, ...] = ("inference", "training")
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "native")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "native")
 """`native` is a user's ONNX file as it is; a config does not ask for it, such a model has no other."""
 
 
@@ -31,11 +31,15 @@ class Option:
 
 @dataclass(frozen=True)
 class Requirement:
-    """Something that must be there before an engine can run: a Python module or a program on the PATH."""
+    """Something that must be there before an engine can run.
+
+    `kind` says what `name` is: a Python module (or several, any of which will do, separated by "|"), a program on the
+    PATH, or distributions whose versions must be the same where they are installed, separated by "=".
+    """
 
     name: str
     install: str
-    kind: Literal["module", "program"] = "module"
+    kind: Literal["module", "program", "same version"] = "module"
     devices: tuple[Device, ...] = DEVICES
 
 
@@ -79,6 +83,26 @@ _TORCH_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
 _TORCH_REASONS: Mapping[tuple[Device, str], str] = {("cpu", "tf32"): _NO_TF32_ON_CPU}
 _CHANNELS_LAST = Option(bool, False, "weights and activations in NHWC memory order")
 _CUDNN_BENCHMARK = Option(bool, False, "let cuDNN time its algorithms and keep the fastest", devices=("cuda",))
+
+_TRT_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
+    ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "int8", "native"}),
+}
+_TRT_NEEDS_A_GPU = "TensorRT runs on NVIDIA GPUs alone"
+_TRT_REASONS: Mapping[tuple[Device, str], str] = {
+    ("cpu", "inference"): _TRT_NEEDS_A_GPU,
+    ("cpu", "training"): _TRT_NEEDS_A_GPU,
+}
+_TRT_OPTIONS: Mapping[str, Option] = {
+    "cuda_graph": Option(bool, False, "record one run and replay it", devices=("cuda",)),
+    "optimization_level": Option(
+        int, -1, "the builder's optimization level, 0 to 5; -1 is the library's own", devices=("cuda",)
+    ),
+    "workspace_mib": Option(int, 0, "most scratch memory a layer may use; 0 is the whole card", devices=("cuda",)),
+    "batch_range": Option(
+        str, "", 'an optimization profile for a range, "min:opt:max"; empty is the batch alone', devices=("cuda",)
+    ),
+    "rebuild": Option(bool, False, "build even what the engine cache has", devices=("cuda",)),
+}
 
 ENGINES: dict[str, Engine] = {
     engine.name: engine
@@ -129,8 +153,8 @@ ENGINES: dict[str, Engine] = {
             summary="ONNX Runtime: CUDA provider on a GPU, CPU provider elsewhere",
             needs="onnx",
             precisions={
-                ("inference", "cpu"): frozenset({"fp32", "native"}),
-                ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "native"}),
+                ("inference", "cpu"): frozenset({"fp32", "int8", "native"}),
+                ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "int8", "native"}),
             },
             requirements=(Requirement("onnxruntime", "pip install 'onnxruntime-gpu>=1.31'"),),
             options={
@@ -156,6 +180,37 @@ ENGINES: dict[str, Engine] = {
                 ("cpu", "bf16"): "ONNX Runtime's CPU provider has no bf16 convolution",
                 ("cuda", "bf16"): "ONNX Runtime's CUDA provider has no bf16 convolution",
             },
+        ),
+        Engine(
+            name="trt",
+            module="engines.trt",
+            summary="TensorRT: an engine built for this GPU",
+            needs="onnx",
+            precisions=_TRT_PRECISIONS,
+            requirements=(
+                Requirement("tensorrt", "pip install 'cnn-runtime-profiler[tensorrt]'"),
+                Requirement("pycuda", "pip install pycuda (it is compiled: the CUDA toolkit's headers must be there)"),
+            ),
+            options=_TRT_OPTIONS,
+            reasons=_TRT_REASONS,
+        ),
+        Engine(
+            name="trt-rtx",
+            module="engines.trt",
+            summary="TensorRT for RTX: an engine built ahead of time for GeForce and RTX GPUs",
+            needs="onnx",
+            precisions=_TRT_PRECISIONS,
+            requirements=(
+                Requirement("tensorrt_rtx|tensorrt_rtx_bindings", "pip install 'cnn-runtime-profiler[tensorrt-rtx]'"),
+                Requirement(
+                    "tensorrt-rtx-cu13-bindings=tensorrt-rtx-cu13-libs",
+                    "pip install --upgrade 'cnn-runtime-profiler[tensorrt-rtx]'",
+                    "same version",
+                ),
+                Requirement("pycuda", "pip install pycuda (it is compiled: the CUDA toolkit's headers must be there)"),
+            ),
+            options=_TRT_OPTIONS,
+            reasons=_TRT_REASONS,
         ),
         Engine(
             name="openvino",
@@ -206,6 +261,14 @@ PRESETS: dict[str, Preset] = {
             "NHWC, CUDA graph, exhaustive convolution search",
             {"cuda": {"prefer_nhwc": True, "cuda_graph": True, "conv_search": "EXHAUSTIVE"}},
             {"cpu": "NHWC and CUDA graphs are options of ONNX Runtime's CUDA provider"},
+        ),
+        Preset("trt", "trt", "TensorRT with a CUDA graph", {"cuda": {"cuda_graph": True}}, {"cpu": _TRT_NEEDS_A_GPU}),
+        Preset(
+            "trt-rtx",
+            "trt-rtx",
+            "TensorRT for RTX with a CUDA graph",
+            {"cuda": {"cuda_graph": True}},
+            {"cpu": _TRT_NEEDS_A_GPU},
         ),
         Preset("openvino", "openvino", "OpenVINO as it comes", {"cpu": {}}, {"cuda": "OpenVINO has no NVIDIA device"}),
     )
