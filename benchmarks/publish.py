@@ -54,6 +54,8 @@ MARKS = {
     "remeasured": "r",
     "below-floor": "f",
     "inaccurate": "i",
+    "calibration": "k",
+    "mixed-precision": "8",
     "unproven": "?",
     "cpu-nodes": "c",
     "graph-breaks": "b",

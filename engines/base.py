@@ -44,7 +44,7 @@ class Layer:
     nodes: tuple[str, ...]
     """The ONNX nodes that it covers; empty where the runtime does not say, or knows none."""
     ms: float
-    """Mean over the profiled iterations; on CUDA time on the device."""
+    """Median over the profiled iterations, or their mean where the runtime gives no more; on CUDA on the device."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,9 @@ class Session(Protocol):
         """What really ran; called once, after everything has been measured.
 
         Keys that are compared with the request: `providers` (node count by execution provider), `compute_types`
-        (operator count by type, for convolutions and matrix products), `tf32`, `cuda_graph`.
+        (operator count by type, for convolutions and matrix products), `tf32`, `cuda_graph`; with the last goes
+        `cuda_graph_fallback`, why the engine had to do without. `warnings` become the row's own, and the `seconds` of
+        `build` its build time.
         """
 
     def layers(self) -> list[Layer]:

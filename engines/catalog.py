@@ -41,6 +41,8 @@ class Requirement:
     install: str
     kind: Literal["module", "program", "same version"] = "module"
     devices: tuple[Device, ...] = DEVICES
+    to_build: bool = True
+    """Whether building ahead of time needs it too."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,10 @@ class Engine:
     requirements: tuple[Requirement, ...]
     options: Mapping[str, Option] = field(default_factory=dict)
     reasons: Mapping[tuple[Device, str], str] = field(default_factory=dict)
+    compute_capabilities: tuple[str, ...] | None = None
+    """Of the GPUs that it runs on; None where the library decides."""
+    builds: Literal["with a GPU", "anywhere"] | None = None
+    """Whether `python -m profiler build` can have it build an engine ahead of time, and where."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +86,26 @@ _TORCH_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
     ("training", "cpu"): frozenset({"fp32", "bf16"}),
     ("training", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16"}),
 }
-_TORCH_REASONS: Mapping[tuple[Device, str], str] = {("cpu", "tf32"): _NO_TF32_ON_CPU}
+_NO_INT8_IN_TORCH = (
+    "int8 is a graph with quantize and dequantize nodes, for runtimes that read ONNX; PyTorch has its own quantizers, "
+    "whose result would be another network"
+)
+_TORCH_REASONS: Mapping[tuple[Device, str], str] = {
+    ("cpu", "tf32"): _NO_TF32_ON_CPU,
+    ("cpu", "int8"): _NO_INT8_IN_TORCH,
+    ("cuda", "int8"): _NO_INT8_IN_TORCH,
+}
 _CHANNELS_LAST = Option(bool, False, "weights and activations in NHWC memory order")
 _CUDNN_BENCHMARK = Option(bool, False, "let cuDNN time its algorithms and keep the fastest", devices=("cuda",))
 
 _TRT_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
     ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "int8", "native"}),
 }
+_INSTALL_TRT = "pip install 'tensorrt>=10.13' (it fetches its libraries from pypi.nvidia.com)"
+_INSTALL_RTX = "pip install 'tensorrt-rtx-cu13-libs>=1.7' 'tensorrt-rtx-cu13-bindings>=1.7'"
+_PYCUDA = Requirement(
+    "pycuda", "pip install pycuda (it is compiled: the CUDA toolkit's headers must be there)", to_build=False
+)
 _TRT_NEEDS_A_GPU = "TensorRT runs on NVIDIA GPUs alone"
 _TRT_REASONS: Mapping[tuple[Device, str], str] = {
     ("cpu", "inference"): _TRT_NEEDS_A_GPU,
@@ -154,7 +173,7 @@ ENGINES: dict[str, Engine] = {
             needs="onnx",
             precisions={
                 ("inference", "cpu"): frozenset({"fp32", "int8", "native"}),
-                ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "int8", "native"}),
+                ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "native"}),
             },
             requirements=(Requirement("onnxruntime", "pip install 'onnxruntime-gpu>=1.31'"),),
             options={
@@ -179,6 +198,10 @@ ENGINES: dict[str, Engine] = {
                 ): "ONNX Runtime's CPU provider has no fp16 convolution: it would insert casts and compute in fp32",
                 ("cpu", "bf16"): "ONNX Runtime's CPU provider has no bf16 convolution",
                 ("cuda", "bf16"): "ONNX Runtime's CUDA provider has no bf16 convolution",
+                (
+                    "cuda",
+                    "int8",
+                ): "ONNX Runtime's CUDA provider has no int8 convolution: it would dequantize and compute in float",
             },
         ),
         Engine(
@@ -188,11 +211,22 @@ ENGINES: dict[str, Engine] = {
             needs="onnx",
             precisions=_TRT_PRECISIONS,
             requirements=(
-                Requirement("tensorrt", "pip install 'cnn-runtime-profiler[tensorrt]'"),
-                Requirement("pycuda", "pip install pycuda (it is compiled: the CUDA toolkit's headers must be there)"),
+                Requirement("tensorrt", _INSTALL_TRT),
+                Requirement(
+                    "tensorrt-cu13-bindings=tensorrt-cu13-libs",
+                    _INSTALL_TRT.replace("install", "install --upgrade"),
+                    "same version",
+                ),
+                Requirement(
+                    "tensorrt-cu12-bindings=tensorrt-cu12-libs",
+                    _INSTALL_TRT.replace("install", "install --upgrade"),
+                    "same version",
+                ),
+                _PYCUDA,
             ),
             options=_TRT_OPTIONS,
             reasons=_TRT_REASONS,
+            builds="with a GPU",
         ),
         Engine(
             name="trt-rtx",
@@ -201,23 +235,27 @@ ENGINES: dict[str, Engine] = {
             needs="onnx",
             precisions=_TRT_PRECISIONS,
             requirements=(
-                Requirement("tensorrt_rtx|tensorrt_rtx_bindings", "pip install 'cnn-runtime-profiler[tensorrt-rtx]'"),
+                Requirement("tensorrt_rtx|tensorrt_rtx_bindings", _INSTALL_RTX),
+                Requirement("tensorrt_rtx|tensorrt_rtx_libs", _INSTALL_RTX),
                 Requirement(
                     "tensorrt-rtx-cu13-bindings=tensorrt-rtx-cu13-libs",
-                    "pip install --upgrade 'cnn-runtime-profiler[tensorrt-rtx]'",
+                    _INSTALL_RTX.replace("install", "install --upgrade"),
                     "same version",
                 ),
-                Requirement("pycuda", "pip install pycuda (it is compiled: the CUDA toolkit's headers must be there)"),
+                _PYCUDA,
             ),
             options=_TRT_OPTIONS,
             reasons=_TRT_REASONS,
+            # https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/cpu-engines.html
+            compute_capabilities=("7.5", "8.0", "8.6", "8.9", "12.0", "12.1"),
+            builds="anywhere",
         ),
         Engine(
             name="openvino",
             module="engines.ov",
             summary="OpenVINO on the CPU",
             needs="onnx",
-            precisions={("inference", "cpu"): frozenset({"fp32", "native"})},
+            precisions={("inference", "cpu"): frozenset({"fp32", "int8", "native"})},
             requirements=(Requirement("openvino", "pip install 'cnn-runtime-profiler[openvino]'"),),
             options={
                 "threads": Option(int, 0, "inference threads; 0 lets OpenVINO choose", devices=("cpu",)),
@@ -275,13 +313,18 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def unsupported(engine: Engine, pass_: str, device: Device, precision: str, kind: str) -> str | None:
+def unsupported(
+    engine: Engine, pass_: str, device: Device, precision: str, kind: str, capability: str | None = None
+) -> str | None:
     """The reason why `engine` cannot do this, from the catalog alone; None if it can.
 
-    `kind` is the model source's: a user's ONNX file cannot run in an engine that needs a torch module.
+    `kind` is the model source's: a user's ONNX file cannot run in an engine that needs a torch module. `capability` is
+    the GPU's compute capability, such as "9.0", where it is known.
     """
     if engine.needs == "torch" and kind == "onnx":
         return f"{engine.name} needs a torch module; an ONNX file has none"
+    if reason := foreign_capability(engine, device, capability):
+        return reason
     able = {p for (of_pass, on), ps in engine.precisions.items() if of_pass == pass_ and on == device for p in ps}
     if engine.needs == "torch":
         able = able - {"native"}
@@ -295,3 +338,11 @@ def unsupported(engine: Engine, pass_: str, device: Device, precision: str, kind
     if (device, precision) in engine.reasons:
         return engine.reasons[device, precision]
     return f"{engine.name} has no {precision} {pass_} on {device}; it has {', '.join(sorted(able))}"
+
+
+def foreign_capability(engine: Engine, device: Device, capability: str | None) -> str | None:
+    """The reason why `engine` runs on no GPU of this compute capability; None if it does, or if it is not known."""
+    supported = engine.compute_capabilities
+    if device == "cpu" or supported is None or capability is None or capability in supported:
+        return None
+    return f"{engine.name} does not support this GPU's compute capability {capability}; it has {', '.join(supported)}"

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor import config
 
-from engines.base import Job, Mark
+from engines.base import Job, Layer, Mark
 from engines.eager import EagerSession
+from engines.trace import Iteration, median_layers, record
 
 _RUNS_UNTIL_REPLAY = 3
 """Compile and warm up, record, replay: torch's CUDA-graph trees need one call for each."""
+_CPP_KERNEL = re.compile(r"(?:graph_\d+_)?(cpp_\w+)")
+_LIBRARIES = ("triton", "cudnn", "cutlass", "cublas", "nvjet", "xmma", "gemm", "memcpy", "memset")
+"""Words that stand in the names of kernels and tell where they come from."""
 
 
 def open_session(job: Job) -> CompiledSession:
@@ -26,11 +32,7 @@ class CompiledSession(EagerSession):
         super().__init__(job)
         self.mode = str(job.options.get("mode", "reduce-overhead"))
         job.phase("build")
-        self.call = torch.compile(self.model, mode=self.mode, dynamic=False)
-        for _ in range(_RUNS_UNTIL_REPLAY):
-            self.run(lambda name: None)
-        if job.device == "cuda":
-            torch.cuda.synchronize()
+        self._compile()
         job.phase("load")
 
     def run(self, mark: Mark) -> None:
@@ -52,6 +54,48 @@ class CompiledSession(EagerSession):
             "cuda_graph": wants_graph and _recorded_graphs() > 0,
             "cuda_graph_skips": counters["inductor"]["cudagraph_skips"] if wants_graph else 0,
         }
+
+    def layers(self) -> list[Layer]:
+        """On CUDA every kernel in running order, also those of replayed graphs; on the CPU generated kernels and calls.
+
+        The compiler's C++ announces its kernels only on request, so on the CPU the model is compiled once more. Which
+        exported nodes a kernel covers is not known.
+        """
+        if self.job.device == "cuda":
+            iterations = record(lambda: self.run(lambda name: None), "cuda").iterations
+            return median_layers([[Layer(k.name, _kind(k.name), (), k.ms) for k in i.kernels] for i in iterations])
+        torch._dynamo.reset()
+        with config.patch({"cpp.enable_kernel_profile": True}):
+            self.job.phase("build")
+            self._compile()
+            self.job.phase("profile")
+        iterations = record(lambda: self.run(lambda name: None), "cpu").iterations
+        return median_layers([_host_layers(i) for i in iterations])
+
+    def _compile(self) -> None:
+        self.call = torch.compile(self.model, mode=self.mode, dynamic=False)
+        for _ in range(_RUNS_UNTIL_REPLAY):
+            self.run(lambda name: None)
+        if self.job.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def _host_layers(iteration: Iteration) -> list[Layer]:
+    """Generated kernels, and operators of ATen or a library that no other one called."""
+    layers, until = [], 0.0
+    for span in iteration.spans:
+        kernel = _CPP_KERNEL.fullmatch(span.name)
+        operator = span.name.startswith(("aten::", "mkldnn::", "mkl::", "onednn::", "torchvision::"))
+        if span.start >= until and (kernel or operator):
+            name = kernel[1] if kernel else span.name
+            layers.append(Layer(name, "cpp" if kernel else name.partition("::")[2], (), span.ms))
+            until = span.end
+    return layers
+
+
+def _kind(kernel: str) -> str:
+    """Where a kernel comes from, as far as its name says so."""
+    return next((word for word in _LIBRARIES if word in kernel.lower()), "kernel")
 
 
 def _recorded_graphs() -> int:

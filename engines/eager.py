@@ -10,7 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engines.base import Array, Job, Mark, Memory
+from engines.base import Array, Job, Layer, Mark, Memory
+from engines.module_layers import profile_module
+from exporters.coverage import origins, read_graph
 from exporters.load import restore
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -96,6 +98,11 @@ class EagerSession:
             "cuda_graph": self.graph is not None,
             "channels_last": bool(images) and all(w.is_contiguous(memory_format=torch.channels_last) for w in images),
         }
+
+    def layers(self) -> list[Layer]:
+        """Its operators, seen by torch.profiler; those of a captured graph as they run without it."""
+        graph = origins(read_graph(self.job.onnx)) if self.job.onnx else []
+        return profile_module(self.model, lambda: self.step(_ignore), self.job.device, graph)
 
     def close(self) -> None:
         self.graph = self.result = None

@@ -8,11 +8,17 @@ from typing import Any
 import numpy as np
 import openvino
 
-from engines.base import Array, Job, Mark, Memory
+from engines.base import Array, Job, Layer, Mark, Memory
+from exporters.coverage import node_name, read_graph
 from exporters.inputs import BATCH, input_specs
 
 _COMPUTE = {"Convolution", "FullyConnected", "MatMul", "GroupConvolution"}
-_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "u8": "uint8"}
+_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "u8": "int8"}
+"""By the type of the activations: uint8 times int8 is int8's arithmetic."""
+
+
+_PROFILED_RUNS = 10
+"""The first of them, which is slower, is in the mean."""
 
 
 def open_session(job: Job) -> OpenVinoSession:
@@ -23,8 +29,10 @@ def open_session(job: Job) -> OpenVinoSession:
 class OpenVinoSession:
     """A compiled model and one inference request with its inputs set."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, **properties: Any) -> None:
+        """`properties` are further ones of OpenVINO's, such as PERF_COUNT."""
         assert job.onnx is not None, "an engine that needs a graph gets the exported one"
+        self.job = job
         core = openvino.Core()
         model = core.read_model(job.onnx)
         shapes = [[job.batch_size if d == BATCH else d for d in spec.shape] for spec in input_specs(job.source)]
@@ -38,6 +46,7 @@ class OpenVinoSession:
                 "INFERENCE_PRECISION_HINT": "f32",
                 "PERFORMANCE_HINT": "LATENCY",
                 "INFERENCE_NUM_THREADS": int(job.options.get("threads", 0)),
+                **properties,
             },
         )
         job.phase("load")
@@ -68,6 +77,26 @@ class OpenVinoSession:
             "tf32": False,
             "cuda_graph": False,
         }
+
+    def layers(self) -> list[Layer]:
+        """What the plugin's execution graph says of a twin that counts: each layer's mean time over all its runs."""
+        assert self.job.onnx is not None
+        twin = OpenVinoSession(self.job, PERF_COUNT=True)
+        self.job.phase("profile")
+        for _ in range(_PROFILED_RUNS):
+            twin.run(lambda name: None)
+        exported = read_graph(self.job.onnx).node
+        layers: dict[int, Layer] = {}
+        for operator in twin.compiled.get_runtime_model().get_ordered_ops():
+            info = operator.get_rt_info()
+            time, fused = _info(info, "execTimeMcs"), set(_info(info, "originalLayersNames").split(","))
+            if time.isdigit():
+                # The last node goes by its output's name.
+                nodes = tuple(node_name(n) for n in exported if fused & {n.name, *n.output})
+                layer = Layer(operator.get_friendly_name(), _info(info, "layerType"), nodes, int(time) / 1000)
+                layers[int(_info(info, "execOrder"))] = layer
+        twin.close()
+        return [layers[place] for place in sorted(layers)]
 
     def close(self) -> None:
         del self.request, self.compiled

@@ -28,22 +28,33 @@ class Cache:
     def __init__(self, root: Path | None = None) -> None:
         self.root = default_root() if root is None else root
 
-    def entry(self, kind: str, key: str, suffix: str, produce: Callable[[Path], None]) -> tuple[Path, bool]:
+    def entry(
+        self,
+        kind: str,
+        key: str,
+        suffix: str,
+        produce: Callable[[Path], None],
+        anew: bool = False,
+        damaged: Callable[[Path], None] = lambda path: None,
+    ) -> tuple[Path, bool]:
         """The entry's file, and whether it was there already.
 
         `produce` writes to the path it is given, whose file name is the final one; files it puts beside it (an ONNX
         file's external data) belong to the entry. One run produces while others that want the same key wait. A file
-        whose size or content is not what was produced is produced again. What `produce` raises is passed on, and leaves
-        no entry behind.
+        whose size or content is not what was produced is produced again, after `damaged` has been told of it; with
+        `anew` an intact one is too, and stands until the new one is complete. What `produce` raises is passed on, and
+        leaves no entry behind but that.
         """
         folder = self.root / kind
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / (key + suffix)
         manifest = path.with_name(path.name + ".json")
         with locked(path.with_name(path.name + ".lock")):
-            if is_intact(manifest):
+            intact = is_intact(manifest)
+            if intact and not anew:
                 return path, True
-            manifest.unlink(missing_ok=True)
+            if not intact and (path.exists() or manifest.exists()):
+                damaged(path)
             # A fixed name, in the same file system as the target: what a killed run left behind is cleared by the next.
             scratch = folder / f".{path.name}.tmp"
             shutil.rmtree(scratch, ignore_errors=True)
@@ -54,6 +65,7 @@ class Cache:
                     raise RuntimeError(f"{produce!r} did not write {scratch / path.name}")
                 files = sorted(scratch.iterdir())
                 record = {file.name: fingerprint(file) for file in files}
+                manifest.unlink(missing_ok=True)
                 for file in files:
                     os.replace(file, folder / file.name)
                 (scratch / manifest.name).write_text(json.dumps(record))

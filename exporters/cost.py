@@ -35,7 +35,8 @@ Part = Callable[[], dict[str, int]]
 
 _CODE = (Path(__file__), Path(graph_cost.__file__), Path(inputs.__file__))
 """What a count depends on beside the model, which holds the rest in its key."""
-_HALF = ("fp16", "bf16")
+_BYTES = {"fp16": 2, "bf16": 2, "int8": 1}
+"""Of a weight, at the precisions that do not hold it in four."""
 _BATCHES = (2, 3)
 """Two sizes, to see that the count grows with the batch; not 1, which batch normalization refuses in training."""
 
@@ -61,10 +62,10 @@ class Cost:
         return self.training_flops if pass_ == "training" else self.inference_flops
 
     def weight_bytes(self, precision: str) -> int | None:
-        """Bytes of the weights that one call reads; under AMP they are fp32."""
+        """Bytes of the weights that one call reads; under AMP they are fp32, at int8 all are counted as quantized."""
         if self.float_weights is None or self.other_weight_bytes is None:
             return None
-        return self.float_weights * (2 if precision in _HALF else 4) + self.other_weight_bytes
+        return self.float_weights * _BYTES.get(precision, 4) + self.other_weight_bytes
 
 
 def cached_cost(

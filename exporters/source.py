@@ -28,6 +28,8 @@ class ModelSource:
     """Sizes of an ONNX file's symbolic dimensions other than the batch."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the architecture or of the factory."""
+    calibration: Path | None = None
+    """A folder of .npy files with inputs, for int8's ranges; None means seeded inputs."""
 
     @property
     def kind(self) -> Kind:

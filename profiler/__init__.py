@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from profiler.store import load
+    from profiler.store import load, load_layers
 
-__all__ = ["load"]
+__all__ = ["load", "load_layers"]
 
 
 def __getattr__(name: str) -> Any:
     """`from profiler import load` without making every import of the package pay for polars."""
-    if name == "load":
-        from profiler.store import load
+    if name in __all__:
+        from profiler import store
 
-        return load
+        return getattr(store, name)
     raise AttributeError(f"module 'profiler' has no attribute {name!r}")

@@ -60,13 +60,65 @@ def run(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 if any case failed, not only if all did")
     ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Take every measured case's layers apart, too: see profiler layers")
+    ] = False,
 ) -> None:
     """Run a job: prepare the models, measure every case, print the tables."""
     from profiler.job import Request, execute
 
     signal.signal(signal.SIGTERM, _interrupt)
-    request = Request(config, device, output, tuple(only or ()), quick, dry_run, resume, retry, strict)
+    request = Request(config, device, output, tuple(only or ()), quick, dry_run, resume, retry, strict, profile)
     raise typer.Exit(execute(request, _console()))
+
+
+@app.command()
+def build(
+    engine: Annotated[str, typer.Option(help="trt (on the GPU that it is for) or trt-rtx (anywhere, with --target)")],
+    model: Annotated[
+        list[str], typer.Option(help="A canonical network, or the path of an .onnx file; may be repeated")
+    ],
+    batch: Annotated[str, typer.Option(help="Sizes and ranges, an engine each: 1,16,1:8:32 (a range is min:opt:max)")],
+    precision: Annotated[
+        list[str] | None, typer.Option(help="fp32, tf32, fp16, bf16 or int8; may be repeated; none for an .onnx file")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="trt-rtx: compute capabilities to build for, such as sm89 or sm89,sm120, or all")
+    ] = None,
+    export: Annotated[Path | None, typer.Option(help="Copy the engine to this file too")] = None,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Build even what the engine cache has")] = False,
+    optimization_level: Annotated[int | None, typer.Option(help="The builder's, 0 to 5")] = None,
+    workspace_mib: Annotated[int | None, typer.Option(help="Most scratch memory a layer may use")] = None,
+    calibration: Annotated[Path | None, typer.Option(help="int8: a folder of .npy files with inputs")] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each export and each build")] = 900.0,
+) -> None:
+    """Build TensorRT engines into the cache, ahead of time, without running them."""
+    from profiler.build import execute
+    from profiler.build_order import BuildOrder
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    order = BuildOrder(
+        engine, tuple(model), tuple(precision or ()), batch, target, export, rebuild, optimization_level, workspace_mib,
+        calibration, timeout,
+    )  # fmt: skip
+    raise typer.Exit(execute(order, _console()))
+
+
+@app.command()
+def layers(
+    run: Annotated[Path, typer.Argument(help="A run's folder, made with --profile")],
+    model: Annotated[str | None, typer.Option(help="Only these, such as resnet18,resnet50")] = None,
+    variant: Annotated[str | None, typer.Option(help="Only these, such as eager,ort")] = None,
+    pass_: Annotated[str | None, typer.Option("--pass", help="inference or training")] = None,
+    precision: Annotated[str | None, typer.Option(help="Only these, such as fp16")] = None,
+    batch: Annotated[str | None, typer.Option(help="Only these sizes, such as 1,16")] = None,
+    top: Annotated[int | None, typer.Option(min=1, help="The longest so many rows of each table")] = None,
+) -> None:
+    """Print what each layer took, and the exported nodes with every variant's time side by side."""
+    from profiler.layers import print_layers
+
+    given = {"model": model, "variant": variant, "pass": pass_, "precision": precision, "batch_size": batch}
+    print_layers(_console(), run, {key: text.split(",") if text else [] for key, text in given.items()}, top)
 
 
 @app.command()

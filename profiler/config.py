@@ -50,6 +50,8 @@ class ModelEntry(_Strict):
     input: tuple[Annotated[int, Field(gt=0)], ...] | None = Field(default=None, strict=False)
     dimensions: dict[str, Annotated[int, Field(gt=0)]] = {}
     options: dict[str, Any] = {}
+    calibration: Path | None = Field(default=None, strict=False)
+    """A folder of inputs, as .npy files, from which int8 takes its ranges."""
 
     @field_validator("name")
     @classmethod
@@ -68,6 +70,16 @@ class ModelEntry(_Strict):
             raise _error(f"there is no file {full}; paths are relative to the YAML")
         return Path(full)
 
+    @field_validator("calibration")
+    @classmethod
+    def _folder(cls, path: Path | None, info: ValidationInfo) -> Path | None:
+        if path is None:
+            return None
+        full = (info.context or {}).get("folder", Path()) / path
+        if not any(full.glob("*.npy")):
+            raise _error(f"there are no .npy files in {full}; paths are relative to the YAML")
+        return Path(full)
+
     @field_validator("factory")
     @classmethod
     def _path(cls, factory: str | None) -> str | None:
@@ -83,6 +95,8 @@ class ModelEntry(_Strict):
             raise _error("a factory needs the shape of one item, for example input: [3, 224, 224]")
         if self.onnx and (self.weights or self.options or self.input):
             raise _error("an onnx file brings its own weights and input shapes: leave out weights, options and input")
+        if self.onnx and self.calibration:
+            raise _error("an onnx file runs as it is: leave out calibration, or give a file that has been quantized")
         if not self.factory and not self.onnx:
             _check_word(self.name, CATALOG, "model", "(or give the model a factory or an onnx file)")
             if self.input is not None:
@@ -91,8 +105,9 @@ class ModelEntry(_Strict):
 
     def source(self) -> ModelSource:
         return ModelSource(
-            self.name, self.factory, self.onnx, self.weights, self.input, dict(self.dimensions), dict(self.options)
-        )
+            self.name, self.factory, self.onnx, self.weights, self.input, dict(self.dimensions), dict(self.options),
+            self.calibration,
+        )  # fmt: skip
 
 
 class EngineEntry(BaseModel):
@@ -112,8 +127,10 @@ class EngineEntry(BaseModel):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        planned = "(TensorRT has no engine in this version)" if name.startswith(("trt", "tensorrt", "tensort")) else ""
-        return _check_word(name, {**PRESETS, **ENGINES}, "engine", planned)
+        valid = {**PRESETS, **ENGINES}
+        if name in valid:
+            return name
+        raise _error(f"unknown engine '{name}'{nearest(abbreviate(name), valid)}")
 
     @field_validator("label")
     @classmethod
@@ -173,6 +190,8 @@ class Config(_Strict):
     output: Path = Field(default=Path("results"), strict=False)
     budget: Budget = Budget()
     energy: bool = False
+    profile: bool = False
+    """Whether to take each measured case's layers apart afterwards."""
     exclude: list[Filter] = []
     import_from: list[Annotated[Path, Field(strict=False)]] = Field(default=[Path()], validate_default=True)
     """Folders where factories are found, relative to the YAML."""
@@ -243,6 +262,11 @@ def load_config(path: Path, device_kind: str = "", overrides: dict[str, Any] | N
     except ValidationError as error:
         problems = sorted({_explain(lines, e) for e in error.errors()})
         raise ConfigError("\n".join(f"{path}:{line}: {message}" for line, message in problems)) from None
+
+
+def abbreviate(engine: str) -> str:
+    """TensorRT as the catalog spells it, for what people write: tensorrt, tensort, TensorRT_RTX."""
+    return re.sub(r"^tensor-?r?t", "trt", engine.lower()).replace("_", "-")
 
 
 def parse_only(conditions: Sequence[str]) -> Filter | None:

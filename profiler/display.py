@@ -43,6 +43,11 @@ class PlainDisplay:
     def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
         self._number, self._total, self._left = done + 1, total, seconds_left
 
+    def building(self, what: str, phase: str, done: int, total: int) -> None:
+        if (what, done) != self._prepared:
+            self._prepared = what, done
+            self._print(Text(f"[{done + 1}/{total}] build: {what}"))
+
     def ended(self, case: Case, result: Result) -> None:
         self._print(Text(f"[{self._number}/{self._total}] ").append_text(_line(case, result)))
 
@@ -77,6 +82,12 @@ class LiveDisplay:
             Text(phase, style="dim"),
             Text(f"about {duration(seconds_left)} left"),
         )
+        self._draw(line)
+
+    def building(self, what: str, phase: str, done: int, total: int) -> None:
+        """Called a few times a second while an engine is built ahead of time."""
+        line = Table.grid(padding=(0, 2))
+        line.add_row(Text(f"{done + 1}/{total}", style="bold"), Text(what, style="cyan"), Text(phase, style="dim"))
         self._draw(line)
 
     def ended(self, case: Case, result: Result) -> None:

@@ -23,6 +23,9 @@ _PACKAGES = (
     "onnxscript",
     "openvino",
     "tensorrt",
+    "tensorrt-rtx-cu13-bindings",
+    "tensorrt-rtx-cu13-libs",
+    "pycuda",
     "triton",
     "numpy",
     "polars",
@@ -40,6 +43,11 @@ class Target:
     def name(self) -> str:
         """What to call it in a table's title."""
         return self.gpu.name if self.gpu else cpu_model()
+
+    @property
+    def compute_capability(self) -> str | None:
+        """The GPU's, such as "9.0"."""
+        return self.gpu.compute_capability if self.gpu else None
 
 
 def choose_device(wanted: str, facts: dict[str, Any]) -> Target:

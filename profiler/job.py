@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +19,8 @@ from profiler.config import Config, load_config, parse_only
 from profiler.display import duration, open_display
 from profiler.document import ConfigError, nearest
 from profiler.environment import Target, choose_device, describe
+from profiler.forkserver import libraries
 from profiler.plan import estimate_seconds, make_plan
-from profiler.process import Call, run_all, start_forkserver
 from profiler.result import Result
 from profiler.run import REMEASURED, Runner
 from profiler.store import RunFolder
@@ -32,7 +29,7 @@ from profiler.terminal import print_results
 from profiler.walltime import describe as describe_time
 
 _QUICK = {"seconds": 0.3, "min_samples": 5}
-_COMMANDS = ("run", "engines", "models", "environment")
+_COMMANDS = ("run", "build", "layers", "engines", "models", "environment")
 _MUST_AGREE = ("gpu", "device", "torch_version", "onnxruntime_version")
 
 
@@ -49,6 +46,7 @@ class Request:
     resume: Path | None = None
     retry: bool = False
     strict: bool = False
+    profile: bool = False
 
 
 def execute(request: Request, console: Console) -> int:
@@ -61,13 +59,13 @@ def execute(request: Request, console: Console) -> int:
     wanted = request.device or load_config(path).device
     for kind in ("cpu", "cuda"):
         load_config(path, kind, _overrides(request))  # A mistake in the other device's block should show here too.
-    with _forkserver() as facts:
+    with libraries() as facts:
         target = choose_device(wanted, facts)
         config = load_config(path, target.kind, _overrides(request))
         if request.resume is None:
             config = config.model_copy(update={"suite": config.suite or path.stem, "budget": _budget(config, request)})
         budget = _budget(config, request)
-        cases = make_plan(config, target.kind, only)
+        cases = make_plan(config, target.kind, only, target.compute_capability)
         if request.dry_run:
             _print_plan(console, cases, budget, target)
             return 0
@@ -78,7 +76,7 @@ def execute(request: Request, console: Console) -> int:
 
 def environment_now() -> dict[str, Any]:
     """What a run started now would record of this machine."""
-    with _forkserver() as facts:
+    with libraries() as facts:
         return describe(choose_device("auto", facts), facts)
 
 
@@ -99,12 +97,13 @@ def _measure(
     interrupted = False
     with open_display(console) as display:
         folders = tuple(map(str, config.import_from))
-        runner = Runner(run, budget, target, display, folders, config.energy, environment)
+        runner = Runner(run, budget, target, display, folders, config.energy, environment, config.profile)
         try:
             runner.measure(waiting)
         except KeyboardInterrupt:
             interrupted = True
-    results, samples = run.write_parquet(config.suite, make_plan(config, target.kind), environment)
+    plan = make_plan(config, target.kind, capability=target.compute_capability)
+    results, samples = run.write_parquet(config.suite, plan, environment)
     lines = summary(results, samples)
     write_tables(run.tables, results, lines)
     print_results(console, results, lines)
@@ -115,8 +114,11 @@ def _measure(
         run.write_environment({**environment, "wall_seconds": {k: round(v, 3) for k, v in total.most_common()}})
         console.print(Text(f"\n{describe_time(split)}"))
     console.print(Text(f"\nEverything stands in {run.path}"), soft_wrap=True)
+    if (run.path / "layers.parquet").exists():
+        console.print(Text(f"Its layers: python -m profiler layers {run.path}"), soft_wrap=True)
     if interrupted:
-        same = "".join(f" --only {condition}" for condition in request.only) + (" --strict" if request.strict else "")
+        flags = (" --strict" if request.strict else "") + (" --profile" if request.profile else "")
+        same = "".join(f" --only {condition}" for condition in request.only) + flags
         console.print(Text(f"Interrupted; go on with: python -m profiler --resume {run.path}{same}"), soft_wrap=True)
         return 130
     statuses = set(results["status"])
@@ -154,7 +156,9 @@ def _check_device(device: str | None) -> None:
 
 def _overrides(request: Request) -> dict[str, Any]:
     given = {"device": request.device, "output": str(request.output.resolve()) if request.output else None}
-    return {key: value for key, value in given.items() if value is not None}
+    # Recorded in the run's bench.yaml, so that resuming it goes on profiling.
+    profile = {"profile": True} if request.profile else {}
+    return {key: value for key, value in given.items() if value is not None} | profile
 
 
 def _budget(config: Config, request: Request) -> Budget:
@@ -163,21 +167,6 @@ def _budget(config: Config, request: Request) -> Budget:
     return replace(
         config.budget, seconds=min(config.budget.seconds, _QUICK["seconds"]), min_samples=int(_QUICK["min_samples"])
     )
-
-
-@contextlib.contextmanager
-def _forkserver() -> Iterator[dict[str, Any]]:
-    """Start the forkserver and ask the libraries, in a forked process, what they are; yields the answers."""
-    with tempfile.TemporaryDirectory(prefix="profiler-", ignore_cleanup_errors=True) as folder:
-        log = Path(folder) / "forkserver.log"
-        # A cache of this run's own: with the user's, build_s would tell what an earlier run had compiled already.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(folder) / "inductor"))
-        start_forkserver(log)
-        outcome = run_all([Call("profiler.preload:probe", None, log, timeout=300)], 1)[0]
-        if outcome.status != "ok":
-            said = log.read_text()[-2000:] if log.exists() else ""
-            raise RuntimeError(f"the libraries could not be loaded: {outcome.reason}\n{said}")
-        yield outcome.value
 
 
 def _open_run(request: Request, config: Config, target: Target, environment: dict[str, Any]) -> RunFolder:

@@ -20,8 +20,10 @@ _GFLOPS = {"cpu": 100.0, "cuda": 20_000.0}
 """Guessed fp32 rates for the time estimate alone, in GFLOP/s."""
 
 
-def make_plan(config: Config, device: Device, only: Filter | None = None) -> list[Case]:
+def make_plan(config: Config, device: Device, only: Filter | None = None, capability: str | None = None) -> list[Case]:
     """Every cell of the config's matrix that `only` lets through, in running order.
+
+    `capability` is the GPU's compute capability, where it is known.
 
     Replicates are interleaved (A B A B), so that a drift of the machine spreads over all variants.
 
@@ -32,7 +34,7 @@ def make_plan(config: Config, device: Device, only: Filter | None = None) -> lis
         for entry, batch_size, pass_, replicate in product(
             config.models, config.batch_sizes, config.passes, range(config.replicates)
         )
-        for case in _cells(config, entry, batch_size, pass_, replicate, device)
+        for case in _cells(config, entry, batch_size, pass_, replicate, device, capability)
     ]
     for case_id, count in Counter(case.id for case in cases).items():
         if count > 1:
@@ -80,16 +82,22 @@ def estimate_seconds(case: Case, budget: Budget) -> float:
 
 
 def _cells(
-    config: Config, entry: ModelEntry, batch_size: int, pass_: Any, replicate: int, device: Device
+    config: Config,
+    entry: ModelEntry,
+    batch_size: int,
+    pass_: Any,
+    replicate: int,
+    device: Device,
+    capability: str | None,
 ) -> Iterator[Case]:
     source = entry.source()
     precisions = ["native"] if source.kind == "onnx" else config.precisions
     for precision, engine_entry in product(precisions, config.engines):
         engine, options, reason = _resolve(engine_entry, device)
-        reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind)
+        reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind, capability)
         lacking = engines.missing(ENGINES[engine], device)
         if reason is None and lacking:
-            reason = f"{lacking[0].name} is not installed: {lacking[0].install}"
+            reason = engines.explain(lacking)
         yield Case(
             entry.name, engine, engine_entry.label, pass_, precision, batch_size, device, replicate, source, options,
             unsupported=reason,

@@ -46,6 +46,16 @@ def prepare(
     return prepared
 
 
+def prepare_graphs(
+    cases: Sequence[Case], budget: Budget, logs: Path, path: tuple[str, ...], tick: Tick
+) -> dict[str, Prepared]:
+    """The graphs alone, all that building an engine takes: no reference outputs, and no count of FLOPs."""
+    sources = {case.model: case.source for case in cases}
+    prepared = {name: Prepared(onnx={"native": s.onnx} if s.onnx else {}) for name, s in sources.items()}
+    _Stages(sources, budget, logs, path, tick).exports(cases, prepared)
+    return prepared
+
+
 @dataclass(frozen=True)
 class _Stages:
     """The stages of preparing `sources`, the models by name; each runs a process a thing, side by side."""
@@ -69,17 +79,29 @@ class _Stages:
         }
 
     def exports(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
-        """The graphs that the cases' engines need."""
+        """The graphs that the cases' engines need; int8's are made of fp32's."""
         wanted = dict.fromkeys(
             (case.model, graph_of(case.precision))
             for case in cases
             if ENGINES[case.engine].needs == "onnx" and case.source.kind != "onnx" and not prepared[case.model].failures
         )
+        quantized = [name for name, graph in wanted if graph == "int8"]
+        floats = [key for key in wanted if key[1] != "int8"] + [(name, "fp32") for name in quantized]
+        self._export(list(dict.fromkeys(floats)), prepared, "exports to ONNX")
+        for name in quantized:
+            if "fp32" in prepared[name].failures:
+                failures = {**prepared[name].failures, "int8": prepared[name].failures["fp32"]}
+                prepared[name] = replace(prepared[name], failures=failures)
+        ready = [(name, "int8") for name in quantized if "int8" not in prepared[name].failures]
+        self._export(ready, prepared, "graphs quantized to int8")
+
+    def _export(self, wanted: Sequence[tuple[str, str]], prepared: dict[str, Prepared], what: str) -> None:
+        """One process a model and graph."""
         calls = [
             self._call("prepare_export", (self.sources[name], graph, default_root()), f"export-{name}-{graph}")
             for name, graph in wanted
         ]
-        outcomes = self._run(calls, [name for name, _ in wanted], "exports to ONNX")
+        outcomes = self._run(calls, [name for name, _ in wanted], what)
         for (name, graph), outcome in zip(wanted, outcomes, strict=True):
             old = prepared[name]
             if outcome.status == "ok":

@@ -29,7 +29,8 @@ from engines.base import Unsupported
 from exporters.source import ModelError
 
 Report = Callable[[str, Any], None]
-"""How a child tells its parent of a new phase, ("phase", name), or of partial results."""
+"""How a child tells its parent of a new phase, ("phase", name), of its progress in it, ("progress", words), or of
+partial results."""
 Status = Literal["ok", "oom", "unsupported", "failed", "timeout", "crashed"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -41,6 +42,7 @@ _OUT_OF_MEMORY = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "std::bad_alloc",
+    "OutOfMemory",
 )
 _PR_SET_PDEATHSIG = 1
 
@@ -96,6 +98,8 @@ class Child:
     def __init__(self, call: Call) -> None:
         self.call = call
         self.phase = "fork"
+        self.progress = ""
+        """How far the phase is, in words; empty where the child says nothing."""
         self._phase_started = time.monotonic()
         self.entered = {"fork": self._phase_started}
         """When each phase was entered first, on time.monotonic()."""
@@ -117,6 +121,8 @@ class Child:
                     return self._finish(value)
                 if kind == "phase":
                     self._enter_phase(value)
+                elif kind == "progress":
+                    self.progress = value
                 else:
                     self._partial[kind] = value
         except (EOFError, ConnectionResetError):
@@ -152,7 +158,7 @@ class Child:
     def _enter_phase(self, phase: str) -> None:
         now = time.monotonic()
         self._seconds[self.phase] = self._seconds.get(self.phase, 0.0) + now - self._phase_started
-        self.phase, self._phase_started = phase, now
+        self.phase, self.progress, self._phase_started = phase, "", now
         self.entered.setdefault(phase, now)
 
     def _finish(self, outcome: Outcome) -> Outcome:

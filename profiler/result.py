@@ -39,6 +39,8 @@ class Result:
     roofline: dict[str, float | None] = field(default_factory=dict)
     proof: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    layers: list[dict[str, Any]] = field(default_factory=list)
+    """In running order, with `layer`, `kind`, `nodes` and `ms` as in layers.parquet; empty without --profile."""
     phases: dict[str, float] = field(default_factory=dict)
     """Wall seconds by phase of the worker process, as its parent saw them."""
     entered: dict[str, float] = field(default_factory=dict)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from engines.catalog import ENGINES
 from profiler.case import Budget, Case
 from profiler.environment import Target
 from profiler.plan import estimate_seconds
@@ -52,9 +53,10 @@ class Runner:
         path: tuple[str, ...] = (),
         energy: bool = False,
         environment: dict[str, Any] | None = None,
+        profile: bool = False,
     ) -> None:
         self.run, self.budget, self.target, self.display = run, budget, target, display
-        self.path, self.energy, self.environment = path, energy, environment
+        self.path, self.energy, self.environment, self.profile = path, energy, environment, profile
         self.wall = WallTime()
         self._uuid = target.gpu.uuid if target.gpu else None
 
@@ -71,7 +73,10 @@ class Runner:
             prepared = prepare(waiting, self.budget, self.run.logs, self.path, self.display.preparing)
         with self.wall.span("roofs"):
             roofs = self._roofs([case for case in waiting if failure(case, prepared[case.model]) is None])
-        tasks = [Task(case, prepared[case.model], self.budget, self._uuid, self.energy, roofs) for case in waiting]
+        tasks = [
+            Task(case, prepared[case.model], self.budget, self._uuid, self.energy, self.profile, roofs)
+            for case in waiting
+        ]
         pace = _Pace(waiting, self.budget)
         slowed: list[Task] = []
         with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
@@ -125,23 +130,25 @@ class Runner:
 
 
 def measure_one(task: Task, logs: Path, path: tuple[str, ...], tick: Callable[[str], None], watcher: Watcher) -> Result:
-    """One case in a process of its own, watched from here: its phases, its limits, and the device's telemetry."""
+    """One case in a process of its own, watched from here: its phases, its limits, and the device's telemetry.
+
+    An engine that builds does so in another process before, whose memory does not count.
+    """
     log = logs / f"{task.case.id.replace('/', '-')}.log"
     environment = {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
-    call = Call(
-        "profiler.worker:measure_case", task, log, task.budget.timeout, task.budget.build_timeout, environment, path
-    )
-    child = Child(call)
-    try:
-        while (outcome := child.poll(_TICK_SECONDS)) is None:
-            tick(child.phase)
-    finally:
-        child.kill()
+    limits = task.budget.timeout, task.budget.build_timeout
+    built = None
+    if ENGINES[task.case.engine].builds is not None:
+        built, _ = _watch(Call("profiler.worker:build_ahead", task, log, *limits, environment, path), tick)
+        if built.status != "ok":
+            return _result(task.case, built)
+    outcome, entered = _watch(Call("profiler.worker:measure_case", task, log, *limits, environment, path), tick)
     result = _result(task.case, outcome)
-    result.entered = child.entered
+    result.entered = entered
+    if built is not None:
+        _add_build(result, built)
     if result.status == "ok":
         # The checks open a second session, and none of it is the case's; the energy loop loads the card differently.
-        entered = child.entered
         readings = watcher.between(entered["fork"], entered["check"])
         sampled = entered["measure"], entered.get("energy", entered["check"])
         _add_readings(result, readings, [r for r in readings if sampled[0] <= r.seconds <= sampled[1]])
@@ -152,9 +159,33 @@ def measure_one(task: Task, logs: Path, path: tuple[str, ...], tick: Callable[[s
     return result
 
 
+def _watch(call: Call, tick: Callable[[str], None]) -> tuple[Outcome, dict[str, float]]:
+    """How a process ended, and when it entered each phase; `tick` is told what it is doing."""
+    child = Child(call)
+    try:
+        while (outcome := child.poll(_TICK_SECONDS)) is None:
+            tick(child.progress or child.phase)
+    finally:
+        child.kill()
+    return outcome, child.entered
+
+
+def _add_build(result: Result, built: Outcome) -> None:
+    """What the process said that built the engine, and the time that it took."""
+    result.warnings[:0] = built.value["warnings"]
+    if "build" in result.proof:
+        result.proof["build"]["cached"] = built.value["cached"]
+    for phase, seconds in built.seconds.items():
+        result.phases[phase] = result.phases.get(phase, 0.0) + seconds
+
+
 def _result(case: Case, outcome: Outcome) -> Result:
     if isinstance(outcome.value, Result):
         result = outcome.value
+    elif isinstance(measured := outcome.partial.get("result"), Result):
+        # Everything was measured and checked when profiling the layers ended the process.
+        result = measured
+        result.warnings.append(f"no-layers: {outcome.reason}")
     else:
         result = Result(case.id, outcome.status, outcome.reason, samples=outcome.partial.get("samples", {}))
     result.phases = outcome.seconds

@@ -1,4 +1,4 @@
-"""What enters: nothing. What leaves: the columns of results.parquet and samples.parquet, declared once.
+"""What enters: nothing. What leaves: the columns of results, samples and layers .parquet, declared once.
 
 Outside tools rely on the names and types. Text is String, counts Int64, measures Float64; a unit stands in the name.
 docs/columns.md explains each.
@@ -44,3 +44,12 @@ SAMPLES: dict[str, pl.DataType] = {
     "ms": MEASURE,
 }
 """One row a raw sample, in the order in which they were taken."""
+
+LAYERS: dict[str, pl.DataType] = {
+    **_all("run_id case_id", TEXT),
+    "order": COUNT,
+    **_all("layer kind", TEXT),
+    "nodes": pl.List(pl.String()),
+    **_all("ms share", MEASURE),
+}
+"""One row a layer of a case, in running order; `share` is of the sum over the case's layers."""

@@ -18,7 +18,7 @@ from profiler.case import Case
 from profiler.config import Config
 from profiler.document import ConfigError
 from profiler.result import Result
-from profiler.schema import RESULTS, SAMPLES
+from profiler.schema import LAYERS, RESULTS, SAMPLES
 
 
 class RunFolder:
@@ -98,6 +98,9 @@ class RunFolder:
         samples = pl.concat([_samples(self.run_id, result) for _, result in done] or [pl.DataFrame(schema=SAMPLES)])
         results.write_parquet(self.path / "results.parquet")
         samples.write_parquet(self.path / "samples.parquet")
+        layers = [row for _, result in done for row in _layers(self.run_id, result)]
+        if layers:
+            pl.DataFrame(layers, schema=LAYERS).write_parquet(self.path / "layers.parquet")
         return results, samples
 
 
@@ -106,11 +109,34 @@ def load(*runs: str | Path) -> tuple[pl.LazyFrame, pl.LazyFrame]:
 
     Each argument is a run's folder, a pattern of folders, or an object store's address.
     """
-    addresses = [str(run).rstrip("/") for run in runs]
+    addresses = _addresses(runs)
     return (
         pl.scan_parquet([f"{address}/results.parquet" for address in addresses]),
         pl.scan_parquet([f"{address}/samples.parquet" for address in addresses]),
     )
+
+
+def load_layers(*runs: str | Path) -> pl.LazyFrame:
+    """The layers of one or more runs that were made with --profile, lazily; arguments as for `load`."""
+    return pl.scan_parquet([f"{address}/layers.parquet" for address in _addresses(runs)])
+
+
+def _addresses(runs: Iterable[str | Path]) -> list[str]:
+    return [str(run).rstrip("/") for run in runs]
+
+
+def _layers(run_id: str, result: Result) -> list[dict[str, Any]]:
+    total = sum(layer["ms"] for layer in result.layers)
+    return [
+        {
+            "run_id": run_id,
+            "case_id": result.case_id,
+            "order": order,
+            **layer,
+            "share": layer["ms"] / total if total else 0.0,
+        }
+        for order, layer in enumerate(result.layers)
+    ]
 
 
 def _samples(run_id: str, result: Result) -> pl.DataFrame:

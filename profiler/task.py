@@ -36,6 +36,8 @@ class Task:
     gpu: str | None = None
     energy: bool = False
     """Whether to add the loop without which the energy counter says nothing."""
+    profile: bool = False
+    """Whether to take the layers apart once everything has been measured."""
     roofs: Mapping[str, float] = field(default_factory=dict)
     """The device's, as profiler.roofline names them; without what could not be measured."""
 

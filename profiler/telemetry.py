@@ -12,7 +12,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,6 +33,7 @@ class Gpu:
     name: str
     memory_mib: float
     driver: str
+    compute_capability: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def visible_gpus() -> list[Gpu]:
     for number in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(number)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle).total / MIB
-        gpus.append(Gpu(number, nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), memory, driver))
+        uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+        gpus.append(Gpu(number, uuid, name, memory, driver, _compute_capability(nvml, handle)))
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return gpus
@@ -67,7 +69,7 @@ def visible_gpus() -> list[Gpu]:
         if not match:
             break  # As CUDA does: an invalid entry hides itself and what follows.
         chosen.append(match[0])
-    return [Gpu(i, g.uuid, g.name, g.memory_mib, g.driver) for i, g in enumerate(chosen)]
+    return [replace(gpu, index=number) for number, gpu in enumerate(chosen)]
 
 
 class Nvml:
@@ -201,6 +203,12 @@ def power_capped(reasons: int) -> bool:
 def _parse(line: str) -> Reading:
     seconds, memory, power, clock, temperature, reasons = (float(word) if word else None for word in line.split(","))
     return Reading(seconds or 0.0, memory, power, clock, temperature, None if reasons is None else int(reasons))
+
+
+def _compute_capability(nvml: Any, handle: Any) -> str | None:
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        return ".".join(map(str, nvml.nvmlDeviceGetCudaComputeCapability(handle)))
+    return None
 
 
 def _nvml() -> Any:

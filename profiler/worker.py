@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from exporters import inputs
 from exporters.cache import Cache, file_sha256
 from exporters.cost import Cost, cached_cost
 from exporters.inputs import TensorSpec, fixed_batch, input_specs, seeded_inputs
+from exporters.quantize import quantize
 from exporters.source import ModelSource
 from exporters.state import cached_state, source_key
 from exporters.to_onnx import check_onnx, export_onnx
@@ -34,6 +37,8 @@ from profiler.telemetry import Nvml
 
 REFERENCE_ITEMS = 8
 _REFERENCE_PACKAGES = ("torch", "onnxruntime-gpu")
+_PROFILED_CALLS = 20
+"""How many calls profiling may take as long as, at least, its own set-up left out."""
 _GUARD = 0.8
 """Share of a case's timeout after which the worker stops sampling by itself, so that its figures are not lost."""
 
@@ -87,22 +92,30 @@ def prepare_cost(argument: tuple[ModelSource, Prepared, bool, Path], report: Rep
 def prepare_export(argument: tuple[ModelSource, str, Path], report: Report) -> tuple[Path, float]:
     """The exported graph and the seconds that its export took. Raises exporters.source.ModelError."""
     source, precision, root = argument
-    export = export_onnx(source, precision, Cache(root))
+    export = quantize(source, Cache(root)) if precision == "int8" else export_onnx(source, precision, Cache(root))
     return export.path, export.seconds
+
+
+def build_ahead(task: Task, report: Report) -> dict[str, Any]:
+    """Have the case's engine built into its cache: memory that a builder takes is not to count as the case's."""
+    case = task.case
+    _check_batch(task)
+    if case.device == "cuda":
+        torch.cuda.init()
+    job = make_job(task, lambda name: report("phase", name), lambda: None, lambda words: report("progress", words))
+    return engines.build(case.engine, job)
 
 
 def measure_case(task: Task, report: Report) -> Result:
     """Open, warm up, measure and check one case."""
     case, phases = task.case, _Phases(report)
     started = time.monotonic()
-    fixed = fixed_batch(task.prepared.specs)
-    if fixed is not None and fixed != case.batch_size:
-        raise Unsupported(f"{case.model} has a fixed batch of {fixed}; add {fixed} to batch_sizes")
+    _check_batch(task)
     nvml = Nvml(task.gpu)
     host, device = HostMeter(), DeviceMeter(nvml.memory_mib)
     phases.enter("context")
     clock = _open_clock(case, device)
-    job = make_job(task, phases.enter, device.read)
+    job = make_job(task, phases.enter, device.read, lambda words: report("progress", words))
     phases.enter("load")
     session = engines.open_session(case.engine, job)
     clock.synchronize()
@@ -143,16 +156,28 @@ def measure_case(task: Task, report: Report) -> Result:
     if isinstance(clock, CudaClock):
         result.samples |= clock.time_copies(*copied)
     _add_roofline(task, result, sum(copied), report)
-    phases.enter("end")
     result.seconds = {
         "export_s": task.prepared.export_s.get(graph_of(case.precision))
         if ENGINES[case.engine].needs == "onnx"
         else None,
-        "build_s": phases.seconds.get("build"),
+        # What building took when it was done, for an engine that comes from a cache.
+        "build_s": (result.proof.get("build") or {}).get("seconds", phases.seconds.get("build")),
         "load_s": phases.seconds.get("load"),
         "first_run_s": first_s,
     }
+    if task.profile and result.status == "ok":
+        report("result", result)  # Whatever profiling runs into, this is not lost.
+        phases.enter("profile")
+        left = _left(task.budget, time.monotonic() - started - phases.seconds.get("build", 0.0))
+        _profile(session, result, enough=left > _PROFILED_CALLS * expected_ms / 1000)
+    phases.enter("end")
     return result
+
+
+def _check_batch(task: Task) -> None:
+    fixed = fixed_batch(task.prepared.specs)
+    if fixed is not None and fixed != task.case.batch_size:
+        raise Unsupported(f"{task.case.model} has a fixed batch of {fixed}; add {fixed} to batch_sizes")
 
 
 def _open_clock(case: Case, device: DeviceMeter) -> Clock:
@@ -164,7 +189,12 @@ def _open_clock(case: Case, device: DeviceMeter) -> Clock:
     return CudaClock()
 
 
-def make_job(task: Task, phase: Callable[[str], None], at_peak: Callable[[], None]) -> Job:
+def make_job(
+    task: Task,
+    phase: Callable[[str], None],
+    at_peak: Callable[[], None],
+    progress: Callable[[str], None] = lambda words: None,
+) -> Job:
     case, prepared = task.case, task.prepared
     return Job(
         source=case.source,
@@ -178,6 +208,7 @@ def make_job(task: Task, phase: Callable[[str], None], at_peak: Callable[[], Non
         onnx=prepared.onnx.get(graph_of(case.precision)),
         phase=phase,
         at_peak=at_peak,
+        progress=progress,
     )
 
 
@@ -213,10 +244,26 @@ def _check(task: Task, session: Session, result: Result) -> None:
     elif not all(np.isfinite(output).all() for output in session.outputs()):
         result.status, result.reason = "failed", "the loss is not finite"
     result.proof = session.proof()
-    result.warnings += verify.remarks(result.proof)
+    result.warnings += verify.remarks(case, result.proof)
     wrong = verify.mismatch(case, result.proof)
     if wrong:
         result.status, result.reason = "failed", wrong
+
+
+def _profile(session: Session, result: Result, enough: bool) -> None:
+    """Add the layers, or a warning why there are none: they are no reason to lose what was measured."""
+    if not enough:
+        result.warnings.append("no-layers: budget.timeout leaves no time to profile them")
+        return
+    try:
+        layers = session.layers()
+    except Exception as error:
+        traceback.print_exc()
+        result.warnings.append(f"no-layers: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        return
+    result.layers = [
+        {"layer": layer.name, "kind": layer.kind, "nodes": list(layer.nodes), "ms": layer.ms} for layer in layers
+    ]
 
 
 def _add_roofline(task: Task, result: Result, copied_bytes: int, report: Report) -> None:

@@ -138,7 +138,7 @@ def test_a_catalog_is_data_without_torch(catalog):
 
 @pytest.mark.parametrize("module", sorted(set(MODULES) - {"engines.trt"}))
 def test_only_trt_imports_tensorrt(module):
-    assert tops(module) & {"tensorrt", "tensorrt_rtx", "pycuda"} == set()
+    assert tops(module) & {"tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings", "pycuda"} == set()
 
 
 @pytest.mark.parametrize("module", sorted(set(MODULES) - WITH_POLARS))
@@ -175,9 +175,18 @@ def loaded_by(module: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("name", ["job", "cli", "run", "prepare", "plan", "listing"])
+@pytest.mark.parametrize("name", ["job", "cli", "run", "prepare", "plan", "listing", "build"])
 def test_the_parent_process_imports_no_framework(name):
-    frameworks = {"torch", "onnxruntime", "tensorrt", "tensorrt_rtx", "pycuda", "openvino", "onnx"}
+    frameworks = {
+        "torch",
+        "onnxruntime",
+        "tensorrt",
+        "tensorrt_rtx",
+        "tensorrt_rtx_bindings",
+        "pycuda",
+        "openvino",
+        "onnx",
+    }
     assert loaded_by(f"profiler.{name}") & frameworks == set()
 
 

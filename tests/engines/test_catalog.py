@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 
 import pytest
 
-from engines import missing
+from engines import explain, missing
 from engines.catalog import (
     DEVICES,
     ENGINES,
@@ -31,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
         ("compiled", "training", "cuda", "tf32", "canonical"),
         ("ort", "inference", "cuda", "tf32", "canonical"),
         ("ort", "inference", "cpu", "native", "onnx"),
+        ("ort", "inference", "cpu", "int8", "canonical"),
+        ("trt", "inference", "cuda", "int8", "factory"),
         ("openvino", "inference", "cpu", "native", "onnx"),
     ],
 )
@@ -50,6 +53,9 @@ def test_what_an_engine_can_has_no_reason(engine: str, pass_: str, device: Devic
         ("eager", "inference", "cpu", "tf32", "canonical", ["TF32", "on the CPU ask for fp32"]),
         ("ort", "inference", "cpu", "fp16", "canonical", ["no fp16 convolution", "casts"]),
         ("ort", "inference", "cuda", "bf16", "canonical", ["CUDA provider", "no bf16 convolution"]),
+        ("ort", "inference", "cuda", "int8", "canonical", ["no int8 convolution", "compute in float"]),
+        ("eager", "inference", "cuda", "int8", "canonical", ["quantize and dequantize nodes", "PyTorch has its own"]),
+        ("compiled", "training", "cpu", "int8", "canonical", ["another network"]),
         # A pass that the engine does not have.
         ("ort", "training", "cpu", "fp32", "canonical", ["ort", "inference", "no training"]),
         ("ort", "training", "cuda", "fp32", "canonical", ["ort", "inference", "no training"]),
@@ -126,6 +132,55 @@ def test_missing_names_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
     module = Requirement("no_such_module_anywhere", "pip install it")
     program = Requirement("no-such-program-anywhere", "apt-get install it", "program")
     assert missing(made_up(there, module, program), "cpu") == [module, program]
+
+
+def test_missing_to_build_leaves_out_what_running_alone_needs() -> None:
+    module = Requirement("no_such_module_anywhere", "pip install it")
+    runtime = Requirement("no_such_runtime_anywhere", "pip install it too", to_build=False)
+    assert missing(made_up(module, runtime), "cuda") == [module, runtime]
+    assert missing(made_up(module, runtime), "cuda", to_build=True) == [module]
+
+
+def test_versions_are_compared_where_both_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = Requirement("one=other", "pip install --upgrade", "same version")
+    installed: dict[str, str] = {}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    for one, other, lacking in (
+        ({}, {}, []),
+        ({"one": "1.7.1"}, {}, []),
+        ({"one": "1.7.1"}, {"other": "1.7.1"}, []),
+        ({"one": "10.13.3.9.post1"}, {"other": "10.13.3.9"}, []),
+        ({"one": "1.7.1"}, {"other": "1.6.0"}, [both]),
+    ):
+        installed.clear()
+        installed.update({**one, **other})
+        assert missing(made_up(both), "cuda") == lacking
+    assert explain([both]) == "one 1.7.1 and other 1.6.0 are not of one version: pip install --upgrade"
+
+
+def test_compute_capability_of_the_card() -> None:
+    engine = ENGINES["trt-rtx"]
+    for capability in ("7.5", "8.9", "12.0", None):
+        assert unsupported(engine, "inference", "cuda", "fp16", "canonical", capability) is None
+    reason = unsupported(engine, "inference", "cuda", "fp16", "canonical", "9.0")
+    assert reason is not None
+    assert reason.startswith("trt-rtx does not support this GPU's compute capability 9.0; it has 7.5, 8.0, 8.6, 8.9")
+    assert unsupported(ENGINES["trt"], "inference", "cuda", "fp16", "canonical", "9.0") is None
+    assert unsupported(ENGINES["ort"], "inference", "cuda", "fp16", "canonical", "9.0") is None
+
+
+def test_compute_capabilities_are_the_librarys() -> None:
+    from engines.trt import library
+    from engines.trt_build import targets
+
+    known = [f"{target[2:-1]}.{target[-1]}" for target in targets(library("trt-rtx"))]
+    assert list(ENGINES["trt-rtx"].compute_capabilities or ()) == known
 
 
 def test_missing_leaves_out_what_the_device_does_not_need() -> None:

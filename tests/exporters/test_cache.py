@@ -73,6 +73,38 @@ def test_damaged_entry_is_produced_again(tmp_path: Path, damage: object) -> None
     assert path.with_name("key.bin.data").read_text() == "beside"
 
 
+@pytest.mark.parametrize("damage", [damage_truncate, damage_same_size, damage_companion, damage_manifest])
+def test_damage_is_told(tmp_path: Path, damage: object) -> None:
+    cache, told = Cache(tmp_path), []  # type: ignore[var-annotated]
+    path, _ = cache.entry("kind", "key", ".bin", produce, damaged=told.append)
+    cache.entry("kind", "key", ".bin", produce, damaged=told.append)
+    assert told == []
+    damage(path)  # type: ignore[operator]
+    cache.entry("kind", "key", ".bin", produce, damaged=told.append)
+    assert told == [path]
+
+
+def test_entry_is_produced_anew_on_demand(tmp_path: Path) -> None:
+    cache, told = Cache(tmp_path), []  # type: ignore[var-annotated]
+    path, _ = cache.entry("kind", "key", ".bin", produce)
+    again = cache.entry("kind", "key", ".bin", lambda path: path.write_text("other") and None, True, told.append)
+    assert (again, path.read_text(), told) == ((path, False), "other", [])
+    assert cache.entry("kind", "key", ".bin", produce) == (path, True)
+
+
+def test_entry_stands_until_the_new_one_is_complete(tmp_path: Path) -> None:
+    def fail(path: Path) -> None:
+        path.write_text("half")
+        raise ValueError("disk full")
+
+    cache = Cache(tmp_path)
+    path, _ = cache.entry("kind", "key", ".bin", produce)
+    with pytest.raises(ValueError, match="disk full"):
+        cache.entry("kind", "key", ".bin", fail, anew=True)
+    assert cache.entry("kind", "key", ".bin", produce) == (path, True)
+    assert path.read_text() == "content"
+
+
 def test_copied_entry_is_served(tmp_path: Path) -> None:
     """A copy has another time of modification, and the same content."""
     path, _ = Cache(tmp_path).entry("kind", "key", ".bin", produce)

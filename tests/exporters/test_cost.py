@@ -140,9 +140,10 @@ def test_plain_network_by_hand() -> None:
         other_weight_bytes=0,
     )
     assert (found.flops("inference"), found.flops("training")) == (found.inference_flops, found.training_flops)
-    assert [found.weight_bytes(p) for p in ("fp32", "tf32", "amp-fp16", "fp16", "bf16")] == [
+    assert [found.weight_bytes(p) for p in ("fp32", "tf32", "amp-fp16", "fp16", "bf16", "int8")] == [
         *[4 * (weights + 16)] * 3,
         *[2 * (weights + 16)] * 2,
+        weights + 16,
     ]
 
 

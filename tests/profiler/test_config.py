@@ -68,6 +68,14 @@ MISTAKES = [
     mistake("model with a slash", models("{name: a/b, onnx: there.onnx}"), 3, "models[0].name", "'a/b'", "'/'"),
     mistake("no such onnx file", models("{name: x, onnx: no.onnx}"), 3, "models[0].onnx", "no.onnx", "relative"),
     mistake("no such weights", models("{name: alexnet, weights: no.pt}"), 3, "models[0].weights", "no.pt", "relative"),
+    mistake(
+        "no such calibration", models("{name: alexnet, calibration: empty}"), 3, "models[0].calibration", "no .npy"
+    ),
+    mistake(
+        "calibration beside onnx",
+        models("{name: x, onnx: there.onnx, calibration: images}"),
+        *(3, "models[0]", "runs as it is", "leave out calibration"),
+    ),
     mistake("onnx a number", models("{name: x, onnx: 3}"), 3, "models[0].onnx", "path", "got 3"),
     mistake(
         "factory without colon",
@@ -122,9 +130,23 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        *((word, "trt") for word in ("tensorrt", "tensort", "TensorRT", "trtt")),
+        *((word, "trt-rtx") for word in ("tensorrt-rtx", "tensorrt_rtx", "trt-rtxx", "tensort-rtx")),
+    ],
+)
+def test_tensorrt_is_found_by_its_name(write, written, meant):
+    with pytest.raises(ConfigError, match=f"unknown engine '{written}'; did you mean '{meant}'"):
+        load_config(write(f"models: [resnet18]\nengines: [{written}]\n"))
+
+
 @pytest.fixture
 def write(tmp_path: Path):
     (tmp_path / "there.onnx").write_bytes(b"")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.npy").write_bytes(b"")
 
     def write(text: str) -> Path:
         path = tmp_path / "bench.yaml"
@@ -241,6 +263,12 @@ def test_model_files_are_relative_to_the_yaml(write, elsewhere):
     assert [config.models[0].onnx, config.models[1].weights] == [elsewhere / "there.onnx"] * 2
 
 
+def test_calibration_data_are_relative_to_the_yaml_and_reach_the_model(write, elsewhere):
+    (entry,) = load_config(write(models("{name: vgg16, calibration: images}"))).models
+    assert entry.source().calibration == elsewhere / "images"
+    assert load_config(write(models("vgg16"))).models[0].source().calibration is None
+
+
 def test_output_is_relative_to_the_yaml(write, elsewhere):
     assert load_config(write(HEAD + "output: out\n")).output == elsewhere / "out"
 
@@ -254,7 +282,7 @@ def test_factories_are_found_in_the_folders_given(write, elsewhere):
 
 
 def test_a_config_as_resolved_reads_back_as_the_same(write, tmp_path):
-    text = models("resnet18", "{name: x, onnx: there.onnx, dimensions: {time: 4}}") + (
+    text = models("{name: resnet18, calibration: images}", "{name: x, onnx: there.onnx, dimensions: {time: 4}}") + (
         "exclude: [{engine: ort, pass: training, batch_size: [1, 2]}]\nbudget: {seconds: 0.5}\noutput: out\n"
     )
     config = load_config(write(text.replace("[eager]", "[eager, {name: ort, label: two, threads: 2}]")))

@@ -183,6 +183,23 @@ def test_a_missing_module_is_a_reason_with_the_command_that_installs_it(config, 
     assert reason(config, "cpu", engine="ort") == "no_such_module is not installed: pip install no-such-module"
 
 
+def test_everything_that_is_missing_is_told(config, monkeypatch):
+    lacking = [Requirement(f"no_such_{n}", f"pip install {n}") for n in ("library", "driver")]
+    monkeypatch.setitem(ENGINES, "ort", dataclasses.replace(ENGINES["ort"], requirements=tuple(lacking)))
+    assert reason(config, "cpu", engine="ort") == (
+        "no_such_library is not installed: pip install library; no_such_driver is not installed: pip install driver"
+    )
+
+
+def test_a_card_that_the_library_does_not_support_is_a_reason(config):
+    text = "models: [alexnet]\nengines: [trt-rtx]\n"
+    (case,) = make_plan(config(text), "cuda", capability="9.0")
+    assert "compute capability 9.0" in (case.unsupported or "")
+    for capability in ("8.9", None):
+        (case,) = make_plan(config(text), "cuda", capability=capability)
+        assert "compute capability" not in (case.unsupported or "")
+
+
 def test_a_missing_program_is_a_reason(config, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)

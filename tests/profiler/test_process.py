@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from profiler.process import Call, Outcome, run_all, start_forkserver
+from profiler.process import Call, Child, Outcome, run_all, start_forkserver
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -87,6 +87,13 @@ def builds_for(seconds, report):
     time.sleep(seconds)
     report("phase", "load")
     return "built"
+
+def tells_progress(there, report):
+    report("phase", "build")
+    report("progress", "building 45 %")
+    wait_for(there)
+    report("phase", "load")
+    wait_for(there + "-too")
 
 def memory_error(_, report):
     raise MemoryError
@@ -247,6 +254,25 @@ def test_hang_while_building_ends_at_the_build_timeout(call: Calls) -> None:
     outcome = outcome_of(call("hangs_in", "build", timeout=600, build_timeout=1))
     assert outcome.status == "timeout"
     assert "build" in (outcome.reason or "")
+
+
+def test_progress_is_told_until_the_phase_ends(call: Calls, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    child = Child(call("tells_progress", str(there)))
+    seen: list[tuple[str, str]] = []
+    outcome = None
+    while outcome is None:
+        outcome = child.poll(0.05)
+        if (child.phase, child.progress) not in seen:
+            seen.append((child.phase, child.progress))
+        if seen[-1] == ("build", "building 45 %"):
+            there.touch()
+        if seen[-1][0] == "load":
+            there.with_name("there-too").touch()
+    assert outcome.status == "ok", outcome.reason
+    assert ("build", "building 45 %") in seen
+    assert ("load", "") in seen
+    assert outcome.partial == {}
 
 
 def test_build_does_not_count_towards_the_timeout(call: Calls) -> None:

@@ -81,6 +81,11 @@ def test_without_roofs_or_sizes_there_is_no_floor() -> None:
     assert place(8e9, 1, 8.0, 1e6, "fp32", {"fp32_tflops": 50.0})["floor_ms"] is None
 
 
+def test_a_precision_whose_roof_is_not_measured_has_a_rate_and_no_more() -> None:
+    found = place(8e9, 1, 8.0, 1e6, "int8", ROOFS)
+    assert (found["tflops"], found["fraction_of_peak"], found["floor_ms"]) == (1.0, None, None)
+
+
 def test_without_samples_there_is_no_rate() -> None:
     found = place(8e9, 1, None, 1e6, "fp32", ROOFS)
     assert (found["tflops"], found["fraction_of_peak"]) == (None, None)
@@ -136,6 +141,7 @@ def test_large_times_have_no_exponents() -> None:
         ("tf32", {"float32": 3}, "tf32"),
         ("amp-fp16", {"float16": 3, "float32": 1}, "fp16"),
         ("amp-bf16", {}, "bf16"),
+        ("int8", {"int8": 3, "float32": 1}, "int8"),
         ("native", {"float32": 3}, "fp32"),
         ("native", {"float16": 3}, "fp16"),
         ("native", {"float16": 3, "float32": 1}, None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from profiler.schema import RESULTS, SAMPLES
+from profiler.schema import LAYERS, RESULTS, SAMPLES
 
 TEXT, COUNT, MEASURE = pl.String(), pl.Int64(), pl.Float64()
 
@@ -51,6 +51,12 @@ def test_samples_has_the_agreed_columns_and_types():
     assert {"run_id": TEXT, "case_id": TEXT, "clock": TEXT, "index": COUNT, "ms": MEASURE} == SAMPLES
 
 
+def test_layers_has_the_agreed_columns_and_types():
+    assert list(LAYERS) == ["run_id", "case_id", "order", "layer", "kind", "nodes", "ms", "share"]
+    texts = dict.fromkeys(("run_id", "case_id", "layer", "kind"), TEXT)
+    assert {**texts, "order": COUNT, "nodes": pl.List(TEXT), "ms": MEASURE, "share": MEASURE} == LAYERS
+
+
 def test_a_measures_unit_stands_in_its_name():
     ratios = {"throughput", "rel_l2_error", "max_abs_error", "top1_agreement", "fraction_of_peak", "tflops"}
     units = ("_ms", "_mib", "_s", "_w", "_mhz", "_c", "_per_item")
@@ -59,6 +65,6 @@ def test_a_measures_unit_stands_in_its_name():
 
 
 def test_an_empty_frame_of_each_schema_survives_parquet(tmp_path):
-    for schema in (RESULTS, SAMPLES):
+    for schema in (RESULTS, SAMPLES, LAYERS):
         pl.DataFrame(schema=schema).write_parquet(tmp_path / "empty.parquet")
         assert pl.read_parquet(tmp_path / "empty.parquet").schema == pl.Schema(schema)

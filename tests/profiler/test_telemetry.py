@@ -10,7 +10,7 @@ import pytest
 
 from profiler import telemetry
 from profiler.process import Call, Outcome
-from profiler.telemetry import Nvml, Reading, Watcher, power_capped, slowdowns, summarize
+from profiler.telemetry import Gpu, Nvml, Reading, Watcher, power_capped, slowdowns, summarize, visible_gpus
 
 
 class NVMLError(Exception):
@@ -55,6 +55,32 @@ def test_readings_have_the_columns_units(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (reading.memory_mib, reading.power_w, reading.sm_clock_mhz) == (3.0, 250.0, 1980.0)
     assert (reading.temperature_c, reading.reasons) == (41.0, 0x24)
     assert nvml.energy_mj() == 12_000
+
+
+@pytest.mark.parametrize(("answer", "capability"), [((9, 0), "9.0"), ([12, 1], "12.1"), (None, None)])
+def test_gpu_has_its_compute_capability(
+    monkeypatch: pytest.MonkeyPatch, answer: object, capability: str | None
+) -> None:
+    def capability_of(handle: object) -> object:
+        if answer is None:
+            raise NVMLError
+        return answer
+
+    nvml = types.SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlSystemGetDriverVersion=lambda: "580.95",
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlDeviceGetMemoryInfo=lambda handle: types.SimpleNamespace(total=2**20),
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
+        nvmlDeviceGetName=lambda handle: "A card",
+        nvmlDeviceGetCudaComputeCapability=capability_of,
+    )
+    monkeypatch.setattr(telemetry, "_nvml", lambda: nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [(gpu.index, gpu.compute_capability) for gpu in visible_gpus()] == [(0, capability), (1, capability)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    assert visible_gpus() == [Gpu(0, "GPU-1", "A card", 1.0, "580.95", capability)]
 
 
 def test_what_a_driver_does_not_answer_is_blank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -313,10 +313,12 @@ def test_every_warning_has_a_meaning_here_and_in_the_documentation() -> None:
     documented = {
         word for line in lines if line.startswith("| `") for word in re.findall("`([a-z-]+)`", line.split("|")[1])
     }
-    sources = [file.read_text() for file in (root / "profiler").glob("*.py") if file.name != "terminal.py"]
+    files = [*(root / "profiler").glob("*.py"), *(root / "engines").glob("*.py")]
+    sources = [file.read_text() for file in files if file.name != "terminal.py"]
     # A kind that a constant names, too: f"{REMEASURED}: …".
     constants = {name: kind for source in sources for name, kind in re.findall(r'(?m)^([A-Z]+) = "([a-z-]+)"$', source)}
     sources = [re.sub(r"{([A-Z]+)}", lambda found: constants.get(found[1], ""), source) for source in sources]
     raised = {word for source in sources for word in re.findall(r'"([a-z]+(?:-[a-z]+)*): ', source)}
     assert documented == set(MEANINGS)
-    assert raised - {"prepare"} == set(MEANINGS)  # "prepare: " begins a line of the plain display.
+    # Other words before a colon: of the display, of names in a trace, of a list, of the command line.
+    assert raised - {"prepare", "module", "profiler", "valid", "trt-rtx"} == set(MEANINGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from profiler.verify import compare, judge, mismatch, remarks
 LOGITS = np.array([[1.0, 2.0, 2.0], [4.0, 0.0, 3.0]], dtype=np.float32)
 
 
-def case(precision: str = "fp32", device: str = "cuda", **options: object) -> Case:
-    return Case("net", "ort", "ort", "inference", precision, 1, device, 0, ModelSource("net"), options)
+def case(precision: str = "fp32", device: str = "cuda", calibration: Path | None = None, **options: object) -> Case:
+    source = ModelSource("net", calibration=calibration)
+    return Case("net", "ort", "ort", "inference", precision, 1, device, 0, source, options)
 
 
 def proof(compute: str = "float32", provider: str = "CUDAExecutionProvider", **more: object) -> dict[str, object]:
@@ -108,14 +110,16 @@ def test_top1_agreement_needs_real_weights_and_logits(real_weights, output):
 
 
 @pytest.mark.parametrize(
-    ("precision", "error"), [("fp32", 1e-5), ("tf32", 5e-3), ("fp16", 1e-2), ("bf16", 5e-2), ("native", 1e-3)]
+    ("precision", "error"),
+    [("fp32", 1e-5), ("tf32", 5e-3), ("fp16", 1e-2), ("bf16", 5e-2), ("int8", 0.12), ("native", 1e-3)],
 )
 def test_an_error_that_is_usual_for_the_precision_is_no_remark(precision, error):
     assert judge(precision, error) == (None, [])
 
 
 @pytest.mark.parametrize(
-    ("precision", "error"), [("fp32", 1e-3), ("tf32", 5e-2), ("fp16", 5e-2), ("bf16", 0.2), ("native", 0.1)]
+    ("precision", "error"),
+    [("fp32", 1e-3), ("tf32", 5e-2), ("fp16", 5e-2), ("bf16", 0.2), ("int8", 0.3), ("native", 0.1)],
 )
 def test_an_error_that_is_unusual_for_the_precision_is_remarked_and_no_failure(precision, error):
     reason, (remark,) = judge(precision, error)
@@ -148,6 +152,9 @@ def test_outputs_that_are_wrong_fail_the_row(error, says):
         (case(cudnn=True), proof(cudnn=True)),
         (case(), proof(compute_types={"float32": 2, "unknown": 3})),
         (case(), proof(compute_types={})),
+        (case("int8"), proof("int8")),
+        (case("int8"), proof(compute_types={"int8": 1, "float32": 19})),
+        (case("native"), proof("int8")),
     ],
 )
 def test_a_proof_that_matches_its_request_is_no_mismatch(asked, ran):
@@ -161,6 +168,10 @@ def test_a_proof_that_matches_its_request_is_no_mismatch(asked, ran):
         (case("fp32"), proof("float16"), "asked for fp32, computed in float16 (20×)"),
         (case("fp16"), proof(compute_types={"float16": 19, "float32": 1}), "float16 (19×), float32 (1×)"),
         (case("bf16"), proof(compute_types={"bfloat16": 3, "unknown": 2, "float32": 1}), "float32 (1×)"),
+        (case("int8"), proof("float32"), "asked for int8, computed in float32 (20×)"),
+        (case("int8"), proof(compute_types={"int8": 0, "float16": 3}), "asked for int8, computed in float16 (3×)"),
+        (case("fp16"), proof(compute_types={"float16": 19, "int8": 1}), "float16 (19×), int8 (1×)"),
+        (case("int8"), proof("int8", tf32=True), "TF32 was on at int8"),
         (case(), proof(provider="CPUExecutionProvider"), "ran on CPUExecutionProvider (20×), not on CUDA"),
         (case(device="cpu"), proof(), "ran on CUDAExecutionProvider (20×), not on CPU"),
         (case(), proof(tf32=True), "TF32 was on at fp32"),
@@ -195,7 +206,7 @@ def test_a_proof_that_says_nothing_is_a_contradiction():
     ],
 )
 def test_what_should_be_known_is_remarked(ran, kind, says):
-    (remark,) = remarks(ran)
+    (remark,) = remarks(case(), ran)
     assert remark.startswith(f"{kind}: ")
     assert says in remark
 
@@ -204,4 +215,20 @@ def test_what_should_be_known_is_remarked(ran, kind, says):
     "ran", [{}, proof(), {"device": "cpu", "providers": {"CPUExecutionProvider": 9}}, {"graph_breaks": 0}]
 )
 def test_nothing_is_remarked_of_what_is_as_it_should_be(ran):
-    assert remarks(ran) == []
+    assert remarks(case(), ran) == []
+
+
+def test_int8_on_seeded_data_is_remarked():
+    assert remarks(case("int8"), proof("int8")) == ["calibration: seeded data, so accuracy says nothing"]
+    assert remarks(case("int8", calibration=Path("images")), proof("int8")) == []
+
+
+def test_what_int8_left_in_float_is_remarked():
+    ran = proof(compute_types={"int8": 52, "float32": 2})
+    (remark,) = remarks(case("int8", calibration=Path("images")), ran)
+    assert remark == "mixed-precision: 2 of 54 convolutions and products computed in float32"
+    ran = proof(compute_types={"int8": 50, "float32": 2, "float16": 1, "unknown": 1})
+    mixed, unproven = remarks(case("int8", calibration=Path("images")), ran)
+    assert mixed == "mixed-precision: 3 of 54 convolutions and products computed in float16 and float32"
+    assert unproven.startswith("unproven: the types of 1 ")
+    assert remarks(case("int8", calibration=Path("images")), proof("float32")) == [], "that is a contradiction"

@@ -1,0 +1,58 @@
+"""What enters: a TensorRT builder's configuration. What leaves: kernel timings of earlier builds in it, on disk after.
+
+Two builds of one network can choose different kernels; with the timings of the first, the second chooses as it did, and
+is done sooner. The file is shared by runs side by side: each adds what it has measured. Its first 32 bytes are the
+SHA-256 of the rest, since not every version of the library tells a damaged cache from an empty one.
+TensorRT for RTX measures nothing when it builds, and its timing cache is without effect:
+https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/timing-cache-migration.html
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from exporters.cache import locked
+
+_DIGEST_BYTES = 32
+
+
+def attach_timings(config: Any, path: Path) -> list[str]:
+    """Give `config` the timing cache in `path`, or an empty one; returns warnings."""
+    data, intact = _read(path)
+    warnings = [] if intact else ["timing-cache: a damaged file was dropped"]
+    timings = config.create_timing_cache(data)
+    if data and (timings is None or not config.set_timing_cache(timings, ignore_mismatch=False)):
+        warnings.append("timing-cache: the library refuses the file, as of another device or version; it was dropped")
+        data = b""
+    if not data:
+        config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
+    return warnings
+
+
+def keep_timings(config: Any, path: Path) -> None:
+    """Write the timing cache of `config` to `path`, with what another run has written there meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    timings = config.get_timing_cache()
+    with locked(path.with_name(path.name + ".lock")):
+        data, _ = _read(path)
+        others = config.create_timing_cache(data) if data else None
+        if others is not None:
+            timings.combine(others, ignore_mismatch=False)
+        merged = bytes(timings.serialize())
+        scratch = path.with_name(f".{path.name}.tmp")
+        scratch.write_bytes(hashlib.sha256(merged).digest() + merged)
+        os.replace(scratch, path)
+
+
+def _read(path: Path) -> tuple[bytes, bool]:
+    """The timing cache in the file, empty where there is none, and whether the file is as it was written."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return b"", True
+    data = content[_DIGEST_BYTES:]
+    intact = hashlib.sha256(data).digest() == content[:_DIGEST_BYTES]
+    return (data if intact else b""), intact

@@ -1,0 +1,203 @@
+"""What enters: a TensorRT library that builds. What leaves: its errors, its progress in words, its peak memory.
+
+The library calls these objects back, from threads of its own too: whatever they would raise must not reach it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MIB = 2**20
+_TELL_SECONDS = 0.3
+_POLL_SECONDS = 0.1
+_KEPT_ERRORS = 20
+_LOGGERS: list[tuple[Any, Any]] = []
+_NO_DRIVER = "catchCudaError"
+"""In messages that follow another error where there is no driver, from asking the device for one."""
+
+
+def logger_of(library: Any) -> Any:
+    """The process's logger: prints warnings and errors to standard error and keeps the last errors, for `reasons`.
+
+    One alone: as long as anything lives that was made with it, the library tells it everything, whatever other logger
+    it is given.
+    """
+    for known, logger in _LOGGERS:
+        if known is library:
+            return logger
+    _LOGGERS.append((library, _new_logger(library)))
+    return _LOGGERS[-1][1]
+
+
+def _new_logger(library: Any) -> Any:
+    class Logger(library.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            library.ILogger.__init__(self)
+            self.errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
+
+        def log(self, severity: Any, message: str) -> None:
+            wrong = severity in (library.ILogger.ERROR, library.ILogger.INTERNAL_ERROR)
+            if wrong:
+                self.errors.append(message)
+            if wrong or severity == library.ILogger.WARNING:
+                print(f"{library.__name__}: {message}", file=sys.stderr)
+
+    return Logger()
+
+
+def reasons(messages: list[str], limit: int) -> str:
+    """What the library said, on one line of at most `limit` characters; what only a missing driver adds is left out."""
+    said = dict.fromkeys(" ".join(line.split()) for message in messages for line in message.splitlines())
+    text = "; ".join([line for line in said if line and _NO_DRIVER not in line] or said)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+@dataclass
+class Phase:
+    """A phase of a build, as the library announces it: it has steps, and phases inside of them."""
+
+    parent: str | None
+    steps: int
+    done: int = 0
+
+
+@dataclass
+class Progress:
+    """How far a build is, in percent, from its nested phases: never back, but where another outermost phase begins."""
+
+    percent: int = 0
+    _open: dict[str, Phase] = field(default_factory=dict)
+
+    def start(self, name: str, parent: str | None, steps: int) -> None:
+        if parent not in self._open:
+            self.percent = 0
+        self._open[name] = Phase(parent, max(steps, 1))
+
+    def step(self, name: str, number: int) -> None:
+        if name in self._open:
+            self._open[name].done = number + 1
+            self._count()
+
+    def finish(self, name: str) -> None:
+        self._open.pop(name, None)
+
+    def _count(self) -> None:
+        outermost = next(name for name in reversed(self._open) if self._open[name].parent not in self._open)
+        self.percent = max(self.percent, round(100 * min(self._share(outermost), 1.0)))
+
+    def _share(self, name: str) -> float:
+        phase = self._open[name]
+        inner = next((n for n in reversed(self._open) if self._open[n].parent == name), None)
+        return (phase.done + (min(self._share(inner), 1.0) if inner is not None else 0.0)) / phase.steps
+
+
+def new_monitor(library: Any, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Any:
+    """A progress monitor that tells "building 45 %" a few times a second.
+
+    What `tell` raises, or Ctrl-C, ends the build at its next step, and is raised by `check`. (Python's handler for
+    Ctrl-C runs only in Python code, which these methods are.)
+    """
+
+    class Monitor(library.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            library.IProgressMonitor.__init__(self)
+            self.error: BaseException | None = None
+            self._progress, self._lock = Progress(), threading.Lock()
+            self._told = clock() - _TELL_SECONDS
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self._do(lambda: self._progress.start(phase_name, parent_phase, num_steps))
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            self._do(lambda: self._step(phase_name, step))
+            return self.error is None
+
+        def phase_finish(self, phase_name: str) -> None:
+            self._do(lambda: self._progress.finish(phase_name))
+
+        def _step(self, name: str, number: int) -> None:
+            self._progress.step(name, number)
+            if clock() - self._told >= _TELL_SECONDS:
+                self._told = clock()
+                tell(f"building {self._progress.percent} %")
+
+        def _do(self, what: Callable[[], None]) -> None:
+            try:
+                with self._lock:
+                    what()
+            except BaseException as error:
+                self.error = self.error or error
+
+    return Monitor()
+
+
+def check(monitor: Any) -> None:
+    """Raise what ended the build, if anything did."""
+    error, monitor.error = monitor.error, None  # Kept there, it would keep the builder: its traceback refers to both.
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error
+
+
+@dataclass
+class Peaks:
+    """The most memory in use while something was done above what was before, in MiB; None where it cannot be known."""
+
+    host_mib: float | None = None
+    device_mib: float | None = None
+
+
+@contextlib.contextmanager
+def watch_memory(device: bool) -> Iterator[Peaks]:
+    """Fills the Peaks once the block has ended.
+
+    Host: this process's resident memory, whose peak is counted anew from here where the kernel allows it (proc(5),
+    clear_refs). Device: all of it that is in use, polled by torch from a thread, which the builder lets run.
+    """
+    peaks = Peaks()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    before = _resident_mib("VmRSS")
+    ended = threading.Event()
+    poller = threading.Thread(target=_poll_device, args=(peaks, ended), daemon=True)
+    if device:
+        poller.start()
+    try:
+        yield peaks
+    finally:
+        ended.set()
+        if device:
+            poller.join()
+        peak = _resident_mib("VmHWM")
+        peaks.host_mib = None if peak is None or before is None else max(peak - before, 0.0)
+
+
+def _poll_device(peaks: Peaks, ended: threading.Event) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    before = torch.cuda.mem_get_info()[0]
+    least = before
+    while not ended.wait(_POLL_SECONDS):
+        least = min(least, torch.cuda.mem_get_info()[0])
+        peaks.device_mib = (before - least) / MIB
+
+
+def _resident_mib(key: str) -> float | None:
+    """A line of /proc/self/status in MiB."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(key + ":"):
+                return float(line.split()[1]) / 1024
+    return None

@@ -1,0 +1,129 @@
+"""The int8 graph in the CPU's engines: near fp32's outputs, and a proof that integers were multiplied."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import engines
+from engines.base import Job, Session
+from exporters.cache import Cache
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.quantize import quantize
+from exporters.source import ModelSource
+from exporters.to_onnx import export_onnx
+
+FACTORY = """
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        return nn.functional.relu(x + self.b(nn.functional.relu(self.a(x))))
+
+def residual():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), Block(), Block(), nn.Flatten(), nn.Linear(1568, 10))
+"""
+SOURCE = ModelSource("residual", factory="net_for_int8:residual", input_shape=(3, 16, 16))
+BATCH = 2
+PRODUCTS = 6
+
+Open = Callable[..., Session]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cache]:
+    folder = tmp_path_factory.mktemp("int8")
+    (folder / "net_for_int8.py").write_text(FACTORY)
+    sys.path.insert(0, str(folder))
+    yield Cache(folder / "cache")
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture
+def open_session(cache: Cache) -> Open:
+    def start(engine: str, precision: str = "int8", **options: Any) -> Session:
+        inputs = tuple(seeded_inputs(input_specs(SOURCE), BATCH))
+        graph = quantize(SOURCE, cache) if precision == "int8" else export_onnx(SOURCE, precision, cache)
+        return engines.open_session(
+            engine, Job(SOURCE, "inference", precision, BATCH, "cpu", options, inputs, onnx=graph.path)
+        )
+
+    return start
+
+
+def outputs(session: Session) -> Any:
+    session.run(lambda name: None)
+    (output,) = session.outputs()
+    assert output.dtype == np.float32
+    return output
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "ort",
+        pytest.param(
+            "openvino",
+            marks=pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed"),
+        ),
+    ],
+)
+def test_every_convolution_and_product_is_int8(engine: str, open_session: Open) -> None:
+    session, expected = open_session(engine), outputs(open_session("ort", "fp32"))
+    error = np.linalg.norm(outputs(session) - expected) / np.linalg.norm(expected)
+    assert 1e-3 < error < 0.1
+    # Blocks whose input has two readers are where ONNX Runtime would leave convolutions in float.
+    assert session.proof()["compute_types"] == {"int8": PRODUCTS}
+
+
+def test_without_optimizations_onnx_runtime_computes_in_float_and_the_proof_says_so(open_session: Open) -> None:
+    assert open_session("ort", optimize=False).proof()["compute_types"] == {"float32": PRODUCTS}
+
+
+def test_weights_take_a_quarter(open_session: Open) -> None:
+    floats, integers = (open_session("ort", precision).memory().weights for precision in ("fp32", "int8"))
+    assert floats is not None
+    assert integers is not None
+    assert 0.25 < integers / floats < 0.4
+
+
+def test_proof_of_products_of_integers_that_a_users_file_may_hold(tmp_path: Path) -> None:
+    """As dynamic quantization makes them: ONNX Runtime fuses some into operators of its own."""
+    weights = [
+        numpy_helper.from_array(np.ones((4, 4), dtype=np.uint8), "w"),
+        numpy_helper.from_array(np.array(0.5, dtype=np.float32), "w_scale"),
+    ]
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "q_scale", "q_zero"]),
+        helper.make_node("MatMulInteger", ["q", "w", "q_zero"], ["i"]),
+        helper.make_node("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["q_scale", "w_scale"], ["scale"]),
+        helper.make_node("Mul", ["f", "scale"], ["h"]),
+        helper.make_node("DynamicQuantizeLinear", ["h"], ["r", "r_scale", "r_zero"]),
+        helper.make_node("MatMulInteger", ["r", "w", "r_zero"], ["y"]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])
+    y = helper.make_tensor_value_info("y", TensorProto.INT32, ["N", 4])
+    path = tmp_path / "theirs.onnx"
+    opsets = [helper.make_opsetid("", 20)]
+    onnx.save(
+        helper.make_model(helper.make_graph(nodes, "g", [x], [y], weights), opset_imports=opsets, ir_version=10), path
+    )
+    source = ModelSource("theirs", onnx=path)
+    job = Job(source, "inference", "native", 2, "cpu", {}, tuple(seeded_inputs(input_specs(source), 2)), onnx=path)
+    session: Any = engines.open_session("ort", job)
+    session.run(lambda name: None)
+    assert session.proof()["compute_types"] == {"int8": 2}
+    assert "DynamicQuantizeMatMul" in {node.op_type for node in session._optimized_graph().node}

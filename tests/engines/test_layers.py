@@ -1,0 +1,471 @@
+"""Layers of every engine of the CPU on one tiny network; a GPU's trace and ONNX Runtime's profile as written down."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.modules import module as torch_module
+
+import engines
+from engines import trace
+from engines.base import Job, Layer, Session
+from engines.catalog import ENGINES
+from engines.module_layers import Operator, covered_by, iteration_layers, read_operators
+from engines.ort import OrtSession, _session_options
+from engines.ort_profile import NodeRun, Run, clock_offset, device_layers, host_layers, launched_in, read_runs
+from engines.trace import Iteration, Kernel, Span, Trace, median_layers
+from exporters.cache import Cache
+from exporters.coverage import Origin, Step, node_name, read_graph
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.source import ModelSource
+from exporters.state import cached_state
+from exporters.to_onnx import export_onnx
+
+FACTORY = """
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.conv2 = nn.Conv2d(16, 16, 3, padding=1)
+        self.relu = nn.ReLU()
+
+    def forward(self, x):
+        return self.relu(self.conv2(self.relu(self.bn1(self.conv1(x)))) + x)
+
+
+class Tiny(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.pool, self.block = nn.Conv2d(3, 16, 3), nn.MaxPool2d(2), Block()
+        self.drop, self.fc = nn.Dropout(), nn.Linear(784, 10)
+
+    def forward(self, x):
+        return self.fc(self.drop(self.block(self.pool(self.stem(x).relu())).flatten(1)))
+"""
+SOURCE = ModelSource("tiny", factory="tiny_for_layers:Tiny", input_shape=(3, 16, 16))
+BATCH = 2
+OPERATORS = [
+    ("stem", "conv2d"), ("relu", "relu"), ("pool", "max_pool2d"),
+    ("block.conv1", "conv2d"), ("block.bn1", "batch_norm"), ("block.relu", "relu"),
+    ("block.conv2", "conv2d"), ("block", "add"), ("block.relu", "relu"),
+    ("flatten", "flatten"), ("drop", "dropout"), ("fc", "linear"),
+]  # fmt: skip
+"""What the modules call in eval mode; a call of the model's own goes by its operator's name."""
+
+Open = Callable[..., Any]
+
+has_compiler = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), "g++"))
+has_openvino = importlib.util.find_spec("openvino") is not None
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cache]:
+    folder = tmp_path_factory.mktemp("layers")
+    (folder / "tiny_for_layers.py").write_text(FACTORY)
+    sys.path.insert(0, str(folder))
+    yield Cache(folder / "cache")
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(autouse=True)
+def switches() -> Iterator[None]:
+    """A session sets its process's switches and leaves them so; here the tests after it would inherit them."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    yield
+    matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+@pytest.fixture
+def make_job(cache: Cache) -> Callable[..., Job]:
+    def make(engine: str, pass_: Any = "inference", exported: bool = True, **options: Any) -> Job:
+        inputs = tuple(seeded_inputs(input_specs(SOURCE), BATCH))
+        onnx = export_onnx(SOURCE, "fp32", cache).path if exported or ENGINES[engine].needs == "onnx" else None
+        return Job(SOURCE, pass_, "fp32", BATCH, "cpu", options, inputs, cached_state(SOURCE, cache), onnx)
+
+    return make
+
+
+@pytest.fixture
+def open_session(make_job: Callable[..., Job]) -> Open:
+    """`open_session("eager", "training")`."""
+
+    def start(engine: str, *arguments: Any, **options: Any) -> Session:
+        return engines.open_session(engine, make_job(engine, *arguments, **options))
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def exported(cache: Cache) -> list[str]:
+    """The exported graph's nodes, in its order: convolutions with folded normalization, activations, …"""
+    return [node_name(node) for node in read_graph(export_onnx(SOURCE, "fp32", cache).path).node]
+
+
+def of_kind(nodes: list[str], *words: str) -> list[str]:
+    return [node for node in nodes if any(word in node.lower() for word in words)]
+
+
+def test_eager_has_a_layer_for_each_operator_in_order(open_session: Open, exported: list[str]) -> None:
+    layers: list[Layer] = open_session("eager").layers()
+    assert [(layer.name, layer.kind) for layer in layers] == OPERATORS
+    assert all(layer.ms > 0 for layer in layers)
+    stem, conv1, conv2 = of_kind(exported, "conv")
+    relus, (add,) = of_kind(exported, "relu"), of_kind(exported, "add")
+    nodes = {(layer.name, number): layer.nodes for number, layer in enumerate(layers)}
+    assert nodes["stem", 0] == (stem,)
+    assert nodes["block.conv1", 3] == nodes["block.bn1", 4] == (conv1,), "the exporter folds one into the other"
+    assert nodes["block.conv2", 6] == (conv2,)
+    assert nodes["block", 7] == (add,)
+    assert [nodes["relu", 1], nodes["block.relu", 5], nodes["block.relu", 8]] == [(relu,) for relu in relus]
+    assert nodes["drop", 10] == ()
+    assert {node for layer in layers for node in layer.nodes} == set(exported)
+
+
+def test_eager_without_an_exported_graph_covers_no_nodes(open_session: Open) -> None:
+    layers = open_session("eager", exported=False).layers()
+    assert [(layer.name, layer.kind) for layer in layers] == OPERATORS
+    assert {layer.nodes for layer in layers} == {()}
+
+
+def test_profiling_leaves_no_hooks_behind_and_the_session_as_it_was(open_session: Open) -> None:
+    hooks = len(torch_module._global_forward_hooks), len(torch_module._global_forward_pre_hooks)
+    session = open_session("eager")
+    session.run(lambda name: None)
+    before = session.outputs()[0].copy()
+    session.layers()
+    assert (len(torch_module._global_forward_hooks), len(torch_module._global_forward_pre_hooks)) == hooks
+    session.run(lambda name: None)
+    assert (session.outputs()[0] == before).all()
+    session.model.register_forward_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("no luck")))
+    with pytest.raises(RuntimeError, match="no luck"):
+        session.layers()
+    assert (len(torch_module._global_forward_hooks), len(torch_module._global_forward_pre_hooks)) == hooks
+
+
+def test_eager_training_has_backward_operators_under_their_modules(open_session: Open) -> None:
+    layers = open_session("eager", "training").layers()
+    forward = [layer for layer in layers if (layer.name, layer.kind) in OPERATORS]
+    assert [(layer.name, layer.kind) for layer in forward] == OPERATORS
+    backward = [layer for layer in layers if "Backward" in layer.kind]
+    convolutions = [layer.name for layer in backward if layer.kind.startswith("Convolution")]
+    assert convolutions == ["block.conv2", "block.conv1", "stem"]
+    assert [layer.name for layer in backward if layer.kind.startswith("NativeBatchNorm")] == ["block.bn1"]
+    assert {layer.nodes for layer in backward} == {()}
+    assert layers.index(backward[0]) > layers.index(forward[-1])
+    (loss,) = (layer for layer in layers if layer.kind == "cross_entropy_loss")
+    assert loss.nodes == ()
+    assert [layer.kind for layer in layers].count("AccumulateGrad") == 1
+
+
+def test_ort_covers_every_exported_node_once(open_session: Open, exported: list[str]) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("tmp*"))
+    layers = open_session("ort").layers()
+    assert sorted(node for layer in layers for node in layer.nodes) == sorted(exported)
+    stem, conv1, conv2 = of_kind(exported, "conv")
+    fused = {layer.nodes for layer in layers if "Conv" in layer.kind}
+    relus = of_kind(exported, "relu")
+    assert {(stem, relus[0]), (conv1, relus[1])} <= fused
+    assert any(conv2 in nodes for nodes in fused)
+    order = [exported.index(layer.nodes[0]) for layer in layers if layer.nodes]
+    assert order == sorted(order)
+    assert all(layer.ms >= 0 for layer in layers)
+    assert sum(layer.ms for layer in layers) > 0
+    assert set(Path(tempfile.gettempdir()).glob("tmp*")) <= before, "the profile is gone"
+
+
+def test_unoptimized_ort_runs_the_exported_nodes_themselves(open_session: Open, exported: list[str]) -> None:
+    layers = open_session("ort", optimize=False).layers()
+    assert [layer.nodes for layer in layers] == [(node,) for node in exported]
+    assert [layer.name for layer in layers] == exported
+
+
+@pytest.mark.skipif(not has_openvino, reason="openvino is not installed")
+def test_openvino_tells_what_it_fused(open_session: Open, exported: list[str]) -> None:
+    layers = open_session("openvino").layers()
+    stem, conv1, _ = of_kind(exported, "conv")
+    relus = of_kind(exported, "relu")
+    fused = {layer.nodes for layer in layers if layer.kind == "Convolution"}
+    assert {(stem, relus[0]), (conv1, relus[1])} <= fused
+    covered = [node for layer in layers for node in layer.nodes]
+    assert len(covered) == len(set(covered))
+    assert set(of_kind(exported, "conv", "relu", "pool", "linear")) <= set(covered)
+    assert sum(layer.ms for layer in layers) > 0
+
+
+@pytest.mark.skipif(not has_compiler, reason="no C++ compiler")
+def test_compiled_shows_its_generated_kernels_and_the_operators_between(open_session: Open) -> None:
+    session = open_session("compiled")
+    layers: list[Layer] = session.layers()
+    generated = [layer for layer in layers if layer.kind == "cpp"]
+    assert generated
+    assert all(layer.name.startswith("cpp_fused") for layer in generated)
+    assert any("relu" in layer.name for layer in generated)
+    assert [layer.kind for layer in layers].count("convolution") == 3
+    assert {layer.nodes for layer in layers} == {()}
+    assert all(layer.ms > 0 for layer in layers)
+    session.run(lambda name: None)
+    assert session.outputs()[0].shape == (BATCH, 10)
+
+
+def test_onnx_runtimes_clock_is_the_traces(make_job: Callable[..., Job], tmp_path: Path) -> None:
+    """Each run happened inside its call: what kernels on a GPU are told apart by."""
+    job = make_job("ort")
+    options = _session_options(job)
+    options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
+    session = OrtSession(job, options)
+    recorded = trace.record(lambda: session.run(lambda name: None), "cpu")
+    nominal = (session.session.get_profiling_start_time_ns() - recorded.unix_ns) / 1000
+    runs = read_runs(Path(session.session.end_profiling()), trace.ITERATIONS)
+    assert clock_offset(runs, nominal, recorded) == nominal
+    assert clock_offset(runs, nominal + 1e6, recorded) == pytest.approx(nominal, abs=1000)
+
+
+# What a GPU gives, as it stands in the files.
+
+
+def event(category: str, name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
+    named = {key.replace("_", " "): value for key, value in args.items()}
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": named}
+
+
+def iteration_events(start: float, slow: float = 1.0) -> list[dict[str, Any]]:
+    """A convolution of two kernels, a ReLU in the same thread, and a copy that no operator made."""
+    first = int(start)
+    return [
+        event("user_annotation", "profiler: iteration", start, 100, External_id=first),
+        event("user_annotation", "profiler: call", start, 60, External_id=first + 1),
+        event("user_annotation", "module: conv", start + 1, 20, External_id=first + 2),
+        event("cpu_op", "aten::conv2d", start + 2, 15, External_id=first + 3),
+        event("cpu_op", "aten::cudnn_convolution", start + 3, 10, External_id=first + 4),
+        event("cuda_runtime", "cudaLaunchKernel", start + 4, 1, correlation=first + 5),
+        event("cuda_driver", "cuLaunchKernel", start + 6, 1, correlation=first + 6),
+        event("cpu_op", "aten::relu", start + 30, 5, External_id=first + 7),
+        event("cuda_runtime", "cudaLaunchKernel", start + 31, 1, correlation=first + 8),
+        event("cuda_runtime", "cudaMemcpyAsync", start + 50, 1, correlation=first + 9),
+        event("kernel", "nchwToNhwc", start + 40, 3 * slow, correlation=first + 5, External_id=first + 4),
+        event("kernel", "cudnn_conv", start + 45, 20 * slow, correlation=first + 6, External_id=first + 4),
+        event("kernel", "relu_kernel", start + 66, 7, correlation=first + 8, External_id=first + 7),
+        event("gpu_memcpy", "Memcpy DtoH", start + 75, 2, correlation=first + 9, External_id=first + 1),
+        event("gpu_user_annotation", "module: conv", start + 40, 25, External_id=first + 2),
+    ]
+
+
+WRITTEN = {
+    "baseTimeNanoseconds": 5_000_000_000,
+    "traceEvents": [{"ph": "M", "name": "process_name"}, *iteration_events(1000), *iteration_events(2000, slow=2.0)],
+}
+
+
+def test_kernels_belong_to_the_iteration_that_launched_them() -> None:
+    read = trace.parse(WRITTEN)
+    assert read.unix_ns == 5_000_000_000
+    first, second = read.iterations
+    assert (first.start, first.returned, first.end) == (1000, 1060, 1100)
+    assert [kernel.name for kernel in second.kernels] == ["nchwToNhwc", "cudnn_conv", "relu_kernel", "Memcpy DtoH"]
+    assert [kernel.launched for kernel in first.kernels] == [1004, 1006, 1031, 1050]
+    assert second.kernels[1].ms == pytest.approx(0.040)
+    assert [span.name for span in first.spans] == [
+        "module: conv", "aten::conv2d", "aten::cudnn_convolution", "aten::relu",
+    ]  # fmt: skip
+
+
+def test_an_operators_time_on_a_gpu_is_its_kernels() -> None:
+    origins = [Origin("node_conv", "conv", "conv2d", frozenset({"conv"}))]
+    layers = median_layers(
+        [iteration_layers(iteration, "cuda", origins) for iteration in trace.parse(WRITTEN).iterations]
+    )
+    assert [(layer.name, layer.kind, layer.nodes) for layer in layers] == [
+        ("conv", "conv2d", ("node_conv",)),
+        ("relu", "relu", ()),
+        ("Memcpy DtoH", "kernel", ()),
+    ]
+    assert [layer.ms for layer in layers] == pytest.approx([(0.023 + 0.046) / 2, 0.007, 0.002])
+
+
+def span(name: str, start: float, end: float, id: int = 0, sequence: int | None = None, thread: int = 1) -> Span:
+    return Span(name, start, end, thread, name.startswith("module"), id, sequence)
+
+
+def test_a_backward_operator_in_another_thread_finds_its_module() -> None:
+    spans = [
+        span("module: ", 0, 50),
+        span("aten::zeros", 1, 2, 1, sequence=7),
+        span("module: fc", 5, 40),
+        span("aten::linear", 6, 30, 2, sequence=7),
+        span("aten::addmm", 7, 29, 3, sequence=7),
+        span("autograd::engine::evaluate_function: AddmmBackward0", 60, 90, 4, sequence=7, thread=2),
+        span("AddmmBackward0", 61, 89, 5, sequence=7, thread=2),
+        span("aten::mm", 62, 80, 6, thread=2),
+        span("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 91, 92, 8, thread=2),
+    ]
+    operators, outermost = read_operators(spans)
+    assert [(o.kind, o.path, o.is_backward) for o in operators] == [
+        ("zeros", "", False),
+        ("linear", "fc", False),
+        ("AddmmBackward0", "fc", True),
+        ("AccumulateGrad", "", True),
+    ]
+    assert outermost == {1: 0, 2: 1, 3: 1, 4: 2, 5: 2, 6: 2, 8: 3}
+    assert operators[2].ms == pytest.approx(0.03)
+
+
+def operator(kind: str, path: str, call: int = 0) -> Operator:
+    return Operator(kind, path, call, False, 1.0)
+
+
+def origin(node: str, path: str, kind: str = "", *modules: str) -> Origin:
+    return Origin(node, path, kind, frozenset(modules))
+
+
+def test_a_module_that_is_called_twice_shares_its_nodes_in_order() -> None:
+    origins = [origin("r", "relu", "relu"), origin("a", "", "add"), origin("r_1", "relu", "relu")]
+    operators = [operator("relu_", "relu"), operator("add", ""), operator("relu_", "relu", 1)]
+    assert covered_by(operators, origins) == [("r",), ("a",), ("r_1",)]
+    # A call more than were exported, as in a loop: nobody can tell which is which.
+    assert covered_by([*operators, operator("relu_", "relu", 2)], origins)[0] == ("r",)
+
+
+def test_operators_that_the_exporter_rewrote_share_what_is_left() -> None:
+    origins = [
+        origin("lrn", "norm", "_symbolic"),
+        origin("s", "", "sub"),
+        origin("m", "", "mean"),
+        origin("d", "", "v"),
+    ]
+    operators = [operator("pow", "norm"), operator("div", "norm"), operator("sub", ""), operator("std", "")]
+    assert covered_by(operators, origins) == [("lrn",), ("lrn",), ("s",), ("m", "d")]
+
+
+def test_a_folded_module_covers_the_node_that_holds_its_weights() -> None:
+    origins = [origin("conv", "bn", "batch_norm", "conv"), origin("conv_1", "other", "conv2d", "other")]
+    assert covered_by([operator("conv2d", "conv"), operator("batch_norm", "bn")], origins) == [("conv",), ("conv",)]
+    assert covered_by([operator("dropout", "drop")], origins) == [()]
+
+
+def layer(name: str, ms: float) -> Layer:
+    return Layer(name, "k", (), ms)
+
+
+def test_median_is_over_the_iterations_that_ran_the_same() -> None:
+    usual = [[layer("a", ms), layer("b", 2 * ms)] for ms in (1.0, 3.0, 80.0)]
+    assert median_layers([*usual, [layer("a", 9.0)]]) == [layer("a", 3.0), layer("b", 6.0)]
+    assert median_layers([]) == []
+
+
+# ONNX Runtime's profile.
+
+
+def node_event(name: str, kind: str, ts: int, dur: int) -> dict[str, Any]:
+    return {"cat": "Node", "name": f"{name}_kernel_time", "ts": ts, "dur": dur, "args": {"op_name": kind}}
+
+
+def run_events(start: int, slow: int = 1) -> list[dict[str, Any]]:
+    """A run of a convolution, of a loop with a node inside, and of a product."""
+    return [
+        {"cat": "Session", "name": "model_run", "ts": start, "dur": 200, "args": {}},
+        {"cat": "Session", "name": "SequentialExecutor::Execute", "ts": start + 1, "dur": 198, "args": {}},
+        node_event("conv", "FusedConv", start + 10, 40 * slow),
+        node_event("inner", "Add", start + 101, 5),
+        node_event("loop", "Loop", start + 100, 50),
+        node_event("fc", "Gemm", start + 160, 30),
+    ]
+
+
+STEPS = [Step("conv", "FusedConv", (), ()), Step("loop", "Loop", (), ()), Step("fc", "Gemm", (), ())]
+COVERED = [("node_conv", "node_relu"), ("node_loop",), ("node_fc",)]
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """Three runs, of which the first is a warm-up."""
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps([*run_events(0, slow=2), *run_events(1000), *run_events(2000, slow=2)]))
+    return path
+
+
+def test_a_profiles_nodes_are_those_of_the_graph_itself_in_the_last_runs(profile: Path) -> None:
+    runs = read_runs(profile, last=2)
+    assert [(run.start, run.end) for run in runs] == [(1000, 1200), (2000, 2200)]
+    assert [node.name for node in runs[0].nodes] == ["conv", "loop", "fc"]
+    layers = host_layers(runs, STEPS, COVERED)
+    assert [(layer.name, layer.kind, layer.nodes) for layer in layers] == [
+        ("conv", "FusedConv", COVERED[0]),
+        ("loop", "Loop", COVERED[1]),
+        ("fc", "Gemm", COVERED[2]),
+    ]
+    assert [layer.ms for layer in layers] == pytest.approx([0.060, 0.050, 0.030])
+    with pytest.raises(RuntimeError, match="has 3 runs, 4 were made"):
+        read_runs(profile, last=4)
+
+
+def test_nodes_that_ran_in_another_order_go_by_their_names(profile: Path) -> None:
+    layers = host_layers(read_runs(profile, 2), STEPS[::-1], COVERED[::-1])
+    assert [layer.nodes for layer in layers] == COVERED
+    (unknown, *_) = host_layers(read_runs(profile, 2), [STEPS[1], STEPS[2]], COVERED[1:])
+    assert unknown.nodes == ()
+
+
+def kernel(launched: float, ms: float = 1.0) -> Kernel:
+    return Kernel("kernel", launched, ms, None)
+
+
+NODES = [NodeRun("a", "Conv", 10, 50), NodeRun("b", "Relu", 60, 70), NodeRun("c", "Gemm", 71, 90)]
+
+
+def test_a_kernel_belongs_to_the_node_in_whose_interval_it_was_launched() -> None:
+    kernels = [kernel(112), kernel(149, 2.0), kernel(165), kernel(189), kernel(190.4, 4.0)]
+    times, strangers = launched_in(NODES, kernels, offset=100)
+    assert times == [3.0, 1.0, 5.0]
+    assert strangers == []
+
+
+def test_a_kernel_between_two_nodes_belongs_to_the_nearer_if_it_is_near() -> None:
+    times, strangers = launched_in(NODES, [kernel(53), kernel(57), kernel(8)], offset=0)
+    assert times == [2.0, 1.0, 0.0]
+    assert strangers == []
+    _, strangers = launched_in([NODES[0], NODES[2]], [kernel(20)] * 30 + [kernel(61), kernel(200)], offset=0)
+    assert [k.launched for k in strangers] == [61, 200]
+
+
+def test_clocks_that_do_not_fit_are_an_error() -> None:
+    with pytest.raises(RuntimeError, match="30 of 30 kernels were launched outside"):
+        launched_in(NODES, [kernel(5000)] * 30, offset=0)
+
+
+def test_a_nodes_time_on_a_gpu_is_its_kernels(profile: Path) -> None:
+    runs = read_runs(profile, 2)
+    # The trace's time 0 is 5 s after 1970, the profile's 7 s; its runs begin 1 and 2 ms later.
+    iterations = [
+        Iteration(start - 20, start + 220, start + 300, [], [
+            kernel(start - 10, 9.0), kernel(start + 12, ms), kernel(start + 30, ms), kernel(start + 170, 3.0),
+        ])
+        for start, ms in ((2_001_000, 1.0), (2_002_000, 2.0))
+    ]  # fmt: skip
+    layers = device_layers(runs, 7_000_000_000, Trace(iterations, 5_000_000_000), STEPS, COVERED)
+    assert [(layer.name, layer.nodes, layer.ms) for layer in layers] == [
+        ("conv", COVERED[0], 3.0),
+        ("loop", COVERED[1], 0.0),
+        ("fc", COVERED[2], 3.0),
+        ("kernel", (), 9.0),
+    ]
+
+
+def test_an_offset_that_contradicts_the_calls_is_replaced() -> None:
+    runs = [Run(0, 100, []), Run(200, 300, [])]
+    calls = Trace([Iteration(990, 1110, 1150), Iteration(1195, 1305, 1350)], 0)
+    assert clock_offset(runs, 1003.0, calls) == 1003.0
+    assert clock_offset(runs, 0.0, calls) == 1000.0

@@ -1,0 +1,290 @@
+"""`python -m profiler build` as a user starts it: engines of TensorRT for RTX, ahead of time, without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from engines.catalog import ENGINES, Requirement
+from profiler import build_order
+from profiler.build_order import BuildOrder, find_engine, find_gpu, make_tasks
+from profiler.document import ConfigError
+from profiler.telemetry import Gpu
+
+ROOT = Path(__file__).resolve().parents[2]
+Build = Callable[..., CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a cache, and graphs good and bad."""
+    folder = tmp_path_factory.mktemp("build")
+    write_graph(folder / "good.onnx", "Conv", ["batch", 3, 16, 16])
+    write_graph(folder / "fixed.onnx", "Conv", [2, 3, 16, 16])
+    write_graph(folder / "strange.onnx", "Wobble", ["batch", 3, 16, 16], domain="of.its.own")
+    write_graph(folder / "heavy.onnx", "Conv", ["batch", 3, 16, 16], layers=2000)
+    (folder / "other").mkdir()
+    write_graph(folder / "other" / "good.onnx", "Conv", ["batch", 3, 16, 16])
+    return folder
+
+
+def write_graph(path: Path, operator: str, shape: list[Any], domain: str = "", layers: int = 1) -> None:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
+    weight = np.random.default_rng(0).standard_normal((3, 3, 3, 3), dtype=np.float32)
+    pads = {"pads": [1, 1, 1, 1]} if operator == "Conv" else {}
+    names = ["x", *(f"t{number}" for number in range(layers - 1)), "y"]
+    nodes = [
+        helper.make_node(operator, [names[n], "w"], [names[n + 1]], name=f"culprit{n}", domain=domain, **pads)
+        for n in range(layers)
+    ]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [numpy_helper.from_array(weight, "w")])
+    opsets = [helper.make_opsetid("", 20), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+
+
+@pytest.fixture(scope="module")
+def build(workplace: Path, profiler: Build) -> Build:
+    """`build("--model", "good.onnx", …)` for trt-rtx, in the workplace, where no GPU is seen."""
+
+    def run(*arguments: str, engine: str = "trt-rtx") -> CompletedProcess[str]:
+        variables = {"PROFILER_CACHE": str(workplace / "cache"), "CUDA_VISIBLE_DEVICES": ""}
+        return profiler("build", "--engine", engine, *arguments, cwd=workplace, **variables)
+
+    return run
+
+
+def rows(done: CompletedProcess[str]) -> list[list[str]]:
+    """The table's lines, split where there are at least two spaces."""
+    lines = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines()]
+    return [line for line in lines if len(line) > 3 and line[0] not in ("Model", "")]
+
+
+GOOD = ("--model", "good.onnx", "--batch", "4,1:8:32", "--target", "sm89")
+
+
+def test_second_call_takes_the_engines_from_the_cache(build: Build, workplace: Path) -> None:
+    first, second = build(*GOOD), build(*GOOD)
+    for done, source in ((first, "built"), (second, "from the cache")):
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stderr == ""
+        assert "Engines of trt-rtx for sm89" in done.stdout
+        assert [row[:4] for row in rows(done)] == [
+            ["good", "native", "4", source],
+            ["good", "native", "1:8:32", source],
+        ]
+    assert [row[4:] for row in rows(first)] == [row[4:] for row in rows(second)], "the figures are the build's"
+    for row in rows(first):
+        seconds, peak, size, path = row[4:]
+        assert float(seconds) >= 0
+        assert float(peak) > 1
+        assert f"{Path(path).stat().st_size / 2**20:.1f}" == size
+        assert Path(path).is_relative_to(workplace / "cache" / "engines")
+
+
+def test_canonical_network_in_two_precisions(build: Build) -> None:
+    arguments = (
+        "--model",
+        "resnet18",
+        "--precision",
+        "fp16",
+        "--precision",
+        "int8",
+        "--batch",
+        "2",
+        "--target",
+        "sm89",
+    )
+    done = build(*arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row[:4] for row in rows(done)] == [["resnet18", "fp16", "2", "built"], ["resnet18", "int8", "2", "built"]]
+    half, quarter = (float(row[6]) for row in rows(done))
+    assert quarter < 0.7 * half
+    assert "resnet18 int8 batch 2: calibration: seeded data" in done.stdout
+    assert not list(Path(rows(done)[0][7]).parents[1].glob("reference/*")), "a build needs no reference outputs"
+    assert {row[3] for row in rows(build(*arguments))} == {"from the cache"}
+
+
+def test_damaged_engine_is_built_again_with_a_warning(build: Build) -> None:
+    arguments = ("--model", "good.onnx", "--batch", "7", "--target", "sm89")
+    path = Path(rows(build(*arguments))[0][7])
+    path.write_bytes(path.read_bytes()[:100])
+    done = build(*arguments)
+    assert done.returncode == 0
+    assert rows(done)[0][3] == "built"
+    assert "good native batch 7: engine-cache: a damaged or foreign file was built again" in done.stdout
+    assert path.stat().st_size > 100
+
+
+def test_rebuild(build: Build) -> None:
+    build(*GOOD)
+    assert {row[3] for row in rows(build(*GOOD, "--rebuild"))} == {"built"}
+
+
+def test_export_copies_the_engine(build: Build, workplace: Path) -> None:
+    arguments = ("--model", "good.onnx", "--batch", "4", "--target", "all")
+    done = build(*arguments, "--export", "exported.engine")
+    assert done.returncode == 0, done.stdout
+    assert "Copied to exported.engine" in done.stdout
+    assert (workplace / "exported.engine").read_bytes() == Path(rows(done)[0][7]).read_bytes()
+    (workplace / "exported.engine").write_bytes(b"older")
+    assert build(*arguments, "--export", "exported.engine").returncode == 0, "one from the cache is copied too"
+    assert (workplace / "exported.engine").stat().st_size > 5
+    assert not list(workplace.glob(".exported*"))
+
+
+def test_what_cannot_be_built_is_a_row_and_the_rest_is_built(build: Build, workplace: Path) -> None:
+    done = build("--model", "strange.onnx", "--model", "good.onnx", "--batch", "4", "--target", "sm89")
+    assert done.returncode == 1
+    failed, good = rows(done)
+    assert failed == ["strange", "native", "4", "failed"]
+    assert Path(good[7]).is_file()
+    assert "node 0 'culprit0' (Wobble): " in done.stdout
+    assert "Plugin not found" in done.stdout
+    assert f"What the library said stands in {workplace / 'cache' / 'logs'}" in done.stdout
+    assert "Wobble" in (workplace / "cache" / "logs" / "build-strange-native-batch-4.log").read_text()
+    assert done.stderr == ""
+
+
+def test_fixed_batch(build: Build) -> None:
+    done = build("--model", "fixed.onnx", "--batch", "2,4", "--target", "sm89")
+    assert done.returncode == 1
+    assert "fixed native batch 4: unsupported: fixed has a fixed batch of 2: use --batch 2" in done.stdout
+    assert rows(done)[0][:4] == ["fixed", "native", "2", "built"]
+
+
+def test_build_that_takes_too_long(build: Build) -> None:
+    done = build("--model", "good.onnx", "--batch", "9", "--target", "sm89", "--timeout", "0.1")
+    assert done.returncode == 1
+    assert "timeout: ended after 0.1 s, in phase " in done.stdout
+    assert "raise --timeout if it needs longer" in done.stdout
+
+
+WRONG = {
+    "engine of another kind": ("ort", GOOD, ["--engine: 'ort' builds nothing ahead of time", "trt-rtx"]),
+    "engine by its long name": ("tensorrt", GOOD, ["did you mean 'trt'?"]),
+    "no GPU for TensorRT": ("trt", GOOD[:4], ["times kernels on the GPU, and no NVIDIA GPU answers here"]),
+    "target of TensorRT": ("trt", GOOD, ["--target: trt builds for the GPU that it runs on alone"]),
+    "no target": ("trt-rtx", GOOD[:4], ["--target is missing", "valid: sm75, ", "sm89", "all"]),
+    "unknown target": ("trt-rtx", (*GOOD[:4], "--target", "sm90"), ["--target: unknown 'sm90'; valid: sm75, "]),
+    "unknown model": ("trt-rtx", ("--model", "resnet5", *GOOD[2:]), ["--model: 'resnet5'", "'resnet50'"]),
+    "no such file": ("trt-rtx", ("--model", "no.onnx", *GOOD[2:]), ["--model: there is no file no.onnx"]),
+    "two of one name": ("trt-rtx", (*GOOD, "--model", "other/good.onnx"), ["good.onnx and other/good.onnx"]),
+    "precision of a file": ("trt-rtx", (*GOOD, "--precision", "fp16"), ["good is an ONNX file", "leave it out"]),
+    "no precision": ("trt-rtx", ("--model", "resnet18", *GOOD[2:]), ["--precision is missing; valid: fp32"]),
+    "unknown precision": (
+        "trt-rtx", ("--model", "resnet18", "--precision", "fp61", *GOOD[2:]), ["unknown 'fp61'; did you mean 'fp16'"]
+    ),
+    "batch": ("trt-rtx", (*GOOD[:2], "--batch", "4,x", *GOOD[4:]), ["--batch: 'x' is neither", "1:8:32"]),
+    "batch range": ("trt-rtx", (*GOOD[:2], "--batch", "8:4:16", *GOOD[4:]), ["--batch: '8:4:16'", "min"]),
+    "export of two": ("trt-rtx", (*GOOD, "--export", "e"), ["--export takes one engine, and this builds 2"]),
+    "export to nowhere": (
+        "trt-rtx", (*GOOD[:2], "--batch", "4", *GOOD[4:], "--export", "no/e"), ["--export no/e", "folder that exists"]
+    ),
+    "calibration": ("trt-rtx", (*GOOD, "--calibration", "other"), ["--calibration: there are no .npy files in other"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_give_2_and_one_line(build: Build, name: str) -> None:
+    engine, arguments, words = WRONG[name]
+    done = build(*arguments, engine=engine)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+def test_ctrl_c(workplace: Path) -> None:
+    """It ends the parent with 130 and takes the child along."""
+    log = workplace / "cache" / "logs" / "build-heavy-native-batch-64.log"
+    arguments = ["build", "--engine", "trt-rtx", "--model", "heavy.onnx", "--batch", "64", "--target", "all"]
+    variables = {"PROFILER_CACHE": str(workplace / "cache"), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "profiler", *arguments],
+        cwd=workplace,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    while "build: heavy" not in process.stdout.readline():
+        assert process.poll() is None
+    deadline = time.monotonic() + 60
+    while not log.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    while ours := started_with(f"PROFILER_CACHE={workplace / 'cache'}"):
+        assert time.monotonic() < deadline, f"they live on: {ours}"
+        time.sleep(0.05)
+
+
+def started_with(variable: str) -> list[str]:
+    """The processes in whose environment that stands."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if variable.encode() in path.read_bytes().split(b"\0"):
+                found.append(path.parent.name)
+    return found
+
+
+# What is asked of the machine before anything is started.
+
+
+def card(capability: str) -> Gpu:
+    return Gpu(0, "GPU-1", "A card", 81_920.0, "580.95", capability)
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = Requirement("no_bindings", "pip install 'the-libs' 'the-bindings'")
+    running = Requirement("no_pycuda", "pip install pycuda", to_build=False)
+    for name in ("trt", "trt-rtx"):
+        monkeypatch.setitem(ENGINES, name, dataclasses.replace(ENGINES[name], requirements=(lacking, running)))
+    monkeypatch.setattr(build_order, "visible_gpus", lambda: [card("9.0")])
+    for name in ("trt", "trt-rtx"):
+        with pytest.raises(ConfigError) as raised:
+            find_engine(name)
+        assert str(raised.value) == (
+            f"--engine {name}: no_bindings is not installed: pip install 'the-libs' 'the-bindings'"
+        )
+    monkeypatch.setattr(build_order, "visible_gpus", list)
+    assert find_engine("trt").name == "trt", "what it lacks would not help without a GPU"
+
+
+def test_card_that_the_library_does_not_support_needs_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_order, "visible_gpus", lambda: [card("9.0")])
+    with pytest.raises(ConfigError, match=r"compute capability 9.0; .* give --target, such as sm89"):
+        find_gpu(ENGINES["trt-rtx"], None)
+    assert find_gpu(ENGINES["trt-rtx"], "sm89") is None, "it builds without the GPU"
+    assert find_gpu(ENGINES["trt"], None) == card("9.0")
+    monkeypatch.setattr(build_order, "visible_gpus", lambda: [card("8.9")])
+    assert find_gpu(ENGINES["trt-rtx"], None) == card("8.9")
+
+
+def test_an_engine_for_every_model_precision_and_batch() -> None:
+    order = BuildOrder("trt-rtx", ("vgg16", "alexnet", "vgg16"), ("fp16", "fp32"), "1,16,1,1:8:32", "sm89")
+    names = [task.name for task in make_tasks(ENGINES["trt-rtx"], order)]
+    assert names == [f"{m} {p} batch {b}" for m in ("vgg16", "alexnet") for p in ("fp16", "fp32")
+                     for b in ("1", "16", "1:8:32")]  # fmt: skip

@@ -1,0 +1,105 @@
+"""int8 from the YAML to the row, as a user asks for it: calibrated, proved, and refused where it cannot be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+NETS = """
+from torch import nn
+
+def good():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1568, 10))
+
+def half():
+    # ONNX Runtime has no transposed convolution in int8.
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.ConvTranspose2d(8, 3, 3), nn.Flatten())
+
+class Branching(nn.Module):
+    def forward(self, x):
+        return x + 1 if x.sum() > 0 else x
+"""
+JOB = """
+models:
+  - {name: seeded, factory: "nets:good", input: [3, 16, 16]}
+  - {name: calibrated, factory: "nets:good", input: [3, 16, 16], calibration: images}
+  - {name: misfit, factory: "nets:good", input: [3, 16, 16], calibration: bytes}
+  - {name: half, factory: "nets:half", input: [3, 16, 16], calibration: images}
+  - {name: branching, factory: "nets:Branching", input: [3, 16, 16]}
+engines: [ort, {name: ort, label: plain, optimize: false}, eager]
+precisions: [int8]
+device: cpu
+budget: {seconds: 0.05, min_samples: 3}
+"""
+
+
+@pytest.fixture(scope="module")
+def rows(
+    profiler: Callable[..., subprocess.CompletedProcess[str]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
+    """By model and variant."""
+    folder = tmp_path_factory.mktemp("int8")
+    (folder / "nets.py").write_text(NETS)
+    (folder / "job.yaml").write_text(JOB)
+    for name, dtype in (("images", np.float32), ("bytes", np.uint8)):
+        (folder / name).mkdir()
+        items = np.random.default_rng(0).normal(size=(2, 3, 16, 16)) * 4
+        np.save(folder / name / "a.npy", items.astype(dtype))
+    done = profiler("job.yaml", cwd=folder, PROFILER_CACHE=str(folder / "cache"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (results,) = folder.glob("results/*/results.parquet")
+    return {f"{row['model']}/{row['variant']}": row for row in pl.read_parquet(results).iter_rows(named=True)}
+
+
+def test_the_graph_alone_is_asked_for_and_fp32_is_made_on_the_way(rows: dict[str, dict[str, Any]]) -> None:
+    row = rows["seeded/ort"]
+    assert (row["status"], row["reason"]) == ("ok", None)
+    assert json.loads(row["proof"])["compute_types"] == {"int8": 2}
+    assert 1e-4 < row["rel_l2_error"] < 0.1
+    assert row["export_s"] > 0
+
+
+def test_what_int8_is_compared_with(rows: dict[str, dict[str, Any]]) -> None:
+    row = rows["seeded/ort"]
+    assert row["flops_per_item"] > 0
+    assert row["tflops"] > 0
+    assert (row["fraction_of_peak"], row["floor_ms"]) == (None, None), "an integer roof is not measured"
+
+
+def test_seeded_calibration_is_warned_of_and_the_users_is_not(rows: dict[str, dict[str, Any]]) -> None:
+    def kinds(name: str) -> set[str]:
+        return {warning.partition(":")[0] for warning in rows[name]["warnings"]}
+
+    assert "calibration" in kinds("seeded/ort")
+    assert "calibration" not in kinds("calibrated/ort")
+    assert rows["seeded/ort"]["rel_l2_error"] != rows["calibrated/ort"]["rel_l2_error"]
+
+
+def test_what_stays_in_float_is_remarked(rows: dict[str, dict[str, Any]]) -> None:
+    row = rows["half/ort"]
+    assert row["status"] == "ok"
+    assert "mixed-precision: 1 of 2 convolutions and products computed in float32" in row["warnings"]
+
+
+def test_a_graph_that_was_computed_in_float_fails(rows: dict[str, dict[str, Any]]) -> None:
+    row = rows["seeded/plain"]
+    assert row["status"] == "failed"
+    assert "asked for int8, computed in float32" in row["reason"]
+
+
+def test_an_engine_without_int8_says_why(rows: dict[str, dict[str, Any]]) -> None:
+    row = rows["seeded/eager"]
+    assert row["status"] == "unsupported"
+    assert "quantize and dequantize nodes" in row["reason"]
+
+
+def test_what_cannot_be_made_fails_its_own_rows(rows: dict[str, dict[str, Any]]) -> None:
+    assert rows["misfit/ort"]["status"] == rows["branching/ort"]["status"] == "failed"
+    assert "a.npy: uint8 of shape (2, 3, 16, 16), but an item is float32" in rows["misfit/ort"]["reason"]
+    assert "the export to ONNX in fp32 failed" in rows["branching/ort"]["reason"]
