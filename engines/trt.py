@@ -22,7 +22,7 @@ from engines.base import Array, Job, Layer, Mark, Memory, Unsupported
 from engines.catalog import ENGINES
 from engines.cuda_graph import capture
 from engines.trt_buffers import Buffer, Buffers
-from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, gpu_label, parse_batches, targets
+from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for, parse_batches, targets
 from engines.trt_inspect import EngineLayer, read_layers, summarize
 from engines.trt_watch import logger_of, reasons
 from exporters.cache import Cache
@@ -299,7 +299,7 @@ def _request(library: Any, job: Job) -> BuildRequest:
         shapes=batch_shapes(specs, _batches(job, specs)),
         optimization_level=None if level < 0 else level,
         workspace_mib=job.options.get("workspace_mib") or None,
-        gpu=gpu_label(gpu, capability),
+        **built_for(library, gpu, capability),
     )
 
 

@@ -27,6 +27,8 @@ from exporters.state import digest, external_locations
 Shape = tuple[int, ...]
 
 ALL_TARGETS = "all"
+_CURRENT = "current"
+"""The library's word for whichever GPU is there."""
 _OPERATORS = "https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md"
 _SHOWN_ERRORS = 5
 _ERROR_CHARACTERS = 400
@@ -44,9 +46,9 @@ class BuildRequest:
     optimization_level: int | None = None
     workspace_mib: int | None = None
     target: str | None = None
-    """TensorRT for RTX only: "sm89", several with commas between, or "all"; None is the current GPU."""
+    """TensorRT for RTX: "sm89", several with commas between, or "all"."""
     gpu: str | None = None
-    """The current GPU's name and compute capability; None with a target."""
+    """TensorRT: the current GPU's name and compute capability."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,14 @@ def parse_batches(text: str) -> tuple[int, int, int]:
     return least, likely, largest
 
 
-def gpu_label(name: str, capability: str) -> str:
-    """A GPU as `BuildRequest.gpu` has it: the same one for building ahead of time and for running."""
-    return f"{name}, compute capability {capability}"
+def built_for(library: Any, gpu: str, capability: str) -> dict[str, str]:
+    """`BuildRequest`'s `gpu` or `target` for a GPU: the same one for building ahead of time and for running.
+
+    TensorRT for RTX builds for a compute capability, so that an engine built elsewhere for "sm89" is found here.
+    """
+    if targets(library):
+        return {"target": f"sm{capability.replace('.', '')}"}
+    return {"gpu": f"{gpu}, compute capability {capability}"}
 
 
 def build_engine(
@@ -245,15 +252,12 @@ def _set_targets(library: Any, config: Any, request: BuildRequest) -> None:
     known = targets(library)
     valid = f"valid: {', '.join([*known, ALL_TARGETS])}"
     if request.target is None:
-        if request.gpu is None:
-            raise Unsupported(f"{_product(library)} needs a target where there is no GPU; {valid}")
-        wanted = ["current"]
-    else:
-        words = list(dict.fromkeys(request.target.split(",")))
-        unknown = [word for word in words if word not in (*known, ALL_TARGETS)]
-        if unknown:
-            raise Unsupported(f"{_product(library)} has no target '{unknown[0]}'; {valid}")
-        wanted = list(known) if ALL_TARGETS in words else words
+        raise Unsupported(f"{_product(library)} needs a target; {valid}")
+    words = list(dict.fromkeys(request.target.split(",")))
+    unknown = [word for word in words if word not in (*known, ALL_TARGETS, _CURRENT)]
+    if unknown:
+        raise Unsupported(f"{_product(library)} has no target '{unknown[0]}'; {valid}")
+    wanted = list(known) if ALL_TARGETS in words else words
     assert hasattr(config, "num_compute_capabilities") and hasattr(config, "set_compute_capability")
     config.num_compute_capabilities = len(wanted)
     for number, word in enumerate(wanted):

@@ -78,20 +78,21 @@ class Progress:
 
     def start(self, name: str, parent: str | None, steps: int) -> None:
         if parent not in self._open:
-            self.percent = 0
-        self._open[name] = Phase(parent, max(steps, 1))
+            self.percent, parent = 0, None
+        if name not in self._open:
+            self._open[name] = Phase(parent, max(steps, 1))
 
     def step(self, name: str, number: int) -> None:
         if name in self._open:
             self._open[name].done = number + 1
-            self._count()
+            outermost = next(name for name in reversed(self._open) if self._open[name].parent is None)
+            self.percent = max(self.percent, round(100 * min(self._share(outermost), 1.0)))
 
     def finish(self, name: str) -> None:
+        """Phases inside of it that were not finished are, too."""
         self._open.pop(name, None)
-
-    def _count(self) -> None:
-        outermost = next(name for name in reversed(self._open) if self._open[name].parent not in self._open)
-        self.percent = max(self.percent, round(100 * min(self._share(outermost), 1.0)))
+        for inner in [inner for inner, phase in self._open.items() if phase.parent == name]:
+            self.finish(inner)
 
     def _share(self, name: str) -> float:
         phase = self._open[name]

@@ -145,13 +145,9 @@ class _Cover:
         """The node of the step's kind that gets its data from the steps that the step reads, if there is just one."""
         read = [self._sources_of_tensor(t) for t in self.steps[number].inputs]
         first, every = next(filter(None, read), set()), set().union(*read)
-        known: dict[int, set[int | str]] = {}
         wanted = self._wanted()
-        fitting = [
-            node
-            for node in wanted
-            if self._is_of(node, number) and first <= self._sources_of_node(node, wanted, known) <= every
-        ]
+        sources = self._sources_of_nodes(wanted)
+        fitting = [node for node in wanted if self._is_of(node, number) and first <= sources[node] <= every]
         if first and len(fitting) == 1:
             self.owner[fitting[0]] = number
 
@@ -202,25 +198,25 @@ class _Cover:
         found = [self.producer[t] for t in self.graph_nodes[node].input if t in self.producer]
         return [p for p in found if p not in self.folded]
 
-    def _sources_of_node(self, node: int, wanted: set[int], known: dict[int, set[int | str]]) -> set[int | str]:
-        """The steps, and the graph's inputs, that the node's data comes from.
+    def _sources_of_nodes(self, wanted: set[int]) -> list[set[int | str]]:
+        """For each node the steps, and the graph's inputs, that its data comes from.
 
-        Nodes without an owner are looked through, unless a step may still own them. `known` is what has been found.
+        Nodes without an owner are looked through, unless a step may still own them.
         """
-        if node not in known:
-            found: set[int | str] = {t for t in self.graph_nodes[node].input if t in self.inputs}
-            for before in self._before(node):
+        sources: list[set[int | str]] = []
+        for node in self.graph_nodes:
+            found: set[int | str] = {t for t in node.input if t in self.inputs}
+            for before in self._before(len(sources)):
                 if before in self.owner:
                     found.add(self.owner[before])
                 elif before in wanted and self.graph_nodes[before].op_type not in _EPILOGUES:
                     found.add("not known yet")
                 else:
-                    through = self._sources_of_node(before, wanted, known)
                     # It will follow the last of those whose results it changes.
-                    steps = [source for source in through if isinstance(source, int)]
-                    found |= {max(steps)} if steps else through
-            known[node] = found
-        return known[node]
+                    steps = [source for source in sources[before] if isinstance(source, int)]
+                    found |= {max(steps)} if steps else sources[before]
+            sources.append(found)
+        return sources
 
     def _sources_of_tensor(self, tensor: str) -> set[int | str]:
         """The step that gives a tensor, looking through what only moves it, or the graph's input itself."""

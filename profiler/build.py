@@ -26,7 +26,7 @@ from engines.trt_build import (
     Built,
     batch_shapes,
     build_engine,
-    gpu_label,
+    built_for,
     parse_batches,
     targets,
 )
@@ -86,7 +86,7 @@ def build_one(task: BuildTask, report: Report) -> Built:
     from engines.trt import current_gpu, library
 
     assert task.onnx is not None, "its graph is made before"
-    order, batches = task.order, parse_batches(task.batches)
+    module, order, batches = library(task.case.engine), task.order, parse_batches(task.batches)
     if task.case.source.kind == "onnx":
         check_onnx(task.onnx)
     specs = onnx_specs(replace(task.case.source, onnx=task.onnx))
@@ -99,10 +99,8 @@ def build_one(task: BuildTask, report: Report) -> Built:
         shapes=batch_shapes(specs, batches),
         optimization_level=order.optimization_level,
         workspace_mib=order.workspace_mib,
-        target=order.target,
-        gpu=gpu_label(*current_gpu()) if order.target is None else None,
+        **({"target": order.target} if order.target else built_for(module, *current_gpu())),
     )
-    module = library(task.case.engine)
     report("phase", "build")
     return build_engine(module, request, Cache(), lambda words: report("progress", words), order.rebuild)
 

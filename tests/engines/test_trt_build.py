@@ -31,6 +31,7 @@ from engines.trt_build import (
     _configure,
     batch_shapes,
     build_engine,
+    built_for,
     engine_key,
     parse_batches,
     targets,
@@ -227,8 +228,16 @@ def test_options_reach_the_builder(rtx: Any, small: BuildRequest) -> None:
     assert config.profiling_verbosity == rtx.ProfilingVerbosity.DETAILED
     assert config.get_flag(rtx.BuilderFlag.REQUIRE_USER_ALLOCATION)
     assert [config.get_compute_capability(n).name for n in range(config.num_compute_capabilities)] == ["SM80", "SM89"]
-    _configure(rtx, config, replace(small, target=None, gpu="a card, compute capability 8.9"))
-    assert [config.get_compute_capability(n).name for n in range(config.num_compute_capabilities)] == ["CURRENT"]
+
+
+def test_what_a_gpu_is_built_for(rtx: Any, plain: Any, small: BuildRequest, cache: Cache) -> None:
+    """TensorRT for RTX takes what was built ahead of time for the card's compute capability."""
+    ahead = built(rtx, replace(small, target="sm89"), cache)
+    found = built(rtx, replace(small, **{"target": None, **built_for(rtx, "a card", "8.9")}), cache)
+    assert found.cached and found.path == ahead.path
+    assert built_for(plain, "a card", "8.9") == {"gpu": "a card, compute capability 8.9"}
+    with pytest.raises(Unsupported, match="needs a target; valid: sm75"):
+        built(rtx, replace(small, target=None, gpu="a card"), cache)
 
 
 def test_level_that_the_builder_does_not_have(rtx: Any, small: BuildRequest, cache: Cache) -> None:
@@ -249,7 +258,7 @@ def test_unknown_target(rtx: Any, small: BuildRequest, cache: Cache, target: str
 
 
 def test_without_a_gpu_a_target_is_needed(rtx: Any, small: BuildRequest, cache: Cache) -> None:
-    with pytest.raises(Unsupported, match="needs a target where there is no GPU; valid: sm75, "):
+    with pytest.raises(Unsupported, match="needs a target; valid: sm75, "):
         built(rtx, replace(small, target=None), cache)
 
 
@@ -306,7 +315,7 @@ def test_file_that_is_no_graph(rtx: Any, tmp_path: Path, cache: Cache) -> None:
 def test_builder_that_fails_says_why(rtx: Any, small: BuildRequest, cache: Cache) -> None:
     """Of the GPU that is not there."""
     with pytest.raises(RuntimeError, match=r"cannot build small.onnx: .*CUDA"):
-        built(rtx, replace(small, target=None, gpu="a card, compute capability 8.9"), cache)
+        built(rtx, replace(small, target="current"), cache)
 
 
 def test_reasons_are_short_and_without_repetition() -> None:
@@ -548,6 +557,18 @@ def test_progress_of_nested_phases() -> None:
     assert progress.percent == 10
 
 
+def test_progress_of_phases_that_nest_badly() -> None:
+    progress = Progress()
+    progress.start("a", "a", 2)
+    progress.start("b", "a", 2)
+    progress.start("b", "b", 2)
+    progress.finish("a")
+    progress.start("a", "b", 2)
+    progress.step("b", 0)
+    progress.step("a", 0)
+    assert progress.percent == 50
+
+
 def test_monitor_tells_a_few_times_a_second(rtx: Any) -> None:
     told: list[str] = []
     now = itertools.count()
@@ -601,7 +622,7 @@ def test_no_builder_outlives_its_build(
         (small, silent, None),
         (small, broken, ValueError),
         (replace(small, onnx=odd), silent, ModelError),
-        (replace(small, target=None, gpu="a card"), silent, RuntimeError),
+        (replace(small, target="current"), silent, RuntimeError),
     ):
         with pytest.raises(error) if error else contextlib.nullcontext():
             build_engine(rtx, request, cache, listener, rebuild=True)
