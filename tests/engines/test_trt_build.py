@@ -122,7 +122,7 @@ def built(rtx: Any, request: BuildRequest, cache: Cache, rebuild: bool = False) 
 @pytest.fixture(scope="session")
 def exporters() -> Iterator[ProcessPoolExecutor]:
     """Two processes: an export keeps one core busy, and there are 26."""
-    with ProcessPoolExecutor(2, multiprocessing.get_context("forkserver")) as pool:
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         yield pool
 
 
