@@ -49,8 +49,9 @@ $(VENV)/bin/python:
 $(VENV)/.ready-bench: pyproject.toml | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet --editable .
 	@if nvidia-smi -L >/dev/null 2>&1; then \
+	  echo "Installing TensorRT, several GB; its log: $(VENV)/tensorrt.log"; \
 	  $(VENV)/bin/python -m pip install --editable '.[tensorrt]' >$(VENV)/tensorrt.log 2>&1 \
-	  || echo "TensorRT could not be installed (see $(VENV)/tensorrt.log): its rows will be unsupported"; \
+	  || echo "TensorRT could not be installed: its rows will be unsupported; to try again: rm $@ && make bench"; \
 	fi
 	touch $@
 

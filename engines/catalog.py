@@ -5,9 +5,11 @@ A new engine is one module beside this file and one row in ENGINES; see docs/ext
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+from engines.batches import parse_batches
 
 Device = Literal["cpu", "cuda"]
 Pass = Literal["inference", "training"]
@@ -27,6 +29,10 @@ class Option:
     meaning: str
     choices: tuple[str, ...] = ()
     devices: tuple[Device, ...] = DEVICES
+    range: tuple[int, int] | None = None
+    """Least and largest value of a number."""
+    check: Callable[[str], object] | None = None
+    """Raises ValueError, which says why, for a text that is not of its form; the empty one is not asked."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +120,17 @@ _TRT_REASONS: Mapping[tuple[Device, str], str] = {
 _TRT_OPTIONS: Mapping[str, Option] = {
     "cuda_graph": Option(bool, False, "record one run and replay it", devices=("cuda",)),
     "optimization_level": Option(
-        int, -1, "the builder's optimization level, 0 to 5; -1 is the library's own", devices=("cuda",)
+        int, -1, "the builder's optimization level, 0 to 5; -1 is the library's own", devices=("cuda",), range=(-1, 5)
     ),
-    "workspace_mib": Option(int, 0, "most scratch memory a layer may use; 0 is the whole card", devices=("cuda",)),
+    "workspace_mib": Option(
+        int, 0, "most scratch memory a layer may use; 0 is the whole card", devices=("cuda",), range=(0, 2**20)
+    ),
     "batch_range": Option(
-        str, "", 'an optimization profile for a range, "min:opt:max"; empty is the batch alone', devices=("cuda",)
+        str,
+        "",
+        'an optimization profile for a range, "min:opt:max"; empty is the batch alone',
+        devices=("cuda",),
+        check=parse_batches,
     ),
     "rebuild": Option(bool, False, "build even what the engine cache has", devices=("cuda",)),
 }

@@ -26,7 +26,8 @@ def capture(enqueue: Callable[[], None]) -> torch.cuda.CUDAGraph:
         # If the driver has broken the recording off, torch's allocators go on as if it lasted: they keep a pointer to
         # the graph, and memory would never be given back (CUDAGraph::capture_end, torch 2.11).
         _ABANDONED.append(graph)
-        with contextlib.suppress(RuntimeError):
+        # Private names. Where the recording did end, the first raises, and the graph goes on owning the pool.
+        with contextlib.suppress(RuntimeError, AttributeError):
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
             torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
         raise

@@ -19,10 +19,11 @@ import torch
 
 from engines import explain, missing
 from engines.base import Array, Job, Layer, Mark, Memory, Unsupported
+from engines.batches import parse_batches
 from engines.catalog import ENGINES
 from engines.cuda_graph import capture
 from engines.trt_buffers import Buffer, Buffers
-from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for, parse_batches, targets
+from engines.trt_build import BuildRequest, Built, batch_shapes, build_engine, built_for, targets
 from engines.trt_inspect import EngineLayer, read_layers, summarize
 from engines.trt_watch import logger_of, reasons
 from exporters.cache import Cache
@@ -102,6 +103,7 @@ class TrtSession:
         self.warnings: list[str] = []
         self.runtime: Any = None
         self.engine: Any = None
+        self.runtime_config: Any = None
         self.context: Any = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.fallback: str | None = None
@@ -113,7 +115,7 @@ class TrtSession:
             self.memory_taken = Buffers(driver, torch.cuda.current_device())
             taken.callback(self.memory_taken.free)
             taken.callback(self.buffers.clear)
-            for name in ("runtime", "engine", "context", "graph"):
+            for name in ("runtime", "engine", "runtime_config", "context", "graph"):
                 taken.callback(setattr, self, name, None)
             taken.callback(_wait)
             self._load()
@@ -206,10 +208,21 @@ class TrtSession:
             self.built = self._build(anew=True)
             self.engine = self.runtime.deserialize_cuda_engine(self.built.path.read_bytes())
         self._check(self.engine, f"cannot load the engine {self.built.path}")
-        self.context = self.engine.create_execution_context(
-            self.library.ExecutionContextAllocationStrategy.USER_MANAGED
-        )
+        self.context = self.engine.create_execution_context(self._context_config())
         self._check(self.context, "cannot create an execution context")
+
+    def _context_config(self) -> Any:
+        """What an execution context is made by: memory is ours, and TensorRT for RTX compiles its kernels at once."""
+        strategy = self.library.ExecutionContextAllocationStrategy.USER_MANAGED
+        kernels = getattr(self.library, "DynamicShapesKernelSpecializationStrategy", None)
+        if kernels is None:
+            return strategy
+        # By default it runs, and a CUDA graph would record, fallback kernels until others are compiled beside them.
+        self.runtime_config = self.engine.create_runtime_config()
+        self.runtime_config.set_execution_context_allocation_strategy(strategy)
+        assert hasattr(self.runtime_config, "dynamic_shapes_kernel_specialization_strategy")
+        self.runtime_config.dynamic_shapes_kernel_specialization_strategy = kernels.EAGER
+        return self.runtime_config
 
     def _bind(self) -> None:
         """Give the context shapes, addresses and scratch memory, and upload the inputs."""
@@ -231,7 +244,8 @@ class TrtSession:
                     f"the shape of output {name!r}, {shape}, depends on values: no buffer can be prepared"
                 )
             self._allocate(name, shape)
-        scratch = self.context.update_device_memory_size_for_shapes()
+        # 0 may also mean that the library could not tell, and a context without memory that needs some is refused.
+        scratch = self.context.update_device_memory_size_for_shapes() or self.engine.device_memory_size_v2
         if scratch:
             self.context.set_device_memory(self.memory_taken.block(scratch), scratch)
 

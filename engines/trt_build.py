@@ -31,6 +31,8 @@ _CURRENT = "current"
 """The library's word for whichever GPU is there."""
 _OPERATORS = "https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md"
 _SHOWN_ERRORS = 5
+_NO_KERNELS = r"turing_op_compatibility|Turing \(SM75\)|HW-specific datatypes"
+"""What TensorRT for RTX says of types that a target does not have: Turing has no fp32 matrix product and no bf16."""
 _ERROR_CHARACTERS = 400
 
 
@@ -72,17 +74,6 @@ def batch_shapes(specs: Sequence[TensorSpec], batches: tuple[int, int, int]) -> 
 
     least, likely, largest = batches
     return {spec.name: (at(spec, least), at(spec, likely), at(spec, largest)) for spec in specs}
-
-
-def parse_batches(text: str) -> tuple[int, int, int]:
-    """A batch size, "16", or a range, "1:8:32" (least, most likely, largest). Raises ValueError, which says why."""
-    if not re.fullmatch(r"\d+(:\d+:\d+)?", text):
-        raise ValueError(f"'{text}' is neither a batch size such as 16 nor a range min:opt:max such as 1:8:32")
-    sizes = [int(word) for word in text.split(":")]
-    least, likely, largest = sizes * 3 if len(sizes) == 1 else sizes
-    if not 1 <= least <= likely <= largest:
-        raise ValueError(f"'{text}': expected a batch size from 1, or 1 ≤ min ≤ opt ≤ max")
-    return least, likely, largest
 
 
 def built_for(library: Any, gpu: str, capability: str) -> dict[str, str]:
@@ -179,6 +170,8 @@ def _build(
         check(monitor)
         if plan is None:
             said = reasons(list(logger.errors), 2 * _ERROR_CHARACTERS)
+            if re.search(_NO_KERNELS, said):
+                raise Unsupported(f"{_product(library)} has no kernels of this graph for {request.target}: {said}")
             raise RuntimeError(f"{_product(library)} cannot build {request.onnx.name}: {said}")
         seconds = time.perf_counter() - started
         if timings is not None:

@@ -37,7 +37,7 @@ _OPERANDS = {
 _TACTIC = re.compile(rf"(?<![a-z0-9])({'|'.join(_OPERANDS)})\1(?![a-z0-9])")
 """A kernel's name gives the types of both operands, then multiplier and accumulator, then the result:
 sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_…, with TF32 …_f32f32_tf32f32_f32_…"""
-_COMPUTING_TYPE = re.compile(r"conv|correlation|gemm|matrixmultiply|matmul|fullyconnected", re.IGNORECASE)
+_COMPUTING_TYPE = re.compile(r"conv(?!er)|correlation|gemm|matrixmultiply|matmul|fullyconnected", re.IGNORECASE)
 _COMPUTING_KERNEL = re.compile(r"fprop|dgrad|gemm|winograd|cutlass|_mha_")
 _COMPUTING_WORDS = {"Fc", "Conv", "Gemm", "Mha", "Matmul"}
 """Of Myelin's generated kernels, whose names list what was fused: __myl_FcAddRelu_…"""

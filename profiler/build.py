@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engines.base import Unsupported
+from engines.batches import parse_batches
 from engines.catalog import Engine
 from engines.trt_build import (
     ALL_TARGETS,
@@ -27,7 +28,6 @@ from engines.trt_build import (
     batch_shapes,
     build_engine,
     built_for,
-    parse_batches,
     targets,
 )
 from exporters.cache import Cache, default_root
@@ -68,7 +68,11 @@ def execute(order: BuildOrder, console: Console) -> int:
         console.print(Text(f"What the library said stands in {logs}"), soft_wrap=True)
         return 1
     if order.export is not None:
-        _copy(outcomes[0].value.path, order.export)
+        try:
+            _copy(outcomes[0].value.path, order.export)
+        except OSError as error:
+            where = f"the engine stands in {outcomes[0].value.path}"
+            raise ConfigError(f"--export {order.export}: {error.strerror}; {where}") from None
         console.print(Text(f"Copied to {order.export}"), soft_wrap=True)
     return 0
 
@@ -185,5 +189,8 @@ def _remarks(task: BuildTask, outcome: Outcome) -> list[str]:
 def _copy(engine: Path, export: Path) -> None:
     """Whole or not at all."""
     scratch = export.with_name(f".{export.name}.{os.getpid()}.tmp")
-    shutil.copyfile(engine, scratch)
-    os.replace(scratch, export)
+    try:
+        shutil.copyfile(engine, scratch)
+        os.replace(scratch, export)
+    finally:
+        scratch.unlink(missing_ok=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import engines
+from engines.batches import parse_batches
 from engines.catalog import ENGINES, PRECISIONS, Engine, foreign_capability, unsupported
-from engines.trt_build import parse_batches
 from exporters.catalog import CATALOG
 from exporters.source import ModelSource
 from profiler.case import Budget, Case
@@ -112,7 +112,7 @@ def _source(word: str, order: BuildOrder) -> ModelSource:
     path = Path(word)
     if path.suffix == ".onnx" or os.sep in word:
         if not path.is_file():
-            raise ConfigError(f"--model: there is no file {path}")
+            raise ConfigError(f"--model: {path} is a folder" if path.is_dir() else f"--model: there is no file {path}")
         return ModelSource(path.stem, onnx=path.resolve())
     if word not in CATALOG:
         raise ConfigError(f"--model: '{word}' is neither a network nor a path to an .onnx file{nearest(word, CATALOG)}")

@@ -87,8 +87,8 @@ def build(
     ] = None,
     export: Annotated[Path | None, typer.Option(help="Copy the engine to this file too")] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Build even what the engine cache has")] = False,
-    optimization_level: Annotated[int | None, typer.Option(help="The builder's, 0 to 5")] = None,
-    workspace_mib: Annotated[int | None, typer.Option(help="Most scratch memory a layer may use")] = None,
+    optimization_level: Annotated[int | None, typer.Option(min=0, max=5, help="The builder's, 0 to 5")] = None,
+    workspace_mib: Annotated[int | None, typer.Option(min=1, help="Most scratch memory a layer may use")] = None,
     calibration: Annotated[Path | None, typer.Option(help="int8: a folder of .npy files with inputs")] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each export and each build")] = 900.0,
 ) -> None:

@@ -354,6 +354,13 @@ def _check_option(key: str, value: Any, option: Option) -> None:
         raise _error(f"{_EXPECTED[kind]}, got {_written(value)}", key)
     if option.choices and value not in option.choices:
         raise _error(f"must be one of {', '.join(option.choices)}, got {_written(value)}", key)
+    if isinstance(value, int) and option.range and not option.range[0] <= value <= option.range[1]:
+        raise _error(f"must be from {option.range[0]} to {option.range[1]}, got {value}", key)
+    if isinstance(value, str) and option.check and value:
+        try:
+            option.check(value)
+        except ValueError as error:
+            raise _error(str(error), key) from None
 
 
 def _error(message: str, at: str | int | None = None) -> PydanticCustomError:

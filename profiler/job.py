@@ -30,7 +30,7 @@ from profiler.walltime import describe as describe_time
 
 _QUICK = {"seconds": 0.3, "min_samples": 5}
 _COMMANDS = ("run", "build", "layers", "engines", "models", "environment")
-_MUST_AGREE = ("gpu", "device", "torch_version", "onnxruntime_version")
+_MUST_AGREE = ("gpu", "device", "torch_version", "onnxruntime_version", "tensorrt_version")
 
 
 @dataclass(frozen=True)

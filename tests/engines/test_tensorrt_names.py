@@ -47,6 +47,8 @@ OBJECTS = {
     "plan": "IHostMemory",
     "runtime": "Runtime",
     "engine": "ICudaEngine",
+    "runtime_config": "IRuntimeConfig",
+    "kernels": "DynamicShapesKernelSpecializationStrategy",
     "context": "IExecutionContext",
     "inspector": "EngineInspector",
     "statistics": "EngineStat",

@@ -24,6 +24,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from engines.base import Unsupported
+from engines.batches import parse_batches
 from engines.trt import library
 from engines.trt_build import (
     BuildRequest,
@@ -33,7 +34,6 @@ from engines.trt_build import (
     build_engine,
     built_for,
     engine_key,
-    parse_batches,
     targets,
 )
 from engines.trt_timing import attach_timings, keep_timings
@@ -260,6 +260,16 @@ def test_unknown_target(rtx: Any, small: BuildRequest, cache: Cache, target: str
 def test_without_a_gpu_a_target_is_needed(rtx: Any, small: BuildRequest, cache: Cache) -> None:
     with pytest.raises(Unsupported, match="needs a target; valid: sm75, "):
         built(rtx, replace(small, target=None), cache)
+
+
+def test_a_target_without_these_types_is_unsupported(rtx: Any, tmp_path: Path, cache: Cache) -> None:
+    """Turing has no fp32 matrix product."""
+    nodes = [helper.make_node("Flatten", ["x"], ["f"]), helper.make_node("Gemm", ["f", "w"], ["y"])]
+    path = write_graph(tmp_path / "product.onnx", nodes, {"w": random_weight(768, 8)})
+    request = BuildRequest(path, "fp32", at_batches("4"), target="sm75")
+    with pytest.raises(Unsupported, match="no kernels of this graph for sm75: .*SM75"):
+        built(rtx, request, cache)
+    assert not built(rtx, replace(request, target="sm89"), cache).cached
 
 
 def test_tensorrt_has_no_targets(plain: Any, small: BuildRequest, cache: Cache) -> None:

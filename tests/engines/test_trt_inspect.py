@@ -202,6 +202,8 @@ def test_formats_are_read(words: str, expected: str) -> None:
         ("CaskPooling", "sm50_xmma_pooling_fw_4d_FP16FP32NHWC_Average_FastDiv_CAlign4", False),
         ("Reformat", "", False),
         ("NoOp", "", False),
+        ("Convert", "", False),
+        ("Convolution", "", True),
         ("PointWiseV2", "0x0000000000000001", False),
         ("Myelin", "", False),
     ],

@@ -199,6 +199,10 @@ class Engine(Freed):
         assert strategy is ExecutionContextAllocationStrategy.USER_MANAGED
         return None if self.library.goes_wrong("create_execution_context", self.logger) else Context(self)
 
+    @property
+    def device_memory_size_v2(self) -> int:
+        return self.library.scratch
+
     def create_engine_inspector(self) -> EngineInspector:
         return EngineInspector(self)
 

@@ -191,6 +191,7 @@ WRONG = {
     ),
     "batch": ("trt-rtx", (*GOOD[:2], "--batch", "4,x", *GOOD[4:]), ["--batch: 'x' is neither", "1:8:32"]),
     "batch range": ("trt-rtx", (*GOOD[:2], "--batch", "8:4:16", *GOOD[4:]), ["--batch: '8:4:16'", "min"]),
+    "model that is a folder": ("trt-rtx", ("--model", "other/", *GOOD[2:]), ["--model: other is a folder"]),
     "export of two": ("trt-rtx", (*GOOD, "--export", "e"), ["--export takes one engine, and this builds 2"]),
     "export to nowhere": (
         "trt-rtx", (*GOOD[:2], "--batch", "4", *GOOD[4:], "--export", "no/e"), ["--export no/e", "folder that exists"]
@@ -208,6 +209,12 @@ def test_wrong_arguments_give_2_and_one_line(build: Build, name: str) -> None:
     assert done.stderr.count("\n") == 1, done.stderr
     for word in words:
         assert word in done.stderr, done.stderr
+
+
+def test_export_that_cannot_be_written(build: Build) -> None:
+    done = build("--model", "good.onnx", "--batch", "4", "--target", "sm89", "--export", "/proc/engine")
+    assert done.returncode == 2, done.stderr
+    assert re.fullmatch(r"--export /proc/engine: .*; the engine stands in \S+\.engine\n", done.stderr)
 
 
 def test_ctrl_c(workplace: Path) -> None:

@@ -55,6 +55,11 @@ MISTAKES = [
         engines("{name: compiled, label: x, mode: fast}"),
         *(3, "engines[0]", "mode", "reduce-overhead", "max-autotune", "'fast'"),
     ),
+    mistake(
+        "option above its range", engines("{name: trt, label: x, optimization_level: 9}"), 3, "from -1 to 5, got 9"
+    ),
+    mistake("option below its range", engines("{name: trt, label: x, workspace_mib: -5}"), 3, "workspace_mib", "-5"),
+    mistake("option of another form", engines("{name: trt, label: x, batch_range: '8:1'}"), 3, "'8:1'", "min:opt:max"),
     mistake("option without label", engines("{name: ort, threads: 1}"), 3, "engines[0]", "label", "label: ort-"),
     mistake("label with a slash", engines("{name: ort, label: a/b}"), 3, "engines[0].label", "'a/b'", "'/'"),
     mistake("label of a preset", engines("{name: ort, label: eager, threads: 1}"), 3, "label", "eager", "another"),
