@@ -267,7 +267,7 @@ def test_a_target_without_these_types_is_unsupported(rtx: Any, tmp_path: Path, c
     nodes = [helper.make_node("Flatten", ["x"], ["f"]), helper.make_node("Gemm", ["f", "w"], ["y"])]
     path = write_graph(tmp_path / "product.onnx", nodes, {"w": random_weight(768, 8)})
     request = BuildRequest(path, "fp32", at_batches("4"), target="sm75")
-    with pytest.raises(Unsupported, match="no kernels of this graph for sm75: .*SM75"):
+    with pytest.raises(Unsupported, match=r"no kernels of this graph for sm75: .*SM75"):
         built(rtx, request, cache)
     assert not built(rtx, replace(request, target="sm89"), cache).cached
 
