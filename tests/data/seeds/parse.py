@@ -1,0 +1,653 @@
+"""What enters: the table lines and figures that extract.py took from the four published documents. What leaves: the
+rows that each file of references/ must hold, parsed anew, without a look at those files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+EXTRACTED = Path(__file__).parent
+Row = dict[str, str]
+FIGURES = "figures: "
+NETWORKS = {
+    "AlexNet": "alexnet",
+    "Inception-V1": "googlenet",
+    "VGG-16": "vgg16",
+    "VGG-19": "vgg19",
+    **{f"ResNet-{depth}": f"resnet{depth}" for depth in (18, 34, 50, 101, 152, 200)},
+    "AlexNet (One Weird Trick paper)": "alexnet-owt",
+    "Overfeat [fast]": "overfeat",
+    "OxfordNet [Model-A]": "vgg11",
+    "Overfeat": "overfeat",
+    "Oxford VGG": "vgg16",
+    "VGG": "vgg16",
+    "GoogLeNet": "googlenet",
+    "GoogleNet": "googlenet",
+    "ResNet-52": "resnet152",
+}
+LIBRARIES = {"NVidia CuDNN": "cudnn", "Torch-7": "torch", "Theano": "theano", "Caffe": "caffe"}
+GPUS = {"Titan-X Maxwell": "Maxwell Titan X", "Titan-X Pascal": "Pascal Titan X", "Quadro M40000": "Quadro M4000"} | {
+    "Titan X Maxwell": "Maxwell Titan X",
+    "Titan X Pascal": "Pascal Titan X",
+    "M4000": "Quadro M4000",
+    "K520": "GRID K520",
+}
+"""The name elsewhere of a GPU that a document calls otherwise."""
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+PASSES = ("forward", "backward", "total")
+LAYERS = ("L1", "L2", "L3", "L4", "L5")
+
+
+def extracted(name: str) -> list[str]:
+    """Its lines without the first, which names the source."""
+    first, *lines = (EXTRACTED / name).read_text(encoding="utf-8").split("\n")[:-1]
+    assert first.startswith("source: ")
+    return lines
+
+
+def figures(lines: Iterable[str]) -> list[list[str]]:
+    """What was kept of each sentence."""
+    return [line.removeprefix(FIGURES).split(" | ") for line in lines if line.startswith(FIGURES)]
+
+
+def digits(text: str) -> str:
+    """The first number in the text, as it stands there."""
+    found = re.search(r"\d+(\.\d+)*", text)
+    assert found, text
+    return found[0]
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Each of the parts once, in their order."""
+    return "; ".join(dict.fromkeys(parts))
+
+
+def iso_month(text: str) -> str:
+    """`August 2016` and `Aug 2016` as 2016-08."""
+    name, year = text.split(" ")
+    return f"{year}-{MONTHS.index(name[:3]) + 1:02}"
+
+
+# Documents 000 and 001: ten networks on GPUs of one's own and on rented ones.
+
+
+def two_decimals(text: str) -> list[str]:
+    """`41.2386.91128.14` as its figures, each of which has two digits after its point."""
+    found = []
+    while text:
+        end = text.index(".") + 3
+        found.append(text[:end])
+        text = text[end:]
+    return found
+
+
+def cells_000(line: str, gpus: list[str]) -> list[str]:
+    """GPU, cuDNN, forward, backward, total of a line whose cells stand without anything between them."""
+    gpu = max((name for name in gpus if line.startswith(name)), key=len)
+    rest = line[len(gpu) :]
+    length = len("None") if rest.startswith("None") else len("5.1.05")
+    return [gpu, rest[:length], *two_decimals(rest[length:])]
+
+
+def gpus_000(lines: list[str]) -> list[str]:
+    """The GPUs' names, from the sentences on the machines."""
+    machines = [parts for parts in figures(lines) if parts[-1].startswith("CUDA")]
+    return [part for parts in machines for part in parts if "Titan X" in part or "GTX" in part]
+
+
+def tables_000() -> Iterator[tuple[str, list[list[str]]]]:
+    """Each network's name and the cells of its rows."""
+    lines = extracted("000-cnn-benchmarks.txt")
+    gpus = [*gpus_000(lines), "CPU: Dual Xeon E5-2630 v3"]
+    starts = [index - 1 for index, line in enumerate(lines) if line.startswith("(input ")]
+    for start, stop in zip(starts, [*starts[1:], len(lines)], strict=True):
+        assert lines[start + 1] == "(input 16 x 3 x 224 x 224)"
+        header = lines.index("GPUcuDNNForward (ms)Backward (ms)Total (ms)", start, stop)
+        yield lines[start], [cells_000(line, gpus) for line in lines[header + 1 : stop]]
+
+
+def pipes(line: str) -> list[str]:
+    """The cells of a Markdown row."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def tables_001() -> Iterator[tuple[str, list[list[str]]]]:
+    text = "\n".join(extracted("001-cloud-gpus.txt"))
+    for section in text.split("\n## ")[1:]:
+        network, *lines = section.split("\n")
+        assert lines[0] == "(input 16 x 3 x 224 x 224)"
+        rows = [pipes(line) for line in lines if line.startswith("|")]
+        assert rows[0] == ["GPU", "cuDNN", "Forward (ms)", "Backward (ms)", "Total (ms)"]
+        yield network, rows[2:]
+
+
+def network_times(source: str, tables: Iterable[tuple[str, list[list[str]]]]) -> Iterator[Row]:
+    for network, rows in tables:
+        for rank, (gpu, cudnn, *times) in enumerate(rows, start=1):
+            for pass_, milliseconds in zip(PASSES, times, strict=True):
+                yield {
+                    "source": source,
+                    "network": NETWORKS[network],
+                    "published_network": network,
+                    "rank": str(rank),
+                    "gpu": gpu,
+                    "device": "cpu" if gpu[:3] == "CPU" else "cuda",
+                    "library": "nn" if cudnn == "None" else "cudnn",
+                    "library_version": cudnn.replace("None", ""),
+                    "batch_size": "16",
+                    "input_shape": "3x224x224",
+                    "pass": pass_,
+                    "milliseconds": milliseconds,
+                }
+
+
+# Document 002: three networks and five layers in many libraries.
+
+
+def cell_002(text: str) -> tuple[str, str]:
+    """What a cell says, and how it is set."""
+    text = text.strip()
+    for mark, emphasis in (("**", "bold"), ("_", "italic")):
+        inner = text.removeprefix(mark).removesuffix(mark)
+        if len(text) - len(inner) == 2 * len(mark):
+            return inner, emphasis
+    return text, ""
+
+
+def library_002(library: str, implementation: str) -> Row:
+    published = library.strip().replace("_", "")
+    name = published.rstrip("* ")
+    version = ""
+    if name.endswith(")"):
+        name, version = name[:-1].split(" (")
+    link, url = implementation.strip().strip("_"), ""
+    if link.startswith("["):
+        link, url = link[1:-1].split("](")
+    full = "nn." + link if link == "SpatialConvolutionMM" else link.removesuffix(r"\<Dtype>")
+    return {
+        "library": LIBRARIES.get(name, name),
+        "library_version": version,
+        "published_library": published,
+        "implementation": full,
+        "published_implementation": link,
+        "url": url,
+    }
+
+
+def tables_002() -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """The heading, the columns, and the cells of each row, missing ones empty; cells are not stripped."""
+    heading, columns, rows = "", [], []
+    for line in [*extracted("002-convnet-benchmarks.txt"), "end"]:
+        if not line.startswith("|"):
+            if rows:
+                yield heading, columns, rows
+            heading, columns, rows = line, [], []
+        elif not columns:
+            columns = pipes(line)
+        elif not line.startswith("|:"):
+            cells = line.strip()[1:-1].split("|")
+            rows.append(cells + [""] * (len(columns) - len(cells)))
+
+
+TIME_COLUMNS = {
+    "Total Time (ms)": ("total", "total"),
+    "Total forward time (ms)": ("total", "forward"),
+    "Total backward time (ms)": ("total", "backward"),
+}
+LAYER_TABLES = {
+    "##### forward + backprop (wrt input and weights)": "summary",
+    "###### forward": "forward",
+    "###### backward (gradInput + gradWeight)": "backward",
+    "###### gradInput": "gradInput",
+    "###### gradWeights": "gradWeight",
+}
+TITAN_BLACK = {"gpu": "Titan Black", "device": "cuda"}
+
+
+def rows_002() -> Iterator[tuple[str, Row, str, str]]:
+    """The table's heading, what its row is about, the column and the cell, for each cell with a figure or none."""
+    for heading, columns, rows in tables_002():
+        assert columns[:2] == ["Original Library", "Class/Function Benchmarked"]
+        for rank, (library, implementation, *cells) in enumerate(rows, start=1):
+            about = {"source": "convnet-benchmarks", "rank": str(rank), **TITAN_BLACK}
+            for column, cell in zip(columns[2:], cells, strict=True):
+                yield heading, about | library_002(library, implementation), column, cell
+
+
+def convnet_networks() -> Iterator[Row]:
+    for heading, about, column, cell in rows_002():
+        if heading not in LAYER_TABLES:
+            network, shape = heading.split(" - Input ")
+            batch_size, input_shape = shape.split("x", 1)
+            milliseconds, emphasis = cell_002(cell)
+            yield about | {
+                "network": NETWORKS[network],
+                "published_network": network,
+                "batch_size": batch_size,
+                "input_shape": input_shape,
+                "pass": TIME_COLUMNS[column][1],
+                "milliseconds": milliseconds,
+                "emphasis": emphasis,
+            }
+
+
+def convnet_layers() -> Iterator[Row]:
+    for heading, about, column, cell in rows_002():
+        if heading not in LAYER_TABLES:
+            continue
+        if column in ("Peak Memory Formula", "Limitations"):
+            assert cell.strip() == ""
+            continue
+        table = LAYER_TABLES[heading]
+        layer, pass_ = TIME_COLUMNS.get(column, (column.replace("Total", "total"), table))
+        text, emphasis = cell_002(cell)
+        is_number = text.isdigit()
+        yield about | {
+            "table": table,
+            "layer": layer,
+            "batch_size": "128",
+            "pass": pass_,
+            "emphasis": emphasis,
+            "milliseconds": text if is_number else "",
+            "remark": "" if is_number else text,
+            "peak_memory": "",
+        }
+
+
+def layer_shapes() -> Iterator[Row]:
+    columns = (
+        *("input_height", "input_width", "batch_size", "in_channels", "out_channels"),
+        *("kernel_height", "kernel_width", "stride_height", "stride_width"),
+    )
+    for line in extracted("002-convnet-benchmarks.txt"):
+        if line.startswith("* L"):
+            numbers = re.findall(r"\d+", line.split(" - ")[1])
+            yield {"source": "convnet-benchmarks", "layer": line[2:4]} | dict(zip(columns, numbers, strict=True))
+
+
+# Document 003, whose figures stand in its sentences, and what the others' sentences say.
+
+
+def section_003(start: str, stop: str | None = None) -> list[list[str]]:
+    lines = extracted("003-gpu-study.txt")
+    return figures(lines[lines.index(start) : lines.index(stop) if stop else None])
+
+
+def study_times() -> Iterator[Row]:
+    lines = section_003("Minibatch Efficiency for TensorFlow", "Tesla K40:")
+    ((gpu, first_time, first_batch, network), (second_time, second_batch)) = (
+        parts for parts in lines if any(part.endswith(" ms") for part in parts)
+    )
+    published = network.removesuffix(" network")
+    for batch, milliseconds in ((first_batch, first_time), (second_batch, second_time)):
+        yield {
+            "source": "gpu-study",
+            "study": "minibatch",
+            "gpu": gpu,
+            "published_gpu": gpu,
+            "device": "cuda",
+            "framework": "tensorflow",
+            "framework_version": digits(lines[0][0]),
+            "library": "cudnn",
+            "library_version": cudnn_003(),
+            "network": NETWORKS[published],
+            "published_network": published,
+            "batch_size": digits(batch),
+            "runs": digits(lines[1][0]),
+            "pass": "total",
+            "milliseconds": digits(milliseconds),
+        }
+
+
+def cudnn_003() -> str:
+    lists = section_003("GPU vs Framework vs Network")[0]
+    assert lists[3].endswith(" except for Neon")
+    return digits(lists[3])
+
+
+def release(text: str) -> Row:
+    return {"release_month": iso_month(text), "published_release_date": text}
+
+
+def hardware() -> Iterator[Row]:
+    lines = extracted("000-cnn-benchmarks.txt")
+    start = lines.index("GPUMemoryArchitectureCUDA CoresFP32 TFLOPSRelease Date")
+    for line in lines[start + 1 : start + 5]:
+        gpu = max((name for name in gpus_000(lines) if line.startswith(name)), key=len)
+        memory, rest = line[len(gpu) :].split("GB ")
+        cut = min(rest.index(word) for word in ("Pascal", "Maxwell") if word in rest)
+        architecture = re.match("[A-Za-z]+", rest[cut:])[0]
+        numbers, month, year = re.fullmatch(r"([\d.]+)(\w+) (\d+)", rest[cut + len(architecture) :]).groups()
+        yield {
+            "source": "cnn-benchmarks",
+            "gpu": gpu,
+            "published_gpu": gpu,
+            "memory_gb": memory,
+            "memory_type": rest[:cut],
+            "architecture": architecture,
+            "cuda_cores": numbers[:4],
+            "fp32_tflops": numbers[4:],
+            **release(f"{month} {year}"),
+        }
+    rows = [pipes(line) for line in extracted("001-cloud-gpus.txt") if line.startswith("|")][:7]
+    header = ("GPU", "Cloud", "Instance Name", "Memory", "Architecture", "CUDA Cores", "FP32 TFLOPS", "Release Date")
+    assert tuple(rows[0]) == header
+    for link, cloud, instance, memory, architecture, cores, tflops, date in rows[2:]:
+        gpu, url = link[1:-1].split("](")
+        gigabytes, kind = memory.split("GB ")
+        yield {
+            "source": "cloud-gpus",
+            "gpu": gpu,
+            "published_gpu": gpu,
+            "url": url,
+            "cloud": re.sub(r"\[(.+?)\]\(.+?\)", r"\1", cloud),
+            "instance": instance,
+            "memory_gb": gigabytes,
+            "memory_type": kind,
+            "architecture": architecture,
+            "cuda_cores": cores,
+            "fp32_tflops": tflops,
+            **release(date),
+        }
+    for gpu in ("Tesla K40", "Titan X Maxwell", "GTX 1080", "Titan X Pascal"):
+        yield {"source": "gpu-study", "gpu": GPUS.get(gpu, gpu), "published_gpu": gpu, **gpu_003(gpu)}
+
+
+def gpu_003(name: str) -> Row:
+    lines = extracted("003-gpu-study.txt")
+    start = lines.index(f"{name}:")
+    text = "\n".join(lines[start : start + 4]).partition(f"{name}:")[2]
+    text = re.split(r"\n[^|]*:\n", text)[0]
+    price = re.search(r"(original|less than|currently).* US\$([\d,.]+)", text)
+    architecture = re.search(r"(\w+) architecture", text)
+    if "same compute capability | GTX 1080" in text:
+        capability = gpu_003("GTX 1080")["compute_capability"]
+    else:
+        capability = re.search(r"compute capability of ([\d.]+)", text)[1]
+    memory = re.search(r"(\d+) ?GB of (\w+)", text)
+    return {
+        "architecture": architecture[1] if architecture else name.split()[-1],
+        "compute_capability": capability,
+        "memory_gb": memory[1],
+        "memory_type": memory[2],
+        "cuda_cores": re.search(r"(\d+) cuda cores", text)[1],
+        "base_clock_mhz": re.search(r"(\d+)MHz", text)[1],
+        "memory_bandwidth_gb_per_s": re.search(r"([\d.]+)GB/s", text)[1],
+        "price_usd": price[2].replace(",", "") if price else "",
+        "price_kind": price[1].replace("currently", "current") if price else "",
+    }
+
+
+def machines() -> Iterator[Row]:
+    for parts in figures(extracted("000-cnn-benchmarks.txt")):
+        if not parts[-1].startswith("CUDA"):
+            continue
+        host = {"source": "cnn-benchmarks"}
+        for part in parts:
+            if "Intel" in part:
+                host |= {"cpu": part.removeprefix("dual "), "cpus": "2" if part.startswith("dual ") else ""}
+            elif "cores each" in part:
+                host["cores_per_cpu"] = digits(part)
+            elif "threads" in part:
+                host["threads"] = digits(part)
+            elif "RAM" in part:
+                host["memory_gb"] = digits(part)
+            elif "Ubuntu" in part:
+                host["os"] = part
+            elif "CUDA" in part:
+                host["cuda"] = part.removeprefix("CUDA ")
+        for gpu in parts:
+            if "GTX" in gpu or "Titan" in gpu:
+                yield host | {"gpu": gpu}
+    (system,) = (parts for parts in figures(extracted("001-cloud-gpus.txt")) if parts[0] == "in Torch")
+    yield {"source": "cloud-gpus", "os": system[1], "cuda": system[2].removeprefix("CUDA ")}
+    (line,) = (line for line in extracted("002-convnet-benchmarks.txt") if line.startswith("Machine: "))
+    cpu, gpu, system = re.findall("`(.+?)`", line)
+    cores, name, clock = re.fullmatch(r"(\d+)-core (.+) @ ([\d.]+)GHz", cpu).groups()
+    yield {
+        "source": "convnet-benchmarks",
+        "gpu": gpu.removeprefix("NVIDIA "),
+        "cpu": name,
+        "cores_per_cpu": cores,
+        "clock_ghz": clock,
+        "os": system,
+    }
+
+
+def networks() -> Iterator[Row]:
+    lines = extracted("000-cnn-benchmarks.txt")
+    start = lines.index("NetworkLayersTop-1 errorTop-5 errorSpeed (ms)Citation")
+    for name, line in zip((name for name, _ in tables_000()), lines[start + 1 : start + 11], strict=True):
+        assert line.startswith(name)
+        rest, citation = line[len(name) :].removesuffix("]").split("[")
+        if "-" in rest:
+            layers, rest = rest.split("-")
+            top1, (top5, milliseconds) = "", two_decimals(rest)
+        else:
+            first, top5, milliseconds = two_decimals(rest)
+            layers, top1 = first[:-5], first[-5:]
+        yield {
+            "source": "cnn-benchmarks",
+            "network": NETWORKS[name],
+            "published_network": name,
+            "layers": layers,
+            "top1_error_percent": top1,
+            "top5_error_percent": top5,
+            "milliseconds": milliseconds,
+            "citation": citation,
+        }
+    parts, ilsvrc, overfeat, vgg, _, vgg_error, inception, inception_error, resnet = section_003("Titan X Pascal:")[2:]
+    words = {"five": 5, "three": 3}
+    layers = sum(number for word, number in words.items() if word in parts[0])
+    for name, error, depths in (
+        ("AlexNet", ilsvrc[0], [str(layers)]),
+        (ilsvrc[1], ilsvrc[2], []),
+        (ilsvrc[3], ilsvrc[4], []),
+        (overfeat[0].removesuffix(" network"), overfeat[1], []),
+        (vgg_error[0], vgg_error[1], re.findall(r"\d+", vgg[0])),
+        (inception[0], inception_error[0], [digits(inception[1])]),
+        ("ResNet", resnet[0], [digits(resnet[2])]),
+    ):
+        shallowest, deepest = (*depths, "", "")[:2]
+        yield {
+            "source": "gpu-study",
+            "network": NETWORKS.get(name, ""),
+            "published_network": name,
+            "layers": shallowest,
+            "layers_up_to": deepest,
+            "top5_error_percent": error.removesuffix("%"),
+        }
+
+
+def studies() -> Iterator[Row]:
+    for source, file, tables in (
+        ("cnn-benchmarks", "000-cnn-benchmarks.txt", list(tables_000())),
+        ("cloud-gpus", "001-cloud-gpus.txt", list(tables_001())),
+    ):
+        batches = {digits(line) for line in extracted(file) if line.startswith("(input ")}
+        yield {
+            "source": source,
+            "study": "networks",
+            "framework": "torch",
+            "batch_size": joined(batches),
+            "gpus": joined(cells[0] for _, rows in tables for cells in rows),
+            "networks": joined(NETWORKS[name] for name, _ in tables),
+            "published_networks": joined(name for name, _ in tables),
+        }
+    lines = extracted("002-convnet-benchmarks.txt")
+    names = [heading.split(" - Input ")[0] for heading, _, _ in tables_002() if " - Input " in heading]
+    common = {"source": "convnet-benchmarks", "gpus": "Titan Black"}
+    yield common | {
+        "study": "networks",
+        "networks": joined(NETWORKS[name] for name in names),
+        "published_networks": joined(names),
+        "runs": digits(figures(lines)[0][0]),
+    }
+    batches = {row["batch_size"] for row in layer_shapes()}
+    yield common | {
+        "study": "layers",
+        "networks": joined(LAYERS),
+        "published_networks": joined(LAYERS),
+        "batch_size": joined(batches),
+    }
+    yield from studies_003()
+
+
+def studies_003() -> Iterator[Row]:
+    (gpus, names, frameworks, _), (batch, runs) = (
+        [re.split(r",\s+and |,\s+| and ", part.strip("()")) for part in parts]
+        for parts in section_003("GPU vs Framework vs Network")[:2]
+    )
+    lines = extracted("003-gpu-study.txt")
+    released = dict(re.split(": (?:commit )?", line) for line in lines if re.search(r": (commit \w+|[\d.]+)$", line))
+    common = {"source": "gpu-study", "gpus": joined(GPUS.get(name, name) for name in gpus), "runs": digits(runs[0])}
+    cudnn = {"library": "cudnn", "library_version": cudnn_003()}
+    for name in ("Torch", "Caffe", "TensorFlow", "Neon"):
+        assert name in frameworks
+        (version,) = (released[key] for key in released if name.lower() in key.lower())
+        yield common | {
+            "study": "frameworks",
+            "framework": name.lower(),
+            "framework_version": version,
+            **({} if name == "Neon" else cudnn),
+            "networks": joined(NETWORKS[name] for name in names),
+            "published_networks": joined(names),
+            "batch_size": digits(batch[0]),
+        }
+    drawn = [name for line in plots_003() for name in line.split()]
+    sweep = section_003("Minibatch Efficiency for TensorFlow")
+    yield (
+        common
+        | cudnn
+        | {
+            "study": "minibatch",
+            "framework": "tensorflow",
+            "framework_version": digits(sweep[0][0]),
+            "networks": joined(NETWORKS[name] for name in drawn),
+            "published_networks": joined(drawn),
+            "runs": digits(sweep[1][0]),
+        }
+    )
+
+
+def two_machines(source: str, kind: str, than: str, what: str, relation: str, limits: Iterable[str] = ()) -> Row:
+    low, high = (*limits, "", "")[:2]
+    return {
+        "source": source,
+        "kind": kind,
+        "from": GPUS.get(than, than),
+        "to": GPUS.get(what, what),
+        "relation": relation,
+        "low": low,
+        "high": high,
+        "published_from": than,
+        "published_to": what,
+    }
+
+
+def out_of_memory(source: str, network: str, gpu: str, **more: str) -> Row:
+    return {
+        "source": source,
+        "kind": "memory",
+        "relation": "out of memory",
+        "gpu": GPUS.get(gpu, gpu),
+        "published_gpu": gpu,
+        "networks": NETWORKS[network],
+        "batch_size": "16",
+        **more,
+    }
+
+
+def headed_figures(lines: list[str], failure: str) -> Iterator[tuple[str, list[str]]]:
+    """The network under whose heading the document says that memory did not suffice, and what it says."""
+    for index, line in enumerate(lines):
+        if line.startswith(FIGURES) and line.endswith(failure):
+            heading = max(number for number, other in enumerate(lines[:index]) if other.startswith("(input ")) - 1
+            yield lines[heading].removeprefix("## "), figures([line])[0]
+
+
+def conclusions() -> Iterator[Row]:
+    ((network, parts),) = headed_figures(extracted("000-cnn-benchmarks.txt"), "not have enough memory")
+    yield out_of_memory("cnn-benchmarks", network, parts[1].removeprefix("8GB "))
+    yield from conclusions_001()
+    yield from conclusions_003()
+
+
+def conclusions_001() -> Iterator[Row]:
+    lines = extracted("001-cloud-gpus.txt")
+    source, compared = "cloud-gpus", ("", "")
+    for parts in figures(lines):
+        title = re.fullmatch(r"\*\*(.+) (==|>) (.+)\*\*", parts[0])
+        if title:
+            compared = what, than = title[1], title[3]
+            limits = re.findall(r"\d+(?:\.\d+)?", parts[1]) if len(parts) > 1 else []
+            yield two_machines(source, "speed", than, what, "equal" if title[2] == "==" else "faster", limits)
+            if "less memory" in parts:
+                yield two_machines(source, "memory", than, what, "less")
+        elif parts == ["twice more memory"]:
+            yield two_machines(source, "memory", compared[1], compared[0], "more", ("2", "2"))
+        elif parts[0] == "**Prefer latest cuDNN**":
+            for newer, older in pairwise(parts[1:]):
+                row = two_machines(source, "speed", older, newer, "faster")
+                yield row | {"from": f"cudnn {digits(older)}", "to": f"cudnn {digits(newer)}"}
+    for network, (cudnn, gpu, _) in headed_figures(lines, "out of memory"):
+        version = {"library": "cudnn", "library_version": digits(cudnn)}
+        yield out_of_memory(source, network, gpu.removeprefix("8GB "), **version)
+    for network, (_, gpus, _) in headed_figures(lines, "not have enough memory"):
+        for gpu in re.split(", | and ", gpus.removeprefix("8GB ")):
+            yield out_of_memory(source, network, gpu)
+
+
+def conclusions_003() -> Iterator[Row]:
+    first, second, excess, curves = section_003(plots_003()[-1], "Tesla K40:")
+    excess_ms = digits(excess[0])
+    yield {
+        "source": "gpu-study",
+        "kind": "ms_above_twice",
+        "relation": "more",
+        "low": excess_ms,
+        "high": excess_ms,
+        "from": f"batch {digits(first[2])}",
+        "to": f"batch {digits(second[1])}",
+        "published_from": first[2],
+        "published_to": second[1],
+        "gpu": first[0],
+        "published_gpu": first[0],
+        "networks": NETWORKS[first[3].removesuffix(" network")],
+    }
+    kepler, down, everything, batch, pascal, up, some = curves
+    for gpu, curve, names in (
+        (kepler, down, "all" if everything == "all networks" else ""),
+        (pascal, up, joined(NETWORKS[name] for name in some.split(" and "))),
+    ):
+        yield {
+            "source": "gpu-study",
+            "kind": "curvature",
+            "relation": curve,
+            "gpu": GPUS.get(gpu, gpu),
+            "published_gpu": gpu,
+            "networks": names,
+            "batch_size": digits(batch),
+        }
+
+
+def plots_003() -> list[str]:
+    """The lines with the names of the networks whose curves were drawn."""
+    return [line for line in extracted("003-gpu-study.txt") if re.fullmatch(r"\s*[\w-]+\s{9,}[\w-]+", line)]
+
+
+PARSED = {
+    "cnn-benchmarks.csv": lambda: network_times("cnn-benchmarks", tables_000()),
+    "cloud-gpus.csv": lambda: network_times("cloud-gpus", tables_001()),
+    "convnet-benchmarks.csv": convnet_networks,
+    "convnet-layers.csv": convnet_layers,
+    "convnet-layer-shapes.csv": layer_shapes,
+    "gpu-study.csv": study_times,
+    "hardware.csv": hardware,
+    "machines.csv": machines,
+    "networks.csv": networks,
+    "studies.csv": studies,
+    "conclusions.csv": conclusions,
+}
