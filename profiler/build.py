@@ -139,7 +139,7 @@ def _build_all(
             outcomes.append(Outcome(*why_not))
             continue
         ready = replace(task, onnx=of_model.onnx[graph_of(task.case.precision)])
-        log = logs / f"build-{re.sub('[^A-Za-z0-9.-]+', '-', task.name)}.log"
+        log = logs / f"build-{task.case.engine}-{re.sub('[^A-Za-z0-9.-]+', '-', task.name)}.log"
         log.unlink(missing_ok=True)
         variables = {"CUDA_VISIBLE_DEVICES": gpu.uuid if gpu else ""}
         child = Child(Call("profiler.build:build_one", ready, log, limit, limit, variables))

@@ -79,6 +79,9 @@ class Result:
             **{key: environment.get(key) for key in ("host", "cuda", "driver", "cudnn")},
             **{f"{name}_version": environment.get(f"{name}_version") for name in ("torch", "onnxruntime", "tensorrt")},
         }
+        library, _, release = str(self.proof.get("library", "")).rpartition(" ")
+        if library.startswith("TensorRT"):  # Of two libraries; the environment's is the one that is not for RTX.
+            row["tensorrt_version"] = release
         if self.status != "ok":
             return row
         for name in _MEASURES:

@@ -272,6 +272,19 @@ def test_a_target_without_these_types_is_unsupported(rtx: Any, tmp_path: Path, c
     assert not built(rtx, replace(request, target="sm89"), cache).cached
 
 
+def test_input_that_is_a_shape_is_unsupported(rtx: Any, tmp_path: Path, cache: Cache) -> None:
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 6]),
+        helper.make_tensor_value_info("s", TensorProto.INT64, [2]),
+    ]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["a", "b"])
+    graph = helper.make_graph([helper.make_node("Reshape", ["x", "s"], ["y"])], "g", inputs, [output])
+    path = tmp_path / "shape.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    with pytest.raises(Unsupported, match="input 's' is a shape"):
+        built(rtx, BuildRequest(path, "native", {}, target="sm89"), cache)
+
+
 def test_tensorrt_has_no_targets(plain: Any, small: BuildRequest, cache: Cache) -> None:
     assert targets(plain) == ()
     with pytest.raises(Unsupported, match="leave out the target"):

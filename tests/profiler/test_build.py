@@ -156,7 +156,7 @@ def test_what_cannot_be_built_is_a_row_and_the_rest_is_built(build: Build, workp
     assert "node 0 'culprit0' (Wobble): " in done.stdout
     assert "Plugin not found" in done.stdout
     assert f"What the library said stands in {workplace / 'cache' / 'logs'}" in done.stdout
-    assert "Wobble" in (workplace / "cache" / "logs" / "build-strange-native-batch-4.log").read_text()
+    assert "Wobble" in (workplace / "cache" / "logs" / "build-trt-rtx-strange-native-batch-4.log").read_text()
     assert done.stderr == ""
 
 
@@ -219,7 +219,7 @@ def test_export_that_cannot_be_written(build: Build) -> None:
 
 def test_ctrl_c(workplace: Path) -> None:
     """It ends the parent with 130 and takes the child along."""
-    log = workplace / "cache" / "logs" / "build-heavy-native-batch-64.log"
+    log = workplace / "cache" / "logs" / "build-trt-rtx-heavy-native-batch-64.log"
     arguments = ["build", "--engine", "trt-rtx", "--model", "heavy.onnx", "--batch", "64", "--target", "all"]
     variables = {"PROFILER_CACHE": str(workplace / "cache"), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(

@@ -118,6 +118,13 @@ def test_a_row_says_which_case_it_is_and_where_it_ran():
     assert json.loads(row["proof"]) == full().proof
 
 
+def test_the_version_of_tensorrt_is_that_of_the_library_that_ran():
+    result = full()
+    result.proof = {"library": "TensorRT for RTX 1.7.1.116"}
+    row = result.row("run", "suite", CASE, {**ENVIRONMENT, "tensorrt_version": "11.4.0"})
+    assert row["tensorrt_version"] == "1.7.1.116"
+
+
 @pytest.mark.parametrize("status", ["ok", "failed"])
 def test_every_key_of_a_row_is_a_column(status):
     assert set(full(status=status).row("run", "suite", CASE, ENVIRONMENT)) <= set(RESULTS)
