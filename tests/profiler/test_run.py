@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
+from engines.base import Job
+from engines.catalog import ENGINES
 from exporters.source import ModelSource
 from profiler import run as module
 from profiler.case import Budget, Case
 from profiler.environment import Target
-from profiler.process import Outcome
+from profiler.process import Call, Outcome
 from profiler.result import Result
 from profiler.store import RunFolder
 from profiler.task import Prepared, Task
 from profiler.telemetry import Reading
 from profiler.walltime import WallTime
+from profiler.worker import build_ahead
 
 
 class Silent:
@@ -167,3 +174,45 @@ def test_memory_that_only_a_poll_saw_is_in_the_peak_and_in_what_no_allocator_kno
 def test_a_journal_of_such_a_result_can_be_read_back() -> None:
     got = Result("x", "ok", telemetry={"throttled": True, "energy_mj_per_item": 61.5})
     assert Result.from_json(json.dumps(json.loads(got.to_json()))) == got
+
+
+class Apart:
+    """Stands for a process: building is done for real, in this one, and measuring is played."""
+
+    progress, phase = None, "check"
+    functions: ClassVar[list[str]] = []
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.entered = call, {"fork": 0.0, "measure": 2.0, "check": 9.0}
+        self.functions.append(call.function)
+
+    def poll(self, timeout: float) -> Outcome:
+        if self.call.function == "profiler.worker:build_ahead":
+            return Outcome("ok", value=build_ahead(self.call.argument, lambda *_: None), seconds={"build": 3.0})
+        proof = {"build": {"seconds": 3.0, "cached": True}}
+        return Outcome("ok", value=Result("x", "ok", proof=proof), seconds={"load": 1.0})
+
+    def kill(self) -> None:
+        pass
+
+
+def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: Path, monkeypatch) -> None:
+    built: list[Job] = []
+
+    def build(job: Job) -> dict[str, Any]:
+        job.phase("build")
+        built.append(job)
+        return {"cached": False, "warnings": ["engine-cache: a damaged or foreign file was built again"]}
+
+    engine = replace(ENGINES["eager"], module="an_engine_that_builds", builds="anywhere")
+    monkeypatch.setitem(sys.modules, engine.module, SimpleNamespace(build=build))
+    monkeypatch.setitem(ENGINES, "eager", engine)
+    monkeypatch.setattr(module, "Child", Apart)
+    Apart.functions.clear()
+    watcher = SimpleNamespace(between=lambda *_: [], ended=lambda: False)
+    found = module.measure_one(Task(case("a"), Prepared(), Budget()), tmp_path, (), lambda phase: None, watcher)
+    assert Apart.functions == ["profiler.worker:build_ahead", "profiler.worker:measure_case"]
+    assert (built[0].engine, built[0].batch_size) == ("eager", 1)
+    assert found.proof["build"] == {"seconds": 3.0, "cached": False}
+    assert found.warnings == ["engine-cache: a damaged or foreign file was built again"]
+    assert found.phases == {"build": 3.0, "load": 1.0}
