@@ -107,7 +107,7 @@ _CUDNN_BENCHMARK = Option(bool, False, "let cuDNN time its algorithms and keep t
 _TRT_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
     ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "int8", "native"}),
 }
-_INSTALL_TRT = "pip install 'tensorrt>=10.13' (it fetches its libraries from pypi.nvidia.com)"
+_INSTALL_TRT = "pip install 'tensorrt>=10.13' (it fetches its libraries from NVIDIA)"
 _INSTALL_RTX = "pip install 'tensorrt-rtx-cu13-libs>=1.7' 'tensorrt-rtx-cu13-bindings>=1.7'"
 _PYCUDA = Requirement(
     "pycuda", "pip install pycuda (it is compiled: the CUDA toolkit's headers must be there)", to_build=False
