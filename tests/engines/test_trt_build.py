@@ -625,7 +625,15 @@ def test_what_the_listener_raises_ends_the_build(rtx: Any, small: BuildRequest, 
     assert not built(rtx, small, cache).cached
 
 
-def test_ctrl_c_ends_the_build(rtx: Any, small: BuildRequest, cache: Cache) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell's background job ignores SIGINT, and Python leaves that as it is."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_the_build(interruptible: None, rtx: Any, small: BuildRequest, cache: Cache) -> None:
     with pytest.raises(KeyboardInterrupt):
         build_engine(rtx, small, cache, lambda words: os.kill(os.getpid(), signal.SIGINT))
     assert not list(cache.root.rglob("*.engine"))
@@ -654,7 +662,9 @@ def test_no_builder_outlives_its_build(
         assert "differs from one already registered" not in "".join(capfd.readouterr())
 
 
-def test_interrupted_rebuild_leaves_the_engine(rtx: Any, small: BuildRequest, cache: Cache) -> None:
+def test_interrupted_rebuild_leaves_the_engine(
+    interruptible: None, rtx: Any, small: BuildRequest, cache: Cache
+) -> None:
     first = built(rtx, small, cache)
     with pytest.raises(KeyboardInterrupt):
         build_engine(rtx, small, cache, lambda words: os.kill(os.getpid(), signal.SIGINT), rebuild=True)
