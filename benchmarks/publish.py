@@ -36,6 +36,9 @@ MUST_AGREE = (
     *("device", "gpu", "driver", "cuda", "cudnn", "cpu", "python", "platform"),
     *("torch_version", "onnxruntime_version", "tensorrt_version"),
 )
+MEMORY = ("context", "weights", "gradients", "optimizer", "activations", "other")
+IN_TRAINING = ("gradients", "optimizer")
+"""Parts that only some rows have."""
 FREE_TEXT = ("run_id", "options", "reason", "proof")
 LONGEST_REASON = 240
 MARKS = {
@@ -58,6 +61,9 @@ MARKS = {
     "remeasured": "r",
     "below-floor": "f",
     "inaccurate": "i",
+    "inaccurate-gradients": "j",
+    "unchecked-gradients": "v",
+    "unchecked": "!",
     "calibration": "k",
     "mixed-precision": "8",
     "unproven": "?",
@@ -175,7 +181,9 @@ def publish(runs: Sequence[Run], into: Path) -> None:
     clean = Cleaner(runs)
     results = clean.results(pl.concat([run.results for run in runs]))
     samples = pl.concat([run.samples for run in runs])
-    lines = table.summary(results, samples).join(_more(results), on=table.LINE, how="left", maintain_order="left")
+    lines = table.summary(results, samples).join(
+        _more(results), on=table.LINE, how="left", maintain_order="left", nulls_equal=True
+    )
     groups = sorted(table.groups(lines), key=lambda group: _order(group[0]))
     models = sorted(results["model"].unique(), key=_natural)
     environments = [clean.environment(run.environment) for run in runs]
@@ -217,7 +225,7 @@ def _check(runs: Sequence[Run]) -> None:
 
 def _more(results: pl.DataFrame) -> pl.DataFrame:
     """What a page shows of a line beyond table.summary: medians over replicates too."""
-    columns = ["tflops", "context_mib", "weights_mib", "activations_mib", "other_mib"]
+    columns = ["tflops", *(f"{part}_mib" for part in MEMORY)]
     return results.filter(status="ok").group_by(table.LINE).agg(pl.col(columns).median())
 
 
@@ -227,7 +235,7 @@ def _natural(name: str) -> list[Any]:
 
 
 def _order(key: Mapping[str, Any]) -> tuple[Any, ...]:
-    return key["pass"], _natural(key["model"]), key["batch_size"]
+    return key["pass"], _natural(key["model"]), key["batch_size"], key["extra"] or ""
 
 
 # What stands in a cell.
@@ -274,7 +282,7 @@ def _verdict(line: Line, clock: str) -> str:
 
 
 def _split(line: Line) -> str:
-    parts = [line[f"{name}_mib"] for name in ("context", "weights", "activations", "other")]
+    parts = [line[f"{name}_mib"] for name in MEMORY if name not in IN_TRAINING or line[f"{name}_mib"] is not None]
     return " + ".join(_whole(part) or "?" for part in parts) if any(part is not None for part in parts) else ""
 
 
@@ -294,6 +302,7 @@ COLUMNS: list[Column] = [
     ("Device ms", lambda line: _figure(line["gpu_ms"], 4)),
     ("Forward ms", lambda line: _figure(line["forward_ms"])),
     ("Backward ms", lambda line: _figure(line["backward_ms"])),
+    ("Step ms", lambda line: _figure(line["step_ms"])),
     ("Speed-up", _speedup),
     ("On device", lambda line: _verdict(line, "event")),
     ("Verdict", lambda line: _verdict(line, "host")),
@@ -330,7 +339,8 @@ def _page(model: str, groups: Sequence[Group], results: pl.DataFrame, environmen
         *(f"- {sentence}" for sentence in said),
     ]
     for key, lines in groups:
-        text += ["", f"## {key['pass'].capitalize()}, batch {key['batch_size']}", ""]
+        what = ", ".join([key["pass"].capitalize(), f"batch {key['batch_size']}", *table.extras(key)])
+        text += ["", f"## {what}", ""]
         text += _table([head for head, _ in COLUMNS], [[cell(line) for _, cell in COLUMNS] for line in lines])
     kinds = {kind for _, lines in groups for line in lines for kind in line["warnings"]}
     if kinds:
@@ -356,7 +366,7 @@ def _readme(
         MADE,
         f"# {_machine(environments[0])}",
         "",
-        f"{_statuses(results)}. One page a model: {', '.join(map(_link, models))}.",
+        f"{statuses(results)}. One page a model: {', '.join(map(_link, models))}.",
     ]
     for what in dict.fromkeys(key["pass"] for key, _ in groups):
         text += ["", f"## {what.capitalize()}: the fastest line of each model and batch", ""]
@@ -366,7 +376,7 @@ def _readme(
     text += ["", "## Not measured", ""]
     text += _table(["Status", "Reason", "What"], absent) if absent else ["Nothing: every case gave figures."]
     text += ["", "## Warnings", "", *_warnings(results)]
-    text += ["", "## Machine", "", *_facts(environments[0])]
+    text += ["", "## Machine", "", *facts(environments[0])]
     text += ["", "## Runs", "", *_runs(runs, environments)]
     links = ", ".join(f"[{name}]({name})" for name in jobs)
     text += [
@@ -402,7 +412,7 @@ def _winners(groups: Sequence[Group]) -> list[str]:
         rows.append(
             [
                 _link(key["model"]),
-                str(key["batch_size"]),
+                ", ".join([str(key["batch_size"]), *table.extras(key)]),
                 base_ms,
                 _name(best) + (f" ≈ {tied}" if tied else ""),
                 _figure(best["latency_ms"], 4),
@@ -443,7 +453,10 @@ def _explained(lines: Sequence[Line], into: Path) -> list[str]:
     if any(line["fraction_of_peak"] is not None for line in lines):
         text.append("- Of peak is relative to the rate that the device itself reached at that precision (see Runs).")
     if any(map(_split, lines)):
-        text.append("- Memory is the peak; its split: CUDA context + weights + activations with workspace + the rest.")
+        parts = "CUDA context + weights + activations with workspace + the rest"
+        if any(line["gradients_mib"] is not None for line in lines):
+            parts = parts.replace("weights +", "weights + in training gradients and the optimizer's state +")
+        text.append(f"- Memory is the peak; its split: {parts}.")
     if any(map(_error, lines)):
         text.append(
             "- Rel. error is the relative L2 distance to the reference, for networks by name fp32 eager on the CPU."
@@ -475,7 +488,7 @@ def _machine(environment: Mapping[str, Any]) -> str:
     return ", ".join([str(what), *(f"{name} {environment[key]}" for name, key in versions if environment.get(key))])
 
 
-def _facts(environment: Mapping[str, Any]) -> list[str]:
+def facts(environment: Mapping[str, Any]) -> list[str]:
     """What a reader compares with a machine of their own; what is null or missing is left out."""
     parts = {
         "GPU": {"gpu": "{}", "gpu_memory_mib": "{:,.0f} MiB", "compute_capability": "compute capability {}"},
@@ -503,7 +516,7 @@ def _runs(runs: Sequence[pl.DataFrame], environments: Sequence[Mapping[str, Any]
         wall = environment.get("wall_seconds")
         commands = [*environment.get("earlier_commands", []), environment.get("command")]
         said = ", then ".join(f"`{shlex.join(words)}`" for words in commands if words) or "its command is not known"
-        text.append(f"{number}. {said}: {_statuses(results)}." + (f" {describe(wall)}." if wall else ""))
+        text.append(f"{number}. {said}: {statuses(results)}." + (f" {describe(wall)}." if wall else ""))
     names = list(dict.fromkeys(name for environment in environments for name in environment.get("roofs") or {}))
     if names:
         heads = ["Run", *(_roof(name) for name in names)]
@@ -528,7 +541,7 @@ def _roof(name: str) -> str:
     return name
 
 
-def _statuses(results: pl.DataFrame) -> str:
+def statuses(results: pl.DataFrame) -> str:
     counts = results["status"].value_counts(sort=True).iter_rows()
     return f"{results.height} cases: {', '.join(f'{count} {status}' for status, count in counts)}"
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from engines.catalog import Device, Pass
+from engines.catalog import PLAIN, Device, Pass, Training
 from exporters.source import ModelSource
 
 Array = NDArray[Any]
@@ -32,6 +32,10 @@ class Memory:
     """What the engine's allocator holds beyond both: cached blocks, rounding, further copies of weights."""
     torch_allocated: int | None = None
     torch_reserved: int | None = None
+    gradients: int | None = None
+    """Of the weights, in training."""
+    optimizer: int | None = None
+    """The optimizer's state, in training."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class Job:
     at_peak: Callable[[], None] = lambda: None
     progress: Callable[[str], None] = lambda words: None
     engine: str = ""
+    training: Training = PLAIN
 
 
 class Session(Protocol):
@@ -81,7 +86,10 @@ class Session(Protocol):
         """Enqueue one iteration and return at once, calling `mark` at inner boundaries (on the CPU: run it)."""
 
     def outputs(self) -> list[Array]:
-        """The last iteration's outputs, copied to the host as float32 (integers stay); for training the loss alone."""
+        """The last iteration's outputs, copied to the host as float32 (integers stay).
+
+        For training the loss alone, or with the head "logits" the network's first output.
+        """
 
     def memory(self) -> Memory:
         """What this engine declares of its memory now."""
@@ -100,3 +108,24 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Free what the session holds."""
+
+
+@runtime_checkable
+class Trainable(Session, Protocol):
+    """A session that can train."""
+
+    def gradients(self, inputs: Sequence[Array], target: Array | None) -> tuple[Array, dict[str, Array]]:
+        """The output and the parameters' gradients of one iteration with the prepared weights.
+
+        It is the very iteration that was measured, called before `proof`, on `inputs` and, for its head, `target`. The
+        gradients are unscaled, as float32, at `exporters.gradients.positions`; what has none is left out.
+        """
+
+
+@runtime_checkable
+class Rebatchable(Session, Protocol):
+    """A session that can go on with another batch size without loading its model again."""
+
+    def rebatch(self, job: Job) -> None:
+        """Take the inputs and the batch size of `job`, which is the session's own in all else, and free what the old
+        ones took. The weights stay as they are. Raises what opening the session would."""

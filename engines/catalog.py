@@ -16,8 +16,29 @@ Pass = Literal["inference", "training"]
 
 DEVICES: tuple[Device, ...] = ("cpu", "cuda")
 PASSES: tuple[Pass, ...] = ("inference", "training")
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "native")
-"""`native` is a user's ONNX file as it is; a config does not ask for it, such a model has no other."""
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "amp-fp16", "amp-bf16", "int8", "native")
+"""`amp-fp16` and `amp-bf16` are training with fp32 weights under autocast, `amp-fp16` with a GradScaler. `native` is a
+user's ONNX file as it is; a config does not ask for it, such a model has no other."""
+
+OPTIMIZERS = ("none", "sgd", "adamw")
+HEADS = ("cross-entropy", "logits")
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training iteration does beside its forward and backward pass.
+
+    With the head "logits" the backward pass starts from a fixed gradient of the network's output, and no loss is
+    computed, as convnet-benchmarks did. Dropout is off unless asked for: with it no gradient could be checked.
+    """
+
+    optimizer: Literal["none", "sgd", "adamw"] = "none"
+    head: Literal["cross-entropy", "logits"] = "cross-entropy"
+    dropout: bool = False
+
+
+PLAIN = Training()
+"""A forward and a backward pass of the loss, and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +110,8 @@ _TORCH = Requirement("torch", "pip install 'torch>=2.11,<2.14'")
 _TORCH_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
     ("inference", "cpu"): frozenset({"fp32", "fp16", "bf16"}),
     ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16"}),
-    ("training", "cpu"): frozenset({"fp32", "bf16"}),
-    ("training", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16"}),
+    ("training", "cpu"): frozenset({"fp32", "bf16", "amp-bf16"}),
+    ("training", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "amp-fp16", "amp-bf16"}),
 }
 _NO_INT8_IN_TORCH = (
     "int8 is a graph with quantize and dequantize nodes, for runtimes that read ONNX; PyTorch has its own quantizers, "
@@ -303,6 +324,19 @@ PRESETS: dict[str, Preset] = {
             {"cuda": {"cudnn": False}},
             {"cpu": "there is no cuDNN on the CPU"},
         ),
+        Preset(
+            "eager-benchmark",
+            "eager",
+            "PyTorch eager with cuDNN's algorithm search",
+            {"cuda": {"cudnn_benchmark": True}},
+            {"cpu": "there is no cuDNN on the CPU"},
+        ),
+        Preset(
+            "eager-channels-last",
+            "eager",
+            "channels_last alone",
+            {"cpu": {"channels_last": True}, "cuda": {"channels_last": True}},
+        ),
         Preset("compiled", "compiled", "torch.compile, mode reduce-overhead", {"cpu": {}, "cuda": {}}),
         Preset("ort", "ort", "ONNX Runtime as it comes", {"cpu": {}, "cuda": {}}),
         Preset(
@@ -335,6 +369,8 @@ def unsupported(
     """
     if engine.needs == "torch" and kind == "onnx":
         return f"{engine.name} needs a torch module; an ONNX file has none"
+    if kind == "layer" and precision.startswith("amp-"):
+        return f"AMP chooses types by operator; a layer is a single one: ask for {precision.removeprefix('amp-')}"
     if reason := foreign_capability(engine, device, capability):
         return reason
     able = {p for (of_pass, on), ps in engine.precisions.items() if of_pass == pass_ and on == device for p in ps}

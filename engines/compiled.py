@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch._inductor import config
 
 from engines.base import Job, Layer, Mark
 from engines.eager import EagerSession
+from engines.layer import LayerStep
 from engines.trace import Iteration, median_layers, record
 
 _RUNS_UNTIL_REPLAY = 3
@@ -35,19 +37,30 @@ class CompiledSession(EagerSession):
         self._compile()
         job.phase("load")
 
+    def rebatch(self, job: Job) -> None:
+        """Compiled anew, with nothing left of the old shapes: after eight recompilations torch runs in eager."""
+        self.call = self.model
+        torch._dynamo.reset()
+        counters.clear()
+        super().rebatch(job)
+        job.phase("build")
+        self._compile()
+        job.phase("load")
+
     def run(self, mark: Mark) -> None:
-        # Tells the CUDA-graph trees that the last iteration's outputs may be overwritten.
-        torch.compiler.cudagraph_mark_step_begin()
         self.step(mark)
 
     def proof(self) -> dict[str, Any]:
-        """The compiler's own counters: operators inside a compiled graph cannot be seen by a dispatch mode."""
+        """The compiler's own counters, and the types of the operators that it was given to compile.
+
+        Those inside a compiled graph cannot be seen by a dispatch mode.
+        """
         if counters["stats"]["unique_graphs"] == 0:
             raise RuntimeError("torch.compile compiled nothing: the model ran in eager")
         wants_graph = self.job.device == "cuda" and self.mode in ("reduce-overhead", "max-autotune")
         return self.facts() | {
             "mode": self.mode,
-            "compute_types": self.facts()["weight_types"],
+            "compute_types": dict(self.operators_seen().types),
             "compiled_graphs": counters["stats"]["unique_graphs"],
             "graph_breaks": sum(counters["graph_break"].values()),
             "cuda_graph_wanted": wants_graph,
@@ -73,7 +86,16 @@ class CompiledSession(EagerSession):
         return median_layers([_host_layers(i) for i in iterations])
 
     def _compile(self) -> None:
-        self.call = torch.compile(self.model, mode=self.mode, dynamic=False)
+        compiled: Callable[..., Any] = torch.compile(self.model, mode=self.mode, dynamic=False)
+
+        def call(*inputs: torch.Tensor) -> Any:
+            # Tells the CUDA-graph trees that the last iteration's outputs may be overwritten.
+            torch.compiler.cudagraph_mark_step_begin()
+            return compiled(*inputs)
+
+        self.call = call
+        if isinstance(self.training, LayerStep):
+            self.training.compile_gradients(lambda part: torch.compile(part, mode=self.mode, dynamic=False))
         for _ in range(_RUNS_UNTIL_REPLAY):
             self.run(lambda name: None)
         if self.job.device == "cuda":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +11,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from engines.base import Array, Job, Layer, Mark, Memory
+from engines.layer import LayerStep
 from engines.module_layers import profile_module
+from engines.training import TrainingStep
 from exporters.coverage import origins, read_graph
 from exporters.load import restore
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "amp-fp16": torch.float32,
+    "amp-bf16": torch.float32,
+}
+"""Of weights and inputs."""
 _COMPUTE = {"convolution", "conv2d", "addmm", "mm", "bmm", "baddbmm", "linear", "matmul", "convolution_backward"}
 _WARM_UPS_BEFORE_CAPTURE = 3
+_PROOF_ITEMS = 2
+"""That many of a batch show all operators, and need no second batch's memory beside what a graph holds."""
 
 
 def open_session(job: Job) -> EagerSession:
@@ -46,19 +58,26 @@ class EagerSession:
         self.dtype = DTYPES[job.precision]
         self.format = torch.channels_last if job.options.get("channels_last") else torch.contiguous_format
         self.model = self._to_device(_restore(job))
-        self.inputs = [self._to_device(torch.from_numpy(a)) for a in job.inputs]
+        self.inputs: list[torch.Tensor] = []
         self.call: Callable[..., Any] = self.model
         self.result: Any = None
         self.graph: torch.cuda.CUDAGraph | None = None
-        if job.pass_ == "training":
-            self.target = _seeded_target(self.model, self.inputs)
-            self.model.train()
-            self.step = self._train
-        else:
-            self.step = self._infer
+        self.training: TrainingStep | None = None
+        self.step: Callable[[Mark], None] = self._infer if job.pass_ == "inference" else self._train
+        self._take_batch()
+
+    def rebatch(self, job: Job) -> None:
+        """What the old batch brought goes: inputs, results, gradients, the optimizer's state, a captured graph."""
+        self.graph = self.result = self.training = None
+        self.model.zero_grad(set_to_none=True)
+        self.inputs.clear()
+        if job.device == "cuda":
+            torch.cuda.empty_cache()
+        self.job = job
+        self._take_batch()
 
     def run(self, mark: Mark) -> None:
-        """Enqueue one forward pass, or one forward and backward pass with the boundaries "forward" and "backward"."""
+        """Enqueue one forward pass, or a training iteration with the boundaries "forward", "backward" and "step"."""
         if self.graph is not None:
             self.graph.replay()
         elif self.job.options.get("cuda_graph"):
@@ -72,16 +91,42 @@ class EagerSession:
 
     def memory(self) -> Memory:
         weights = sum(t.nbytes for t in (*self.model.parameters(), *self.model.buffers()))
+        gradients = optimizer = None
+        if self.job.pass_ == "training":
+            gradients = sum(p.grad.nbytes for p in self.model.parameters() if p.grad is not None)
+            optimizer = self.training.optimizer_bytes() if self.training else 0
         if self.job.device == "cpu":
-            return Memory(weights=weights)
+            return Memory(weights=weights, gradients=gradients, optimizer=optimizer)
         allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-        return Memory(weights, max(allocated - weights, 0), reserved - allocated, allocated, reserved)
+        activations = max(allocated - weights - (gradients or 0) - (optimizer or 0), 0)
+        return Memory(weights, activations, reserved - allocated, allocated, reserved, gradients, optimizer)
+
+    def gradients(self, inputs: Sequence[Array], target: Array | None) -> tuple[Array, dict[str, Array]]:
+        """By the very iteration that was measured: weights and items are copied to where it reads them."""
+        assert self.training is not None, "of training sessions alone"
+        assert self.job.state is not None, "an engine that needs torch gets the prepared weights"
+        state = torch.load(self.job.state, map_location="cpu", mmap=True, weights_only=True)
+        self.training.start_anew(state, inputs, target)
+        gradients = self.training.gradients(lambda: self.run(_ignore))
+        return self.outputs()[0], gradients
 
     def proof(self) -> dict[str, Any]:
         """Run once more under a dispatch mode, which sees every operator with the types of its inputs."""
-        with _Recorder() as seen:
-            self.step(_ignore)
+        seen = self.operators_seen()
         return self.facts() | {"compute_types": dict(seen.types), "operators": sum(seen.operators.values())}
+
+    def operators_seen(self) -> Recorder:
+        """The module's operators, without whatever compiles or replays them."""
+        seen = Recorder()
+        with seen:
+            if self.training is not None:
+                self.training.few(_PROOF_ITEMS)
+            elif self.job.pass_ == "inference":
+                with torch.inference_mode():
+                    self.model(*(x[:_PROOF_ITEMS] for x in self.inputs))
+            else:
+                self.step(_ignore)
+        return seen
 
     def facts(self) -> dict[str, Any]:
         """What the process's switches and the session's state say."""
@@ -107,19 +152,25 @@ class EagerSession:
     def close(self) -> None:
         self.graph = self.result = None
         self.inputs.clear()
-        del self.model, self.call, self.step
+        del self.model, self.call, self.step, self.training
+
+    def _take_batch(self) -> None:
+        """The job's inputs, and the training iteration on them."""
+        job = self.job
+        self.inputs += [self._to_device(torch.from_numpy(a)) for a in job.inputs]
+        if job.pass_ == "training":
+            iteration = TrainingStep if job.source.layer is None else LayerStep
+            self.training = iteration(job, self.model, self.inputs, lambda *inputs: self.call(*inputs))
 
     def _infer(self, mark: Mark) -> None:
+        self.result = None  # Else a second output's memory would be in use while this one is computed.
         with torch.inference_mode():
             self.result = self.call(*self.inputs)
 
     def _train(self, mark: Mark) -> None:
-        self.model.zero_grad(set_to_none=True)
-        loss = _loss(self.call(*self.inputs), self.target)
-        mark("forward")
-        loss.backward()
-        mark("backward")
-        self.result = loss.detach()
+        assert self.training is not None
+        self.result = None
+        self.result = self.training(mark)
 
     def _capture(self, mark: Mark) -> torch.cuda.CUDAGraph:
         """Record one iteration; marks inside it become part of the graph, recorded anew at every replay."""
@@ -147,23 +198,7 @@ def _restore(job: Job) -> torch.nn.Module:
     return restore(job.source, job.state)
 
 
-def _seeded_target(model: torch.nn.Module, inputs: list[torch.Tensor]) -> torch.Tensor | None:
-    """Class labels, shape (batch,), where the model (in eval mode) returns logits, (batch, classes); else None."""
-    with torch.no_grad():
-        first = tree_leaves(model(*(x[:1] for x in inputs)))[0]
-    if first.dim() != 2:
-        return None
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(first.shape[1], (inputs[0].shape[0],), generator=generator).to(inputs[0].device)
-
-
-def _loss(result: Any, target: torch.Tensor | None) -> torch.Tensor:
-    """Cross entropy of logits; for any other output, the mean square of its first tensor."""
-    first: torch.Tensor = tree_leaves(result)[0].float()
-    return first.square().mean() if target is None else torch.nn.functional.cross_entropy(first, target)
-
-
-class _Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):
     """Counts the operators that run, and for convolutions and matrix products the type of their first input."""
 
     def __init__(self) -> None:

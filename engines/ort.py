@@ -58,7 +58,11 @@ def open_session(job: Job) -> OrtSession:
 
 
 class OrtSession:
-    """An InferenceSession with its inputs and outputs bound to buffers of its own device."""
+    """An InferenceSession with its inputs and outputs bound to buffers of its own device.
+
+    For another batch it is opened anew: its graph is optimized for one, and on CUDA its arena would keep what smaller
+    batches took, so that a large one ran out of memory before its time.
+    """
 
     def __init__(self, job: Job, options: onnxruntime.SessionOptions | None = None) -> None:
         """`options` replace those that follow from `job`."""

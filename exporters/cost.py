@@ -51,7 +51,7 @@ class Cost:
 
     inference_flops: int | None = None
     training_flops: int | None = None
-    """Forward and backward pass; the gradient of the network's input is not computed and not counted."""
+    """Forward and backward pass. The gradient of a network's input is not computed and not counted, a layer's is."""
     float_weights: int | None = None
     """Elements that are held in the precision's type."""
     other_weight_bytes: int | None = None
@@ -110,7 +110,8 @@ def parts(source: ModelSource, specs: Sequence[TensorSpec], graph: Path | None, 
     if graph is not None:
         found["graph"] = lambda: count_graph(graph, specs)
     if trains:
-        found["training"] = lambda: count_module(source, lambda model: training_part(model, specs))
+        wrt_input = source.layer is not None
+        found["training"] = lambda: count_module(source, lambda model: training_part(model, specs, wrt_input))
     return found
 
 
@@ -130,20 +131,20 @@ def inference_part(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, i
     return {"inference_flops": flops, **weights_read(model, specs)}
 
 
-def training_part(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, int]:
-    return {"training_flops": per_item(lambda batch: training_flops(model, specs, batch))}
+def training_part(model: nn.Module, specs: Sequence[TensorSpec], wrt_input: bool) -> dict[str, int]:
+    return {"training_flops": per_item(lambda batch: training_flops(model, specs, batch, wrt_input))}
 
 
 def meta_module(source: ModelSource) -> nn.Module:
     """The structure without data. A factory is called as ever, since it may not expect to build on another device."""
     import torch
 
-    from exporters.load import build, canonical
+    from exporters.load import build, structure
 
     if source.factory:
         return build(source).to("meta")
     with torch.device("meta"):
-        return canonical(source).eval()
+        return structure(source).eval()
 
 
 def per_item(flops: Callable[[int], int], batches: Sequence[int] = _BATCHES) -> int:
@@ -161,12 +162,13 @@ def forward_flops(model: nn.Module, specs: Sequence[TensorSpec], batch: int) -> 
     return int(counter.get_total_flops())
 
 
-def training_flops(model: nn.Module, specs: Sequence[TensorSpec], batch: int) -> int:
+def training_flops(model: nn.Module, specs: Sequence[TensorSpec], batch: int, wrt_input: bool = False) -> int:
     from torch.utils._pytree import tree_leaves
 
     model.train().zero_grad(set_to_none=True)
+    items = [item.requires_grad_(wrt_input) for item in tensors(model, specs, batch)]
     with counting() as counter:
-        tree_leaves(model(*tensors(model, specs, batch)))[0].float().square().mean().backward()
+        tree_leaves(model(*items))[0].float().square().mean().backward()
     return int(counter.get_total_flops())
 
 

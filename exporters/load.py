@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from exporters.catalog import CATALOG, architecture
+from exporters.layers import Conv2d, Layer
 from exporters.source import ModelError, ModelSource
 
 __all__ = ["ModelError", "build", "load", "load_model", "restore", "save_state"]
@@ -39,13 +40,13 @@ def load_model(name: str, **options: Any) -> nn.Module:
 
 
 def build(source: ModelSource) -> nn.Module:
-    """The structure with its default initialization: what a factory returned, or a canonical network.
+    """The structure with its default initialization: what a factory returned, a canonical network or a layer.
 
     Raises ModelError.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        model = call_factory(source) if source.factory else canonical(source)
+        model = call_factory(source) if source.factory else structure(source)
     return model.to("cpu", torch.float32).eval()
 
 
@@ -58,15 +59,31 @@ def load(source: ModelSource) -> nn.Module:
         model = build(source)
     else:
         with torch.device("meta"):
-            model = canonical(source)
+            model = structure(source)
         model = model.to_empty(device="cpu").eval()
         if source.weights is None:
             generator = torch.Generator().manual_seed(SEED)
             initialize(model, generator)
-            calibrate(model, torch.randn(CALIBRATION_ITEMS, *CATALOG[source.name].input_shape, generator=generator))
+            if source.layer is None:
+                items = torch.randn(CALIBRATION_ITEMS, *CATALOG[source.name].input_shape, generator=generator)
+                calibrate(model, items)
     if source.weights is not None:
         assign(model, read_weights(source.weights), source.weights)
     return model
+
+
+def structure(source: ModelSource) -> nn.Module:
+    """A canonical network or a single layer, on torch's current default device."""
+    return canonical(source) if source.layer is None else single(source.layer)
+
+
+def single(layer: Layer) -> nn.Module:
+    if isinstance(layer, Conv2d):
+        return nn.Conv2d(
+            layer.input[0], layer.out_channels, layer.kernel, layer.stride, layer.padding, layer.dilation,
+            layer.groups, layer.bias,
+        )  # fmt: skip
+    return nn.Linear(layer.in_features, layer.out_features, layer.bias)
 
 
 def canonical(source: ModelSource) -> nn.Module:
@@ -208,7 +225,8 @@ def save_state(model: nn.Module, path: Path) -> None:
 def restore(source: ModelSource, state_path: Path) -> nn.Module:
     """The model with the state that `save_state` wrote: as `load` returns it, without seeding or calibration.
 
-    A canonical network's weights are mapped from the file (copy on write), so nothing is read before it is used.
+    A canonical network's weights, and a layer's, are mapped from the file (copy on write), so nothing is read before it
+    is used.
 
     Raises ModelError if the state is unreadable or another model's.
     """
@@ -217,7 +235,7 @@ def restore(source: ModelSource, state_path: Path) -> nn.Module:
         assign(model, read_weights(state_path), state_path)
         return model
     with torch.device("meta"):
-        model = canonical(source)
+        model = structure(source)
     try:
         state = torch.load(state_path, map_location="cpu", mmap=True, weights_only=True)
         model.load_state_dict(state, assign=True)

@@ -6,15 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["canonical", "factory", "onnx"]
+from exporters.layers import Layer
+
+Kind = Literal["canonical", "factory", "onnx", "layer"]
 
 
 @dataclass(frozen=True)
 class ModelSource:
     """Where a model comes from.
 
-    Exactly one of three kinds: a canonical network of `exporters.catalog` (neither `factory` nor `onnx` is set), a
-    user's `factory` ("package.module:function", which returns a torch.nn.Module), or a user's ONNX file.
+    Exactly one of four kinds: a canonical network of `exporters.catalog` (none of the following is set), a user's
+    `factory` ("package.module:function", which returns a torch.nn.Module), a user's ONNX file, or a single layer.
     """
 
     name: str
@@ -30,9 +32,12 @@ class ModelSource:
     """Keyword arguments of the architecture or of the factory."""
     calibration: Path | None = None
     """A folder of .npy files with inputs, for int8's ranges; None means seeded inputs."""
+    layer: Layer | None = None
 
     @property
     def kind(self) -> Kind:
+        if self.layer is not None:
+            return "layer"
         if self.onnx is not None:
             return "onnx"
         return "factory" if self.factory is not None else "canonical"

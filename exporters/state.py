@@ -27,8 +27,9 @@ def source_key(source: ModelSource) -> str:
     """A sha256 in hexadecimal over everything that determines the model and its weights, at any precision.
 
     Canonical: the sources of its family and of load.py (which hold the seeding), options, input shape and torch's
-    version; no torch is imported. With a weights file: its bytes too. A factory: its state dict, which means calling
-    it, and the source files of its modules' classes. An ONNX file: its bytes and those of its external data.
+    version; no torch is imported. A layer: its numbers, load.py and torch's version. With a weights file: its bytes
+    too. A factory: its state dict, which means calling it, and the source files of its modules' classes. An ONNX file:
+    its bytes and those of its external data.
 
     Raises ModelError if the model or a file of it cannot be had.
     """
@@ -46,6 +47,9 @@ def source_key(source: ModelSource) -> str:
     if source.factory is not None:
         parts["factory"] = source.factory
         parts["model"] = factory_key(source)
+    elif source.layer is not None:
+        parts["layer"] = repr(source.layer)
+        parts["code"] = [file_sha256(PACKAGE / "load.py")]
     else:
         row = architecture(source.name)
         parts["name"] = row.name

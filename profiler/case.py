@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
 
-from engines.catalog import Device, Pass
+from engines.catalog import PLAIN, Device, Pass, Training
 from exporters.source import ModelSource
 
 Seconds = Annotated[float, Gt(0)]
@@ -35,8 +35,8 @@ class Budget:
 class Case:
     """One cell of the matrix. `engine` is the catalog's key, `variant` the preset's name or the label in the config.
 
-    `options` are the engine's, resolved for the device; `extra` is what else distinguishes the case (a sweep, a layer)
-    and is added to the id. `unsupported` holds the reason where the plan already knows that it cannot run.
+    `options` are the engine's, resolved for the device; `extra` is what else distinguishes the case (an optimizer, a
+    sweep) and is added to the id. `unsupported` holds the reason where the plan already knows that it cannot run.
     """
 
     model: str
@@ -50,13 +50,19 @@ class Case:
     source: ModelSource
     options: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
+    training: Training = PLAIN
     unsupported: str | None = None
 
     @property
     def id(self) -> str:
         """Readable and stable: `resnet50/ort-tuned/inference/fp16/b16/r0`, then `/key=value` for each extra."""
         parts = [self.model, self.variant, self.pass_, self.precision, f"b{self.batch_size}", f"r{self.replicate}"]
-        return "/".join([*parts, *(f"{k}={v}" for k, v in self.extra.items())])
+        return "/".join([*parts, self.suffix] if self.suffix else parts)
+
+    @property
+    def suffix(self) -> str:
+        """The extras as they stand in the id, such as "optimizer=sgd/head=logits"; empty without any."""
+        return "/".join(f"{key}={value}" for key, value in self.extra.items())
 
     @property
     def options_json(self) -> str:

@@ -63,12 +63,17 @@ def run(
     profile: Annotated[
         bool, typer.Option("--profile", help="Take every measured case's layers apart, too: see profiler layers")
     ] = False,
+    machine: Annotated[
+        str | None, typer.Option(help="What it is called and costs: label=H200,cloud=…,instance=…,usd_per_hour=7.9")
+    ] = None,
 ) -> None:
     """Run a job: prepare the models, measure every case, print the tables."""
     from profiler.job import Request, execute
 
     signal.signal(signal.SIGTERM, _interrupt)
-    request = Request(config, device, output, tuple(only or ()), quick, dry_run, resume, retry, strict, profile)
+    request = Request(
+        config, device, output, tuple(only or ()), quick, dry_run, resume, retry, strict, profile, machine
+    )  # fmt: skip
     raise typer.Exit(execute(request, _console()))
 
 
@@ -137,6 +142,26 @@ def models() -> None:
     from profiler.listing import models_table
 
     _console().print(models_table())
+
+
+@app.command()
+def suites(device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto") -> None:
+    """List the published benchmarks that ship as jobs: what each measures, and how long it takes here."""
+    from profiler.suites import suites_table
+
+    _console().print(suites_table(device))
+
+
+@app.command()
+def published(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, of one or several machines")],
+    study: Annotated[str, typer.Option(help="cnn-benchmarks, cloud-gpus, convnet-benchmarks or gpu-study")],
+    into: Annotated[Path | None, typer.Option(help="Folder for the tables; without it they are only printed")] = None,
+) -> None:
+    """Print finished runs beside a published benchmark's figures, and who is how many times faster."""
+    from profiler.studies import execute
+
+    execute(runs, study, into, _console())
 
 
 @app.command()

@@ -39,6 +39,9 @@ class Clock(Protocol):
     def mark(self, name: str) -> None:
         """Note an inner boundary. The first run needs it: a captured graph keeps the boundaries of its capture."""
 
+    def forget(self) -> None:
+        """Forget the boundaries inside a captured graph: what is timed from now on is another session."""
+
     def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
         """Time `calls` calls one after another on the headline clock; with `block` > 1, blocks of that many calls."""
 
@@ -48,7 +51,8 @@ class Clock(Protocol):
     def time_gated(self, run: Run, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
         """Time `calls` times a call that was wholly enqueued before it started, and nothing behind it ("gpu").
 
-        With `block` > 1, that many calls instead of one. None if not even one call could be held.
+        Its inner boundaries too ("gpu_forward" and the like). With `block` > 1, that many calls instead of one, without
+        boundaries. None if not even one call could be held.
         """
 
     def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
@@ -67,6 +71,9 @@ class CpuClock:
         pass
 
     def mark(self, name: str) -> None:
+        pass
+
+    def forget(self) -> None:
         pass
 
     def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
@@ -137,6 +144,10 @@ class CudaClock:
             self._marks.append((name, event))
         event.record(self.stream)
 
+    def forget(self) -> None:
+        self._marks.clear()
+        self._captured.clear()
+
     def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
         events = self._pool(2 * calls)
         for _ in range(_LEAD_IN):
@@ -177,16 +188,17 @@ class CudaClock:
         One call a gate, since work that is queued behind a call can slow it: ONNX Runtime's ResNet-50 (fp16, batch 16,
         H200) takes 2.45 ms alone and 2.79 ms with another call behind it.
         """
-        taken: list[float] = []
-        while len(taken) < calls:
-            ms = self._held(run, enqueue_ms, block)
-            if ms is not None:
-                taken.append(ms / block)
+        taken: Samples = {"gpu": []}
+        while len(taken["gpu"]) < calls:
+            parts = self._held(run, enqueue_ms, block)
+            if parts is not None:
+                for name, ms in parts.items():
+                    taken.setdefault(name, []).extend(ms)
             elif block > 1:
                 block //= 2
             else:
                 return None
-        return {"gpu": taken}
+        return taken
 
     def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
         # Counted beforehand: the device's queue takes far more than `seconds` of calls before it holds the host.
@@ -218,33 +230,39 @@ class CudaClock:
             self._captured = captured
         return samples
 
-    def _held(self, run: Run, enqueue_ms: float, block: int) -> float | None:
-        """Milliseconds of `block` calls behind a gate; one that opened too early is tried again, longer.
+    def _held(self, run: Run, enqueue_ms: float, block: int) -> Samples | None:
+        """One sample of `block` calls behind a gate; one that opened too early is tried again, longer.
 
         None if the longest one did, as it does for more launches than the queue holds (about 1,000).
         """
         gate_ms = 2 * enqueue_ms * block + GATE_SLACK_MS
         while True:
-            ms = self._gate(run, block, min(gate_ms, _GATE_LONGEST_MS))
-            if ms is not None or gate_ms >= _GATE_LONGEST_MS:
-                return ms
+            taken = self._gate(run, block, min(gate_ms, _GATE_LONGEST_MS))
+            if taken is not None or gate_ms >= _GATE_LONGEST_MS:
+                return taken
             gate_ms *= 4
 
-    def _gate(self, run: Run, block: int, gate_ms: float) -> float | None:
-        """Milliseconds of `block` calls behind one gate, or None if it opened before all of them were enqueued."""
+    def _gate(self, run: Run, block: int, gate_ms: float) -> Samples | None:
+        """One sample of `block` calls behind one gate, or None if it opened before all of them were enqueued."""
         start, end = self._pool(2)
         opened = self._torch.cuda.Event()
         self.synchronize()
         self.before_gated()
         self._torch.cuda._sleep(int(gate_ms * self._cycles_per_ms))
         opened.record(self.stream)
+        self._marks.clear()
         start.record(self.stream)
         for _ in range(block):
-            run(_ignore)
+            run(self.mark if block == 1 else _ignore)
         end.record(self.stream)
         overrun = opened.query()
         self.synchronize()
-        return None if overrun else start.elapsed_time(end)
+        if overrun:
+            return None
+        taken: Samples = {"gpu": [start.elapsed_time(end) / block]}
+        if block == 1:
+            _add_marks(taken, start, self._marks + self._captured, "gpu_")
+        return taken
 
     def _read_captured(self, run: Run, calls: int, samples: Samples) -> None:
         """Boundaries inside a CUDA graph are the same events at every replay: read them before the next one starts."""
@@ -281,10 +299,12 @@ def _between(marks: list[tuple[str, int]], start: int) -> list[tuple[str, int]]:
     return [(name, at - before) for (name, at), before in zip(marks, times, strict=False)]
 
 
-def _add_marks(samples: Samples, start: torch.cuda.Event, marks: list[tuple[str, torch.cuda.Event]]) -> None:
+def _add_marks(
+    samples: Samples, start: torch.cuda.Event, marks: list[tuple[str, torch.cuda.Event]], prefix: str = ""
+) -> None:
     before = start
     for name, event in marks:
-        samples.setdefault(name, []).append(before.elapsed_time(event))
+        samples.setdefault(prefix + name, []).append(before.elapsed_time(event))
         before = event
 
 

@@ -10,14 +10,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS, Option
+from engines.catalog import ENGINES, HEADS, OPTIMIZERS, PASSES, PRECISIONS, PRESETS, Option, Training
 from exporters.catalog import CATALOG
+from exporters.layers import LAYERS, Conv2d, Linear
 from exporters.source import ModelSource
 from profiler.case import Budget
 from profiler.document import ConfigError, Location, forget, nearest, read
 
 _WRITTEN = {"pass_": "pass"}
 _REQUESTABLE = tuple(p for p in PRECISIONS if p != "native")
+KINDS = ("models", "layers", "minibatch")
+STUDIES = ("cnn-benchmarks", "cloud-gpus", "convnet-benchmarks", "gpu-study")
+"""The published benchmarks, as references/*.csv name them."""
 _EXPECTED = {
     "list_type": "must be a list: put it in [ ]",
     "tuple_type": "must be a list, such as [3, 224, 224]",
@@ -28,12 +32,16 @@ _EXPECTED = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
     "too_short": "must have at least one entry",
+    "too_long": "must have fewer entries",
     "invalid_key": "a key must be a text",
     "bool_type": "must be true or false",
     "string_type": "must be a text",
 }
 """What to say where pydantic would speak of Python's types, by its error's type."""
-_FILTERS = ("model", "engine", "variant", "pass", "precision", "batch_size", "replicate")
+_FILTERS = ("model", "engine", "variant", "pass", "precision", "batch_size", "replicate", "optimizer")
+
+
+BatchSizes = Annotated[list[Annotated[int, Field(gt=0)]], Field(min_length=1)]
 
 
 class _Strict(BaseModel):
@@ -52,13 +60,13 @@ class ModelEntry(_Strict):
     options: dict[str, Any] = {}
     calibration: Path | None = Field(default=None, strict=False)
     """A folder of inputs, as .npy files, from which int8 takes its ranges."""
+    batch_sizes: BatchSizes | None = None
+    """In place of the job's."""
 
     @field_validator("name")
     @classmethod
     def _no_slash(cls, name: str) -> str:
-        if not name or "/" in name:
-            raise _error(f"a model's name is part of its rows' ids: '{name}' must be non-empty and without '/'")
-        return name
+        return _check_name(name, "model")
 
     @field_validator("onnx", "weights")
     @classmethod
@@ -108,6 +116,87 @@ class ModelEntry(_Strict):
             self.name, self.factory, self.onnx, self.weights, self.input, dict(self.dimensions), dict(self.options),
             self.calibration,
         )  # fmt: skip
+
+
+class LayerEntry(_Strict):
+    """A single layer: one of L1 to L5 by its name, a convolution or a fully connected layer."""
+
+    name: str
+    conv: Conv2d | None = None
+    linear: Linear | None = None
+    batch_sizes: BatchSizes | None = None
+    """In place of the job's."""
+
+    @field_validator("name")
+    @classmethod
+    def _no_slash(cls, name: str) -> str:
+        return _check_name(name, "layer")
+
+    @field_validator("conv", mode="before")
+    @classmethod
+    def _pairs(cls, data: Any) -> Any:
+        """One number stands for height and width, as in torch."""
+        if not isinstance(data, dict):
+            return data
+        pairs = ("kernel", "stride", "padding", "dilation")
+        return {k: [v, v] if k in pairs and type(v) is int else v for k, v in data.items()}
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> LayerEntry:
+        if self.conv and self.linear:
+            raise _error("a layer is a conv or a linear, not both")
+        if not self.conv and not self.linear:
+            _check_word(self.name, LAYERS, "layer", "(or give the layer conv or linear)")
+        return self
+
+    def source(self) -> ModelSource:
+        return ModelSource(self.name, layer=self.conv or self.linear or LAYERS[self.name])
+
+
+class Machine(_Strict):
+    """What a run's machine is called and costs, for tables that compare machines."""
+
+    label: str | None = None
+    cloud: str | None = None
+    instance: str | None = None
+    usd_per_hour: Annotated[float, Field(gt=0, strict=False)] | None = None
+
+
+class TrainingEntry(_Strict):
+    """What training does beside forward and backward; each optimizer makes cases of its own."""
+
+    optimizers: list[str] = Field(default=["none"], min_length=1)
+    head: str = "cross-entropy"
+    dropout: bool = False
+
+    @field_validator("optimizers")
+    @classmethod
+    def _optimizers(cls, words: list[str]) -> list[str]:
+        return [_check_word(w, OPTIMIZERS, "optimizer", at=i) for i, w in enumerate(words)]
+
+    @field_validator("head")
+    @classmethod
+    def _head(cls, word: str) -> str:
+        return _check_word(word, HEADS, "head")
+
+    def settings(self) -> list[Training]:
+        """One an optimizer."""
+        head: Any = self.head
+        return [Training(optimizer, head, self.dropout) for optimizer in self.optimizers]  # type: ignore[arg-type]
+
+
+class LargestBatch(_Strict):
+    """How the largest batch that fits is searched: up to `limit`, until its bounds are within `resolution`."""
+
+    limit: Annotated[int, Field(gt=0)] = 65536
+    resolution: Annotated[float, Field(gt=0, lt=1, strict=False)] = 0.05
+    models: list[str] = []
+    """Of these alone, where any is given; so with the passes."""
+    passes: list[Literal["inference", "training"]] = []
+
+    def covers(self, model: str, pass_: str) -> bool:
+        """Whether this model's largest batch is searched in this pass."""
+        return (not self.models or model in self.models) and (not self.passes or pass_ in self.passes)
 
 
 class EngineEntry(BaseModel):
@@ -165,6 +254,7 @@ class Filter(BaseModel):
     precision: list[str] | None = None
     batch_size: list[int] | None = None
     replicate: list[int] | None = None
+    optimizer: list[str] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -180,11 +270,19 @@ class Config(_Strict):
     """The job. `cpu` and `cuda` hold what differs on that device; they have been merged in before validation."""
 
     suite: str = ""
-    models: list[ModelEntry] = Field(min_length=1)
+    kind: str = "models"
+    """What is measured: networks, single layers, or networks over many batch sizes."""
+    models: list[ModelEntry] = []
+    layers: list[LayerEntry] = []
     engines: list[EngineEntry] = Field(min_length=1)
     passes: list[Literal["inference", "training"]] = Field(default=["inference"], min_length=1)
     precisions: list[str] = Field(default=["fp32"], min_length=1)
-    batch_sizes: list[Annotated[int, Field(gt=0)]] = Field(default=[1], min_length=1)
+    batch_sizes: BatchSizes = [1]
+    training: TrainingEntry = TrainingEntry()
+    largest_batch: LargestBatch | None = None
+    published: str | None = None
+    """The published benchmark whose figures stand beside the run's."""
+    machine: Machine = Machine()
     device: str = "auto"
     replicates: Annotated[int, Field(gt=0)] = 1
     output: Path = Field(default=Path("results"), strict=False)
@@ -196,7 +294,17 @@ class Config(_Strict):
     import_from: list[Annotated[Path, Field(strict=False)]] = Field(default=[Path()], validate_default=True)
     """Folders where factories are found, relative to the YAML."""
 
-    @field_validator("models", "engines", mode="before")
+    @field_validator("kind")
+    @classmethod
+    def _kind(cls, word: str) -> str:
+        return _check_word(word, KINDS, "kind")
+
+    @field_validator("published")
+    @classmethod
+    def _published(cls, word: str | None) -> str | None:
+        return word and _check_word(word, STUDIES, "published benchmark")
+
+    @field_validator("models", "layers", "engines", mode="before")
     @classmethod
     def _words(cls, entries: Any) -> Any:
         return [{"name": e} if isinstance(e, str) else e for e in entries] if isinstance(entries, list) else entries
@@ -220,6 +328,28 @@ class Config(_Strict):
     @classmethod
     def _output(cls, folder: Path, info: ValidationInfo) -> Path:
         return Path((info.context or {}).get("folder", Path.cwd()) / folder)
+
+    @model_validator(mode="after")
+    def _subjects(self) -> Config:
+        wanted, other = ("layers", "models") if self.kind == "layers" else ("models", "layers")
+        if not getattr(self, wanted):
+            raise _error(f"kind {self.kind} needs at least one entry here", at=wanted)
+        if getattr(self, other):
+            raise _error(f"kind {self.kind} measures {wanted}: leave this out, or give kind: {other}", at=other)
+        if self.kind == "layers" and self.training != TrainingEntry():
+            raise _error(
+                "a layer's training pass is forward, gradInput and gradWeight; leave out training", at="training"
+            )
+        if self.largest_batch and self.kind != "minibatch":
+            raise _error("only kind: minibatch searches for the largest batch", at="largest_batch")
+        for name in self.largest_batch.models if self.largest_batch else []:
+            _check_word(name, [entry.name for entry in self.models], "model", at="largest_batch")
+        return self
+
+    @property
+    def subjects(self) -> Sequence[ModelEntry | LayerEntry]:
+        """What is measured: the models, or the layers."""
+        return self.layers if self.kind == "layers" else self.models
 
     @model_validator(mode="after")
     def _conditions(self) -> Config:
@@ -290,6 +420,23 @@ def parse_only(conditions: Sequence[str]) -> Filter | None:
         raise ConfigError(f"--only: {first['loc'][0]}: {_expected(first)}, got '{first['input']}'") from None
 
 
+def parse_machine(text: str | None) -> dict[str, Any]:
+    """`--machine label=H200,usd_per_hour=7.9` as Machine's keys; raises ConfigError for an unknown key or bad price."""
+    given: dict[str, Any] = {}
+    for part in (text or "").split(",") if text else []:
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not value:
+            raise ConfigError(f"--machine: '{part}' is not of the form key=value; a comma parts the keys")
+        if key not in Machine.model_fields:
+            raise ConfigError(f"--machine: unknown key '{key}'{nearest(key, Machine.model_fields)}")
+        given[key] = value
+    try:
+        return Machine.model_validate(given).model_dump(exclude_none=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"--machine: {first['loc'][0]}: {_expected(first)}, got '{first['input']}'") from None
+
+
 def _explain(lines: dict[Location, int], error: ErrorDetails) -> tuple[int, str]:
     """The line of a validation error, and what to say of it."""
     context = error.get("ctx", {})
@@ -304,7 +451,9 @@ def _explain(lines: dict[Location, int], error: ErrorDetails) -> tuple[int, str]
         message = f"unknown key '{location[-1]}'{nearest(str(location[-1]), valid)}"
         where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location[:-1]).lstrip(".")
     elif error["type"] == "missing":
-        message = "this key is missing"
+        message = f"this {'entry' if isinstance(location[-1], int) else 'key'} is missing"
+    elif error["type"] == "value_error":
+        message = str(context["error"])
     elif not context.get("own"):
         message = f"{_expected(error)}, got {_written(error['input'])}"
     return lines.get(known, 1), f"{where + ': ' if where else ''}{message}"
@@ -320,9 +469,19 @@ def _written(value: Any) -> str:
 
 
 def _keys_at(location: Location) -> list[str]:
-    owner: Any = {"models": ModelEntry, "exclude": Filter}.get(str(location[0]) if location else "", Config)
+    owners = {
+        "models": ModelEntry,
+        "layers": LayerEntry,
+        "exclude": Filter,
+        "machine": Machine,
+        "training": TrainingEntry,
+        "largest_batch": LargestBatch,
+    }
+    owner: Any = owners.get(str(location[0]) if location else "", Config)
     if location[:1] == ("budget",):
         return list(Budget.__dataclass_fields__)
+    if location[:1] == ("layers",) and location[2:]:
+        return list((Conv2d if location[2] == "conv" else Linear).__dataclass_fields__)
     keys = [_WRITTEN.get(k, k) for k in owner.model_fields]
     return [*keys, "cpu", "cuda"] if owner is Config else keys
 
@@ -331,15 +490,22 @@ def _check_conditions(config: Config, condition: Filter, number: int) -> None:
     """A misspelt value would exclude nothing and say nothing."""
     labels = {entry.label: None for entry in config.engines}
     valid = {
-        "model": {entry.name: None for entry in config.models} | dict.fromkeys(CATALOG),
+        "model": {entry.name: None for entry in config.subjects} | dict.fromkeys(CATALOG) | dict.fromkeys(LAYERS),
         "engine": labels | dict.fromkeys(PRESETS) | dict.fromkeys(ENGINES),
         "variant": labels | dict.fromkeys(PRESETS) | dict.fromkeys(ENGINES),
         "pass_": dict.fromkeys(PASSES),
         "precision": dict.fromkeys(PRECISIONS),
+        "optimizer": dict.fromkeys(OPTIMIZERS),
     }
     for key, words in valid.items():
         for word in getattr(condition, key) or []:
             _check_word(word, words, _WRITTEN.get(key, key), at=number)
+
+
+def _check_name(name: str, what: str) -> str:
+    if not name or "/" in name:
+        raise _error(f"a {what}'s name is part of its rows' ids: '{name}' must be non-empty and without '/'")
+    return name
 
 
 def _check_word(word: Any, valid: Iterable[str], what: str, note: str = "", at: str | int | None = None) -> str:

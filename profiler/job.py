@@ -15,21 +15,23 @@ from rich.table import Table
 from rich.text import Text
 
 from profiler.case import Budget, Case
-from profiler.config import Config, load_config, parse_only
+from profiler.config import Config, load_config, parse_machine, parse_only
 from profiler.display import duration, open_display
 from profiler.document import ConfigError, nearest
 from profiler.environment import Target, choose_device, describe
 from profiler.forkserver import libraries
-from profiler.plan import estimate_seconds, make_plan
+from profiler.plan import estimate_seconds, estimate_total, make_plan
+from profiler.probes import is_probe, probes_among, searched
 from profiler.result import Result
 from profiler.run import REMEASURED, Runner
 from profiler.store import RunFolder
+from profiler.studies import covers, present, require
 from profiler.table import summary, write_tables
 from profiler.terminal import print_results
 from profiler.walltime import describe as describe_time
 
 _QUICK = {"seconds": 0.3, "min_samples": 5}
-_COMMANDS = ("run", "build", "layers", "engines", "models", "environment")
+_COMMANDS = ("run", "build", "layers", "published", "engines", "models", "suites", "environment")
 _MUST_AGREE = ("gpu", "device", "torch_version", "onnxruntime_version", "tensorrt_version")
 
 
@@ -47,6 +49,7 @@ class Request:
     retry: bool = False
     strict: bool = False
     profile: bool = False
+    machine: str | None = None
 
 
 def execute(request: Request, console: Console) -> int:
@@ -55,6 +58,7 @@ def execute(request: Request, console: Console) -> int:
         raise ConfigError("--retry goes with --resume and a run's folder")
     _check_device(request.device)
     only = parse_only(request.only)
+    machine = parse_machine(request.machine)
     path = _config_path(request)
     wanted = request.device or load_config(path).device
     for kind in ("cpu", "cuda"):
@@ -62,14 +66,16 @@ def execute(request: Request, console: Console) -> int:
     with libraries() as facts:
         target = choose_device(wanted, facts)
         config = load_config(path, target.kind, _overrides(request))
+        config = config.model_copy(update={"machine": config.machine.model_copy(update=machine)})
         if request.resume is None:
             config = config.model_copy(update={"suite": config.suite or path.stem, "budget": _budget(config, request)})
         budget = _budget(config, request)
+        require(config.published)
         cases = make_plan(config, target.kind, only, target.compute_capability)
         if request.dry_run:
             _print_plan(console, cases, budget, target)
             return 0
-        environment = describe(target, facts)
+        environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
         run = _open_run(request, config, target, environment)
         return _measure(console, request, config, cases, run, budget, target, environment)
 
@@ -90,24 +96,34 @@ def _measure(
     target: Target,
     environment: dict[str, Any],
 ) -> int:
-    done = {case_id for case_id, result in run.results().items() if _is_done(result, request.retry)}
+    journal = run.results()
+    done = {case_id for case_id, result in journal.items() if _is_done(result, request.retry)}
     waiting = [case for case in cases if case.id not in done]
+    limits = config.largest_batch
+    to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
+    again = {id_ for id_, result in journal.items() if request.retry and is_probe(id_) and result.status != "ok"}
     runnable = sum(case.unsupported is None for case in waiting)
     console.print(Text(f"{target.name}: {runnable} of {len(waiting)} cases can run; into {run.path}"), soft_wrap=True)
     interrupted = False
     with open_display(console) as display:
         folders = tuple(map(str, config.import_from))
-        runner = Runner(run, budget, target, display, folders, config.energy, environment, config.profile)
+        runner = Runner(
+            run, budget, target, display, folders, config.energy, environment, config.profile, config.largest_batch
+        )
         try:
-            runner.measure(waiting)
+            runner.measure(waiting, to_search, again)
         except KeyboardInterrupt:
             interrupted = True
     plan = make_plan(config, target.kind, capability=target.compute_capability)
-    results, samples = run.write_parquet(config.suite, plan, environment)
+    probes = probes_among(plan, run.results()) if config.largest_batch else []
+    results, samples = run.write_parquet(config.suite, [*plan, *probes], environment)
     lines = summary(results, samples)
     write_tables(run.tables, results, lines)
-    print_results(console, results, lines)
-    if waiting:
+    study = config.published
+    print_results(console, results, lines, lambda group: study is not None and covers(study, group))
+    if study is not None:
+        present(console, study, results, [environment], run.tables)
+    if waiting or to_search:
         split = runner.wall.split()
         total = Counter(environment.get("wall_seconds", {}))
         total.update(split)
@@ -189,6 +205,9 @@ def _open_run(request: Request, config: Config, target: Target, environment: dic
                     f"{environment.get(key)}; figures of the two do not belong into one table: start a new run"
                 )
         environment |= {key: before[key] for key in ("roofs", "wall_seconds") if before.get(key)}
+        # The config of the run is the first start's; what a later one told of the machine stands here.
+        told = {**before.get("machine", {}), **parse_machine(request.machine)}
+        environment["machine"] = {**environment["machine"], **told}
         environment["earlier_commands"] = [*before.get("earlier_commands", []), before.get("command")]
     run.write_environment(environment)
     return run
@@ -202,7 +221,7 @@ def _print_plan(console: Console, cases: Sequence[Case], budget: Budget, target:
         seconds = estimate_seconds(case, budget)
         table.add_row(Text(case.id), f"{seconds:.0f}" if seconds else "", Text(case.unsupported or "", style="dim"))
     console.print(table)
-    total = sum(estimate_seconds(case, budget) for case in cases)
+    total = estimate_total(cases, budget)
     runnable = sum(case.unsupported is None for case in cases)
     console.print(
         Text(f"\n{target.name}: {runnable} of {len(cases)} cases can run here, in about {duration(total)} (a guess)")

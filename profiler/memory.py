@@ -58,24 +58,26 @@ class DeviceMeter:
         self._read()
 
     def parts(self, declared: Memory) -> dict[str, float | None]:
-        """The columns peak, context, weights, activations and other, so that the last four add up to the first.
+        """The columns peak, context, weights, gradients, optimizer, activations and other, which add up to the peak.
 
         `other` is slack, which the engine's allocator holds unused, and library: what no allocator knows of, the
-        kernels that were loaded and the handles of cuDNN and cuBLAS. Where an engine does not declare its activations,
-        what was added after loading (by the first run and the search for algorithms) counts as activations.
+        kernels that were loaded and the handles of cuDNN and cuBLAS. Gradients and optimizer are None in inference.
+        Where an engine does not declare its activations, what was added after loading (by the first run and the search
+        for algorithms) counts as activations.
         """
         peak = self._step(self._peak)
-        weights = _mib(declared.weights)
+        told = declared_parts(declared)
         activations = _mib(declared.activations)
         if activations is None and self._peak is not None and self._loaded is not None:
             activations = max(self._peak - self._loaded, 0.0)
         slack = _mib(declared.slack)
-        known = [self.context_mib, weights, activations]
-        other = None if peak is None or None in known else peak - sum(k for k in known if k is not None)
+        known = [self.context_mib, told["weights_mib"], activations]
+        added = sum(part for part in (self.context_mib, activations, *told.values()) if part is not None)
+        other = None if peak is None or None in known else peak - added
         return {
             "peak_memory_mib": peak,
             "context_mib": self.context_mib,
-            "weights_mib": weights,
+            **told,
             "activations_mib": activations,
             "other_mib": other,
             "slack_mib": slack if other is not None else None,
@@ -93,6 +95,15 @@ class DeviceMeter:
 
     def _step(self, used: float | None) -> float | None:
         return None if used is None or self._baseline is None else used - self._baseline
+
+
+def declared_parts(declared: Memory) -> dict[str, float | None]:
+    """The columns that an engine can tell on any device: weights, gradients and optimizer."""
+    return {
+        "weights_mib": _mib(declared.weights),
+        "gradients_mib": _mib(declared.gradients),
+        "optimizer_mib": _mib(declared.optimizer),
+    }
 
 
 def _mib(size: int | None) -> float | None:

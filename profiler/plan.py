@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
 import engines
-from engines.catalog import ENGINES, PRESETS, Device, unsupported
+from engines.catalog import ENGINES, PLAIN, PRESETS, Device, Training, unsupported
 from exporters.catalog import CATALOG
 from profiler.case import Budget, Case
-from profiler.config import Config, EngineEntry, Filter, ModelEntry
+from profiler.config import Config, EngineEntry, Filter, LayerEntry, ModelEntry
 from profiler.document import ConfigError
 
 _COMPILE_SECONDS = {"cpu": 60.0, "cuda": 40.0}
 _OVERHEAD_SECONDS = {"cpu": 1.5, "cuda": 3.0}
 _GFLOPS = {"cpu": 100.0, "cuda": 20_000.0}
 """Guessed fp32 rates for the time estimate alone, in GFLOP/s."""
+_LAYERS = Training(head="logits")
+"""A layer has no loss: its training pass starts from a fixed gradient of its output."""
 
 
 def make_plan(config: Config, device: Device, only: Filter | None = None, capability: str | None = None) -> list[Case]:
@@ -31,8 +34,9 @@ def make_plan(config: Config, device: Device, only: Filter | None = None, capabi
     """
     cases = [
         case
-        for entry, batch_size, pass_, replicate in product(
-            config.models, config.batch_sizes, config.passes, range(config.replicates)
+        for entry in config.subjects
+        for batch_size, pass_, replicate in product(
+            entry.batch_sizes or config.batch_sizes, config.passes, range(config.replicates)
         )
         for case in _cells(config, entry, batch_size, pass_, replicate, device, capability)
     ]
@@ -50,18 +54,20 @@ def make_plan(config: Config, device: Device, only: Filter | None = None, capabi
 
 
 def _why_twice(config: Config) -> str:
-    for key in ("batch_sizes", "precisions", "passes"):
-        values = getattr(config, key)
+    for key in ("batch_sizes", "precisions", "passes", "training.optimizers"):
+        values = config.training.optimizers if key == "training.optimizers" else getattr(config, key)
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             return f"{key} names {twice} twice; keep one"
-    return "two models share a name, or two engines; give one of them another name or label"
+    subjects = "layers" if config.kind == "layers" else "models"
+    return f"two {subjects} share a name, or two engines; give one of them another name or label"
 
 
 def matches(case: Case, condition: Filter) -> bool:
     """Whether all of the condition's keys hold; `engine` accepts the variant's name too: people write it."""
     for key, values in condition.model_dump(exclude_none=True).items():
-        own = {str(getattr(case, key))} | ({case.variant} if key == "engine" else set())
+        value = case.training.optimizer if key == "optimizer" else getattr(case, key)
+        own = {str(value)} | ({case.variant} if key == "engine" else set())
         if not own & {str(v) for v in values}:
             return False
     return True
@@ -71,7 +77,8 @@ def estimate_seconds(case: Case, budget: Budget) -> float:
     """A rough guess of a case's wall time, for --dry-run and the progress display."""
     if case.unsupported:
         return 0.0
-    work = CATALOG[case.model].multiply_adds * 2e-9 if case.source.kind == "canonical" else 1.0
+    known = CATALOG[case.model] if case.source.kind == "canonical" else case.source.layer
+    work = known.multiply_adds * 2e-9 if known else 1.0
     call = work * case.batch_size * (3 if case.pass_ == "training" else 1) / _GFLOPS[case.device]
     sampling = max(budget.seconds * 1.5 + 1.0, 5 * call)
     return (
@@ -81,9 +88,18 @@ def estimate_seconds(case: Case, budget: Budget) -> float:
     )
 
 
+def estimate_total(cases: Sequence[Case], budget: Budget) -> float:
+    """A rough guess of the wall time of all; the batch sizes of a sweep share a process, and so its overhead."""
+    runnable = [case for case in cases if case.unsupported is None]
+    swept = [case for case in runnable if "sweep" in case.extra]
+    processes = {case.id.replace(f"/b{case.batch_size}/", "/", 1) for case in swept}
+    shared = (len(swept) - len(processes)) * _OVERHEAD_SECONDS[swept[0].device] if swept else 0.0
+    return sum(estimate_seconds(case, budget) for case in runnable) - shared
+
+
 def _cells(
     config: Config,
-    entry: ModelEntry,
+    entry: ModelEntry | LayerEntry,
     batch_size: int,
     pass_: Any,
     replicate: int,
@@ -92,7 +108,10 @@ def _cells(
 ) -> Iterator[Case]:
     source = entry.source()
     precisions = ["native"] if source.kind == "onnx" else config.precisions
-    for precision, engine_entry in product(precisions, config.engines):
+    settings = config.training.settings() if source.layer is None else [_LAYERS]
+    if pass_ != "training":
+        settings = [PLAIN]
+    for precision, engine_entry, training in product(precisions, config.engines, settings):
         engine, options, reason = _resolve(engine_entry, device)
         reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind, capability)
         lacking = engines.missing(ENGINES[engine], device)
@@ -100,8 +119,19 @@ def _cells(
             reason = engines.explain(lacking)
         yield Case(
             entry.name, engine, engine_entry.label, pass_, precision, batch_size, device, replicate, source, options,
-            unsupported=reason,
+            _extra(config, training), training, reason,
         )  # fmt: skip
+
+
+def _extra(config: Config, training: Training) -> dict[str, str]:
+    """What else distinguishes a case, as far as it is not the default."""
+    if config.kind == "layers":
+        return {}
+    asked, usual = asdict(training), asdict(PLAIN)
+    extra = {key: value for key, value in asked.items() if value != usual[key]}
+    if "dropout" in extra:
+        extra["dropout"] = "on"
+    return extra | ({"sweep": "batch"} if config.kind == "minibatch" else {})
 
 
 def _resolve(entry: EngineEntry, device: Device) -> tuple[str, dict[str, Any], str | None]:

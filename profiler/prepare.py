@@ -13,9 +13,11 @@ from engines.catalog import ENGINES
 from exporters.cache import default_root
 from exporters.catalog import CATALOG
 from exporters.cost import Cost
+from exporters.gradients import reference_items
 from exporters.source import ModelSource
 from profiler.case import Budget, Case
 from profiler.environment import available_memory_mib, usable_cores
+from profiler.gradient_check import is_checked
 from profiler.process import Call, Outcome, Status, run_all
 from profiler.task import Prepared, graph_of
 
@@ -28,6 +30,8 @@ _EXPORT_BASE_MIB = 700
 _UNKNOWN_PARAMETERS = 100_000_000
 _COUNT_SECONDS = 60.0
 """For counting FLOPs, which a run can do without: ResNet-200 takes 2 s."""
+_GRADIENT_SECONDS = 300.0
+"""For a model's reference gradients, which a run can do without, too: on one core VGG-16's step in fp64 takes 10 s."""
 
 
 def prepare(
@@ -43,6 +47,7 @@ def prepare(
     stages.exports(runnable, prepared)
     # After the exports, which show what of a model reaches an output.
     stages.costs(runnable, prepared)
+    stages.gradients(runnable, prepared)
     return prepared
 
 
@@ -133,13 +138,34 @@ class _Stages:
                 what = f"no roofline of {name}'s {' and '.join(missing)}, whose FLOPs were not counted: see {call.log}"
                 self.tick(what, len(calls), len(calls))
 
+    def gradients(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
+        """What the first training step gives; a model of which that cannot be had is measured all the same."""
+        wanted: dict[tuple[str, str, int], list[Case]] = {}
+        for case in cases:
+            if is_checked(case) and "model" not in prepared[case.model].failures:
+                key = case.model, case.training.head, reference_items(case.batch_size)
+                wanted.setdefault(key, []).append(case)
+        calls = []
+        for (name, head, items), of_it in wanted.items():
+            precisions, batches = ({getattr(c, key): None for c in of_it} for key in ("precision", "batch_size"))
+            argument = self.sources[name], prepared[name], head, items, (*precisions,), (*batches,), default_root()
+            call = self._call("prepare_gradients", argument, f"gradients-{name}-{head}-{items}")
+            calls.append(replace(call, timeout=min(_GRADIENT_SECONDS, call.timeout)))
+        outcomes = self._run(calls, [name for name, _, _ in wanted], "reference gradients")
+        for (name, head, items), call, outcome in zip(wanted, calls, outcomes, strict=True):
+            old = prepared[name]
+            found = outcome.value if outcome.status == "ok" else f"{outcome.reason}; see {call.log}"
+            prepared[name] = replace(old, gradients={**old.gradients, (head, items): found})
+
     def _call(self, function: str, argument: object, name: str) -> Call:
         log, limit = self.logs / f"{name.replace('/', '-')}.log", self.budget.build_timeout
         return Call(f"profiler.worker:{function}", argument, log, limit, limit, path=self.path)
 
     def _run(self, calls: Sequence[Call], names: Sequence[str], what: str) -> list[Outcome]:
-        slots = _slots([self.sources[name] for name in names])
-        return run_all(calls, slots, lambda done: self.tick(what, done, len(calls)))
+        slots = max(1, min(_slots([self.sources[name] for name in names]), len(calls)))
+        # Ten processes with a thread a core each, on 64 cores, took minutes for what takes seconds.
+        shared = [replace(call, threads=max(1, usable_cores() // slots)) for call in calls]
+        return run_all(shared, slots, lambda done: self.tick(what, done, len(calls)))
 
 
 def failure(case: Case, prepared: Prepared) -> tuple[Status, str] | None:
@@ -165,5 +191,6 @@ def _slots(sources: Sequence[ModelSource]) -> int:
 
 
 def _memory_mib(source: ModelSource) -> float:
-    parameters = CATALOG[source.name].parameters if source.kind == "canonical" else _UNKNOWN_PARAMETERS
+    known = CATALOG[source.name] if source.kind == "canonical" else source.layer
+    parameters = known.parameters if known else _UNKNOWN_PARAMETERS
     return _EXPORT_BASE_MIB + parameters * _EXPORT_BYTES_A_PARAMETER / 2**20

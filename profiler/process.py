@@ -29,8 +29,8 @@ from engines.base import Unsupported
 from exporters.source import ModelError
 
 Report = Callable[[str, Any], None]
-"""How a child tells its parent of a new phase, ("phase", name), of its progress in it, ("progress", words), or of
-partial results."""
+"""How a child tells its parent of a new phase, ("phase", name), of its progress in it, ("progress", words), of a case
+that has ended while others follow, ("case", value), or of partial results."""
 Status = Literal["ok", "oom", "unsupported", "failed", "timeout", "crashed"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -40,6 +40,7 @@ _OUT_OF_MEMORY = (
     "not enough memory",
     "Failed to allocate memory",
     "CUDNN_STATUS_ALLOC_FAILED",
+    "_ALLOCATION_FAILED",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "std::bad_alloc",
     "OutOfMemory",
@@ -62,6 +63,8 @@ class Call:
     environment: Mapping[str, str] = field(default_factory=dict)
     path: tuple[str, ...] = ()
     """Folders put in front of sys.path, where a user's factories are found."""
+    threads: int | None = None
+    """How many torch computes with; None leaves it one a core, which calls side by side must not have."""
 
 
 @dataclass
@@ -74,6 +77,15 @@ class Outcome:
     partial: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     """Time spent by phase; "fork" is the time until the child answered."""
+
+
+@dataclass
+class Part:
+    """One case of a call that runs several. `seconds` and `entered` are those of its own phases."""
+
+    value: Any
+    seconds: dict[str, float]
+    entered: dict[str, float]
 
 
 def start_forkserver(log: Path) -> None:
@@ -103,6 +115,8 @@ class Child:
         self._phase_started = time.monotonic()
         self.entered = {"fork": self._phase_started}
         """When each phase was entered first, on time.monotonic()."""
+        self.parts: list[Part] = []
+        """The cases that have ended, of a call that runs several; limits, phases and partial results start anew."""
         self._seconds: dict[str, float] = {}
         self._partial: dict[str, Any] = {}
         self._oom_kills = _oom_kills()
@@ -123,6 +137,8 @@ class Child:
                     self._enter_phase(value)
                 elif kind == "progress":
                     self.progress = value
+                elif kind == "case":
+                    self._end_part(value)
                 else:
                     self._partial[kind] = value
         except (EOFError, ConnectionResetError):
@@ -160,6 +176,11 @@ class Child:
         self._seconds[self.phase] = self._seconds.get(self.phase, 0.0) + now - self._phase_started
         self.phase, self.progress, self._phase_started = phase, "", now
         self.entered.setdefault(phase, now)
+
+    def _end_part(self, value: Any) -> None:
+        self._enter_phase("open")
+        self.parts.append(Part(value, self._seconds, self.entered))
+        self._seconds, self._partial, self.entered = {}, {}, {"open": self._phase_started}
 
     def _finish(self, outcome: Outcome) -> Outcome:
         self._enter_phase("exit")
@@ -225,6 +246,8 @@ def _enter(connection: Connection, call: Call) -> None:
     faulthandler.enable()  # A crash in C leaves the Python stack in the log.
     os.environ.update(call.environment)
     sys.path[:0] = [folder for folder in call.path if folder not in sys.path]
+    if call.threads is not None and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(call.threads)
 
     def report(kind: str, value: Any) -> None:
         connection.send((kind, value))
@@ -246,20 +269,33 @@ def _call(call: Call, report: Report) -> Outcome:
         report("phase", "open")
         module, _, name = call.function.partition(":")
         return Outcome("ok", value=getattr(importlib.import_module(module), name)(call.argument, report))
-    except Unsupported as error:
-        return Outcome("unsupported", str(error))
-    except ModelError as error:
-        return Outcome(_failure(error), str(error))
     except BaseException as error:
-        traceback.print_exc()
-        reason = f"{type(error).__name__}: {_first_lines(str(error))}"
-        return Outcome(_failure(error), reason)
+        return explain(error)
 
 
-def _failure(error: BaseException) -> Status:
-    """Whether an error means that memory ran out: a type for it is not what every library has."""
-    out_of_memory = isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY)
-    return "oom" if out_of_memory else "failed"
+def explain(error: BaseException) -> Outcome:
+    """What an error means for the case in which it was raised; the traceback goes into the log."""
+    if isinstance(error, Unsupported):
+        return Outcome("unsupported", str(error))
+    out_of_memory = _out_of_memory(error)
+    status: Status = "oom" if out_of_memory else "failed"
+    if isinstance(error, ModelError):
+        return Outcome(status, str(error))
+    traceback.print_exception(error)
+    told = out_of_memory or error
+    return Outcome(status, f"{type(told).__name__}: {_first_lines(str(told))}")
+
+
+def _out_of_memory(error: BaseException | None) -> BaseException | None:
+    """The error, or one that it followed, that means that memory ran out: a type for it is not what every library has.
+
+    What is cleaned up after such an error may raise another one, as the end of a CUDA graph's recording does.
+    """
+    while error is not None:
+        if isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _redirect_output(log: Path) -> None:

@@ -12,7 +12,9 @@ from profiler import statistics
 from profiler.case import Case
 from profiler.process import Status
 
-_CLOCKS = ("gpu", "enqueue", "host", "h2d", "d2h", "forward", "backward", "step")
+_PARTS = ("forward", "backward", "step", "grad_input", "grad_weight")
+"""What a session marks inside an iteration; `gpu_` stands before them where they were taken behind a gate."""
+_CLOCKS = ("gpu", "enqueue", "host", "h2d", "d2h", *_PARTS, *(f"gpu_{part}" for part in _PARTS))
 _MEASURES = ("seconds", "memory", "parity", "telemetry", "roofline")
 
 
@@ -69,6 +71,9 @@ class Result:
             "batch_size": case.batch_size,
             "device": case.device,
             "replicate": case.replicate,
+            "model_kind": case.source.kind,
+            "extra": case.suffix or None,
+            **(dataclasses.asdict(case.training) if case.pass_ == "training" else {}),
             "options": case.options_json,
             "status": self.status,
             "reason": self.reason,
@@ -77,6 +82,7 @@ class Result:
             "proof": json.dumps(self.proof, sort_keys=True) if self.proof else None,
             "gpu": environment.get("gpu"),
             **{key: environment.get(key) for key in ("host", "cuda", "driver", "cudnn")},
+            **_machine(environment),
             **{f"{name}_version": environment.get(f"{name}_version") for name in ("torch", "onnxruntime", "tensorrt")},
         }
         library, _, release = str(self.proof.get("library", "")).rpartition(" ")
@@ -91,6 +97,7 @@ class Result:
             row
             | self._latency()
             | {"clock": self.clock, "stop_reason": self.stop_reason, "throughput": self.throughput}
+            | _cost(self.throughput, row["usd_per_hour"])
         )
 
     def _latency(self) -> dict[str, Any]:
@@ -108,6 +115,21 @@ class Result:
             "latency_ci_high_ms": interval.high if interval else None,
             "samples": len(samples),
         }
+
+
+def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What the machine is called and costs; without a label its GPU's name, or its processor's."""
+    told = environment.get("machine") or {}
+    label = told.get("label") or environment.get("gpu") or environment.get("cpu")
+    return {"machine": label, **{key: told.get(key) for key in ("cloud", "instance", "usd_per_hour")}}
+
+
+def _cost(throughput: float | None, usd_per_hour: float | None) -> dict[str, float | None]:
+    """What a million items cost, and how many a dollar buys, at full load and the machine's price."""
+    if not throughput or not usd_per_hour:
+        return {}
+    items = throughput * 3600 / usd_per_hour
+    return {"usd_per_million_items": 1e6 / items, "items_per_usd": items}
 
 
 def sample_warnings(samples: Mapping[str, list[float]], clock: str) -> list[str]:

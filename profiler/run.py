@@ -1,25 +1,30 @@
-"""What enters: the planned Cases. What leaves: a journal of Results, one forked process a Case, one at a time."""
+"""What enters: the planned Cases. What leaves: a journal of Results, one forked process a Case, one at a time.
+
+The cases of a batch sweep share a process; each probe for the largest batch is a case of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
-from engines.catalog import ENGINES
 from profiler.case import Budget, Case
-from profiler.environment import Target
+from profiler.config import LargestBatch
+from profiler.environment import Target, available_memory_mib
 from profiler.plan import estimate_seconds
 from profiler.prepare import failure, prepare
-from profiler.process import Call, Child, Outcome, run_all
+from profiler.probes import Search, probe_of, short
+from profiler.process import Call, run_all
 from profiler.result import Result
 from profiler.roofline import Roofs, wanted
+from profiler.single import measure_one
 from profiler.store import RunFolder
+from profiler.sweep import families, family_of, is_swept, measure_sweep
 from profiler.task import Task
-from profiler.telemetry import Reading, Watcher, power_capped, slowdowns, summarize
+from profiler.telemetry import Watcher
 from profiler.walltime import WallTime
 
-_TICK_SECONDS = 0.2
 _ROOF_SECONDS = 60.0
 REMEASURED = "remeasured"
 """The warning of a row that was measured a second time."""
@@ -54,54 +59,118 @@ class Runner:
         energy: bool = False,
         environment: dict[str, Any] | None = None,
         profile: bool = False,
+        largest: LargestBatch | None = None,
     ) -> None:
         self.run, self.budget, self.target, self.display = run, budget, target, display
         self.path, self.energy, self.environment, self.profile = path, energy, environment, profile
+        self.largest = largest
         self.wall = WallTime()
         self._uuid = target.gpu.uuid if target.gpu else None
 
-    def measure(self, cases: Sequence[Case]) -> None:
-        """Prepare and measure every case; each Result is in the journal before the next case starts.
+    def measure(self, cases: Sequence[Case], searched: Sequence[Case] = (), again: Collection[str] = ()) -> None:
+        """Prepare and measure every case; each Result is in the journal as soon as it is there.
 
         Those measured while the card slowed down (for heat, or a hardware reason) are measured once more at the end.
+        Then the largest batch is searched in the families of `searched`; the journal's probes named in `again` are left
+        out of account.
         """
         for case in cases:
             if case.unsupported is not None:
                 self.run.append(Result(case.id, "unsupported", case.unsupported))
         waiting = [case for case in cases if case.unsupported is None]
+        searched = self._unfinished(searched, waiting, again)
+        # An odd batch and an even one, which a reference of the gradients is made for.
+        probes = [probe_of(case, batch) for case in searched for batch in (1, 2)]
         with self.wall.span("prepare"):
-            prepared = prepare(waiting, self.budget, self.run.logs, self.path, self.display.preparing)
+            prepared = prepare([*waiting, *probes], self.budget, self.run.logs, self.path, self.display.preparing)
+        ready = [case for case in (*waiting, *searched) if failure(case, prepared[case.model]) is None]
         with self.wall.span("roofs"):
-            roofs = self._roofs([case for case in waiting if failure(case, prepared[case.model]) is None])
-        tasks = [
-            Task(case, prepared[case.model], self.budget, self._uuid, self.energy, self.profile, roofs)
-            for case in waiting
-        ]
-        pace = _Pace(waiting, self.budget)
+            roofs = self._roofs(ready)
+
+        def task(case: Case) -> Task:
+            return Task(case, prepared[case.model], self.budget, self._uuid, self.energy, self.profile, roofs)
+
         slowed: list[Task] = []
-        with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
-            for number, task in enumerate(tasks):
-                result = self._measure_one(task, watcher, number, len(tasks), pace.seconds_left(number))
-                if result.telemetry.get("throttled"):
-                    slowed.append(task)
-                pace.ended(number, sum(result.phases.values()))
+
+        def keep(task: Task, result: Result) -> None:
+            if result.telemetry.get("throttled"):
+                slowed.append(task)
+            self._keep(task.case, result)
+
+        def keep_second(task: Task, result: Result) -> None:
+            # A second time that failed is no reason to lose the first.
+            if result.status == "ok":
+                result.warnings.append(f"{REMEASURED}: first taken while the card slowed down")
                 self._keep(task.case, result)
-            for number, task in enumerate(slowed):
-                result = self._measure_one(task, watcher, number, len(slowed), 0.0)
-                # A second time that failed is no reason to lose the first.
-                if result.status == "ok":
-                    result.warnings.append(f"{REMEASURED}: first taken while the card slowed down")
-                    self._keep(task.case, result)
 
-    def _measure_one(self, task: Task, watcher: Watcher, number: int, total: int, seconds_left: float) -> Result:
-        def tick(phase: str) -> None:
-            self.display.measuring(task.case, phase, number, total, seconds_left)
+        with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
+            self._measure_all(list(map(task, waiting)), watcher, keep)
+            self._measure_all(slowed, watcher, keep_second)
+            results, found = self.run.results(), [case for case in searched if case in ready]
+            for number, case in enumerate(found):
+                search = Search(case, self._limits, self.target.gpu, results, again)
+                self._search(search, task(case), number, len(found), watcher)
 
-        tick("start")
-        why_not = failure(task.case, task.prepared)
+    def _measure_all(self, tasks: Sequence[Task], watcher: Watcher, keep: Callable[[Task, Result], None]) -> None:
+        """Measure every task; `keep` gets its Result as soon as it is there."""
+        found = families(tasks)
+        pace = _Pace([task.case for family in found for task in family], self.budget)
+        for family in found:
+            self._measure_family(family, watcher, pace, keep)
+
+    def _measure_family(
+        self, family: Sequence[Task], watcher: Watcher, pace: _Pace, keep: Callable[[Task, Result], None]
+    ) -> None:
+        """Measure one case, or the batches of a sweep."""
+        waiting, first = list(family), pace.done
+
+        def tick(ended: int, phase: str) -> None:
+            self.display.measuring(family[ended].case, phase, first + ended, pace.total, pace.seconds_left())
+
+        def end(result: Result) -> None:
+            tick(len(family) - len(waiting), "end")
+            pace.ended(sum(result.phases.values()))
+            keep(waiting.pop(0), result)
+
+        tick(0, "start")
+        why_not = failure(family[0].case, family[0].prepared)
         if why_not is not None:
-            return Result(task.case.id, *why_not)
-        return measure_one(task, self.run.logs, self.path, tick, watcher)
+            for task in family:
+                end(Result(task.case.id, *why_not))
+        elif is_swept(family[0].case):
+            measure_sweep(family, self.run.logs, self.path, tick, watcher, end)
+        else:
+            end(measure_one(family[0], self.run.logs, self.path, lambda phase: tick(0, phase), watcher))
+
+    def _unfinished(self, searched: Sequence[Case], waiting: Sequence[Case], again: Collection[str]) -> list[Case]:
+        """Those of `searched` in whose families there is something to measure or to search."""
+        results, measured = self.run.results(), {family_of(case.id) for case in waiting}
+        found = []
+        for case in searched:
+            search = Search(case, self._limits, self.target.gpu, results, again)
+            if family_of(case.id) in measured or search.next_batch(available_memory_mib()) is not None:
+                found.append(case)
+        return found
+
+    @property
+    def _limits(self) -> LargestBatch:
+        return self.largest or LargestBatch()
+
+    def _search(self, search: Search, task: Task, number: int, total: int, watcher: Watcher) -> None:
+        """Probe after probe, until it is known where memory ends; `task` is one of the family's."""
+        while (batch := search.next_batch(available := available_memory_mib())) is not None:
+            case = search.probe(batch)
+            probe = replace(task, case=case, budget=short(self.budget), energy=False, profile=False)
+
+            def tick(phase: str, case: Case = case) -> None:
+                self.display.measuring(case, phase, number, total, 0.0)
+
+            tick("start")
+            result = search.refuse(batch, task.prepared.specs, available)
+            if result is None:
+                result = measure_one(probe, self.run.logs, self.path, tick, watcher)
+            search.add(result)
+            self._keep(case, result)
 
     def _keep(self, case: Case, result: Result) -> None:
         self.wall.add(result.phases)
@@ -129,88 +198,6 @@ class Runner:
         return roofs
 
 
-def measure_one(task: Task, logs: Path, path: tuple[str, ...], tick: Callable[[str], None], watcher: Watcher) -> Result:
-    """One case in a process of its own, watched from here: its phases, its limits, and the device's telemetry.
-
-    An engine that builds does so in another process before, whose memory does not count.
-    """
-    log = logs / f"{task.case.id.replace('/', '-')}.log"
-    environment = {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
-    limits = task.budget.timeout, task.budget.build_timeout
-    built = None
-    if ENGINES[task.case.engine].builds is not None:
-        built, _ = _watch(Call("profiler.worker:build_ahead", task, log, *limits, environment, path), tick)
-        if built.status != "ok":
-            return _result(task.case, built)
-    outcome, entered = _watch(Call("profiler.worker:measure_case", task, log, *limits, environment, path), tick)
-    result = _result(task.case, outcome)
-    result.entered = entered
-    if built is not None:
-        _add_build(result, built)
-    if result.status == "ok":
-        # The checks open a second session, and none of it is the case's; the energy loop loads the card differently.
-        readings = watcher.between(entered["fork"], entered["check"])
-        sampled = entered["measure"], entered.get("energy", entered["check"])
-        _add_readings(result, readings, [r for r in readings if sampled[0] <= r.seconds <= sampled[1]])
-        if watcher.ended():
-            result.warnings.append("telemetry: the process that reads the GPU's sensors ended; see logs/telemetry.log")
-    if log.exists() and not log.stat().st_size:
-        log.unlink()
-    return result
-
-
-def _watch(call: Call, tick: Callable[[str], None]) -> tuple[Outcome, dict[str, float]]:
-    """How a process ended, and when it entered each phase; `tick` is told what it is doing."""
-    child = Child(call)
-    try:
-        while (outcome := child.poll(_TICK_SECONDS)) is None:
-            tick(child.progress or child.phase)
-    finally:
-        child.kill()
-    return outcome, child.entered
-
-
-def _add_build(result: Result, built: Outcome) -> None:
-    """What the process said that built the engine, and the time that it took."""
-    result.warnings[:0] = built.value["warnings"]
-    if "build" in result.proof:
-        result.proof["build"]["cached"] = built.value["cached"]
-    for phase, seconds in built.seconds.items():
-        result.phases[phase] = result.phases.get(phase, 0.0) + seconds
-
-
-def _result(case: Case, outcome: Outcome) -> Result:
-    if isinstance(outcome.value, Result):
-        result = outcome.value
-    elif isinstance(measured := outcome.partial.get("result"), Result):
-        # Everything was measured and checked when profiling the layers ended the process.
-        result = measured
-        result.warnings.append(f"no-layers: {outcome.reason}")
-    else:
-        result = Result(case.id, outcome.status, outcome.reason, samples=outcome.partial.get("samples", {}))
-    result.phases = outcome.seconds
-    return result
-
-
-def _add_readings(result: Result, readings: Sequence[Reading], measured: Sequence[Reading]) -> None:
-    """Telemetry while it was `measured`, and the device memory's peak where a poll saw more than the boundaries did."""
-    result.telemetry |= summarize(measured)
-    reasons = 0
-    for reading in measured:
-        reasons |= reading.reasons or 0
-    result.warnings += [f"throttled: {name}" for name in slowdowns(reasons)]
-    if power_capped(reasons):
-        result.warnings.append("power-cap: the card was at its power limit, which lowers its clocks")
-    peak, baseline = result.memory.get("peak_memory_mib"), result.memory.get("baseline_mib")
-    used = [reading.memory_mib for reading in readings if reading.memory_mib is not None]
-    if used and peak is not None and baseline is not None:
-        more = max(used) - baseline - peak
-        if more > 0:
-            for name in ("peak_memory_mib", "other_mib", "library_mib"):
-                before = result.memory.get(name)
-                result.memory[name] = None if before is None else before + more
-
-
 class _Pace:
     """How long the rest takes: the plan's estimates, scaled by how the cases so far compared with theirs."""
 
@@ -218,11 +205,13 @@ class _Pace:
         self._estimates = [estimate_seconds(case, budget) for case in cases]
         self._spent = 0.0
         self._expected = 0.0
+        self.done, self.total = 0, len(cases)
 
-    def ended(self, number: int, seconds: float) -> None:
+    def ended(self, seconds: float) -> None:
         self._spent += seconds
-        self._expected += self._estimates[number]
+        self._expected += self._estimates[self.done]
+        self.done += 1
 
-    def seconds_left(self, number: int) -> float:
+    def seconds_left(self) -> float:
         scale = self._spent / self._expected if self._expected and self._spent else 1.0
-        return scale * sum(self._estimates[number:])
+        return scale * sum(self._estimates[self.done :])

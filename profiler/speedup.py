@@ -20,7 +20,7 @@ from profiler.statistics import (
     verdict,
 )
 
-GROUP = ["model", "pass", "batch_size"]
+GROUP = ["model", "pass", "batch_size", "extra"]
 BASES = (("eager", "fp32"), ("ort", "native"))
 """Variant and precision that a group's speed-ups are relative to; the second is for a user's ONNX file."""
 

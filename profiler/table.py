@@ -1,6 +1,7 @@
 """What enters: results and samples of a run. What leaves: latency, memory and speed-up tables, a sentence per group.
 
-A group is a model, a pass and a batch size: what a deployment chooses within. Replicates of a case are one line.
+A group is a model, a pass, a batch size and what else distinguishes a case, such as an optimizer: what a deployment
+chooses within. Replicates of a case are one line.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 
 import polars as pl
 
+from profiler import minibatch
+from profiler.layer_table import best_per_layer, layer_rows
 from profiler.speedup import GROUP, Line, Series, speedups
 
 LINE = [*GROUP, "variant", "precision"]
@@ -36,12 +39,17 @@ _LATENCY = [
     "d2h_ms",
     "forward_ms",
     "backward_ms",
+    "step_ms",
     "throughput",
+    "usd_per_million_items",
+    "items_per_usd",
 ]
 _MEMORY = [
     "peak_memory_mib",
     "context_mib",
     "weights_mib",
+    "gradients_mib",
+    "optimizer_mib",
     "activations_mib",
     "other_mib",
     "slack_mib",
@@ -64,7 +72,7 @@ def memory(results: pl.DataFrame) -> pl.DataFrame:
 
 def problems(results: pl.DataFrame) -> pl.DataFrame:
     """The cases without figures, one row a reason, with how many share it."""
-    bad = results.filter(pl.col("status") != "ok")
+    bad = without_probes(results).filter(pl.col("status") != "ok")
     keys = ["status", "model", "variant", "pass", "precision", "reason"]
     return bad.group_by(keys, maintain_order=True).agg(pl.col("batch_size").unique().sort())
 
@@ -80,6 +88,7 @@ def summary(results: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
     measures = [
         *[c for c in _LATENCY if c.endswith("_ms")],
         "throughput",
+        "usd_per_million_items",
         "peak_memory_mib",
         "rel_l2_error",
         "top1_agreement",
@@ -105,6 +114,11 @@ def groups(lines: pl.DataFrame) -> Iterator[tuple[dict[str, Any], list[dict[str,
         yield dict(zip(GROUP, key, strict=True)), group.sort("latency_ms").to_dicts()
 
 
+def title(key: dict[str, Any]) -> str:
+    """A group's, like "resnet50, training, batch 16, optimizer sgd"."""
+    return ", ".join([key["model"], key["pass"], f"batch {key['batch_size']}", *extras(key)])
+
+
 def sentence(key: dict[str, Any], lines: list[Line]) -> str | None:
     """What a group says, like "resnet50, batch 16: ort-tuned fp16 is 5.8× fp32 eager (5.7–5.9), error 4e-4".
 
@@ -114,7 +128,8 @@ def sentence(key: dict[str, Any], lines: list[Line]) -> str | None:
     best = lines[0]
     if best["speedup"] is None or len(lines) < 2:
         return None
-    what = f"{key['model']}{' training' if key['pass'] == 'training' else ''}, batch {key['batch_size']}"
+    model = f"{key['model']}{' training' if key['pass'] == 'training' else ''}"
+    what = ", ".join([model, f"batch {key['batch_size']}", *extras(key)])
     base, tied = best["base"], best["indistinguishable_from"]
     carried = {kind for line in lines if line is best or _name(line) == _turned(base) for kind in line["warnings"]}
     disturbed = ", ".join(kind for kind in _DISTURBED if kind in carried)
@@ -137,6 +152,15 @@ def write_tables(folder: Path, results: pl.DataFrame, lines: pl.DataFrame) -> No
         "speedup": lines,
         "not-measured": problems(results),
     }
+    if "layer" in results["model_kind"]:
+        tables["layer-passes"] = layer_rows(results)
+        tables["best-per-layer"] = best_per_layer(tables["layer-passes"])
+    swept = results.filter(pl.col("extra").fill_null("").str.contains("(sweep|probe)="))
+    if not swept.is_empty():
+        tables["minibatch"] = minibatch.efficiency(swept)
+        tables["minibatch-knees"] = minibatch.knees(swept)
+        tables["minibatch-curvature"] = minibatch.curvature(swept)
+        tables["largest-batch"] = minibatch.largest(swept)
     for name, frame in tables.items():
         flat = frame.with_columns(
             pl.col(column).cast(pl.List(pl.String)).list.join("; ")
@@ -147,8 +171,19 @@ def write_tables(folder: Path, results: pl.DataFrame, lines: pl.DataFrame) -> No
         (folder / f"{name}.md").write_text(_markdown(flat))
 
 
+def extras(key: dict[str, Any]) -> list[str]:
+    """What distinguishes a group beside model, pass and batch size, in words; a sweep's rows are alike in that."""
+    parts = (part.split("=", 1) for part in (key["extra"] or "").split("/") if part)
+    return [f"{name} {value}" for name, value in parts if name != "sweep"]
+
+
+def without_probes(results: pl.DataFrame) -> pl.DataFrame:
+    """The rows that the job asked for: without those by which the largest batch was searched (profiler.minibatch)."""
+    return results.filter(~pl.col("extra").fill_null("").str.contains("probe="))
+
+
 def _ok(results: pl.DataFrame) -> pl.DataFrame:
-    return results.filter(pl.col("status") == "ok")
+    return without_probes(results).filter(pl.col("status") == "ok")
 
 
 def _series(samples: pl.DataFrame) -> Series:

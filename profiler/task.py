@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporters.cost import Cost
+from exporters.gradients import GradientReference
 from exporters.inputs import TensorSpec
 from profiler.case import Budget, Case
 from profiler.process import Status
@@ -24,6 +25,8 @@ class Prepared:
     failures: Mapping[str, tuple[Status, str]] = field(default_factory=dict)
     """How and why something could not be made: "model" for all of it, or a graph's name."""
     cost: Cost = field(default_factory=Cost)
+    gradients: Mapping[tuple[str, int], GradientReference | str] = field(default_factory=dict)
+    """By head and number of items; or why there is none."""
 
 
 @dataclass(frozen=True)

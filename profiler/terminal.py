@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import product
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import polars as pl
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from profiler import table
+from profiler.grid import Row, fitting, number, text
+from profiler.kinds import is_swept, print_findings, print_layers, print_sweeps
 
-Row = Mapping[str, Any]
-Column = Callable[[Sequence[Row]], list[str]]
-"""Makes a column's cells from the rows."""
-
-_EXPENDABLE = ("± %", "Of peak %", "Device ms", "Items/s", "Rel. error", "Memory MiB", "Verdict")
-"""Columns that a narrow terminal does without, in this order; the run's folder has them all."""
-_LABEL_WIDTH = 13
 _WITHIN_PROCESS = "Intervals are within one process a side; between processes figures differ more: see replicates."
 _NO_INTERVAL = (
     "Speed-ups without an interval stand on too few independent samples (under 30); a larger budget gives more."
@@ -40,6 +32,8 @@ MEANINGS = {
     "below-floor": "faster than the roofline; the column warnings names the limit",
     "outliers": "more than one sample in twenty lies outside Tukey's fences; trust the median",
     "inaccurate": "the error is larger than usual for the precision",
+    "inaccurate-gradients": "gradients are further from fp64 than is usual for the model and the precision",
+    "unchecked-gradients": "gradients were not compared; the column warnings says why",
     "calibration": "int8 was calibrated on seeded data, so its accuracy says nothing",
     "mixed-precision": "int8 left some convolutions and products in float; the column warnings says how many",
     "unproven": "the types in which convolutions and products ran could not be seen",
@@ -56,84 +50,50 @@ MEANINGS = {
     "power-cap": "the GPU was at its power limit, which lowers its clocks",
     "telemetry": "the process that reads the GPU's sensors ended; power, clocks and polled memory are missing",
     "no-layers": "the layers could not be profiled; the column warnings says why",
+    "unchecked": "it fitted, and left no memory for the checks of outputs and types",
     "no-energy": "the timeout left no time for the energy loop",
 }
 """What each kind of warning, the word before its colon, means."""
 
 
-def print_results(console: Console, results: pl.DataFrame, lines: pl.DataFrame) -> None:
-    """Every group's table and sentence, then what could not be measured and why; `lines` are table.summary's."""
-    said = []
-    for key, group in table.groups(lines):
-        title = f"{key['model']}, {key['pass']}, batch {key['batch_size']}"
-        columns = _TRAINING if key["pass"] == "training" else _INFERENCE
-        console.print()
-        console.print(_table(console, title, columns, group))
-        said.append(table.sentence(key, group))
+def print_results(
+    console: Console, results: pl.DataFrame, lines: pl.DataFrame, elsewhere: Callable[[Row], bool] = lambda key: False
+) -> None:
+    """Every group's table and sentence, then what could not be measured and why; `lines` are table.summary's.
+
+    A group of which `elsewhere` says so has its table elsewhere, and its sentence here. Single layers have a table for
+    all of a layer's passes, and the batch sizes of a sweep one for all of them.
+    """
+    layers = set(results.filter(model_kind="layer")["model"])
+    groups = [(key, group) for key, group in table.groups(lines) if key["model"] not in layers]
+    compared = [(key, group) for key, group in groups if not is_swept(key)]
+    for key, group in compared:
+        if not elsewhere(key):
+            columns = _TRAINING if key["pass"] == "training" else _INFERENCE
+            console.print()
+            console.print(fitting(console, table.title(key), columns, group))
+    if layers and not all(elsewhere({"model": name, "pass": "training", "extra": None}) for name in layers):
+        print_layers(console, results)
+    if not all(elsewhere(key) for key, _ in groups if is_swept(key)):
+        print_sweeps(console, results)
     console.print()
-    for text in filter(None, said):
-        console.print(Text(text))
-    if not lines.filter(pl.col("speedup_low").is_not_null(), interval="within process").is_empty():
-        console.print(Text(_WITHIN_PROCESS, style="dim"))
-    not_the_base = pl.format("{} {}", "precision", "variant") != pl.col("base")
-    if not lines.filter(not_the_base, pl.col("speedup_low").is_null()).is_empty():
-        console.print(Text(_NO_INTERVAL, style="dim"))
-    if lines["verdict"].count():
-        console.print(Text(_VERDICTS, style="dim"))
+    for sentence in filter(None, (table.sentence(key, group) for key, group in compared)):
+        console.print(Text(sentence))
+    print_findings(console, results)
+    _print_notes(console, [line for _, group in compared for line in group])
     _print_problems(console, table.problems(results))
     _print_warnings(console, results)
 
 
-def _table(console: Console, title: str, columns: Sequence[tuple[str, Column]], rows: Sequence[Row]) -> Table:
-    """The table, closer together or without the least important columns on a narrow terminal: a figure is never cut."""
-    made = [(head, make(rows)) for head, make in columns]
-    filled = [(head, cells) for head, cells in made if any(cells)]
-    for expendable, gap in product(("", *_EXPENDABLE), (3, 2)):
-        filled = [(head, cells) for head, cells in filled if head != expendable]
-        # `gap` blanks between columns and one at either edge.
-        if sum(_width(head, cells) + gap for head, cells in filled) - gap + 2 <= console.width:
-            break
-    return _grid(title, filled, tight=gap == 2)
-
-
-def _width(head: str, cells: list[str]) -> int:
-    """What a column needs: heads break at their first blank, and a long engine label folds."""
-    widest = max(map(len, cells))
-    return max(min(widest, _LABEL_WIDTH) if head == "Engine" else widest, *map(len, head.split(" ", 1)))
-
-
-def _grid(title: str, columns: Sequence[tuple[str, list[str]]], tight: bool) -> Table:
-    # Text, not str: a name may look like markup.
-    grid = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    grid.collapse_padding = tight
-    for head, cells in columns:
-        grid.add_column(
-            Text(head.replace(" ", "\n", 1)),
-            justify="left" if head in ("Engine", "Precision") else "right",
-            no_wrap=head != "Engine",
-            min_width=_width(head, cells),
-            overflow="fold",
-            vertical="top",
-        )
-    for row in zip(*(cells for _, cells in columns), strict=True):
-        grid.add_row(*map(Text, row))
-    return grid
-
-
-def _text(column: str) -> Column:
-    return lambda rows: [str(row[column]) for row in rows]
-
-
-def _number(column: str) -> Column:
-    """A column of figures with as many decimals as its smallest needs for three significant digits."""
-
-    def make(rows: Sequence[Row]) -> list[str]:
-        values = [row[column] for row in rows]
-        known = [abs(v) for v in values if v]
-        places = next((p for p, bound in ((3, 1), (2, 10), (1, 100)) if known and min(known) < bound), 0)
-        return ["" if v is None else f"{v:,.{places}f}" for v in values]
-
-    return make
+def _print_notes(console: Console, lines: Sequence[Row]) -> None:
+    """What the intervals, and the lack of them, mean; nothing where no speed-up was shown."""
+    if any(line["speedup_low"] is not None and line["interval"] == "within process" for line in lines):
+        console.print(Text(_WITHIN_PROCESS, style="dim"))
+    others = (line for line in lines if line["base"] and line["base"] != f"{line['precision']} {line['variant']}")
+    if any(line["speedup_low"] is None for line in others):
+        console.print(Text(_NO_INTERVAL, style="dim"))
+    if any(line["verdict"] for line in lines):
+        console.print(Text(_VERDICTS, style="dim"))
 
 
 def _spread(rows: Sequence[Row]) -> list[str]:
@@ -180,9 +140,9 @@ def _error(rows: Sequence[Row]) -> list[str]:
 
 
 _COMMON = [
-    ("Engine", _text("variant")),
-    ("Precision", _text("precision")),
-    ("Latency ms", _number("latency_ms")),
+    ("Engine", text("variant")),
+    ("Precision", text("precision")),
+    ("Latency ms", number("latency_ms")),
     ("± %", _spread),
 ]
 _END = [
@@ -190,19 +150,21 @@ _END = [
     ("Speed-up", _ratio),
     ("Speed-up (95 %)", _ratio_and_interval),
     ("Verdict", _verdict),
-    ("Items/s", _number("throughput")),
-    ("Memory MiB", _number("peak_memory_mib")),
+    ("Items/s", number("throughput")),
+    ("USD/1M items", number("usd_per_million_items")),
+    ("Memory MiB", number("peak_memory_mib")),
 ]
 _INFERENCE = [
     *_COMMON,
-    ("Device ms", _number("gpu_ms")),
+    ("Device ms", number("gpu_ms")),
     *_END,
     ("Rel. error", _error),
 ]
 _TRAINING = [
     *_COMMON,
-    ("Forward ms", _number("forward_ms")),
-    ("Backward ms", _number("backward_ms")),
+    ("Forward ms", number("forward_ms")),
+    ("Backward ms", number("backward_ms")),
+    ("Step ms", number("step_ms")),
     *_END,
 ]
 
@@ -230,7 +192,7 @@ def _print_problems(console: Console, problems: pl.DataFrame) -> None:
 
 def _print_warnings(console: Console, results: pl.DataFrame) -> None:
     """Each kind of warning once, with what it means and how many rows carry it."""
-    kinds = results.filter(status="ok").explode("warnings").drop_nulls("warnings")
+    kinds = table.without_probes(results).filter(status="ok").explode("warnings").drop_nulls("warnings")
     kinds = kinds.with_columns(pl.col("warnings").str.split(":").list.first().alias("kind"))
     if kinds.is_empty():
         return

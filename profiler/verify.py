@@ -5,15 +5,24 @@ A row whose proof does not match its request is `failed`: nothing falls back in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from engines.base import Array
+from exporters.gradients import Deviation
 from profiler.case import Case
 
-_TYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
+_TYPES = {
+    "fp32": "float32",
+    "tf32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "amp-fp16": "float16",
+    "amp-bf16": "bfloat16",
+    "int8": "int8",
+}
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 
 
@@ -63,6 +72,58 @@ def judge(precision: str, error: float | None) -> tuple[str | None, list[str]]:
     return None, [f"inaccurate: relative L2 error {error:.1e}, usual at {precision} is below {usual:.0e}"] * (
         error > usual
     )
+
+
+_FLOOR = 1e-6
+_TIMES = 3
+"""A step may be so many times as far from fp64 as the same step at its precision on the CPU."""
+_NOTABLE = 0.01
+"""Share of the gradient's norm from which a tensor's own gradient must not be wrong."""
+
+
+def judge_gradients(
+    precision: str, found: Deviation, own: Deviation, norms: Mapping[str, float]
+) -> tuple[str | None, list[str]]:
+    """Why gradients make the row `failed`, or None; then a warning if they are further off than usual.
+
+    `found` is the session's, `own` the reference's at that precision, `norms` are those of the reference's gradients.
+    """
+    if not all(np.isfinite(error) for error in (found.result, found.gradient, *found.tensors.values())):
+        return f"the gradients are not finite{_NOT_FINITE.get(precision, '')}", []
+    least = _NOTABLE * float(np.linalg.norm(list(norms.values())))
+    notable = [name for name, norm in norms.items() if norm and norm >= least]
+    wrong = [
+        name
+        for name in notable
+        if found.tensors[name] > max(_WRONG, _TIMES * _or_zero(own.tensors[name]))
+        or (name in found.zeros and name not in own.zeros)
+    ]
+    if wrong:
+        worst = max(wrong, key=lambda name: found.tensors[name])
+        zeros = sum(name in found.zeros for name in wrong)
+        return (
+            f"wrong gradients in {len(wrong)} of the {len(notable)} tensors that carry 1 % or more"
+            f"{f', {zeros} of them zeros' if zeros else ''}; the worst is {worst}: relative L2 error "
+            f"{found.tensors[worst]:.1e} to fp64, the reference itself has {own.tensors[worst]:.1e} at {precision}"
+        ), []
+    usual = _TIMES * max(_or_zero(own.gradient), _FLOOR)
+    if found.gradient <= usual:
+        return None, []
+    return None, [
+        f"inaccurate-gradients: relative L2 error {found.gradient:.1e} to fp64, usual at {precision} is below "
+        f"{usual:.1e} for this model"
+    ]
+
+
+_NOT_FINITE = {
+    "amp-fp16": ", at any loss scale: training would skip every step",
+    "fp16": ": fp16 holds nothing above 65504, and without a loss scale nothing keeps gradients in its range",
+}
+
+
+def _or_zero(error: float) -> float:
+    """A reference that is not finite itself says nothing of what is usual."""
+    return error if np.isfinite(error) else 0.0
 
 
 def mismatch(case: Case, proof: dict[str, Any]) -> str | None:

@@ -6,6 +6,7 @@ import hashlib
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,19 @@ from engines.catalog import ENGINES
 from exporters import inputs
 from exporters.cache import Cache, file_sha256
 from exporters.cost import Cost, cached_cost
-from exporters.inputs import TensorSpec, fixed_batch, input_specs, seeded_inputs
+from exporters.gradients import GradientReference
+from exporters.inputs import TensorSpec, fixed_batch, input_specs, repeated_inputs, seeded_inputs
 from exporters.quantize import quantize
+from exporters.reference_step import cached_gradients
 from exporters.source import ModelSource
 from exporters.state import cached_state, source_key
 from exporters.to_onnx import check_onnx, export_onnx
 from profiler import roofline, verify
 from profiler.case import Budget, Case
 from profiler.clock import Clock, CpuClock, CudaClock
+from profiler.gradient_check import check_gradients
 from profiler.measure import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
-from profiler.memory import DeviceMeter, HostMeter
+from profiler.memory import DeviceMeter, HostMeter, declared_parts
 from profiler.process import Report
 from profiler.result import Result, sample_warnings
 from profiler.statistics import median
@@ -43,11 +47,22 @@ _GUARD = 0.8
 """Share of a case's timeout after which the worker stops sampling by itself, so that its figures are not lost."""
 
 
-class _Phases:
-    """Tells the parent where the worker stands, and sums the seconds that each phase took."""
+@dataclass(frozen=True)
+class Bench:
+    """What a process measures with."""
+
+    nvml: Nvml
+    host: HostMeter
+    device: DeviceMeter
+    clock: Clock
+    report: Report
+
+
+class Phases:
+    """Tells the parent where the worker stands with a case, and sums the seconds that each phase took."""
 
     def __init__(self, report: Report) -> None:
-        self._report = report
+        self._report, self._started = report, time.monotonic()
         self._name, self._since = "open", time.perf_counter()
         self.seconds: dict[str, float] = {}
 
@@ -56,6 +71,10 @@ class _Phases:
         self.seconds[self._name] = self.seconds.get(self._name, 0.0) + now - self._since
         self._name, self._since = name, now
         self._report("phase", name)
+
+    def spent(self) -> float:
+        """Seconds since the case began, without building."""
+        return time.monotonic() - self._started - self.seconds.get("build", 0.0)
 
 
 def nothing(device: str, report: Report) -> None:
@@ -89,6 +108,16 @@ def prepare_cost(argument: tuple[ModelSource, Prepared, bool, Path], report: Rep
     return cached_cost(source, prepared.specs, Cache(root), graph, trains, lambda cost: report("cost", cost))
 
 
+def prepare_gradients(
+    argument: tuple[ModelSource, Prepared, str, int, Sequence[str], Sequence[int], Path], report: Report
+) -> GradientReference:
+    """What the first training step gives in fp64 over that many items, and how far from it the same step lies at the
+    precisions and batch sizes."""
+    source, prepared, head, items, precisions, batches, root = argument
+    assert prepared.state is not None, "what trains is a torch module"
+    return cached_gradients(source, prepared.specs, prepared.state, head, items, precisions, Cache(root), batches)
+
+
 def prepare_export(argument: tuple[ModelSource, str, Path], report: Report) -> tuple[Path, float]:
     """The exported graph and the seconds that its export took. Raises exporters.source.ModelError."""
     source, precision, root = argument
@@ -99,7 +128,7 @@ def prepare_export(argument: tuple[ModelSource, str, Path], report: Report) -> t
 def build_ahead(task: Task, report: Report) -> dict[str, Any]:
     """Have the case's engine built into its cache: memory that a builder takes is not to count as the case's."""
     case = task.case
-    _check_batch(task)
+    check_batch(task)
     if case.device == "cuda":
         torch.cuda.init()
     job = make_job(task, lambda name: report("phase", name), lambda: None, lambda words: report("progress", words))
@@ -108,16 +137,26 @@ def build_ahead(task: Task, report: Report) -> dict[str, Any]:
 
 def measure_case(task: Task, report: Report) -> Result:
     """Open, warm up, measure and check one case."""
-    case, phases = task.case, _Phases(report)
-    started = time.monotonic()
-    _check_batch(task)
+    phases = Phases(report)
+    check_batch(task)
+    bench = open_bench(task, phases, report)
+    job = make_job(task, phases.enter, bench.device.read, lambda words: report("progress", words))
+    phases.enter("load")
+    return take_figures(task, job, engines.open_session(task.case.engine, job), bench, phases)
+
+
+def open_bench(task: Task, phases: Phases, report: Report) -> Bench:
+    """Clock and meters; called before anything else touches the device."""
     nvml = Nvml(task.gpu)
     host, device = HostMeter(), DeviceMeter(nvml.memory_mib)
     phases.enter("context")
-    clock = _open_clock(case, device)
-    job = make_job(task, phases.enter, device.read, lambda words: report("progress", words))
-    phases.enter("load")
-    session = engines.open_session(case.engine, job)
+    return Bench(nvml, host, device, _open_clock(task.case, device), report)
+
+
+def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: Phases) -> Result:
+    """Warm up, measure and check a session that has just been opened for `job`."""
+    case, clock, report = task.case, bench.clock, bench.report
+    nvml, host, device = bench.nvml, bench.host, bench.device
     clock.synchronize()
     device.loaded()
     phases.enter("warm-up")
@@ -127,33 +166,41 @@ def measure_case(task: Task, report: Report) -> Result:
     set_up_peak = host.peak_mib()
     counted_anew = host.start_measuring()
     phases.enter("measure")
-    budget = _within(task.budget, time.monotonic() - started - phases.seconds.get("build", 0.0))
+    budget = _within(task.budget, phases.spent())
     measured = measure(session, clock, budget, expected_ms, lambda samples: report("samples", samples))
     report("samples", measured.samples)  # Whatever the checks below run into, these are not lost.
     device.read()
     energy_mj = None
     if task.energy and nvml.energy_mj() is not None:
         phases.enter("energy")
-        left = _left(task.budget, time.monotonic() - started - phases.seconds.get("build", 0.0))
+        left = _left(task.budget, phases.spent())
         if left > ENERGY_SECONDS + 2 * expected_ms / 1000:
             energy_mj = energy_per_call(session, clock, lambda: nvml.energy_mj() or 0.0, expected_ms)
         else:
             measured.warnings.append(f"no-energy: budget.timeout leaves no time for the loop of {ENERGY_SECONDS:g} s")
     host_peak = host.peak_mib()  # Before the engine reads its own files again to declare its weights.
     phases.enter("check")
-    memory = {"peak_memory_mib": host_peak} if case.device == "cpu" else device.parts(session.memory())
-    memory |= {"host_peak_mib": host_peak, "set_up_peak_mib": set_up_peak}
+    memory: dict[str, float | None] = {}
+    if "sweep" not in case.extra:  # Its process holds what other batches left.
+        if case.device == "cuda":
+            memory = device.parts(session.memory())
+        else:
+            memory = {"peak_memory_mib": host_peak}
+            memory |= declared_parts(session.memory()) if case.pass_ == "training" else {}
+        memory |= {"host_peak_mib": host_peak, "set_up_peak_mib": set_up_peak}
     result = Result(case.id, "ok", clock=measured.clock, stop_reason=measured.stop_reason, samples=measured.samples)
     result.memory, result.warnings = memory, measured.warnings + sample_warnings(measured.samples, measured.clock)
     if not steady:
         result.warnings.append("unsteady: the warm-up ended before two windows agreed within 2 %")
-    if not counted_anew:
+    if memory and not counted_anew:
         result.warnings.append("host-peak: the kernel does not count anew, so host_peak_mib includes the set-up")
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
     result.telemetry["energy_mj_per_item"] = None if energy_mj is None else energy_mj / case.batch_size
+    if "sweep" in case.extra or "probe" in case.extra:
+        report("fits", result)  # Whether or not there is memory for the checks beside it.
     _check(task, session, result)
     copied = _bytes(case, job.inputs), _bytes(case, session.outputs())
-    if isinstance(clock, CudaClock):
+    if isinstance(clock, CudaClock) and "probe" not in case.extra:  # Pinning gigabytes would take longer than a probe.
         result.samples |= clock.time_copies(*copied)
     _add_roofline(task, result, sum(copied), report)
     result.seconds = {
@@ -168,13 +215,14 @@ def measure_case(task: Task, report: Report) -> Result:
     if task.profile and result.status == "ok":
         report("result", result)  # Whatever profiling runs into, this is not lost.
         phases.enter("profile")
-        left = _left(task.budget, time.monotonic() - started - phases.seconds.get("build", 0.0))
+        left = _left(task.budget, phases.spent())
         _profile(session, result, enough=left > _PROFILED_CALLS * expected_ms / 1000)
     phases.enter("end")
     return result
 
 
-def _check_batch(task: Task) -> None:
+def check_batch(task: Task) -> None:
+    """Raises Unsupported where the model's batch is fixed to another size."""
     fixed = fixed_batch(task.prepared.specs)
     if fixed is not None and fixed != task.case.batch_size:
         raise Unsupported(f"{task.case.model} has a fixed batch of {fixed}; add {fixed} to batch_sizes")
@@ -203,13 +251,21 @@ def make_job(
         batch_size=case.batch_size,
         device=case.device,
         options=case.options,
-        inputs=tuple(seeded_inputs(prepared.specs, case.batch_size)),
+        inputs=tuple(_inputs(case, prepared.specs)),
         state=prepared.state,
         onnx=prepared.onnx.get(graph_of(case.precision)),
         phase=phase,
         at_peak=at_peak,
         progress=progress,
+        training=case.training,
     )
+
+
+def _inputs(case: Case, specs: Sequence[TensorSpec]) -> list[Array]:
+    """One batch. Of a sweep and its probes, whose batches are large, the items repeat those that the reference has."""
+    if "sweep" in case.extra or "probe" in case.extra:
+        return repeated_inputs(specs, case.batch_size, REFERENCE_ITEMS)
+    return seeded_inputs(specs, case.batch_size)
 
 
 def _left(budget: Budget, spent: float) -> float:
@@ -242,7 +298,10 @@ def _check(task: Task, session: Session, result: Result) -> None:
         if wrong:
             result.status, result.reason = "failed", wrong
     elif not all(np.isfinite(output).all() for output in session.outputs()):
-        result.status, result.reason = "failed", "the loss is not finite"
+        what = "outputs are" if case.pass_ == "training" and case.training.head == "logits" else "loss is"
+        result.status, result.reason = "failed", f"the {what} not finite"
+    elif case.pass_ == "training":
+        check_gradients(task, session, result)
     result.proof = session.proof()
     result.warnings += verify.remarks(case, result.proof)
     wrong = verify.mismatch(case, result.proof)
@@ -278,7 +337,8 @@ def _add_roofline(task: Task, result: Result, copied_bytes: int, report: Report)
     def judge(roofs: roofline.Roofs) -> tuple[str | None, list[str]]:
         flops = cost.flops(case.pass_)
         result.roofline = roofline.place(flops, case.batch_size, latency, moved, precision, roofs)
-        return roofline.judge(fastest, roofline.floor(flops, case.batch_size, moved, precision, roofs))
+        lowest = roofline.floor(flops, case.batch_size, moved, precision, roofs)
+        return roofline.judge(fastest, lowest, roofline.arithmetic_saved(case.source.layer))
 
     wrong, remarks = judge(task.roofs)
     if wrong:

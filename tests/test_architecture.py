@@ -17,6 +17,10 @@ PACKAGES = ("exporters", "engines", "profiler", "benchmarks")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 WITH_POLARS = {
     *(f"profiler.{name}" for name in ("schema", "table", "report", "compare", "recommend", "store", "terminal")),
+    *(f"profiler.{name}" for name in ("references", "setups", "printed", "published", "published_layers")),
+    *(f"profiler.{name}" for name in ("published_study", "conclusions", "studies", "kinds")),
+    "profiler.layer_table",
+    "profiler.minibatch",
     "benchmarks.publish",
 }
 

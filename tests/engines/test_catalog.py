@@ -56,6 +56,7 @@ def test_what_an_engine_can_has_no_reason(engine: str, pass_: str, device: Devic
         ("ort", "inference", "cuda", "int8", "canonical", ["no int8 convolution", "compute in float"]),
         ("eager", "inference", "cuda", "int8", "canonical", ["quantize and dequantize nodes", "PyTorch has its own"]),
         ("compiled", "training", "cpu", "int8", "canonical", ["another network"]),
+        ("eager", "training", "cpu", "amp-bf16", "layer", ["a layer is a single one", "ask for bf16"]),
         # A pass that the engine does not have.
         ("ort", "training", "cpu", "fp32", "canonical", ["ort", "inference", "no training"]),
         ("ort", "training", "cuda", "fp32", "canonical", ["ort", "inference", "no training"]),

@@ -93,12 +93,16 @@ def test_forward_and_backward_add_up_to_the_iteration(run: Path) -> None:
             assert ((forward + backward) / event).min() > 0.97, row["case_id"]  # type: ignore[operator]
         else:  # A captured graph's boundaries are read in calls of their own.
             assert row["forward_ms"] + row["backward_ms"] == pytest.approx(row["latency_ms"], rel=0.05), row["case_id"]
+        if row["gpu_ms"] is not None:
+            assert row["gpu_forward_ms"] + row["gpu_backward_ms"] == pytest.approx(row["gpu_ms"], rel=0.02)
 
 
 def test_memory_parts_add_up_to_the_peak(rows: pl.DataFrame) -> None:
     parameters_mib = 11_689_512 * 4 / 2**20
     for row in only(rows, status="ok").to_dicts():
-        parts = [row[f"{part}_mib"] for part in ("context", "weights", "activations", "other")]
+        names = ("context", "weights", "gradients", "optimizer", "activations", "other")
+        parts = [row[f"{part}_mib"] or 0 for part in names]
+        assert (row["gradients_mib"] is None) == (row["pass"] == "inference")
         assert sum(parts) == pytest.approx(row["peak_memory_mib"]), row["case_id"]
         assert row["context_mib"] > 100
         halves = 1 if row["precision"] in ("fp32", "tf32") else 2

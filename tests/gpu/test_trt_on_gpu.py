@@ -26,7 +26,7 @@ from engines.trt_buffers import ALIGNMENT, Buffers
 from exporters.source import ModelSource
 from profiler import load
 from profiler.case import Budget, Case
-from profiler.process import _failure
+from profiler.process import explain
 from profiler.statistics import median
 from profiler.task import Prepared, Task
 from profiler.telemetry import visible_gpus
@@ -368,7 +368,7 @@ def test_want_of_memory_is_told_as_such_and_the_rest_given_back(library: StandIn
     library.scratch = 2**45  # 32 TiB
     with pytest.raises(Exception, match="out of memory") as caught:
         trt.open_session(job_of(wide))
-    assert _failure(caught.value) == "oom"
+    assert explain(caught.value).status == "oom"
     del caught
     assert free_mib() >= before - SLACK_MIB  # More, where an earlier session's memory came back only now.
 

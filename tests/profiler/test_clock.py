@@ -106,6 +106,38 @@ def test_a_call_that_no_gate_holds_gives_none(clock: CudaClock, device: Device) 
     assert clock.time_gated(run, 2.0, 3) is None
 
 
+def test_the_boundaries_of_a_gated_call_have_no_launch_gaps(clock: CudaClock, device: Device) -> None:
+    def run(mark: Mark) -> None:
+        for name, device_ms in (("forward", 1.0), ("backward", 2.0), ("step", 0.5)):
+            device.enqueue(3.0, device_ms)
+            mark(name)
+
+    gated = clock.time_gated(run, 9.0, 4)
+    assert gated == {
+        "gpu": pytest.approx([3.5] * 4),
+        "gpu_forward": pytest.approx([1.0] * 4),
+        "gpu_backward": pytest.approx([2.0] * 4),
+        "gpu_step": pytest.approx([0.5] * 4),
+    }
+
+
+def test_a_gate_that_opened_too_early_leaves_no_boundaries(clock: CudaClock, device: Device) -> None:
+    def run(mark: Mark) -> None:
+        device.enqueue(4.0, 1.0)
+        mark("forward")
+
+    gated = clock.time_gated(run, 0.0, 3)
+    assert gated == {"gpu": pytest.approx([1.0] * 3), "gpu_forward": pytest.approx([1.0] * 3)}
+
+
+def test_a_block_has_no_boundaries(clock: CudaClock, device: Device) -> None:
+    def run(mark: Mark) -> None:
+        device.enqueue(0.001, 0.01)
+        mark("forward")
+
+    assert clock.time_gated(run, 0.01, 5, block=4) == {"gpu": pytest.approx([0.01] * 5)}
+
+
 @pytest.mark.parametrize(("enqueue_ms", "device_ms", "longest"), [(0.1, 2.0, 2.0), (3.0, 1.0, 3.0)])
 def test_throughput_counts_whole_loops(
     clock: CudaClock,

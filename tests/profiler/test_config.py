@@ -66,7 +66,7 @@ MISTAKES = [
     mistake("engine without name", engines("{label: a}"), 3, "engines[0].name", "missing"),
     mistake("misspelt model", models("resnet5"), 3, "models[0]", "'resnet5'", "mean 'resnet50'?", "factory"),
     mistake("model nothing like", models("vgg16", "zzzz"), 4, "models[1]", "'zzzz'", "alexnet", "googlenet"),
-    mistake("no models", "engines: [eager]\n", 1, "models", "missing"),
+    mistake("no models", "engines: [eager]\n", 1, "models", "at least one entry"),
     mistake("empty models", "engines: [eager]\nmodels: []\n", 2, "models", "at least"),
     mistake("models no list", "engines: [eager]\nmodels: resnet50\n", 2, "models", "list", "'resnet50'"),
     mistake("misspelt model key", models("{name: x, factroy: 'a:b'}"), 3, "models[0]", "'factroy'", "mean 'factory'?"),

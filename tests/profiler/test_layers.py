@@ -20,8 +20,8 @@ from profiler.document import ConfigError
 from profiler.layers import groups, print_layers, read, select
 from profiler.process import Outcome
 from profiler.result import Result
-from profiler.run import _result
 from profiler.schema import LAYERS
+from profiler.single import result_of
 from profiler.store import RunFolder
 
 TINY = """
@@ -280,10 +280,10 @@ def test_what_was_measured_outlives_a_process_that_profiling_ended() -> None:
     measured = result(case("eager"), [])
     reason = "ended after 300 s, in phase profile; raise budget.timeout if it needs longer"
     outcome = Outcome("timeout", reason, partial={"result": measured, "samples": measured.samples})
-    kept = _result(case("eager"), outcome)
+    kept = result_of(case("eager"), outcome)
     assert (kept.status, kept.reason) == ("ok", None)
     assert kept.warnings == [f"no-layers: {reason}"]
-    lost = _result(case("eager"), Outcome("timeout", reason, partial={"samples": measured.samples}))
+    lost = result_of(case("eager"), Outcome("timeout", reason, partial={"samples": measured.samples}))
     assert (lost.status, lost.reason) == ("timeout", reason)
 
 

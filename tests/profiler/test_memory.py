@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engines.base import Memory
-from profiler.memory import DeviceMeter
+from profiler.memory import DeviceMeter, declared_parts
 
 MIB = 2**20
 
@@ -43,3 +43,22 @@ def test_without_nvml_there_are_no_figures_of_the_device() -> None:
     parts = meter.parts(Memory(weights=MIB, slack=MIB))
     assert parts["weights_mib"] == 1
     assert {key for key, value in parts.items() if value is None} >= {"peak_memory_mib", "other_mib", "library_mib"}
+
+
+def test_gradients_and_optimizer_are_parts_of_their_own() -> None:
+    declared = Memory(90 * MIB, 210 * MIB, 40 * MIB, gradients=80 * MIB, optimizer=160 * MIB)
+    parts = meter(600, 1100, 1200, 1800).parts(declared)
+    assert (parts["gradients_mib"], parts["optimizer_mib"]) == (80, 160)
+    names = ("context", "weights", "gradients", "optimizer", "activations", "other")
+    assert sum(parts[f"{name}_mib"] or 0 for name in names) == parts["peak_memory_mib"] == 1200
+    assert (parts["slack_mib"] or 0) + (parts["library_mib"] or 0) == parts["other_mib"]
+
+
+def test_inference_has_neither_gradients_nor_an_optimizer() -> None:
+    parts = meter(600, 1100, 1200, 1500).parts(Memory(90 * MIB, 210 * MIB, 40 * MIB))
+    assert (parts["gradients_mib"], parts["optimizer_mib"]) == (None, None)
+
+
+def test_an_engine_tells_its_parts_on_any_device() -> None:
+    told = declared_parts(Memory(weights=3 * MIB, gradients=2 * MIB, optimizer=0))
+    assert told == {"weights_mib": 3, "gradients_mib": 2, "optimizer_mib": 0}

@@ -95,12 +95,29 @@ def tells_progress(there, report):
     report("phase", "load")
     wait_for(there + "-too")
 
+def runs_three(how, report):
+    for number in range(3):
+        report("phase", "measure")
+        report("samples", [number])
+        if number == 2 and how == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if number == 2 and how == "hang":
+            time.sleep(600)
+        time.sleep(2 if how == "hang" else 0)
+        report("case", number)
+
 def memory_error(_, report):
     raise MemoryError
 
 def huge_tensor(_, report):
     import torch
     return torch.empty(1 << 50)
+
+def breaks_off(_, report):
+    try:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+    finally:
+        raise RuntimeError("operation failed due to a previous error during capture")
 
 def model_without_memory(_, report):
     try:
@@ -208,6 +225,33 @@ def test_exception_is_a_reason_and_its_traceback_stands_in_the_log(call: Calls) 
     assert "in raises" in log
 
 
+def finished(call: Call) -> tuple[Child, Outcome]:
+    child = Child(call)
+    while (outcome := child.poll(1.0)) is None:
+        pass
+    return child, outcome
+
+
+def test_each_case_of_a_call_has_phases_of_its_own(call: Calls) -> None:
+    child, outcome = finished(call("runs_three"))
+    assert outcome.status == "ok"
+    assert [part.value for part in child.parts] == [0, 1, 2]
+    assert ["fork" in part.seconds for part in child.parts] == [True, False, False]
+    for part in child.parts:
+        assert part.entered.keys() == part.seconds.keys() >= {"open", "measure"}
+    starts = [part.entered["measure"] for part in child.parts]
+    assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize(("how", "status"), [("crash", "crashed"), ("hang", "timeout")])
+def test_cases_that_had_ended_outlive_their_process(call: Calls, how: str, status: str) -> None:
+    """Limits are a case's own: the two that ended took longer than one may."""
+    child, outcome = finished(call("runs_three", how, timeout=3.5 if how == "hang" else 60))
+    assert outcome.status == status
+    assert [part.value for part in child.parts] == [0, 1]
+    assert outcome.partial == {"samples": [2]}
+
+
 @pytest.mark.parametrize(("function", "status"), [("model_error", "failed"), ("unsupported", "unsupported")])
 def test_expected_errors_give_their_message_alone(call: Calls, function: str, status: str) -> None:
     outcome = outcome_of(made := call(function, "what is wrong"))
@@ -280,7 +324,7 @@ def test_build_does_not_count_towards_the_timeout(call: Calls) -> None:
     assert (outcome.status, outcome.value) == ("ok", "built"), outcome.reason
 
 
-@pytest.mark.parametrize("function", ["memory_error", "huge_tensor", "model_without_memory"])
+@pytest.mark.parametrize("function", ["memory_error", "huge_tensor", "model_without_memory", "breaks_off"])
 def test_want_of_memory_is_oom(call: Calls, function: str) -> None:
     outcome = outcome_of(call(function))
     assert outcome.status == "oom", outcome.reason

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from engines.catalog import Training
 from exporters.source import ModelSource
 from profiler.case import Case
 from profiler.result import Result, sample_warnings
@@ -116,6 +118,54 @@ def test_a_row_says_which_case_it_is_and_where_it_ran():
     assert (row["gpu"], row["host"], row["torch_version"], row["tensorrt_version"]) == ("H200", "box", "2.13.0", None)
     assert json.loads(row["options"]) == {"prefer_nhwc": True}
     assert json.loads(row["proof"]) == full().proof
+
+
+def test_a_row_says_what_else_distinguishes_its_case_and_what_its_training_did():
+    case = replace(
+        CASE, engine="eager", variant="eager", pass_="training", extra={"optimizer": "sgd"}, training=Training("sgd")
+    )
+    row = full(case.id).row("run", "suite", case, ENVIRONMENT)
+    assert (row["extra"], row["model_kind"]) == ("optimizer=sgd", "canonical")
+    assert (row["optimizer"], row["head"], row["dropout"]) == ("sgd", "cross-entropy", False)
+    plain = full().row("run", "suite", CASE, ENVIRONMENT)
+    assert (plain["extra"], plain.get("optimizer"), plain.get("dropout")) == (None, None, None)
+
+
+def test_the_parts_of_a_training_iteration_and_of_its_memory_are_columns():
+    result = full()
+    result.samples |= {"step": [1.0, 3.0], "gpu_forward": [0.5], "grad_weight": [0.25]}
+    result.memory |= {"gradients_mib": 7.0, "optimizer_mib": 14.0}
+    result.parity |= {"loss_error": 1e-4, "gradient_error": 1e-3}
+    row = result.row("run", "suite", CASE, ENVIRONMENT)
+    assert (row["step_ms"], row["gpu_forward_ms"], row["grad_weight_ms"], row["gpu_step_ms"]) == (2.0, 0.5, 0.25, None)
+    assert (row["gradients_mib"], row["optimizer_mib"]) == (7.0, 14.0)
+    assert (row["loss_error"], row["gradient_error"]) == (1e-4, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ({"gpu": "H200", "cpu": "Xeon", "machine": {"label": "mine"}}, "mine"),
+        ({"gpu": "H200", "cpu": "Xeon", "machine": {"cloud": "Some Cloud"}}, "H200"),
+        ({"gpu": None, "cpu": "Xeon"}, "Xeon"),
+    ],
+)
+def test_a_machine_is_called_by_its_label_or_what_it_is(told, name):
+    assert full().row("run", "suite", CASE, told)["machine"] == name
+
+
+def test_the_price_of_an_hour_is_that_of_a_million_items():
+    machine = {"label": "rented", "cloud": "Some Cloud", "instance": "big", "usd_per_hour": 7.2}
+    row = full().row("run", "suite", CASE, ENVIRONMENT | {"machine": machine})
+    # 2,000 items a second are 7.2 million an hour.
+    assert row["usd_per_million_items"] == pytest.approx(1.0)
+    assert row["items_per_usd"] == pytest.approx(1e6)
+    assert (row["cloud"], row["instance"], row["usd_per_hour"]) == ("Some Cloud", "big", 7.2)
+    unpriced = full().row("run", "suite", CASE, ENVIRONMENT)
+    assert "usd_per_million_items" not in unpriced
+    failed = full(status="failed").row("run", "suite", CASE, ENVIRONMENT | {"machine": machine})
+    assert failed["usd_per_hour"] == 7.2
+    assert "usd_per_million_items" not in failed
 
 
 def test_the_version_of_tensorrt_is_that_of_the_library_that_ran():

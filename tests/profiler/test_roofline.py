@@ -15,12 +15,23 @@ import polars as pl
 import pytest
 
 from engines.catalog import Pass
+from exporters.layers import LAYERS, Conv2d, Linear
 from exporters.source import ModelSource
 from profiler import roofline
 from profiler.case import Budget, Case
 from profiler.prepare import prepare
 from profiler.result import Result
-from profiler.roofline import Floor, computed_in, cpu_cache_mib, floor, judge, measure_roofs, place, wanted
+from profiler.roofline import (
+    Floor,
+    arithmetic_saved,
+    computed_in,
+    cpu_cache_mib,
+    floor,
+    judge,
+    measure_roofs,
+    place,
+    wanted,
+)
 from profiler.task import Prepared, Task
 from profiler.worker import measure_case, prepare_cost, prepare_model
 
@@ -252,6 +263,16 @@ def test_row_has_its_place(measure: Callable[[dict[str, float]], Result]) -> Non
     assert result.roofline["floor_ms"] == pytest.approx(max(2 * FLOPS / 1e9, 4 * (weights + inputs + outputs) / 1e6))
 
 
+def test_convolution_alone_may_go_by_fourier_transforms() -> None:
+    """L2's 9×9 kernel on cuDNN's FFT; of memory, of a product and of a network nobody saves so much."""
+    saved = arithmetic_saved(LAYERS["L2"])
+    assert (judge(1.0, (60.0, "arithmetic"), saved)[0], len(judge(1.0, (60.0, "arithmetic"), saved)[1])) == (None, 1)
+    assert judge(1.0, (90.0, "arithmetic"), saved)[0] is not None
+    assert judge(1.0, (60.0, "memory"), saved)[0] is not None
+    for other in (Linear(64, 64), Conv2d((64, 8, 8), 64, (1, 1)), None):
+        assert judge(1.0, (3.0, "arithmetic"), arithmetic_saved(other))[0] is not None
+
+
 def test_impossible_row_is_judged_by_roofs_measured_again(
     measure: Callable[[dict[str, float]], Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +341,7 @@ def test_training_that_cannot_be_counted_in_time_loses_nothing_else(
     prepared: Callable[..., tuple[Prepared, list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("profiler.prepare._COUNT_SECONDS", 10.0)
+    monkeypatch.setattr("profiler.prepare._GRADIENT_SECONDS", 10.0)
     made, told = prepared("Slow", ("eager", "inference"), ("eager", "training"))
     assert (made.cost.flops("inference"), made.cost.flops("training")) == (CONVOLUTION, None)
     log = tmp_path / "prepare-a.log"

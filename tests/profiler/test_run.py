@@ -16,6 +16,7 @@ from engines.base import Job
 from engines.catalog import ENGINES
 from exporters.source import ModelSource
 from profiler import run as module
+from profiler import single
 from profiler.case import Budget, Case
 from profiler.environment import Target
 from profiler.process import Call, Outcome
@@ -129,9 +130,9 @@ class Watched:
 
 
 def test_telemetry_is_of_the_sampling_and_not_of_the_energy_loop(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(module, "Child", Process)
+    monkeypatch.setattr(single, "Child", Process)
     task = Task(case("a"), Prepared(), Budget())
-    got = module.measure_one(task, tmp_path, (), lambda phase: None, Watched())
+    got = single.measure_one(task, tmp_path, (), lambda phase: None, Watched())
     assert got.telemetry["power_w"] == 100.0
     assert not got.telemetry["throttled"]
     assert got.memory["peak_memory_mib"] == 59.0  # Until the checks begin, the energy loop included.
@@ -139,9 +140,9 @@ def test_telemetry_is_of_the_sampling_and_not_of_the_energy_loop(monkeypatch, tm
 
 
 def test_a_row_without_telemetry_says_so(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(module, "Child", Process)
+    monkeypatch.setattr(single, "Child", Process)
     monkeypatch.setattr(Watched, "dead", True)
-    got = module.measure_one(Task(case("a"), Prepared(), Budget()), tmp_path, (), lambda phase: None, Watched())
+    got = single.measure_one(Task(case("a"), Prepared(), Budget()), tmp_path, (), lambda phase: None, Watched())
     assert [warning.split(":")[0] for warning in got.warnings] == ["telemetry"]
 
 
@@ -151,7 +152,7 @@ def reading(memory_mib: float | None = None, reasons: int = 0) -> Reading:
 
 def test_reasons_seen_while_measuring_are_warnings_of_their_own(run) -> None:
     got = Result("x", "ok")
-    module._add_readings(got, [], [reading(reasons=0x4), reading(reasons=0x40)])
+    single._add_readings(got, [], [reading(reasons=0x4), reading(reasons=0x40)])
     assert got.telemetry["throttled"]
     assert [warning.split(":")[0] for warning in got.warnings] == ["throttled", "power-cap"]
 
@@ -165,9 +166,9 @@ def test_memory_that_only_a_poll_saw_is_in_the_peak_and_in_what_no_allocator_kno
         "baseline_mib": 600.0,
     }
     got = Result("x", "ok", memory=dict(parts))
-    module._add_readings(got, [reading(1400.0), reading(None), reading(1530.0)], [])
+    single._add_readings(got, [reading(1400.0), reading(None), reading(1530.0)], [])
     assert got.memory == parts | {"peak_memory_mib": 930.0, "other_mib": 130.0, "library_mib": 90.0}
-    module._add_readings(got, [reading(1000.0)], [])
+    single._add_readings(got, [reading(1000.0)], [])
     assert got.memory["peak_memory_mib"] == 930.0
 
 
@@ -207,10 +208,10 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: 
     engine = replace(ENGINES["eager"], module="an_engine_that_builds", builds="anywhere")
     monkeypatch.setitem(sys.modules, engine.module, SimpleNamespace(build=build))
     monkeypatch.setitem(ENGINES, "eager", engine)
-    monkeypatch.setattr(module, "Child", Apart)
+    monkeypatch.setattr(single, "Child", Apart)
     Apart.functions.clear()
     watcher = SimpleNamespace(between=lambda *_: [], ended=lambda: False)
-    found = module.measure_one(Task(case("a"), Prepared(), Budget()), tmp_path, (), lambda phase: None, watcher)
+    found = single.measure_one(Task(case("a"), Prepared(), Budget()), tmp_path, (), lambda phase: None, watcher)
     assert Apart.functions == ["profiler.worker:build_ahead", "profiler.worker:measure_case"]
     assert (built[0].engine, built[0].batch_size) == ("eager", 1)
     assert found.proof["build"] == {"seconds": 3.0, "cached": False}

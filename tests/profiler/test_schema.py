@@ -22,17 +22,25 @@ proof warnings
 gpu host cuda driver cudnn torch_version onnxruntime_version tensorrt_version
 """
 AGREED = DESIGN.split()
-ADDED = ["slack_mib", "library_mib"]
-"""The two parts of other_mib."""
+SINCE = """
+slack_mib library_mib
+model_kind extra optimizer head dropout
+grad_input_ms grad_weight_ms gpu_forward_ms gpu_backward_ms gpu_step_ms gpu_grad_input_ms gpu_grad_weight_ms
+gradients_mib optimizer_mib loss_error gradient_error
+machine cloud instance usd_per_hour usd_per_million_items items_per_usd
+"""
+ADDED = SINCE.split()
+"""The parts of other_mib; what else distinguishes a case; training in depth; layers; the machine's price."""
 
 TEXTS = """
 run_id case_id suite model engine variant pass precision device options status reason reference clock stop_reason proof
 gpu host cuda driver cudnn torch_version onnxruntime_version tensorrt_version
+model_kind extra optimizer head machine cloud instance
 """
 NOT_MEASURES = {
     **dict.fromkeys(TEXTS.split(), TEXT),
     **dict.fromkeys(("batch_size", "replicate", "samples"), COUNT),
-    "throttled": pl.Boolean(),
+    **dict.fromkeys(("throttled", "dropout"), pl.Boolean()),
     "warnings": pl.List(pl.String()),
 }
 
@@ -59,7 +67,8 @@ def test_layers_has_the_agreed_columns_and_types():
 
 def test_a_measures_unit_stands_in_its_name():
     ratios = {"throughput", "rel_l2_error", "max_abs_error", "top1_agreement", "fraction_of_peak", "tflops"}
-    units = ("_ms", "_mib", "_s", "_w", "_mhz", "_c", "_per_item")
+    ratios |= {"loss_error", "gradient_error"}
+    units = ("_ms", "_mib", "_s", "_w", "_mhz", "_c", "_per_item", "_per_usd", "_per_hour", "_per_million_items")
     measures = {column for column, kind in RESULTS.items() if kind == MEASURE}
     assert [column for column in measures - ratios if not column.endswith(units)] == []
 

@@ -245,7 +245,7 @@ def test_a_failed_replicate_leaves_the_others():
 def test_a_groups_lines_are_fastest_first():
     frames = run(row("eager", ms=6.0), row("compiled", ms=2.0), row("ort", ms=3.0))
     ((key, lines),) = table.groups(table.summary(*frames))
-    assert key == {"model": "net", "pass": "inference", "batch_size": 1}
+    assert key == {"model": "net", "pass": "inference", "batch_size": 1, "extra": None}
     assert [one["variant"] for one in lines] == ["compiled", "ort", "eager"]
 
 
@@ -273,6 +273,26 @@ def test_the_sentence_gives_as_many_digits_as_tell_something(slow, says):
 def test_the_sentence_for_training_says_so():
     frames = run(row("eager", ms=6.0, **{"pass": "training"}), row("compiled", ms=3.0, **{"pass": "training"}))
     assert said(frames)[0].startswith("net training, batch 1: compiled fp32 is 2.0× fp32 eager")
+
+
+def test_what_else_distinguishes_a_group_stands_in_its_title_and_sentence():
+    extra = {"pass": "training", "extra": "optimizer=sgd/head=logits"}
+    frames = run(row("eager", ms=6.0, **extra), row("compiled", ms=2.0, **extra))
+    ((key, lines),) = table.groups(table.summary(*frames))
+    assert table.title(key) == "net, training, batch 1, optimizer sgd, head logits"
+    sentence = table.sentence(key, lines)
+    assert sentence and sentence.startswith("net training, batch 1, optimizer sgd, head logits: compiled fp32 is 3.0×")
+
+
+def test_each_optimizer_has_its_own_base():
+    sgd, none = ({"pass": "training", "extra": extra} for extra in ("optimizer=sgd", None))
+    frames = run(
+        row("eager", ms=6.0, case_id="a", **sgd), row("eager", ms=4.0, case_id="b", **none),
+        row("compiled", ms=2.0, case_id="c", **sgd), row("compiled", ms=2.0, case_id="d", **none),
+    )  # fmt: skip
+    assert line(frames, "compiled", extra="optimizer=sgd")["speedup"] == pytest.approx(3.0)
+    rows = table.summary(*frames).filter(pl.col("extra").is_null(), variant="compiled").to_dicts()
+    assert [row["speedup"] for row in rows] == [pytest.approx(2.0)]
 
 
 def test_where_nothing_was_faster_the_sentence_says_so():
@@ -441,6 +461,18 @@ def test_markdown_has_one_line_a_row_and_as_many_cells_as_the_head(written, name
     assert head == pl.read_csv(written / f"{name}.csv").columns
     assert len(body) == rows
     assert {len(one) for one in body} == {len(head)}
+
+
+def test_layers_and_batch_sweeps_have_tables_of_their_own(tmp_path):
+    layer = row("eager", model="L1", model_kind="layer", **{"pass": "training"}, forward_ms=1.0, machine="here")
+    sweep = [row("eager", case_id=f"s{b}", batch_size=b, extra="sweep=batch", machine="here") for b in (1, 2)]
+    results, samples = run(layer, *sweep)
+    table.write_tables(tmp_path, results, table.summary(results, samples))
+    assert pl.read_csv(tmp_path / "layer-passes.csv")["layer"].to_list() == ["L1"]
+    assert (tmp_path / "best-per-layer.md").is_file()
+    assert pl.read_csv(tmp_path / "minibatch.csv")["batch_size"].to_list() == [1, 2]
+    assert (tmp_path / "minibatch-knees.csv").is_file()
+    assert (tmp_path / "largest-batch.csv").is_file()
 
 
 def test_markdown_cuts_nothing_off(written):

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exporters.gradients import Deviation
 from exporters.source import ModelSource
 from profiler.case import Case
-from profiler.verify import compare, judge, mismatch, remarks
+from profiler.verify import compare, judge, judge_gradients, mismatch, remarks
 
 LOGITS = np.array([[1.0, 2.0, 2.0], [4.0, 0.0, 3.0]], dtype=np.float32)
 
@@ -152,6 +153,8 @@ def test_outputs_that_are_wrong_fail_the_row(error, says):
         (case(cudnn=True), proof(cudnn=True)),
         (case(), proof(compute_types={"float32": 2, "unknown": 3})),
         (case(), proof(compute_types={})),
+        (case("amp-fp16"), proof("float16")),
+        (case("amp-bf16"), proof("bfloat16")),
         (case("int8"), proof("int8")),
         (case("int8"), proof(compute_types={"int8": 1, "float32": 19})),
         (case("native"), proof("int8")),
@@ -168,6 +171,9 @@ def test_a_proof_that_matches_its_request_is_no_mismatch(asked, ran):
         (case("fp32"), proof("float16"), "asked for fp32, computed in float16 (20×)"),
         (case("fp16"), proof(compute_types={"float16": 19, "float32": 1}), "float16 (19×), float32 (1×)"),
         (case("bf16"), proof(compute_types={"bfloat16": 3, "unknown": 2, "float32": 1}), "float32 (1×)"),
+        (case("amp-fp16"), proof("float32"), "asked for amp-fp16, computed in float32 (20×)"),
+        (case("amp-bf16"), proof(compute_types={"bfloat16": 19, "float32": 1}), "float32 (1×)"),
+        (case("amp-bf16"), proof("bfloat16", tf32=True), "TF32 was on at amp-bf16"),
         (case("int8"), proof("float32"), "asked for int8, computed in float32 (20×)"),
         (case("int8"), proof(compute_types={"int8": 0, "float16": 3}), "asked for int8, computed in float16 (3×)"),
         (case("fp16"), proof(compute_types={"float16": 19, "int8": 1}), "float16 (19×), int8 (1×)"),
@@ -232,3 +238,71 @@ def test_what_int8_left_in_float_is_remarked():
     assert mixed == "mixed-precision: 3 of 54 convolutions and products computed in float16 and float32"
     assert unproven.startswith("unproven: the types of 1 ")
     assert remarks(case("int8", calibration=Path("images")), proof("float32")) == [], "that is a contradiction"
+
+
+NORMS = {"first.weight": 1.0, "last.weight": 3.0, "last.bias": 0.03, "dead.bias": 0.0}
+
+
+def step(
+    first: float = 0.0, last: float = 0.0, bias: float = 0.0, zeros: tuple[str, ...] = (), result: float = 0.0
+) -> Deviation:
+    tensors = {"first.weight": first, "last.weight": last, "last.bias": bias, "dead.bias": 1e-9}
+    errors = [tensors[name] * NORMS[name] for name in NORMS]
+    return Deviation(result, float(np.linalg.norm(errors) / np.linalg.norm(list(NORMS.values()))), tensors, zeros)
+
+
+@pytest.mark.parametrize(
+    ("found", "own"),
+    [
+        (step(), step()),
+        (step(2e-6, 2e-6), step()),  # Below the floor.
+        (step(2.9e-3, 2.9e-3), step(1e-3, 1e-3)),
+        (step(0.0, 0.0, bias=0.9), step(1e-2, 1e-2)),  # It carries less than 1 % of the norm.
+        (step(0.7, 0.1), step(0.3, 0.3)),
+    ],
+)
+def test_gradients_as_far_off_as_the_precision_makes_them_are_no_remark(found: Deviation, own: Deviation) -> None:
+    assert judge_gradients("fp32", found, own, NORMS) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("found", "own"),
+    [(step(4e-6, 4e-6), step()), (step(4e-3, 4e-3), step(1e-3, 1e-3)), (step(1e-3), step(math.nan, 1e-9))],
+)
+def test_gradients_further_off_are_remarked(found: Deviation, own: Deviation) -> None:
+    wrong, (remark,) = judge_gradients("bf16", found, own, NORMS)
+    assert wrong is None
+    assert remark.startswith("inaccurate-gradients: ")
+    assert f"{found.gradient:.1e}" in remark
+
+
+@pytest.mark.parametrize(
+    ("found", "own", "says"),
+    [
+        (step(0.6), step(0.1), "in 1 of the 2 tensors that carry 1 % or more; the worst is first.weight: "),
+        (step(0.6), step(0.1), "relative L2 error 6.0e-01 to fp64, the reference itself has 1.0e-01 at fp32"),
+        (step(0.6, 0.7), step(), "in 2 of the 2 tensors that carry 1 % or more; the worst is last.weight: "),
+        (step(0.95), step(0.3), "the reference itself has 3.0e-01"),
+        (step(1.0, zeros=("first.weight",)), step(1e-6), "1 of them zeros"),
+        (step(1.0, zeros=("first.weight",)), step(0.6), "1 of them zeros"),  # Wrong even where much is usual.
+        (step(math.nan), step(), "not finite"),
+        (step(result=math.nan), step(), "not finite"),
+    ],
+)
+def test_gradients_that_are_wrong_fail_the_row(found: Deviation, own: Deviation, says: str) -> None:
+    wrong, warnings = judge_gradients("fp32", found, own, NORMS)
+    assert says in (wrong or "")
+    assert warnings == []
+
+
+def test_gradients_that_underflow_in_the_reference_too_may_be_zeros() -> None:
+    lost = step(1.0, zeros=("first.weight",))
+    wrong, (remark,) = judge_gradients("fp16", lost, Deviation(0.0, 0.1, lost.tensors, ["first.weight"]), NORMS)
+    assert wrong is None
+    assert remark.startswith("inaccurate-gradients: ")
+
+
+@pytest.mark.parametrize(("precision", "says"), [("amp-fp16", "skip every step"), ("fp16", "65504")])
+def test_what_overflows_is_explained(precision: str, says: str) -> None:
+    wrong, _ = judge_gradients(precision, step(math.nan), step(), NORMS)
+    assert says in (wrong or "")

@@ -1,0 +1,140 @@
+"""What enters: gradients of a training step. What leaves: how far they lie from a reference; the data, without torch.
+
+Of each parameter's gradient as many elements are kept as tell its error. exporters.reference_step makes the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+_WHOLE = 4096
+_SAMPLED = 4093
+"""A prime, so that the spacing is no multiple of a tensor's own dimensions, by which all samples could fall into one
+column or one place of the kernels."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What one step gave. By parameter: elements of its gradient, at `positions`, and the norm of all of it.
+
+    `result` is the loss, or with the head "logits" the output; `target` what the head needs, or None.
+    """
+
+    result: Array
+    target: Array | None
+    samples: Mapping[str, Array]
+    norms: Mapping[str, float]
+
+    def save(self, path: Path) -> None:
+        target = {} if self.target is None else {"target": self.target}
+        samples = {f"gradient {name}": sample for name, sample in self.samples.items()}
+        norms = np.array([self.norms[name] for name in self.samples])
+        np.savez(path, result=self.result, norms=norms, **target, **samples)  # type: ignore[arg-type]
+
+    @classmethod
+    def read(cls, path: Path) -> Gradients:
+        with np.load(path) as file:
+            samples = {key.removeprefix("gradient "): file[key] for key in file.files if key.startswith("gradient ")}
+            norms = dict(zip(samples, map(float, file["norms"]), strict=True))
+            return cls(file["result"], file["target"] if "target" in file.files else None, samples, norms)
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far a step lies from the reference: relative L2 errors of its result, of all gradients, and of each."""
+
+    result: float
+    gradient: float
+    tensors: Mapping[str, float]
+    zeros: Sequence[str] = ()
+    """Tensors whose gradient is zeros, or missing, where the reference's is not."""
+
+
+@dataclass(frozen=True)
+class GradientReference:
+    """The file of a step in fp64 on the CPU, and the deviation of the same step at each precision asked for."""
+
+    path: Path
+    own: Mapping[str, Deviation]
+    """By `own_name`."""
+
+    def own_at(self, precision: str, batch: int) -> Deviation:
+        """What is usual at that precision; the most that is for other batch sizes, where that one is not known."""
+        name = own_name(precision, batch)
+        others = [found for other, found in self.own.items() if other.startswith(f"{precision} ")]
+        return self.own[name] if name in self.own else largest(others)
+
+
+def own_name(precision: str, batch: int) -> str:
+    """How the deviation of a step at that precision is called, for a batch of that size.
+
+    The mean over a batch divides gradients of activations by its size. Only in fp16, without a loss scale, do they fall
+    out of what the type holds.
+    """
+    return f"{precision} at batch {batch}" if precision == "fp16" else precision
+
+
+def reference_items(batch: int) -> int:
+    """How many items a reference has for a batch of that size, which is filled with them again and again.
+
+    The mean loss, batch normalization's statistics and so the gradients are then the same in exact arithmetic.
+    """
+    return 1 if batch % 2 else 2
+
+
+def tiled(array: Array, batch: int, is_gradient: bool = False) -> Array:
+    """Items repeated up to `batch`; a gradient of a mean over the items becomes one over the batch."""
+    repeated = np.concatenate([array] * (batch // len(array)))
+    return repeated * np.float32(len(array) / batch) if is_gradient else repeated
+
+
+def positions(size: int) -> NDArray[np.int64]:
+    """Which elements of a tensor of `size`, flattened, are kept: all of a small one, else evenly spaced ones."""
+    if size <= _WHOLE:
+        return np.arange(size)
+    return np.arange(_SAMPLED) * size // _SAMPLED
+
+
+def deviation(result: Array, samples: Mapping[str, Array], reference: Gradients) -> Deviation:
+    """A gradient that is missing counts as zeros. NaN where something is not finite.
+
+    The error of all is estimated from the sampled relative error and the full norm of each.
+    """
+    tensors = {
+        name: _relative(samples.get(name, np.zeros_like(truth)), truth) for name, truth in reference.samples.items()
+    }
+    zeros = [name for name, truth in reference.samples.items() if truth.any() and not _any(samples, name)]
+    norm = float(np.linalg.norm(list(reference.norms.values())))
+    error = float(np.linalg.norm([tensors[name] * reference.norms[name] for name in tensors]))
+    return Deviation(_relative(result, reference.result), error / norm if norm else error, tensors, zeros)
+
+
+def largest(deviations: Sequence[Deviation]) -> Deviation:
+    """The largest of each error; NaN where one is."""
+    return Deviation(
+        float(np.max([d.result for d in deviations])),
+        float(np.max([d.gradient for d in deviations])),
+        {name: float(np.max([d.tensors[name] for d in deviations])) for name in deviations[0].tensors},
+        sorted({name for d in deviations for name in d.zeros}),
+    )
+
+
+def _any(samples: Mapping[str, Array], name: str) -> bool:
+    return name in samples and bool(samples[name].any())
+
+
+def _relative(ours: Array, truth: Array) -> float:
+    """L2 distance over the truth's norm; the distance itself where that is 0."""
+    difference = ours.astype(np.float64) - truth.astype(np.float64)
+    distance, norm = float(np.linalg.norm(difference)), float(np.linalg.norm(truth))
+    if not np.isfinite(distance):
+        return float("nan")
+    return distance / norm if norm else distance

@@ -1,0 +1,137 @@
+"""What enters: results of single layers. What leaves: their passes side by side, and the best of each layer.
+
+The form of convnet-benchmarks' layer-wise tables (https://github.com/soumith/convnet-benchmarks), whose last row picks
+the fastest library for each layer and pass: what an engine would reach that chose among all of them.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+PARTS = ("forward", "grad_input", "grad_weight")
+ALL_LAYERS = "total"
+"""What stands for the layer in a row of sums, as in references/convnet-layers.csv."""
+KEYS = ["machine", "device", "layer", "engine", "variant", "precision", "batch_size"]
+_GROUP = ["machine", "device", "precision", "batch_size"]
+_FIGURES = [*(f"{part}_ms" for part in PARTS), "total_ms"]
+_MEASURES = ["peak_memory_mib", "flops_per_item", "latency_ms", "gpu_ms"] + [
+    f"{clock}{part}_ms" for clock in ("", "gpu_") for part in PARTS
+]
+_TOO_SHORT = "calls under 0.05 ms are timed in blocks, without their parts; a larger batch has them"
+
+
+def layer_rows(results: pl.DataFrame) -> pl.DataFrame:
+    """One row a layer, variant, precision and batch size; medians over replicates. `results` are results.parquet's.
+
+    - `machine device layer engine variant precision batch_size`
+    - `forward_ms grad_input_ms grad_weight_ms`, `backward_ms` (both gradients), `total_ms`
+    - `clock`: "gpu" where the device's own time, free of gaps between launches, is there for all of the row, else the
+      headline's name, "event" or "host"
+    - `peak_memory_mib`: of the training pass, or of inference where that alone was measured
+    - `forward_tflops grad_input_tflops grad_weight_tflops total_tflops`: 10¹² FLOPs a second on that clock
+    - `status`, `reason`: of the training pass if it was asked for; `reason` says why a figure is missing
+
+    Where there is no training pass (an engine that does inference only, a pass that did not fit), `forward_ms` is
+    inference's.
+    """
+    layers = results.filter(pl.col("model_kind") == "layer").rename({"model": "layer"})
+    order = layers.select(KEYS).unique(maintain_order=True)
+    rows = order.join(_training(layers), on=KEYS, how="left", nulls_equal=True, maintain_order="left")
+    rows = rows.join(_inference(layers), on=KEYS, how="left", nulls_equal=True, maintain_order="left", suffix="_alone")
+    untrained = pl.col("total_ms").is_null()
+    rows = rows.with_columns(
+        *(
+            pl.when(untrained).then(f"{column}_alone").otherwise(column).alias(column)
+            for column in ("forward_ms", "clock", "peak_memory_mib", "part_flops")
+        ),
+        *(
+            pl.when(pl.col("status").is_null()).then(f"{column}_alone").otherwise(column).alias(column)
+            for column in ("status", "reason")
+        ),
+        backward_ms=pl.col("grad_input_ms") + pl.col("grad_weight_ms"),
+    )
+    rates = [(pl.col("part_flops") / pl.col(f"{part}_ms") / 1e9).alias(f"{part}_tflops") for part in PARTS]
+    rates.append((3 * pl.col("part_flops") / pl.col("total_ms") / 1e9).alias("total_tflops"))
+    return rows.with_columns(rates).select(
+        *KEYS, *(f"{part}_ms" for part in PARTS), "backward_ms", "total_ms", "clock", "peak_memory_mib",
+        *(f"{part}_tflops" for part in PARTS), "total_tflops", "status", "reason",
+    )  # fmt: skip
+
+
+def best_per_layer(rows: pl.DataFrame) -> pl.DataFrame:
+    """For each layer, precision and batch size the fastest variant of each pass. `rows` are `layer_rows`'.
+
+    - `machine device precision batch_size layer`
+    - `forward_ms` and `forward_variant`, the same of `grad_input` and `grad_weight`
+    - `backward_ms`, `total_ms`: sums of the best parts, which may be of several variants
+    - `clock`: of what was compared; several, joined by " and ", where variants differ
+
+    Each group of one machine, device, precision and batch size ends with a row of sums, whose layer is ALL_LAYERS. A
+    sum is blank where a layer that is in `rows` for that machine and batch size has no figure.
+    """
+    fastest = [pl.col(f"{part}_ms").min() for part in PARTS]
+    names = [
+        pl.col("variant").filter(pl.col(f"{part}_ms") == pl.col(f"{part}_ms").min()).first().alias(f"{part}_variant")
+        for part in PARTS
+    ]
+    clocks = pl.col("clock").drop_nulls().unique(maintain_order=True).str.join(" and ").replace("", None)
+    # Every layer in every group, so that a missing one blanks the sums.
+    layers = rows.select("machine", "device", "batch_size", "layer").unique(maintain_order=True)
+    groups = rows.select(_GROUP).unique(maintain_order=True)
+    every = groups.join(layers, on=["machine", "device", "batch_size"], nulls_equal=True, maintain_order="left_right")
+    found = rows.group_by([*_GROUP, "layer"]).agg(*fastest, *names, clocks)
+    best = every.join(found, on=[*_GROUP, "layer"], how="left", nulls_equal=True, maintain_order="left")
+    whole = [
+        pl.when(pl.col(f"{part}_ms").is_not_null().all()).then(pl.col(f"{part}_ms").sum()).alias(f"{part}_ms")
+        for part in PARTS
+    ]
+    sums = best.group_by(_GROUP, maintain_order=True).agg(pl.lit(ALL_LAYERS).alias("layer"), *whole)
+    joined = [part for group in groups.iter_rows() for part in (_of(best, group), _of(sums, group))]
+    backward = pl.col("grad_input_ms") + pl.col("grad_weight_ms")
+    return (
+        pl.concat([best.clear(), *joined], how="diagonal")
+        .with_columns(backward_ms=backward, total_ms=pl.col("forward_ms") + backward)
+        .select(*_GROUP, "layer", *(f"{part}_{what}" for part in PARTS for what in ("ms", "variant")), "backward_ms",
+                "total_ms", "clock")
+    )  # fmt: skip
+
+
+def _training(layers: pl.DataFrame) -> pl.DataFrame:
+    """The training pass by KEYS: its parts and total on one clock, memory, and the FLOPs of each part of a call."""
+    medians = _medians(layers.filter(pl.col("pass") == "training"))
+    gated = pl.all_horizontal(pl.col("gpu_ms", *(f"gpu_{part}_ms" for part in PARTS)).is_not_null())
+    figures = [pl.when(gated).then(f"gpu_{part}_ms").otherwise(f"{part}_ms").alias(f"{part}_ms") for part in PARTS]
+    short = pl.col("latency_ms").is_not_null() & pl.col("forward_ms").is_null()
+    return medians.select(
+        *KEYS, *figures, "status", "peak_memory_mib",
+        pl.when(gated).then("gpu_ms").otherwise("latency_ms").alias("total_ms"),
+        pl.when(gated).then(pl.lit("gpu")).otherwise("clock").alias("clock"),
+        pl.when(short).then(pl.lit(_TOO_SHORT)).otherwise("reason").alias("reason"),
+        (pl.col("flops_per_item") * pl.col("batch_size") / 3).alias("part_flops"),
+    )  # fmt: skip
+
+
+def _inference(layers: pl.DataFrame) -> pl.DataFrame:
+    """The same of the inference pass, which is the forward part alone."""
+    return _medians(layers.filter(pl.col("pass") == "inference")).select(
+        *KEYS, "status", "reason", "peak_memory_mib",
+        pl.coalesce("gpu_ms", "latency_ms").alias("forward_ms"),
+        pl.when(pl.col("gpu_ms").is_null()).then("clock").otherwise(pl.lit("gpu")).alias("clock"),
+        (pl.col("flops_per_item") * pl.col("batch_size")).alias("part_flops"),
+    )  # fmt: skip
+
+
+def _medians(rows: pl.DataFrame) -> pl.DataFrame:
+    """Over replicates; a reason stands where none of them was measured."""
+    ok = pl.col("status") == "ok"
+    reason = pl.when(pl.col("status") == "oom").then(pl.lit("out of memory")).otherwise("reason")
+    return rows.group_by(KEYS).agg(
+        pl.col(_MEASURES).filter(ok).median(),
+        pl.col("clock").filter(ok).first(),
+        pl.when(ok.any()).then(pl.lit("ok")).otherwise(pl.col("status").first()).alias("status"),
+        pl.when(ok.any()).then(None).otherwise(reason.first()).alias("reason"),
+    )
+
+
+def _of(frame: pl.DataFrame, group: tuple[object, ...]) -> pl.DataFrame:
+    return frame.filter(*(pl.col(key).eq_missing(pl.lit(value)) for key, value in zip(_GROUP, group, strict=True)))

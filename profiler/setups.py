@@ -1,0 +1,116 @@
+"""What enters: results of one or several runs. What leaves: their times, by how machine and library are called.
+
+A setup is a machine with a library at a precision, such as "H200 with PyTorch 2.11 eager fp32, cuDNN 9.19": what a
+published table has a row for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+
+from profiler.schema import RESULTS
+
+_LIBRARIES = {
+    "eager": ("PyTorch", "torch_version"),
+    "compiled": ("PyTorch", "torch_version"),
+    "ort": ("ONNX Runtime", "onnxruntime_version"),
+    "trt": ("TensorRT", "tensorrt_version"),
+    "trt-rtx": ("TensorRT for RTX", "tensorrt_version"),
+    "openvino": ("OpenVINO", None),
+}
+_WITH_CUDNN = ("eager", "compiled", "ort")
+_FIGURES = [
+    *("latency_ms", "forward_ms", "backward_ms", "grad_input_ms", "grad_weight_ms", "throughput", "peak_memory_mib"),
+    *("tflops", "usd_per_million_items", "items_per_usd"),
+]
+KEYS = [
+    *("model", "model_kind", "pass", "batch_size", "device", "machine", "cloud", "instance", "usd_per_hour"),
+    *("library", "runtime", "variant", "precision", "setup", "swept", "updates", "plain"),
+]
+
+
+def concatenate(*results: pl.DataFrame) -> pl.DataFrame:
+    """Results of several runs as one frame; columns that an older run lacks are null."""
+    whole = [
+        frame.select(
+            pl.col(name).cast(dtype) if name in frame.columns else pl.lit(None, dtype).alias(name)
+            for name, dtype in RESULTS.items()
+        )
+        for frame in results
+    ]
+    return pl.concat(whole)
+
+
+def times(results: pl.DataFrame) -> pl.DataFrame:
+    """One row a cell of the matrix, KEYS and medians over its replicates; `note` says why a cell has no figures.
+
+    `library` names runtime, version, variant, precision and cuDNN, `runtime` the same without the variant; `plain`
+    marks eager in fp32, which the others are held against, `swept` the rows of a batch sweep, `updates` those with an
+    optimizer's step. Rows that only looked for the largest batch are left out.
+    """
+    rows = results.filter(~pl.col("extra").fill_null("").str.contains("probe="))
+    cells = list(rows.iter_rows(named=True))
+    on_cpu = pl.when(device="cpu").then(pl.lit("CPU")).otherwise(pl.lit("GPU"))
+    why = pl.format("{}: {}", "status", pl.col("reason").fill_null("no reason was given"))
+    labelled = rows.with_columns(
+        pl.Series("library", [library(row) for row in cells], pl.String),
+        pl.Series("runtime", [library({**row, "variant": ""}) for row in cells], pl.String),
+        machine=pl.coalesce("machine", "gpu", on_cpu),
+        model_kind=pl.col("model_kind").fill_null("canonical"),
+        swept=pl.col("extra").fill_null("").str.contains("sweep="),
+        updates=pl.col("extra").fill_null("").str.contains("optimizer="),
+        plain=(pl.col("variant") == "eager") & (pl.col("precision") == "fp32"),
+        note=pl.when(status="oom").then(pl.lit("out of memory")).when(pl.col("status") != "ok").then(why),
+    ).with_columns(setup=pl.format("{} with {}", "machine", "library"))
+    measured = pl.col("latency_ms").is_not_null().any()
+    return labelled.group_by(KEYS, maintain_order=True).agg(
+        pl.col(_FIGURES).median(), pl.when(~measured).then(pl.col("note").drop_nulls().first()).alias("note")
+    )
+
+
+def nearest_batch(*keys: str) -> pl.Expr:
+    """Lets rows at the published batch size, column `usual`, through; where a setup, `keys`, has none, all others."""
+    is_usual = pl.col("batch_size") == pl.col("usual")
+    return is_usual | ~is_usual.any().over(keys)
+
+
+def library(row: Mapping[str, Any]) -> str:
+    """How a row of results calls its library, like "PyTorch 2.11 eager fp32, cuDNN 9.19"."""
+    name, column = _LIBRARIES.get(row["engine"], (row["engine"], None))
+    words = [name, _release(row[column]) if column else "", row["variant"], row["precision"]]
+    return " ".join(filter(None, words)) + _cudnn(row) + _unusual(row)
+
+
+def _unusual(row: Mapping[str, Any]) -> str:
+    """What else a training row did than the published ones, which began with a gradient of the network's output."""
+    extras = dict(part.split("=", 1) for part in (row["extra"] or "").split("/") if part)
+    words = [f"{key} {extras[key]}" for key in ("optimizer", "dropout") if key in extras]
+    if row["pass"] == "training" and row["model_kind"] != "layer" and extras.get("head") != "logits":
+        words.append("with loss")
+    return "".join(f", {word}" for word in words)
+
+
+def _cudnn(row: Mapping[str, Any]) -> str:
+    if row["device"] != "cuda" or row["engine"] not in _WITH_CUDNN or row["cudnn"] is None:
+        return ""
+    if json.loads(row["options"] or "{}").get("cudnn", True) is False:
+        return ", no cuDNN"
+    return f", cuDNN {_cudnn_release(row['cudnn'])}"
+
+
+def _cudnn_release(number: str) -> str:
+    """cuDNN's own number as people write it: 91900 is 9.19, 8902 is 8.9."""
+    if not number.isdigit():
+        return _release(number)
+    value = int(number)
+    thousands = 10_000 if value >= 90_000 else 1_000
+    return f"{value // thousands}.{value % thousands // 100}"
+
+
+def _release(version: str | None) -> str:
+    """2.11.0+cu130 as 2.11."""
+    return ".".join((version or "").partition("+")[0].split(".")[:2])

@@ -1,0 +1,353 @@
+"""Reference gradients on a tiny network: against independent ones, at each precision, sampled, tiled and cached."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from exporters import reference_step
+from exporters.cache import Cache
+from exporters.gradients import (
+    Deviation,
+    GradientReference,
+    Gradients,
+    deviation,
+    largest,
+    positions,
+    reference_items,
+    tiled,
+)
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.load import restore
+from exporters.reference_step import cached_gradients, step
+from exporters.source import ModelSource
+from exporters.state import cached_state
+
+FACTORIES = """
+import torch
+from torch import nn
+
+def tiny():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Tanh(), nn.Dropout(0.5),
+        nn.Flatten(), nn.Linear(1152, 10),
+    )
+
+class Several(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(768, 4), nn.Linear(768, 3)
+    def forward(self, x):
+        return self.first(x.flatten(1)), self.second(x.flatten(1))
+
+def several():
+    return Several()
+
+def image():
+    return nn.Conv2d(3, 2, 3)
+
+class Faint(nn.Module):
+    '''Its gradients are below 1e-8, which fp16 does not hold.'''
+    def __init__(self):
+        super().__init__()
+        self.wide, self.last = nn.Linear(768, 32), nn.Linear(32, 4)
+    def forward(self, x):
+        return self.last(torch.tanh(self.wide(x.flatten(1))) * 3e-8)
+
+def faint():
+    return Faint()
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cache]:
+    folder = tmp_path_factory.mktemp("gradients")
+    (folder / "gradients_factories.py").write_text(FACTORIES)
+    sys.path.insert(0, str(folder))
+    yield Cache(folder / "cache")
+    sys.path.remove(str(folder))
+
+
+def source(name: str) -> ModelSource:
+    return ModelSource(name, factory=f"gradients_factories:{name}", input_shape=(3, 16, 16))
+
+
+def reference(cache: Cache, name: str = "tiny", precision: str = "fp64", head: str = "cross-entropy", items: int = 2):
+    model = source(name)
+    arrays = seeded_inputs(input_specs(model), items)
+    return step(model, cached_state(model, cache), arrays, head, precision)
+
+
+def plain(cache: Cache, name: str, items: int, target: np.ndarray, head: str = "cross-entropy"):
+    """The loss and gradients as anybody would compute them, in fp64."""
+    model = restore(source(name), cached_state(source(name), cache)).double().train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    x = torch.from_numpy(seeded_inputs(input_specs(source(name)), items)[0]).double()
+    logits = model(x)
+    if head == "logits":
+        logits.backward(torch.from_numpy(target))
+        return logits, model
+    loss = -(logits.log_softmax(1)[range(items), torch.from_numpy(target)]).mean()
+    loss.backward()
+    return loss, model
+
+
+@pytest.mark.parametrize("items", [1, 2])
+def test_the_reference_is_what_fp64_gives(cache: Cache, items: int) -> None:
+    found = reference(cache, items=items)
+    assert found.target is not None
+    assert found.target.shape == (items,)
+    loss, model = plain(cache, "tiny", items, found.target)
+    assert float(found.result) == pytest.approx(loss.item(), rel=1e-12)
+    assert list(found.samples) == [name for name, _ in model.named_parameters()]
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad.flatten().numpy()
+        np.testing.assert_allclose(found.samples[name], gradient[positions(gradient.size)], rtol=1e-9, atol=1e-15)
+        assert found.norms[name] == pytest.approx(np.linalg.norm(gradient))
+
+
+def test_the_reference_is_a_derivative_of_its_loss(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = reference(cache)
+
+    def moved(model_source: ModelSource, state: Path) -> nn.Module:
+        model = restore(model_source, state)
+        with torch.no_grad():
+            model = model.double()
+            model.get_parameter("3.weight").flatten()[7] += 1e-5
+        return model
+
+    monkeypatch.setattr(reference_step, "restore", moved)
+    slope = (float(reference(cache).result) - float(found.result)) / 1e-5
+    assert slope == pytest.approx(found.samples["3.weight"][7], rel=1e-3)
+
+
+def test_the_head_of_logits_starts_from_a_fixed_gradient(cache: Cache) -> None:
+    found = reference(cache, head="logits")
+    assert found.target is not None
+    assert found.target.shape == (2, 10)
+    np.testing.assert_allclose(np.linalg.norm(found.target, axis=1), 0.5)
+    logits, model = plain(cache, "tiny", 2, found.target, "logits")
+    np.testing.assert_allclose(found.result, logits.detach().numpy(), rtol=1e-12)
+    np.testing.assert_allclose(found.samples["0.weight"], model.get_parameter("0.weight").grad.flatten(), rtol=1e-9)
+
+
+def test_what_has_no_gradient_is_left_out(cache: Cache) -> None:
+    assert set(reference(cache, "several").samples) == {"first.weight", "first.bias"}
+
+
+def test_an_output_that_is_no_logits_has_its_mean_square_as_loss(cache: Cache) -> None:
+    found = reference(cache, "image")
+    assert found.target is None
+    model = restore(source("image"), cached_state(source("image"), cache)).double()
+    x = torch.from_numpy(seeded_inputs(input_specs(source("image")), 2)[0]).double()
+    assert float(found.result) == pytest.approx((model(x) ** 2).mean().item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("head", ["cross-entropy", "logits"])
+@pytest.mark.parametrize(("items", "batch"), [(1, 3), (2, 6)])
+def test_a_batch_of_repeated_items_has_the_same_gradients(cache: Cache, head: str, items: int, batch: int) -> None:
+    found = reference(cache, head=head, items=items)
+    assert reference_items(batch) == items
+    model = source("tiny")
+    arrays = [tiled(array, batch) for array in seeded_inputs(input_specs(model), items)]
+    target = tiled(found.target, batch, is_gradient=head == "logits")
+    assert len(arrays[0]) == len(target) == batch
+    again = step(model, cached_state(model, cache), arrays, head, "fp64", target)
+    result = again.result[:items] if head == "logits" else again.result
+    assert deviation(result, again.samples, found).gradient < 1e-6, "a gradient is tiled in float32"
+    assert deviation(result, again.samples, found).result < 1e-12
+
+
+def test_narrower_types_lie_further_off(cache: Cache) -> None:
+    truth = reference(cache)
+    errors = {
+        precision: deviation(found.result, found.samples, truth).gradient
+        for precision in ("fp64", "fp32", "tf32", "fp16", "bf16", "amp-fp16", "amp-bf16")
+        for found in [reference(cache, precision=precision)]
+    }
+    assert errors["fp64"] == 0
+    assert 0 < errors["fp32"] < 1e-5
+    assert 1e-4 < errors["tf32"] < errors["bf16"] / 3
+    assert 1e-4 < errors["fp16"] < errors["bf16"] / 3
+    assert 1e-3 < errors["bf16"] < 0.1
+    assert errors["amp-bf16"] == pytest.approx(errors["bf16"], rel=0.7)
+
+
+def test_a_loss_scale_keeps_faint_gradients(cache: Cache) -> None:
+    truth = reference(cache, "faint")
+    assert 0 < max(np.abs(truth.samples["wide.weight"])) < 3e-8, "half of what fp16 can tell from 0"
+    lost, kept = (reference(cache, "faint", precision) for precision in ("fp16", "amp-fp16"))
+    assert "wide.weight" in deviation(lost.result, lost.samples, truth).zeros
+    assert deviation(kept.result, kept.samples, truth).tensors["wide.weight"] < 0.01
+
+
+def test_in_fp16_a_large_batch_makes_gradients_too_small(cache: Cache) -> None:
+    model = source("tiny")
+    arrays, state = seeded_inputs(input_specs(model), 2), cached_state(model, cache)
+    truth = reference(cache)
+    errors = {}
+    for precision in ("fp16", "bf16"):
+        for batch in (2, 2**17):
+            found = step(model, state, arrays, "cross-entropy", precision, truth.target, batch)
+            errors[precision, batch] = deviation(found.result, found.samples, truth).gradient
+    assert errors["bf16", 2] == errors["bf16", 2**17]
+    assert errors["fp16", 2] < 0.01 < 0.1 < errors["fp16", 2**17]
+
+
+def test_what_is_usual_in_fp16_depends_on_the_batch() -> None:
+    small, large, bf16 = (Deviation(0.0, error, {"a": error}) for error in (0.01, 0.1, 0.2))
+    found = GradientReference(Path(), {"fp16 at batch 2": small, "fp16 at batch 64": large, "bf16": bf16})
+    assert found.own_at("fp16", 2) == small
+    assert found.own_at("bf16", 2) == found.own_at("bf16", 1000) == bf16
+    assert found.own_at("fp16", 1000).gradient == 0.1, "of a batch that nobody asked for"
+
+
+def test_a_blur_is_another_fp32(cache: Cache) -> None:
+    model = source("tiny")
+    arrays = seeded_inputs(input_specs(model), 2)
+    truth, state = reference(cache), cached_state(model, cache)
+    steps = [step(model, state, arrays, "cross-entropy", "fp32", truth.target, 2, blur) for blur in (0, 1, 1, 2)]
+    plainly, first, same, second = (deviation(s.result, s.samples, truth).gradient for s in steps)
+    assert first == same != second
+    assert plainly < first < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("exact", "rounded"),
+    [(1.0, 1.0), (1 + 2**-10, 1 + 2**-10), (1 + 2**-11, 1 + 2**-10), (1 + 2**-12, 1.0), (-3e30, None), (0.0, 0.0)],
+)
+def test_tf32_has_ten_bits_of_mantissa(exact: float, rounded: float | None) -> None:
+    found = reference_step._to_tf32(torch.tensor([exact])).item()
+    if rounded is None:
+        assert found == pytest.approx(exact, rel=2**-11)
+    else:
+        assert found == rounded
+
+
+def test_a_rounded_step_computes_with_rounded_tensors(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    original = torch.nn.functional.linear
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        seen.extend([x, weight])
+        return original(x, weight, bias)
+
+    monkeypatch.setattr("torch.nn.functional.linear", linear)
+    found = reference(cache, precision="amp-bf16")
+    for tensor in seen:
+        torch.testing.assert_close(tensor, tensor.bfloat16().float(), rtol=0, atol=0)
+    gradient = torch.from_numpy(found.samples["7.weight"])
+    torch.testing.assert_close(gradient, gradient.bfloat16().float(), rtol=0, atol=0)
+
+
+def test_all_of_a_small_tensor_is_kept() -> None:
+    np.testing.assert_array_equal(positions(4096), np.arange(4096))
+
+
+@pytest.mark.parametrize("shape", [(4096, 4096), (512, 512, 3, 3), (1000, 2048), (64, 65)])
+def test_of_a_large_one_evenly_spaced_elements_of_all_rows_and_columns(shape: tuple[int, ...]) -> None:
+    size = math.prod(shape)
+    where = positions(size)
+    assert len(np.unique(where)) == len(where) <= 4096
+    assert where[0] == 0
+    assert size - where[-1] <= 2 * size / len(where)
+    for axis, index in enumerate(np.unravel_index(where, shape)):
+        assert len(np.unique(index)) > 0.6 * min(shape[axis], len(where)), f"axis {axis}"
+
+
+def known(**samples: list[float]) -> Gradients:
+    arrays = {name: np.array(values) for name, values in samples.items()}
+    norms = {name: float(np.linalg.norm(values)) for name, values in arrays.items()}
+    return Gradients(np.array(2.0), None, arrays, norms)
+
+
+def test_a_known_deviation() -> None:
+    truth = known(a=[3.0, 4.0], b=[0.0, 12.0])
+    found = deviation(np.array(2.1), {"a": np.array([3.3, 4.4]), "b": np.array([0.0, 12.0])}, truth)
+    assert found.result == pytest.approx(0.05)
+    assert found.tensors == {"a": pytest.approx(0.1), "b": 0.0}
+    assert found.gradient == pytest.approx(0.5 / 13)
+    assert found.zeros == []
+
+
+@pytest.mark.parametrize("lost", [{}, {"a": np.zeros(2)}])
+def test_a_gradient_that_is_missing_is_as_wrong_as_zeros(lost: dict[str, np.ndarray]) -> None:
+    truth = known(a=[3.0, 4.0], b=[0.0, 12.0])
+    found = deviation(np.array(2.0), {"b": np.array([0.0, 12.0])} | lost, truth)
+    assert found.tensors == {"a": 1.0, "b": 0.0}
+    assert found.gradient == pytest.approx(5 / 13)
+    assert found.zeros == ["a"]
+
+
+def test_gradients_that_should_be_zero_and_are_are_no_deviation() -> None:
+    found = deviation(np.array(2.0), {"a": np.zeros(2)}, known(a=[0.0, 0.0]))
+    assert (found.gradient, found.zeros) == (0.0, [])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_nan(bad: float) -> None:
+    found = deviation(np.array(bad), {"a": np.array([bad, 4.0])}, known(a=[3.0, 4.0]))
+    assert math.isnan(found.result)
+    assert math.isnan(found.gradient)
+    assert math.isnan(largest([found, Deviation(0.0, 0.0, {"a": 0.0})]).gradient)
+
+
+def test_samples_tell_the_error_of_the_whole() -> None:
+    generator = np.random.default_rng(0)
+    large, small = generator.standard_normal(1_000_000), generator.standard_normal(50) * 30
+    noise = 0.03 * generator.standard_normal(1_000_000) * (1 + np.arange(1_000_000) / 1e6)
+    where = positions(1_000_000)
+    norms = {"large": float(np.linalg.norm(large)), "small": float(np.linalg.norm(small))}
+    truth = Gradients(np.array(1.0), None, {"large": large[where], "small": small}, norms)
+    found = deviation(np.array(1.0), {"large": (large + noise)[where], "small": small}, truth)
+    assert found.gradient == pytest.approx(np.linalg.norm(noise) / math.hypot(*norms.values()), rel=0.05)
+
+
+@pytest.mark.parametrize("target", [None, np.array([3, 1])])
+def test_what_is_saved_is_read_again(tmp_path: Path, target: np.ndarray | None) -> None:
+    before = Gradients(
+        np.array([1.0, 2.0]), target, {"a.weight": np.arange(3.0), "b": np.ones(1)}, {"a.weight": 9.0, "b": 1.0}
+    )
+    before.save(tmp_path / "g.npz")
+    after = Gradients.read(tmp_path / "g.npz")
+    np.testing.assert_array_equal(after.result, before.result)
+    assert (after.target is None) == (target is None)
+    assert after.norms == before.norms
+    assert list(after.samples) == list(before.samples)
+    np.testing.assert_array_equal(after.samples["a.weight"], before.samples["a.weight"])
+
+
+def test_each_step_is_computed_once(cache: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model, fresh = source("tiny"), Cache(tmp_path)
+    specs, state = input_specs(model), cached_state(source("tiny"), cache)
+    made: list[str] = []
+
+    def counted(*arguments: object, **more: object) -> Gradients:
+        made.append(str(arguments[4]))
+        return step(*arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(reference_step, "step", counted)
+    first = cached_gradients(model, specs, state, "cross-entropy", 2, ["fp32"], fresh)
+    assert set(made) == {"fp64", "fp32"}
+    made.clear()
+    second = cached_gradients(model, specs, state, "cross-entropy", 2, ["fp32", "bf16"], fresh)
+    assert made == ["bf16"], "only what is new"
+    assert second.path == first.path
+    assert second.own["fp32"] == Deviation(**{**vars(first.own["fp32"]), "zeros": list(first.own["fp32"].zeros)})
+    made.clear()
+    third = cached_gradients(model, specs, state, "cross-entropy", 2, ["fp32", "fp16"], fresh, [2, 8])
+    assert made == ["fp16", "fp16"], "one for each batch size"
+    assert set(third.own) == {"fp32", "fp16 at batch 2", "fp16 at batch 8"}
+    made.clear()
+    cached_gradients(model, specs, state, "logits", 2, ["bf16"], fresh)
+    cached_gradients(model, specs, state, "cross-entropy", 1, ["bf16"], fresh)
+    assert made == ["fp64", "bf16"] * 2

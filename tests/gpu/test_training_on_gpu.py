@@ -1,0 +1,294 @@
+"""Training on the GPU: every precision, optimizer and way to run, their gradients, clocks and memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+
+import engines
+from engines.base import Job
+from engines.catalog import Training
+from exporters.cache import Cache
+from exporters.gradients import Gradients, deviation, reference_items, tiled
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.reference_step import cached_gradients
+from exporters.source import ModelSource
+from exporters.state import cached_state
+from profiler import load
+from profiler.clock import CudaClock
+from profiler.verify import judge_gradients
+
+pytestmark = pytest.mark.gpu
+
+JOBS = {
+    "all": """
+models: [resnet18]
+engines: [eager, eager-tuned, compiled]
+passes: [training]
+precisions: [fp32, tf32, fp16, bf16, amp-fp16, amp-bf16]
+batch_sizes: [16]
+device: cuda
+training: {optimizers: [none, sgd, adamw]}
+budget: {seconds: 0.3, min_samples: 5}
+exclude:
+  - {engine: compiled, precision: [tf32, fp16, bf16, amp-bf16]}
+  - {engine: compiled, optimizer: [adamw]}
+""",
+    "logits": """
+models: [resnet18]
+engines: [eager, eager-tuned]
+passes: [training]
+precisions: [fp32, amp-fp16]
+batch_sizes: [7]
+device: cuda
+training: {optimizers: [sgd], head: logits}
+budget: {seconds: 0.3, min_samples: 5}
+""",
+}
+PARAMETERS_MIB = 11_689_512 * 4 / 2**20
+TYPES = {"fp16": "float16", "amp-fp16": "float16", "bf16": "bfloat16", "amp-bf16": "bfloat16"}
+HALF = ("fp16", "bf16")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]) -> list[Path]:
+    found = []
+    for name, job in JOBS.items():
+        folder = tmp_path_factory.mktemp(f"training-{name}")
+        (folder / "job.yaml").write_text(job)
+        done = profiler("job.yaml", cwd=folder, timeout=1200)
+        print(done.stdout)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found += (folder / "results").iterdir()
+    return found
+
+
+@pytest.fixture(scope="module")
+def frames(runs: list[Path]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    read = [load(run) for run in runs]
+    rows, samples = (pl.concat([run[i].collect() for run in read]) for i in (0, 1))
+    with pl.Config(tbl_rows=100, tbl_cols=20, fmt_str_lengths=80, tbl_width_chars=200):
+        print(rows.select("case_id", "status", "gpu_ms", "loss_error", "gradient_error", "optimizer_mib", "warnings"))
+    return rows, samples
+
+
+@pytest.fixture(scope="module")
+def rows(frames: tuple[pl.DataFrame, pl.DataFrame]) -> list[dict[str, Any]]:
+    return frames[0].to_dicts()
+
+
+def test_everything_ran_and_no_gradient_is_wrong(rows: list[dict[str, Any]]) -> None:
+    bad = [(row["case_id"], row["status"], row["reason"]) for row in rows if row["status"] != "ok"]
+    assert bad == []
+    assert len(rows) == 2 * 6 * 3 + 2 * 2 + 2 * 2
+    for row in rows:
+        assert row["reference"] == "step-fp64-cpu", row["case_id"]
+        assert 0 < row["gradient_error"] < 0.5, row["case_id"]
+        assert 0 <= row["loss_error"] < 0.05, row["case_id"]
+
+
+def test_gradients_are_as_far_from_fp64_as_their_precision_makes_them(rows: list[dict[str, Any]]) -> None:
+    further = [row["case_id"] for row in rows if any("inaccurate-gradients" in w for w in row["warnings"])]
+    assert further == []
+    largest = dict.fromkeys(("fp32", "tf32", "bf16"), 0.0)
+    for row in rows:
+        if row["precision"] in largest and row["head"] == "cross-entropy":
+            largest[row["precision"]] = max(largest[row["precision"]], row["gradient_error"])
+    assert 2 * largest["fp32"] < largest["tf32"] < largest["bf16"]
+
+
+def test_proof_says_what_ran(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        proof = json.loads(row["proof"])
+        assert proof["compute_types"].keys() == {TYPES.get(row["precision"], "float32")}, row["case_id"]
+        weights = TYPES[row["precision"]] if row["precision"] in HALF else "float32"
+        assert proof["weight_types"].keys() == {weights}, row["case_id"]
+        assert proof["tf32"] == (row["precision"] == "tf32"), row["case_id"]
+        assert proof["cuda_graph"] == (row["variant"] != "eager"), row["case_id"]
+
+
+def test_the_parts_of_an_iteration_add_up(frames: tuple[pl.DataFrame, pl.DataFrame]) -> None:
+    rows, samples = frames
+    for row in rows.to_dicts():
+        parts = ["forward", "backward", *(["step"] if row["optimizer"] != "none" else [])]
+        own = samples.filter(case_id=row["case_id"])
+        clocks = {name: own.filter(clock=name)["ms"] for name in own["clock"].unique()}
+        assert all((row[f"{part}_ms"] or 0) > 0 for part in parts), row["case_id"]
+        if "gpu" in clocks:  # A gate was long enough.
+            whole = sum((clocks[f"gpu_{part}"] for part in parts), 0 * clocks["gpu"])
+            assert (whole / clocks["gpu"]).min() > 0.98, row["case_id"]  # type: ignore[operator]
+            assert (whole / clocks["gpu"]).max() < 1.001, row["case_id"]  # type: ignore[operator]
+        else:
+            assert any("gate-overrun" in warning for warning in row["warnings"]), row["case_id"]
+        if len(clocks["forward"]) == len(clocks["event"]):
+            whole = sum((clocks[part] for part in parts), 0 * clocks["event"])
+            assert (whole / clocks["event"]).median() > 0.98, row["case_id"]  # type: ignore[operator]
+        else:  # A captured graph's boundaries are read in calls of their own, and those of eager ones overlap.
+            assert row["variant"] == "eager-tuned", row["case_id"]
+        if row["optimizer"] == "none":
+            assert row["step_ms"] is None
+
+
+def test_a_graph_is_timed_in_parts_behind_a_gate(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        if row["variant"] == "eager-tuned":
+            assert row["gpu_forward_ms"] + row["gpu_backward_ms"] + (row["gpu_step_ms"] or 0) == pytest.approx(
+                row["gpu_ms"], rel=0.02
+            ), row["case_id"]
+
+
+def test_memory_is_split_into_what_training_holds(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        names = ("context", "weights", "gradients", "optimizer", "activations", "other")
+        parts = {name: row[f"{name}_mib"] for name in names}
+        assert sum(parts.values()) == pytest.approx(row["peak_memory_mib"]), row["case_id"]
+        assert min(parts.values()) >= 0, (row["case_id"], parts)
+        size = PARAMETERS_MIB / (2 if row["precision"] in HALF else 1)
+        assert parts["weights"] == pytest.approx(size, rel=0.01), row["case_id"]
+        assert parts["gradients"] == pytest.approx(size, rel=0.01), row["case_id"]
+        states = {"none": 0, "sgd": 1, "adamw": 2}[row["optimizer"]]
+        assert parts["optimizer"] == pytest.approx(states * size, rel=0.01, abs=0.01), row["case_id"]
+        assert parts["activations"] > 50, row["case_id"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    return Cache(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def clock() -> CudaClock:
+    """It sets the stream that sessions work on."""
+    return CudaClock()
+
+
+@pytest.fixture(autouse=True)
+def switches() -> Iterator[None]:
+    """A session sets its process's switches and leaves them so; here the tests after it would inherit them."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    yield
+    matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+Open = Callable[..., Any]
+MODEL, BATCH = ModelSource("resnet18"), 4
+
+
+@pytest.fixture
+def open_session(cache: Cache, clock: CudaClock) -> Open:
+    """`open_session("amp-fp16", "sgd", cuda_graph=True)`."""
+
+    def start(precision: str, optimizer: Any = "none", engine: str = "eager", **options: Any) -> Any:
+        clock.forget()
+        inputs = tuple(seeded_inputs(input_specs(MODEL), BATCH))
+        state = cached_state(MODEL, cache)
+        job = Job(MODEL, "training", precision, BATCH, "cuda", options, inputs, state, training=Training(optimizer))
+        return engines.open_session(engine, job)
+
+    return start
+
+
+def weights(session: Any) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in session.model.parameters()]
+
+
+@pytest.mark.parametrize("optimizer", ["none", "sgd", "adamw"])
+@pytest.mark.parametrize("precision", ["fp32", "amp-fp16", "amp-bf16"])
+def test_an_iteration_never_waits_for_the_device(open_session: Open, precision: str, optimizer: str) -> None:
+    session = open_session(precision, optimizer)
+    for _ in range(3):
+        session.run(lambda name: None)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            session.run(lambda name: None)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("precision", ["fp32", "amp-fp16", "amp-bf16", "fp16"])
+def test_every_replay_of_a_graph_is_a_step(
+    open_session: Open, clock: CudaClock, precision: str, optimizer: str
+) -> None:
+    session = open_session(precision, optimizer, cuda_graph=True)
+    session.run(clock.mark)
+    assert session.graph is not None
+    assert [name for name, _ in clock._captured] == ["forward", "backward", "step"]
+    if precision == "fp16":
+        return  # A step is less than what separates two numbers there.
+    for _ in range(3):
+        before = weights(session)
+        session.run(clock.mark)
+        after = weights(session)
+        assert all(bool(torch.isfinite(p).all()) for p in after)
+        assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_a_replayed_step_moves_the_weights_as_an_eager_one(open_session: Open) -> None:
+    # The graph's first replay comes after three steps before the capture.
+    eager, graph = open_session("fp32", "sgd"), open_session("fp32", "sgd", cuda_graph=True)
+    for _ in range(6):
+        eager.run(lambda name: None)
+    for _ in range(3):
+        graph.run(lambda name: None)
+    prepared = weights(open_session("fp32"))
+    paths = [[after - before for before, after in zip(prepared, weights(s), strict=True)] for s in (graph, eager)]
+    ours, theirs = (torch.cat([moved.flatten() for moved in path]) for path in paths)
+    assert theirs.any()
+    # A step more or less would be over 20 %.
+    assert float((ours - theirs).norm() / theirs.norm()) < 0.1
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("graph", [False, True])
+def test_steps_that_overflow_are_skipped_and_halve_the_scale(open_session: Open, optimizer: str, graph: bool) -> None:
+    session = open_session("amp-fp16", optimizer, cuda_graph=graph)
+    session.run(lambda name: None)
+    before, scaler = weights(session), session.training.scaler
+    scaler.update(2.0**60)
+    for expected in (2.0**59, 2.0**58):
+        session.run(lambda name: None)
+        assert scaler.get_scale() == expected
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(session), strict=True))
+
+
+@pytest.mark.parametrize("optimizer", ["none", "sgd", "adamw"])
+@pytest.mark.parametrize("how", ["eager", "graph", "compiled"])
+@pytest.mark.parametrize("precision", ["fp32", "amp-fp16"])
+def test_what_was_measured_shows_the_references_gradients(
+    open_session: Open, cache: Cache, precision: str, how: str, optimizer: str
+) -> None:
+    options = {"cuda_graph": True, "channels_last": True} if how == "graph" else {}
+    session = open_session(precision, optimizer, "compiled" if how == "compiled" else "eager", **options)
+    for _ in range(5):
+        session.run(lambda name: None)
+    places = [p.data_ptr() for p in session.model.parameters()]
+    items = reference_items(BATCH)
+    specs, state = input_specs(MODEL), cached_state(MODEL, cache)
+    reference = cached_gradients(MODEL, specs, state, "cross-entropy", items, [precision], cache, [BATCH])
+    truth = Gradients.read(reference.path)
+    assert truth.target is not None
+    inputs = [tiled(array, BATCH) for array in seeded_inputs(specs, items)]
+    for _ in range(2):
+        loss, found = session.gradients(inputs, tiled(truth.target, BATCH))
+        off = deviation(loss, found, truth)
+        print(precision, how, optimizer, off.result, off.gradient, reference.own_at(precision, BATCH).gradient)
+        assert judge_gradients(precision, off, reference.own_at(precision, BATCH), truth.norms)[0] is None
+        assert off.result < 0.01
+    assert [p.data_ptr() for p in session.model.parameters()] == places
+    assert session.proof()["compute_types"].keys() == {TYPES.get(precision, "float32")}
+
+
+def test_a_compiled_max_pool_has_gradients_before_it(open_session: Open) -> None:
+    session = open_session("fp32", engine="compiled")
+    session.run(lambda name: None)
+    assert session.model.get_parameter("conv1.weight").grad.any()

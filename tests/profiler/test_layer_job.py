@@ -1,0 +1,182 @@
+"""Single layers from the YAML to the table, as a user asks for them; and what a YAML may not ask for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from engines.catalog import PLAIN, Training
+from exporters.layers import LAYERS, Conv2d, Linear
+from profiler.config import load_config
+from profiler.document import ConfigError
+from profiler.layer_table import best_per_layer, layer_rows
+from profiler.plan import estimate_seconds, make_plan
+
+JOB = """
+kind: layers
+layers:
+  - L4
+  - {name: odd, conv: {input: [6, 40, 33], out_channels: 24, kernel: [5, 2], stride: 2, padding: [2, 0]}}
+  - {name: fc, linear: {in_features: 4096, out_features: 512}, batch_sizes: [64]}
+engines: [eager, eager-channels-last, eager-nocudnn, ort]
+passes: [inference, training]
+batch_sizes: [3]
+device: cpu
+profile: true
+budget: {seconds: 0.1, min_samples: 3}
+"""
+PARTS = ("forward", "grad_input", "grad_weight")
+
+
+@pytest.fixture(scope="module")
+def run(profiler: Callable[..., subprocess.CompletedProcess[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("layers")
+    (folder / "job.yaml").write_text(JOB)
+    done = profiler("job.yaml", cwd=folder, PROFILER_CACHE=str(folder / "cache"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = (folder / "results").iterdir()
+    return path
+
+
+@pytest.fixture(scope="module")
+def results(run: Path) -> pl.DataFrame:
+    return pl.read_parquet(run / "results.parquet")
+
+
+def only(results: pl.DataFrame, **equal: str) -> list[dict[str, Any]]:
+    return results.filter(*(pl.col(key) == value for key, value in equal.items())).to_dicts()
+
+
+def test_training_pass_of_a_layer_is_measured_and_checked(results: pl.DataFrame) -> None:
+    rows = only(results, engine="eager", status="ok", **{"pass": "training"})
+    assert {row["case_id"] for row in rows} == {
+        f"{layer}/{variant}/training/fp32/b{batch}/r0"
+        for layer, batch in (("L4", 3), ("odd", 3), ("fc", 64))
+        for variant in ("eager", "eager-channels-last")
+    }
+    for row in rows:
+        assert row["model_kind"] == "layer"
+        assert all(row[f"{part}_ms"] > 0 for part in PARTS), row["case_id"]
+        assert row["backward_ms"] is None
+        assert row["reference"] == "step-fp64-cpu"
+        assert max(row["loss_error"], row["gradient_error"]) < 1e-5
+        assert json.loads(row["proof"])["compute_types"] == {"float32": 3}
+        assert not [w for w in row["warnings"] if w.startswith(("no-layers", "unchecked", "inaccurate"))]
+
+
+def test_work_of_a_layer_is_its_three_parts(results: pl.DataFrame) -> None:
+    for name, layer in (("L4", LAYERS["L4"]), ("fc", Linear(4096, 512))):
+        (training,) = only(results, model=name, variant="eager", **{"pass": "training"})
+        (inference,) = only(results, model=name, variant="eager", **{"pass": "inference"})
+        assert inference["flops_per_item"] == 2 * layer.multiply_adds
+        assert training["flops_per_item"] == 6 * layer.multiply_adds
+        rate = training["flops_per_item"] * training["batch_size"] / training["latency_ms"] / 1e9
+        assert training["tflops"] == pytest.approx(rate)
+
+
+def test_inference_pass_is_the_forward_part_of_every_engine(results: pl.DataFrame) -> None:
+    for variant in ("eager", "eager-channels-last", "ort"):
+        rows = only(results, variant=variant, **{"pass": "inference"})
+        assert [row["status"] for row in rows] == ["ok"] * 3
+        assert all(row["rel_l2_error"] < 1e-5 for row in rows)
+
+
+def test_table_has_all_that_was_measured_and_why_the_rest_was_not(results: pl.DataFrame) -> None:
+    rows = layer_rows(results)
+    assert len(rows) == 3 * 4
+    for row in only(rows, engine="eager", status="ok"):
+        assert row["total_ms"] > 0
+        assert row["backward_ms"] == row["grad_input_ms"] + row["grad_weight_ms"]
+        assert row["peak_memory_mib"] > 0
+        assert row["clock"] == "host"
+    for row in only(rows, engine="ort"):
+        assert row["forward_ms"] > 0
+        assert "no training" in row["reason"]
+    for row in only(rows, variant="eager-nocudnn"):
+        assert (row["forward_ms"], row["status"]) == (None, "unsupported")
+        assert "no cuDNN on the CPU" in row["reason"]
+
+
+def test_best_row_adds_up_the_layers_of_a_batch_size(results: pl.DataFrame) -> None:
+    best = best_per_layer(layer_rows(results)).filter(batch_size=3)
+    assert best["layer"].to_list() == ["L4", "odd", "total"]
+    l4, odd, total = best.to_dicts()
+    assert total["total_ms"] == pytest.approx(l4["total_ms"] + odd["total_ms"])
+
+
+def test_resolved_job_can_be_resumed(run: Path, tmp_path: Path) -> None:
+    """It names every key, `training` too, which a layer has none of."""
+    again, once = (load_config(path, "cpu") for path in (run / "bench.yaml", write(tmp_path, JOB)))
+    assert again.layers == once.layers
+    assert [case.id for case in make_plan(again, "cpu")] == [case.id for case in make_plan(once, "cpu")]
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "job.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_layers_of_a_yaml_are_torchs(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, JOB))
+    named, odd, linear = (entry.source().layer for entry in config.layers)
+    assert named == LAYERS["L4"]
+    assert odd == Conv2d((6, 40, 33), 24, (5, 2), stride=(2, 2), padding=(2, 0))
+    assert linear == Linear(4096, 512)
+
+
+def test_training_pass_of_a_layer_has_no_loss_and_no_word_of_it_in_its_id(tmp_path: Path) -> None:
+    cases = make_plan(load_config(write(tmp_path, JOB)), "cpu")
+    for case in cases:
+        assert case.training == (Training(head="logits") if case.pass_ == "training" else PLAIN)
+        assert case.suffix == ""
+
+
+def test_estimate_follows_the_work(tmp_path: Path) -> None:
+    """L1 computes far more than L4 does."""
+    config = load_config(write(tmp_path, "kind: layers\nengines: [eager]\nlayers: [L1, L4]\nbatch_sizes: [4096]\n"))
+    large, small = (estimate_seconds(case, config.budget) for case in make_plan(config, "cpu"))
+    assert large > 2 * small
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("layers: [L1]\ntraining: {optimizers: [sgd]}", "training: a layer's training pass is forward, gradInput and"),
+        ("layers: [L1, L6]", "layers[1]: unknown layer 'L6'"),
+        ("models: [resnet18]", "layers: kind layers needs at least one entry here"),
+        ("layers: [L1]\nmodels: [resnet18]", "models: kind layers measures layers"),
+        ("layers: [{name: a, conv: {input: [6, 8, 8], out_channels: 8, kernel: 3, groups: 4}}]",
+         "layers[0].conv: 6 input channels cannot be divided into 4 groups"),
+        ("layers: [{name: a, conv: {input: [6, 8, 8], out_channels: 8, kernel: 9}}]",
+         "layers[0].conv: a kernel of (9, 9) does not fit into an input of (8, 8)"),
+        ("layers: [{name: a, conv: {input: [6, 8, 8], out_channels: 8, kernel: 3, strides: 2}}]",
+         "layers[0].conv: unknown key 'strides'; did you mean 'stride'?"),
+        ("layers: [{name: a, conv: {input: [6, 8], out_channels: 8, kernel: 3}}]",
+         "layers[0].conv.input[2]: this entry is missing"),
+        ("layers: [{name: a, conv: {input: [6, 8, 8, 8], out_channels: 8, kernel: 3}}]",
+         "layers[0].conv.input: must have fewer entries"),
+        ("layers: [{name: a, conv: {input: [6, 8, 8], out_channels: 8, kernel: true}}]",
+         "layers[0].conv.kernel: must be a list"),
+        ("layers: [{name: a, linear: {in_features: 0, out_features: 8}}]",
+         "layers[0].linear.in_features: must be greater than 0"),
+        ("layers: [{name: a, linear: {in_features: 1, out_features: 8}, conv: {input: [3, 8, 8], out_channels: 8, "
+         "kernel: 3}}]", "layers[0]: a layer is a conv or a linear, not both"),
+    ],
+)  # fmt: skip
+def test_what_a_yaml_may_not_ask_for(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(write(tmp_path, f"kind: layers\nengines: [eager]\n{text}\n"))
+    assert words in str(error.value)
+
+
+def test_layers_that_share_a_name_are_refused(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, "kind: layers\nengines: [eager]\nlayers: [L1, L1]\n"))
+    with pytest.raises(ConfigError, match="two layers share a name"):
+        make_plan(config, "cpu")

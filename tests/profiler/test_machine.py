@@ -1,0 +1,96 @@
+"""--machine: what a machine is called and costs, in the rows and the environment, and still there after --resume."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import polars as pl
+import pytest
+
+from profiler.config import load_config, parse_machine
+from profiler.document import ConfigError
+
+Profiler = Callable[..., CompletedProcess[str]]
+TINY = """
+from torch import nn
+
+
+def good():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1568, 10))
+"""
+JOB = """
+models: [{name: good, factory: "tiny:good", input: [3, 16, 16]}]
+engines: [eager]
+device: cpu
+batch_sizes: [1, 2]
+machine: {label: from the file, cloud: Some Cloud, usd_per_hour: 1}
+budget: {seconds: 0.05, min_samples: 3}
+"""
+
+
+def test_the_keys_are_the_configs() -> None:
+    told = parse_machine("label=H200, cloud=Amazon EC2,instance=p5en.48xlarge,usd_per_hour=7.9")
+    assert told == {"label": "H200", "cloud": "Amazon EC2", "instance": "p5en.48xlarge", "usd_per_hour": 7.9}
+    assert parse_machine(None) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lable=H200", r"--machine: unknown key 'lable'; did you mean 'label'\?"),
+        ("H200", "--machine: 'H200' is not of the form key=value"),
+        ("label=", "--machine: 'label=' is not of the form key=value"),
+        ("usd_per_hour=cheap", "--machine: usd_per_hour: must be a number, got 'cheap'"),
+        ("usd_per_hour=0", "--machine: usd_per_hour: must be greater than 0, got '0'"),
+    ],
+)
+def test_what_cannot_be_understood_is_an_error(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_machine(text)
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.py").write_text(TINY)
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path
+
+
+def machines(run: Path) -> set[tuple[Any, ...]]:
+    rows = pl.read_parquet(run / "results.parquet")
+    return set(rows.select("machine", "cloud", "instance", "usd_per_hour").rows())
+
+
+def test_what_is_told_stands_in_every_row_and_stays_on_resume(profiler: Profiler, workplace: Path) -> None:
+    def run(*arguments: str) -> Path:
+        done = profiler(*arguments, cwd=workplace, PROFILER_CACHE=str(workplace / "cache"))
+        assert done.returncode == 0, done.stdout + done.stderr
+        (folder,) = (workplace / "results").iterdir()
+        return folder
+
+    folder = run("job.yaml", "--only", "batch_size=1", "--machine", "label=mine,instance=small")
+    # Key by key: what is not told stays as the file has it.
+    assert machines(folder) == {("mine", "Some Cloud", "small", 1.0)}
+    told = {"label": "mine", "cloud": "Some Cloud", "instance": "small", "usd_per_hour": 1.0}
+    assert json.loads((folder / "environment.json").read_text())["machine"] == told
+    assert load_config(folder / "bench.yaml").machine.model_dump() == told
+
+    run("--resume", str(folder), "--machine", "usd_per_hour=2")
+    assert machines(folder) == {("mine", "Some Cloud", "small", 2.0)}
+    run("--resume", str(folder))
+    rows = pl.read_parquet(folder / "results.parquet")
+    assert rows.height == 2
+    assert machines(folder) == {("mine", "Some Cloud", "small", 2.0)}
+    # A million items at so many a second, and two dollars an hour.
+    for row in rows.to_dicts():
+        assert row["usd_per_million_items"] == pytest.approx(1e6 / row["throughput"] / 3600 * 2)
+        assert row["items_per_usd"] * row["usd_per_million_items"] == pytest.approx(1e6)
+
+
+def test_the_terminal_has_a_column_for_the_price(profiler: Profiler, workplace: Path) -> None:
+    done = profiler("job.yaml", cwd=workplace, PROFILER_CACHE=str(workplace / "cache"))
+    assert "USD/1M" in done.stdout

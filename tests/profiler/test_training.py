@@ -1,0 +1,251 @@
+"""Training cases measured by the real engines on the CPU: their gradients are checked, and wrong ones fail the row."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from engines.catalog import Training
+from exporters.gradients import GradientReference
+from exporters.source import ModelSource
+from profiler import load
+from profiler.case import Budget, Case
+from profiler.prepare import prepare
+from profiler.process import start_forkserver
+from profiler.result import Result
+from profiler.task import Prepared, Task
+from profiler.worker import measure_case, prepare_gradients, prepare_model
+
+FACTORIES = """
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+def good():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(392, 10),
+    )
+
+
+class Spoilt(torch.autograd.Function):
+    '''Once the marker is there, gradients that come back to it are spoilt.'''
+
+    @staticmethod
+    def forward(ctx, x, marker, how):
+        ctx.marker, ctx.how = Path(marker), how
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if not ctx.marker.exists():
+            return gradient, None, None
+        return {"zeros": gradient * 0, "noise": gradient + 2 * gradient.roll(1, 0).roll(1, 1), "nan": gradient / 0,
+                "coarse": gradient.bfloat16().to(gradient.dtype)}[ctx.how], None, None
+
+
+class Bad(nn.Module):
+    def __init__(self, marker, how):
+        super().__init__()
+        self.first, self.last = good()[:4], good()[4:]
+        self.marker, self.how = marker, how
+
+    def forward(self, x):
+        return self.last(Spoilt.apply(self.first(x), self.marker, self.how))
+
+
+def bad(marker, how):
+    torch.manual_seed(0)
+    return Bad(marker, how)
+
+
+class Single(nn.Module):
+    '''Knows no fp64.'''
+
+    def __init__(self):
+        super().__init__()
+        self.model = good()
+
+    def forward(self, x):
+        if x.dtype == torch.float64:
+            raise ValueError("no double here")
+        return self.model(x)
+
+
+def single():
+    return Single()
+"""
+QUIET: Any = lambda kind, value: None  # noqa: E731
+Measure = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "training_cases.py").write_text(FACTORIES)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "training_cases", raising=False)
+
+
+def case(factory: str = "good", precision: str = "fp32", training: Training | None = None, **more: Any) -> Case:
+    options = more.pop("options", {})
+    source = ModelSource(factory, factory=f"training_cases:{factory}", input_shape=(3, 16, 16), options=options)
+    given = {"pass_": "training", "batch_size": 4, "source": source, "training": training or Training()} | more
+    return Case(factory, "eager", "eager", precision=precision, device="cpu", replicate=0, **given)
+
+
+@pytest.fixture
+def measure(tmp_path: Path) -> Measure:
+    """`measure(case(), then=f)` prepares the case, calls f and measures it, all in this process."""
+
+    def run(one: Case, then: Callable[[], object] = lambda: None, checked: bool = True) -> Result:
+        prepared: Prepared = prepare_model((one.source, tmp_path / "cache"), QUIET)
+        if checked:
+            items = 1 if one.batch_size % 2 else 2
+            argument = one.source, prepared, one.training.head, items, [one.precision], [4], tmp_path / "cache"
+            prepared = replace(prepared, gradients={(one.training.head, items): prepare_gradients(argument, QUIET)})
+        then()
+        return measure_case(Task(one, prepared, Budget(seconds=0.05, min_samples=3)), QUIET)
+
+    return run
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize(
+    ("precision", "training"),
+    [
+        ("fp32", Training()),
+        ("bf16", Training("sgd")),
+        ("amp-bf16", Training("adamw")),
+        ("fp32", Training("sgd", "logits")),
+        ("amp-bf16", Training("none", "logits")),
+    ],
+)
+def test_a_row_says_how_far_its_gradients_are_off(
+    measure: Measure, precision: str, training: Training, batch: int
+) -> None:
+    result = measure(case(precision=precision, training=training, batch_size=batch))
+    assert (result.status, result.reason) == ("ok", None)
+    assert result.reference == "step-fp64-cpu"
+    error = result.parity["gradient_error"] or 0
+    assert (1e-9, 1e-3)[precision != "fp32"] < error < (1e-4, 0.2)[precision != "fp32"]
+    assert 0 < (result.parity["loss_error"] or 0) < 0.02
+    assert not [warning for warning in result.warnings if "gradients" in warning]
+    assert {"forward", "backward"} <= result.samples.keys()
+    assert ("step" in result.samples) == (training.optimizer != "none")
+
+
+def test_on_the_cpu_a_row_has_the_parts_of_memory_that_are_known(measure: Measure) -> None:
+    parameters = 3 * 8 * 9 + 8 + 8 + 8 + 392 * 10 + 10
+    memory = measure(case(training=Training("adamw"))).memory
+    assert memory["gradients_mib"] == pytest.approx(4 * parameters / 2**20)
+    assert memory["weights_mib"] == pytest.approx((4 * (parameters + 16) + 8) / 2**20)
+    assert memory["optimizer_mib"] == pytest.approx((8 * parameters + 6 * 4) / 2**20)
+    assert memory["peak_memory_mib"] == memory["host_peak_mib"]
+
+
+def test_inference_has_no_gradients(measure: Measure) -> None:
+    result = measure(case(pass_="inference"), checked=False)
+    assert result.status == "ok"
+    assert "gradient_error" not in result.parity
+    assert result.memory.get("gradients_mib") is None
+
+
+@pytest.mark.parametrize(("how", "says"), [("zeros", "of them zeros"), ("noise", "wrong gradients"), ("nan", "finite")])
+def test_a_row_whose_gradients_are_wrong_is_failed(measure: Measure, tmp_path: Path, how: str, says: str) -> None:
+    """As torch.compile's were on some CPUs, at an unremarkable speed, before every MaxPool2d."""
+    marker = tmp_path / "marker"
+    spoilt = case("bad", options={"marker": str(marker), "how": how})
+    assert measure(spoilt).status == "ok"
+    result = measure(spoilt, then=marker.touch)
+    assert result.status == "failed"
+    assert says in (result.reason or "")
+    assert result.samples["host"], "what was measured is kept"
+
+
+def test_gradients_that_are_coarser_than_the_precision_are_warned_of(measure: Measure, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    result = measure(case("bad", options={"marker": str(marker), "how": "coarse"}), then=marker.touch)
+    assert result.status == "ok"
+    assert any(warning.startswith("inaccurate-gradients: ") for warning in result.warnings)
+
+
+def test_with_dropout_no_gradients_are_compared(measure: Measure) -> None:
+    result = measure(case(training=Training(dropout=True)), checked=False)
+    assert result.status == "ok"
+    assert [w for w in result.warnings if w.startswith("unchecked-gradients: dropout is on")]
+    assert result.parity == {}
+
+
+def test_a_model_without_reference_gradients_is_measured_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
+    start_forkserver(tmp_path / "forkserver.log")
+    one = case("single")
+    prepared = prepare([one], Budget(), tmp_path, (str(tmp_path),), lambda *_: None)["single"]
+    reason = prepared.gradients["cross-entropy", 2]
+    assert isinstance(reason, str)
+    assert "no double here" in reason
+    result = measure_case(Task(one, prepared, Budget(seconds=0.05, min_samples=3)), QUIET)
+    assert result.status == "ok"
+    (warning,) = [w for w in result.warnings if w.startswith("unchecked-gradients: there is no reference: ")]
+    assert "no double here" in warning
+
+
+def test_references_are_made_for_what_will_be_compared_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
+    start_forkserver(tmp_path / "forkserver.log")
+    cases = [
+        case(batch_size=2),
+        case(batch_size=8, precision="bf16"),
+        case(batch_size=3, training=Training("sgd", "logits")),
+        case(batch_size=5, training=Training(dropout=True)),
+        case(pass_="inference"),
+    ]
+    prepared = prepare(cases, Budget(), tmp_path, (str(tmp_path),), lambda *_: None)["good"]
+    assert set(prepared.gradients) == {("cross-entropy", 2), ("logits", 1)}
+    both, one = prepared.gradients["cross-entropy", 2], prepared.gradients["logits", 1]
+    assert isinstance(both, GradientReference)
+    assert isinstance(one, GradientReference)
+    assert (set(both.own), set(one.own)) == ({"fp32", "bf16"}, {"fp32"})
+
+
+JOB = """
+models: [{name: net, factory: "training_cases:good", input: [3, 16, 16]}]
+import_from: [.]
+engines: [eager, eager-tuned]
+passes: [training]
+precisions: [fp32, amp-bf16]
+batch_sizes: [2]
+device: cpu
+training: {optimizers: [none, sgd]}
+budget: {seconds: 0.1, min_samples: 3}
+"""
+
+
+def test_a_run_from_the_command_line_has_it_all_in_its_table(tmp_path: Path, profiler: Callable[..., Any]) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    done = profiler("job.yaml", cwd=tmp_path, PROFILER_CACHE=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = (tmp_path / "results").iterdir()
+    rows = load(path)[0].collect()
+    assert rows["status"].to_list() == ["ok"] * 8
+    assert rows["reference"].to_list() == ["step-fp64-cpu"] * 8
+    assert rows["gradient_error"].is_between(1e-9, 0.1).all()
+    for row in rows.to_dicts():
+        assert (row["step_ms"] is not None) == (row["optimizer"] == "sgd")
+        assert row["optimizer_mib"] == pytest.approx(row["gradients_mib"] if row["optimizer"] == "sgd" else 0)
+        parts = row["forward_ms"] + row["backward_ms"] + (row["step_ms"] or 0)
+        # Medians of a few short calls on a busy machine do not add up exactly.
+        assert 0.5 < parts / row["latency_ms"] < 1.5
+    wide = rows.filter(pl.col("precision") == "fp32")["gradient_error"].max()
+    assert wide < rows.filter(pl.col("precision") == "amp-bf16")["gradient_error"].min()  # type: ignore[operator]
