@@ -1,6 +1,7 @@
 # make bench   set up and run the main job          make test       set up and run all tests
 # make lint types                                   make test-gpu   the tests that need a GPU
 # make verify-gpu   our clocks beside NVBench's     make bench-overhead   what a process costs each case
+# make bench-tables   compare and report over 100,000 cases and 10 million samples
 #
 # RUN is the Python that has everything installed; give it to use one of your own: make test-gpu RUN=python3
 
@@ -17,7 +18,7 @@ TEST_READY :=
 VERIFY_READY :=
 endif
 
-.PHONY: bench test test-gpu lint types bench-overhead verify-gpu
+.PHONY: bench test test-gpu lint types bench-overhead bench-tables verify-gpu
 
 bench: $(BENCH_READY)
 	$(RUN) -m profiler bench.yaml
@@ -37,6 +38,9 @@ types: $(TEST_READY)
 
 bench-overhead: $(BENCH_READY)
 	PYTHONPATH=.:$$PYTHONPATH $(RUN) benchmarks/overhead.py
+
+bench-tables: $(BENCH_READY)
+	PYTHONPATH=.:$$PYTHONPATH $(RUN) benchmarks/tables.py
 
 # The clocks beside NVBench, triton and torch.utils.benchmark; about 10 minutes on an H200.
 verify-gpu: $(VERIFY_READY)

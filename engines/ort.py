@@ -21,6 +21,7 @@ import onnxruntime
 import torch
 
 from engines.base import Array, Job, Layer, Mark, Memory
+from engines.catalog import Device
 from engines.ort_profile import device_layers, host_layers, read_runs
 from engines.trace import ITERATIONS, record
 from exporters.coverage import covered_nodes, read_graph, steps_of
@@ -211,15 +212,22 @@ def _session_options(job: Job) -> onnxruntime.SessionOptions:
     if not job.options.get("optimize", True):
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    if (job.precision, job.device) == ("int8", "cpu"):
+    for key, value in session_entries(job.precision, job.device).items():
+        options.add_session_config_entry(key, value)
+    for dimension, size in symbol_sizes(job).items():
+        options.add_free_dimension_override_by_name(dimension, size)
+    return options
+
+
+def session_entries(precision: str, device: Device) -> dict[str, str]:
+    """Entries of the session's configuration that a precision needs on a device."""
+    if (precision, device) == ("int8", "cpu"):
         # On x86 the CPU provider multiplies uint8 by int8. It shifts a Q/DQ pair from int8 to uint8 if it has a single
         # reader, and where a shifted pair meets an unshifted one the convolution stays float. In the graph every reader
         # has a pair of its own, but as common subexpressions they would be merged. Measured (ONNX Runtime 1.31): with
         # that, 20 of ResNet-50's 53 convolutions stay float; without it none, at half the latency.
-        options.add_session_config_entry("optimization.disable_specified_optimizers", "CommonSubexpressionElimination")
-    for dimension, size in _symbol_sizes(job).items():
-        options.add_free_dimension_override_by_name(dimension, size)
-    return options
+        return {"optimization.disable_specified_optimizers": "CommonSubexpressionElimination"}
+    return {}
 
 
 def _write_optimized(options: onnxruntime.SessionOptions, path: Path) -> None:
@@ -228,7 +236,7 @@ def _write_optimized(options: onnxruntime.SessionOptions, path: Path) -> None:
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
 
 
-def _symbol_sizes(job: Job) -> dict[str, int]:
+def symbol_sizes(job: Job) -> dict[str, int]:
     """Sizes of the graph's symbolic dimensions; the batch is the leading one of the first input."""
     batch = BATCH
     if job.source.onnx is not None:
@@ -245,9 +253,16 @@ def _cuda_options(job: Job) -> dict[str, str]:
         "device_id": "0",
         # torch's default stream has handle 0, which ORT takes for "none": the worker has set another one.
         "user_compute_stream": str(torch.cuda.current_stream().cuda_stream),
-        "use_tf32": "1" if job.precision == "tf32" else "0",
+        **cuda_settings(job),
+    }
+
+
+def cuda_settings(job: Job) -> dict[str, str]:
+    """The CUDA provider's options with which a deployment gets the figures measured here."""
+    return {
         # Growth by powers of two would count as the engine's need what is only the arena's slack.
         "arena_extend_strategy": "kSameAsRequested",
+        "use_tf32": "1" if job.precision == "tf32" else "0",
         "cudnn_conv_algo_search": str(job.options.get("conv_search", "EXHAUSTIVE")),
         "prefer_nhwc": _flag(job, "prefer_nhwc"),
         "enable_cuda_graph": _flag(job, "cuda_graph"),

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from profiler.store import load, load_layers
+    from profiler.runs import load, load_layers, read_runs
 
-__all__ = ["load", "load_layers"]
+__all__ = ["load", "load_layers", "read_runs"]
 
 
 def __getattr__(name: str) -> Any:
     """`from profiler import load` without making every import of the package pay for polars."""
     if name in __all__:
-        from profiler import store
+        from profiler import runs
 
-        return getattr(store, name)
+        return getattr(runs, name)
     raise AttributeError(f"module 'profiler' has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """What enters: the command line. What leaves: a run or a listing, and the exit code.
 
-0 done; 1 no row is ok, or with --strict a case failed; 2 a config, file or argument that cannot be used; 70 a fault of
-the profiler's own; 130 interrupted.
+0 done; 1 no row is ok, a regression, or with --strict a failed case; 2 a config, file or argument that cannot be used;
+3 no candidate meets the limits; 70 a fault of the profiler's own; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -124,6 +124,110 @@ def layers(
 
     given = {"model": model, "variant": variant, "pass": pass_, "precision": precision, "batch_size": batch}
     print_layers(_console(), run, {key: text.split(",") if text else [] for key, text in given.items()}, top)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(help="Folders of runs, patterns such as 'results/*', or addresses")],
+    format_: Annotated[
+        str, typer.Option("--format", help="html (one page that loads nothing), md, or csv (a folder of tables)")
+    ] = "html",
+    output: Annotated[
+        Path | None, typer.Option(help="File or folder; else the run's own folder, for several runs this one")
+    ] = None,
+    charts: Annotated[str | None, typer.Option(help="Every chart as an image too: svg or png")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Conditions: model=resnet50,precision=fp16; may be repeated")
+    ] = None,
+) -> None:
+    """Write a report: what to deploy and why, with charts, every table, the environment and the method."""
+    from profiler.report import Order, write
+
+    first, *more = write(Order(tuple(runs), format_, output, charts, tuple(only or ())))
+    beside = f" and {len(more)} more files" if more else ""
+    _console().print(f"{first}{beside}", soft_wrap=True, markup=False, highlight=False)
+
+
+@app.command()
+def recommend(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders of runs, patterns, or addresses")],
+    model: Annotated[str | None, typer.Option(help="The model to deploy, where the runs hold several")] = None,
+    batch: Annotated[str | None, typer.Option(help="Batch sizes to choose from, such as 1,16; all if left out")] = None,
+    pass_: Annotated[str, typer.Option("--pass", help="inference or training")] = "inference",
+    precision: Annotated[str | None, typer.Option(help="Precisions to choose from, such as fp32,fp16")] = None,
+    extra: Annotated[str | None, typer.Option(help="Which training, as ids end: optimizer=sgd, or plain")] = None,
+    max_latency_ms: Annotated[
+        list[str] | None, typer.Option(help="Most milliseconds of a call: 2 (the median), p99=2, or both")
+    ] = None,
+    min_throughput: Annotated[float | None, typer.Option(help="Least items a second")] = None,
+    max_memory_mib: Annotated[float | None, typer.Option(help="Most memory at its peak")] = None,
+    max_error: Annotated[float | None, typer.Option(help="Largest rel_l2_error (training: gradient_error)")] = None,
+    usd_per_hour: Annotated[
+        list[str] | None, typer.Option(help="The machine's price, LABEL=3.5 for one of several; in place of the runs'")
+    ] = None,
+    objective: Annotated[str, typer.Option(help="latency, throughput, memory, energy or cost")] = "latency",
+    format_: Annotated[str, typer.Option("--format", help="text, md or json")] = "text",
+    export: Annotated[
+        Path | None, typer.Option(help="Write the choice, ready to run, into this folder: model, config.json, run.py")
+    ] = None,
+) -> None:
+    """Say what to deploy, by how much it wins, and why each other candidate loses; exit code 3 if nothing fits."""
+    from profiler.recommend_job import execute
+    from profiler.recommend_order import Order
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    order = Order(
+        tuple(runs), model, batch, pass_, precision, extra, tuple(max_latency_ms or ()), min_throughput, max_memory_mib,
+        max_error, tuple(usd_per_hour or ()), objective, format_, export,
+    )  # fmt: skip
+    raise typer.Exit(execute(order, _console()))
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders of runs, patterns, or addresses")],
+    by: Annotated[
+        str | None, typer.Option(help="What the sides are: run, machine, driver, torch_version or another text column")
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="The side that the others are compared with; else the first")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Of each side the fastest variant, whatever its name")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Conditions: model=resnet50,precision=fp16; may be repeated")
+    ] = None,
+    reference: Annotated[
+        list[str] | None, typer.Option(help="Published figures to stand beside the runs, such as cnn-benchmarks")
+    ] = None,
+    fail_on_regression: Annotated[
+        str | None, typer.Option(help="Exit with 1 if a cell is slower by more than this, such as 5%")
+    ] = None,
+    format_: Annotated[str, typer.Option("--format", help="text, md, csv or json")] = "text",
+    output: Annotated[Path | None, typer.Option(help="Write to this file, not to the terminal")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Rows of each table in text and md: those that changed most")] = 40,
+) -> None:
+    """Compare runs, machines or versions: ratios with intervals, verdicts, and what differs between them."""
+    from profiler.compare_job import Request, execute
+
+    request = Request(
+        tuple(runs), by, base, best, tuple(only or ()), tuple(reference or ()), fail_on_regression, format_, output, top
+    )
+    raise typer.Exit(execute(request, _console()))
+
+
+@app.command()
+def query(
+    runs: Annotated[list[str], typer.Argument(help="Folders of runs, patterns or addresses, and last the query")],
+    format_: Annotated[str, typer.Option("--format", help="text, md, csv, json or parquet")] = "text",
+    output: Annotated[Path | None, typer.Option(help="Write to this file, not to the terminal")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Most rows on the terminal")] = 200,
+) -> None:
+    """Query the tables results, samples, layers and environments of runs by SQL.
+
+    For example: query 'results/*' "select model, variant, min(latency_ms) from results group by model, variant"
+    """
+    from profiler.query import Request, execute
+
+    *addresses, sql = runs
+    execute(Request(tuple(addresses), sql, format_, output, rows), _console())
 
 
 @app.command()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +33,10 @@ from profiler.terminal import print_results
 from profiler.walltime import describe as describe_time
 
 _QUICK = {"seconds": 0.3, "min_samples": 5}
-_COMMANDS = ("run", "build", "layers", "published", "engines", "models", "suites", "environment")
+_COMMANDS = (
+    *("run", "build", "report", "compare", "recommend", "query", "layers", "published"),
+    *("suites", "engines", "models", "environment"),
+)
 _MUST_AGREE = ("gpu", "device", "torch_version", "onnxruntime_version", "tensorrt_version")
 
 
@@ -129,6 +134,7 @@ def _measure(
         total.update(split)
         run.write_environment({**environment, "wall_seconds": {k: round(v, 3) for k, v in total.most_common()}})
         console.print(Text(f"\n{describe_time(split)}"))
+    _report(console, run, lines)
     console.print(Text(f"\nEverything stands in {run.path}"), soft_wrap=True)
     if (run.path / "layers.parquet").exists():
         console.print(Text(f"Its layers: python -m profiler layers {run.path}"), soft_wrap=True)
@@ -141,6 +147,20 @@ def _measure(
     if "ok" not in statuses or (request.strict and statuses - {"ok", "unsupported"}):
         return 1
     return 0
+
+
+def _report(console: Console, run: RunFolder, lines: Any) -> None:
+    """Write the run's report.html, `lines` being table.summary's. What goes wrong is told, and loses nothing."""
+    try:
+        from profiler.report import Order, write
+
+        write(Order([run.path]), lines)
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            (run.logs / "report.log").write_text(traceback.format_exc())
+        said = " ".join(str(error).split())[:200] or type(error).__name__
+        told = f"\nThere is no report ({said}; logs/report.log says more); again: python -m profiler report {run.path}"
+        console.print(Text(told, style="yellow"), soft_wrap=True)
 
 
 def _is_done(result: Result, retry: bool) -> bool:

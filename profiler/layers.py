@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from profiler.document import ConfigError
-from profiler.store import load, load_layers
+from profiler.runs import load, load_layers
 
 _KEYS = ("model", "variant", "pass", "precision", "batch_size")
 _GROUP = ("model", "pass", "precision", "batch_size")
@@ -174,7 +174,7 @@ def _case_table(case: Profiled, width: int, top: int | None) -> Table:
         layer = case.layers[number]
         bar = _bar(layer["share"] / longest if longest else 0.0)
         figures = [str(layer["order"] + 1), f"{layer['ms']:,.3f}", f"{100 * layer['share']:.1f}", bar]
-        rows.append([*figures, layer["kind"], layer["layer"], _names(layer["nodes"])])
+        rows.append([*figures, layer["kind"], layer["layer"], names(layer["nodes"])])
     if len(shown) < len(case.layers):
         rest = [layer["ms"] for number, layer in enumerate(case.layers) if number not in shown]
         share = 100 * sum(rest) / (case.ms or 1)
@@ -202,7 +202,7 @@ def _side_by_side(cases: Sequence[Profiled], width: int, top: int | None) -> Tab
     every = groups(cases)
     shown = _longest([max(group.ms(variant) for variant in variants) for group in every], top)
     rows = [
-        [_modules(every[n].layers.get(eager, [])), _names(every[n].nodes), *_cells(every[n].layers, variants)]
+        [modules(every[n].layers.get(eager, [])), names(every[n].nodes), *_cells(every[n].layers, variants)]
         for n in shown
     ]
     hidden = [group for number, group in enumerate(every) if number not in shown]
@@ -276,11 +276,12 @@ def _bar(part: float) -> str:
     return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
 
 
-def _names(nodes: Iterable[str]) -> str:
+def names(nodes: Iterable[str]) -> str:
+    """The exported nodes without what torch.onnx puts before them, like "Conv_754 + relu"."""
     return " + ".join(node.removeprefix(_PREFIX) for node in nodes)
 
 
-def _modules(layers: Sequence[Mapping[str, Any]]) -> str:
+def modules(layers: Sequence[Mapping[str, Any]]) -> str:
     """Like "layer1.0: conv3, bn3, add, relu"; a module's own operator goes by its kind."""
     paths = [layer["layer"].split(".") for layer in layers]
     if not paths:

@@ -92,7 +92,7 @@ def place(
     precision: str | None,
     roofs: Roofs,
 ) -> dict[str, float | None]:
-    """The columns flops_per_item, tflops, fraction_of_peak and floor_ms; what does not follow is None."""
+    """The columns flops_per_item, moved_mib, tflops, fraction_of_peak and floor_ms; what does not follow is None."""
     tflops = fraction = None
     peak = roofs.get(f"{precision}_tflops")
     lowest = floor(flops_per_item, batch_size, moved_bytes, precision, roofs)
@@ -101,6 +101,7 @@ def place(
         fraction = tflops / peak if peak else None
     return {
         "flops_per_item": flops_per_item,
+        "moved_mib": None if flops_per_item is None or moved_bytes is None else moved_bytes / MIB,
         "tflops": tflops,
         "fraction_of_peak": fraction,
         "floor_ms": lowest and lowest[0],

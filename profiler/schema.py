@@ -34,7 +34,7 @@ RESULTS: dict[str, pl.DataType] = {
     **_all("gradients_mib optimizer_mib", MEASURE),
     **_all("host_peak_mib torch_allocated_mib torch_reserved_mib export_s build_s load_s first_run_s", MEASURE),
     **_all("rel_l2_error max_abs_error top1_agreement loss_error gradient_error", MEASURE),
-    **_all("flops_per_item tflops fraction_of_peak floor_ms", MEASURE),
+    **_all("flops_per_item moved_mib tflops fraction_of_peak floor_ms", MEASURE),
     **_all("energy_mj_per_item power_w sm_clock_mhz temperature_c", MEASURE),
     "throttled": pl.Boolean(),
     "proof": TEXT,

@@ -31,7 +31,7 @@ Series = Mapping[tuple[str, str], Floats]
 Sides = Callable[[tuple[str, ...], str, int], Side]
 """The samples of some cases on a clock, as a side of ratios with that seed."""
 
-_VERDICT_CLOCKS = {"event": ("gpu", 0.01), "host": ("host", 0.03)}
+VERDICT_CLOCKS = {"event": ("gpu", 0.01), "host": ("host", 0.03)}
 """By headline clock the clock of verdicts, and the margin within which they see no difference.
 
 On CUDA a verdict is on device time, which the host's launches do not blur; a CPU's figures differ more by themselves.
@@ -73,7 +73,7 @@ def compare(base: Line, line: Line, sides: Sides) -> Comparison:
     """How many times faster `line` is than `base`."""
     between = _replicated(base, line)
     clock = line["clock"]
-    device, margin = _VERDICT_CLOCKS[clock]
+    device, margin = VERDICT_CLOCKS[clock]
 
     def on(clock: str, column: str) -> tuple[float | None, Interval | None]:
         of_base, of_line = sides(tuple(base["case_id"]), clock, 1), sides(tuple(line["case_id"]), clock, 1001)

@@ -104,27 +104,6 @@ class RunFolder:
         return results, samples
 
 
-def load(*runs: str | Path) -> tuple[pl.LazyFrame, pl.LazyFrame]:
-    """Results and samples of one or more runs, lazily: `results, samples = load("results/*")`.
-
-    Each argument is a run's folder, a pattern of folders, or an object store's address.
-    """
-    addresses = _addresses(runs)
-    return (
-        pl.scan_parquet([f"{address}/results.parquet" for address in addresses]),
-        pl.scan_parquet([f"{address}/samples.parquet" for address in addresses]),
-    )
-
-
-def load_layers(*runs: str | Path) -> pl.LazyFrame:
-    """The layers of one or more runs that were made with --profile, lazily; arguments as for `load`."""
-    return pl.scan_parquet([f"{address}/layers.parquet" for address in _addresses(runs)])
-
-
-def _addresses(runs: Iterable[str | Path]) -> list[str]:
-    return [str(run).rstrip("/") for run in runs]
-
-
 def _layers(run_id: str, result: Result) -> list[dict[str, Any]]:
     total = sum(layer["ms"] for layer in result.layers)
     return [

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from profiler.telemetry import visible_gpus
@@ -33,6 +34,35 @@ def profiler() -> Profiler:
         )
 
     return run
+
+
+HOSTILE = {
+    "resnet18": "<script>window.hacked=1</script>",
+    "resnet50": "</script><img src=x onerror=window.hacked=1> `|*_\\ & \"'",
+    "alexnet": "${window.hacked=1}{{hacked}} <!-- datum.x]]> \u2028 var(--ink) 網路",
+}
+"""Names that a page, a specification of a chart or a Markdown file could take for its own."""
+
+
+@pytest.fixture(scope="session")
+def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The golden H200 run with hostile names, an engine's label, a reason and a warning among them."""
+    folder, golden = tmp_path_factory.mktemp("hostile"), ROOT / "tests" / "golden" / "h200"
+    evil = HOSTILE["resnet18"]
+    results = pl.read_parquet(golden / "results.parquet").with_columns(
+        pl.col("model").replace(HOSTILE), variant=pl.col("variant").replace("ort", f'"><b onload=1>{evil}')
+    )
+    failed = results["precision"] == "tf32"
+    results = results.with_columns(
+        status=pl.when(failed).then(pl.lit("failed")).otherwise("status"),
+        reason=pl.when(failed).then(pl.lit(f"it said {evil}")),
+        warnings=pl.lit([f"{evil}: odd"], pl.List(pl.String)),
+        gpu=pl.lit(f"GPU {evil}"),
+    )
+    results.write_parquet(folder / "results.parquet")
+    (folder / "samples.parquet").write_bytes((golden / "samples.parquet").read_bytes())
+    (folder / "bench.yaml").write_text(f"models: ['{evil}']  # ```\n")
+    return folder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -21,7 +21,11 @@ WITH_POLARS = {
     *(f"profiler.{name}" for name in ("published_study", "conclusions", "studies", "kinds")),
     "profiler.layer_table",
     "profiler.minibatch",
+    *(f"profiler.{name}" for name in ("runs", "compare_job", "compare_view", "totals", "regression", "query")),
+    *(f"profiler.report_{name}" for name in ("content", "data", "findings", "rows", "sections", "tables", "texts")),
+    *(f"profiler.{name}" for name in ("candidates", "recommend_order")),
     "benchmarks.publish",
+    "benchmarks.tables",
 }
 
 
@@ -179,7 +183,7 @@ def loaded_by(module: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("name", ["job", "cli", "run", "prepare", "plan", "listing", "build"])
+@pytest.mark.parametrize("name", ["job", "cli", "run", "prepare", "plan", "listing", "build", "recommend_job"])
 def test_the_parent_process_imports_no_framework(name):
     frameworks = {
         "torch",

@@ -315,6 +315,7 @@ def test_samples_give_the_latency(full: Finished, measured: list[dict[str, Any]]
 def test_folder_holds_everything(full: Finished) -> None:
     files = {file.name for file in full.folder.iterdir()}
     assert files >= {"bench.yaml", "environment.json", "journal.jsonl", "results.parquet", "samples.parquet", "tables"}
+    assert "report.html" in files
     tables = {file.name for file in (full.folder / "tables").iterdir()}
     assert tables >= {f"{name}.{kind}" for name in ("latency", "memory", "speedup") for kind in ("csv", "md")}
     environment = json.loads((full.folder / "environment.json").read_text())

@@ -12,8 +12,9 @@ from engines.catalog import Training
 from exporters.source import ModelSource
 from profiler.case import Case
 from profiler.result import Result, sample_warnings
+from profiler.runs import load
 from profiler.schema import RESULTS
-from profiler.store import RunFolder, load
+from profiler.store import RunFolder
 
 CASE = Case(
     "net", "ort", "ort-nhwc", "inference", "fp16", 4, "cuda", 1, ModelSource("net"), {"prefer_nhwc": True}

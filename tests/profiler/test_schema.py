@@ -29,8 +29,8 @@ grad_input_ms grad_weight_ms gpu_forward_ms gpu_backward_ms gpu_step_ms gpu_grad
 gradients_mib optimizer_mib loss_error gradient_error
 machine cloud instance usd_per_hour usd_per_million_items items_per_usd
 """
-ADDED = SINCE.split()
-"""The parts of other_mib; what else distinguishes a case; training in depth; layers; the machine's price."""
+ADDED = [*SINCE.split(), "moved_mib"]
+"""The parts of other_mib; what else distinguishes a case; training in depth; layers; the machine's price; bytes."""
 
 TEXTS = """
 run_id case_id suite model engine variant pass precision device options status reason reference clock stop_reason proof

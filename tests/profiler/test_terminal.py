@@ -321,4 +321,4 @@ def test_every_warning_has_a_meaning_here_and_in_the_documentation() -> None:
     raised = {word for source in sources for word in re.findall(r'"([a-z]+(?:-[a-z]+)*): ', source)}
     assert documented == set(MEANINGS)
     # Other words before a colon: of the display, of names in a trace, of a list, of the command line.
-    assert raised - {"prepare", "module", "profiler", "valid", "trt-rtx"} == set(MEANINGS)
+    assert raised - {"prepare", "module", "profiler", "valid", "trt-rtx", "query"} == set(MEANINGS)

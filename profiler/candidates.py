@@ -1,0 +1,178 @@
+"""What enters: rows of results of one model. What leaves: its `Candidate`s for deployment, replicates put together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+import polars as pl
+
+VERSIONS = ("driver", "cuda", "cudnn", "torch_version", "onnxruntime_version", "tensorrt_version")
+SET_UP = ("export_s", "build_s", "load_s")
+_KEY = ["machine", *VERSIONS, "device", "engine", "variant", "precision", "batch_size", "extra", "options"]
+"""Rows that agree in all of these are replicates of one another, be it in several runs."""
+_FIGURES = (
+    *("latency_ms", "latency_p90_ms", "latency_p95_ms", "latency_p99_ms", "latency_ci_low_ms", "latency_ci_high_ms"),
+    *("gpu_ms", "host_ms", "throughput", "peak_memory_mib", "energy_mj_per_item", "samples", *SET_UP),
+)
+_SWEEP, _PROBE = "sweep=", "probe="
+"""Extras that do not change the work: of a row of a batch sweep, and of the search for the largest batch."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A variant at a precision and a batch size on one machine: what may be deployed, or why it was not measured.
+
+    `each` holds a figure's values by its column, one for each measured replicate that has it. To the results' columns
+    come `error` (`rel_l2_error`, in training `gradient_error`), `set_up_s` (export, build and load together, seconds)
+    and `usd_per_million_items` at the price that is asked for.
+    """
+
+    name: str
+    variant: str
+    precision: str
+    batch_size: int
+    machine: str
+    row: Mapping[str, Any]
+    """Its first measured row, or its first one."""
+    run_ids: tuple[str, ...]
+    cases: tuple[str, ...]
+    """Of every measured replicate its name among several runs, as `case_key` writes it."""
+    each: Mapping[str, tuple[float, ...]]
+    unmeasured: tuple[str, ...]
+    """Status and reason of every replicate that gave no figures."""
+    warnings: frozenset[str]
+    """Kinds that its measured replicates carry."""
+
+    @property
+    def replicates(self) -> int:
+        return len(self.cases)
+
+    @property
+    def clock(self) -> str:
+        """Its headline clock."""
+        return str(self.row["clock"])
+
+    @cached_property
+    def figures(self) -> dict[str, float]:
+        """The median over the replicates of every figure that it has."""
+        return {name: median(values) for name, values in self.each.items() if values}
+
+    @property
+    def seconds_per_item(self) -> float | None:
+        """At full load where that was measured, else in single calls."""
+        if throughput := self.figures.get("throughput"):
+            return 1 / throughput
+        latency = self.figures.get("latency_ms")
+        return None if latency is None else latency / 1000 / self.batch_size
+
+
+def candidates(results: pl.DataFrame, prices: Mapping[str, float]) -> list[Candidate]:
+    """Every candidate in the order of the rows, which are of one model, pass and work.
+
+    `prices` are in dollars an hour, by machine; where it names none the rows' own price counts.
+    """
+    parts = results.partition_by(_KEY, maintain_order=True)
+    return _named([_candidate(part.to_dicts(), prices) for part in parts])
+
+
+def case_key(run_id: str, case_id: str) -> str:
+    """A case's name among several runs."""
+    return f"{run_id}/{case_id}"
+
+
+def machine_of(row: Mapping[str, Any]) -> str:
+    """What a row's machine is called."""
+    return str(row["machine"] or ("an unnamed CPU" if row["device"] == "cpu" else "an unnamed machine"))
+
+
+def work_of(extra: str | None) -> str:
+    """What an iteration does beside the plain one, as ids end, such as "optimizer=sgd"; empty for the plain one."""
+    return "/".join(part for part in _extras(extra) if not part.startswith((_SWEEP, _PROBE)))
+
+
+def is_probe(extra: str | None) -> bool:
+    """Whether a row only says if a batch fits."""
+    return any(part.startswith(_PROBE) for part in _extras(extra))
+
+
+def _extras(extra: str | None) -> list[str]:
+    return [part for part in (extra or "").split("/") if part]
+
+
+def _candidate(rows: Sequence[Mapping[str, Any]], prices: Mapping[str, float]) -> Candidate:
+    measured = [row for row in rows if _is_measured(row)]
+    first = (measured or rows)[0]
+    machine = machine_of(first)
+    values = [_values(row, prices.get(machine, row["usd_per_hour"])) for row in measured]
+    kinds = {warning.partition(":")[0] for row in measured for warning in row["warnings"] or ()}
+    if any(row["throttled"] for row in measured):
+        kinds.add("throttled")
+    return Candidate(
+        name=f"{first['variant']} {first['precision']}, batch {first['batch_size']}",
+        variant=first["variant"],
+        precision=first["precision"],
+        batch_size=first["batch_size"],
+        machine=machine,
+        row=first,
+        run_ids=tuple(dict.fromkeys(row["run_id"] for row in measured or rows)),
+        cases=tuple(case_key(row["run_id"], row["case_id"]) for row in measured),
+        each=_gathered(values),
+        unmeasured=tuple(_why_not(row) for row in rows if not _is_measured(row)),
+        warnings=frozenset(kinds),
+    )
+
+
+def _is_measured(row: Mapping[str, Any]) -> bool:
+    return row["status"] == "ok" and row["latency_ms"] is not None
+
+
+def _gathered(values: Sequence[Mapping[str, float | None]]) -> dict[str, tuple[float, ...]]:
+    """By figure those of the replicates that have it."""
+    names = dict.fromkeys(name for value in values for name in value)
+    return {name: tuple(v for value in values if (v := value[name]) is not None) for name in names}
+
+
+def _values(row: Mapping[str, Any], usd_per_hour: float | None) -> dict[str, float | None]:
+    """One replicate's figures."""
+    set_up = [row[name] for name in SET_UP if row[name] is not None]
+    throughput = row["throughput"]
+    cost = 1e6 * usd_per_hour / (3600 * throughput) if throughput and usd_per_hour is not None else None
+    return {
+        **{name: row[name] for name in _FIGURES},
+        "error": row["gradient_error" if row["pass"] == "training" else "rel_l2_error"],
+        "set_up_s": sum(set_up) if set_up else None,
+        "usd_per_million_items": cost,
+    }
+
+
+def _why_not(row: Mapping[str, Any]) -> str:
+    if row["status"] == "ok":
+        return "no latency was recorded"
+    return f"{row['status']}: {row['reason']}" if row["reason"] else str(row["status"])
+
+
+def _named(found: list[Candidate]) -> list[Candidate]:
+    """The candidates with names that tell them apart: by machine, by kind of row, by run, as far as they need it."""
+    if len({candidate.machine for candidate in found}) > 1:
+        found = [replace(c, name=f"{c.name} on {c.machine}") for c in found]
+    for more in ("sweep", "run"):
+        count = Counter(c.name for c in found)
+        found = [_longer(c, more) if count[c.name] > 1 else c for c in found]
+    count, seen = Counter(c.name for c in found), Counter[str]()
+    for place, candidate in enumerate(found):
+        if count[candidate.name] > 1:
+            seen[candidate.name] += 1
+            found[place] = replace(candidate, name=f"{candidate.name}, no. {seen[candidate.name]}")
+    return found
+
+
+def _longer(candidate: Candidate, by: str) -> Candidate:
+    if by == "run":
+        return replace(candidate, name=f"{candidate.name} (run {candidate.run_ids[0]})")
+    swept = any(part.startswith(_SWEEP) for part in _extras(candidate.row["extra"]))
+    return replace(candidate, name=f"{candidate.name}, in a sweep") if swept else candidate

@@ -1,0 +1,268 @@
+"""What enters: what the scales must hold. What leaves: Vega-Lite specifications of charts, without their data.
+
+No text of the user's stands in one but as a value in a scale's domain, which no renderer interprets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, log10
+from typing import Any
+
+import altair as alt
+
+Row = Mapping[str, Any]
+Spec = dict[str, Any]
+
+MEMORY = [
+    *("context_mib", "weights_mib", "gradients_mib", "optimizer_mib", "activations_mib", "slack_mib", "library_mib"),
+    "undivided_mib",
+]
+"""The last is what of the peak is in none of the parts: all of it on a CPU."""
+SETUP = ["export_s", "build_s", "load_s", "first_run_s"]
+TRAINING = ["forward_ms", "backward_ms", "grad_input_ms", "grad_weight_ms", "step_ms"]
+
+_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
+_DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [4, 2, 1, 2], [1, 3], [10, 2]]
+"""Of precisions; colours tell engines apart."""
+_INK, _MUTED = alt.value("var(--ink)"), alt.value("var(--muted)")
+_LINES = alt.NamedData("lines")
+_HEIGHT = 380
+Tip = tuple[str, str]
+"""A field and its title."""
+
+
+@dataclass(frozen=True)
+class Domains:
+    """What the scales must hold, so that a line looks the same whatever else is chosen: variants and precisions in the
+    ladder's order, batch sizes, parts of memory and time that occur, items until the last line has paid off, and how
+    far samples are from their median, as a share of it."""
+
+    variants: Sequence[str]
+    precisions: Sequence[str]
+    batches: Sequence[int]
+    parts: Sequence[str]
+    items: float
+    away: tuple[float, float]
+
+
+def overview(domains: Domains) -> Spec:
+    """The speed-up of the fastest line of each model and batch size."""
+    fastest = (
+        alt.Chart(_LINES)
+        .transform_joinaggregate(fastest="min(latency_ms)", groupby=["model", "batch_size"])
+        .transform_filter("datum.latency_ms === datum.fastest")
+        .transform_calculate(cell="datum.model + ', batch ' + datum.batch_size", one="1")
+        .encode(
+            y=_names("cell", "place"), x=alt.X(**_log("speedup", "Speed-up over the base, ×")), color=_engine(domains)
+        )
+    )
+    stem = fastest.mark_rule(strokeWidth=2).encode(x2=alt.X2("one:Q"))
+    dot = fastest.mark_point(size=110).encode(shape=_precision(domains), tooltip=_tips())
+    return _finished(alt.layer(_unity(), stem, dot))
+
+
+def ladder() -> Spec:
+    """Speed-ups with their intervals, rung by rung."""
+    ends = {end: f"isValid(datum.speedup_{end}) ? datum.speedup_{end} : datum.speedup" for end in ("low", "high")}
+    lines = alt.Chart(_LINES).encode(y=_names("line", "rung", grid=True), yOffset=alt.YOffset("batch_size:N"))
+    span = lines.transform_calculate(**ends).mark_rule(strokeWidth=2)
+    tips = _tips(("speedup", "Speed-up, ×"), ("speedup_low", "95 % from"), ("speedup_high", "to"))
+    dot = lines.mark_point().encode(
+        x=alt.X(**_log("speedup", "Speed-up over the base, ×")),
+        color=alt.Color("batch_size:N", title="Batch size"),
+        shape=alt.Shape("batch_size:N", title="Batch size"),
+        tooltip=tips,
+    )
+    return _finished(alt.layer(_unity(), span.encode(x=alt.X("low:Q"), x2="high:Q", color=_INK), dot))
+
+
+def over_batches(domains: Domains, field: str, title: str) -> Spec:
+    """A field against the batch size, a line each."""
+    values = list(domains.batches)
+    if len(values) > 10:
+        values = [size for size in values if size & (size - 1) == 0] or values[:: len(values) // 10]
+    ends = [values[0], values[-1]] if values else [1, 1]
+    scale = alt.Scale(type="log", base=2, nice=False, padding=18, domain=ends)
+    x = alt.X("batch_size:Q", title="Batch size", scale=scale, axis=alt.Axis(values=values, format=",", grid=False))
+    lines = alt.Chart(_LINES).encode(x=x, y=alt.Y(**_log(field, title)), color=_engine(domains), detail="extra:N")
+    # A field of its own, lest it change the legend of the shapes, which say the same.
+    dash = alt.StrokeDash("dash:N", scale=_dashes(domains), legend=None)
+    drawn = lines.transform_calculate(dash="datum.precision").mark_line(strokeWidth=1.75).encode(strokeDash=dash)
+    tips = _tips(("latency_ms", "Latency, ms"), ("item_ms", "Per item, ms"), ("throughput", "Items/s"))
+    dots = lines.mark_point(size=60).encode(shape=_precision(domains), tooltip=tips)
+    # Independent, since Vega-Lite gives up merging the layers' legends at the first that is none.
+    return _finished(alt.layer(drawn, dots).resolve_legend(strokeDash="independent").properties(height=_HEIGHT))
+
+
+def throughput(domains: Domains) -> Spec:
+    """Throughput against latency, a point each, the Pareto front marked."""
+    lines = alt.Chart(_LINES).transform_calculate(rate="1 / datum.item_s")
+    lines = lines.encode(
+        x=alt.X(**_log("latency_ms", "Latency of one call, ms")), y=alt.Y(**_log("rate", "Items per second"))
+    )
+    front = lines.transform_window(best="max(rate)", sort=[alt.SortField("latency_ms")])
+    front = front.transform_filter("datum.rate >= datum.best").encode(color=_MUTED)
+    path = front.mark_line(interpolate="step-after", strokeWidth=1.5, strokeDash=[4, 3])
+    ring = front.mark_point(size=260, filled=False, strokeWidth=1.5, shape="circle")
+    dots = lines.mark_point(size=80).encode(color=_engine(domains), shape=_precision(domains), tooltip=_tips())
+    return _finished(alt.layer(path, ring, dots).properties(height=_HEIGHT))
+
+
+def stacked(domains: Domains, every: Sequence[str], unit: str, title: str, total: str) -> Spec:
+    """The fields `every` of each line as one bar, the least `total` first."""
+    parts = [part for part in every if part in domains.parts] or list(every)
+    bars = (
+        alt.Chart(_LINES)
+        .transform_joinaggregate(batches="distinct(batch_size)")
+        .transform_fold(list(parts), as_=["part", "value"])
+        .transform_filter("isValid(datum.value)")
+        .transform_calculate(
+            order=f"indexof({list(parts)!r}, datum.part)",
+            row="datum.batches > 1 ? datum.line + ', batch ' + datum.batch_size : datum.line",
+            sorted=f"datum.batch_size * 1e9 + datum.{total}",
+        )
+    )
+    legend = alt.Legend(labelExpr=f"replace(replace(datum.label, '{unit}', ''), '_', ' ')") if len(parts) > 1 else None
+    chart = bars.mark_bar(height={"band": 0.75}).encode(
+        y=_names("row", "sorted"),
+        x=alt.X("value:Q", title=title, stack="zero", axis=alt.Axis(format=",~f", tickCount=6, grid=True)),
+        color=alt.Color("part:N", title=None, scale=alt.Scale(domain=parts), legend=legend),
+        order="order:Q",
+        tooltip=_tips(("part", "Part"), ("value", title.rpartition(", ")[2]), (total, "Together")),
+    )
+    return _finished(chart)
+
+
+def roofline(domains: Domains) -> Spec:
+    """The rate of each line against the FLOPs that it has for a byte, below the roofs."""
+    roofs = alt.Chart(alt.NamedData("roofs")).encode(x=_intensity(), y=alt.Y(**_log("tflops", "TFLOP/s", 3)))
+    roof = roofs.mark_line(strokeWidth=1.5).encode(detail="precision:N", color=_MUTED)
+    name = (
+        roofs.transform_filter("datum.label").mark_text(align="right", baseline="bottom", dy=-3).encode(text="label:N")
+    )
+    tips = _tips(("tflops", "TFLOP/s"), ("intensity", "FLOPs a byte"), ("fraction_of_peak", "Of the roof"))
+    dots = (
+        alt.Chart(_LINES)
+        .mark_point()
+        .encode(
+            x=_intensity(),
+            y=alt.Y(**_log("tflops", "TFLOP/s", 3)),
+            color=_engine(domains),
+            shape=_precision(domains),
+            tooltip=tips,
+        )
+    )
+    return _finished(alt.layer(roof, name, dots).properties(height=_HEIGHT))
+
+
+def layers(domains: Domains) -> Spec:
+    """The longest groups of nodes, each with a bar a variant."""
+    tips = [alt.Tooltip(f"{field}:N", title=field.capitalize()) for field in ("modules", "nodes", "variant")]
+    bars = (
+        alt.Chart(alt.NamedData("layers"))
+        .mark_bar(height={"band": 0.9})
+        .encode(
+            y=_names("nodes", "ms", op="max", order="descending"),
+            yOffset=alt.YOffset("variant:N", sort=list(domains.variants)),
+            x=alt.X("ms:Q", title="Time, ms", axis=alt.Axis(format=",~f", tickCount=6, grid=True)),
+            color=_engine(domains),
+            tooltip=[*tips, alt.Tooltip("ms:Q", title="ms", format=",.4r")],
+        )
+    )
+    return _finished(bars)
+
+
+def samples(domains: Domains) -> Spec:
+    """A tick a sample, by how far it is from its line's median."""
+    ticks = alt.Chart(_LINES).transform_flatten(["ticks"])
+    ticks = ticks.transform_calculate(away="datum.ticks / datum.latency_ms - 1")
+    label = "datum.value ? datum.label : '0'"
+    axis = alt.Axis(format="+.1~%", labelExpr=label, tickCount=8, labelOverlap="greedy", grid=True)
+    scale = alt.Scale(domain=list(domains.away), clamp=True, nice=False, padding=6)
+    marks = ticks.mark_tick(opacity=0.8, height=13).encode(
+        y=_names("line", "rung", grid=True),
+        x=alt.X("away:Q", title="Away from the line's median", scale=scale, axis=axis),
+        color=_engine(domains),
+        tooltip=_tips(("ticks", "Sample, ms"), ("latency_ms", "Median, ms")),
+    )
+    return _finished(marks)
+
+
+def break_even(domains: Domains) -> Spec:
+    """The seconds until so many items are done, set-up included."""
+    decades = ceil(log10(max(domains.items, 100))) + 1
+    items = [round(10 ** (step / 4), 3) for step in range(4 * decades + 1)]
+    lines = alt.Chart(_LINES).transform_calculate(items=str(items)).transform_flatten(["items"])
+    lines = lines.transform_calculate(seconds="datum.setup_s + datum.items * datum.item_s")
+    axis = alt.Axis(format="~s", tickCount=decades, labelOverlap="greedy")
+    legend = alt.Undefined if len(domains.precisions) > 1 else None
+    drawn = lines.mark_line().encode(
+        x=alt.X("items:Q", title="Items done", scale=alt.Scale(type="log", nice=False), axis=axis),
+        y=alt.Y(**_log("seconds", "Seconds, set-up included", 4)),
+        color=_engine(domains),
+        strokeDash=alt.StrokeDash("precision:N", title="Precision", scale=_dashes(domains), legend=legend),
+        detail="line:N",
+        tooltip=_tips(("items", "Items"), ("seconds", "Seconds")),
+    )
+    return _finished(drawn.properties(height=_HEIGHT))
+
+
+def _engine(domains: Domains) -> alt.Color:
+    return alt.Color("variant:N", title="Engine", scale=alt.Scale(domain=list(domains.variants)))
+
+
+def _precision(domains: Domains) -> alt.Shape:
+    known = list(domains.precisions)
+    scale = alt.Scale(domain=known, range=[_SHAPES[i % len(_SHAPES)] for i in range(len(known))])
+    return alt.Shape("precision:N", title="Precision", scale=scale, legend=alt.Undefined if len(known) > 1 else None)
+
+
+def _dashes(domains: Domains) -> alt.Scale:
+    known = list(domains.precisions)
+    return alt.Scale(domain=known, range=[_DASHES[i % len(_DASHES)] for i in range(len(known))])
+
+
+def _log(field: str, title: str, ticks: int = 9) -> dict[str, Any]:
+    """A logarithmic axis with plain numbers; over as many decades as `ticks` or more, only powers of ten are named."""
+    axis = alt.Axis(title=title, format=",", tickCount=ticks, labelOverlap="greedy", grid=True)
+    return {"shorthand": f"{field}:Q", "scale": alt.Scale(type="log", nice=False, padding=14), "axis": axis}
+
+
+def _intensity() -> alt.X:
+    return alt.X(**_log("intensity", "FLOPs per byte moved", 3))
+
+
+def _names(field: str, by: str, op: Any = "min", order: Any = "ascending", grid: bool = False) -> alt.Y:
+    """Rows with a name each, in the order of another field."""
+    axis = alt.Axis(domain=False, ticks=False, grid=grid)
+    return alt.Y(f"{field}:N", title=None, sort=alt.EncodingSortField(by, op=op, order=order), axis=axis)
+
+
+def _tips(*figures: Tip) -> list[alt.Tooltip]:
+    """What a point says: what it is, then these figures."""
+    known = [alt.Tooltip("model:N", title="Model"), alt.Tooltip("line:N", title="Engine")]
+    known.append(alt.Tooltip("batch_size:Q", title="Batch"))
+    for field, title in figures or (
+        ("latency_ms", "Latency, ms"),
+        ("throughput", "Items/s"),
+        ("speedup", "Speed-up, ×"),
+    ):
+        words = field == "part"
+        known.append(
+            alt.Tooltip(f"{field}:{'N' if words else 'Q'}", title=title, format=alt.Undefined if words else ",.4r")
+        )
+    return known
+
+
+def _unity() -> alt.Chart:
+    rule: alt.Chart = alt.Chart(alt.InlineData([{}])).mark_rule(strokeDash=[4, 3]).encode(x=alt.datum(1))
+    return rule
+
+
+def _finished(chart: Any) -> Spec:
+    """As wide as its place on the page."""
+    # Altair would check each against Vega-Lite's schema, which takes longer than all else; the tests do.
+    spec: Spec = chart.properties(width="container").to_dict(validate=False)
+    return {key: value for key, value in spec.items() if key not in ("$schema", "config")}

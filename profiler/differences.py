@@ -1,0 +1,91 @@
+"""What enters: the environments of each side's runs. What leaves: what the sides do not have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Environment = Mapping[str, Any]
+
+_FIRST = (
+    *(
+        "machine",
+        "cloud",
+        "instance",
+        "usd_per_hour",
+        "device",
+        "gpu",
+        "gpu_memory_mib",
+        "compute_capability",
+        "driver",
+    ),
+    *("sm_clock_mhz", "cuda", "cudnn", "cpu", "cpu_cores", "memory_mib", "torch_threads"),
+    *("torch_version", "onnxruntime_version", "tensorrt_version"),
+)
+"""What a reader looks for first; all else follows in the environments' order."""
+_OF_THE_RUN = ("command", "earlier_commands", "wall_seconds")
+"""Keys of environment.json that tell of the run, not of the machine."""
+_TWICE = ("torch", "onnxruntime-gpu", "onnxruntime", "tensorrt")
+"""Packages whose versions have a key of their own."""
+_CLOSE = 0.02
+"""Figures closer together than this share are the same: roofs and clocks are measured anew in every run."""
+
+
+def differences(sides: Mapping[str, Sequence[Environment]]) -> list[dict[str, str]]:
+    """One row a fact that the sides do not have in common: `what`, then under each side's name its value or values.
+
+    A value that a run says it has not is "none"; what a run did not record is no difference, and "" in its side.
+    """
+    flat = {name: [dict(_flatten(run)) for run in runs] for name, runs in sides.items()}
+    known = [key for runs in flat.values() for run in runs for key in run if run[key] is not _PART]
+    rows = []
+    for key in [*(k for k in _FIRST if k in known), *(k for k in dict.fromkeys(known) if k not in _FIRST)]:
+        values = {
+            name: _distinct(value for run in runs for value in _recorded(run, key)) for name, runs in flat.items()
+        }
+        if len(_distinct(value for found in values.values() for value in found)) > 1:
+            rows.append({"what": key, **{name: ", ".join(map(_text, found)) for name, found in values.items()}})
+    return rows
+
+
+_PART = object()
+"""Stands for a mapping: whatever it does not hold, the run has not."""
+
+
+def _flatten(environment: Environment, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in environment.items():
+        name = f"{prefix}{key}"
+        if name in _OF_THE_RUN or (prefix == "packages." and key in _TWICE):
+            continue
+        if isinstance(value, Mapping):
+            yield name, _PART
+            yield from _flatten(value, f"{name}.")
+        elif value is None or isinstance(value, str | int | float):
+            yield name, value
+
+
+def _recorded(run: Mapping[str, Any], key: str) -> list[Any]:
+    """The value in a list, [None] where the run has none, [] where it says nothing of it."""
+    if key in run:
+        return [run[key]]
+    parent = key.partition(".")[0]
+    return [None] if run.get(parent) is _PART else []
+
+
+def _distinct(values: Iterator[Any]) -> list[Any]:
+    """The values that are not close to one before them."""
+    found: list[Any] = []
+    for value in values:
+        if not any(_close(value, other) for other in found):
+            found.append(value)
+    return found
+
+
+def _close(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float | int):
+        return abs(one - other) <= _CLOSE * max(abs(one), abs(other))
+    return bool(one == other)
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None else f"{value:,.5g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,154 @@
+"""What enters: runs and a query in SQL. What leaves: its rows, printed or written."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from rich.console import Console
+from rich.text import Text
+
+from profiler.document import ConfigError, nearest
+from profiler.fitted import Column, grids, markdown, number
+from profiler.runs import Runs, read_runs
+
+FORMATS = ("text", "md", "csv", "json", "parquet")
+_DIGITS = 6
+_READS = ("select", "with", "show", "explain", "describe", "values", "from")
+"""What a query may begin with: nothing is ever written, so what would change a table is refused."""
+_EXAMPLE = "select variant, precision, latency_ms from results where model = 'resnet50' order by latency_ms"
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command's arguments; see `python -m profiler query --help`."""
+
+    runs: tuple[str, ...]
+    sql: str
+    format: str = "text"
+    output: Path | None = None
+    rows: int = 200
+
+
+def execute(request: Request, console: Console) -> None:
+    """Run the query and print or write its rows. Raises ConfigError for what cannot be used."""
+    if request.format not in FORMATS:
+        raise ConfigError(f"--format: unknown format '{request.format}'{nearest(request.format, FORMATS)}")
+    if request.format == "parquet" and request.output is None:
+        raise ConfigError("--format parquet: say where to, by --output rows.parquet")
+    if not request.runs:
+        raise ConfigError(f'query: give runs, and then the query; for example query results/2026… "{_EXAMPLE}"')
+    found = query(read_runs(request.runs), request.sql)
+    if request.output is not None:
+        _write(found, request)
+        console.print(Text(f"Written: {request.output}, {found.height:,} rows"), soft_wrap=True)
+    elif request.format == "text":
+        _print(console, found, request.rows)
+    else:
+        sys.stdout.write(_text(found, request.format))
+
+
+def query(runs: Runs, sql: str) -> pl.DataFrame:
+    """The rows that `sql` selects from the tables results, samples, layers and environments.
+
+    `environments` has a row a fact: run_id, key, value, both texts, such as "packages.torch", "2.13.0". Raises
+    ConfigError for a query that is none or that names a table or column that there is not.
+    """
+    if not re.match(rf"[\s(]*({'|'.join(_READS)})\b", sql, re.IGNORECASE):
+        raise ConfigError(f'query: a query selects, and changes nothing; for example "{_EXAMPLE}"')
+    tables = {"results": runs.results, "samples": runs.samples, "environments": _environments(runs.environments)}
+    if runs.layers is not None:
+        tables["layers"] = runs.layers
+    try:
+        with pl.SQLContext(tables) as context:
+            return context.execute(sql, eager=False).collect(engine="streaming")
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ConfigError(f"query: {_explain(error, tables)}") from None
+
+
+def _environments(environments: Mapping[str, Mapping[str, Any]]) -> pl.LazyFrame:
+    rows = [
+        {"run_id": run_id, "key": key, "value": value}
+        for run_id, environment in environments.items()
+        for key, value in _facts(environment, "")
+    ]
+    return pl.LazyFrame(rows, schema=dict.fromkeys(("run_id", "key", "value"), pl.String))
+
+
+def _facts(environment: Mapping[str, Any], prefix: str) -> list[tuple[str, str | None]]:
+    facts: list[tuple[str, str | None]] = []
+    for key, value in environment.items():
+        if isinstance(value, Mapping):
+            facts += _facts(value, f"{prefix}{key}.")
+        else:
+            said = value if value is None or isinstance(value, str) else json.dumps(value)
+            facts.append((f"{prefix}{key}", said))
+    return facts
+
+
+def _explain(error: Exception, tables: Mapping[str, pl.LazyFrame]) -> str:
+    """What is wrong, with the column or table that was probably meant."""
+    said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    if isinstance(error, pl.exceptions.ColumnNotFoundError) and (named := re.search(r'"([^"]+)"', said)):
+        columns = dict.fromkeys(name for frame in tables.values() for name in frame.collect_schema())
+        hint = nearest(named[1], columns)
+        return f"there is no column '{named[1]}'{hint}"
+    relation = re.search(r"relation '([^']+)' was not found", said)
+    if relation:
+        return f"there is no table '{relation[1]}'; there are {', '.join(tables)}"
+    return f"{said} (for example: {_EXAMPLE})"
+
+
+def _print(console: Console, found: pl.DataFrame, most: int) -> None:
+    """As tables, one below the other where the columns do not fit beside each other: no figure is ever cut."""
+    columns = _columns(found.head(most))
+    for table in grids(columns, console.width):
+        console.print(table)
+    more = f"{most:,} of {found.height:,} rows; --rows or --format csv gives more" if found.height > most else ""
+    console.print(Text(more or f"{found.height:,} row{'' if found.height == 1 else 's'}", style="dim"))
+
+
+def _columns(found: pl.DataFrame) -> list[Column]:
+    return [
+        Column(name, [_cell(value) for value in column], figures=column.dtype.is_numeric())
+        for name, column in zip(found.columns, found.iter_columns(), strict=True)
+    ]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, pl.Series | list):
+        return "; ".join(_cell(item) for item in value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return number(value, _DIGITS)
+    return "" if value is None else str(value)
+
+
+def _text(found: pl.DataFrame, format_: str) -> str:
+    if format_ == "json":
+        return found.write_json() + "\n"
+    return _flat(found).write_csv() if format_ == "csv" else markdown(_columns(found)) + "\n"
+
+
+def _flat(found: pl.DataFrame) -> pl.DataFrame:
+    """Lists as text, for CSV."""
+    nested = [name for name, dtype in found.schema.items() if dtype.is_nested()]
+    return found.with_columns(pl.Series(name, [_cell(v) for v in found[name]], pl.String) for name in nested)
+
+
+def _write(found: pl.DataFrame, request: Request) -> None:
+    assert request.output is not None
+    try:
+        if request.format == "parquet":
+            found.write_parquet(request.output)
+        else:
+            format_ = "md" if request.format == "text" else request.format
+            request.output.write_text(_text(found, format_), encoding="utf-8")
+    except (OSError, pl.exceptions.PolarsError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"--output {request.output}: {why}; give another file") from None

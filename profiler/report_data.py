@@ -1,0 +1,358 @@
+"""What enters: `Runs`. What leaves: `Data`, all that a report shows, aggregated and within what a page can hold.
+
+Of a case's raw samples nothing is read but those of the lines that are shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
+from profiler import layers, table
+from profiler.runs import Runs
+from profiler.schema import RESULTS, SAMPLES
+from profiler.speedup import GROUP
+
+KEY = ["run", *GROUP]
+"""A group: what a deployment chooses within."""
+LINE = [*KEY, "variant", "precision"]
+_SWEEP = ["run", "model", "pass", "extra"]
+"""Groups that differ by the batch size alone."""
+MOST_LINES = 1000
+"""On a page, whose tables and charts take some 4 kB a line."""
+MOST_LAYERED = 8
+"""Cells whose layers stand on a page; the command `layers` prints every one."""
+TICKS = 40
+"""Samples of a line that are drawn, evenly spaced by rank, the fastest and the slowest among them."""
+_MOST_SAMPLES = 600_000
+"""That intervals are made from: some four seconds."""
+_MOST_PROBLEMS = 300
+_PROBE = "probe="
+_SETUP = ["export_s", "build_s", "load_s", "first_run_s"]
+_PARTS = [f"{part}_mib" for part in ("context", "weights", "gradients", "optimizer", "activations", "slack", "library")]
+_MEASURES = [name for name, dtype in RESULTS.items() if dtype == pl.Float64]
+_COMPARED = [
+    *("speedup", "speedup_low", "speedup_high", "base", "interval"),
+    *("device_speedup", "device_speedup_low", "device_speedup_high", "verdict", "indistinguishable_from"),
+]
+_CLOCKS = {"event": ["event", "gpu"], "host": ["host"]}
+"""By headline clock those that intervals and verdicts are made from."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a report shows.
+
+    `lines`: one row a line (replicates together, medians over them), each group fastest first; its column `run` is what
+    tells the runs apart, the machine where that suffices. `drawn`: raw samples of a line, sorted, in a list. `probes`:
+    rows of a search for the largest batch. `problems`: cases without figures, by reason. `warnings`: how many rows
+    carry each kind. `layers`: profiled cases that differ by the variant alone. `notes`: what was left out.
+    """
+
+    runs: Runs
+    labels: Mapping[str, str]
+    lines: pl.DataFrame
+    drawn: pl.DataFrame
+    probes: pl.DataFrame
+    problems: pl.DataFrame
+    warnings: pl.DataFrame
+    layers: Sequence[Sequence[layers.Profiled]]
+    statuses: Mapping[str, int]
+    notes: Sequence[str]
+
+    @property
+    def environments(self) -> dict[str, dict[str, Any]]:
+        """By label; of several runs under one label the first."""
+        found: dict[str, dict[str, Any]] = {}
+        for run_id, label in self.labels.items():
+            found.setdefault(label, self.runs.environments[run_id])
+        return found
+
+
+def gather(
+    runs: Runs,
+    only: Mapping[str, Sequence[Any]] | None = None,
+    most_lines: int | None = MOST_LINES,
+    compared: pl.DataFrame | None = None,
+) -> Data:
+    """What a report of `runs` shows of the cases that have one of the values under each key of `only`.
+
+    `most_lines` caps the lines; None shows all. `compared` is table.summary of the one run, where it is known already.
+    Without any case `statuses` is empty.
+    """
+    results = runs.results
+    for key, values in (only or {}).items():
+        results = results.filter(pl.col(key).is_in(list(values)))
+    labels = _labels(runs, results)
+    named = results.with_columns(run=pl.col("run_id").replace_strict(labels, default=None, return_dtype=pl.String))
+    statuses = named.group_by("status").len().sort("len", descending=True).collect()
+    probing = pl.col("extra").fill_null("").str.contains(_PROBE, literal=True)
+    measured = named.filter(~probing, pl.col("status") == "ok", pl.col("latency_ms").is_not_null())
+    rows = measured.drop("options", "proof", "reason", "host").collect()
+    notes = list(runs.notes)
+    shown = _capped(rows, most_lines, notes)
+    samples = _samples(runs, shown, notes)
+    probes = named.filter(probing).select(*LINE, "status", "reason", "latency_ms", "throughput", "peak_memory_mib")
+    return Data(
+        runs,
+        labels,
+        _derived(_lines(shown, samples, compared)),
+        _drawn(shown, samples),
+        probes.collect(),
+        _problems(named.filter(~probing, pl.col("status") != "ok"), notes),
+        _warnings(rows),
+        _layers(runs, shown, notes),
+        {str(status): count for status, count in statuses.iter_rows()},
+        notes,
+    )
+
+
+def natural(name: str) -> list[Any]:
+    """A sorting key by which resnet50 comes before resnet101."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _labels(runs: Runs, results: pl.LazyFrame) -> dict[str, str]:
+    """By run id its machine, and the run's name where a machine measured one case in more than one run."""
+    cases = results.select("run_id", "machine", "case_id").unique().collect()
+    clashes = cases.group_by("machine", "case_id").len().filter(pl.col("len") > 1)["machine"].unique().to_list()
+    machines = cases["machine"].n_unique()
+    found = {}
+    for run_id, machine in cases.select("run_id", "machine").unique(maintain_order=True).iter_rows():
+        run = next(run for run in runs.runs if run_id in run.run_ids)
+        name = run.name if len(run.run_ids) == 1 else run_id
+        where = machine or name
+        found[run_id] = where if machine not in clashes else f"{where}, {name}" if machines > 1 else name
+    order = list(runs.environments)
+    return dict(sorted(found.items(), key=lambda item: order.index(item[0])))
+
+
+def _capped(rows: pl.DataFrame, most: int | None, notes: list[str]) -> pl.DataFrame:
+    """The rows of as many whole groups as `most` lines make: every model's first batch size before its second."""
+    if most is None:
+        return rows
+    groups = rows.group_by(KEY, maintain_order=True).agg(
+        lines=pl.struct("variant", "precision").n_unique(), cases=pl.len()
+    )
+    place = pl.col("batch_size").rank("dense").over(_SWEEP)
+    fits = groups.sort(place, maintain_order=True).filter(pl.col("lines").cum_sum() <= most)
+    if fits.height < groups.height:
+        notes.append(
+            f"The page shows {fits['lines'].sum():,} of {groups['lines'].sum():,} lines, of {fits.height:,} of "
+            f"{groups.height:,} choices (a model, pass and batch size each). --only shows others; --format csv has all."
+        )
+    return rows.join(fits, on=KEY, how="semi", nulls_equal=True, maintain_order="left")
+
+
+def _samples(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
+    """The samples that intervals are made from: of whole groups, and of no more than can be dealt with in seconds."""
+    groups = rows.group_by(KEY, maintain_order=True).agg(pl.col("samples").sum())
+    fits = groups.filter(pl.col("samples").fill_null(0).cum_sum() <= _MOST_SAMPLES)
+    if fits.height < groups.height:
+        notes.append(
+            f"Intervals and the chart of raw samples stop after {_MOST_SAMPLES:,} samples: {fits.height:,} of "
+            f"{groups.height:,} choices have them."
+        )
+    clocks = pl.col("clock").replace_strict(_CLOCKS, default=[], return_dtype=pl.List(pl.String))
+    wanted = rows.join(fits, on=KEY, how="semi", nulls_equal=True).select("run_id", "case_id", "run", clock=clocks)
+    wanted = wanted.explode("clock")
+    # Of what is read no more than these is joined: of ten million samples that takes a tenth of the time.
+    named = [pl.col(key).is_in(wanted[key].unique().implode()) for key in ("case_id", "clock")]
+    found = runs.samples.filter(*named).join(wanted.lazy(), on=["run_id", "case_id", "clock"], maintain_order="left")
+    return found.select("run", *SAMPLES).drop("index").collect(engine="streaming")
+
+
+def _lines(rows: pl.DataFrame, samples: pl.DataFrame, compared: pl.DataFrame | None) -> pl.DataFrame:
+    """Medians over replicates, and how each line compares with its group's base."""
+    kinds = pl.col("warnings").explode().drop_nulls().str.split(":").list.first().unique(maintain_order=True)
+    medians = rows.group_by(LINE, maintain_order=True).agg(
+        pl.col(_MEASURES).median(),
+        pl.col("engine", "model_kind", "clock", "stop_reason", "optimizer", "head").first(),
+        pl.col("throttled").any(),
+        pl.col("samples").sum(),
+        pl.len().alias("replicates"),
+        kinds,
+    )
+    summaries = []
+    for part in rows.partition_by("run", maintain_order=True) or [rows]:
+        run = part["run"].first()
+        own = samples.filter(pl.col("run").eq_missing(run))
+        summary = table.summary(part, own) if compared is None else compared
+        summaries.append(summary.with_columns(run=pl.lit(run, pl.String)))
+    judged = pl.concat(summaries).select(*LINE, *_COMPARED)
+    return medians.join(judged, on=LINE, how="left", nulls_equal=True, maintain_order="left")
+
+
+def _derived(lines: pl.DataFrame) -> pl.DataFrame:
+    """Sorted for reading, with what follows from a line's own figures and its group's.
+
+    `rank` in its group, 1 the fastest; `rung` of the ladder; `front`: no line of the model has both a lower latency and
+    a higher throughput; `undivided_mib` of the peak is in none of the parts; `pays_off_items`: after how many the
+    set-up is won back against the base, null if never; `best_from_items`: from how many on the line is the first in its
+    group to be done with all of them, null if never.
+    """
+    batch, latency = pl.col("batch_size"), pl.col("latency_ms")
+    item_s = 1 / pl.coalesce("throughput", 1000 * batch / latency)
+    said = (
+        pl.col("extra")
+        .fill_null("")
+        .str.replace_all(r"sweep=batch|optimizer=|head=", "")
+        .str.replace_all("/", " ")
+        .str.strip_chars()
+    )
+    rest = pl.col("peak_memory_mib") - pl.sum_horizontal(_PARTS)
+    setup = pl.when(pl.any_horizontal(pl.col(_SETUP).is_not_null())).then(pl.sum_horizontal(_SETUP))
+    lines = lines.with_columns(
+        line=pl.concat_str("variant", "precision", separator=" ")
+        + pl.when(said != "").then(", " + said).otherwise(pl.lit("")),
+        item_ms=latency / batch,
+        item_s=item_s,
+        setup_s=setup,
+        rank=latency.rank("ordinal").over(KEY),
+        moved_mib=pl.coalesce("moved_mib", "weights_mib"),
+        gflops_per_item=pl.col("flops_per_item") / 1e9,
+        undivided_mib=pl.when(rest > 0.5).then(rest),
+    ).with_columns(
+        intensity=pl.col("flops_per_item") * batch / (pl.col("moved_mib") * 2**20),
+        over_floor=pl.min_horizontal("latency_ms", "gpu_ms") / pl.col("floor_ms"),
+    )
+    lines = _sorted(lines)
+    best_so_far = (1 / pl.col("item_s")).cum_max().over(_SWEEP, order_by="latency_ms")
+    alone = pl.col("item_ms").first().over([*_SWEEP, "variant", "precision"], order_by="batch_size")
+    lines = lines.with_columns(front=1 / pl.col("item_s") >= best_so_far, item_gain=alone / pl.col("item_ms"))
+    base = lines.filter(pl.concat_str("precision", "variant", separator=" ") == pl.col("base"))
+    base = base.select(*KEY, base_setup_s="setup_s", base_item_s="item_s", base_ms="latency_ms")
+    lines = lines.join(base, on=KEY, how="left", nulls_equal=True, maintain_order="left")
+    gain, cost = pl.col("base_item_s") - pl.col("item_s"), pl.col("setup_s") - pl.col("base_setup_s")
+    pays = pl.when(gain > 0).then((cost / gain).clip(lower_bound=0).ceil())
+    return lines.with_columns(pays_off_items=pays, best_from_items=_best_from(lines))
+
+
+def _sorted(lines: pl.DataFrame) -> pl.DataFrame:
+    models = sorted(lines["model"].unique(), key=natural)
+    labels = lines["run"].unique(maintain_order=True).to_list()
+    engines, presets = list(ENGINES), list(PRESETS)
+    names = lines.select("engine", "variant").unique().iter_rows()
+    ladder = sorted(
+        names,
+        key=lambda name: (
+            engines.index(name[0]) if name[0] in engines else len(engines),
+            presets.index(name[1]) if name[1] in presets else len(presets),
+            name[1],
+        ),
+    )
+    variants = {variant: place for place, (_, variant) in enumerate(ladder)}
+
+    def place(column: str, order: Sequence[str]) -> pl.Expr:
+        return pl.col(column).replace_strict(list(order), range(len(order)), default=len(order), return_dtype=pl.Int64)
+
+    rung = pl.col("variant").replace_strict(variants, default=0, return_dtype=pl.Int64) * len(PRECISIONS)
+    lines = lines.with_columns(rung=rung + place("precision", PRECISIONS))
+    return lines.sort(
+        [place("run", labels), place("pass", PASSES), place("model", models), "extra", "batch_size", "latency_ms"],
+        maintain_order=True,
+    )
+
+
+def _best_from(lines: pl.DataFrame) -> pl.Series:
+    """The lower envelope of the straight lines `setup_s` + items · `item_s` of each group."""
+    found: list[float | None] = [None] * lines.height
+    rows = lines.select(*KEY, "setup_s", "item_s").with_row_index().to_dicts()
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["setup_s"] is not None:
+            groups.setdefault(tuple(row[key] for key in KEY), []).append(row)
+    for group in groups.values():
+        at, best = 0.0, min(group, key=lambda row: (row["setup_s"], row["item_s"]))
+        while True:
+            found[best["index"]] = at
+            crossings = [
+                ((row["setup_s"] - best["setup_s"]) / (best["item_s"] - row["item_s"]), row["item_s"], row)
+                for row in group
+                if row["item_s"] < best["item_s"]
+            ]
+            if not crossings:
+                break
+            at, _, best = min(crossings, key=lambda crossing: crossing[:2])
+            at = float(int(at) + 1)
+    return pl.Series("best_from_items", found, pl.Float64)
+
+
+def _drawn(rows: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
+    """Of each line up to `TICKS` samples on the headline clock, sorted; how many there were, and outside the fences."""
+    headline = samples.join(rows.select(*LINE, "case_id", "clock"), on=["run", "case_id", "clock"])
+    ms = pl.col("ms").sort()
+    last = (pl.len() - 1).cast(pl.Float64)
+    places = (pl.int_range(TICKS) * last / (TICKS - 1)).round().cast(pl.UInt32).unique(maintain_order=True)
+    low, high = pl.col("ms").quantile(0.25, "linear"), pl.col("ms").quantile(0.75, "linear")
+    outside = (pl.col("ms") < low - 1.5 * (high - low)) | (pl.col("ms") > high + 1.5 * (high - low))
+    return headline.group_by(LINE, maintain_order=True).agg(
+        ticks=ms.gather(places),
+        taken=pl.len(),
+        outliers=outside.sum(),
+        ms_p25=low,
+        ms_p75=high,
+        ms_max=pl.col("ms").max(),
+    )
+
+
+def _problems(bad: pl.LazyFrame, notes: list[str]) -> pl.DataFrame:
+    """One row a reason, with what it holds for."""
+    keys = ["run", "status", "reason", "pass", "variant", "precision"]
+    found = (
+        bad.group_by(keys, maintain_order=True)
+        .agg(pl.col("model").unique(maintain_order=True), pl.col("batch_size").unique().sort(), cases=pl.len())
+        .collect()
+    )
+    if found.height > _MOST_PROBLEMS:
+        notes.append(f"Of {found.height:,} reasons why cases have no figures the commonest {_MOST_PROBLEMS} are shown.")
+        found = found.sort("cases", descending=True, maintain_order=True).head(_MOST_PROBLEMS)
+    models = [sorted(names, key=natural) for names in found["model"].to_list()]
+    return found.with_columns(pl.Series("model", models, pl.List(pl.String)))
+
+
+def _warnings(rows: pl.DataFrame) -> pl.DataFrame:
+    """One row a kind: how many cases carry it, and what one of them says."""
+    given = (
+        rows.select("run", "case_id", pl.col("warnings").list.drop_nulls()).explode("warnings").drop_nulls("warnings")
+    )
+    kind = pl.col("warnings").str.split(":").list.first()
+    found = given.group_by(kind=kind, maintain_order=True).agg(
+        cases=pl.struct("run", "case_id").n_unique(), example=pl.col("warnings").first()
+    )
+    return found.sort("cases", descending=True, maintain_order=True)
+
+
+def _layers(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> list[list[layers.Profiled]]:
+    """The first replicate of each profiled line, those together that differ by the variant alone."""
+    if runs.layers is None:
+        return []
+    case = ["run_id", "case_id"]
+    found = runs.layers.join(rows.select(case).lazy(), on=case, how="semi").collect()
+    parts = found.sort("order").partition_by(case, as_dict=True)
+    cells: dict[tuple[Any, ...], dict[str, layers.Profiled]] = {}
+    for row in rows.sort("replicate", maintain_order=True).join(found, on=case, how="semi").to_dicts():
+        cell = cells.setdefault(tuple(row[key] for key in (*KEY, "precision")), {})
+        cell.setdefault(row["variant"], layers.Profiled(row, parts[row["run_id"], row["case_id"]].to_dicts()))
+    if len(cells) > MOST_LAYERED:
+        notes.append(
+            f"The layers of {MOST_LAYERED} of {len(cells):,} profiled choices are shown; python -m profiler layers "
+            "prints the others."
+        )
+    # The fullest first: most variants side by side, then the largest batch. What is kept is sorted as the lines are.
+    fullest = sorted(cells.values(), key=lambda cell: (-len(cell), -_row(cell)["batch_size"]))[:MOST_LAYERED]
+    return [list(cell.values()) for cell in sorted(fullest, key=_place)]
+
+
+def _row(cell: Mapping[str, layers.Profiled]) -> Mapping[str, Any]:
+    return next(iter(cell.values())).row
+
+
+def _place(cell: Mapping[str, layers.Profiled]) -> tuple[Any, ...]:
+    row = _row(cell)
+    return row["run"], PASSES.index(row["pass"]), natural(row["model"]), row["extra"] or "", -row["batch_size"]

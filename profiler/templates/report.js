@@ -1,0 +1,128 @@
+"use strict";
+(async () => {
+  const page = JSON.parse(document.getElementById("data").textContent);
+  const selects = [...document.querySelectorAll("select[data-key]")];
+  const data = {};
+  for (const [name, {columns, rows}] of Object.entries(page.data)) {
+    data[name] = rows.map(row => Object.fromEntries(columns.map((column, i) => [column, row[i]])));
+  }
+  document.documentElement.classList.add("scripted");
+
+  // What is chosen, by key: the place of its value among page.options[key].
+  const chosen = () => Object.fromEntries(
+    selects.filter(select => select.value !== "").map(select => [select.dataset.key, Number(select.value)]));
+
+  const matches = (row, picks) => Object.entries(picks).every(
+    ([key, place]) => !(key in row) || row[key] === page.options[key][place]);
+
+  // As charts.select does it.
+  function standing(chart, rows) {
+    let left = rows.filter(row => chart.needs.some(field => row[field] !== null));
+    for (const [key, most] of Object.entries(chart.keep)) {
+      let values = [...new Set(left.map(row => row[key]))];
+      if (key === "batch_size") values.sort((a, b) => a - b);
+      if (values.length > Math.abs(most)) {
+        values = most < 0 ? values.slice(most)
+          : most === 1 ? values.slice(0, 1)
+          : Array.from({length: most}, (_, i) => values[Math.floor(i * (values.length - 1) / (most - 1))]);
+        left = left.filter(row => values.includes(row[key]));
+      }
+    }
+    return left;
+  }
+
+  // Like "resnet50, inference, batch 1 and 16": what a chart stands for.
+  function scope(chart, rows) {
+    const values = key => [...new Set(rows.map(row => row[key]))];
+    const told = ["run", "model", "pass"].filter(key => page.options[key].length > 1 && values(key).length === 1);
+    const parts = told.map(key => values(key)[0]);
+    const extra = values("extra");
+    if (extra.length === 1 && extra[0]) parts.push(extra[0]);
+    if ("precision" in chart.keep) parts.push(values("precision")[0]);
+    const sizes = values("batch_size").sort((a, b) => a - b);
+    if (sizes.length < 6) parts.push("batch " + sizes.join(", "));
+    return parts.join(", ");
+  }
+
+  const views = new Map();
+  async function draw(chart, picks) {
+    const figure = document.getElementById("chart-" + chart.name);
+    const place = figure.querySelector(".chart");
+    const main = chart.data[0];
+    const rows = standing(chart, data[main].filter(row => matches(row, picks)));
+    figure.querySelector(".nothing").hidden = rows.length > 0;
+    place.hidden = rows.length === 0;
+    views.get(chart.name)?.finalize();
+    views.delete(chart.name);
+    const caption = figure.querySelector("figcaption");
+    caption.textContent = "";
+    figure.querySelector(".scope").textContent = "";
+    if (!rows.length) return;
+    const found = (page.findings[chart.name] ?? []).find(
+      ({run, model, pass}) => rows[0].run === run && rows[0].model === model && rows[0].pass === pass);
+    caption.textContent = found ? found.text : "";
+    figure.querySelector(".scope").textContent = scope(chart, rows);
+    const sets = {[main]: rows};
+    for (const name of chart.data.slice(1)) {
+      sets[name] = data[name].filter(row => row.run === rows[0].run && matches(row, picks));
+    }
+    const spec = {...chart.spec, datasets: {...chart.spec.datasets, ...sets}};
+    if (chart.step) {
+      const [pixels, fields] = chart.step;
+      spec.height = pixels * new Set(rows.map(row => JSON.stringify(fields.map(field => row[field])))).size + page.margin;
+    }
+    const columns = Math.max(2, Math.floor((place.clientWidth - 80) / 120));
+    const labelLimit = Math.min(page.config.axis.labelLimit, 0.42 * place.clientWidth);
+    const config = {...page.config, legend: {...page.config.legend, columns}, axis: {...page.config.axis, labelLimit}};
+    // An interpreter of expressions, so that the page's policy can forbid code that is made from text.
+    const made = await vegaEmbed(place, spec, {
+      mode: "vega-lite", renderer: "svg", actions: false, ast: true, config,
+    });
+    views.set(chart.name, made.view);
+  }
+
+  function showRows(picks) {
+    for (const [id, {keys, rows}] of Object.entries(page.tables)) {
+      const place = document.getElementById("table-" + id);
+      let shown = 0;
+      place.querySelectorAll("tbody > tr").forEach((element, i) => {
+        const fits = keys.every((key, k) => {
+          const value = rows[i][k];
+          // A row that is for one choice alone: nothing chosen is -1.
+          if (key.endsWith("!")) return value === (picks[key.slice(0, -1)] ?? -1);
+          return picks[key] === undefined || value === -1 || [value].flat().includes(picks[key]);
+        });
+        element.hidden = !fits;
+        shown += fits;
+      });
+      place.hidden = shown === 0;
+      place.parentElement.querySelector(".nothing").hidden = shown > 0;
+    }
+    document.querySelectorAll("ul.said > li").forEach((element, i) => {
+      element.hidden = !matches(page.said[i], picks);
+    });
+  }
+
+  let waiting = Promise.resolve();
+  function update() {
+    const picks = chosen();
+    showRows(picks);
+    waiting = waiting.then(async () => {
+      document.body.dataset.state = "drawing";
+      for (const chart of page.charts) await draw(chart, picks);
+      document.body.dataset.state = "drawn";
+    });
+    return waiting;
+  }
+  selects.forEach(select => select.addEventListener("change", update));
+  // Charts follow their place's width by themselves, but legends keep their columns.
+  let width = innerWidth, resized;
+  addEventListener("resize", () => {
+    clearTimeout(resized);
+    resized = setTimeout(() => {
+      if (innerWidth !== width) update();
+      width = innerWidth;
+    }, 200);
+  });
+  await update();
+})();

@@ -1,0 +1,69 @@
+"""The runs that the tables' benchmark makes up are runs, and what it measures is what it says."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from profiler.compare_job import Request, make_comparison
+from profiler.runs import read_runs
+from profiler.schema import RESULTS, SAMPLES
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "tables.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    return runpy.run_path(str(SCRIPT))
+
+
+@pytest.fixture(scope="module")
+def made(script: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    script["make_runs"].__globals__["MODELS"] = 1
+    runs: list[Path] = script["make_runs"](tmp_path_factory.mktemp("made"))
+    return runs
+
+
+def test_at_full_size_there_are_100000_cases_and_10_million_samples() -> None:
+    values = runpy.run_path(str(SCRIPT))
+    cells = values["MODELS"]
+    for name in ("PASSES", "BATCH_SIZES", "PRECISIONS", "VARIANTS"):
+        cells *= len(values[name])
+    cases = 2 * cells * values["REPLICATES"]
+    assert cases >= 100_000
+    assert cases * sum(values["SAMPLES_PER_CASE"].values()) >= 10_000_000
+
+
+def test_what_is_made_up_is_a_run(made: list[Path], script: dict[str, Any]) -> None:
+    assert dict(pl.read_parquet_schema(made[0] / "results.parquet")) == RESULTS
+    assert dict(pl.read_parquet_schema(made[0] / "samples.parquet")) == SAMPLES
+    runs = read_runs(made)
+    results, samples = runs.results.collect(), runs.samples.collect()
+    assert results["case_id"].n_unique() == results.height / 2
+    assert samples.height == results.height * sum(script["SAMPLES_PER_CASE"].values())
+    assert runs.notes == ()
+    medians = samples.filter(clock="gpu").group_by("run_id", "case_id").agg(pl.col("ms").median())
+    both = results.filter(status="ok").join(medians, on=["run_id", "case_id"])
+    assert ((both["ms"] / both["gpu_ms"]).log().abs() < 0.03).all()
+
+
+def test_two_made_up_runs_are_indistinguishable(made: list[Path]) -> None:
+    cells = make_comparison(Request(tuple(map(str, made)))).cells
+    verdicts = cells["verdict"].drop_nulls()
+    assert (verdicts == "indistinguishable").mean() > 0.95  # type: ignore[operator]
+    assert set(cells["side_status"]) >= {"ok"}
+
+
+def test_a_whole_process_is_measured(script: dict[str, Any], tmp_path: Path) -> None:
+    wall, cpu, mib, code = script["measure"](["models"], tmp_path)
+    assert code == 0
+    assert wall > 0
+    assert cpu > 0
+    assert 10 < mib < 1000
+    assert "resnet50" in (tmp_path / "output.txt").read_text()
+    *_, code = script["measure"](["compare", "missing"], tmp_path)
+    assert code == 2

@@ -1,0 +1,225 @@
+"""The report as a browser shows it: at two widths, in both colour schemes, without scripts, filtered, and on paper."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from profiler import charts
+from profiler.palette import DARK, LIGHT
+from profiler.report import Order, write
+from profiler.report_data import gather
+from profiler.report_sections import Report, compose
+from profiler.runs import read_runs
+
+if TYPE_CHECKING:
+    from tests.browser.conftest import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = {name: ROOT / "tests" / "golden" / name for name in ("h200", "cpu")} | {
+    "full": ROOT / "docs" / "results" / "h200"
+}
+FIGURES = "[...document.querySelectorAll('figure')]"
+MODEL = "select[data-key=model]"
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory, hostile_run: Path) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    runs = {**RUNS, "hostile": hostile_run}
+    return {name: write(Order([run], output=folder / f"{name}.html"))[0] for name, run in runs.items()}
+
+
+@pytest.fixture(scope="module")
+def h200() -> Report:
+    return compose(gather(read_runs([RUNS["h200"]])))
+
+
+def rgb(colour: str) -> str:
+    return f"rgb({', '.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))})"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("name", [*RUNS, "hostile"])
+def test_page_is_whole(tab: Page, pages: dict[str, Path], name: str, width: int, dark: bool) -> None:
+    tab.look(width, dark=dark)
+    tab.open(pages[name])
+    assert tab.errors == []
+    assert [address for address in tab.requests if not address.startswith("data:")] == [pages[name].as_uri()]
+    assert tab.evaluate("document.documentElement.scrollWidth") == width, "the page scrolls sideways"
+    drawn = tab.evaluate(
+        f"{FIGURES}.map(f => [f.id, f.querySelectorAll('svg .mark-symbol path, svg .mark-rect path').length])"
+    )
+    assert len(drawn) >= 9
+    lines = ("chart-latency", "chart-efficiency", "chart-break-even")
+    assert [figure for figure, marks in drawn if not marks and figure not in lines] == []
+    inside = f"{FIGURES}.every(f => f.querySelector('svg').getBoundingClientRect().right <= innerWidth)"
+    assert tab.evaluate(inside), "a chart is wider than the page"
+    palette = DARK if dark else LIGHT
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == rgb(palette.paper)
+    label = "document.querySelector('figure .role-axis-label text')"
+    assert tab.evaluate(f"getComputedStyle({label}).fill") == rgb(palette.ink)
+
+
+def test_text_of_charts_is_not_cut(tab: Page, pages: dict[str, Path]) -> None:
+    """Every text lies inside its drawing: legends and the titles of axes need room that is counted beforehand."""
+    for width in (1280, 390):
+        tab.look(width)
+        tab.open(pages["h200"])
+        cut = tab.evaluate(
+            f"""{FIGURES}.flatMap(figure => {{
+              const box = figure.querySelector('svg').getBoundingClientRect();
+              return [...figure.querySelectorAll('svg text')].filter(text => {{
+                const its = text.getBoundingClientRect();
+                return its.width
+                  && (its.left < box.left - 1 || its.right > box.right + 1 || its.bottom > box.bottom + 1);
+              }}).map(text => figure.id + ': ' + text.textContent);
+            }})"""
+        )
+        assert cut == [], width
+
+
+def test_legends_do_not_lie_upon_each_other(tab: Page, pages: dict[str, Path]) -> None:
+    for width in (1280, 390):
+        tab.look(width)
+        tab.open(pages["full"])
+        upon = tab.evaluate(
+            f"""{FIGURES}.filter(figure => {{
+              const boxes = [...figure.querySelectorAll('.role-legend-label, .role-legend-title, .role-axis-title')]
+                .flatMap(group => [...group.querySelectorAll('text')]).map(text => text.getBoundingClientRect());
+              return boxes.some((a, i) => boxes.slice(i + 1).some(b => a.left < b.right - 1 && b.left < a.right - 1
+                && a.top < b.bottom - 1 && b.top < a.bottom - 1));
+            }}).map(figure => figure.id)"""
+        )
+        assert upon == [], width
+
+
+def test_a_model_that_is_chosen_is_the_one_that_is_shown(tab: Page, pages: dict[str, Path]) -> None:
+    tab.look(1280)
+    tab.open(pages["h200"])
+    assert tab.evaluate(f"document.querySelector('{MODEL}').selectedOptions[0].text") == "All"
+    tab.choose("model", "resnet50")
+    tab.choose("pass", "training")
+    scopes = tab.evaluate(f"{FIGURES}.map(f => f.querySelector('.scope').textContent)")
+    assert all("resnet50" in scope and "training" in scope for scope in scopes if scope), scopes
+    shown = tab.evaluate("[...document.querySelectorAll('#table-ladder tbody tr:not([hidden])')].map(r => r.innerText)")
+    shown = tab.evaluate(
+        "[...document.querySelectorAll('#table-ladder tbody tr:not([hidden])')].map(r => r.textContent)"
+    )
+    assert len(shown) == 10
+    assert all("resnet50" in row and "training" in row for row in shown)
+    said = tab.evaluate("[...document.querySelectorAll('ul.said > li:not([hidden])')].map(item => item.textContent)")
+    assert said == [
+        "resnet50 training, batch 1: nothing was faster than fp32 eager",
+        "resnet50 training, batch 16: compiled fp16 is 5.7× fp32 eager",
+    ]
+    tab.choose("model", "All")
+    tab.choose("pass", "All")
+    assert tab.evaluate("document.querySelectorAll('#table-ladder tbody tr[hidden]').length") == 0
+    assert tab.errors == []
+
+
+def test_a_precision_shows_what_is_fastest_in_it(tab: Page, pages: dict[str, Path]) -> None:
+    tab.look(1280)
+    tab.open(pages["h200"])
+    rows = "[...document.querySelectorAll('#table-answer tbody tr:not([hidden])')].map(row => row.cells[3].textContent)"
+    best = tab.evaluate(rows)
+    assert len(best) == 12
+    assert "compiled fp16" in best
+    tab.choose("precision", "fp32")
+    in_fp32 = tab.evaluate(rows)
+    assert len(in_fp32) == 12
+    assert all(name.endswith(" fp32") for name in in_fp32), in_fp32
+    tab.choose("precision", "All")
+    assert tab.evaluate(rows) == best
+
+
+def test_what_a_choice_has_nothing_of_says_so(tab: Page, pages: dict[str, Path]) -> None:
+    tab.look(390)
+    tab.open(pages["h200"])
+    tab.choose("pass", "inference")
+    figure = "document.getElementById('chart-training')"
+    assert tab.evaluate(f"{figure}.querySelector('.nothing').checkVisibility()")
+    assert not tab.evaluate(f"{figure}.querySelector('.chart').checkVisibility()")
+    assert tab.evaluate("document.querySelector('#table-training').hidden")
+    assert (
+        tab.evaluate("document.querySelector('#table-training').parentElement.querySelector('.nothing').hidden")
+        is False
+    )
+    assert tab.evaluate("document.documentElement.scrollWidth") == 390
+    assert tab.errors == []
+
+
+@pytest.mark.parametrize(
+    "picks", [{}, {"model": "resnet50"}, {"model": "resnet18", "batch_size": "16"}, {"precision": "fp16"}]
+)
+def test_charts_stand_for_the_rows_that_python_chooses(
+    tab: Page, pages: dict[str, Path], h200: Report, picks: dict[str, str]
+) -> None:
+    """The page's script and charts.select, of which images are made, are two writings of one rule."""
+    tab.look(1280)
+    tab.open(pages["h200"])
+    for key, value in picks.items():
+        tab.choose(key, value)
+    rows = [row for row in h200.rows["lines"] if all(str(row[key]) == value for key, value in picks.items())]
+    for name in ("ladder", "throughput", "memory", "samples"):
+        chart = next(chart for chart in h200.charts if chart.name == name)
+        expected = charts.select(chart, rows)
+        sizes = ", ".join(str(size) for size in sorted({row["batch_size"] for row in expected}))
+        scope = f"{expected[0]['model']}, {expected[0]['pass']}, batch {sizes}"
+        assert tab.evaluate(f"document.querySelector('#chart-{name} .scope').textContent") == scope
+    ladder = charts.select(next(chart for chart in h200.charts if chart.name == "ladder"), rows)
+    # The points' group is the last of the marks; those before it are rules.
+    points = "[...document.querySelectorAll('#chart-ladder .mark-symbol.role-mark')].at(-1).children.length"
+    assert tab.evaluate(points) == len(ladder)
+
+
+def test_hostile_names_are_text(tab: Page, pages: dict[str, Path]) -> None:
+    tab.look(1280)
+    tab.open(pages["hostile"])
+    options = tab.evaluate(f"[...document.querySelector('{MODEL}').options].map(option => option.text)")
+    names = json.loads(tab.evaluate("document.getElementById('data').textContent"))["options"]["model"]
+    assert [" ".join(name.split()) for name in names] == [" ".join(option.split()) for option in options[1:]]
+    for name in options[1:]:
+        tab.choose("model", name)
+    x, y = tab.evaluate(
+        """(() => {
+          const point = document.querySelector('#chart-ladder .mark-symbol.role-mark path');
+          point.scrollIntoView({block: 'center'});
+          const box = point.getBoundingClientRect();
+          return [box.x + box.width / 2, box.y + box.height / 2];
+        })()"""
+    )
+    tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    tab.wait("document.querySelector('#vg-tooltip-element')?.textContent.includes('Engine')")
+    assert tab.evaluate("window.hacked ?? null") is None
+    assert tab.evaluate("document.querySelectorAll('img, b[onload], section script').length") == 0
+    assert tab.errors == []
+
+
+def test_tables_need_no_scripts(tab: Page, pages: dict[str, Path]) -> None:
+    tab.look(1280)
+    tab.open(pages["cpu"], scripts=False)
+    tab.wait("document.querySelector('#table-answer')?.checkVisibility()")
+    assert tab.evaluate("document.querySelectorAll('#table-answer tbody tr').length") == 12
+    assert not tab.evaluate("document.querySelector('.filters').checkVisibility()")
+    assert tab.evaluate("document.querySelector('.only-without').checkVisibility()")
+    tab.open(pages["cpu"])
+
+
+def test_paper_is_light_and_shows_charts(tab: Page, pages: dict[str, Path], tmp_path: Path) -> None:
+    tab.look(1280, dark=True)
+    tab.open(pages["h200"])
+    tab.look(1280, dark=True, media="print")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == rgb(LIGHT.paper)
+    assert tab.evaluate("getComputedStyle(document.querySelector('figure .role-axis-label text')).fill") == rgb(
+        LIGHT.ink
+    )
+    assert not tab.evaluate("document.querySelector('.filters').checkVisibility()")
+    tab.pdf(tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    tab.look(1280)

@@ -1,0 +1,154 @@
+"""SQL over runs: what it sees, how rows are printed, and which errors it explains."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from profiler.document import ConfigError
+from profiler.query import Request, execute, query
+from profiler.runs import read_runs
+from profiler.schema import RESULTS
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+H200, CPU = str(GOLDEN / "h200"), str(GOLDEN / "cpu")
+
+
+def run(sql: str, *runs: str) -> pl.DataFrame:
+    return query(read_runs(runs or (H200,)), sql)
+
+
+def shown(sql: str, width: int = 120, rows: int = 200) -> str:
+    page = io.StringIO()
+    execute(Request((H200,), sql, rows=rows), Console(file=page, width=width))
+    return page.getvalue()
+
+
+def test_results_samples_and_environments_are_tables() -> None:
+    assert run("select count(*) as n from results where status = 'ok'").item() == 120
+    assert run("select count(*) as n from samples").item() == 141_494
+    facts = run("select value from environments where key = 'driver'")
+    assert facts.item() == "580.159.04"
+    assert run("show tables").to_series().to_list() == ["environments", "results", "samples"]
+
+
+def test_the_samples_medians_are_the_results_latencies() -> None:
+    found = run(
+        "select r.case_id, r.latency_ms, median(s.ms) as ms from results r join samples s "
+        "on r.run_id = s.run_id and r.case_id = s.case_id and r.clock = s.clock group by r.case_id, r.latency_ms"
+    )
+    assert found.height == 120
+    assert found["ms"].to_list() == pytest.approx(found["latency_ms"].to_list())
+
+
+def test_several_runs_are_one_table() -> None:
+    found = run("select device, count(*) as n from results group by device order by device", H200, CPU)
+    assert found.rows() == [("cpu", 25), ("cuda", 120)]
+
+
+def test_layers_are_a_table_where_a_run_has_them() -> None:
+    with pytest.raises(ConfigError, match="there is no table 'layers'; there are results, samples, environments"):
+        run("select * from layers")
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("select latncy_ms from results", "no column 'latncy_ms'; did you mean 'latency_ms'"),
+        ("select r.modl from results r", "no column"),
+        ("select * from samplez", "no table 'samplez'; there are results, samples"),
+        ("selct from", "a query selects"),
+        ("select model,, from results", "sql parser error"),
+        ("select model from results group by", "for example: select"),
+        ("select nosuchfunction(model) from results", "nosuchfunction"),
+        ("select model + 1 from results", "query: "),
+        ("", "a query selects, and changes nothing"),
+        ("delete from results", "a query selects, and changes nothing"),
+        ("drop table results", "a query selects, and changes nothing"),
+        ("truncate table results", "a query selects, and changes nothing"),
+        ("create table t as select * from results", "a query selects, and changes nothing"),
+        ("insert into results values (1)", "a query selects, and changes nothing"),
+        ("select 1; drop table results", "query: "),
+    ],
+)
+def test_what_is_no_query_is_a_config_error_with_a_hint(sql: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(sql)
+
+
+@pytest.mark.parametrize("sql", ["SELECT 1 AS n", "  \n select 1 as n", "with t as (select 1 as n) select n from t"])
+def test_a_query_may_be_written_in_several_ways(sql: str) -> None:
+    assert run(sql)["n"].to_list() == [1]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_figure_is_cut_however_narrow_the_terminal(width: int) -> None:
+    text = shown("select * from results where model = 'resnet18' and batch_size = 1 limit 3", width)
+    assert max(map(len, text.splitlines())) <= width
+    rows = run("select * from results where model = 'resnet18' and batch_size = 1 limit 3")
+    for latency in rows["latency_ms"]:
+        assert f"{latency:.6g}"[:6] in text
+    assert "…" not in text
+    assert all(name in text for name in RESULTS if len(name) <= 14), "every column is there"
+
+
+def test_what_is_not_shown_is_said() -> None:
+    assert "3 of 120 rows; --rows or --format csv gives more" in shown("select case_id from results", rows=3)
+    assert "1 row\n" in shown("select count(*) as n from results")
+
+
+@pytest.mark.parametrize("format_", ["csv", "json", "md", "parquet", "text"])
+def test_rows_are_written_to_a_file(tmp_path: Path, format_: str) -> None:
+    path = tmp_path / "rows"
+    sql = "select model, batch_size, latency_ms, warnings from results order by case_id limit 5"
+    execute(Request((H200,), sql, format_, path), Console(file=io.StringIO()))
+    expected = run(sql)
+    if format_ == "parquet":
+        assert pl.read_parquet(path).equals(expected)
+    elif format_ == "csv":
+        assert pl.read_csv(path).select("model", "batch_size", "latency_ms").equals(expected.drop("warnings"))
+    elif format_ == "json":
+        assert json.loads(path.read_text()) == expected.to_dicts()
+    else:
+        assert len(path.read_text().splitlines()) == 7
+        assert path.read_text().startswith(r"| model | batch\_size | latency\_ms | warnings |")
+
+
+@pytest.mark.parametrize("format_", ["csv", "json", "md"])
+def test_rows_go_to_standard_output_alone(capsys: pytest.CaptureFixture[str], format_: str) -> None:
+    page = io.StringIO()
+    execute(Request((H200,), "select 1 as n", format_), Console(file=page))
+    assert page.getvalue() == ""
+    expected = {"csv": "n\n1\n", "json": '[{"n":1}]\n', "md": "| n |\n| ---: |\n| 1 |\n"}
+    assert capsys.readouterr().out == expected[format_]
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (Request((), "results"), "give runs, and then the query"),
+        (Request((H200,), "select 1", "csvv"), "did you mean 'csv'"),
+        (Request((H200,), "select 1", "parquet"), "--format parquet: say where to"),
+        (Request((H200,), "select 1", "csv", Path("/no/such/folder/rows.csv")), "--output /no/such/folder/rows.csv"),
+    ],
+)
+def test_what_cannot_be_used_is_a_config_error(request_: Request, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        execute(request_, Console(file=io.StringIO()))
+
+
+def test_the_last_argument_is_the_query(
+    profiler: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    done = profiler("query", H200, CPU, "select count(*) as n from results", "--format", "csv", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "n\n145\n", "")
+    done = profiler("query", "select 1", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("query: give runs, and then the query")
