@@ -44,7 +44,7 @@ def publish(runs: Sequence[Run], into: Path) -> None:
         _write(run, clean, into / str(suite))
         lines.append(_line(run, clean, str(suite)))
     page = [
-        MADE,
+        MADE.replace("publish.py", "publish_suites.py"),
         "# The published benchmarks, run today",
         "Each folder holds the tables in the published form (`published.md`, own rows in bold; as CSV too), every "
         "comparison (`conclusions.md`), all rows (`results.parquet`), the job and the machine.",
@@ -68,12 +68,13 @@ def _write(run: Run, clean: Cleaner, folder: Path) -> None:
 
 def _line(run: Run, clean: Cleaner, suite: str) -> str:
     told = STUDIES[run.job["published"]]
-    source = f"[{told.title}]({told.address})" if told.address else told.title
+    title = told.title.replace("|", r"\|")
+    source = f"[{title}]({told.address})" if told.address else title
     environment = run.environment
     commands = [*environment.get("earlier_commands", []), environment.get("command")]
     said = ", then ".join(f"`{shlex.join(clean.command(words))}`" for words in commands if words)
-    took = describe(environment["wall_seconds"]) if environment.get("wall_seconds") else ""
-    return f"| [{suite}]({suite}/published.md) | {source} | {statuses(run.results)} | {said}: {took} |"
+    took = f": {describe(environment['wall_seconds'])}" if environment.get("wall_seconds") else ""
+    return f"| [{suite}]({suite}/published.md) | {source} | {statuses(run.results)} | {said}{took} |"
 
 
 if __name__ == "__main__":

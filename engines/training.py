@@ -43,7 +43,7 @@ class TrainingStep:
         self.target = seeded_target(first, self.head, len(inputs[0]))
         prepare_to_train(model, job.training.dropout)
         self.optimizer = make_optimizer(job, model)
-        # Its steps are not taken back by a host that has to look for infinities: fused optimizers skip them themselves.
+        # Nobody on the host has to wait and look for infinities: a fused optimizer skips such a step by itself.
         self.scaler = torch.amp.GradScaler(job.device) if self._type == torch.float16 else None
         self._scale: float | None = None
 

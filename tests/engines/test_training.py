@@ -260,16 +260,24 @@ def test_an_overflow_in_the_check_is_followed_by_a_smaller_scale(
     assert found.gradient < 3 * own.gradient
 
 
-def test_a_skipped_step_leaves_no_garbage_in_the_momentum(open_session: Open) -> None:
+def test_a_first_step_that_is_skipped_leaves_no_garbage_in_the_momentum(open_session: Open) -> None:
     session = open_session("amp-fp16", optimizer="sgd")
-    session.run(ignore)
-    session.training.scaler.update(1e30)
+    session.training.scaler = torch.amp.GradScaler("cpu", init_scale=1e30)
+    session.training._scale = 1e30  # It is not searched for.
     before = weights(session)
     session.run(ignore)
-    assert all(torch.equal(a, b) for a, b in zip(before, weights(session), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(session), strict=True)), "it was skipped"
     session.training.scaler.update(64.0)
     session.run(ignore)
-    assert all(float((a - b).abs().max()) < 1e-4 for a, b in zip(before, weights(session), strict=True))
+    moved = [float((a - b).abs().max()) for a, b in zip(before, weights(session), strict=True)]
+    assert 0 < max(moved) < 1e-4
+
+
+def test_every_momentum_is_zeros_before_the_first_step(open_session: Open) -> None:
+    session = open_session(optimizer="sgd")
+    buffers = [state["momentum_buffer"] for state in session.training.optimizer.state.values()]
+    assert len(buffers) == len(list(session.model.parameters()))
+    assert not any(bool(buffer.any()) for buffer in buffers)
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_in_fp16_a_large_batch_makes_gradients_too_small(cache: Cache) -> None:
             found = step(model, state, arrays, "cross-entropy", precision, truth.target, batch)
             errors[precision, batch] = deviation(found.result, found.samples, truth).gradient
     assert errors["bf16", 2] == errors["bf16", 2**17]
-    assert errors["fp16", 2] < 0.01 < 0.1 < errors["fp16", 2**17]
+    assert errors["fp16", 2] < 0.01 < 0.05 < errors["fp16", 2**17]
 
 
 def test_what_is_usual_in_fp16_depends_on_the_batch() -> None:
