@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from profiler import references
 from profiler.document import ConfigError, nearest
 from profiler.schema import LAYERS, RESULTS, SAMPLES
 
@@ -22,8 +23,6 @@ ENVIRONMENT = (
 _GIVE = "give a run's folder, such as results/2026…, a pattern such as 'results/*', or an address such as s3://…"
 Schema = Mapping[str, pl.DataType]
 _OTHERS: dict[str, Schema] = {"samples": SAMPLES, "layers": LAYERS}
-_REFERENCES = Path(__file__).resolve().parents[1] / "references"
-_STUDIES = ("cnn-benchmarks", "cloud-gpus", "convnet-benchmarks", "gpu-study")
 
 
 @dataclass(frozen=True)
@@ -127,15 +126,10 @@ def published_as_results(study: str) -> pl.DataFrame:
     Times are as printed, in milliseconds: forward, backward and, as latency, both. There is no clock, no interval and
     no memory. Raises ConfigError for a study that is none.
     """
-    path = _REFERENCES / f"{study}.csv"
-    if study not in _STUDIES or not path.is_file():
-        raise ConfigError(f"--reference: no published figures of '{study}'{nearest(study, _STUDIES)}")
+    if study not in references.STUDIES:
+        raise ConfigError(f"--reference: no published figures of '{study}'{nearest(study, references.STUDIES)}")
     keys = ["network", "gpu", "device", "library", "library_version", "batch_size"]
-    printed = (
-        pl.read_csv(path, infer_schema=False)
-        .drop_nulls("network")
-        .with_columns(ms=pl.col("milliseconds").cast(pl.Float64))
-    )
+    printed = references.read(study).drop_nulls("network").with_columns(ms=pl.col("milliseconds").cast(pl.Float64))
     wide = printed.pivot("pass", index=keys, values="ms", maintain_order=True, aggregate_function="first")
     times = {"latency_ms": "total", "forward_ms": "forward", "backward_ms": "backward"}
     machine = pl.col("gpu").str.strip_prefix("CPU: ")
