@@ -31,6 +31,9 @@ _PACKAGES = (
     "polars",
 )
 
+_OWN_VARIABLES = ("PROFILER_FORKSERVER_LOG", "TORCHINDUCTOR_CACHE_DIR")
+"""Which a run sets itself, to folders that are others every time."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -94,7 +97,9 @@ def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
         "packages": {name: found for name in _PACKAGES if (found := _version(name))},
         "command": sys.argv,
         "variables": {
-            k: v for k, v in sorted(os.environ.items()) if k.startswith(("CUDA", "OMP", "TORCH", "PROFILER", "NVIDIA"))
+            k: v
+            for k, v in sorted(os.environ.items())
+            if k.startswith(("CUDA", "OMP", "TORCH", "PROFILER", "NVIDIA")) and k not in _OWN_VARIABLES
         },
     }
 
