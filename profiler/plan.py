@@ -28,16 +28,16 @@ def make_plan(config: Config, device: Device, only: Filter | None = None, capabi
 
     `capability` is the GPU's compute capability, where it is known.
 
-    Replicates are interleaved (A B A B), so that a drift of the machine spreads over all variants.
+    Replicates are rounds through the whole matrix (A B C A B C), so that a drift of the machine spreads over all cells
+    and shows in the spread between a cell's replicates.
 
     Raises ConfigError where two cells would have one id, and where nothing is left.
     """
     cases = [
         case
+        for replicate in range(config.replicates)
         for entry in config.subjects
-        for batch_size, pass_, replicate in product(
-            entry.batch_sizes or config.batch_sizes, config.passes, range(config.replicates)
-        )
+        for batch_size, pass_ in product(entry.batch_sizes or config.batch_sizes, config.passes)
         for case in _cells(config, entry, batch_size, pass_, replicate, device, capability)
     ]
     for case_id, count in Counter(case.id for case in cases).items():

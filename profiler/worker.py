@@ -198,8 +198,9 @@ def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: P
     result.telemetry["energy_mj_per_item"] = None if energy_mj is None else energy_mj / case.batch_size
     if "sweep" in case.extra or "probe" in case.extra:
         report("fits", result)  # Whether or not there is memory for the checks beside it.
-    _check(task, session, result)
-    copied = _bytes(case, job.inputs), _bytes(case, session.outputs())
+    outputs = session.outputs()
+    _check(task, session, outputs, result)
+    copied = _bytes(case, job.inputs), _bytes(case, outputs)
     if isinstance(clock, CudaClock) and "probe" not in case.extra:  # Pinning gigabytes would take longer than a probe.
         result.samples |= clock.time_copies(*copied)
     _add_roofline(task, result, sum(copied), report)
@@ -284,7 +285,7 @@ def _within(budget: Budget, spent: float) -> Budget:
     )
 
 
-def _check(task: Task, session: Session, result: Result) -> None:
+def _check(task: Task, session: Session, outputs: Sequence[Array], result: Result) -> None:
     """Parity and proof; a row that does not hold becomes `failed`."""
     case = task.case
     if case.pass_ == "inference" and task.prepared.reference is not None:
@@ -292,12 +293,12 @@ def _check(task: Task, session: Session, result: Result) -> None:
             reference = [file[name] for name in file.files]
         result.reference = "ort-cpu-unoptimized" if case.source.kind == "onnx" else "eager-fp32-cpu"
         real_weights = case.source.kind == "onnx" or case.source.weights is not None
-        result.parity = verify.compare(session.outputs(), reference, real_weights)
+        result.parity = verify.compare(outputs, reference, real_weights)
         wrong, remarks = verify.judge(case.precision, result.parity["rel_l2_error"])
         result.warnings += remarks
         if wrong:
             result.status, result.reason = "failed", wrong
-    elif not all(np.isfinite(output).all() for output in session.outputs()):
+    elif not all(np.isfinite(output).all() for output in outputs):
         what = "outputs are" if case.pass_ == "training" and case.training.head == "logits" else "loss is"
         result.status, result.reason = "failed", f"the {what} not finite"
     elif case.pass_ == "training":

@@ -47,7 +47,7 @@ def small():
 MIB_AN_ITEM = 65 * 16 + 3
 TOO_LARGE = 384
 """More than 384 GiB, in tensors of fewer elements than 32 bits count."""
-RESOLUTION = 0.02
+RESOLUTION = 0.05
 
 LARGEST = f"""
 kind: minibatch
@@ -57,7 +57,7 @@ passes: [inference, training]
 batch_sizes: [1, {TOO_LARGE}, 2]
 largest_batch: {{limit: {TOO_LARGE}, resolution: {RESOLUTION}}}
 device: cuda
-budget: {{seconds: 0.3, min_samples: 5}}
+budget: {{seconds: 0.1, min_samples: 5}}
 """
 
 MANY = """
@@ -68,7 +68,7 @@ passes: [inference, training]
 precisions: [fp32, fp16]
 batch_sizes: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 device: cuda
-budget: {seconds: 0.3, min_samples: 5}
+budget: {seconds: 0.1, min_samples: 5}
 exclude: [{engine: compiled, pass: training}, {engine: compiled, precision: fp16}]
 """
 

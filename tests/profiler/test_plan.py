@@ -87,11 +87,16 @@ def test_a_value_given_twice_is_named_as_the_cause(config, key, values):
     assert key in str(caught.value)
 
 
-def test_replicates_are_interleaved(config):
-    cases = make_plan(config("models: [alexnet]\nengines: [eager, ort]\nreplicates: 3\n"), "cpu")
-    assert [(case.variant, case.replicate) for case in cases] == [
-        (variant, replicate) for replicate in range(3) for variant in ("eager", "ort")
+def test_replicates_are_rounds_through_the_whole_matrix(config):
+    job = "models: [alexnet, resnet18]\nengines: [eager, ort]\nbatch_sizes: [1, 4]\nreplicates: 3\n"
+    cases = make_plan(config(job), "cpu")
+    once = [
+        (case.model, case.variant, case.batch_size)
+        for case in make_plan(config(f"{job}exclude: [{{replicate: [1, 2]}}]\n"), "cpu")
     ]
+    assert len(once) == 8
+    assert [(case.model, case.variant, case.batch_size) for case in cases] == once * 3
+    assert [case.replicate for case in cases] == [0] * 8 + [1] * 8 + [2] * 8
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,115 @@
+"""What enters: nothing. What leaves: how often `compare` is right about real runs of one machine.
+
+Three runs of benchmarks/ab.yaml, three replicates each: A, B, which is the same again, and C, every call of which is
+slowed on purpose (benchmarks/slowed). B should be indistinguishable from A and C slower, each in 95 % of the cells.
+
+    python benchmarks/ab.py                  the runs take turns, a replicate each: A B C, C B A, A B C
+    python benchmarks/ab.py --in-a-row       one whole run after the other, as two runs of a user are
+    python benchmarks/ab.py --output DIR     keep the runs there
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import polars as pl
+
+from benchmarks.slowed.sitecustomize import key_of
+from profiler.compare import MARGINS, compare
+from profiler.runs import read_runs
+
+HERE = Path(__file__).resolve().parent
+REPLICATES = 3
+SIDES = ("A", "B", "C")
+SHARES = {"cuda": 0.05, "cpu": 0.10}
+"""How much C is slowed by."""
+ASKED = 0.95
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--in-a-row", action="store_true", help="one whole run after the other")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
+    parser.add_argument("--config", type=Path, default=HERE / "ab.yaml", help="a job with replicates: 3")
+    parser.add_argument("--output", type=Path, help="a folder for the runs; by default they are not kept")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        output = options.output or Path(temporary)
+        runs: dict[str, Path] = {}
+        for side, replicates in turns(options.in_a_row):
+            run_turn(options, output, side, replicates, runs)
+        return 0 if judge(runs) else 1
+
+
+def turns(in_a_row: bool) -> list[tuple[str, tuple[int, ...]]]:
+    """Which side measures which replicates, in order; the order of the sides turns round, none is always last."""
+    if in_a_row:
+        return [(side, tuple(range(REPLICATES))) for side in SIDES]
+    return [(side, (n,)) for n in range(REPLICATES) for side in (SIDES[::-1] if n % 2 else SIDES)]
+
+
+def run_turn(
+    options: argparse.Namespace, output: Path, side: str, replicates: Sequence[int], runs: dict[str, Path]
+) -> None:
+    """Start the side's run, or go on with it."""
+    command = [sys.executable, "-m", "profiler"]
+    if side in runs:
+        command += ["--resume", str(runs[side]), "--device", options.device]
+    else:
+        command += [str(options.config), "--device", options.device, "--output", str(output / side)]
+    command += ["--machine", f"label={side}", "--only", ",".join(f"replicate={n}" for n in replicates)]
+    print(" ".join(command), flush=True)
+    variables = slowing(output, runs) if side == "C" else {}
+    done = subprocess.run(command, env=os.environ | variables, check=False, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(f"exit code {done.returncode}\n{done.stdout}")
+    (runs[side],) = (output / side).iterdir()
+
+
+def slowing(output: Path, runs: Mapping[str, Path]) -> dict[str, str]:
+    """The environment in which every session is slowed, by a share of the device times of A."""
+    rows = pl.read_parquet(runs["A"] / "results.parquet").filter(status="ok")
+    times = {
+        key_of({**row, "options": json.loads(row["options"])}): row["gpu_ms"] or row["latency_ms"]
+        for row in rows.to_dicts()
+    }
+    table = output / "device-times.json"
+    table.write_text(json.dumps(times))
+    share = SHARES[rows["device"][0]]
+    path = [str(HERE / "slowed"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(path), "SLOWED_BY": str(share), "SLOWED_FROM": str(table)}
+
+
+def judge(runs: Mapping[str, Path]) -> bool:
+    """Print what compare says of B and of C, and whether it says so often enough."""
+    results = read_runs([runs[side] for side in SIDES]).results.collect()
+    cells = compare(results, by="machine", base="A").drop_nulls("ratio")
+    device = str(results["device"][0])
+    print(f"\n{', '.join(results['gpu'].drop_nulls().unique()) or device}, margin {MARGINS[cells['judged_on'][0]]:.0%}")
+    right = True
+    for side, word in (("B", "indistinguishable"), ("C", "slower")):
+        part = cells.filter(side=side)
+        said = part.filter(verdict=word).height
+        ratio = math.exp(part["device_ratio"].log().mean())  # type: ignore[arg-type]
+        spread = 100 * (part["device_ratio"].log().std() or 0)
+        slowed = f", slowed by {SHARES[device]:.0%}" if side == "C" else ""
+        print(f"{side}{slowed}: {said} of {part.height} cells are {word} ({said / part.height:.1%}); "
+              f"A's time over its: geometric mean {ratio:.4f}, spread between cells {spread:.2f} %")  # fmt: skip
+        for row in part.filter(pl.col("verdict") != word).to_dicts():
+            interval = f"{row['device_ratio']:.3f} ({row['device_ratio_low']:.3f} to {row['device_ratio_high']:.3f})"
+            cell = f"{row['model']} {row['variant']} {row['precision']} b{row['batch_size']}"
+            print(f"   {cell}: {row['verdict']}, {interval}")
+        right &= said >= ASKED * part.height
+    return right
+
+
+if __name__ == "__main__":
+    sys.exit(main())
