@@ -47,8 +47,10 @@ class NvidiaSmi:
         for line in self._process.stdout:
             self.seen.append((time.monotonic(), float(line)))
 
-    def peak_mib(self, start: float, end: float) -> float:
-        return max(used for at, used in self.seen if start <= at <= end) - self.idle
+    def peak_mib(self, start: float, end: float) -> tuple[float, float]:
+        """What was reached for at least 150 ms, and what was reached at all."""
+        used = [used - self.idle for at, used in self.seen if start <= at <= end]
+        return max(map(min, zip(used, used[1:], used[2:], strict=False))), max(used)
 
     def stop(self) -> None:
         self._process.kill()
@@ -78,9 +80,9 @@ def test_the_peak_is_what_nvidia_smi_sees_from_outside(run: Any, rows: Any, vari
     path, outside = run
     lines = [json.loads(line) for line in (path / "journal.jsonl").read_text().splitlines()]
     (entered,) = (line["entered"] for line in lines if line["case_id"] == rows[variant]["case_id"])
-    seen = outside.peak_mib(entered["fork"], entered["check"])
-    # nvidia-smi prints whole MiB, and so rounds twice.
-    assert rows[variant]["peak_memory_mib"] == pytest.approx(seen, abs=2), variant
+    lasting, highest = outside.peak_mib(entered["fork"], entered["check"])
+    # nvidia-smi prints whole MiB, and so rounds twice. What is gone within 100 ms the profiler may miss.
+    assert lasting - 2 <= rows[variant]["peak_memory_mib"] <= highest + 2, variant
 
 
 @pytest.mark.parametrize("variant", ["eager", "ort"])
