@@ -18,9 +18,9 @@ from pathlib import Path
 import yaml
 
 from benchmarks.publish import MADE, Cleaner, Run, facts, read, statuses
-from profiler import conclusions
-from profiler.published import published_tables, write_published
-from profiler.references import STUDIES
+from profiler.published import conclusions
+from profiler.published.references import STUDIES
+from profiler.published.tables import published_tables, write_published
 from profiler.walltime import describe
 
 

@@ -141,7 +141,7 @@ def report(
     ] = None,
 ) -> None:
     """Write a report: what to deploy and why, with charts, every table, the environment and the method."""
-    from profiler.report import Order, write
+    from profiler.report.write import Order, write
 
     first, *more = write(Order(tuple(runs), format_, output, charts, tuple(only or ())))
     beside = f" and {len(more)} more files" if more else ""
@@ -172,8 +172,8 @@ def recommend(
     ] = None,
 ) -> None:
     """Say what to deploy, by how much it wins, and why each other candidate loses; exit code 3 if nothing fits."""
-    from profiler.recommend_job import execute
-    from profiler.recommend_order import Order
+    from profiler.recommend.job import execute
+    from profiler.recommend.order import Order
 
     signal.signal(signal.SIGTERM, _interrupt)
     order = Order(
@@ -205,7 +205,7 @@ def compare(
     top: Annotated[int, typer.Option(min=1, help="Rows of each table in text and md: those that changed most")] = 40,
 ) -> None:
     """Compare runs, machines or versions: ratios with intervals, verdicts, and what differs between them."""
-    from profiler.compare_job import Request, execute
+    from profiler.compare.job import Request, execute
 
     request = Request(
         tuple(runs), by, base, best, tuple(only or ()), tuple(reference or ()), fail_on_regression, format_, output, top
@@ -251,7 +251,7 @@ def models() -> None:
 @app.command()
 def suites(device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto") -> None:
     """List the published benchmarks that ship as jobs: what each measures, and how long it takes here."""
-    from profiler.suites import suites_table
+    from profiler.published.suites import suites_table
 
     _console().print(suites_table(device))
 
@@ -263,7 +263,7 @@ def published(
     into: Annotated[Path | None, typer.Option(help="Folder for the tables; without it they are only printed")] = None,
 ) -> None:
     """Print finished runs beside a published benchmark's figures, and who is how many times faster."""
-    from profiler.studies import execute
+    from profiler.published.studies import execute
 
     execute(runs, study, into, _console())
 

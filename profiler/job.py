@@ -24,10 +24,10 @@ from profiler.environment import Target, choose_device, describe
 from profiler.forkserver import libraries
 from profiler.plan import estimate_seconds, estimate_total, make_plan
 from profiler.probes import is_probe, probes_among, searched
+from profiler.published.studies import covers, present, require
 from profiler.result import Result
 from profiler.run import REMEASURED, Runner
 from profiler.store import RunFolder
-from profiler.studies import covers, present, require
 from profiler.table import summary, write_tables
 from profiler.terminal import print_results
 from profiler.walltime import describe as describe_time
@@ -152,7 +152,7 @@ def _measure(
 def _report(console: Console, run: RunFolder, lines: Any) -> None:
     """Write the run's report.html, `lines` being table.summary's. What goes wrong is told, and loses nothing."""
     try:
-        from profiler.report import Order, write
+        from profiler.report.write import Order, write
 
         write(Order([run.path]), lines)
     except Exception as error:

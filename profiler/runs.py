@@ -11,8 +11,8 @@ from typing import Any
 
 import polars as pl
 
-from profiler import references
 from profiler.document import ConfigError, nearest
+from profiler.published import references
 from profiler.schema import LAYERS, RESULTS, SAMPLES
 
 ENVIRONMENT = (

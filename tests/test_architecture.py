@@ -16,14 +16,14 @@ PACKAGES = ("exporters", "engines", "profiler", "benchmarks")
 """Each may import those before it. The benchmarks are scripts, which nothing imports."""
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 WITH_POLARS = {
-    *(f"profiler.{name}" for name in ("schema", "table", "report", "compare", "recommend", "store", "terminal")),
-    *(f"profiler.{name}" for name in ("references", "setups", "printed", "published", "published_layers")),
-    *(f"profiler.{name}" for name in ("published_study", "conclusions", "studies", "kinds")),
-    "profiler.layer_table",
-    "profiler.minibatch",
-    *(f"profiler.{name}" for name in ("runs", "compare_job", "compare_view", "totals", "regression", "query")),
-    *(f"profiler.report_{name}" for name in ("content", "data", "findings", "rows", "sections", "tables", "texts")),
-    *(f"profiler.{name}" for name in ("candidates", "recommend_order")),
+    *(f"profiler.{name}" for name in ("schema", "store", "runs", "query", "table", "terminal", "kinds")),
+    *(f"profiler.{name}" for name in ("layer_table", "minibatch")),
+    *(f"profiler.published.{name}" for name in ("references", "setups", "printed", "tables", "layers", "study")),
+    *(f"profiler.published.{name}" for name in ("conclusions", "studies")),
+    *(f"profiler.compare.{name}" for name in ("job", "cells", "view", "totals", "regression")),
+    *(f"profiler.report.{name}" for name in ("write", "content", "data", "findings", "rows", "sections", "tables")),
+    "profiler.report.texts",
+    *(f"profiler.recommend.{name}" for name in ("candidates", "choice", "order")),
     "benchmarks.publish",
     "benchmarks.tables",
 }
@@ -183,7 +183,7 @@ def loaded_by(module: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("name", ["job", "cli", "run", "prepare", "plan", "listing", "build", "recommend_job"])
+@pytest.mark.parametrize("name", ["job", "cli", "run", "prepare", "plan", "listing", "build", "recommend.job"])
 def test_the_parent_process_imports_no_framework(name):
     frameworks = {
         "torch",

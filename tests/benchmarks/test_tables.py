@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from profiler.compare_job import Request, make_comparison
+from profiler.compare.job import Request, make_comparison
 from profiler.runs import read_runs
 from profiler.schema import RESULTS, SAMPLES
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from profiler import charts
-from profiler.palette import DARK, LIGHT
-from profiler.report import Order, write
-from profiler.report_data import gather
-from profiler.report_sections import Report, compose
+from profiler.report import charts
+from profiler.report.data import gather
+from profiler.report.palette import DARK, LIGHT
+from profiler.report.sections import Report, compose
+from profiler.report.write import Order, write
 from profiler.runs import read_runs
 
 if TYPE_CHECKING:

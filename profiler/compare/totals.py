@@ -1,0 +1,102 @@
+"""What enters: the cells of a comparison. What leaves: geometric means, and who is how many times faster, in words.
+
+The sentences are worded like those of the published benchmarks: "Across all models, the Quadro M4000 is 1.05x to 1.25x
+faster than Tesla K80".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import polars as pl
+
+from profiler.compare.cells import MARGINS
+
+
+@dataclass(frozen=True)
+class Total:
+    """What the cells of a side in one pass say together.
+
+    `ratio`, `device_ratio` and `memory_ratio` are geometric means over the cells that both sides ran; `low` and `high`
+    are the least and the greatest geometric mean of a model's ratios. Both ran `models`, of the `of` that either has.
+    `margin` is the difference that does not count.
+    """
+
+    base: str
+    side: str
+    pass_: str
+    cells: int
+    ratio: float
+    device_ratio: float | None
+    memory_ratio: float | None
+    low: float
+    high: float
+    models: tuple[str, ...]
+    of: int
+    faster: int
+    slower: int
+    indistinguishable: int
+    margin: float
+
+    def sentence(self, told: str = "") -> str:
+        """Like "Across all models, B is 2.2x to 2.5x faster than A."; `told` comes first, such as "In training"."""
+        where = "across all models" if self.of > 1 else f"for {self.models[0]}"
+        if len(self.models) < self.of:
+            where = f"across the {len(self.models)} models that both ran"
+            where = where if len(self.models) > 1 else f"for {self.models[0]}, the one model that both ran"
+        start = f"{told}, {where}" if told else where[0].upper() + where[1:]
+        return f"{start}, {self._relation()}."
+
+    def _relation(self) -> str:
+        if self.indistinguishable == self.cells:
+            return f"{self.side} is indistinguishable from {self.base} ({times_range(self.low, self.high)})"
+        if 1 / (1 + self.margin) <= self.low and self.high <= 1 + self.margin:
+            return f"{self.side} is within {100 * self.margin:.0f} % of {self.base}"
+        if self.low >= 1:
+            return f"{self.side} is {times_range(self.low, self.high)} faster than {self.base}"
+        if self.high <= 1:
+            return f"{self.side} is {times_range(1 / self.high, 1 / self.low)} slower than {self.base}"
+        return f"{self.side} is from {times(1 / self.low)} slower to {times(self.high)} faster than {self.base}"
+
+
+def totals(cells: pl.DataFrame) -> list[Total]:
+    """One for each side and pass in which a cell of `compare` has a ratio, in the cells' order."""
+    of = dict(cells.group_by("side").agg(pl.struct("pass", "model").unique()).iter_rows())
+    found = []
+    for (base, side, pass_), part in cells.drop_nulls("ratio").group_by("base", "side", "pass", maintain_order=True):
+        models = part.group_by("model", maintain_order=True).agg(pl.col("ratio").log().mean().exp())
+        verdicts = dict(part["verdict"].drop_nulls().value_counts().iter_rows())
+        ratio, device, memory = (_geometric_mean(part[f"{what}ratio"]) for what in ("", "device_", "memory_"))
+        assert ratio is not None
+        found.append(
+            Total(
+                str(base), str(side), str(pass_), part.height, ratio, device, memory,
+                min(models["ratio"]), max(models["ratio"]), tuple(map(str, models["model"])),
+                sum(row["pass"] == pass_ for row in of[side]),
+                verdicts.get("faster", 0), verdicts.get("slower", 0), verdicts.get("indistinguishable", 0),
+                max(MARGINS[clock] for clock in part["judged_on"].unique()),
+            )
+        )  # fmt: skip
+    return found
+
+
+def sentences(found: list[Total]) -> list[str]:
+    """One a total; the pass is named where there are several."""
+    several = len({total.pass_ for total in found}) > 1
+    return [total.sentence(f"In {total.pass_}" if several else "") for total in found]
+
+
+def times(ratio: float) -> str:
+    """1.05x, 2.2x, 143x."""
+    return f"{ratio:.{2 if ratio < 2 else 1 if ratio < 100 else 0}f}x"
+
+
+def times_range(low: float, high: float) -> str:
+    """2.2x to 2.5x, or 2.2x where both are that."""
+    return times(low) if times(low) == times(high) else f"{times(low)} to {times(high)}"
+
+
+def _geometric_mean(ratios: pl.Series) -> float | None:
+    known = ratios.drop_nulls()
+    return math.exp(math.fsum(map(math.log, known)) / known.len()) if known.len() else None

@@ -1,0 +1,268 @@
+"""What enters: a comparison. What leaves: the sections that a terminal or Markdown shows, and the data for JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+
+from profiler.compare.cells import MARGINS, WITHIN
+from profiler.compare.regression import Regression, cell_key, counted
+from profiler.compare.totals import Total, sentences, totals
+from profiler.fitted import Column, Section, filled, number
+
+Row = Mapping[str, Any]
+_NAMED = ("model", "variant", "pass", "precision", "batch_size", "extra")
+_WITHIN_SAID = (
+    "Those intervals are within one process a side. Between processes figures differ by more than within one, so they "
+    "give no verdict: measure with replicates: 3 or more for one."
+)
+_RATIO_SAID = (
+    "Ratio: the base's time over the side's, so above 1 the side is faster; memory: the side's over the base's."
+)
+_INTERVAL_SAID = " In parentheses the 95 % interval."
+_RANGE_SAID = "In a range over models each model stands with the geometric mean of its cells."
+_VERDICT_SAID = (
+    "Verdict: tie is indistinguishable within the interval between processes and a margin of {margin:.0f} %{on}."
+)
+
+
+@dataclass(frozen=True)
+class Side:
+    """What a column of the comparison stands for."""
+
+    name: str
+    runs: tuple[str, ...]
+    machine: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that is said: `cells` are profiler.compare's, `differences` the environments'; `regression` is what
+    --fail-on-regression found."""
+
+    sides: tuple[Side, ...]
+    cells: pl.DataFrame
+    differences: Sequence[Mapping[str, str]]
+    regression: Regression | None = None
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def totals(self) -> list[Total]:
+        """What the cells of each side and pass say together."""
+        return totals(self.cells)
+
+    @property
+    def base(self) -> str:
+        """The side that the others are compared with."""
+        return str(self.cells["base"][0])
+
+
+def sections(comparison: Comparison, top: int) -> list[Section]:
+    """What is printed, in order; of each table of cells the `top` that changed most."""
+    others = [side.name for side in comparison.sides if side.name != comparison.base]
+    parts = [_sides(comparison), _conclusions(comparison), *(_cells(comparison, name, top) for name in others)]
+    parts += [_legend(comparison), _missing(comparison), _differences(comparison)]
+    if comparison.regression:
+        parts.append(Section("Regressions", comparison.regression.lines(top)))
+    if comparison.notes:
+        parts.append(Section("Notes", comparison.notes))
+    return [part for part in parts if part.paragraphs or part.tables]
+
+
+def data(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as JSON's types."""
+    said = sentences(comparison.totals)
+    regression = comparison.regression
+    judged = {
+        name: [cell_key(row) for row in getattr(regression, name).to_dicts()]
+        for name in ("slower", "broken", "perhaps", "unknown")
+        if regression
+    }
+    return {
+        "base": comparison.base,
+        "sides": [asdict(side) for side in comparison.sides],
+        "totals": [
+            {**{key.rstrip("_"): value for key, value in asdict(total).items()}, "sentence": text}
+            for total, text in zip(comparison.totals, said, strict=True)
+        ],
+        "differences": list(comparison.differences),
+        "regression": {"limit": regression.limit, **judged} if regression else None,
+        "notes": list(comparison.notes),
+        "cells": comparison.cells.to_dicts(),
+    }
+
+
+def _sides(comparison: Comparison) -> Section:
+    sides = comparison.sides
+    told = any(side.machine != side.name for side in sides)
+    columns = [
+        Column("Side", [side.name for side in sides], figures=False),
+        Column("Machine", [side.machine if told else "" for side in sides], figures=False),
+        Column("Runs", [str(len(side.runs)) for side in sides]),
+        Column("Rows", [f"{side.rows:,}" for side in sides]),
+    ]
+    others = ", ".join(side.name for side in sides if side.name != comparison.base)
+    return Section(f"{others} against {comparison.base}", (), [("", filled(columns))])
+
+
+def _conclusions(comparison: Comparison) -> Section:
+    found = comparison.totals
+    said = [f"{text} {_means(total)}{_counts(total)}" for text, total in zip(sentences(found), found, strict=True)]
+    compared = comparison.cells.drop_nulls("ratio")
+    reasons = compared.drop_nulls("why_no_verdict").group_by("why_no_verdict", maintain_order=True).len()
+    said += [f"No verdict for {counted(count, 'cell')}: {reason}." for reason, count in reasons.iter_rows()]
+    if WITHIN in compared["interval"]:
+        said.append(_WITHIN_SAID)
+    return Section("", said or ["No cell was measured on both sides."])
+
+
+def _means(total: Total) -> str:
+    """Like "Geometric mean of 90 cells: 1.011x slower, 1.002x slower on device time, memory 1.00x."."""
+    figures = [_faster(total.ratio)]
+    if total.device_ratio is not None and _faster(total.device_ratio) != figures[0]:
+        figures.append(f"{_faster(total.device_ratio)} on device time")
+    if total.memory_ratio is not None:
+        figures.append(f"memory {total.memory_ratio:.2f}x")
+    return f"Geometric mean of {counted(total.cells, 'cell')}: {', '.join(figures)}."
+
+
+def _faster(ratio: float) -> str:
+    """Like "1.012x faster" or "2.35x slower"."""
+    times = ratio if ratio >= 1 else 1 / ratio
+    return f"{times:.{_places(times)}f}x {'faster' if ratio >= 1 else 'slower'}"
+
+
+def _counts(total: Total) -> str:
+    counts = {"faster": total.faster, "slower": total.slower, "indistinguishable": total.indistinguishable}
+    told = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
+    return f" Verdicts: {told}." if told else ""
+
+
+def _cells(comparison: Comparison, side: str, top: int) -> Section:
+    """A table a pass; the slowest and the fastest, where there are more than `top`."""
+    compared = comparison.cells.filter(side=side).drop_nulls("ratio")
+    tables = []
+    for (pass_,), part in compared.group_by("pass", maintain_order=True):
+        title = f"{side} against {comparison.base}, {pass_}"
+        if part.height > top:
+            title += f": of {part.height:,} cells the {top} that changed most"
+            part = part.sort("ratio", maintain_order=True)
+            part = pl.concat([part.head(top - top // 2), part.tail(top // 2)])
+        tables.append((title, _columns(part)))
+    return Section("", (), tables)
+
+
+def _legend(comparison: Comparison) -> Section:
+    """What the tables' columns mean, as far as they are filled."""
+    compared = comparison.cells.drop_nulls("ratio")
+    if compared.is_empty():
+        return Section()
+    said = [_RATIO_SAID + (_INTERVAL_SAID if compared["ratio_low"].count() else "")]
+    if any(total.cells > len(total.models) for total in comparison.totals):
+        said.append(_RANGE_SAID)
+    if compared["verdict"].count():
+        clocks = compared.drop_nulls("verdict")["judged_on"].unique()
+        on = ", on device time" if "gpu" in clocks else ""
+        said.append(_VERDICT_SAID.format(margin=100 * max(MARGINS[clock] for clock in clocks), on=on))
+    return Section("", said)
+
+
+def _columns(cells: pl.DataFrame) -> list[Column]:
+    rows = cells.to_dicts()
+    on_device = "gpu" in cells["judged_on"]
+    words = {"faster": "faster", "slower": "slower", "indistinguishable": "tie", None: ""}
+
+    def texts(key: str) -> list[str]:
+        return ["" if row[key] is None else str(row[key]) for row in rows]
+
+    return filled(
+        [
+            Column("Model", texts("model"), figures=False),
+            Column("Variant", texts("variant"), figures=False),
+            Column("Precision", texts("precision")),
+            Column("Batch", texts("batch_size")),
+            Column("Extra", texts("extra"), figures=False),
+            Column("Base ms", [number(row["base_ms"]) for row in rows], expendable=2),
+            Column("Side ms", [number(row["side_ms"]) for row in rows], expendable=1),
+            Column("Ratio (95 %)", [_ratio(row, "ratio") for row in rows]),
+            Column("Device (95 %)", [_ratio(row, "device_ratio") if on_device else "" for row in rows], expendable=3),
+            Column("Verdict", [words[row["verdict"]] for row in rows]),
+            Column("Memory ratio", [_memory(row) for row in rows], expendable=4),
+            Column("Differs", texts("differs"), figures=False),
+        ]
+    )  # fmt: skip
+
+
+def _memory(row: Row) -> str:
+    return "" if row["memory_ratio"] is None else f"{row['memory_ratio']:.2f}"
+
+
+def _ratio(row: Row, name: str) -> str:
+    """Like "1.052 (1.041–1.063)"."""
+    ratio, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
+    if ratio is None:
+        return ""
+    places = _places(ratio)
+    return f"{ratio:.{places}f}" + ("" if low is None else f" ({low:.{places}f}–{high:.{places}f})")
+
+
+def _places(ratio: float) -> int:
+    """Decimals for three significant digits, and three where a ratio is near 1."""
+    return 3 if 0.5 < ratio < 2 else max(0, 2 - math.floor(math.log10(ratio)))
+
+
+def _missing(comparison: Comparison) -> Section:
+    """The cells that one side ran and the other did not, by reason."""
+    found = []
+    for here, there in (("base", "side"), ("side", "base")):
+        lacking = comparison.cells.filter(pl.col(f"{there}_status") == "ok", pl.col(f"{here}_status").ne_missing("ok"))
+        names = {"who": here, "status": f"{here}_status", "reason": f"{here}_reason"}
+        found.append(
+            lacking.select(*(pl.col(name).alias(key) for key, name in names.items()), *_NAMED).unique(
+                maintain_order=True
+            )
+        )
+    lacking = pl.concat(found)
+    groups = lacking.group_by("who", "status", "reason", maintain_order=True)
+    rows = [(str(who), status or "not in it", reason or "", part) for (who, status, reason), part in groups]
+    columns = [
+        Column("Side", [who for who, *_ in rows], figures=False),
+        Column("Status", [str(status) for _, status, *_ in rows], figures=False),
+        Column("Cells", [str(part.height) for *_, part in rows]),
+        Column("Reason", [str(reason) for *_, reason, _ in rows], figures=False),
+        Column("Which", [_which(part) for *_, part in rows], figures=False),
+    ]
+    return Section("Measured on one side only", (), [("", columns)] if rows else [])
+
+
+def _which(cells: pl.DataFrame) -> str:
+    """Each column's values once: "resnet50; ort, compiled; inference; fp32; batch 1, 16"."""
+    parts = [", ".join(map(str, cells[key].drop_nulls().unique(maintain_order=True))) for key in _NAMED]
+    parts[4] = f"batch {parts[4]}"
+    return "; ".join(filter(None, parts))
+
+
+def _differences(comparison: Comparison) -> Section:
+    rows = comparison.differences
+    columns = [Column("What", [row["what"] for row in rows], figures=False)]
+    columns += [Column(side.name, [row.get(side.name, "") for row in rows], figures=False) for side in comparison.sides]
+    said = [
+        f"{counted(count, 'cell')}: {_DIFFERS[what]}"
+        for what in _DIFFERS
+        if (count := comparison.cells.filter(pl.col("differs").str.contains(what)).height)
+    ]
+    if not rows:
+        return Section("What differs", ["Nothing that the environments say.", *said])
+    return Section("What differs", said, [("", columns)])
+
+
+_DIFFERS = {
+    "options": "the engine's options are not the same under one name",
+    "model": "the models of one name have not the same FLOPs",
+}

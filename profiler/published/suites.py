@@ -1,0 +1,92 @@
+"""What enters: suites/*.yaml. What leaves: the table of `python -m profiler suites`: what each measures, how long."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from engines.catalog import Device
+from profiler.config import Config, load_config
+from profiler.display import duration
+from profiler.document import ConfigError
+from profiler.plan import estimate_total, make_plan
+from profiler.published.references import STUDIES
+from profiler.telemetry import visible_gpus
+
+FOLDER = Path(__file__).resolve().parents[2] / "suites"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One file: `measures` is the first sentence of its leading comment."""
+
+    path: Path
+    config: Config
+    measures: str
+
+    @property
+    def source(self) -> str:
+        """The benchmark that it reproduces, and where that stands."""
+        study = STUDIES.get(self.config.published or "")
+        return ", ".join(filter(None, (study.title, study.address))) if study else ""
+
+    def plan(self, device: Device, capability: str | None) -> tuple[int, int, float]:
+        """How many cases it has, how many of them can run here, and a guess at the seconds that they take."""
+        cases = make_plan(self.config, device, capability=capability)
+        runnable = sum(case.unsupported is None for case in cases)
+        return len(cases), runnable, estimate_total(cases, self.config.budget)
+
+
+def read_suites(device: Device) -> list[Suite]:
+    """Every suite with its block for the device, by file name. Raises ConfigError where the folder has none."""
+    paths = sorted(FOLDER.glob("*.yaml"))
+    if not paths:
+        raise ConfigError(
+            f"{FOLDER} has no suites: they lie in suites/ at the root of the project; run from a checkout of it"
+        )
+    return [Suite(path, load_config(path, device), _first_comment(path)) for path in paths]
+
+
+def suites_table(wanted: str) -> Table:
+    """File, source, what it measures, cases and time here, command. Raises ConfigError for an unknown device."""
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"--device {wanted}: expected auto, cpu or cuda")
+    gpus = visible_gpus()
+    device: Device = "cuda" if wanted == "cuda" or (wanted == "auto" and gpus) else "cpu"
+    gpu = gpus[0] if device == "cuda" and gpus else None
+    title = f"Suites on {device}{f' ({gpu.name})' if gpu else ''}; run one by its file:"
+    command = f"python -m profiler {_shown(FOLDER / 'cnn-benchmarks.yaml')}"
+    table = Table(title=Text(f"{title} {command}"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("File", no_wrap=True)
+    table.add_column("Measures, after whom", ratio=1)
+    table.add_column("Cases", justify="right", no_wrap=True)
+    table.add_column("About", justify="right", no_wrap=True)
+    for suite in read_suites(device):
+        total, runnable, seconds = suite.plan(device, gpu.compute_capability if gpu else None)
+        what = Text(suite.measures)
+        what.append(f"\nAfter {suite.source}" if suite.source else "", style="dim")
+        cases = str(total) if runnable == total else f"{runnable} of {total}"
+        table.add_row(Text(_shown(suite.path)), what, cases, duration(seconds))
+    return table
+
+
+def _first_comment(path: Path) -> str:
+    """The comment at the file's head up to its first empty line, as one text."""
+    words: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        text = line.removeprefix("#").strip()
+        if not line.startswith("#") or not text:
+            break
+        words.append(text)
+    return " ".join(words)
+
+
+def _shown(path: Path) -> str:
+    """As one would type it here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -1,0 +1,176 @@
+"""What enters: the chosen candidate and its run. What leaves: a folder with the model, config.json and run.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from engines.catalog import ENGINES, Device
+from exporters.cache import default_root
+from exporters.catalog import CATALOG
+from exporters.source import ModelSource
+from profiler.build_order import BuildOrder, BuildTask, find_engine, find_gpu
+from profiler.case import Budget, Case
+from profiler.config import Config, load_config
+from profiler.display import open_display
+from profiler.document import ConfigError
+from profiler.forkserver import libraries
+from profiler.prepare import failure, prepare_graphs
+from profiler.process import Call, Child
+from profiler.recommend.artifact_files import FilesOrder
+from profiler.recommend.artifact_papers import write_papers
+from profiler.recommend.candidates import Candidate
+from profiler.runs import Run
+from profiler.task import graph_of
+
+_TICK_SECONDS = 0.2
+
+
+class NotExported(Exception):
+    """The artifact could not be made; the message says why. Nothing is left behind."""
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is to be exported, and where a user's factories are found."""
+
+    case: Case
+    folders: tuple[str, ...]
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ConfigError unless `folder` is new or empty, in a folder that exists."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"--export {folder}: the folder is not empty; give a new one")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--export {folder}: this is a file; give a new folder")
+    if not folder.resolve().parent.is_dir():
+        raise ConfigError(f"--export {folder}: there is no folder {folder.resolve().parent} to make it in")
+
+
+def export(candidate: Candidate, run: Run, folder: Path, console: Console) -> None:
+    """Write the artifact into `folder`, whole or not at all.
+
+    Raises ConfigError where the run or this machine lacks what it takes, NotExported where making it fails.
+    """
+    check_folder(folder)
+    subject = _subject(candidate, run)
+    scratch = folder.resolve().with_name(f".{folder.resolve().name}.{os.getpid()}.tmp")
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        scratch.mkdir()
+        made = _make(subject, run, scratch, console)
+        write_papers(candidate, subject.case, made, scratch)
+        if folder.is_dir():
+            folder.rmdir()
+        os.replace(scratch, folder)
+    except OSError as error:
+        raise ConfigError(f"--export {folder}: cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _subject(candidate: Candidate, run: Run) -> _Subject:
+    """The case as the run's job has it; a canonical network needs no job, unless it had weights of its own."""
+    row, path = candidate.row, Path(run.address) / "bench.yaml"
+    if "://" in run.address:
+        raise ConfigError(f"--export: {run.address} is an object store; copy the run here first")
+    device: Device = "cuda" if row["device"] == "cuda" else "cpu"
+    if path.is_file():
+        source, folders = _source(load_config(path, device), row["model"], path)
+    elif row["model"] in CATALOG and row["model_kind"] in (None, "canonical"):
+        source, folders = ModelSource(row["model"]), ()
+    else:
+        raise ConfigError(f"--export: {run.address} holds no bench.yaml, which says where {row['model']} comes from")
+    case = Case(
+        row["model"], row["engine"], row["variant"], "inference", row["precision"], row["batch_size"], device, 0,
+        source, json.loads(row["options"] or "{}"),
+    )  # fmt: skip
+    return _Subject(case, folders)
+
+
+def _source(config: Config, model: str, path: Path) -> tuple[ModelSource, tuple[str, ...]]:
+    entry = next((entry for entry in config.subjects if entry.name == model), None)
+    if entry is None:
+        raise ConfigError(f"--export: {path} has no model {model}, though the results do")
+    return entry.source(), tuple(map(str, config.import_from))
+
+
+def _make(subject: _Subject, run: Run, folder: Path, console: Console) -> dict[str, Any]:
+    """Graph, engine and files, each in a process of its own; returns what `write_files` does."""
+    case, budget = subject.case, Budget()
+    logs = default_root() / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    order = _build_order(case, run) if ENGINES[case.engine].builds else None
+    with libraries(), open_display(console) as display:
+        onnx = engine = None
+        if ENGINES[case.engine].needs == "onnx":
+            prepared = prepare_graphs([case], budget, logs, subject.folders, display.preparing)[case.model]
+            why_not = failure(case, prepared)
+            if why_not is not None:
+                raise NotExported(why_not[1])
+            onnx = prepared.onnx["native" if case.source.kind == "onnx" else graph_of(case.precision)]
+        if order is not None:
+            task = BuildTask(order, case, order.batches, onnx)
+            gpu = None if order.target else find_gpu(ENGINES[case.engine], None)
+            variables = {"CUDA_VISIBLE_DEVICES": gpu.uuid if gpu else ""}
+            call = _call("profiler.build:build_one", task, logs, subject, variables)
+            engine = _wait(call, lambda: display.building(task.name, "", 0, 1)).path
+        files = FilesOrder(case, folder, default_root(), onnx, engine)
+        made: dict[str, Any] = _wait(
+            _call("profiler.recommend.artifact_files:write_files", files, logs, subject, {"CUDA_VISIBLE_DEVICES": ""}),
+            lambda: display.building(f"{case.model} for {case.engine}", "", 0, 1),
+        )
+        return made
+
+
+def _build_order(case: Case, run: Run) -> BuildOrder:
+    """For the GPU that was measured. Raises ConfigError where this machine cannot build for it."""
+    options, capability = case.options, run.environment.get("compute_capability")
+    try:
+        engine = find_engine(case.engine)
+        target = f"sm{capability.replace('.', '')}" if capability and engine.builds == "anywhere" else None
+        gpu = find_gpu(engine, target)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--engine", "--export", 1)) from None
+    if gpu is not None and gpu.name != run.environment.get("gpu"):
+        raise ConfigError(
+            f"--export: the figures are of {run.environment.get('gpu')}, and {engine.name} builds for the GPU that it "
+            f"runs on, here {gpu.name}; export on the machine that it is for"
+        )
+    level = int(options.get("optimization_level", -1))
+    return BuildOrder(
+        case.engine,
+        (case.model,),
+        (case.precision,),
+        str(options.get("batch_range") or case.batch_size),
+        target,
+        optimization_level=None if level < 0 else level,
+        workspace_mib=options.get("workspace_mib") or None,
+    )
+
+
+def _call(function: str, argument: object, logs: Path, subject: _Subject, variables: dict[str, str]) -> Call:
+    log = logs / f"artifact-{re.sub('[^A-Za-z0-9.-]+', '-', subject.case.id)}.log"
+    limit = Budget().build_timeout
+    return Call(function, argument, log, limit, limit, variables, subject.folders)
+
+
+def _wait(call: Call, tick: Callable[[], None]) -> Any:
+    child = Child(call)
+    try:
+        while (outcome := child.poll(_TICK_SECONDS)) is None:
+            tick()
+    finally:
+        child.kill()
+    if outcome.status != "ok":
+        raise NotExported(f"{outcome.reason} (what was printed stands in {call.log})")
+    return outcome.value

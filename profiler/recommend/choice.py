@@ -1,0 +1,287 @@
+"""What enters: results of runs, and what is wanted. What leaves: which candidate to deploy, and why not each other one.
+
+Of the candidates that meet every limit the one with the best objective is chosen. Where three replicates a side cannot
+tell others from it, the one among them that takes the least to set up is, then the one with the least memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
+
+import numpy as np
+import polars as pl
+
+from profiler.recommend.candidates import Candidate, candidates, case_key, is_probe, work_of
+from profiler.speedup import VERDICT_CLOCKS, Line, Sides, compare
+from profiler.statistics import (
+    REPLICATES_FOR_A_VERDICT,
+    Floats,
+    Interval,
+    Side,
+    ratio_between,
+    ratio_interval,
+    verdict,
+)
+
+OBJECTIVES = {
+    "latency": "latency_ms",
+    "throughput": "throughput",
+    "memory": "peak_memory_mib",
+    "energy": "energy_mj_per_item",
+    "cost": "usd_per_million_items",
+}
+"""By objective the figure that is to be as low as possible, or as high as possible for those in HIGHER."""
+HIGHER = frozenset({"throughput"})
+
+Why = Literal["worse", "tied", "unfit", "unknown", "unmeasured"]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The most that a figure of `Candidate.figures` may be, or the least for one in HIGHER; greater than 0."""
+
+    figure: str
+    value: float
+
+    def holds(self, value: float) -> bool:
+        return value >= self.value if self.figure in HIGHER else value <= self.value
+
+    def excess(self, value: float) -> float:
+        """By which share `value` misses the limit; at most 0 where it holds."""
+        if self.figure in HIGHER:
+            return self.value / value - 1 if value else float("inf")
+        return value / self.value - 1
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a deployment asks for. No batch sizes or precisions stand for all of them."""
+
+    model: str
+    pass_: str = "inference"
+    batch_sizes: tuple[int, ...] = ()
+    precisions: tuple[str, ...] = ()
+    work: str = ""
+    """What a training iteration does besides, as `candidates.work_of` writes it."""
+    limits: tuple[Limit, ...] = ()
+    objective: str = "latency"
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Dollars an hour by machine, in place of what the runs say."""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How many times better one candidate is than another by the objective, with a 95 % interval.
+
+    `between` says whether the interval is between processes, of three replicates a side; then the ratio is of geometric
+    means. Only then there is a verdict, `tied`: whether they cannot be told apart.
+    """
+
+    ratio: float
+    interval: Interval | None
+    between: bool
+    tied: bool | None
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """A limit that a candidate misses; `value` is None where it has no such figure."""
+
+    limit: Limit
+    value: float | None
+
+
+@dataclass(frozen=True)
+class Loser:
+    """A candidate that was not chosen, and why.
+
+    `worse`: than the best, by `margin`; `tied`: with the best, but with more to set up than the choice, or more memory;
+    `unfit`: it misses limits; `unknown`: it lacks the objective's figure; `unmeasured`: it gave no figures at all.
+    """
+
+    candidate: Candidate
+    why: Why
+    margin: Margin | None = None
+    shortfalls: tuple[Shortfall, ...] = ()
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """How far a limit would have to give way, the others being kept, to admit a candidate; None if none is admitted."""
+
+    limit: Limit
+    value: float | None
+    candidate: Candidate | None
+    admitted: int
+    """How many candidates meet this limit, whatever the others say."""
+    extreme: Candidate | None
+    """The one whose figure is the best for it; None where no candidate has such a figure."""
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to deploy. `choice` is None where nothing meets the limits; only then there are relaxations."""
+
+    wanted: Wanted
+    choice: Candidate | None
+    best: Candidate | None
+    """With the best objective; another than the choice only where the two are tied."""
+    runner_up: Candidate | None
+    margin: Margin | None
+    """Of the choice over the runner-up."""
+    losers: tuple[Loser, ...]
+    """Best first, then what misses a limit, then what was not measured."""
+    relaxations: tuple[Relaxation, ...] = ()
+    nearest: Candidate | None = None
+    """The one that misses its worst limit by the least share, where nothing meets them."""
+
+
+def recommend(results: pl.DataFrame, samples: pl.LazyFrame, wanted: Wanted) -> Recommendation:
+    """The best candidate by the objective that meets the limits, the runner-up, and every loser with its reason.
+
+    The results and samples may be of any number of runs; their columns are profiler.schema's.
+    """
+    found = candidates(rows_of(results, wanted), wanted.prices)
+    figure = OBJECTIVES[wanted.objective]
+    ranked = sorted((c for c in found if figure in c.figures), key=lambda c: _rank(c, figure))
+    missed = {c.name: _shortfalls(c, wanted.limits) for c in ranked}
+    fit = [c for c in ranked if not missed[c.name]]
+    rest = [
+        *(Loser(c, "unfit", shortfalls=missed[c.name]) for c in ranked if missed[c.name]),
+        *(Loser(c, "unknown") for c in found if c.cases and figure not in c.figures),
+        *(Loser(c, "unmeasured") for c in found if not c.cases),
+    ]
+    if not fit:
+        relaxed = tuple(_relaxation(limit, ranked, wanted.limits) for limit in wanted.limits if ranked)
+        return Recommendation(wanted, None, None, None, None, tuple(rest), relaxed, _nearest(ranked, wanted.limits))
+    best, sides = fit[0], _sides(samples, fit, wanted.objective)
+    margins = {c.name: margin_of(best, c, wanted.objective, sides) for c in fit[1:]}
+    replicated = [c for c in fit[1:] if margins[c.name].tied]
+    equal = {c.name for c in fit[1:] if margins[c.name].tied or c.figures[figure] == best.figures[figure]}
+    choice = min([best, *replicated], key=_set_up)
+    beaten = [Loser(c, "tied" if c.name in equal else "worse", margins[c.name]) for c in fit[1:] if c is not choice]
+    if choice is not best:
+        beaten.insert(0, Loser(best, "tied", margins[choice.name]))
+    runner_up = beaten[0].candidate if beaten else None
+    margin = margin_of(choice, runner_up, wanted.objective, sides) if runner_up else None
+    return Recommendation(wanted, choice, best, runner_up, margin, (*beaten, *rest))
+
+
+def rows_of(results: pl.DataFrame, wanted: Wanted) -> pl.DataFrame:
+    """The rows that `wanted` leaves to choose from."""
+    chosen = results.filter(pl.col("model") == wanted.model, pl.col("pass") == wanted.pass_)
+    if wanted.batch_sizes:
+        chosen = chosen.filter(pl.col("batch_size").is_in(wanted.batch_sizes))
+    if wanted.precisions:
+        chosen = chosen.filter(pl.col("precision").is_in(wanted.precisions))
+    keep = [not is_probe(extra) and work_of(extra) == wanted.work for extra in chosen["extra"]]
+    return chosen.filter(pl.Series(keep, dtype=pl.Boolean))
+
+
+def margin_of(better: Candidate, worse: Candidate, objective: str, sides: Sides) -> Margin:
+    """How many times better `better` is than `worse`."""
+    figure = OBJECTIVES[objective]
+    between = min(len(better.each[figure]), len(worse.each[figure])) >= REPLICATES_FOR_A_VERDICT
+    width = VERDICT_CLOCKS[better.clock][1]
+    if objective == "latency" and better.clock == worse.clock:
+        found = compare(_line(worse), _line(better), sides)
+        ratio, interval, intervals = found.ratio, found.interval, [found.interval, found.device_interval]
+    else:
+        # One figure a process: without replicates nothing is known of how it spreads.
+        worst, finest = (better, worse) if figure in HIGHER else (worse, better)
+        ratio, interval = _between(worst.each[figure], finest.each[figure]) if between else (None, None)
+        intervals = [interval]
+    if ratio is None:
+        ratio = _ratio(better.figures[figure], worse.figures[figure], figure)
+    known = [one for one in intervals if one is not None]
+    # A candidate that waits for its host is slower by latency, another one by device time: either tells them apart.
+    tied = all(verdict(one, width) == "indistinguishable" for one in known) if between and known else None
+    return Margin(ratio, interval, between, tied)
+
+
+def _between(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float | None, Interval | None]:
+    """The ratio of figures of which each process has one, and its interval between processes."""
+    if min(*numerator, *denominator) <= 0:
+        return None, None
+    sides = Side([[value] for value in numerator], 1), Side([[value] for value in denominator], 1001)
+    return ratio_between(*sides), ratio_interval(*sides)
+
+
+def _ratio(better: float, worse: float, figure: str) -> float:
+    low, high = (worse, better) if figure in HIGHER else (better, worse)
+    return 1.0 if low == high else high / low if low else float("inf")
+
+
+def break_even(choice: Candidate, other: Candidate) -> float | None:
+    """After how many items the choice's longer set-up has paid off; None where it is no longer, or never pays off."""
+    fast, slow = choice.seconds_per_item, other.seconds_per_item
+    long, short = choice.figures.get("set_up_s"), other.figures.get("set_up_s")
+    if fast is None or slow is None or long is None or short is None or slow <= fast or long <= short:
+        return None
+    return (long - short) / (slow - fast)
+
+
+def _set_up(candidate: Candidate) -> tuple[float, float]:
+    """What decides between candidates that are indistinguishable: seconds, then memory; unknown ones come last."""
+    figures = candidate.figures
+    return figures.get("set_up_s", float("inf")), figures.get("peak_memory_mib", float("inf"))
+
+
+def _rank(candidate: Candidate, figure: str) -> tuple[float, float, float]:
+    value = candidate.figures[figure]
+    return (-value if figure in HIGHER else value, *_set_up(candidate))
+
+
+def _shortfalls(candidate: Candidate, limits: Sequence[Limit]) -> tuple[Shortfall, ...]:
+    values = [(limit, candidate.figures.get(limit.figure)) for limit in limits]
+    return tuple(Shortfall(limit, value) for limit, value in values if value is None or not limit.holds(value))
+
+
+def _relaxation(limit: Limit, ranked: Sequence[Candidate], limits: Sequence[Limit]) -> Relaxation:
+    """The candidate that meets the other limits and misses this one by the least."""
+
+    def excess(candidate: Candidate) -> float:
+        return limit.excess(candidate.figures[limit.figure])
+
+    others = [other for other in limits if other is not limit]
+    known = [c for c in ranked if limit.figure in c.figures]
+    nearest = min((c for c in known if not _shortfalls(c, others)), key=excess, default=None)
+    value = None if nearest is None else nearest.figures[limit.figure]
+    admitted = sum(limit.holds(c.figures[limit.figure]) for c in known)
+    return Relaxation(limit, value, nearest, admitted, min(known, key=excess, default=None))
+
+
+def _nearest(ranked: Sequence[Candidate], limits: Sequence[Limit]) -> Candidate | None:
+    known = [c for c in ranked if all(limit.figure in c.figures for limit in limits)]
+    return min(known, key=lambda c: max(limit.excess(c.figures[limit.figure]) for limit in limits), default=None)
+
+
+def _line(candidate: Candidate) -> Line:
+    """As profiler.speedup takes it."""
+    figures = {name: candidate.figures.get(name) for name in ("latency_ms", "gpu_ms", "host_ms")}
+    return {**figures, "clock": candidate.clock, "case_id": list(candidate.cases)}
+
+
+def _sides(samples: pl.LazyFrame, compared: Sequence[Candidate], objective: str) -> Sides:
+    """The samples of the candidates; none but for latency, whose intervals alone come from them."""
+    keys = {key for c in compared for key in c.cases} if objective == "latency" and len(compared) > 1 else set()
+    series: dict[tuple[str, str], Floats] = {}
+    if keys:
+        wanted = {
+            "run_id": {run_id for c in compared for run_id in c.run_ids},
+            "case_id": {key.partition("/")[2] for key in keys},
+            "clock": {clock for c in compared for clock in (c.clock, VERDICT_CLOCKS[c.clock][0])},
+        }
+        chosen = samples.filter(pl.col(name).is_in(list(values)) for name, values in wanted.items()).collect()
+        parts = chosen.partition_by(list(wanted), as_dict=True)
+        for (run_id, case_id, clock), part in parts.items():
+            series[case_key(str(run_id), str(case_id)), str(clock)] = part["ms"].to_numpy()
+
+    @cache
+    def sides(names: tuple[str, ...], clock: str, seed: int) -> Side:
+        return Side([series.get((name, clock), np.empty(0)) for name in names], seed)
+
+    return sides

@@ -1,0 +1,195 @@
+"""What enters: arguments of `python -m profiler recommend`. What leaves: `Wanted`, or a `ConfigError`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from engines.catalog import PASSES, PRECISIONS
+from profiler.document import ConfigError, nearest
+from profiler.recommend.candidates import machine_of, work_of
+from profiler.recommend.choice import OBJECTIVES, Limit, Wanted, rows_of
+from profiler.statistics import PERCENTILE_NEEDS
+
+FORMATS = ("text", "md", "json")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the user asked for, as it was written; empty or None where nothing was."""
+
+    runs: tuple[str, ...]
+    model: str | None = None
+    batch: str | None = None
+    pass_: str = "inference"
+    precision: str | None = None
+    extra: str | None = None
+    max_latency_ms: tuple[str, ...] = ()
+    min_throughput: float | None = None
+    max_memory_mib: float | None = None
+    max_error: float | None = None
+    usd_per_hour: tuple[str, ...] = ()
+    objective: str = "latency"
+    format: str = "text"
+    export: Path | None = None
+
+
+def check(order: Order) -> tuple[Limit, ...]:
+    """The limits; raises ConfigError for what is wrong whatever the runs hold."""
+    _check_word("--objective", order.objective, OBJECTIVES)
+    _check_word("--format", order.format, FORMATS)
+    _check_word("--pass", order.pass_, PASSES)
+    if order.export is not None and order.pass_ != "inference":
+        raise ConfigError("--export: an artifact runs inference; leave out --pass, or --export")
+    limits = [_latency(text.strip()) for given in order.max_latency_ms for text in given.split(",")]
+    others = {
+        "--min-throughput": Limit("throughput", order.min_throughput or 0.0),
+        "--max-memory-mib": Limit("peak_memory_mib", order.max_memory_mib or 0.0),
+        "--max-error": Limit("error", order.max_error or 0.0),
+    }
+    given = (order.min_throughput, order.max_memory_mib, order.max_error)
+    for (option, limit), number in zip(others.items(), given, strict=True):
+        if number is not None:
+            _check_positive(option, str(number), number)
+            limits.append(limit)
+    return tuple(limits)
+
+
+def make_wanted(order: Order, results: pl.DataFrame) -> Wanted:
+    """What is asked of these results, one row a case. Raises ConfigError for what they do not hold."""
+    limits = check(order)
+    model = _model(order.model, results)
+    rows = results.filter(model=model)
+    _check_there("--pass", [order.pass_], rows["pass"], f"{model} was not measured in that pass")
+    rows = rows.filter(pl.col("pass") == order.pass_)
+    precisions = _list(order.precision)
+    for word in precisions:
+        _check_word("--precision", word, PRECISIONS)
+    _check_there("--precision", precisions, rows["precision"], f"{model} was not measured at that precision")
+    batches = _batches(order.batch)
+    _check_there("--batch", batches, rows["batch_size"], f"{model} was not measured at that size")
+    machines = list(dict.fromkeys(machine_of(row) for row in rows.select("machine", "device").to_dicts()))
+    prices = _prices(order.usd_per_hour, machines)
+    wanted = Wanted(model, order.pass_, batches, precisions, _work(order, rows), limits, order.objective, prices)
+    if rows_of(results, wanted).is_empty():
+        raise ConfigError("--batch, --precision: each stands in these runs, but no row has both")
+    _check_objective(wanted, rows)
+    return wanted
+
+
+def _latency(text: str) -> Limit:
+    """ "2" is the median, "p99=2" a percentile."""
+    match = re.fullmatch(r"(?:(?P<name>[^=]*)=)?(?P<number>[^=]+)", text)
+    valid = f"a number, for the median, or {', '.join(f'p{q}=…' for q in PERCENTILE_NEEDS)}"
+    if not match:
+        raise ConfigError(f"--max-latency-ms: '{text}' is no limit; give {valid}")
+    name = match["name"]
+    known = {"p50": "latency_ms", **{f"p{q}": f"latency_p{q}_ms" for q in PERCENTILE_NEEDS}}
+    if name is not None and name not in known:
+        raise ConfigError(f"--max-latency-ms: unknown '{name}'; give {valid}")
+    try:
+        number = float(match["number"])
+    except ValueError:
+        raise ConfigError(f"--max-latency-ms: '{match['number']}' is no number; give {valid}") from None
+    _check_positive("--max-latency-ms", match["number"], number)
+    return Limit(known[name] if name else "latency_ms", number)
+
+
+def _check_positive(option: str, text: str, number: float) -> None:
+    if not 0 < number < float("inf"):
+        raise ConfigError(f"{option}: {text} is no limit; give a number greater than 0")
+
+
+def _check_word(option: str, word: str, valid: Sequence[str] | Mapping[str, object]) -> None:
+    if word not in valid:
+        raise ConfigError(f"{option}: unknown '{word}'{nearest(word, valid)}")
+
+
+def _check_there(option: str, asked: Sequence[object], column: pl.Series, why: str) -> None:
+    there = set(column)
+    for value in asked:
+        if value not in there:
+            listed = ", ".join(map(str, sorted(there)))
+            raise ConfigError(f"{option} {value}: {why} in these runs; they have {listed}")
+
+
+def _model(name: str | None, results: pl.DataFrame) -> str:
+    there = list(results["model"].unique(maintain_order=True))
+    if name is None:
+        if len(there) > 1:
+            raise ConfigError(f"--model is missing: the runs hold {len(there)}: {', '.join(there)}")
+        return str(there[0])
+    if name not in there:
+        raise ConfigError(f"--model: '{name}' is not in these runs{nearest(name, there)}")
+    return name
+
+
+def _list(text: str | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip())) if text else ()
+
+
+def _batches(text: str | None) -> tuple[int, ...]:
+    words = _list(text)
+    if words == ("all",):
+        return ()
+    for word in words:
+        if not re.fullmatch(r"[1-9]\d*", word):
+            raise ConfigError(f"--batch: '{word}' is no batch size; give numbers such as 1,16, or all")
+    return tuple(map(int, words))
+
+
+def _work(order: Order, rows: pl.DataFrame) -> str:
+    """Which of the settings of training; the plain one where nothing is said, or the only one."""
+    there = list(dict.fromkeys(work_of(extra) for extra in rows["extra"]))
+    wanted = "" if order.extra == "plain" else order.extra
+    listed = ", ".join(work or "plain" for work in there)
+    if wanted is None:
+        if "" in there or len(there) == 1:
+            return "" if "" in there else there[0]
+        raise ConfigError(f"--extra is missing: these runs hold {listed}, which do different work")
+    if wanted not in there:
+        raise ConfigError(f"--extra: no rows end in '{wanted}'; these runs hold {listed}")
+    return wanted
+
+
+def _prices(given: Sequence[str], machines: Sequence[str]) -> dict[str, float]:
+    """Dollars an hour by machine."""
+    prices: dict[str, float] = {}
+    for text in given:
+        label, equals, number = text.rpartition("=")
+        try:
+            price = float(number)
+        except ValueError:
+            raise ConfigError(f"--usd-per-hour: '{number}' is no price; give 3.5, or LABEL=3.5") from None
+        _check_positive("--usd-per-hour", number, price)
+        if not equals:
+            if len(machines) > 1:
+                listed = ", ".join(f"'{machine}=…'" for machine in machines)
+                raise ConfigError(
+                    f"--usd-per-hour {text}: whose price is that? The runs are of several machines: {listed}"
+                )
+            prices.update(dict.fromkeys(machines, price))
+        elif label not in machines:
+            raise ConfigError(f"--usd-per-hour: no run is of a machine '{label}'{nearest(label, machines)}")
+        else:
+            prices[label] = price
+    return prices
+
+
+def _check_objective(wanted: Wanted, rows: pl.DataFrame) -> None:
+    """Refuse what no row could be judged by."""
+    measured = rows.filter(status="ok")
+    if measured.is_empty():
+        return
+    if wanted.objective == "energy" and not measured["energy_mj_per_item"].count():
+        raise ConfigError(
+            "--objective energy: no row has energy_mj_per_item; measure on a GPU with `energy: true` in the job"
+        )
+    if wanted.objective == "cost" and not wanted.prices and not measured["usd_per_hour"].count():
+        raise ConfigError(
+            "--objective cost: the runs know no price; give --usd-per-hour 3.5, or a job `machine: {usd_per_hour: 3.5}`"
+        )

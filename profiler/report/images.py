@@ -1,0 +1,94 @@
+"""What enters: a `Report`. What leaves: each of its charts as an SVG or PNG file, one for every model and pass."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from profiler.report import charts, palette
+from profiler.report.charts import Chart
+from profiler.report.sections import Report
+
+ImageFormat = Literal["png", "svg"]
+_WIDTH = 760
+_SCALE = 2
+"""Pixels of a PNG per unit."""
+_EACH = ("run", "model", "pass")
+
+
+@dataclass(frozen=True)
+class Image:
+    """One chart of what `about` says: `run`, `model` and `pass`, as far as the chart is of one."""
+
+    chart: Chart
+    about: Mapping[str, str]
+    path: Path
+
+
+def write(report: Report, folder: Path, kind: ImageFormat) -> list[Image]:
+    """Write every chart into the folder. Raises OSError."""
+    import vl_convert
+
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn: dict[str, Image] = {}
+    for chart in report.charts:
+        for about, spec in _specs(report, chart):
+            name = "-".join(_safe(word) for word in (chart.name, *about.values()))
+            while name in drawn:
+                name += "-"
+            path = folder / f"{name}.{kind}"
+            if kind == "svg":
+                path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
+            else:
+                path.write_bytes(vl_convert.vegalite_to_png(spec, scale=_SCALE))
+            drawn[name] = Image(chart, about, path)
+    return list(drawn.values())
+
+
+def _specs(report: Report, chart: Chart) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
+    main, *others = chart.data
+    rows = report.rows[main]
+    keys = [key for key in _EACH if chart.keep.get(key) == 1]
+    several = [key for key in _EACH if len({row[key] for row in rows}) > 1]
+    for values in dict.fromkeys(tuple(row[key] for key in keys) for row in rows):
+        about = dict(zip(keys, values, strict=True))
+        chosen = charts.select(chart, [row for row in rows if all(row[key] == value for key, value in about.items())])
+        if not chosen:
+            continue
+        sets = {
+            main: chosen,
+            **{name: [r for r in report.rows[name] if r["run"] == chosen[0]["run"]] for name in others},
+        }
+        yield {key: value for key, value in about.items() if key in several}, _spec(chart, about, sets)
+
+
+def _spec(chart: Chart, about: Mapping[str, str], sets: Mapping[str, Any]) -> dict[str, Any]:
+    """On white paper, with a title, which a page has beside the chart."""
+    text = json.dumps(chart.spec)
+    for name in ("ink", "muted"):
+        text = text.replace(f"var(--{name})", getattr(palette.LIGHT, name))
+    spec: dict[str, Any] = json.loads(text)
+    sizes = sorted({row["batch_size"] for row in sets[chart.data[0]]})
+    batches = [f"batch {', '.join(map(str, sizes))}"] if len(sizes) < 6 else []
+    spec |= {
+        "width": _WIDTH,
+        "datasets": {**spec.get("datasets", {}), **sets},
+        "title": {
+            "text": chart.title,
+            "subtitle": ", ".join([*about.values(), *batches]),
+            "anchor": "start",
+            "offset": 24,
+        },
+        "config": {**palette.config(palette.LIGHT), "background": palette.LIGHT.paper, "padding": 16},
+    }
+    rows = charts.height(chart, sets[chart.data[0]])
+    return spec | ({"height": rows} if rows else {})
+
+
+def _safe(word: str) -> str:
+    """What every file system takes."""
+    return re.sub(r"[^\w.-]+", "-", word).strip("-.") or "unnamed"

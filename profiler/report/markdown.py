@@ -1,0 +1,52 @@
+"""What enters: a `Report` and its images. What leaves: the report as one Markdown text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from profiler.report.charts import Chart
+from profiler.report.images import Image
+from profiler.report.sections import Report
+from profiler.report.tables import escape_markdown
+
+
+def text(report: Report, images: Sequence[Image], folder: Path) -> str:
+    """GitHub's Markdown; `folder` is where it will lie, to which links to the images are relative."""
+    parts = [f"# {escape_markdown(report.title)}", escape_markdown(report.machine)]
+    parts += ["\n".join(f"- {escape_markdown(said)}" for said in report.lead)]
+    parts += [escape_markdown(note) for note in report.notes]
+    for section in report.sections:
+        parts += [f"## {section.title}", *section.text]
+        tables = [f"### {escape_markdown(table.title)}\n\n{table.markdown()}" for table in section.tables]
+        said = "\n".join(f"- {escape_markdown(words)}" for words, _ in section.said)
+        charts = [_chart(report, chart, images, folder) for chart in section.charts]
+        parts += [*tables, said, *charts] if section.open else [*charts, *tables]
+        parts += [f"{title}\n\n{_fenced(code)}" for title, code in section.code]
+    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def _chart(report: Report, chart: Chart, images: Sequence[Image], folder: Path) -> str:
+    """What it shows of each model, and the image where there is one."""
+    keys = [key for key in ("run", "model", "pass") if len({row[key] for row in report.rows["lines"]}) > 1]
+    found = []
+    for finding in report.findings.get(chart.name, []):
+        about = ", ".join(finding[key] for key in keys)
+        found.append(f"- {escape_markdown(': '.join(filter(None, (about, finding['text']))))}")
+    shown = [_image(image, folder) for image in images if image.chart is chart]
+    return "\n\n".join(["\n".join(found), *shown])
+
+
+def _image(image: Image, folder: Path) -> str:
+    what = escape_markdown(", ".join([image.chart.title, *image.about.values()]))
+    return f"![{what}]({quote(Path(os.path.relpath(image.path, folder)).as_posix())})"
+
+
+def _fenced(code: str) -> str:
+    """A block of code whose fence is longer than any run of backticks in it."""
+    fence = "```"
+    while fence in code:
+        fence += "`"
+    return f"{fence}\n{code.rstrip()}\n{fence}"

@@ -1,0 +1,233 @@
+"""What enters: a `Report`. What leaves: one HTML page that loads nothing: scripts, styles and data are in it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from exporters.cache import Cache
+from profiler.report import charts, palette
+from profiler.report.charts import Chart
+from profiler.report.sections import Report, Section
+from profiler.report.tables import Table
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_FILTERS = {"run": "Run", "model": "Model", "pass": "Pass", "batch_size": "Batch", "precision": "Precision"}
+_ROWS_AT_ONCE = 12
+"""Sentences of the answer that stand there at once; more are to be unfolded."""
+_MOST_LAID_OUT = 400
+"""Rows of a table that great_tables lays out, which takes a third of a second for so many."""
+Options = Mapping[str, Sequence[Any]]
+
+
+def page(report: Report) -> str:
+    """The whole document."""
+    options = _options(report)
+    script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
+    bundle = vega_bundle()
+    hashes = " ".join(f"'sha256-{_sha256(text)}'" for text in (bundle, script))
+    # Whatever came into the page: nothing is loaded, and no script runs but these two.
+    policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"
+    links = "".join(f'<li><a href="#{s.name}">{escape(s.title)}</a></li>' for s in report.sections)
+    parts = [
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">',
+        f"<title>{escape(report.title)} · {escape(report.machine)}</title>",
+        f"<style>{_style()}</style></head><body>",
+        f'<header><p class="machine">{escape(report.machine)}</p><h1>{escape(report.title)}</h1>',
+        f"{_lead(report)}</header>",
+        f'<nav aria-label="Contents"><ul>{links}</ul></nav>',
+        _filters(options),
+        f"<main>{_notes(report)}{''.join(_section(section, report) for section in report.sections)}</main>",
+        "<footer>Made by the CNN runtime profiler: python -m profiler report</footer>",
+        f'<script type="application/json" id="data">{_json(_payload(report, options))}</script>',
+        f"<script>{bundle}</script>",
+        f"<script>{script}</script>",
+        "</body></html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def vega_bundle() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script. Putting it together takes a second, so it is kept in the cache."""
+    import vl_convert
+
+    def produce(path: Path) -> None:
+        text = vl_convert.javascript_bundle("globalThis.vegaEmbed = vegaEmbed;")
+        if "</script" in text.lower():
+            text = text.replace("</script", "<\\/script").replace("</SCRIPT", "<\\/SCRIPT")
+        path.write_text(text, encoding="utf-8")
+
+    path, _ = Cache().entry("script", f"vega-{version('vl-convert-python')}", ".js", produce)
+    return path.read_text(encoding="utf-8")
+
+
+def _style() -> str:
+    sheet = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    light, dark = palette.css(palette.LIGHT), palette.css(palette.DARK)
+    # On paper it is always the light one.
+    return f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}{sheet}"
+
+
+def _lead(report: Report) -> str:
+    items = []
+    for said in report.lead[:6]:
+        where, _, rest = said.partition(": ")
+        ratio, _, more = rest.partition(" ")
+        items.append(f"<li><span>{escape(where)}</span><b>{escape(ratio)}</b><span>{escape(more)}</span></li>")
+    return f'<ul class="lead">{"".join(items)}</ul>' if items else ""
+
+
+def _notes(report: Report) -> str:
+    return "".join(f'<p class="notes">{escape(note)}</p>' for note in report.notes)
+
+
+def _filters(options: Options) -> str:
+    fields = []
+    for key, title in _FILTERS.items():
+        if len(options[key]) > 1:
+            every = "<option value=''>All</option>"
+            values = "".join(f"<option value='{i}'>{escape(str(v))}</option>" for i, v in enumerate(options[key]))
+            fields.append(f'<label>{title}<select data-key="{key}" autocomplete="off">{every}{values}</select></label>')
+    return f'<form class="filters" aria-label="Show only"><div>{"".join(fields)}</div></form>' if fields else ""
+
+
+def _section(section: Section, report: Report) -> str:
+    parts = [f"<p>{_inline(line)}</p>" for line in section.text]
+    if section.name == "answer" and len(_options(report)["precision"]) > 1:
+        parts.append('<p class="only-with">Choose a precision above to see the fastest in it.</p>')
+    tables = [_table(table, section.open) for table in section.tables]
+    figures = [_figure(chart, titled=len(section.charts) > 1 or section.open) for chart in section.charts]
+    body = [*tables, *figures, *_said(section)] if section.open else [*figures, *tables]
+    unfolded = [
+        f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+        for title, text in section.code
+    ]
+    return (
+        f'<section id="{section.name}"><h2>{escape(section.title)}</h2>{"".join([*parts, *body, *unfolded])}</section>'
+    )
+
+
+def _inline(line: str) -> str:
+    """What stands between backticks is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(line))
+
+
+def _figure(chart: Chart, titled: bool) -> str:
+    title = f"<h3>{escape(chart.title)}</h3>" if titled else ""
+    return (
+        f'<figure id="chart-{chart.name}">{title}<p class="scope"></p><figcaption></figcaption>'
+        f'<div class="chart" role="img" aria-label="{escape(chart.title)}; its figures are in the table below"></div>'
+        '<p class="nothing" hidden>Nothing to draw for this choice.</p>'
+        '<p class="only-without">The chart needs JavaScript; the table below has its figures.</p></figure>'
+    )
+
+
+def _table(table: Table, open_: bool) -> str:
+    rows = table.laid_out() if open_ and table.frame.height <= _MOST_LAID_OUT else table.html()
+    title = escape(table.title)
+    body = (
+        f'<div class="table" id="table-{table.name}" tabindex="0" role="region" aria-label="{title}">{rows}</div>'
+        '<p class="nothing" hidden>No row for this choice.</p>'
+    )
+    if open_:
+        return f"<div>{body}</div>"
+    return f"<details><summary>Table: {title}</summary>{body}</details>"
+
+
+def _said(section: Section) -> list[str]:
+    if not section.said:
+        return []
+    items = "".join(f"<li>{escape(text)}</li>" for text, _ in section.said)
+    unfolded = " open" if len(section.said) <= _ROWS_AT_ONCE else ""
+    return [f'<details{unfolded}><summary>The evidence in sentences</summary><ul class="said">{items}</ul></details>']
+
+
+def _options(report: Report) -> dict[str, list[Any]]:
+    """By key the values that a filter offers, in the order of the page."""
+    rows = report.rows["lines"]
+    found = {key: list(dict.fromkeys(row[key] for row in rows)) for key in _FILTERS}
+    found["batch_size"].sort()
+    by_rung = sorted(rows, key=lambda row: row["rung"])
+    found["precision"] = list(dict.fromkeys(row["precision"] for row in by_rung))
+    return found
+
+
+def _payload(report: Report, options: Options) -> dict[str, Any]:
+    return {
+        "options": options,
+        "margin": charts.MARGIN,
+        "config": palette.config(palette.variables()),
+        "charts": [
+            {"name": c.name, "spec": c.spec, "needs": c.needs, "keep": c.keep, "data": c.data, "step": c.step}
+            for c in report.charts
+        ],
+        "data": {name: _columnar(rows) for name, rows in report.rows.items()},
+        "findings": report.findings,
+        "tables": {table.name: _keys(table, options) for table in report.tables if table.keys},
+        "said": [
+            {key: about[key] for key in _FILTERS if key in about}
+            for section in report.sections
+            for _, about in section.said
+        ],
+    }
+
+
+def _keys(table: Table, options: Options) -> dict[str, Any]:
+    """For each row the places of its values among the filters' options, -1 for none; a list where it has several.
+
+    A key that ends in "!" shows a row for that choice alone.
+    """
+    places = {key: {value: place for place, value in enumerate(options[key])} for key in _FILTERS}
+    keys = {key: key for key in _FILTERS if key in table.keys} | (
+        {"precision!": "restricted_to"} if "restricted_to" in table.keys else {}
+    )
+    columns = []
+    for key, column in keys.items():
+        known = places[key.rstrip("!")]
+        columns.append(
+            [
+                [known.get(v, -2) for v in value]
+                if isinstance(value, list)
+                else -1
+                if value is None
+                else known.get(value, -2)
+                for value in table.frame[column].to_list()
+            ]
+        )
+    return {"keys": list(keys), "rows": list(zip(*columns, strict=True))}
+
+
+def _columnar(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    columns = list(rows[0]) if rows else []
+    return {"columns": columns, "rows": [[_short(row[column]) for column in columns] for row in rows]}
+
+
+def _short(value: Any) -> Any:
+    """Five digits are more than a chart can show."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    return [_short(item) for item in value] if isinstance(value, list) else value
+
+
+def _json(value: Any) -> str:
+    """JSON that ends no script element, whatever names are in it."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _sha256(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,126 @@
+"""--fail-on-regression: what counts as slower, with which evidence, and what cannot be judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pytest
+
+from profiler.compare.cells import compare
+from profiler.compare.regression import find_regressions, parse_limit
+from profiler.document import ConfigError
+from profiler.schema import RESULTS
+
+
+def cells(*sides: list[dict[str, Any]]) -> pl.DataFrame:
+    usual = {
+        "model": "resnet50", "variant": "ort", "pass": "inference", "precision": "fp32", "batch_size": 1,
+        "status": "ok", "clock": "host",
+    }  # fmt: skip
+    rows = [{**usual, "run_id": "ab"[i], **row} for i, side in enumerate(sides) for row in side]
+    return compare(pl.DataFrame([{name: row.get(name) for name in RESULTS} for row in rows], schema=RESULTS))
+
+
+def replicated(*medians: float, **columns: Any) -> list[dict[str, Any]]:
+    return [{"latency_ms": ms, **columns} for ms in medians]
+
+
+def single(ms: float, reach: float = 0.001, **columns: Any) -> dict[str, Any]:
+    ends = {"latency_ci_low_ms": ms * (1 - reach), "latency_ci_high_ms": ms * (1 + reach)}
+    return {"latency_ms": ms, **ends, **columns}
+
+
+BASE = replicated(1.0, 1.001, 0.999)
+
+
+@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("5 %", 0.05), ("0.5%", 0.005), ("120%", 1.2), ("0%", 0.0)])
+def test_the_limit_is_a_percentage(text: str, share: float) -> None:
+    assert parse_limit(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["5", "0.05", "-5%", "five", "", "%", "5%%", "nan%", "1e2%"])
+def test_any_other_limit_is_a_config_error(text: str) -> None:
+    with pytest.raises(ConfigError, match="--fail-on-regression: expected a percentage such as 5%"):
+        parse_limit(text)
+
+
+@pytest.mark.parametrize(
+    ("side", "verdict"),
+    [
+        (replicated(1.0, 1.001, 0.999), "none"),
+        (replicated(1.04, 1.041, 1.039), "none"),  # Slower, but by less.
+        (replicated(1.08, 1.081, 1.079), "slower"),
+        (replicated(1.0, 1.3, 1.1), "perhaps"),
+        (replicated(0.5, 0.5, 0.5), "none"),
+    ],
+)
+def test_between_processes_the_whole_interval_must_lie_beyond_the_limit(side: Any, verdict: str) -> None:
+    found = find_regressions(cells(BASE, side), 0.05)
+    assert found.slower.height == (verdict == "slower")
+    assert found.perhaps.height == (verdict == "perhaps")
+    assert found.found == (verdict == "slower")
+
+
+def test_on_a_gpu_device_time_decides() -> None:
+    def rows(latency: float, device: float) -> list[dict[str, Any]]:
+        return [{"latency_ms": latency, "gpu_ms": device * f, "clock": "event"} for f in (1.0, 1.001, 0.999)]
+
+    assert not find_regressions(cells(rows(1, 1), rows(2, 1)), 0.05).found
+    found = find_regressions(cells(rows(1, 1), rows(1, 1.2)), 0.05)
+    assert found.found
+    assert "20.0 % slower (" in found.lines(9)[1]
+    assert "between processes, on device time" in found.lines(9)[1]
+
+
+def test_under_three_processes_the_interval_within_them_decides_and_is_named() -> None:
+    found = find_regressions(cells([single(1.0)], [single(1.1)]), 0.05)
+    assert found.found
+    assert found.lines(9)[0] == "1 cell slower by more than 5 %:"
+    assert found.lines(9)[1].startswith(
+        "b: resnet50/ort/inference/fp32/b1: 10.0 % slower (9.8 to 10.2, within process)"
+    )
+    assert not find_regressions(cells([single(1.0)], [single(1.1, reach=0.08)]), 0.05).found
+
+
+def test_a_cell_that_ran_and_fails_now_is_a_regression() -> None:
+    failed = {"model": "vgg16", "status": "crashed", "reason": "SIGSEGV"}
+    found = find_regressions(cells([*BASE, {**BASE[0], "model": "vgg16"}], [*BASE, failed]), 0.05)
+    assert found.found
+    assert found.slower.is_empty()
+    assert found.lines(9)[1:] == [
+        "1 cell that the base ran failed:",
+        "b: vgg16/ort/inference/fp32/b1: crashed, SIGSEGV",
+    ]
+
+
+@pytest.mark.parametrize("status", ["unsupported", "failed"])
+def test_a_cell_that_failed_before_or_cannot_be_is_none(status: str) -> None:
+    broken = {"model": "vgg16", "status": status}
+    before = [*BASE, {**broken, "status": "failed"} if status == "failed" else {**BASE[0], "model": "vgg16"}]
+    assert not find_regressions(cells(before, [*BASE, broken]), 0.05).found
+
+
+def test_cells_without_an_interval_are_counted() -> None:
+    found = find_regressions(
+        cells([*BASE, *replicated(1.0, model="vgg16")], [*BASE, *replicated(2.0, model="vgg16")]), 0.05
+    )
+    assert not found.found
+    assert found.lines(9) == [
+        "No cell is slower by more than 5 % with enough evidence.",
+        "1 cell could not be judged: there is no interval.",
+    ]
+
+
+def test_where_no_cell_can_be_judged_the_check_does_not_pass_in_silence() -> None:
+    with pytest.raises(ConfigError, match=r"no cell can be judged \(1 and 1 processes.*replicates: 3"):
+        find_regressions(cells(replicated(1.0), replicated(2.0)), 0.05)
+
+
+def test_the_worst_come_first_and_the_rest_is_counted() -> None:
+    models = {"a": 1.2, "b": 1.5, "c": 1.3}
+    base = [row for model in models for row in replicated(1.0, 1.001, 0.999, model=model)]
+    side = [row for model, f in models.items() for row in replicated(f, f * 1.001, f * 0.999, model=model)]
+    lines = find_regressions(cells(base, side), 0.05).lines(2)
+    assert [line.split("/")[0] for line in lines[1:3]] == ["b: b", "b: c"]
+    assert lines[3] == "and 1 more"

@@ -1,0 +1,288 @@
+"""Who is how many times faster: of the published rows alone the printed conclusions, of made-up ones ours."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from profiler.published import conclusions, references
+from profiler.published.conclusions import (
+    Comparison,
+    compare,
+    compare_libraries,
+    compare_machines,
+    compare_setups,
+    most_telling,
+)
+from profiler.schema import RESULTS
+
+README = Path(__file__).resolve().parents[3] / "references" / "README.md"
+
+
+def case(model: str, precision: str = "fp32", ms: float | None = 3.0, **more: Any) -> dict[str, Any]:
+    """A training row of the H200 at batch 16; without `ms` one that gave no figures."""
+    return {
+        "model": model, "model_kind": "canonical", "engine": "eager", "variant": "eager", "precision": precision,
+        "pass": "training", "batch_size": 16, "replicate": 0, "machine": "H200", "device": "cuda", "cudnn": "91900",
+        "torch_version": "2.11.0", "head": "logits", "extra": "head=logits", "status": "ok" if ms else "failed",
+        "latency_ms": ms, "warnings": [], **more,
+    }  # fmt: skip
+
+
+def layer(name: str, *parts: float) -> dict[str, Any]:
+    """A layer's training row at batch 128."""
+    times = dict(zip(("forward_ms", "grad_input_ms", "grad_weight_ms"), parts, strict=True))
+    shape = {"model_kind": "layer", "head": None, "extra": None, "batch_size": 128, "clock": "event"}
+    return case(name, ms=sum(parts), **shape, **times)
+
+
+def frame(*cases: dict[str, Any]) -> pl.DataFrame:
+    return pl.DataFrame([{column: c.get(column) for column in RESULTS} for c in cases], schema=RESULTS)
+
+
+def published_speeds() -> list[dict[str, str]]:
+    with (README.parent / "conclusions.csv").open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if row["kind"] == "speed"]
+
+
+def exceptions() -> dict[tuple[str, str], str]:
+    """The computed range of each printed conclusion that the tables do not bear out, from references/README.md."""
+    heading = "### Conclusions that the tables do not bear out"
+    section = README.read_text(encoding="utf-8").split(heading)[1]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    return {(row[0], row[1]): row[3] for row in rows[2:]}
+
+
+def found(slower: str, faster: str) -> Comparison:
+    """What this project computes of a printed conclusion of cloud-gpus, from the published rows alone."""
+    times = conclusions.published_times("cloud-gpus")
+    if slower.startswith("cudnn"):
+        slower, faster = slower.replace("cudnn", "cuDNN"), faster.replace("cudnn", "cuDNN")
+        pairs = compare_libraries(conclusions.with_cudnn_releases(times))
+    else:
+        pairs = compare_machines(times, newest=True)
+    (pair,) = [p for p in pairs if {p.faster, p.slower} == {slower, faster}]
+    assert pair.faster == faster
+    return pair
+
+
+@pytest.mark.parametrize("printed", published_speeds(), ids=lambda row: f"{row['from']}-{row['to']}")
+def test_of_the_published_rows_the_printed_conclusions_come_out(printed: dict[str, str]) -> None:
+    """But for those that the README of references lists, whose ranges come out as it says."""
+    pair = found(printed["from"], printed["to"])
+    computed = exceptions().get((printed["from"], printed["to"]))
+    if computed is not None:
+        assert f"{pair.low:.3f} to {pair.high:.3f}" == computed
+    elif printed["relation"] == "equal":
+        assert pair.relation == "=="
+        assert f"**{printed['to']} == {printed['from']}**: within 5 % of each other." in pair.sentence()
+    else:
+        assert pair.relation == ">"
+        assert (pair.low, pair.high) == pytest.approx((float(printed["low"]), float(printed["high"])), abs=0.05)
+
+
+def test_every_exception_is_a_printed_conclusion_and_some_hold() -> None:
+    pairs = {(row["from"], row["to"]) for row in published_speeds()}
+    assert set(exceptions()) < pairs
+    assert len(pairs) - len(exceptions()) == 3
+
+
+def test_a_sentence_is_worded_like_the_sources() -> None:
+    pair = found("Quadro M4000", "Quadro P5000")
+    assert pair.sentence() == (
+        "Across the 9 models that both ran, the Quadro P5000 is **2.2x to 2.5x** faster than Quadro M4000."
+    )
+    assert found("Tesla K80", "Quadro P5000").sentence().startswith("Across all models, the Quadro P5000 is ")
+
+
+ALL = "Across all models,"
+
+
+def times(**setups: list[float]) -> pl.DataFrame:
+    """Times of networks a, b, c, by setup; `ours` are those whose name has a capital letter."""
+    rows = [
+        {
+            "setup": setup,
+            "network": network,
+            "published_network": network.upper(),
+            "ms": ms,
+            "ours": setup != setup.lower(),
+        }
+        for setup, values in setups.items()
+        for network, ms in zip("abc", values, strict=False)
+    ]
+    return pl.DataFrame(rows).with_columns(of=pl.lit(3))
+
+
+@pytest.mark.parametrize(
+    ("slow", "relation", "says"),
+    [
+        ([2.0, 4.0, 9.0], ">", "Across all models, the fast is **2.0x to 3.0x** faster than slow."),
+        ([2.0, 4.0, 6.0], ">", "Across all models, the fast is **2.0x** faster than slow."),
+        ([1.04, 2.0, 2.9], "==", "Across all models, **fast == slow**: within 5 % of each other."),
+        ([0.9, 3.0, 3.0], "~", f"{ALL} the fast is **0.90x to 1.50x** as fast as slow: neither is faster on all."),
+        ([1.04, 2.0, 3.2], "~", f"{ALL} the fast is **1.00x to 1.07x** as fast as slow: neither is faster on all."),
+        ([2.5], ">", "On A alone, the fast is **2.5x** faster than slow."),
+        ([2.5, 5.0], ">", "Across the 2 models that both ran, the fast is **2.5x** faster than slow."),
+        ([130.0, 500.0, 600.0], ">", "Across all models, the fast is **130x to 250x** faster than slow."),
+    ],
+)  # fmt: skip
+def test_a_pair_is_put_into_words(slow: list[float], relation: str, says: str) -> None:
+    (pair,) = compare(times(fast=[1.0, 2.0, 3.0], slow=slow), "setup")
+    assert (pair.relation, pair.sentence()) == (relation, says)
+
+
+def test_the_faster_comes_first_whichever_was_first_in_the_table() -> None:
+    one, other = (compare(times(**rows), "setup") for rows in (
+        {"slow": [2.0, 4.0, 9.0], "fast": [1.0, 2.0, 3.0]}, {"fast": [1.0, 2.0, 3.0], "slow": [2.0, 4.0, 9.0]},
+    ))  # fmt: skip
+    assert one == other
+
+
+def test_those_that_have_no_network_in_common_are_not_compared() -> None:
+    rows = pl.concat([times(a=[1.0]), times(b=[None, 2.0]).drop_nulls("ms")])
+    assert compare(rows, "setup") == []
+
+
+def test_the_clearest_comparison_comes_first() -> None:
+    pairs = compare(times(one=[1.0], ten=[10.0], two=[2.0]), "setup")
+    assert [(p.faster, p.slower) for p in pairs] == [("one", "ten"), ("two", "ten"), ("one", "two")]
+
+
+# With rows of ours.
+
+
+NETWORKS = {"vgg16": 128.14, "resnet50": 101.21, "alexnet": 13.89}
+"""The totals of the GTX 1080 Ti with cuDNN 5.1.10, the fastest of the three together."""
+
+
+def ours(factor: float, **more: Any) -> list[dict[str, Any]]:
+    """Rows that are `factor` times as fast as the GTX 1080 Ti."""
+    return [case(name, ms=ms / factor, **more) for name, ms in NETWORKS.items()]
+
+
+def test_ours_are_compared_with_the_best_published_and_with_plain_fp32() -> None:
+    rows = frame(*ours(10.0), *ours(20.0, precision="tf32"), *ours(30.0, variant="eager-tuned", precision="fp16"))
+    (found,) = conclusions.times_of("cnn-benchmarks", rows).values()
+    assert [pair.sentence() for pair in most_telling(found)] == [
+        "Across the 3 models that both ran, the H200 with PyTorch 2.11 eager fp32, cuDNN 9.19 is **10.0x** faster than "
+        "GTX 1080 Ti with cuDNN 5.1.10.",
+        "Across the 3 models that both ran on the H200, PyTorch 2.11 eager-tuned fp16 is **3.0x** faster than PyTorch "
+        "2.11 eager fp32.",
+        "Across the 3 models that both ran on the H200, PyTorch 2.11 eager tf32 is **2.0x** faster than PyTorch 2.11 "
+        "eager fp32.",
+    ]
+
+
+def test_a_cpu_of_ours_is_compared_with_the_published_cpu() -> None:
+    rows = frame(case("resnet50", ms=6627.25 / 2, machine="Mine", device="cpu", cudnn=None))
+    (found,) = conclusions.times_of("cnn-benchmarks", rows).values()
+    assert conclusions.best_published(found) == {"CPU: Dual Xeon E5-2630 v3"}
+    (pair,) = most_telling(found)
+    assert pair.sentence() == (
+        "On ResNet-50 alone, the Mine with PyTorch 2.11 eager fp32 is **2.0x** faster than Dual Xeon E5-2630 v3."
+    )
+
+
+def test_of_a_machine_without_plain_fp32_nothing_is_said_of_the_machine() -> None:
+    rows = frame(*ours(20.0, precision="tf32"))
+    (found,) = conclusions.times_of("cnn-benchmarks", rows).values()
+    assert not any(pair.ours for pair in compare_machines(found, newest=True))
+    assert any(pair.ours for pair in compare_setups(found))
+
+
+def test_the_time_of_an_image_counts_where_batch_sizes_differ() -> None:
+    rows = frame(case("vgg16", ms=128.14 / 8, batch_size=2, device="cuda"))
+    (found,) = conclusions.times_of("cnn-benchmarks", rows).values()
+    pairs = [p for p in compare_setups(found) if p.ours and "1080 Ti" in p.faster + p.slower]
+    assert [p.relation for p in pairs] == ["=="]
+
+
+def test_what_gave_no_figures_is_in_no_range() -> None:
+    rows = frame(*ours(10.0), case("resnet200", ms=None, status="oom", reason="CUDA out of memory"))
+    (found,) = conclusions.times_of("cnn-benchmarks", rows).values()
+    assert all("ResNet-200" not in pair.subjects for pair in compare_setups(found) if pair.ours)
+
+
+def test_the_page_has_every_pair_ours_first() -> None:
+    page = conclusions.markdown("cnn-benchmarks", frame(*ours(10.0), *ours(20.0, precision="tf32")))
+    sections = {part.splitlines()[0]: part.splitlines()[2:] for part in page.split("\n## ")[1:]}
+    machines, libraries, both = (
+        next(lines for heading, lines in sections.items() if heading.startswith(start))
+        for start in ("Machines, each with its newest cuDNN", "Libraries", "Machines with their libraries")
+    )
+    setups = references.networks("cnn-benchmarks")["setup"].n_unique()
+    assert len(both) == (setups + 2) * (setups + 1) // 2, "every two have a network in common"
+    assert all("H200" in line for line in both[: 2 * setups + 1])
+    assert not any("H200" in line for line in both[2 * setups + 1 :])
+    assert "H200" in machines[0]
+    assert any("cuDNN 5.1.05 is" in line for line in libraries)
+    assert not any("PyTorch" in line for line in libraries), "of one machine they stand among the setups"
+
+
+def test_layers_are_compared_by_their_three_passes_together() -> None:
+    rows = frame(*(layer(f"L{i}", 1.0, 2.0, 3.0) for i in range(1, 6)))
+    found = conclusions.times_of("convnet-benchmarks", rows)
+    assert list(found) == ["layers"]
+    fastest = found["layers"].filter(setup="Titan Black with cuda-convnet2 (ConvLayer)", network="L1")
+    # Its forward of 63 ms and backward of 224 ms, of 128 images.
+    assert fastest["ms"].to_list() == [pytest.approx((63 + 224) / 128)]
+    assert "Across all layers, " in conclusions.markdown("convnet-benchmarks", rows)
+    assert all(pair.sentence().startswith("Across all layers") for pair in most_telling(found["layers"], "layers"))
+
+
+def test_the_gpu_study_compares_forward_and_backward() -> None:
+    rows = frame(
+        case("vgg16", ms=42.028, batch_size=64), case("vgg16", ms=1.0, batch_size=64, **{"pass": "inference"})
+    )  # fmt: skip
+    found = conclusions.times_of("gpu-study", rows)
+    assert list(found) == ["models", conclusions.FORWARD_ALONE]
+    (pair,) = most_telling(found["models"])
+    assert pair.sentence() == (
+        "On Oxford VGG alone, the H200 with PyTorch 2.11 eager fp32, cuDNN 9.19 is **10.0x** faster than GTX 1080 with "
+        "TensorFlow 1.0.0, cuDNN 5.1."
+    )
+
+
+def test_the_gpu_study_compares_the_forward_pass_alone_too() -> None:
+    shape = {"batch_size": 64, "pass": "inference"}
+    eager = [case(name, ms=3.0, **shape) for name in ("vgg16", "alexnet")]
+    ort = [
+        case(name, ms=2.0, engine="ort", variant="ort", onnxruntime_version="1.31.1", **shape)
+        for name in ("vgg16", "alexnet")
+    ]
+    rows = frame(*eager, *ort)
+    (pair,) = most_telling(*conclusions.times_of("gpu-study", rows).values(), what=conclusions.FORWARD_ALONE)
+    assert pair.sentence() == (
+        "Across the 2 models that both ran on the H200, forward alone, ONNX Runtime 1.31 ort fp32 is **1.50x** faster "
+        "than PyTorch 2.11 eager fp32."
+    )
+    assert "their times for a forward pass, per\nimage" in conclusions.markdown("gpu-study", rows)
+
+
+def test_what_a_batch_sweep_found_stands_beside_the_published_excess() -> None:
+    rows = frame(
+        *(
+            case(
+                "vgg16",
+                ms=ms,
+                batch_size=batch,
+                extra="head=logits/sweep=batch",
+                throughput=1000 * batch / ms,
+                clock="event",
+            )
+            for batch, ms in ((16, 16.0), (32, 20.0), (64, 30.0))
+        )
+    )
+    page = conclusions.markdown("gpu-study", rows)
+    found, published = page.splitlines()[-2:]
+    assert found.startswith("- vgg16 training, eager fp32, head logits: ")
+    assert published == (
+        "- Published: VGG training, TensorFlow 1.0.0, cuDNN 5.1 on GTX 1080: a batch of 128 takes 899.86 ms, 59.30 ms "
+        "more than twice the 420.28 ms of 64."
+    )
+    assert "Published: " not in conclusions.markdown("gpu-study", frame(case("vgg16", batch_size=64)))

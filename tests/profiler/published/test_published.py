@@ -1,0 +1,437 @@
+"""Tables in the published form, of made-up results and the real references: published rows and ours together."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from profiler.document import ConfigError
+from profiler.published import references, setups
+from profiler.published.printed import Printed
+from profiler.published.studies import covers, execute, present, print_published, require
+from profiler.published.tables import markdown, published_tables, write_published
+from profiler.schema import RESULTS
+
+TODAY = {"torch_version": "2.11.0+cu130", "onnxruntime_version": "1.31.1", "cudnn": "91900", "device": "cuda"}
+
+
+def case(
+    model: str, variant: str = "eager", precision: str = "fp32", ms: float | None = 3.0, **more: Any
+) -> dict[str, Any]:
+    """A training row of the H200 at batch 16: a third of it forward; without `ms` one that gave no figures."""
+    found: dict[str, Any] = {
+        "model": model, "engine": variant.partition("-")[0], "variant": variant, "precision": precision,
+        "pass": "training", "batch_size": 16, "replicate": 0, "machine": "H200", "gpu": "NVIDIA H200",
+        "model_kind": "canonical", "head": "logits", "extra": "head=logits", "status": "ok" if ms else "failed",
+        "warnings": [], **TODAY,
+    }  # fmt: skip
+    if ms:
+        found |= {"latency_ms": ms, "forward_ms": ms / 3, "backward_ms": 2 * ms / 3, "throughput": 16_000 / ms}
+    return found | more
+
+
+def frame(*cases: dict[str, Any]) -> pl.DataFrame:
+    return pl.DataFrame([{column: c.get(column) for column in RESULTS} for c in cases], schema=RESULTS)
+
+
+def table(study: str, name: str, *cases: dict[str, Any]) -> Printed:
+    (found,) = [t for t in published_tables(study, frame(*cases)) if t.name == name]
+    return found
+
+
+def own(printed: Printed) -> list[dict[str, Any]]:
+    return printed.frame.filter("ours").to_dicts()
+
+
+# How machine and library are called.
+
+
+@pytest.mark.parametrize(
+    ("more", "called"),
+    [
+        ({}, "PyTorch 2.11 eager fp32, cuDNN 9.19"),
+        ({"variant": "eager-tuned", "precision": "fp16"}, "PyTorch 2.11 eager-tuned fp16, cuDNN 9.19"),
+        ({"variant": "eager-nocudnn", "options": '{"cudnn": false}'}, "PyTorch 2.11 eager-nocudnn fp32, no cuDNN"),
+        ({"engine": "ort", "variant": "mine", "pass": "inference"}, "ONNX Runtime 1.31 mine fp32, cuDNN 9.19"),
+        ({"engine": "trt", "variant": "trt", "tensorrt_version": "11.4.0.106"}, "TensorRT 11.4 trt fp32"),
+        ({"device": "cpu", "cudnn": None}, "PyTorch 2.11 eager fp32"),
+        ({"cudnn": "8902"}, "PyTorch 2.11 eager fp32, cuDNN 8.9"),
+        ({"head": "cross-entropy", "extra": None}, "PyTorch 2.11 eager fp32, cuDNN 9.19, with loss"),
+        ({"extra": "optimizer=sgd/head=logits"}, "PyTorch 2.11 eager fp32, cuDNN 9.19, optimizer sgd"),
+    ],
+)
+def test_a_library_is_called_by_all_that_tells_it_from_another(more, called):
+    assert setups.library({**dict.fromkeys(RESULTS), **case("resnet50"), **more}) == called
+
+
+def test_replicates_are_one_row_and_a_failed_one_leaves_the_others():
+    rows = [case("vgg16", ms=ms, replicate=i) for i, ms in enumerate((1.0, 2.0, 9.0))]
+    (row,) = own(table("cnn-benchmarks", "networks", *rows, case("vgg16", ms=None, replicate=3)))
+    assert (row["total_ms"], row["note"]) == (2.0, None)
+
+
+# The networks of 000 and 001.
+
+
+def test_published_rows_and_ours_are_ranked_together():
+    printed = table("cnn-benchmarks", "networks", case("alexnet", ms=15.0), case("alexnet", precision="tf32", ms=3.0))
+    rows = printed.frame.filter(network="alexnet").to_dicts()
+    assert [row["total_ms"] for row in rows[:4]] == [3.0, 13.89, 14.56, 15.0]
+    assert [row["ours"] for row in rows[:4]] == [True, False, False, True]
+    assert rows[1]["machine"] == "GTX 1080 Ti"
+    assert len(rows) == 8 + 2
+
+
+def test_a_network_of_which_nothing_is_ours_stands_as_published():
+    printed = table("cnn-benchmarks", "networks", case("alexnet"))
+    published = references.networks("cnn-benchmarks").filter(network="resnet50")
+    rows = printed.frame.filter(network="resnet50")
+    assert sorted(rows["total_ms"]) == sorted(published["total_ms"])
+    assert not rows["ours"].any()
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "note"),
+    [
+        ("oom", "CUDA out of memory. Tried to allocate 2 GiB", "out of memory"),
+        ("unsupported", "no such thing", "unsupported: no such thing"),
+        ("crashed", None, "crashed: no reason was given"),
+    ],
+)
+def test_what_gave_no_figures_is_a_row_of_blanks_with_the_reason(status, reason, note):
+    printed = table("cnn-benchmarks", "networks", case("resnet200", ms=None, status=status, reason=reason))
+    last = printed.frame.filter(network="resnet200").to_dicts()[-1]
+    assert (last["note"], last["total_ms"], last["rank"], last["ours"]) == (note, None, None, True)
+    assert f"| **H200** | **PyTorch 2.11 eager fp32, cuDNN 9.19** |  |  |  | **{note}** |" in printed.markdown()
+
+
+def test_rows_that_are_no_forward_and_backward_pass_are_left_out():
+    stray = [
+        case("alexnet", **{"pass": "inference"}), case("alexnet", extra="optimizer=sgd/head=logits"),
+        case("alexnet", extra="head=logits/sweep=batch"), case("alexnet", extra="head=logits/probe=largest"),
+        case("overfeat"), case("alexnet", model_kind="layer"),
+    ]  # fmt: skip
+    assert len(own(table("cnn-benchmarks", "networks", case("alexnet"), *stray))) == 1
+
+
+def test_at_another_batch_size_the_time_per_image_ranks_and_the_table_says_so():
+    printed = table("cnn-benchmarks", "networks", case("vgg16", ms=20.0, batch_size=2))
+    assert "ranked by the time per image" in printed.note
+    rows = printed.frame.filter(network="vgg16").to_dicts()
+    # 10 ms an image: slower than 128.14 / 16, 128.62 / 16 and 157.39 / 16.
+    assert [row["ours"] for row in rows[:4]] == [False, False, False, True]
+    assert "| Batch | Per image (ms) |" in printed.markdown()
+    usual = table("cnn-benchmarks", "networks", case("vgg16", ms=20.0))
+    assert "Per image" not in usual.markdown()
+
+
+def test_where_the_published_batch_size_was_measured_the_others_are_left_out():
+    (row,) = own(table("cnn-benchmarks", "networks", case("vgg16"), case("vgg16", batch_size=1)))
+    assert row["batch_size"] == 16
+
+
+def test_markdown_is_the_published_form_with_ours_bold():
+    text = table("cnn-benchmarks", "networks", case("alexnet")).markdown()
+    start = text.index("### AlexNet")
+    assert text[start:].splitlines()[2:6] == [
+        "| GPU | cuDNN | Forward (ms) | Backward (ms) | Total (ms) |",
+        "| --- | --- | ---: | ---: | ---: |",
+        "| **H200** | **PyTorch 2.11 eager fp32, cuDNN 9.19** | **1.00** | **2.00** | **3.00** |",
+        "| GTX 1080 Ti | 5.1.10 | 4.31 | 9.58 | 13.89 |",
+    ]
+
+
+def test_several_machines_stand_in_one_table():
+    other = case("alexnet", ms=4.0, machine="B200")
+    assert {row["machine"] for row in own(table("cloud-gpus", "networks", case("alexnet"), other))} == {"H200", "B200"}
+
+
+# 001: clouds and costs.
+
+
+def rented(**more: Any) -> dict[str, Any]:
+    price = {"cloud": "Some Cloud", "instance": "big", "usd_per_hour": 7.2}
+    return price | {"usd_per_million_items": 1.5, "items_per_usd": 1e6 / 1.5} | more
+
+
+def test_a_rented_machine_stands_among_the_published_with_cloud_and_instance():
+    environments = [{"machine": {"label": "H200"}, "gpu_memory_mib": 143_771.0, "roofs": {"fp32_tflops": 51.0}}]
+    tables = published_tables("cloud-gpus", frame(case("alexnet", **rented())), environments)
+    (hardware,) = [t for t in tables if t.name == "hardware"]
+    row = hardware.frame.row(0, named=True)
+    assert (row["gpu"], row["cloud"], row["instance"], row["memory"]) == ("H200", "Some Cloud", "big", "140GiB")
+    assert (row["fp32_tflops"], row["ours"]) == (51.0, True)
+    assert "| Quadro M4000 | Paperspace | GPU+ | 8GB GDDR5 | Maxwell | 1,664 | 2.57 | Jun 2015 |" in hardware.markdown()
+
+
+def test_a_million_images_cost_what_the_row_says_cheapest_first():
+    rows = [
+        case("resnet50", **rented(usd_per_million_items=3.0)),
+        case("resnet50", precision="amp-fp16", **rented()),
+        case("resnet50", **rented(usd_per_million_items=0.25), **{"pass": "inference"}),
+        case("alexnet", **rented()),
+        case("resnet18"),
+    ]
+    cost = table("cloud-gpus", "cost", *rows).frame
+    assert cost.select("network", "pass", "usd_per_million_items").rows() == [
+        ("AlexNet", "training", 1.5),
+        ("ResNet-50", "inference", 0.25),
+        ("ResNet-50", "training", 1.5),
+        ("ResNet-50", "training", 3.0),
+    ]
+
+
+def test_without_a_price_there_is_no_table_of_costs():
+    assert "cost" not in {t.name for t in published_tables("cloud-gpus", frame(case("alexnet")))}
+
+
+# 002.
+
+
+def test_the_libraries_of_002_have_their_class_and_their_whole_milliseconds():
+    ours = case("alexnet-owt", "eager-channels-last", ms=12.345, batch_size=128)
+    text = table("convnet-benchmarks", "networks", ours).markdown()
+    assert "| GPU | Library | Class/Function | Time (ms) | forward (ms) | backward (ms) |" in text
+    assert "| Titan Black | cuda-convnet2 | ConvLayer | 275 | 88 | 187 |" in text
+    assert "| **eager-channels-last** | **12.35** | **4.12** | **8.23** |" in text
+
+
+def layer(name: str, ms: tuple[float, float, float], variant: str = "eager", **more: Any) -> dict[str, Any]:
+    parts = dict(zip(("forward_ms", "grad_input_ms", "grad_weight_ms"), ms, strict=True))
+    figures = {"latency_ms": sum(ms), "clock": "event", "backward_ms": None, "peak_memory_mib": 100.4}
+    shape = {"model_kind": "layer", "head": None, "extra": None, "batch_size": 128, "flops_per_item": 1e9}
+    return case(name, variant, **{**shape, **figures, **parts, **more})
+
+
+LAYERS = [layer(f"L{i}", (1.0 * i, 2.0, 3.0)) for i in range(1, 6)]
+
+
+def layer_row(printed: Printed, **which: Any) -> dict[str, Any]:
+    (row,) = printed.frame.filter(pl.col("ours"), **which).to_dicts()
+    return row
+
+
+def test_layers_have_a_table_for_each_pass_and_one_for_their_sum():
+    passes = table("convnet-benchmarks", "layers-by-pass", *LAYERS)
+    forward = layer_row(passes, section="forward")
+    assert [forward[f"L{i}"] for i in range(1, 6)] == [1, 2, 3, 4, 5]
+    assert (forward["total"], forward["machine"], forward["implementation"]) == (15, "H200", "eager")
+    assert layer_row(passes, section="backward (gradInput + gradWeight)")["L4"] == 5
+    assert layer_row(passes, section="gradWeights")["total"] == 15
+    sums = layer_row(table("convnet-benchmarks", "layers", *LAYERS))
+    assert (sums["total_ms"], sums["forward_ms"], sums["backward_ms"]) == (40, 15, 25)
+    assert layer_row(table("convnet-benchmarks", "layer-memory", *LAYERS))["L1"] == 100
+
+
+def test_the_published_rows_of_the_layers_stand_beside_ours_ranked():
+    frame_ = table("convnet-benchmarks", "layers-by-pass", *LAYERS).frame.filter(section="gradInput")
+    assert frame_["ours"].to_list()[0]
+    assert frame_.height == 12 + 1
+    assert frame_["total"].drop_nulls().is_sorted()
+    assert frame_.row(-1, named=True)["library"] == "ccv", "it has no figures"
+
+
+def test_of_several_variants_the_best_of_each_layer_is_a_row():
+    tuned = [layer(f"L{i}", (9.0 if i == 1 else 0.5, 2.5, 1.0), "eager-benchmark") for i in range(1, 6)]
+    passes = table("convnet-benchmarks", "layers-by-pass", *LAYERS, *tuned)
+    best = layer_row(passes, section="forward", implementation="best per layer")
+    assert (best["library"], best["L1"], best["total"]) == ("best of ours, fp32", 1.0, 3.0)
+    assert layer_row(passes, section="gradInput", implementation="best per layer")["total"] == 10
+
+
+def test_an_engine_without_training_has_a_forward_time_alone():
+    alone = [
+        case(
+            f"L{i}",
+            "ort",
+            ms=0.5,
+            model_kind="layer",
+            batch_size=128,
+            extra=None,
+            clock="event",
+            **{"pass": "inference"},
+        )
+        for i in range(1, 6)
+    ]
+    passes = table("convnet-benchmarks", "layers-by-pass", *LAYERS, *alone).frame.filter(implementation="ort")
+    assert passes["section"].to_list() == ["forward"]
+    assert passes["total"].to_list() == [2.5]
+
+
+def test_a_layer_that_did_not_fit_is_a_blank_that_says_so():
+    failed = layer("L5", (1.0, 1.0, 1.0), status="oom", reason="no", **dict.fromkeys(
+        ("latency_ms", "forward_ms", "grad_input_ms", "grad_weight_ms", "peak_memory_mib")))  # fmt: skip
+    row = layer_row(table("convnet-benchmarks", "layers-by-pass", *LAYERS[:4], failed), section="forward")
+    assert (row["L5"], row["total"], row["note"]) == (None, None, "L5: out of memory")
+
+
+# 003.
+
+
+def sixty_four(model: str, pass_: str, ms: float | None, **more: Any) -> dict[str, Any]:
+    return case(model, ms=ms, **{"pass": pass_, "batch_size": 64, **more})
+
+
+def test_the_study_of_frameworks_has_a_column_a_network():
+    rows = [
+        sixty_four("vgg16", "training", 100.0), sixty_four("vgg16", "inference", 30.0),
+        sixty_four("alexnet", "training", 10.0),
+        sixty_four("resnet152", "training", None, status="oom", reason="CUDA out of memory"),
+    ]  # fmt: skip
+    found = table("gpu-study", "frameworks", *rows)
+    both = found.frame.filter(section="forward + backward").to_dicts()
+    assert [row["machine"] for row in both] == ["H200", "GTX 1080"]
+    ours, published = both
+    assert (ours["AlexNet"], ours["Oxford VGG"], ours["ResNet-152"]) == (10.0, 100.0, None)
+    assert ours["note"] == "ResNet-152: out of memory"
+    assert (published["Oxford VGG"], published["library"]) == (420.28, "TensorFlow 1.0.0, cuDNN 5.1")
+    (forward,) = found.frame.filter(section="forward").to_dicts()
+    assert (forward["Oxford VGG"], forward["AlexNet"]) == (30.0, None)
+    assert "as pictures" in found.note
+
+
+def swept(model: str, batch: int, ms: float | None, **more: Any) -> dict[str, Any]:
+    return case(model, ms=ms, batch_size=batch, extra="head=logits/sweep=batch", **more)
+
+
+def test_the_study_of_minibatches_gives_the_time_per_sample():
+    rows = [
+        swept("vgg16", 32, 64.0), swept("vgg16", 64, 64.0),
+        swept("vgg16", 128, None, status="oom", reason="CUDA out of memory"),
+    ]  # fmt: skip
+    found = table("gpu-study", "minibatch", *rows)
+    (ours,), (published,) = found.frame.filter("ours").to_dicts(), found.frame.filter(~pl.col("ours")).to_dicts()
+    assert (published["64"], published["128"]) == (pytest.approx(420.28 / 64), pytest.approx(899.86 / 128))
+    assert (ours["32"], ours["64"], ours["128"]) == (2.0, 1.0, None)
+    assert ours["note"] == "out of memory at 128"
+    names = {t.name for t in published_tables("gpu-study", frame(*rows))}
+    assert "frameworks" not in names, "its rows had a process each"
+
+
+# What is written and printed.
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "ours", "text"),
+    [
+        ("total_ms", 14.2, False, "14.20"), ("total_ms", 22425.16, False, "22425.16"),
+        ("total_ms", 0.4561, True, "0.456"),
+        ("total_ms", 0.04561, True, "0.0456"), ("total_ms", 275.0, True, "275.00"), ("total_ms", None, True, ""),
+        ("throughput", 4321.4, True, "4,321"), ("throughput", 9.4512, True, "9.45"),
+        ("usd_per_million_items", 0.1234, True, "0.123"), ("usd_per_million_items", 39.06, True, "39.1"),
+        ("cuda_cores", 3584, False, "3,584"), ("note", "two\nlines", True, "two lines"),
+    ],
+)  # fmt: skip
+def test_a_cell_has_as_many_digits_as_tell_something(column, value, ours, text):
+    printed = Printed("name", "Title", pl.DataFrame(), {})
+    assert printed.cell(column, {column: value, "ours": ours}) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "ours", "text"), [(275.0, False, "275"), (275.0, True, "275.00"), (7.5, False, "7.50")]
+)
+def test_published_whole_milliseconds_stay_whole(value, ours, text):
+    assert Printed("name", "Title", pl.DataFrame(), {}, whole=True).cell("ms", {"ms": value, "ours": ours}) == text
+
+
+def test_a_bar_in_a_name_does_not_end_a_cell():
+    rows = pl.DataFrame({"name": ["a | b"], "ours": [True]})
+    assert Printed("name", "Title", rows, {"name": "Name"}).markdown().splitlines()[-1] == r"| **a \| b** |"
+
+
+def test_the_folder_has_a_page_and_a_csv_a_table(tmp_path):
+    tables = published_tables("cloud-gpus", frame(case("alexnet", **rented())))
+    write_published(tmp_path / "tables", "cloud-gpus", tables)
+    names = {path.name for path in (tmp_path / "tables").iterdir()}
+    assert names == {"published.md", "published-networks.csv", "published-hardware.csv", "published-cost.csv"}
+    back = pl.read_csv(tmp_path / "tables" / "published-networks.csv")
+    assert back.filter("ours").select("network", "total_ms").rows() == [("alexnet", 3.0)]
+    assert back.filter(~pl.col("ours")).height == 66
+    page = (tmp_path / "tables" / "published.md").read_text()
+    assert page == markdown("cloud-gpus", tables)
+    assert page.startswith("# GPU in the Cloud | cnn-benchmarks: published and own figures")
+
+
+@pytest.mark.parametrize("width", [120, 80])
+def test_the_terminal_marks_ours_and_cuts_no_figure(width):
+    console = Console(file=io.StringIO(), width=width)
+    printed = table("cnn-benchmarks", "networks", case("vgg16", ms=8495.5), case("resnet50", "eager-tuned", ms=3.0))
+    print_published(console, printed)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert "AlexNet" not in text, "of which nothing is ours"
+    assert [line.split()[1] for line in lines if "▸" in line] == ["H200", "H200"]
+    for figure in ("5663.67", "2831.83", "8495.50", "8495.48", "6627.25", "101.21"):
+        assert figure in text
+
+
+@pytest.mark.parametrize("width", [120, 80, 60])
+def test_a_table_too_wide_for_the_terminal_comes_in_parts(width):
+    names = list(references.network_names("gpu-study"))
+    rows = [sixty_four(name, "training", 1234.0 + place) for place, name in enumerate(names)]
+    console = Console(file=io.StringIO(), width=width)
+    print_published(console, table("gpu-study", "frameworks", *rows))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    for place in range(len(names)):
+        assert text.count(f"{1234 + place}.00") == 1
+    parts = text.count("▸")
+    assert parts == 1 if width == 120 else parts > 1
+
+
+def test_results_of_other_networks_are_an_error_that_says_so(tmp_path):
+    frame(case("vgg11")).write_parquet(tmp_path / "results.parquet")
+    with pytest.raises(ConfigError, match="no row of these runs belongs into a table of cnn-benchmarks"):
+        execute([tmp_path], "cnn-benchmarks", None, Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize(
+    ("study", "message"), [("cnn-benchmark", "did you mean 'cnn-benchmarks'"), ("cnn-benchmarks", "no finished run")]
+)
+def test_what_cannot_be_compared_is_an_error(tmp_path, study, message):
+    with pytest.raises(ConfigError, match=message):
+        execute([tmp_path / "nowhere"], study, None, Console(file=io.StringIO()))
+
+
+def test_runs_of_an_older_version_lack_columns_and_are_read(tmp_path):
+    frame(case("alexnet")).drop("machine", "model_kind", "extra", "head").write_parquet(tmp_path / "results.parquet")
+    console = Console(file=io.StringIO(), width=120)
+    execute([tmp_path], "cnn-benchmarks", tmp_path / "tables", console)
+    assert "NVIDIA H200" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert (tmp_path / "tables" / "conclusions.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("study", "group", "expected"),
+    [
+        ("cnn-benchmarks", {"model": "vgg16", "pass": "training", "extra": "head=logits"}, True),
+        ("cnn-benchmarks", {"model": "vgg16", "pass": "inference", "extra": None}, False),
+        ("cnn-benchmarks", {"model": "mine", "pass": "training", "extra": None}, False),
+        ("cnn-benchmarks", {"model": "vgg16", "pass": "training", "extra": "optimizer=sgd"}, False),
+        ("gpu-study", {"model": "vgg16", "pass": "inference", "extra": None}, True),
+        ("convnet-benchmarks", {"model": "L2", "pass": "inference", "extra": None}, True),
+    ],
+)
+def test_a_group_is_printed_once(study, group, expected):
+    assert covers(study, group) is expected
+
+
+@pytest.mark.parametrize("study", references.STUDIES)
+def test_of_a_run_that_was_interrupted_before_its_first_row_nothing_is_said(study, tmp_path):
+    console = Console(file=io.StringIO())
+    assert present(console, study, frame(), [], tmp_path) is False
+    assert console.file.getvalue() == ""  # type: ignore[attr-defined]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_figures_are_told_before_a_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(references, "FOLDER", tmp_path)
+    with pytest.raises(ConfigError, match="leave published out of the config"):
+        require("gpu-study")
+    require(None)

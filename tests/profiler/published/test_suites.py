@@ -1,0 +1,201 @@
+"""The suites that ship: they are what the studies did, they fit their time, and `profiler suites` lists them all."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+from rich.console import Console
+
+from engines.catalog import Device
+from profiler.case import Case
+from profiler.config import load_config
+from profiler.document import ConfigError
+from profiler.plan import estimate_seconds, estimate_total, make_plan
+from profiler.published import references, suites
+from profiler.telemetry import Gpu
+
+Profiler = Callable[..., CompletedProcess[str]]
+FOLDER = Path(__file__).resolve().parents[3] / "suites"
+FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
+SUITES = ("cloud-gpus", "cnn-benchmarks", "convnet-benchmarks", "convnet-layers", "gpu-study", "minibatch-efficiency")
+
+
+def plan(name: str, device: Device) -> list[Case]:
+    return make_plan(load_config(FOLDER / f"{name}.yaml", device), device, capability="9.0")
+
+
+def trained(name: str) -> list[Case]:
+    """On a GPU, eager in fp32: what the study itself measured."""
+    return [c for c in plan(name, "cuda") if (c.variant, c.precision, c.pass_) == ("eager", "fp32", "training")]
+
+
+def test_every_study_has_its_suites() -> None:
+    assert [f"{name}.yaml" for name in SUITES] == FILES
+    assert {load_config(FOLDER / file).published for file in FILES} == set(references.STUDIES)
+
+
+@pytest.mark.parametrize("study", ["cnn-benchmarks", "cloud-gpus", "convnet-benchmarks"])
+def test_the_published_networks_train_at_the_published_batch_size(study: str) -> None:
+    published = references.networks(study).select("network", "batch_size").unique()
+    assert {(case.model, case.batch_size) for case in trained(study)} == set(published.rows())
+    assert {(case.training.head, case.training.optimizer, case.training.dropout) for case in trained(study)} == {
+        ("logits", "none", False)
+    }
+
+
+def test_the_layers_are_the_published_ones_at_the_published_batch_size() -> None:
+    shapes = references.read("convnet-layer-shapes").select("layer", "batch_size")
+    assert {(case.model, case.batch_size) for case in trained("convnet-layers")} == set(shapes.rows())
+
+
+@pytest.mark.parametrize("name", ["gpu-study", "minibatch-efficiency"])
+def test_the_gpu_study_measures_its_networks_forward_and_both_ways(name: str) -> None:
+    study = "frameworks" if name == "gpu-study" else "minibatch"
+    rows = references.read("studies").filter(source="gpu-study", study=study)
+    networks = set(rows["networks"][0].split("; "))
+    for pass_ in ("inference", "training"):
+        cases = [c for c in plan(name, "cuda") if (c.variant, c.precision, c.pass_) == ("eager", "fp32", pass_)]
+        assert {case.model for case in cases} == networks
+        batches = {case.batch_size for case in cases}
+        assert batches == ({64} if name == "gpu-study" else {2**n for n in range(10)})
+
+
+def test_the_published_cpu_rows_stand_beside_ours() -> None:
+    published = references.networks("cnn-benchmarks").filter(device="cpu")
+    both = {(case.model, case.batch_size) for case in plan("cnn-benchmarks", "cpu")}
+    assert len(both & set(published.select("network", "batch_size").rows())) >= 4
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_on_a_cpu_everything_can_run_within_five_minutes(name: str) -> None:
+    cases = plan(name, "cpu")
+    assert [case.unsupported for case in cases if case.unsupported] == []
+    budget = load_config(FOLDER / f"{name}.yaml", "cpu").budget
+    assert estimate_total(cases, budget) < 240
+
+
+def test_the_batch_sizes_of_a_sweep_share_the_overhead_of_a_process() -> None:
+    cases = [case for case in plan("minibatch-efficiency", "cpu") if case.model == "alexnet"]
+    budget = load_config(FOLDER / "minibatch-efficiency.yaml", "cpu").budget
+    alone = [case for case in cases if case.batch_size == 1]
+    apart = sum(estimate_seconds(case, budget) for case in cases)
+    assert estimate_total(alone, budget) == pytest.approx(sum(estimate_seconds(case, budget) for case in alone))
+    assert estimate_total(cases, budget) < apart
+
+
+def test_the_largest_batch_is_searched_for_a_few_alone() -> None:
+    limits = load_config(FOLDER / "minibatch-efficiency.yaml", "cuda").largest_batch
+    assert limits is not None
+    assert limits.covers("resnet50", "training")
+    assert not limits.covers("resnet50", "inference")
+    assert not limits.covers("vgg16", "training")
+
+
+def test_on_a_gpu_all_of_them_are_few_enough_for_twenty_minutes() -> None:
+    # The batch sizes of one network, engine and pass share a process.
+    processes = Counter()
+    for name in SUITES:
+        for case in plan(name, "cuda"):
+            swept = case.extra.get("sweep") is not None
+            processes[name, case.id.replace(f"/b{case.batch_size}/", "/") if swept else case.id] += 1
+    assert len(processes) < 260
+    deep = {"resnet101", "resnet152", "resnet200"}
+    compiled = [c for name in SUITES for c in plan(name, "cuda") if c.engine == "compiled"]
+    assert [c.id for c in compiled if c.model in deep] == [], "compiling those takes minutes"
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_suite_teaches_what_it_is_and_how_to_run_it(name: str) -> None:
+    text = (FOLDER / f"{name}.yaml").read_text()
+    assert f"python -m profiler suites/{name}.yaml" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def listed(device: str, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(suites.suites_table(device))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [120, 80])
+def test_the_listing_names_every_file_its_source_cases_and_time(width: int) -> None:
+    text = listed("cpu", width)
+    assert max(map(len, text.splitlines())) <= width
+    words = " ".join(text.split())
+    for name in SUITES:
+        assert f"suites/{name}.yaml" in words
+    assert "python -m profiler" in words
+    assert words.count("After") == len(SUITES)
+    cases = len(plan("gpu-study", "cpu"))
+    (line,) = [line for line in text.splitlines() if "gpu-study.yaml" in line]
+    assert str(cases) in line.split()
+
+
+def test_the_listing_is_for_the_device_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suites, "visible_gpus", lambda: [Gpu(0, "GPU-1", "A card", 81_920.0, "580.95", "9.0")])
+    assert "Suites on cuda (A card)" in listed("auto")
+    monkeypatch.setattr(suites, "visible_gpus", list)
+    assert "Suites on cpu;" in listed("auto")
+
+
+def test_a_device_that_is_none_and_a_folder_without_suites_are_errors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="--device gpu: expected auto, cpu or cuda"):
+        suites.suites_table("gpu")
+    monkeypatch.setattr(suites, "FOLDER", tmp_path)
+    with pytest.raises(ConfigError, match="has no suites"):
+        suites.read_suites("cpu")
+
+
+JOB = """
+kind: layers
+published: convnet-benchmarks
+layers: [L4, L5]
+engines: [eager]
+passes: [training]
+batch_sizes: [1]
+device: cpu
+machine: {label: mine}
+budget: {seconds: 0.05, min_samples: 3}
+"""
+
+
+def test_a_run_with_a_study_ends_with_its_tables(profiler: Profiler, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    done = profiler("job.yaml", cwd=tmp_path, PROFILER_CACHE=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (tmp_path / "results").iterdir()
+    assert (folder / "tables" / "conclusions.md").read_text().startswith("# convnet-benchmarks: conclusions")
+    page = (folder / "tables" / "published.md").read_text()
+    assert page.count("| **mine** |") >= 4, "a row in each pass"
+    assert "| Titan Black | cuda-convnet2 | ConvLayer | 63 | 252 | 98 | 11 | 21 | 445 |" in page
+    assert done.stdout.index("L1 to L5, by pass") < done.stdout.index("Everything stands in")
+    assert "L5, batch 1" not in done.stdout, "its own table would say the same again"
+    again = profiler("published", str(folder), "--study", "convnet-benchmarks", "--into", "copy", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "copy" / "published.md").read_text() == page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["published", "nowhere", "--study", "cnn-benchmarks"], "nowhere: no finished run stands there"),
+        (["published", "nowhere", "--study", "cnn"], "--study: unknown study 'cnn'; valid: cnn-benchmarks, "),
+        (["job.yaml", "--machine", "lable=H200"], "--machine: unknown key 'lable'; did you mean 'label'?"),
+        (["suites", "--device", "gpu"], "--device gpu: expected auto, cpu or cuda"),
+    ],
+)
+def test_what_cannot_be_used_gives_2_and_one_message(
+    profiler: Profiler, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    done = profiler(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,564 @@
+"""What --export writes: its example runs where nothing of this project is installed, and gives the model's outputs."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import importlib.util
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import polars as pl
+import pytest
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from safetensors.torch import load_file
+
+from engines.catalog import ENGINES
+from exporters.source import ModelSource
+from profiler.case import Case
+from profiler.document import ConfigError
+from profiler.recommend.artifact import check_folder
+from profiler.recommend.artifact_files import FilesOrder, _ort_settings
+from profiler.recommend.artifact_papers import EXAMPLES, requirements
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "gpu"))
+import stand_in
+from stand_in import StandIn
+
+ROOT = Path(__file__).resolve().parents[3]
+BATCH = 2
+OPENVINO = importlib.util.find_spec("openvino") is not None
+RTX = any(importlib.util.find_spec(name) for name in ("tensorrt_rtx", "tensorrt_rtx_bindings"))
+Profiler = Callable[..., CompletedProcess[str]]
+
+TINY = """
+import torch
+from torch import nn
+
+
+def good():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 10))
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return x * self.scale if x.sum() > 0 else x
+
+
+def branching():
+    return Branching()
+"""
+JOB = f"""
+models:
+  - {{name: good, factory: "tiny:good", input: [3, 16, 16]}}
+  - {{name: branching, factory: "tiny:branching", input: [4]}}
+  - {{name: theirs, onnx: parts/theirs.onnx}}
+engines: [eager, eager-tuned, ort{", openvino" if OPENVINO else ""}]
+batch_sizes: [{BATCH}]
+device: cpu
+budget: {{seconds: 0.05, min_samples: 3}}
+exclude: [{{model: branching, engine: [ort, openvino]}}]
+"""
+WITHOUT_US = """
+import runpy, sys
+
+OTHERS = ("exporters", "engines", "profiler", "onnx", "onnxscript", "polars", "pydantic", "rich", "safetensors")
+
+class Lacking:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in OTHERS else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Lacking(finder) for finder in sys.meta_path]
+try:
+    import profiler
+    raise SystemExit("the profiler can be imported")
+except ModuleNotFoundError:
+    pass
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs an example as in an environment that has its runtime alone."""
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a job, what it measures, and a cache."""
+    folder = tmp_path_factory.mktemp("artifact")
+    (folder / "tiny.py").write_text(TINY)
+    (folder / "job.yaml").write_text(JOB)
+    (folder / "parts").mkdir()
+    write_graph(folder / "parts" / "theirs.onnx")
+    return folder
+
+
+def write_graph(path: Path) -> None:
+    """A matrix product whose weights lie in a file beside it."""
+    weight = np.random.default_rng(1).standard_normal((6, 5), dtype=np.float32)
+    shapes = {"values": ["n", 6], "scores": ["n", 5]}
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    nodes = [helper.make_node("MatMul", ["values", "w"], ["scores"])]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [numpy_helper.from_array(weight, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+
+
+@pytest.fixture(scope="module")
+def results(profiler: Profiler, workplace: Path) -> Path:
+    """The job's run."""
+    done = profiler("job.yaml", cwd=workplace, PROFILER_CACHE=str(workplace / "cache"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (workplace / "results").iterdir()
+    return folder
+
+
+Export = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def export(profiler: Profiler, workplace: Path, results: Path) -> Export:
+    """`export("good", "ort")` has that case chosen, being the only one, and returns the artifact's folder."""
+    made: dict[str, Path] = {}
+
+    def run(model: str, variant: str, **changes: Any) -> Path:
+        place = workplace / f"{model}-{variant}"
+        if place.name not in made:
+            alone = place / "alone"
+            shutil.copytree(results, alone)
+            rows = pl.read_parquet(results / "results.parquet").filter(model=model)
+            if "engine" in changes:  # A variant that the job lacks stands on the row of one that it has.
+                rows = rows.filter(variant="eager").with_columns(pl.lit(v).alias(k) for k, v in changes.items())
+                rows = rows.with_columns(variant=pl.lit(variant))
+            rows.filter(variant=variant).write_parquet(alone / "results.parquet")
+            cache = str(workplace / "cache")
+            done = profiler("recommend", str(alone), "--export", "out", cwd=place, PROFILER_CACHE=cache)
+            if done.returncode:
+                raise RuntimeError(f"exit code {done.returncode}: {done.stderr}")
+            assert done.stderr.splitlines()[-1].endswith("stands in out; its README.txt says how to run it")
+            made[place.name] = place / "out"
+        return made[place.name]
+
+    return run
+
+
+def run_example(
+    artifact: Path, place: Path, *inputs: NDArray[Any], python: str = sys.executable
+) -> tuple[str, NDArray[Any]]:
+    """What it prints and its first output, run in `place`, where nothing but its runtime can be imported."""
+    for number, array in enumerate(inputs):
+        np.save(place / f"{number}.npy", array)
+    given = ["--input", *(f"{number}.npy" for number in range(len(inputs)))] if inputs else []
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [python, "-I", "-c", WITHOUT_US, str(artifact / "run.py"), *given, "--output", "y.npy"],
+        cwd=place,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # ONNX Runtime says here when it does not take its options.
+    assert "Error" not in done.stdout + done.stderr
+    return done.stdout, np.load(place / "y.npy")
+
+
+def seeded(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(5).standard_normal(shape, dtype=np.float32)
+
+
+def in_eager(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    space: dict[str, Any] = {"__name__": "tiny"}
+    exec(TINY, space)
+    with torch.no_grad():
+        result: NDArray[np.float32] = space["good"]().eval()(torch.from_numpy(x)).numpy()
+    return result
+
+
+def config_of(artifact: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((artifact / "config.json").read_text())
+    return data
+
+
+COMPILED = {"engine": "compiled", "options": '{"mode": "default"}'}
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "files"),
+    [
+        ("eager", {}, {"model.pt2", "weights.safetensors"}),
+        ("eager-tuned", {}, {"model.pt2", "weights.safetensors"}),
+        ("compiled", COMPILED, {"model.pt2", "weights.safetensors"}),
+        ("ort", {}, {"model.onnx"}),
+        pytest.param("openvino", {}, {"model.onnx"}, marks=pytest.mark.skipif(not OPENVINO, reason="no openvino here")),
+    ],
+)
+def test_the_example_gives_the_models_outputs_with_its_runtime_alone(
+    export: Export, variant: str, changes: dict[str, str], files: set[str], tmp_path: Path
+) -> None:
+    artifact = export("good", variant, **changes)
+    papers = {"config.json", "run.py", "requirements.txt", "README.txt"}
+    assert {path.name for path in artifact.iterdir()} == papers | files
+    x = seeded(BATCH, 3, 16, 16)
+    said, y = run_example(artifact, tmp_path, x)
+    assert f"good: output ({BATCH}, 10), median latency " in said
+    np.testing.assert_allclose(y, in_eager(x), rtol=1e-4, atol=1e-6)
+    config = config_of(artifact)
+    assert (config["model"], config["variant"], config["precision"]) == ("good", variant, "fp32")
+    assert config["inputs"] == [{"name": "x", "shape": [BATCH, 3, 16, 16], "dtype": "float32"}]
+    assert config["options"].get("channels_last", False) == (variant == "eager-tuned")
+    assert config["measured"]["figures"]["latency_ms"] > 0
+    assert config["measured"]["torch_version"] == torch.__version__
+    readme = (artifact / "README.txt").read_text()
+    assert readme.startswith("good in fp32 for ")
+    assert "seeded" not in readme
+    assert len((artifact / "run.py").read_text().splitlines()) < 100
+
+
+def test_its_weights_are_the_models(export: Export) -> None:
+    weights = load_file(export("good", "eager") / "weights.safetensors")
+    space: dict[str, Any] = {"__name__": "tiny"}
+    exec(TINY, space)
+    own = space["good"]().state_dict()
+    assert set(weights) == set(own)
+    assert all(torch.equal(weights[name], own[name]) for name in own)
+
+
+def test_it_runs_in_a_fresh_environment_that_has_its_requirements(export: Export, tmp_path: Path) -> None:
+    artifact = export("good", "ort")
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)
+    install = [str(python), "-m", "pip", "install", "--quiet", "-r", str(artifact / "requirements.txt")]
+    subprocess.run(install, check=True, timeout=250)
+    listed = subprocess.run([str(python), "-m", "pip", "list"], check=True, capture_output=True, text=True).stdout
+    assert "onnxruntime" in listed
+    assert "torch" not in listed
+    x = seeded(BATCH, 3, 16, 16)
+    _, y = run_example(artifact, tmp_path, x, python=str(python))
+    np.testing.assert_allclose(y, in_eager(x), rtol=1e-4, atol=1e-6)
+
+
+def test_a_users_onnx_file_comes_with_its_data(export: Export, workplace: Path, tmp_path: Path) -> None:
+    artifact = export("theirs", "ort")
+    assert (artifact / "weights.bin").read_bytes() == (workplace / "parts" / "weights.bin").read_bytes()
+    assert config_of(artifact)["settings"]["dimensions"] == {"n": BATCH}
+    assert config_of(artifact)["outputs"] == ["scores"]
+    x = seeded(BATCH, 6)
+    _, y = run_example(artifact, tmp_path, x)
+    weight = np.random.default_rng(1).standard_normal((6, 5), dtype=np.float32)
+    np.testing.assert_allclose(y, x @ weight, rtol=1e-5)
+
+
+def test_without_an_input_it_makes_one_up(export: Export, tmp_path: Path) -> None:
+    said, y = run_example(export("theirs", "ort"), tmp_path)
+    assert "theirs: output (2, 5)" in said
+    assert np.isfinite(y).all()
+
+
+def test_a_model_that_torch_cannot_export_leaves_nothing_behind(export: Export, workplace: Path) -> None:
+    words = r"exit code 1: (?s:.*)--export out: nothing was written: model 'branching': torch.export cannot take it"
+    with pytest.raises(RuntimeError, match=words):
+        export("branching", "eager")
+    assert [path.name for path in (workplace / "branching-eager").iterdir()] == ["alone"]
+
+
+def test_a_canonical_network_needs_no_job_but_a_factory_does(results: Path, profiler: Profiler) -> None:
+    rows = pl.read_parquet(results / "results.parquet").filter(model="good", variant="ort")
+    place = results.parent.parent / "published"
+    place.mkdir()
+    rows.write_parquet(place / "results.parquet")
+    done = profiler("recommend", "published", "--export", "out", cwd=place.parent)
+    assert done.returncode == 2
+    assert "--export: published holds no bench.yaml, which says where good comes from" in done.stderr
+    canonical = rows.with_columns(model=pl.lit("resnet18"), model_kind=pl.lit("canonical"), batch_size=1)
+    canonical.write_parquet(place / "results.parquet")
+    cache = str(place.parent / "cache")
+    done = profiler("recommend", "published", "--export", "out", cwd=place.parent, PROFILER_CACHE=cache)
+    assert done.returncode == 0, done.stderr
+    assert "The weights are seeded, not trained: they predict nothing." in " ".join(
+        (place.parent / "out" / "README.txt").read_text().split()
+    )
+
+
+def test_a_folder_that_holds_something_is_left_as_it_is(results: Path, profiler: Profiler, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    done = profiler("recommend", str(results), "--model", "good", "--export", "full", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "--export full: the folder is not empty; give a new one\n"
+    assert not done.stdout
+    with pytest.raises(ConfigError, match=r"mine\.txt: this is a file; give a new folder"):
+        check_folder(tmp_path / "full" / "mine.txt")
+    with pytest.raises(ConfigError, match="to make it in"):
+        check_folder(tmp_path / "no" / "such")
+    (tmp_path / "empty").mkdir()
+    check_folder(tmp_path / "empty")
+
+
+@pytest.mark.skipif(not RTX, reason="TensorRT for RTX is not installed")
+def test_an_engine_is_built_for_the_gpu_that_was_measured(
+    results: Path, profiler: Profiler, workplace: Path, tmp_path: Path
+) -> None:
+    rows = pl.read_parquet(results / "results.parquet").filter(model="good", variant="ort")
+    changes = {"engine": "trt-rtx", "variant": "trt-rtx", "device": "cuda", "clock": "event", "gpu": "RTX 4090",
+               "options": '{"cuda_graph": true}', "precision": "fp16", "machine": "RTX 4090"}  # fmt: skip
+    alone = tmp_path / "alone"
+    shutil.copytree(results, alone)
+    rows.with_columns(pl.lit(value).alias(name) for name, value in changes.items()).write_parquet(
+        alone / "results.parquet"
+    )
+    (alone / "environment.json").write_text('{"gpu": "RTX 4090", "compute_capability": "8.9"}')
+    done = profiler("recommend", str(alone), "--export", "out", cwd=tmp_path, PROFILER_CACHE=str(workplace / "cache"))
+    assert done.returncode == 0, done.stderr
+    config, artifact = config_of(tmp_path / "out"), tmp_path / "out"
+    assert (artifact / "model.engine").stat().st_size > 10_000
+    assert onnx.load(artifact / "model.onnx").graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT16
+    assert config["inputs"][0]["dtype"] == "float16"
+    assert config["settings"]["module"] in ("tensorrt_rtx", "tensorrt_rtx_bindings")
+    assert config["outputs"] == ["y"]
+    assert (artifact / "requirements.txt").read_text().splitlines()[0].startswith("tensorrt-rtx-cu13-bindings")
+
+
+@pytest.mark.skipif(bool(shutil.which("nvidia-smi")), reason="a GPU is here")
+def test_tensorrts_engine_is_built_where_its_gpu_is(results: Path, profiler: Profiler, tmp_path: Path) -> None:
+    rows = pl.read_parquet(results / "results.parquet").filter(model="good", variant="ort")
+    changes = {"engine": "trt", "variant": "trt", "device": "cuda", "clock": "event", "gpu": "NVIDIA H200"}
+    alone = tmp_path / "alone"
+    shutil.copytree(results, alone)
+    rows.with_columns(pl.lit(v).alias(k) for k, v in changes.items()).write_parquet(alone / "results.parquet")
+    done = profiler("recommend", str(alone), "--export", "out", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--export trt: its builder times kernels on the GPU, and no NVIDIA GPU answers here" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+# On a GPU, and as if on one
+
+
+GPU_JOB = f"""
+models: [{{name: good, factory: "tiny:good", input: [3, 16, 16]}}]
+engines: [eager, eager-tuned, compiled, ort, ort-tuned]
+precisions: [fp16, tf32]
+batch_sizes: [{BATCH}]
+device: cuda
+budget: {{seconds: 0.05, min_samples: 3}}
+"""
+
+
+@pytest.fixture(scope="module")
+def gpu_results(profiler: Profiler, workplace: Path) -> Path:
+    (workplace / "gpu.yaml").write_text(GPU_JOB)
+    done = profiler("gpu.yaml", "--output", "gpu", cwd=workplace, timeout=280, PROFILER_CACHE=str(workplace / "cache"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = (workplace / "gpu").iterdir()
+    return folder
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp16", "tf32"])
+@pytest.mark.parametrize("variant", ["eager", "eager-tuned", "compiled", "ort", "ort-tuned"])
+def test_the_example_runs_on_the_gpu(
+    profiler: Profiler, gpu_results: Path, workplace: Path, tmp_path: Path, variant: str, precision: str
+) -> None:
+    alone = tmp_path / "alone"
+    shutil.copytree(gpu_results, alone)
+    rows = pl.read_parquet(gpu_results / "results.parquet").filter(variant=variant, precision=precision)
+    rows.write_parquet(alone / "results.parquet")
+    done = profiler("recommend", str(alone), "--export", "out", cwd=tmp_path, PROFILER_CACHE=str(workplace / "cache"))
+    assert done.returncode == 0, done.stderr
+    x = seeded(BATCH, 3, 16, 16)
+    said, y = run_example(tmp_path / "out", tmp_path, x)
+    print(said)
+    np.testing.assert_allclose(y.astype(np.float32), in_eager(x), atol=5e-3)
+    config = config_of(tmp_path / "out")
+    assert config["device"] == "cuda"
+    assert bool(config["options"].get("cuda_graph")) == variant.endswith("tuned")
+
+
+class HostCuda(ModuleType):
+    """cuda.bindings.runtime as far as the example uses it: host memory plays the device's."""
+
+    cudaError_t = SimpleNamespace(cudaSuccess=0)
+    cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
+    cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)
+
+    def __init__(self, library: StandIn) -> None:
+        super().__init__("cuda.bindings.runtime")
+        self.library, self.taken, self.replays = library, [np.zeros(0, np.uint8)], 0
+
+    def cudaStreamCreate(self) -> tuple[int, int]:
+        return 0, 7
+
+    def cudaMalloc(self, size: int) -> tuple[int, int]:
+        self.taken.append(np.zeros(size + 256, np.uint8))
+        return 0, -(-self.taken[-1].ctypes.data // 256) * 256
+
+    def cudaMemcpy(self, target: int, source: int, size: int, kind: int) -> tuple[int]:
+        ctypes.memmove(target, source, size)
+        return (0,)
+
+    def cudaStreamSynchronize(self, stream: int) -> tuple[int]:
+        return (0,)
+
+    def cudaStreamBeginCapture(self, stream: int, mode: int) -> tuple[int]:
+        self.library.recording = []
+        return (0,)
+
+    def cudaStreamEndCapture(self, stream: int) -> tuple[int, Any]:
+        work, self.library.recording = self.library.recording, None
+        return 0, work
+
+    def cudaGraphInstantiate(self, graph: Any, flags: int) -> tuple[int, Any]:
+        return 0, graph
+
+    def cudaGraphLaunch(self, graph: Any, stream: int) -> tuple[int]:
+        self.replays += 1
+        for step in graph:
+            step()
+        return (0,)
+
+
+def run_trt_example(folder: Path, library: StandIn, monkeypatch: pytest.MonkeyPatch, x: NDArray[Any]) -> NDArray[Any]:
+    """The example's output on the stand-in for TensorRT, whose engines are ONNX files with a profile."""
+    graphs = onnx.load(folder / "model.onnx")  # With its weights.
+    shapes = {"values": [list(x.shape)] * 3}
+    helper.set_model_props(graphs, {"profile": json.dumps(shapes)})
+    (folder / "model.engine").write_bytes(graphs.SerializeToString())
+    spec = {"name": "values", "shape": list(x.shape), "dtype": "float32"}
+    settings = {"settings": {"module": "tensorrt"}, "options": {"cuda_graph": True}, "model": "theirs"}
+    (folder / "config.json").write_text(json.dumps({**settings, "inputs": [spec], "outputs": ["scores"]}))
+    shutil.copyfile(ROOT / "profiler" / "examples" / "trt.py", folder / "run.py")
+    monkeypatch.setitem(sys.modules, "tensorrt", library)  # type: ignore[arg-type]
+    logger = type("Logger", (stand_in.ILogger,), {"__init__": lambda self, level: None, "made": True, "log": print})
+    monkeypatch.setattr(library, "Logger", logger, raising=False)
+    np.save(folder / "x.npy", x)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--input", str(folder / "x.npy"), "--output", str(folder / "y.npy")])
+    runpy.run_path(str(folder / "run.py"), run_name="__main__")
+    output: NDArray[Any] = np.load(folder / "y.npy")
+    return output
+
+
+def test_tensorrts_example_binds_and_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_graph(tmp_path / "model.onnx")
+    library = StandIn("cpu", scratch=4096)
+    cuda = HostCuda(library)
+    names = ("cuda", "cuda.bindings")
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules["cuda.bindings"], "runtime", cuda, raising=False)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", cuda)
+    x = seeded(BATCH, 6)
+    y = run_trt_example(tmp_path, library, monkeypatch, x)
+    np.testing.assert_allclose(y, x @ np.random.default_rng(1).standard_normal((6, 5), dtype=np.float32), rtol=1e-5)
+    assert cuda.replays >= 20
+
+
+@pytest.mark.gpu
+def test_tensorrts_example_uses_cuda_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings.runtime")
+    write_graph(tmp_path / "model.onnx")
+    x = seeded(BATCH, 6)
+    y = run_trt_example(tmp_path, StandIn("cuda"), monkeypatch, x)
+    np.testing.assert_allclose(y, x @ np.random.default_rng(1).standard_normal((6, 5), dtype=np.float32), rtol=1e-4)
+
+
+def test_bf16_is_rounded_to_the_nearest() -> None:
+    source = ast.parse((ROOT / "profiler" / "examples" / "trt.py").read_text())
+    (function,) = (n for n in source.body if isinstance(n, ast.FunctionDef) and n.name == "to_bf16")
+    space: dict[str, Any] = {"np": np, "Any": Any}
+    exec(compile(ast.Module([function], []), "trt.py", "exec"), space)
+    values = np.float32([1.0, 1.00390625, 1.01171875, -3.1415927, 1e-30, 65280.0, 0.0])
+    expected = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    np.testing.assert_array_equal(space["to_bf16"](values), expected)
+
+
+# The papers
+
+
+def case(engine: str, device: str = "cuda", precision: str = "fp16", **options: Any) -> Case:
+    source = ModelSource("net", factory="tiny:good", input_shape=(3, 16, 16))
+    return Case("net", engine, engine, "inference", precision, BATCH, device, 0, source, options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "told", "lines"),
+    [
+        ("ort", "cuda", "onnxruntime 1.31.1", ["onnxruntime-gpu[cuda,cudnn]==1.31.1", "numpy"]),
+        ("ort", "cpu", "onnxruntime 1.31.1", ["onnxruntime==1.31.1", "numpy"]),
+        ("eager", "cuda", "torch 2.11.0+cu130", ["torch==2.11.0", "numpy"]),
+        ("openvino", "cpu", "openvino 2026.4.1-22100-b0d0e3b", ["openvino", "numpy"]),
+        ("trt", "cuda", "TensorRT 11.4.0.106", ["tensorrt==11.4.0.106", "cuda-python", "numpy"]),
+    ],
+)
+def test_requirements_name_the_runtime_as_it_was_measured(
+    engine: str, device: str, told: str, lines: list[str]
+) -> None:
+    row = {"proof": json.dumps({"library": told}), "torch_version": "2.13.0+cpu", "onnxruntime_version": "1.31.1"}
+    assert requirements(case(engine, device), row).splitlines() == lines
+
+
+def test_requirements_without_a_proof_take_the_runs_version() -> None:
+    row = {"proof": None, "torch_version": "2.13.0+cpu", "onnxruntime_version": "1.31.1"}
+    assert "torch==2.13.0" in requirements(case("compiled", "cpu"), row).splitlines()
+
+
+def test_onnx_runtime_gets_the_options_that_were_measured() -> None:
+    from engines.ort import _cuda_options
+
+    chosen = case("ort", precision="tf32", prefer_nhwc=True, cuda_graph=True, conv_search="HEURISTIC")
+    (name, options), other = _ort_settings(FilesOrder(chosen, Path(), Path()))["providers"]
+    assert (name, other) == ("CUDAExecutionProvider", ["CPUExecutionProvider", {}])
+    assert options == {
+        "device_id": "0", "use_tf32": "1", "prefer_nhwc": "1", "enable_cuda_graph": "1", "fuse_conv_bias": "0",
+        "cudnn_conv_algo_search": "HEURISTIC", "arena_extend_strategy": "kSameAsRequested",
+    }  # fmt: skip
+    assert _cuda_options.__module__ == "engines.ort"
+
+
+def test_every_engine_has_an_example_that_stands_alone() -> None:
+    assert set(EXAMPLES) == set(ENGINES)
+    for name in EXAMPLES.values():
+        source = (ROOT / "profiler" / "examples" / f"{name}.py").read_text()
+        nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import | ast.ImportFrom)]
+        imported = {a.name if isinstance(n, ast.Import) else n.module for n in nodes for a in n.names}
+        ours = {m for m in imported if m and m.partition(".")[0] in ("profiler", "engines", "exporters", "tests")}
+        assert not ours, name
+
+
+@pytest.mark.parametrize("version", ["10.13", "11.4"])
+def test_every_name_that_the_example_takes_from_tensorrt_is_there(version: str) -> None:
+    names = set((ROOT / "tests/engines/tensorrt_names" / f"{version}.txt").read_text().splitlines())
+    classes = {"library": "", "runtime": "Runtime.", "engine": "ICudaEngine.", "context": "IExecutionContext."}
+    tree = ast.parse((ROOT / "profiler/recommend/examples/trt.py").read_text())
+    used = {
+        f"{classes[node.value.id]}{node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in classes
+    }
+    # Of TensorRT for RTX alone, and asked for after hasattr.
+    assert used - names == {"ICudaEngine.create_runtime_config"} - names
+    assert "IExecutionContext.execute_async_v3" in used

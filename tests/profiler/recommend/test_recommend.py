@@ -1,0 +1,747 @@
+"""What to deploy: the choice against brute force on random results, the reasons and their figures, and the command."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from rich.console import Console
+from scipy import stats
+
+from profiler.document import ConfigError
+from profiler.recommend.candidates import work_of
+from profiler.recommend.choice import HIGHER, OBJECTIVES, Limit, Recommendation, Wanted, break_even, recommend
+from profiler.recommend.job import execute
+from profiler.recommend.order import Order, check, make_wanted
+from profiler.recommend.text import as_json, as_markdown, print_text
+from profiler.recommend.told import Told, tell
+from profiler.recommend.words import exponent, items, number, reason, seconds, span
+from profiler.runs import read_runs
+from profiler.schema import RESULTS, SAMPLES
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+Frames = tuple[pl.DataFrame, pl.LazyFrame]
+Row = dict[str, Any]
+
+
+def row(variant: str, precision: str = "fp16", ms: float | None = 1.0, **more: Any) -> Row:
+    """One case on a GPU; without `ms` one that was not measured."""
+    case: Row = {
+        "run_id": "run", "model": "net", "engine": variant.partition("-")[0], "variant": variant, "pass": "inference",
+        "precision": precision, "batch_size": 1, "device": "cuda", "replicate": 0, "options": "{}", "warnings": [],
+        "machine": "H200", "gpu": "H200", "status": "ok" if ms is not None else "unsupported",
+    }  # fmt: skip
+    if ms is not None:
+        case |= {"clock": "event", "latency_ms": ms, "gpu_ms": ms, "host_ms": 2 * ms, "samples": 40, "load_s": 0.5}
+        case |= {"throughput": 1000 / ms * more.get("batch_size", 1), "peak_memory_mib": 1000.0, "rel_l2_error": 4e-4}
+    case |= more
+    keys = ("model", "variant", "pass", "precision", "batch_size", "replicate", "extra")
+    case.setdefault("case_id", "/".join(str(case.get(key)) for key in keys))
+    return case
+
+
+def thrice(variant: str, ms: float, *, spread: float = 0.002, gpu_ms: float | None = None, **more: Any) -> list[Row]:
+    """Three replicates within ±`spread`; those of `gpu_ms` within 0.2 %."""
+    return [
+        row(variant, ms=ms * (1 + spread * n), gpu_ms=(gpu_ms or ms) * (1 + 0.002 * n), replicate=n + 1, **more)
+        for n in (-1, 0, 1)
+    ]
+
+
+def run(*rows: Row, count: int = 40, spread: float = 0.01) -> Frames:
+    """Results and samples: each measured case has `count` samples within ±`spread` of its latency and device time."""
+    results = pl.DataFrame([{column: r.get(column) for column in RESULTS} for r in rows], schema=RESULTS)
+    shape = 1 + spread * np.resize([-1, -0.5, 0.5, 1], count)
+    samples = [
+        pl.DataFrame(
+            {"run_id": r["run_id"], "case_id": r["case_id"], "clock": clock, "index": range(count), "ms": ms * shape},
+            schema=SAMPLES,
+        )
+        for r in rows
+        if r["status"] == "ok"
+        for clock, ms in ((r["clock"], r["latency_ms"]), ("gpu", r["gpu_ms"]))
+        if ms is not None
+    ]
+    return results, pl.concat([pl.DataFrame(schema=SAMPLES), *samples]).lazy()
+
+
+def choose(*rows: Row, **wanted: Any) -> Recommendation:
+    return recommend(*run(*rows), Wanted("net", **wanted))
+
+
+def reasons(found: Recommendation) -> dict[str, str]:
+    return {loser.candidate.name: reason(loser, found) for loser in found.losers}
+
+
+# Against brute force
+
+
+VARIANTS = ("eager", "eager-tuned", "compiled", "ort", "ort-tuned", "trt")
+
+
+def random_rows(rng: np.random.Generator) -> list[Row]:
+    """Up to a dozen cases with replicates: ties, nulls, failures, and replicates that differ much, little or not."""
+    rows = []
+    coarse, most = rng.random() < 0.3, int(rng.choice([1, 2, 4, 5]))
+    device = "cpu" if rng.random() < 0.3 else "cuda"
+    for _ in range(rng.integers(1, 13)):
+        cell = {
+            "variant": str(rng.choice(VARIANTS)), "precision": str(rng.choice(["fp32", "fp16"])),
+            "batch_size": int(rng.choice([1, 16])),
+        }  # fmt: skip
+        if any(all(r[k] == v for k, v in cell.items()) for r in rows):
+            continue
+        ms = float(rng.integers(1, 4)) if coarse else float(rng.choice([1.0, 1.0, 1.5]) * rng.choice([1, 1.002, 1.02]))
+        spread = float(rng.choice([0.0, 0.001, 0.02]))
+        memory, set_up = float(rng.integers(5, 9) * 100), [float(rng.integers(0, 3)) for _ in range(3)]
+        hidden = {name for name in ("peak_memory_mib", "rel_l2_error", "throughput", "gpu_ms") if rng.random() < 0.05}
+        for replicate in range(most if rng.random() < 0.7 else rng.integers(1, most + 1)):
+            own = ms * (1 + spread * rng.standard_normal())
+            figures = {
+                "ms": own, "gpu_ms": None if device == "cpu" else own * float(rng.choice([0.5, 0.97, 1.0])),
+                "throughput": cell["batch_size"] * 1000 / ms * (1 + spread * rng.standard_normal()),
+                "peak_memory_mib": memory * (1 + spread * rng.standard_normal()),
+                "rel_l2_error": float(rng.choice([1e-6, 4e-4, 1e-2])), "energy_mj_per_item": 40 * own,
+                "latency_p99_ms": 1.1 * own if rng.random() < 0.7 else None,
+                "export_s": set_up[0] or None, "build_s": set_up[1] or None, "load_s": set_up[2] or None,
+                "clock": "host" if device == "cpu" else "event", "device": device, "usd_per_hour": 3.6,
+            }  # fmt: skip
+            figures |= dict.fromkeys(hidden)
+            if rng.random() < 0.12:
+                figures = {"ms": None, "status": str(rng.choice(["oom", "failed"])), "reason": "why", "device": device}
+            rows.append(row(**cell, **figures, replicate=replicate))
+    return rows
+
+
+def random_wanted(rng: np.random.Generator, rows: Sequence[Row]) -> Wanted:
+    """Limits are drawn from the figures there are, so that some are met exactly and some by none."""
+    limits = []
+    columns = {"latency_ms": "latency_ms", "latency_p99_ms": "latency_p99_ms", "throughput": "throughput",
+               "peak_memory_mib": "peak_memory_mib", "error": "rel_l2_error"}  # fmt: skip
+    for figure, column in columns.items():
+        there = [r[column] for r in rows if r.get(column)]
+        if there and rng.random() < 0.2:
+            limits.append(Limit(figure, float(rng.choice(there)) * float(rng.choice([0.7, 1.0, 1.0, 1.3]))))
+    return Wanted(
+        "net",
+        batch_sizes=() if rng.random() < 0.6 else (int(rng.choice([1, 16])),),
+        precisions=() if rng.random() < 0.8 else ("fp16",),
+        limits=tuple(limits),
+        objective=str(rng.choice(list(OBJECTIVES))),
+    )
+
+
+class Cell:
+    """A candidate as brute force sees it: plain numbers of plain rows."""
+
+    def __init__(self, rows: list[Row], samples: dict[tuple[str, str], list[float]]) -> None:
+        self.ok = [r for r in rows if r["status"] == "ok"]
+        self.first, self.rows = (self.ok or rows)[0], rows
+        self.name = f"{self.first['variant']} {self.first['precision']}, batch {self.first['batch_size']}"
+        names = ("latency_ms", "latency_p99_ms", "throughput", "peak_memory_mib", "energy_mj_per_item")
+        self.values = {name: [r[name] for r in self.ok if r.get(name) is not None] for name in names}
+        self.values["error"] = [r["rel_l2_error"] for r in self.ok if r.get("rel_l2_error") is not None]
+        # 3.6 dollars an hour are a thousandth of a dollar a second.
+        self.values["usd_per_million_items"] = [1e6 / 1000 / value for value in self.values["throughput"]]
+        set_ups = [[r[k] for k in ("export_s", "build_s", "load_s") if r[k] is not None] for r in self.ok]
+        self.set_up = float(np.median([sum(s) for s in set_ups if s])) if any(set_ups) else math.inf
+        self.memory = self.figure("peak_memory_mib", math.inf)
+        self.medians = {
+            clock: [float(np.median(samples[r["case_id"], clock])) for r in self.ok if (r["case_id"], clock) in samples]
+            for clock in ("event", "gpu", "host")
+        }
+
+    def figure(self, name: str, otherwise: float = math.nan) -> float:
+        return float(np.median(self.values[name])) if self.values[name] else otherwise
+
+    def meets(self, limit: Limit, value: float | None = None) -> bool:
+        bound, own = limit.value if value is None else value, self.figure(limit.figure)
+        return own >= bound if limit.figure == "throughput" else own <= bound
+
+    def misses_by(self, limit: Limit) -> float:
+        own = self.figure(limit.figure)
+        return limit.value / own - 1 if limit.figure == "throughput" else own / limit.value - 1
+
+
+def same(one: Sequence[float], other: Sequence[float], margin: float) -> bool | None:
+    """Whether three processes a side leave the ratio within the margin, by SciPy's Welch test; None with fewer."""
+    if min(len(one), len(other)) < 3:
+        return None
+    logs = np.log(one), np.log(other)
+    middle = logs[0].mean() - logs[1].mean()
+    if max(map(np.ptp, logs)) < 1e-12:
+        low = high = middle
+    else:
+        found = stats.ttest_ind(*logs, equal_var=False).confidence_interval()
+        low, high = found.low, found.high
+    return bool(math.exp(low) <= 1 + margin and math.exp(high) >= 1 / (1 + margin))
+
+
+def tied(best: Cell, other: Cell, objective: str) -> bool:
+    clock = best.first["clock"]
+    margin = 0.03 if clock == "host" else 0.01
+    if objective != "latency":
+        return same(best.values[OBJECTIVES[objective]], other.values[OBJECTIVES[objective]], margin) is True
+    if min(len(best.ok), len(other.ok)) < 3:
+        return False
+    said = [same(best.medians[c], other.medians[c], margin) for c in {clock, "gpu" if clock == "event" else "host"}
+            if len(best.medians[c]) == len(best.ok) and len(other.medians[c]) == len(other.ok)]  # fmt: skip
+    return bool(said) and all(said)
+
+
+def cells(rows: Sequence[Row], frames: Frames, wanted: Wanted) -> list[Cell]:
+    samples: dict[tuple[str, str], list[float]] = {}
+    for _, case_id, clock, _, ms in frames[1].collect().iter_rows():
+        samples.setdefault((case_id, clock), []).append(ms)
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for r in rows:
+        wished = not wanted.batch_sizes or r["batch_size"] in wanted.batch_sizes
+        if wished and (not wanted.precisions or r["precision"] in wanted.precisions):
+            groups.setdefault((r["variant"], r["precision"], r["batch_size"]), []).append(r)
+    return [Cell(group, samples) for group in groups.values()]
+
+
+@pytest.mark.filterwarnings("ignore:Precision loss:RuntimeWarning")
+@pytest.mark.parametrize("block", range(10))
+def test_the_choice_is_the_optimum_and_every_loser_has_its_reason(block: int) -> None:
+    chosen = ties = unmet = 0
+    for seed in range(100 * block, 100 * (block + 1)):
+        rng = np.random.default_rng(seed)
+        rows = random_rows(rng)
+        wanted, frames = random_wanted(rng, rows), run(*rows, count=6)
+        found = recommend(*frames, wanted)
+        every = cells(rows, frames, wanted)
+        figure = OBJECTIVES[wanted.objective]
+        able = [c for c in every if c.values[figure] and all(c.meets(limit) for limit in wanted.limits)]
+        told = reasons(found)
+        names = [c.name for c in every]
+        assert sorted([*told, *([found.choice.name] if found.choice else [])]) == sorted(names), seed
+        assert all(told.values()), seed
+        if able:
+            assert found.choice is not None, seed
+            sign = -1 if wanted.objective == "throughput" else 1
+            able.sort(key=lambda c: (sign * c.figure(figure), c.set_up, c.memory))
+            best = able[0]
+            pool = [best, *(c for c in able[1:] if tied(best, c, wanted.objective))]
+            expected = min(pool, key=lambda c: (c.set_up, c.memory))
+            choice = next(c for c in able if c.name == found.choice.name)
+            assert choice in pool, (seed, choice.name, expected.name)
+            assert (choice.set_up, choice.memory) == (expected.set_up, expected.memory), seed
+            chosen, ties = chosen + 1, ties + (len(pool) > 1)
+        else:
+            assert found.choice is None, seed
+            check_relaxations(found, [c for c in every if c.values[figure]], seed)
+            unmet += 1
+        check_figures(found, {c.name: c for c in every}, told, seed)
+    # All three outcomes are tried, many times.
+    assert min(chosen, ties, unmet) >= 5
+
+
+def check_relaxations(found: Recommendation, every: list[Cell], seed: int) -> None:
+    """A relaxed limit admits a candidate, and nothing short of it does."""
+    limits = found.wanted.limits
+    for relaxed in found.relaxations:
+        others = [limit for limit in limits if limit is not relaxed.limit]
+        able = [c for c in every if c.values[relaxed.limit.figure] and all(c.meets(limit) for limit in others)]
+        assert (relaxed.candidate is None) == (not able), seed
+        if relaxed.candidate is not None and relaxed.value is not None:
+            assert relaxed.candidate.name in [c.name for c in able if c.meets(relaxed.limit, relaxed.value)], seed
+            tighter = relaxed.value * (1 + 1e-9 if relaxed.limit.figure == "throughput" else 1 - 1e-9)
+            assert not [c for c in able if c.meets(relaxed.limit, tighter)], seed
+    known = [c for c in every if all(c.values[limit.figure] for limit in limits)]
+    assert (found.nearest is None) == (not known), seed
+    if found.nearest is not None:
+        worst = {c.name: max(c.misses_by(limit) for limit in limits) for c in known}
+        assert worst[found.nearest.name] == pytest.approx(min(worst.values())), seed
+
+
+NUMBER = r"([\d.,]+(?:e-?\d+)?)"
+
+
+def check_figures(found: Recommendation, every: dict[str, Cell], told: dict[str, str], seed: int) -> None:
+    """The figures that stand in the reasons, computed again from the rows."""
+    limits = {limit.figure: limit for limit in found.wanted.limits}
+    figure = OBJECTIVES[found.wanted.objective]
+    for loser in found.losers:
+        words, cell = told[loser.candidate.name], every[loser.candidate.name]
+        if loser.why == "unmeasured":
+            assert words == f"not measured: {cell.rows[0]['status']}: why", seed
+        if loser.why == "unfit":
+            missed = [limit for limit in limits.values() if not cell.values[limit.figure] or not cell.meets(limit)]
+            assert len(words.split("; ")) == len(missed), (seed, words)
+            for part, limit in zip(words.split("; "), missed, strict=True):
+                if not cell.values[limit.figure]:
+                    assert part.startswith("no "), (seed, part)
+                elif limit.figure == "error":
+                    match = re.fullmatch(rf"error {NUMBER} over the limit of {NUMBER}", part)
+                    assert match, (seed, part)
+                    assert float(match[1]) == pytest.approx(cell.figure("error"), rel=0.06), seed
+                    assert float(match[1]) > float(match[2]), seed
+                else:
+                    match = re.fullmatch(rf"(over|under) the [\w ]+ limit by {NUMBER} [\w/]+", part)
+                    assert match, (seed, part)
+                    by = abs(cell.figure(limit.figure) - limit.value)
+                    assert float(match[2].replace(",", "")) == pytest.approx(by, rel=0.006), (seed, part)
+        if loser.why == "worse":
+            assert found.best is not None
+            best = every[found.best.name]
+            match = re.search(rf"by {NUMBER}×", words)
+            assert match, (seed, words)
+            pair = cell.figure(figure), best.figure(figure)
+            ratio = max(pair) / min(pair)
+            if found.wanted.objective == "latency" and min(len(cell.ok), len(best.ok)) >= 3:
+                clock = cell.first["clock"]
+                ratio = math.exp(np.log(cell.medians[clock]).mean() - np.log(best.medians[clock]).mean())
+            elif min(len(cell.values[figure]), len(best.values[figure])) >= 3:
+                logs = [np.log(c.values[figure]).mean() for c in (cell, best)]
+                ratio = math.exp((logs[0] - logs[1]) * (-1 if figure in HIGHER else 1))
+            assert float(match[1].replace(",", "")) == pytest.approx(ratio, rel=0.006), (seed, words)
+        if loser.why == "tied":
+            assert words.startswith(("indistinguishable, but ", "the same ")), (seed, words)
+
+
+# The rules, one by one
+
+
+def test_the_fastest_that_meets_every_limit_is_chosen():
+    found = choose(
+        row("eager", ms=3.0), row("ort", ms=1.0, peak_memory_mib=1310.0), row("ort-tuned", ms=1.5), row("trt", ms=None),
+        limits=(Limit("peak_memory_mib", 1000.0),),
+    )  # fmt: skip
+    assert found.choice and found.choice.name == "ort-tuned fp16, batch 1"
+    assert reasons(found) == {
+        "eager fp16, batch 1": "slower by 2.00× (1.98–2.02)",
+        "ort fp16, batch 1": "over the memory limit by 310 MiB",
+        "trt fp16, batch 1": "not measured: unsupported",
+    }
+
+
+@pytest.mark.parametrize(
+    ("objective", "best", "said"),
+    [
+        ("latency", "b1", "slower by 3.00×"),
+        ("throughput", "b16", "fewer items a second, by 5.33×"),
+        ("memory", "b1", "more memory, by 2.00×"),
+        ("energy", "b16", "more energy, by 4.00×"),
+        ("cost", "b16", "dearer by 5.33×"),
+    ],
+)
+def test_each_objective_has_its_own_best(objective: str, best: str, said: str):
+    rows = [
+        row("ort", ms=1.0, peak_memory_mib=500.0, energy_mj_per_item=40.0, usd_per_hour=2.0),
+        row("ort", ms=3.0, batch_size=16, peak_memory_mib=1000.0, energy_mj_per_item=10.0, usd_per_hour=2.0),
+    ]
+    found = recommend(*run(*rows, count=6), Wanted("net", objective=objective))
+    assert found.choice and f"b{found.choice.batch_size}" == best
+    assert list(reasons(found).values()) == [said]
+
+
+def test_of_the_indistinguishable_the_one_that_is_soonest_set_up_is_chosen():
+    trt = thrice("trt", 1.0, export_s=3.0, build_s=41.0)
+    found = choose(*trt, *thrice("ort-tuned", 1.001, export_s=3.0), *thrice("eager", 1.1))
+    assert found.choice and found.choice.variant == "ort-tuned"
+    assert found.best and found.best.variant == "trt"
+    assert found.runner_up is found.best
+    said = reasons(found)
+    assert said["trt fp16, batch 1"] == "indistinguishable, but needs a 41 s build"
+    assert said["eager fp16, batch 1"] == "slower by 1.10× (1.10–1.10) than trt fp16, batch 1"
+    (first, *_) = tell(found, "").sentences
+    assert "is indistinguishable (ratio 0.999×" in first
+    assert "That is a verdict between processes, 3 and 3 of them." in first
+
+
+def test_then_the_one_with_the_least_memory_is_chosen():
+    found = choose(*thrice("a", 1.0, peak_memory_mib=900.0), *thrice("b", 1.0005, peak_memory_mib=780.0))
+    assert found.choice and found.choice.variant == "b"
+    assert list(reasons(found).values()) == ["indistinguishable, but needs 120 MiB more memory"]
+
+
+def test_without_three_replicates_the_point_estimate_decides_and_says_so():
+    two = [r for r in [*thrice("trt", 1.0, build_s=41.0), *thrice("ort", 1.001)] if r["replicate"] > 0]
+    found = choose(*two)
+    assert found.choice and found.choice.variant == "trt"
+    assert list(reasons(found).values()) == ["slower by 1.001× (0.990–1.012), which is not certain"]
+    assert "That is no verdict, which takes 3 replicates a side (here 2): the point estimate decides, though the " \
+           "interval holds 1." in tell(found, "").sentences[0]  # fmt: skip
+
+
+def test_an_equal_figure_without_replicates_is_no_verdict_either():
+    found = choose(row("a", ms=1.0, load_s=2.0), row("b", ms=1.0, load_s=1.0))
+    assert found.choice and found.choice.variant == "b"
+    assert list(reasons(found).values()) == ["the same latency, but takes 1 s more to set up"]
+
+
+def test_waiting_for_the_host_tells_candidates_apart_though_the_device_takes_the_same_time():
+    found = choose(*thrice("eager", 2.4, gpu_ms=1.0), *thrice("eager-tuned", 1.05, gpu_ms=1.0, load_s=9.0))
+    assert found.choice and found.choice.variant == "eager-tuned"
+    assert reasons(found)["eager fp16, batch 1"].startswith("slower by 2.29×")
+
+
+def test_device_time_tells_candidates_apart_though_their_hosts_are_too_noisy_to():
+    found = choose(*thrice("a", 1.1, spread=0.2, gpu_ms=0.8), *thrice("b", 1.0, gpu_ms=0.7, load_s=9.0))
+    assert found.choice and found.choice.variant == "b"
+
+
+def test_replicates_of_several_runs_are_one_candidate_unless_their_versions_differ():
+    runs = [row("ort", ms=ms, run_id=f"run{n}", torch_version="2.11") for n, ms in enumerate((1.0, 1.2, 1.1))]
+    found = choose(*runs)
+    assert found.choice and found.choice.replicates == 3
+    assert found.choice.figures["latency_ms"] == 1.1
+    assert found.choice.run_ids == ("run0", "run1", "run2")
+    apart = choose(*runs[:2], replace_row(runs[2], torch_version="2.13"))
+    assert [c.candidate.name for c in apart.losers] == ["ort fp16, batch 1 (run run2)"] or [
+        c.candidate.name for c in apart.losers
+    ] == ["ort fp16, batch 1 (run run0)"]
+
+
+def replace_row(old: Row, **new: Any) -> Row:
+    return {**old, **new}
+
+
+def test_a_percentile_takes_enough_samples():
+    found = choose(
+        row("ort", ms=1.0, samples=410), row("eager", ms=2.0, samples=700, latency_p99_ms=2.4),
+        limits=(Limit("latency_p99_ms", 2.5),),
+    )  # fmt: skip
+    assert found.choice and found.choice.variant == "eager"
+    assert list(reasons(found).values()) == ["no p99: it takes 662 samples, and there are 410"]
+    told = tell(found, "")
+    assert "More samples come with budget: {min_samples: 662}, and seconds enough for them." in told.notes
+    assert dict(told.facts)["latency"].endswith("p99 2.40; wanted p99 latency ≤ 2.5 ms")
+
+
+def test_what_a_sweep_has_no_figure_of_cannot_meet_its_limit_and_probes_are_no_candidates():
+    rows = [
+        row("ort", ms=1.0, extra="sweep=batch", peak_memory_mib=None),
+        row("ort", ms=2.0),
+        row("ort", ms=0.1, extra="probe=largest"),
+    ]
+    found = choose(*rows, limits=(Limit("peak_memory_mib", 2000.0),))
+    assert found.choice and found.choice.name == "ort fp16, batch 1"
+    assert reasons(found) == {
+        "ort fp16, batch 1, in a sweep": "no figure of memory: rows that share a process have none"
+    }
+
+
+def test_a_price_belongs_to_a_machine():
+    rows = [row("ort", ms=1.0, machine="A"), row("ort", ms=2.0, machine="B"), row("ort", ms=1.5, machine="C")]
+    found = choose(*rows, objective="cost", prices={"A": 4.0, "B": 1.0})
+    assert found.choice and found.choice.name == "ort fp16, batch 1 on B"
+    assert found.choice.figures["usd_per_million_items"] == pytest.approx(1e6 * 1.0 / 3600 / 500)
+    assert reasons(found) == {
+        "ort fp16, batch 1 on A": "dearer by 2.00×",
+        "ort fp16, batch 1 on C": "no price of C: give --usd-per-hour",
+    }
+
+
+def test_machines_with_other_clocks_are_compared_on_their_headlines():
+    cpu = {"machine": "CPU", "device": "cpu", "clock": "host", "gpu_ms": None, "gpu": None}
+    found = choose(*thrice("ort", 1.0), *[{**r, **cpu, "host_ms": r["latency_ms"]} for r in thrice("ort", 5.0)])
+    assert found.choice and found.choice.machine == "H200"
+    assert reasons(found)["ort fp16, batch 1 on CPU"].startswith("slower by 5.00× (4.9")
+
+
+def test_training_is_judged_by_its_gradients_and_by_what_it_does():
+    rows = [
+        row("eager", ms=2.0, rel_l2_error=None, gradient_error=1e-3, **{"pass": "training"}),
+        row("eager", ms=1.0, rel_l2_error=None, gradient_error=3e-2, precision="bf16", **{"pass": "training"}),
+        row("eager", ms=0.5, extra="optimizer=sgd", optimizer="sgd", **{"pass": "training"}),
+    ]
+    found = choose(*rows, pass_="training", limits=(Limit("error", 1e-2),))
+    assert found.choice and found.choice.precision == "fp16"
+    assert reasons(found) == {"eager bf16, batch 1": "error 3e-2 over the limit of 1e-2"}
+    sgd = choose(*rows, pass_="training", work="optimizer=sgd")
+    assert sgd.choice and sgd.choice.figures["latency_ms"] == 0.5
+    assert not sgd.losers
+    assert work_of("optimizer=sgd/sweep=batch") == "optimizer=sgd"
+
+
+def test_errors_that_would_read_alike_get_more_digits():
+    found = choose(row("a"), row("b", rel_l2_error=1.0004e-2), limits=(Limit("error", 1e-2),))
+    assert list(reasons(found).values()) == ["error 1.0004e-2 over the limit of 1e-2"]
+
+
+def test_a_build_pays_off_after_so_many_items():
+    # 41 s more of set-up, and 1 ms an item against 1.25: 41 / 0.00025.
+    found = choose(
+        row("trt", ms=1.0, export_s=2.0, build_s=41.0, load_s=1.0, throughput=1000.0),
+        row("ort-tuned", ms=1.25, export_s=2.0, load_s=1.0, throughput=800.0),
+        row("eager", ms=2.0, throughput=500.0),
+    )
+    assert found.choice and found.runner_up
+    assert break_even(found.choice, found.runner_up) == pytest.approx(164_000)
+    assert break_even(found.runner_up, found.choice) is None
+    told = tell(found, "").sentences
+    assert (
+        "Its build pays off after 160,000 items against ort-tuned fp16, batch 1 (set-up of 44 s against 3 s)." in told
+    )
+    # (44 - 0.5) s / (2 - 1) ms
+    assert "Its build pays off after 44,000 items against eager fp16, batch 1 (set-up of 44 s against 0.5 s)." in told
+
+
+def test_what_makes_a_figure_unreliable_is_told():
+    replicates = thrice("ort", 1.0, spread=0.01)
+    replicates[0]["warnings"] = ["drift: the last third of the samples is 3 % slower than the first"]
+    lost = row("ort", ms=None, replicate=9, status="crashed", reason="ended by SIGSEGV in phase load")
+    found = choose(*replicates, lost, row("eager", ms=2.0, throttled=True), limits=(Limit("latency_ms", 1.005),))
+    told = tell(found, "").sentences
+    assert any(s.startswith("Beware, ort fp16, batch 1 carries the warning drift: figures moved") for s in told)
+    assert "Beware, 1 of its 4 replicates gave no figures: crashed: ended by SIGSEGV in phase load." in told
+    assert "Beware, 1 of its 3 replicates miss the latency limit (at worst 1.01 ms)." in told
+    assert not any("throttled" in sentence for sentence in told)
+    other = tell(choose(row("ort", throttled=True, latency_ci_high_ms=1.2), limits=(Limit("latency_ms", 1.1),)), "")
+    assert any("carries the warning throttled" in sentence for sentence in other.sentences)
+    assert "Beware, the latency limit lies within the median's interval, which reaches 1.20 ms." in other.sentences
+
+
+def test_where_nothing_meets_the_limits_it_says_which_one_binds_and_by_how_much():
+    found = choose(
+        row("ort", ms=1.0, peak_memory_mib=1000.0), row("eager", ms=3.0, peak_memory_mib=700.0),
+        limits=(Limit("latency_ms", 2.0), Limit("peak_memory_mib", 800.0)),
+    )  # fmt: skip
+    told = tell(found, "")
+    assert told.answer == "Nothing meets the limits, of 2 candidates"
+    assert told.relaxations == [
+        ("latency ≤ 2 ms", "would have to be 3.00 ms, which is 1.00 ms (50 %) more: admits eager fp16, batch 1"),
+        ("memory ≤ 800 MiB", "would have to be 1,000 MiB, which is 200 MiB (25 %) more: admits ort fp16, batch 1"),
+    ]
+    assert told.sentences == ["The nearest is ort fp16, batch 1: over the memory limit by 200 MiB."]
+    neither = choose(row("ort"), limits=(Limit("latency_ms", 0.5), Limit("throughput", 4000.0)))
+    assert [text for _, text in tell(neither, "").relaxations] == [
+        "if it alone gave way, nothing would meet the others; 0 meet it, and ort fp16, batch 1 comes to 1.00 ms",
+        "if it alone gave way, nothing would meet the others; 0 meet it, and ort fp16, batch 1 comes to 1,000 items/s",
+    ]
+    unknown = choose(row("ort", samples=20), limits=(Limit("latency_p90_ms", 2.0),))
+    assert unknown.nearest is None
+    assert [text for _, text in tell(unknown, "").relaxations] == [
+        "no candidate has this figure: no p90: it takes 64 samples, and there are 20"
+    ]
+
+
+def test_without_anything_measured_there_is_nothing_to_deploy():
+    found = choose(row("trt", ms=None, reason="no GPU"), limits=(Limit("latency_ms", 1.0),))
+    told = tell(found, "")
+    assert told.answer == "Nothing to deploy: no candidate was measured"
+    assert told.unmeasured == [("unsupported: no GPU", "trt · fp16 · batch 1")]
+    assert told.relaxations == []
+
+
+def test_one_candidate_alone():
+    (only,) = tell(choose(row("ort")), "").sentences
+    assert only == "It is the only candidate that was measured."
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (number(0.46), "0.460"), (number(2), "2.00"), (number(12.34), "12.3"), (number(99.96), "100"),
+        (number(1234.5), "1,234"), (number(3e-5), "3.00e-5"), (span(0.45971, 0.46032), "0.4597–0.4603"),
+        (span(1.0, 2.0), "1.00–2.00"), (exponent(4e-4), "4e-4"), (exponent(1.24e-3), "1.2e-3"), (exponent(0), "0"),
+        (seconds(0.042), "0.042 s"), (seconds(3.14), "3.1 s"), (seconds(41.2), "41 s"), (items(184_321), "180,000"),
+        (items(87), "87"), (items(4.2), "4"),
+    ],
+)  # fmt: skip
+def test_figures_are_written_to_be_read(said: str, words: str):
+    assert said == words
+
+
+# What is printed
+
+
+def golden(name: str, **wanted: Any) -> tuple[Recommendation, Told]:
+    runs = read_runs([GOLDEN / name])
+    found = recommend(runs.results.collect(), runs.samples, Wanted(**wanted))
+    return found, tell(found, "python -m profiler bench.yaml \\\n  --only model=resnet50")
+
+
+CASES = [
+    ("h200", {"model": "resnet50"}),
+    ("h200", {"model": "resnet50", "objective": "throughput", "limits": (Limit("peak_memory_mib", 1000.0),)}),
+    ("h200", {"model": "resnet50", "limits": (Limit("latency_ms", 0.1), Limit("error", 1e-3))}),
+    ("h200", {"model": "alexnet", "pass_": "training"}),
+    ("cpu", {"model": "resnet18", "batch_sizes": (1,)}),
+]
+
+
+@pytest.mark.parametrize("width", [120, 80, 60])
+@pytest.mark.parametrize(("name", "wanted"), CASES)
+def test_it_reads_on_narrow_and_wide_terminals(name: str, wanted: dict[str, Any], width: int) -> None:
+    found, told = golden(name, **wanted)
+    out = io.StringIO()
+    print_text(Console(file=out, width=width), told, found.wanted.objective)
+    text = out.getvalue()
+    command = told.command.splitlines()
+    assert [line for line in text.splitlines() if len(line) > width and line not in command] == []
+    words = " ".join(text.split())
+    assert told.answer in words
+    # Neither a name nor a reason may be cut.
+    assert not re.search("…", words)
+    for candidate, figure, _ in told.losers:
+        assert all(part in words for part in (candidate.split(",")[0].split()[0], figure))
+
+
+def test_the_h200s_answer():
+    found, told = golden("h200", model="resnet50")
+    assert told.title == "resnet50, inference on NVIDIA H200: the least latency of a call"
+    assert told.answer == "Deploy compiled fp16, batch 1"
+    assert dict(told.facts)["set-up"] == "7.8 s (build 7.8 s, load 0.075 s)"
+    assert found.margin and not found.margin.between
+    assert found.margin.ratio == pytest.approx(0.518 / 0.46, rel=0.01)
+    assert len(told.losers) == 29
+
+
+@pytest.mark.parametrize(("name", "wanted"), CASES)
+def test_markdown_and_json_hold_the_same(name: str, wanted: dict[str, Any]) -> None:
+    found, told = golden(name, **wanted)
+    page = as_markdown(told, found.wanted.objective)
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    assert all(line.endswith("|") for line in rows)
+    data = json.loads(as_json(found, told))
+    assert len(data["losers"]) == len(found.losers)
+    for loser in data["losers"]:
+        if loser["why"] != "unmeasured":
+            assert f"| {loser['name']} |" in page
+            assert loser["reason"] in page
+    assert data["command"] == "python -m profiler bench.yaml --only model=resnet50"
+    if found.choice:
+        assert data["choice"]["figures"]["latency_ms"] == found.choice.figures["latency_ms"]
+        assert page.startswith(f"# Deploy {found.choice.name}\n")
+    else:
+        assert data["choice"] is None
+        assert [r["figure"] for r in data["relaxations"]] == [limit.figure for limit in found.wanted.limits]
+
+
+def test_names_do_not_break_out_of_their_cells():
+    label = "a|b [red]<i>"
+    found = choose(row("ort", ms=1.0), row(label, ms=2.0))
+    told = tell(found, "")
+    assert f"| {label.replace('|', chr(92) + '|')} fp16, batch 1 |" in as_markdown(told, "latency")
+    out = io.StringIO()
+    print_text(Console(file=out, width=120), told, "latency")
+    assert f"{label} fp16, batch 1" in out.getvalue()
+
+
+# The order
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run of two models in both passes on one machine."""
+    results, samples = run(
+        row("ort"), row("eager", ms=2.0, precision="fp32", batch_size=16), row("ort", model="other"),
+        row("eager", ms=4.0, model="net", extra="optimizer=sgd", optimizer="sgd", **{"pass": "training"}),
+        row("eager", ms=4.0, model="net", extra="optimizer=adamw", optimizer="adamw", **{"pass": "training"}),
+    )  # fmt: skip
+    return written(tmp_path / "run", results, samples)
+
+
+def written(path: Path, results: pl.DataFrame, samples: pl.LazyFrame) -> Path:
+    path.mkdir()
+    results.write_parquet(path / "results.parquet")
+    samples.collect().write_parquet(path / "samples.parquet")
+    (path / "environment.json").write_text(json.dumps({"gpu": "H200"}))
+    (path / "bench.yaml").write_text("models: [{name: net, onnx: gone.onnx}]\nengines: [ort]\n")
+    return path
+
+
+def ask(folder: Path | str, **order: Any) -> tuple[int, str]:
+    out = io.StringIO()
+    code = execute(Order((str(folder),), **order), Console(file=out, width=120))
+    return code, out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ({"model": "ne"}, "--model: 'ne' is not in these runs; did you mean 'net'?"),
+        ({}, "--model is missing: the runs hold 2: net, other"),
+        ({"objective": "speed"}, "--objective: unknown 'speed'; valid: latency, throughput"),
+        ({"objective": "energie"}, "--objective: unknown 'energie'; did you mean 'energy'?"),
+        ({"format": "htm"}, "--format: unknown 'htm'"),
+        ({"pass_": "inferenc"}, "--pass: unknown 'inferenc'; did you mean 'inference'?"),
+        ({"model": "other", "pass_": "training"}, "--pass training: other was not measured in that pass"),
+        ({"precision": "fp61"}, "--precision: unknown 'fp61'; did you mean"),
+        ({"precision": "bf16"}, "--precision bf16: net was not measured at that precision in these runs; they have f"),
+        ({"batch": "0"}, "--batch: '0' is no batch size"),
+        ({"batch": "1,x"}, "--batch: 'x' is no batch size"),
+        ({"batch": "64"}, "--batch 64: net was not measured at that size in these runs; they have 1, 16"),
+        ({"batch": "16", "precision": "fp16"}, "no row has both"),
+        ({"max_latency_ms": ("fast",)}, "--max-latency-ms: 'fast' is no number"),
+        ({"max_latency_ms": ("p98=2",)}, "--max-latency-ms: unknown 'p98'; give a number, for the median, or p90=…"),
+        ({"max_latency_ms": ("p99=",)}, "--max-latency-ms: 'p99=' is no limit"),
+        ({"max_latency_ms": ("-2",)}, "--max-latency-ms: -2 is no limit; give a number greater than 0"),
+        ({"max_latency_ms": ("nan",)}, "--max-latency-ms: nan is no limit"),
+        ({"max_memory_mib": 0.0}, "--max-memory-mib: 0.0 is no limit"),
+        ({"min_throughput": -1.0}, "--min-throughput: -1.0 is no limit"),
+        ({"max_error": float("inf")}, "--max-error: inf is no limit"),
+        ({"usd_per_hour": ("cheap",)}, "--usd-per-hour: 'cheap' is no price"),
+        ({"usd_per_hour": ("H100=2",)}, "--usd-per-hour: no run is of a machine 'H100'; did you mean 'H200'?"),
+        ({"objective": "cost"}, "--objective cost: the runs know no price; give --usd-per-hour"),
+        ({"objective": "energy"}, "--objective energy: no row has energy_mj_per_item"),
+        ({"pass_": "training"}, "--extra is missing: these runs hold optimizer=sgd, optimizer=adamw"),
+        ({"pass_": "training", "extra": "optimizer=lion"}, "--extra: no rows end in 'optimizer=lion'"),
+        ({"pass_": "training", "export": Path("x")}, "--export: an artifact runs inference"),
+    ],
+)  # fmt: skip
+def test_an_order_that_cannot_be_used_says_how_to_mend_it(folder: Path, order: dict[str, Any], words: str) -> None:
+    model = {} if not order or "model" in order else {"model": "net"}
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        ask(folder, **model, **order)
+
+
+def test_a_bare_price_is_refused_where_there_are_several_machines():
+    results, _ = run(row("ort", machine="A"), row("ort", machine="B"))
+    with pytest.raises(ConfigError, match=r"whose price is that\? The runs are of several machines: 'A=…', 'B=…'"):
+        make_wanted(Order(("run",), "net", usd_per_hour=("3",)), results)
+    assert make_wanted(Order(("run",), "net", usd_per_hour=("A=3", "B=2.5")), results).prices == {"A": 3.0, "B": 2.5}
+
+
+def test_limits_are_read_as_they_are_written():
+    order = Order(("run",), "net", max_latency_ms=("5,p99=8", "p90=6"), min_throughput=100.0, max_error=1e-2)
+    assert check(order) == (
+        Limit("latency_ms", 5.0), Limit("latency_p99_ms", 8.0), Limit("latency_p90_ms", 6.0),
+        Limit("throughput", 100.0), Limit("error", 1e-2),
+    )  # fmt: skip
+
+
+def test_exit_codes_and_the_command_to_measure_it_again(folder: Path) -> None:
+    code, text = ask(folder, model="net")
+    assert code == 0
+    assert "Deploy ort fp16, batch 1" in text
+    conditions = "model=net,variant=ort,pass=inference,precision=fp16,batch_size=1"
+    assert f"python -m profiler {folder}/bench.yaml \\\n  --only {conditions}\n" in text
+    code, text = ask(folder, model="net", max_latency_ms=("0.5",))
+    assert code == 3
+    assert "Nothing meets the limit" in text
+    code, text = ask(folder, model="net", pass_="training", extra="optimizer=sgd")
+    assert code == 0
+    assert "batch_size=1,optimizer=sgd" in text
+
+
+def test_a_run_without_its_job_says_so(folder: Path) -> None:
+    (folder / "bench.yaml").unlink()
+    assert f"No command can be given: {folder} holds no bench.yaml" in ask(folder, model="net")[1]
+
+
+def test_the_command_line(profiler: Any, folder: Path, tmp_path: Path) -> None:
+    done = profiler("recommend", "run", "--model", "net", "--max-latency-ms", "p99=2", "--format", "json", cwd=tmp_path)
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["choice"] is None
+    done = profiler("recommend", "run", "--model", "nett", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "--model: 'nett' is not in these runs; did you mean 'net'?\n"
+    done = profiler("recommend", "nowhere", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "there is no such folder" in done.stderr
+    assert profiler("recommend", cwd=tmp_path).returncode == 2
+    done = profiler("recommend", "run", "--model", "net", "--format", "md", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("# Deploy ort fp16, batch 1\n")
