@@ -85,8 +85,10 @@ def measure(
     expected_ms: float,
     report: Callable[[Samples], None] = lambda samples: None,
     now: Now = time.perf_counter,
+    headline_only: bool = False,
 ) -> Measurement:
-    """Sample every clock of the device. `expected_ms` is the warm-up's; `report` gets partial samples."""
+    """Sample every clock of the device, or the headline's alone. `expected_ms` is the warm-up's; `report` gets partial
+    samples."""
     result = Measurement(clock.headline)
     only = clock.headline == "host"
     block = 1 if expected_ms >= _SHORT_MS else max(1, round(_SHORT_MS / max(expected_ms, 1e-4)))
@@ -103,6 +105,8 @@ def measure(
         report,
         now,
     )
+    if headline_only:
+        return result
     if only:
         # Calls on the CPU are synchronous, so the timed calls were a back-to-back loop already, if they lasted long
         # enough; what lies between them (the stop rule, reports to the parent) is no part of it.

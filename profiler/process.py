@@ -14,6 +14,7 @@ import importlib
 import multiprocessing
 import multiprocessing.connection
 import os
+import re
 import signal
 import sys
 import time
@@ -308,8 +309,12 @@ def _redirect_output(log: Path) -> None:
     os.close(target)
 
 
+_SIGNATURE = re.compile(r"\S*/onnxruntime/\S+ .*?\] (?=\w+ failure \d+)")
+"""Where and in which C++ template ONNX Runtime failed, several hundred characters before it says how."""
+
+
 def _first_lines(message: str, limit: int = 300) -> str:
-    text = " ".join(message.split())
+    text = _SIGNATURE.sub("", " ".join(message.split()))
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,10 @@ def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: P
     counted_anew = host.start_measuring()
     phases.enter("measure")
     budget = _within(task.budget, phases.spent())
-    measured = measure(session, clock, budget, expected_ms, lambda samples: report("samples", samples))
+    # Of a probe it is asked whether it fits; near the limit a call takes seconds.
+    is_probe = "probe" in case.extra
+    tell = partial(report, "samples")
+    measured = measure(session, clock, budget, expected_ms, tell, headline_only=is_probe)
     report("samples", measured.samples)  # Whatever the checks below run into, these are not lost.
     device.read()
     energy_mj = None
@@ -196,12 +200,12 @@ def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: P
         result.warnings.append("host-peak: the kernel does not count anew, so host_peak_mib includes the set-up")
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
     result.telemetry["energy_mj_per_item"] = None if energy_mj is None else energy_mj / case.batch_size
-    if "sweep" in case.extra or "probe" in case.extra:
+    if "sweep" in case.extra or is_probe:
         report("fits", result)  # Whether or not there is memory for the checks beside it.
     outputs = session.outputs()
     _check(task, session, outputs, result)
     copied = _bytes(case, job.inputs), _bytes(case, outputs)
-    if isinstance(clock, CudaClock) and "probe" not in case.extra:  # Pinning gigabytes would take longer than a probe.
+    if isinstance(clock, CudaClock) and not is_probe:  # Pinning gigabytes would take longer than a probe.
         result.samples |= clock.time_copies(*copied)
     _add_roofline(task, result, sum(copied), report)
     result.seconds = {

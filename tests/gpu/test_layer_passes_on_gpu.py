@@ -141,8 +141,10 @@ def test_output_and_gradients_are_autograds_in_fp64(
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_other_precisions_are_as_far_off_as_they_should(precision: str, open_layer: Open, cache: Cache) -> None:
-    session = open_layer("eager", LAYERS["plain"], precision)
-    found = errors(numbers(session), truth(session, LAYERS["plain"], cache))
+    # L3: whether TF32 is used, cuDNN decides, and for a layer as small as "plain" it may not.
+    layer = Conv2d((128, 32, 32), 128, (9, 9))
+    session = open_layer("eager", layer, precision)
+    found = errors(numbers(session), truth(session, layer, cache))
     assert 1e-5 < max(found.values()) < ERRORS[precision], found
 
 

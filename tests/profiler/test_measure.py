@@ -239,6 +239,16 @@ def test_on_a_gpu_every_clock_has_samples():
     assert result.warnings == []
 
 
+@pytest.mark.parametrize("headline", ["event", "host"])
+def test_where_the_headline_is_enough_nothing_else_is_run(headline):
+    world = World(headline, call_ms=2000.0)
+    result = measure(world, world, Budget(seconds=0.3, min_samples=3, max_samples=3), 2000.0, now=world.now,
+                     headline_only=True)  # fmt: skip
+    assert {name: len(values) for name, values in result.samples.items()} == {headline: 3}
+    assert (result.throughput, result.stop_reason) == (None, "max_samples")
+    assert [what for what, _, _ in world.asked] == ["time_calls"] * 3
+
+
 def test_gated_calls_are_asked_for_in_chunks_that_count_the_gates_own_time():
     world = World("event", call_ms=40.0, enqueue_ms=5.0)
     world.measure()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from profiler.process import Call, Child, Outcome, run_all, start_forkserver
+from profiler.process import Call, Child, Outcome, explain, run_all, start_forkserver
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -329,6 +329,19 @@ def test_want_of_memory_is_oom(call: Calls, function: str) -> None:
     outcome = outcome_of(call(function))
     assert outcome.status == "oom", outcome.reason
     assert outcome.reason
+
+
+def test_a_reason_says_how_onnx_runtime_failed_and_not_in_which_template() -> None:
+    where = (
+        "Error in execution: /onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:154 std::conditional_t<"
+        "THRW, void, onnxruntime::common::Status> onnxruntime::CudaCall(ERRTYPE, const char*, const char*, "
+        "SUCCTYPE, const char*, const char*, int) [with ERRTYPE = cudaError; bool THRW = true; SUCCTYPE = cudaError; "
+        "std::conditional_t<THRW, void, common::Status> = void] "
+    )
+    how = "CUDA failure 901: operation failed due to a previous error during capture ; GPU=0 ; expr=cudaStreamEnd"
+    outcome = explain(RuntimeError(where + how))
+    assert (outcome.status, outcome.reason) == ("failed", f"RuntimeError: Error in execution: {how}")
+    assert explain(RuntimeError(where + "CUDA failure 2: out of memory ; GPU=0")).status == "oom"
 
 
 @pytest.mark.parametrize(("how", "status"), [("return", "ok"), ("crash", "crashed"), ("hang", "timeout")])

@@ -77,6 +77,7 @@ device: cpu
 budget: {{seconds: 0.05, min_samples: 3}}
 exclude: [{{model: branching, engine: [ort, openvino]}}]
 """
+RUNTIMES = ("torch", "onnxruntime", "openvino", "numpy")
 WITHOUT_US = """
 import runpy, sys
 
@@ -172,8 +173,16 @@ def run_example(
         np.save(place / f"{number}.npy", array)
     given = ["--input", *(f"{number}.npy" for number in range(len(inputs)))] if inputs else []
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    folders = []
+    if python == sys.executable:
+        # Its runtimes, wherever they are, and CUDA's libraries, which may lie in another folder than the runtime.
+        found = [importlib.util.find_spec(name) for name in RUNTIMES]
+        folders = list(dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in found if spec and spec.origin))
+        cuda = [str(path) for folder in folders for path in Path(folder).glob("nvidia/*/lib")]
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join([*cuda, environment.get("LD_LIBRARY_PATH", "")]).strip(":")
+    code = f"import sys\nsys.path[:0] = {folders!r}\n{WITHOUT_US}"
     done = subprocess.run(
-        [python, "-I", "-c", WITHOUT_US, str(artifact / "run.py"), *given, "--output", "y.npy"],
+        [python, "-I", "-c", code, str(artifact / "run.py"), *given, "--output", "y.npy"],
         cwd=place,
         env={**environment, "OMP_NUM_THREADS": "1"},
         capture_output=True,
