@@ -23,9 +23,8 @@ endif
 bench: $(BENCH_READY)
 	$(RUN) -m profiler bench.yaml
 
-# Half of the tests' time is waiting: for processes that are started, hang or are ended.
 test: $(TEST_READY)
-	$(RUN) -m pytest --numprocesses 2 --dist loadfile
+	$(RUN) -m pytest
 
 test-gpu: $(TEST_READY)
 	$(RUN) -m pytest -m gpu --require-gpu

@@ -23,7 +23,7 @@ from pathlib import Path
 import polars as pl
 
 from benchmarks.slowed.sitecustomize import key_of
-from profiler.compare.cells import MARGINS, compare
+from profiler.compare import MARGINS, compare
 from profiler.runs import read_runs
 
 HERE = Path(__file__).resolve().parent
