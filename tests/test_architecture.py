@@ -24,6 +24,7 @@ WITH_POLARS = {
     *(f"profiler.report.{name}" for name in ("write", "content", "data", "findings", "rows", "sections", "tables")),
     "profiler.report.texts",
     *(f"profiler.recommend.{name}" for name in ("candidates", "choice", "order")),
+    "benchmarks.ab",
     "benchmarks.publish",
     "benchmarks.tables",
 }

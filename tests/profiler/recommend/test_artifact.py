@@ -460,7 +460,7 @@ def run_trt_example(folder: Path, library: StandIn, monkeypatch: pytest.MonkeyPa
     spec = {"name": "values", "shape": list(x.shape), "dtype": "float32"}
     settings = {"settings": {"module": "tensorrt"}, "options": {"cuda_graph": True}, "model": "theirs"}
     (folder / "config.json").write_text(json.dumps({**settings, "inputs": [spec], "outputs": ["scores"]}))
-    shutil.copyfile(ROOT / "profiler" / "examples" / "trt.py", folder / "run.py")
+    shutil.copyfile(ROOT / "profiler" / "recommend" / "examples" / "trt.py", folder / "run.py")
     monkeypatch.setitem(sys.modules, "tensorrt", library)  # type: ignore[arg-type]
     logger = type("Logger", (stand_in.ILogger,), {"__init__": lambda self, level: None, "made": True, "log": print})
     monkeypatch.setattr(library, "Logger", logger, raising=False)
@@ -496,7 +496,7 @@ def test_tensorrts_example_uses_cuda_as_it_is(tmp_path: Path, monkeypatch: pytes
 
 
 def test_bf16_is_rounded_to_the_nearest() -> None:
-    source = ast.parse((ROOT / "profiler" / "examples" / "trt.py").read_text())
+    source = ast.parse((ROOT / "profiler" / "recommend" / "examples" / "trt.py").read_text())
     (function,) = (n for n in source.body if isinstance(n, ast.FunctionDef) and n.name == "to_bf16")
     space: dict[str, Any] = {"np": np, "Any": Any}
     exec(compile(ast.Module([function], []), "trt.py", "exec"), space)
@@ -551,7 +551,7 @@ def test_onnx_runtime_gets_the_options_that_were_measured() -> None:
 def test_every_engine_has_an_example_that_stands_alone() -> None:
     assert set(EXAMPLES) == set(ENGINES)
     for name in EXAMPLES.values():
-        source = (ROOT / "profiler" / "examples" / f"{name}.py").read_text()
+        source = (ROOT / "profiler" / "recommend" / "examples" / f"{name}.py").read_text()
         nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import | ast.ImportFrom)]
         imported = {a.name if isinstance(n, ast.Import) else n.module for n in nodes for a in n.names}
         ours = {m for m in imported if m and m.partition(".")[0] in ("profiler", "engines", "exporters", "tests")}
