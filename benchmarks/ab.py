@@ -3,9 +3,9 @@
 Three runs of benchmarks/ab.yaml, three replicates each: A, B, which is the same again, and C, every call of which is
 slowed on purpose (benchmarks/slowed). B should be indistinguishable from A and C slower, each in 95 % of the cells.
 
-    python benchmarks/ab.py                  the runs take turns, a replicate each: A B C, C B A, A B C
-    python benchmarks/ab.py --in-a-row       one whole run after the other, as two runs of a user are
-    python benchmarks/ab.py --output DIR     keep the runs there
+    PYTHONPATH=. python benchmarks/ab.py                  the runs take turns, a replicate each: A B C, C B A, A B C
+    PYTHONPATH=. python benchmarks/ab.py --in-a-row       one whole run after the other, as two runs of a user are
+    PYTHONPATH=. python benchmarks/ab.py --output DIR     keep the runs there
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 import polars as pl
 
 from benchmarks.slowed.sitecustomize import key_of
-from profiler.compare import MARGINS, compare
+from profiler.compare.cells import MARGINS, compare
 from profiler.runs import read_runs
 
 HERE = Path(__file__).resolve().parent
@@ -43,6 +43,8 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         output = options.output or Path(temporary)
+        if any((output / side).exists() for side in SIDES):
+            sys.exit(f"{output}: there are runs already; give another folder")
         runs: dict[str, Path] = {}
         for side, replicates in turns(options.in_a_row):
             run_turn(options, output, side, replicates, runs)
@@ -93,6 +95,8 @@ def judge(runs: Mapping[str, Path]) -> bool:
     results = read_runs([runs[side] for side in SIDES]).results.collect()
     cells = compare(results, by="machine", base="A").drop_nulls("ratio")
     device = str(results["device"][0])
+    if {*cells["side"]} != {"B", "C"}:
+        sys.exit("there is nothing to compare: B or C has no cell that was measured in A, too")
     print(f"\n{', '.join(results['gpu'].drop_nulls().unique()) or device}, margin {MARGINS[cells['judged_on'][0]]:.0%}")
     right = True
     for side, word in (("B", "indistinguishable"), ("C", "slower")):

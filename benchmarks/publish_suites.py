@@ -1,6 +1,6 @@
 """What enters: folders of runs of suites. What leaves: their published tables, conclusions and data to keep in docs/.
 
-    python benchmarks/publish_suites.py results/<run> results/<run> --into docs/results/suites
+    PYTHONPATH=. python benchmarks/publish_suites.py results/<run> results/<run> --into docs/results/suites
 
 One run a suite, all on one machine. Nothing that is written names the host or a folder of the machine, and raw samples
 are not copied.

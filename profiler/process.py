@@ -309,7 +309,7 @@ def _redirect_output(log: Path) -> None:
     os.close(target)
 
 
-_SIGNATURE = re.compile(r"\S*/onnxruntime/\S+ .*?\] (?=\w+ failure \d+)")
+_SIGNATURE = re.compile(r"(?<!\S)/\S*?/onnxruntime/\S+ .*?\] (?=\w+ failure \d+)")
 """Where and in which C++ template ONNX Runtime failed, several hundred characters before it says how."""
 
 

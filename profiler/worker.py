@@ -175,7 +175,7 @@ def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: P
     report("samples", measured.samples)  # Whatever the checks below run into, these are not lost.
     device.read()
     energy_mj = None
-    if task.energy and nvml.energy_mj() is not None:
+    if task.energy and not is_probe and nvml.energy_mj() is not None:
         phases.enter("energy")
         left = _left(task.budget, phases.spent())
         if left > ENERGY_SECONDS + 2 * expected_ms / 1000:

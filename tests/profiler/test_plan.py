@@ -1,4 +1,4 @@
-"""The plan: readable ids, interleaved replicates, filters that mean what they say, and a reason for what cannot run."""
+"""The plan: readable ids, replicates in rounds, filters that mean what they say, and a reason for what cannot run."""
 
 from __future__ import annotations
 

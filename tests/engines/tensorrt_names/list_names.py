@@ -3,7 +3,7 @@
     pip download --no-deps tensorrt-cu13-bindings==11.4.0.106
     python list_names.py tensorrt_cu13_bindings-11.4.0.106-cp311-none-manylinux_2_28_x86_64.whl > 11.4.txt
 
-PyPI has the bindings without TensorRT's own libraries, which they need to be imported. They take nine C functions from
+The bindings come as wheels without TensorRT's own libraries, which they need to be imported. They take nine C functions from
 them and call none on import, so stand-in libraries that define those, beside the extension module (its run path), will
 do. The Python must be of the wheel's version, and `cc` is needed.
 """
@@ -67,6 +67,6 @@ if __name__ == "__main__":
     wheel = Path(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
         module = load(wheel, Path(folder))
-        print(f"# TensorRT {module.__version__}, from {wheel.name} on PyPI")
+        print(f"# TensorRT {module.__version__}, from {wheel.name}")
         print(f"# (sha256 {hashlib.sha256(wheel.read_bytes()).hexdigest()}); made by list_names.py")
         print("\n".join(names_of(module)))
