@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python benchmarks/publish_suites.py results/<run> results/<run> --into docs/results/suites
 
-One run a suite, all on one machine. Nothing that is written names the host or a folder of the machine, and raw samples
-are not copied.
+One run a suite, all on one kind of machine. Nothing that is written names the host or a folder of the machine, and raw
+samples are not copied.
 """
 
 from __future__ import annotations
@@ -50,9 +50,22 @@ def publish(runs: Sequence[Run], into: Path) -> None:
         "comparison (`conclusions.md`), all rows (`results.parquet`), the job and the machine.",
         "| suite | after | rows | command and wall time |\n| --- | --- | --- | --- |\n" + "\n".join(lines),
         "## The machine",
-        "\n".join(facts(clean.environment(runs[0].environment))),
+        "\n".join(_machine(runs, clean)),
     ]
     (into / "README.md").write_text("\n\n".join(page) + "\n")
+
+
+def _machine(runs: Sequence[Run], clean: Cleaner) -> list[str]:
+    """The machine's facts; what differs between the runs, such as the cores that they were given, with their suites."""
+    tables = [facts(clean.environment(run.environment)) for run in runs]
+    lines = []
+    for rows in zip(*tables, strict=True):
+        suites: dict[str, list[str]] = {}
+        for run, row in zip(runs, rows, strict=True):
+            suites.setdefault(row, []).append(str(run.job.get("suite")))
+        said = [row.split("|")[2].strip() + f" ({', '.join(names)})" for row, names in suites.items()]
+        lines.append(rows[0] if len(suites) == 1 else f"|{rows[0].split('|')[1]}| {'; '.join(said)} |")
+    return lines
 
 
 def _write(run: Run, clean: Cleaner, folder: Path) -> None:

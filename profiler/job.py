@@ -28,7 +28,7 @@ from profiler.published.studies import covers, present, require
 from profiler.result import Result
 from profiler.run import REMEASURED, Runner
 from profiler.store import RunFolder
-from profiler.table import summary, write_tables
+from profiler.table import summary, without_probes, write_tables
 from profiler.terminal import print_results
 from profiler.walltime import describe as describe_time
 
@@ -143,7 +143,7 @@ def _measure(
         same = "".join(f" --only {condition}" for condition in request.only) + flags
         console.print(Text(f"Interrupted; go on with: python -m profiler --resume {run.path}{same}"), soft_wrap=True)
         return 130
-    statuses = set(results["status"])
+    statuses = set(without_probes(results)["status"])
     if "ok" not in statuses or (request.strict and statuses - {"ok", "unsupported"}):
         return 1
     return 0

@@ -30,7 +30,8 @@ _TEXTS: dict[str, pl.DataType] = {column: pl.String() for column in FAMILY}
 def efficiency(results: pl.DataFrame) -> pl.DataFrame:
     """One row a batch of a family that has several, in rising order.
 
-    `latency_ms` and its ends (the widest of the replicates', or null), `ms_per_item`, `throughput` in items/s, and
+    `latency_ms` and its ends (the widest of the replicates', or null), the `fastest_ms` and `slowest_ms` replicate,
+    `ms_per_item`, `throughput` in items/s, and
     `efficiency`, the share of the family's best throughput; null with a `note` for a batch that was not measured.
     """
     ok = pl.col("status") == "ok"
@@ -43,6 +44,8 @@ def efficiency(results: pl.DataFrame) -> pl.DataFrame:
             pl.col("latency_ms", "throughput").filter(ok).median(),
             latency_low_ms=pl.when((ok & low.is_null()).any()).then(None).otherwise(low.filter(ok).min()),
             latency_high_ms=pl.when((ok & high.is_null()).any()).then(None).otherwise(high.filter(ok).max()),
+            fastest_ms=pl.col("latency_ms").filter(ok).min(),
+            slowest_ms=pl.col("latency_ms").filter(ok).max(),
             clock=pl.col("clock").drop_nulls().first(),
             note=pl.when(~ok.any()).then(_note().drop_nulls().first()),
         )
@@ -134,21 +137,23 @@ def largest(results: pl.DataFrame) -> pl.DataFrame:
 def sentences(results: pl.DataFrame) -> list[str]:
     """What the frames say, a sentence a finding, family by family within each kind of finding."""
     several = results["machine"].n_unique() > 1
+    again = results["run_id"].n_unique() > results["machine"].n_unique()
     found = [
         *((row, _knee(row)) for row in knees(results).to_dicts()),
         *((family, _shapes(rows)) for family, rows in _by_family(curvature(results))),
         *((row, _excess(row)) for row in more_than_twice(results).to_dicts()),
         *((row, _largest(row)) for row in largest(results).to_dicts()),
     ]
-    return [f"{_name(row, several)}: {finding}." for row, finding in found if finding]
+    return [f"{_name(row, several, again)}: {finding}." for row, finding in found if finding]
 
 
-def _name(row: Row, with_machine: bool) -> str:
+def _name(row: Row, with_machine: bool, with_run: bool) -> str:
     """A family in words, like "vgg16 training, eager fp32"."""
     model = f"{row['model']} training" if row["pass"] == "training" else row["model"]
     settings = [part.replace("=", " ") for part in row["settings"].split("/") if part]
     machine = [f"on {row['machine']}"] if with_machine else []
-    return ", ".join([model, f"{row['variant']} {row['precision']}", *settings, *machine])
+    run = [f"run {row['run_id']}"] if with_run else []
+    return ", ".join([model, f"{row['variant']} {row['precision']}", *settings, *machine, *run])
 
 
 def _with_settings(results: pl.DataFrame) -> pl.DataFrame:
@@ -175,10 +180,12 @@ def _by_family(frame: pl.DataFrame) -> Iterator[tuple[Row, list[Row]]]:
 
 
 def _ends(point: Row) -> tuple[float, float]:
-    """A latency's interval."""
+    """A latency's interval, or margin, and no less than its replicates' spread."""
     low, high, ms = point["latency_low_ms"], point["latency_high_ms"], point["latency_ms"]
     margin = _MARGINS.get(point["clock"], max(_MARGINS.values())) * ms
-    return (ms - margin, ms + margin) if low is None or high is None else (low, high)
+    ends = (ms - margin, ms + margin) if low is None or high is None else (low, high)
+    spread = max(point["slowest_ms"] - ms, ms - point["fastest_ms"])
+    return min(ends[0], ms - spread), max(ends[1], ms + spread)
 
 
 def _bends(points: Sequence[Row]) -> Iterator[Row]:
@@ -231,7 +238,8 @@ def _largest(row: Row) -> str:
     status, reason = row["refused_status"], row["refused_reason"] or ""
     why = reason if reason.startswith("not tried") else OUT_OF_MEMORY if status == "oom" else f"{status}: {reason}"
     if row["largest"] is None:
-        return f"no batch fits, {row['refused']} does not ({why})"
+        tried = "probe" if row["searched"] and row["refused"] > 1 else "batch"
+        return f"no {tried} fits, {row['refused']} does not ({why})"
     memory = "" if row["peak_memory_mib"] is None else f" ({row['peak_memory_mib']:,.0f} MiB)"
     text = f"the largest batch {'' if row['searched'] else 'of the sweep '}that fits is {row['largest']}{memory}"
     return text + ("; none above it was tried" if row["refused"] is None else f"; {row['refused']} does not ({why})")

@@ -177,9 +177,14 @@ def extras(key: dict[str, Any]) -> list[str]:
     return [f"{name} {value}" for name, value in parts if name != "sweep"]
 
 
+def is_probe() -> pl.Expr:
+    """Whether a row of the results is a try of the search for the largest batch (profiler.minibatch)."""
+    return pl.col("extra").fill_null("").str.contains("probe=", literal=True)
+
+
 def without_probes(results: pl.DataFrame) -> pl.DataFrame:
-    """The rows that the job asked for: without those by which the largest batch was searched (profiler.minibatch)."""
-    return results.filter(~pl.col("extra").fill_null("").str.contains("probe="))
+    """The rows that the job asked for: without those by which the largest batch was searched."""
+    return results.filter(~is_probe())
 
 
 def _ok(results: pl.DataFrame) -> pl.DataFrame:

@@ -14,6 +14,7 @@ import polars as pl
 from profiler.compare.ratios import Means, intervals
 from profiler.document import ConfigError, nearest
 from profiler.statistics import REPLICATES_FOR_A_VERDICT
+from profiler.table import is_probe
 
 CELL = ["model", "variant", "pass", "precision", "batch_size", "extra"]
 MARGINS = {"gpu": 0.01, "host": 0.03, "latency": 0.03}
@@ -76,7 +77,8 @@ def check_by(results: pl.LazyFrame | pl.DataFrame, by: str) -> None:
 def _rows(results: pl.LazyFrame | pl.DataFrame, by: str) -> pl.DataFrame:
     """The columns that a comparison needs, with `side`."""
     check_by(results, by)
-    rows = results.lazy().select(*COLUMNS, pl.col(by).alias("side")).filter(pl.col("side").is_not_null()).collect()
+    asked = results.lazy().filter(~is_probe())  # What a probe says is where memory ends, not how fast anything is.
+    rows = asked.select(*COLUMNS, pl.col(by).alias("side")).filter(pl.col("side").is_not_null()).collect()
     if rows.is_empty():
         raise ConfigError(f"--by {by}: no row says anything there; give a column that does, such as run or machine")
     return rows.with_columns(pl.col("extra").fill_null(""))

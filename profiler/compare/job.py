@@ -20,6 +20,7 @@ from profiler.config import parse_only
 from profiler.document import ConfigError, nearest
 from profiler.fitted import markdown_section, print_section
 from profiler.runs import Runs, chosen, published_as_results, read_runs
+from profiler.table import is_probe
 
 FORMATS = ("text", "md", "csv", "json")
 
@@ -60,7 +61,7 @@ def make_comparison(request: Request, limit: float | None = None) -> Comparison:
     # A published library is none of our variants: of each machine the fastest stands for it.
     by, best = request.by or ("machine" if published else "run"), request.best or bool(published)
     names = {**_run_names(runs), **{study: study for study in request.references}}
-    results = pl.concat([runs.results, *(frame.lazy() for frame in published)])
+    results = pl.concat([runs.results, *(frame.lazy() for frame in published)]).filter(~is_probe())
     results = results.with_columns(run=pl.col("run_id").replace_strict(names, return_dtype=pl.String))
     check_by(results, by)
     needed = dict.fromkeys([*COLUMNS, "run_id", "machine", "sm_clock_mhz", by])

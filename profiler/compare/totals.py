@@ -41,6 +41,8 @@ class Total:
 
     def sentence(self, told: str = "") -> str:
         """Like "Across all models, B is 2.2x to 2.5x faster than A."; `told` comes first, such as "In training"."""
+        if not self.models:  # They are the sides.
+            return f"{told}, {self._relation()}." if told else f"{self._relation()}."
         where = "across all models" if self.of > 1 else f"for {self.models[0]}"
         if len(self.models) < self.of:
             where = f"across the {len(self.models)} models that both ran"
@@ -71,8 +73,8 @@ def totals(cells: pl.DataFrame) -> list[Total]:
         assert ratio is not None
         found.append(
             Total(
-                str(base), str(side), str(pass_), part.height, ratio, device, memory,
-                min(models["ratio"]), max(models["ratio"]), tuple(map(str, models["model"])),
+                str(base), str(side), str(pass_ or ""), part.height, ratio, device, memory,
+                min(models["ratio"]), max(models["ratio"]), tuple(map(str, models["model"].drop_nulls())),
                 sum(row["pass"] == pass_ for row in of[side]),
                 verdicts.get("faster", 0), verdicts.get("slower", 0), verdicts.get("indistinguishable", 0),
                 max(MARGINS[clock] for clock in part["judged_on"].unique()),
@@ -84,7 +86,7 @@ def totals(cells: pl.DataFrame) -> list[Total]:
 def sentences(found: list[Total]) -> list[str]:
     """One a total; the pass is named where there are several."""
     several = len({total.pass_ for total in found}) > 1
-    return [total.sentence(f"In {total.pass_}" if several else "") for total in found]
+    return [total.sentence(f"In {total.pass_}" if several and total.pass_ else "") for total in found]
 
 
 def times(ratio: float) -> str:

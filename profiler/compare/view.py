@@ -149,7 +149,7 @@ def _cells(comparison: Comparison, side: str, top: int) -> Section:
     compared = comparison.cells.filter(side=side).drop_nulls("ratio")
     tables = []
     for (pass_,), part in compared.group_by("pass", maintain_order=True):
-        title = f"{side} against {comparison.base}, {pass_}"
+        title = ", ".join(filter(None, [f"{side} against {comparison.base}", pass_]))
         if part.height > top:
             title += f": of {part.height:,} cells the {top} that changed most"
             part = part.sort("ratio", maintain_order=True)

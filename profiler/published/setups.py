@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 
 from profiler.schema import RESULTS
+from profiler.table import without_probes
 
 _LIBRARIES = {
     "eager": ("PyTorch", "torch_version"),
@@ -52,7 +53,7 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
     marks eager in fp32, which the others are held against, `swept` the rows of a batch sweep, `updates` those with an
     optimizer's step. Rows that only looked for the largest batch are left out.
     """
-    rows = results.filter(~pl.col("extra").fill_null("").str.contains("probe="))
+    rows = without_probes(results)
     cells = list(rows.iter_rows(named=True))
     on_cpu = pl.when(device="cpu").then(pl.lit("CPU")).otherwise(pl.lit("GPU"))
     why = pl.format("{}: {}", "status", pl.col("reason").fill_null("no reason was given"))

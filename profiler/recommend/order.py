@@ -14,6 +14,7 @@ from profiler.document import ConfigError, nearest
 from profiler.recommend.candidates import machine_of, work_of
 from profiler.recommend.choice import OBJECTIVES, Limit, Wanted, rows_of
 from profiler.statistics import PERCENTILE_NEEDS
+from profiler.table import without_probes
 
 FORMATS = ("text", "md", "json")
 
@@ -62,6 +63,7 @@ def check(order: Order) -> tuple[Limit, ...]:
 def make_wanted(order: Order, results: pl.DataFrame) -> Wanted:
     """What is asked of these results, one row a case. Raises ConfigError for what they do not hold."""
     limits = check(order)
+    results = without_probes(results)
     model = _model(order.model, results)
     rows = results.filter(model=model)
     _check_there("--pass", [order.pass_], rows["pass"], f"{model} was not measured in that pass")

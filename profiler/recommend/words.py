@@ -164,8 +164,9 @@ def _unknown(candidate: Candidate, figure: str) -> str:
         return f"no p{q}: it takes {PERCENTILE_NEEDS[q]} samples, and there are {samples}"
     if figure == "usd_per_million_items" and candidate.row["throughput"] is not None:
         return f"no price of {candidate.machine}: give --usd-per-hour"
+    swept = "sweep=" in (candidate.row["extra"] or "")
     why = {
         "energy_mj_per_item": ": measure with energy: true",
-        "peak_memory_mib": ": rows that share a process have none" if candidate.row["extra"] else "",
+        "peak_memory_mib": ": rows that share a process have none" if swept else "",
     }
     return f"no figure of {name}{why.get(figure, '')}"

@@ -154,20 +154,23 @@ def layer_rows(cell: Sequence[layers.Profiled]) -> list[dict[str, Any]]:
 
 
 def largest(probes: pl.DataFrame) -> Table:
-    """The largest batch that ran in each line, and the smallest that did not, from a search for it."""
-    keys = ["run", "model", "pass", "variant", "precision"]
+    """The largest batch that ran in each line, and the smallest above it that did not, from a search for it."""
+    keys = ["run", "model", "pass", "extra", "variant", "precision"]
     ok, batch = pl.col("status") == "ok", pl.col("batch_size")
+    most = batch.filter(ok).max()
+    # Memory need not grow with the batch: a smaller one than the largest may have failed.
+    refused = ~ok & (batch > most.fill_null(0))
     found = probes.group_by(keys, maintain_order=True).agg(
-        largest=batch.filter(ok).max(),
-        throughput=pl.col("throughput").filter(ok & (batch == batch.filter(ok).max())).first(),
-        peak_memory_mib=pl.col("peak_memory_mib").filter(ok & (batch == batch.filter(ok).max())).first(),
-        too_large=batch.filter(~ok).min(),
-        status=pl.col("status").filter(~ok).sort_by(batch.filter(~ok)).first(),
+        largest=most,
+        peak_memory_mib=pl.col("peak_memory_mib").filter(ok & (batch == most)).first(),
+        too_large=batch.filter(refused).min(),
+        status=pl.col("status").filter(refused).sort_by(batch.filter(refused)).first(),
     )
+    found = found.with_columns(pl.col("extra").str.replace("/?probe=[^/]*", ""))
     columns = [
         *_identity(found, batch=False),
+        *([text("Setting", "extra")] if found["extra"].n_unique() > 1 else []),
         whole("Largest batch", "largest"),
-        items("Items/s", "throughput"),
         whole("Memory, MiB", "peak_memory_mib"),
         whole("Too large", "too_large"),
         text("since", "status"),

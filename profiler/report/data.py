@@ -14,9 +14,10 @@ import polars as pl
 
 from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
 from profiler import layers, table
-from profiler.runs import Runs
+from profiler.runs import Runs, chosen
 from profiler.schema import RESULTS, SAMPLES
 from profiler.speedup import GROUP
+from profiler.table import is_probe
 
 KEY = ["run", *GROUP]
 """A group: what a deployment chooses within."""
@@ -32,7 +33,6 @@ TICKS = 40
 _MOST_SAMPLES = 600_000
 """That intervals are made from: some four seconds."""
 _MOST_PROBLEMS = 300
-_PROBE = "probe="
 _SETUP = ["export_s", "build_s", "load_s", "first_run_s"]
 _PARTS = [f"{part}_mib" for part in ("context", "weights", "gradients", "optimizer", "activations", "slack", "library")]
 _MEASURES = [name for name, dtype in RESULTS.items() if dtype == pl.Float64]
@@ -86,25 +86,24 @@ def gather(
     Without any case `statuses` is empty.
     """
     results = runs.results
-    for key, values in (only or {}).items():
-        results = results.filter(pl.col(key).is_in(list(values)))
+    if only:
+        results = results.filter(chosen(only))
     labels = _labels(runs, results)
     named = results.with_columns(run=pl.col("run_id").replace_strict(labels, default=None, return_dtype=pl.String))
-    statuses = named.group_by("status").len().sort("len", descending=True).collect()
-    probing = pl.col("extra").fill_null("").str.contains(_PROBE, literal=True)
-    measured = named.filter(~probing, pl.col("status") == "ok", pl.col("latency_ms").is_not_null())
+    statuses = named.filter(~is_probe()).group_by("status").len().sort("len", descending=True).collect()
+    measured = named.filter(~is_probe(), pl.col("status") == "ok", pl.col("latency_ms").is_not_null())
     rows = measured.drop("options", "proof", "reason", "host").collect()
     notes = list(runs.notes)
     shown = _capped(rows, most_lines, notes)
     samples = _samples(runs, shown, notes)
-    probes = named.filter(probing).select(*LINE, "status", "reason", "latency_ms", "throughput", "peak_memory_mib")
+    probes = named.filter(is_probe()).select(*LINE, "status", "reason", "latency_ms", "throughput", "peak_memory_mib")
     return Data(
         runs,
         labels,
         _derived(_lines(shown, samples, compared)),
         _drawn(shown, samples),
         probes.collect(),
-        _problems(named.filter(~probing, pl.col("status") != "ok"), notes),
+        _problems(named.filter(~is_probe(), pl.col("status") != "ok"), notes),
         _warnings(rows),
         _layers(runs, shown, notes),
         {str(status): count for status, count in statuses.iter_rows()},

@@ -13,6 +13,7 @@ from profiler.report.chart_specs import MEMORY, TRAINING
 from profiler.report.content import layer_rows
 from profiler.report.data import KEY, Data
 from profiler.report.tables import amount
+from profiler.table import extras
 
 Row = Mapping[str, Any]
 Finding = dict[str, Any]
@@ -36,16 +37,15 @@ def headline(lines: pl.DataFrame) -> str:
 
 def lead(lines: pl.DataFrame) -> list[str]:
     """What the fastest lines gain, by batch size: geometric means over the models, and the range."""
-    best = _inference_first(lines.filter(pl.col("speedup").is_not_null(), rank=1))
+    rivals = lines.filter(pl.len().over(KEY) > 1)  # What ran alone is as fast as itself.
+    best = _inference_first(rivals.filter(pl.col("speedup").is_not_null(), rank=1))
     said = []
     for (run, pass_, batch, extra, base), part in best.group_by(
         ["run", "pass", "batch_size", "extra", "base"], maintain_order=True
     ):
         ratios = part["speedup"].to_list()
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        where = (
-            [f"batch {batch}"] + ([str(extra)] if extra else []) + ([str(run)] if best["run"].n_unique() > 1 else [])
-        )
+        where = [f"batch {batch}"] + extras({"extra": extra}) + ([str(run)] if best["run"].n_unique() > 1 else [])
         over = f"geometric mean of {part.height} models" if part.height > 1 else str(part["model"][0])
         spread = f", which range from {times(min(ratios))} to {times(max(ratios))}" if part.height > 1 else ""
         training = "training, " if pass_ == "training" and best["pass"].n_unique() > 1 else ""
@@ -90,7 +90,9 @@ def _by_batch(rows: Sequence[Row]) -> dict[int, list[Row]]:
 
 def _ladder(rows: Sequence[Row]) -> str | None:
     """What every step brings at the largest batch: the precision in the base's engine, then each engine at its best."""
-    batch, group = max(_by_batch([row for row in rows if row["speedup"] is not None]).items(), default=(0, []))
+    # With several optimizers each has a base of its own; the chart shows one of them.
+    rows = [row for row in rows if row["speedup"] is not None and row["extra"] == rows[0]["extra"]]
+    batch, group = max(_by_batch(rows).items(), default=(0, []))
     base = next((row for row in group if row["base"] == f"{row['precision']} {row['variant']}"), None)
     if base is None or len(group) < 2:
         return None

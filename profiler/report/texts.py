@@ -26,7 +26,8 @@ SETUP = (
     "its first call. A line pays off where the seconds that it saves have made up for that."
 )
 METHOD = (
-    "Every case runs in a process of its own, one at a time; exports and reference outputs are made beforehand.",
+    "Every case runs in a process of its own, one at a time (the batch sizes of a sweep share one); exports and "
+    "reference outputs are made beforehand.",
     "Latency is the median time of one call: on a GPU between CUDA events around calls that follow each other without "
     "synchronizing, on a CPU on the host's clock. Device time is that of one call whose launches were all queued "
     "before its first kernel began. Copies of inputs and outputs are in neither.",

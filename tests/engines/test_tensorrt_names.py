@@ -1,8 +1,8 @@
 """Every name that engines/trt*.py take from TensorRT exists in TensorRT 10.13 and 11.4, and in TensorRT for RTX.
 
 TensorRT's libraries cannot be installed here, so its names are lists (tensorrt_names/, made by the script there of the
-bindings, from their wheels); TensorRT for RTX is the real module. A name that a version lacks must be asked for by getattr
-or hasattr, with its name as a string.
+bindings, from their wheels); TensorRT for RTX is the real module. A name that a version lacks must be asked for by
+getattr or hasattr, with its name as a string.
 """
 
 from __future__ import annotations

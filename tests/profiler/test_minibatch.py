@@ -260,6 +260,27 @@ def test_with_several_machines_each_sentence_names_its_own() -> None:
     ]
 
 
+def test_with_several_runs_of_a_machine_each_sentence_names_its_own() -> None:
+    said = sentences(frame(sweep(FALLING) + sweep(FALLING, run_id="again")))
+    assert [sentence.partition(":")[0] for sentence in said] == [
+        "alexnet, eager fp32, run run",
+        "alexnet, eager fp32, run again",
+    ]
+
+
+def test_what_replicates_differ_by_is_noise() -> None:
+    smooth = {batch: 0.1 + 1 / batch for batch in (1, 2, 4, 8, 16, 32, 64)}
+    scatter = [(1.1, 1.3, 0.9), (0.9, 1.2, 0.7)]  # Medians 10 % up and down in turn.
+
+    def measured(spread: bool) -> pl.DataFrame:
+        factors = [turn if spread else (turn[0],) * 3 for turn in scatter]
+        replicates = [{b: ms * factors[i % 2][n] for i, (b, ms) in enumerate(smooth.items())} for n in range(3)]
+        return frame([row for n, per_item in enumerate(replicates) for row in sweep(per_item, replicate=n)])
+
+    assert "concave-down" in set(curvature(measured(spread=False))["shape"])
+    assert "concave-down" not in set(curvature(measured(spread=True))["shape"])
+
+
 def test_probes_disturb_neither_the_curves_nor_the_ordinary_tables() -> None:
     own = frame(sweep(FALLING))
     probes = frame([probe(32, 100.0), probe(77, 230.0), probe(79, None), probe(90, None, reason="of another kind")])

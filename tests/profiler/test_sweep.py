@@ -476,8 +476,8 @@ def test_on_a_cpu_the_search_ends_before_memory_does(tmp_path: Path, cache: Path
     )
     variables = {"PYTHONPATH": str(ROOT), "PROFILER_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "start.py", "job.yaml"], cwd=tmp_path, env={**os.environ, **variables}, capture_output=True,
-        text=True, timeout=240, check=False,
+        [sys.executable, "start.py", "job.yaml", "--strict"], cwd=tmp_path, env={**os.environ, **variables},
+        capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = (tmp_path / "results").iterdir()

@@ -3,9 +3,9 @@
     pip download --no-deps tensorrt-cu13-bindings==11.4.0.106
     python list_names.py tensorrt_cu13_bindings-11.4.0.106-cp311-none-manylinux_2_28_x86_64.whl > 11.4.txt
 
-The bindings come as wheels without TensorRT's own libraries, which they need to be imported. They take nine C functions from
-them and call none on import, so stand-in libraries that define those, beside the extension module (its run path), will
-do. The Python must be of the wheel's version, and `cc` is needed.
+The bindings come as wheels without TensorRT's own libraries, which they need to be imported. They take nine C functions
+from them and call none on import, so stand-in libraries that define those, beside the extension module (its run path),
+will do. The Python must be of the wheel's version, and `cc` is needed.
 """
 
 from __future__ import annotations

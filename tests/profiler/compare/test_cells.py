@@ -53,6 +53,13 @@ def test_times_are_geometric_means_over_processes() -> None:
     assert (cell["base_processes"], cell["side_processes"]) == (3, 3)
 
 
+def test_probes_for_the_largest_batch_are_no_cells() -> None:
+    """Where memory ends differs from run to run, and says nothing of how fast a batch is."""
+    a = [*processes("a", 3.0), *processes("a", 9.0, batch_size=64, extra="probe=largest")]
+    b = processes("b", 3.0) + processes("b", 9.0, batch_size=64, extra="head=logits/probe=largest", status="oom")
+    assert only(compare(frame(*a, *b)))["batch_size"] == 1
+
+
 def test_the_interval_between_processes_is_that_of_the_speedups() -> None:
     base, side = [2.0, 2.02, 1.99], [1.0, 1.03, 1.01, 1.02]
     cell = only(compare(frame(*processes("a", *base), *processes("b", *side))))

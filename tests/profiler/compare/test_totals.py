@@ -83,6 +83,19 @@ def test_each_side_and_pass_has_a_sentence_and_the_pass_is_named_where_there_are
     ]
 
 
+def test_models_or_passes_that_are_the_sides_themselves_are_not_named() -> None:
+    rows = [
+        {"run_id": "r", "model": model, "variant": "eager", "pass": pass_, "precision": "fp32", "batch_size": 1,
+         "status": "ok", "latency_ms": ms, "clock": "host"}
+        for model, pass_, ms in (("a", "inference", 4.0), ("b", "inference", 2.0), ("a", "training", 10.0))
+    ]  # fmt: skip
+    results = pl.DataFrame([{name: row.get(name) for name in RESULTS} for row in rows], schema=RESULTS)
+    by_model, by_pass = (totals(compare(results, by=by)) for by in ("model", "pass"))
+    assert sentences(by_model) == ["b is 2.0x faster than a."]
+    assert sentences(by_pass) == ["For a, the one model that both ran, training is 2.5x slower than inference."]
+    assert (by_model[0].models, by_pass[0].pass_) == ((), "")
+
+
 def test_nothing_is_said_where_nothing_was_compared() -> None:
     assert totals(cells({"A": {"m": 1.0}, "B": {"m": None}})) == []
 

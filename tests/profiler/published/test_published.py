@@ -312,6 +312,12 @@ def test_the_study_of_minibatches_gives_the_time_per_sample():
     assert "frameworks" not in names, "its rows had a process each"
 
 
+def test_runs_of_one_machine_at_two_prices_are_one_row_the_faster():
+    rows = [swept("vgg16", 32, ms, usd_per_hour=price) for ms, price in ((64.0, 3.0), (32.0, 4.0))]
+    (ours,) = own(table("gpu-study", "minibatch", *rows))
+    assert ours["32"] == 1.0
+
+
 # What is written and printed.
 
 

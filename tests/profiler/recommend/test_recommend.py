@@ -431,6 +431,13 @@ def test_what_a_sweep_has_no_figure_of_cannot_meet_its_limit_and_probes_are_no_c
     }
 
 
+def test_sizes_that_were_only_probed_were_not_measured():
+    rows = [row("ort", ms=1.0), row("ort", ms=9.0, batch_size=99, extra="probe=largest")]
+    results = pl.DataFrame([{name: r.get(name) for name in RESULTS} for r in rows], schema=RESULTS)
+    with pytest.raises(ConfigError, match=r"--batch: .*99|99.*not measured at that size"):
+        make_wanted(Order(("run",), "net", batch="99"), results)
+
+
 def test_a_price_belongs_to_a_machine():
     rows = [row("ort", ms=1.0, machine="A"), row("ort", ms=2.0, machine="B"), row("ort", ms=1.5, machine="C")]
     found = choose(*rows, objective="cost", prices={"A": 4.0, "B": 1.0})

@@ -24,7 +24,7 @@ from profiler.document import ConfigError
 from profiler.report import content
 from profiler.report import page as report_page
 from profiler.report.data import LINE, TICKS, Data, gather, natural
-from profiler.report.findings import headline, lead
+from profiler.report.findings import findings, headline, lead
 from profiler.report.sections import compose
 from profiler.report.tables import Table, amount, escape_markdown
 from profiler.report.write import Order, write
@@ -486,19 +486,48 @@ def test_raw_samples_are_left_out_where_they_are_too_many(tmp_path: Path, monkey
 def test_a_search_for_the_largest_batch_is_a_table_and_no_curve(tmp_path: Path) -> None:
     rows = [
         row("eager", 1.0),
-        *(row("eager", 1.0 * b, batch_size=b, extra="probe=largest", throughput=900.0 + b) for b in (8, 16, 24)),
-        failed("eager", batch_size=32, extra="probe=largest", status="oom"),
+        *(row("eager", 1.0 * b, batch_size=b, extra="probe=largest", throughput=None) for b in (8, 16, 24)),
+        # Memory need not grow with the batch.
+        *(failed("eager", batch_size=b, extra="probe=largest", status="oom") for b in (20, 32, 40)),
     ]
     data = gathered(tmp_path, rows)
     assert data.lines.height == 1
     assert data.problems.is_empty()
+    assert data.statuses == {"ok": 1}
     (found,) = Reader(report_page.page(compose(data))).tables["largest-batch"]
-    assert (found["Largest batch"], found["Items/s"], found["Too large"], found["since"]) == (
-        "24",
-        "924.0",
-        "32",
-        "oom",
-    )
+    assert (found["Largest batch"], found["Too large"], found["since"]) == ("24", "32", "oom")
+
+
+def test_each_setting_has_a_largest_batch_of_its_own(tmp_path: Path) -> None:
+    rows = [row("eager", 1.0, **{"pass": "training"})]
+    for setting, most in (("head=logits", 24), ("optimizer=adamw/head=logits", 16)):
+        more = {"pass": "training", "extra": f"{setting}/probe=largest"}
+        rows += [row("eager", 1.0, batch_size=most, **more), failed("eager", batch_size=most + 1, status="oom", **more)]
+    found = Reader(report_page.page(compose(gathered(tmp_path, rows)))).tables["largest-batch"]
+    assert [(line["Setting"], line["Largest batch"], line["Too large"]) for line in found] == [
+        ("head=logits", "24", "25"),
+        ("optimizer=adamw/head=logits", "16", "17"),
+    ]
+
+
+def test_only_takes_a_variants_name_for_an_engines(tmp_path: Path) -> None:
+    page = Reader(page_of(GOLDEN / "cpu", folder=tmp_path, only=("engine=eager-tuned",)))
+    assert {line["Engine"] for line in page.tables["latency"]} == {"eager-tuned"}
+
+
+def test_of_several_optimizers_the_ladders_sentence_tells_one(tmp_path: Path) -> None:
+    rows = [
+        row(variant, ms * slower, **{"pass": "training"}, extra=extra)
+        for extra, slower in ((None, 1.0), ("optimizer=sgd", 1.5))
+        for variant, ms in (("eager", 4.0), ("compiled", 2.0))
+    ]
+    (said,) = findings(gathered(tmp_path, rows))["ladder"]
+    assert said["text"] == "Over fp32 eager at batch 1: compiled fp32 2.0×; the top rung is compiled fp32 at 2.0×."
+
+
+def test_a_line_that_ran_alone_is_not_held_against_itself(tmp_path: Path) -> None:
+    rows = [row("eager", 1.0 * b, batch_size=b, extra="sweep=batch") for b in (1, 2)]
+    assert lead(gathered(tmp_path, rows).lines) == []
 
 
 def test_optimizers_stand_side_by_side(tmp_path: Path) -> None:
