@@ -69,7 +69,7 @@ def requirements(case: Case, row: Mapping[str, Any]) -> str:
         "trt-rtx": [f"tensorrt-rtx-cu13-bindings{release}", f"tensorrt-rtx-cu13-libs{release}", "cuda-python"],
     }[case.engine]
     if case.engine in ("eager", "compiled") and not cuda:
-        lines = ["# A smaller build: pip install --index-url https://download.pytorch.org/whl/cpu torch", *lines]
+        lines = ["# PyTorch's own index has a build for the CPU alone, which is far smaller.", *lines]
     return "\n".join([*lines, "numpy"]) + "\n"
 
 
