@@ -24,7 +24,7 @@ import polars as pl
 
 from benchmarks.slowed.sitecustomize import key_of
 from profiler.compare.cells import MARGINS, compare
-from profiler.runs import read_runs
+from profiler.results.reading import read_runs
 
 HERE = Path(__file__).resolve().parent
 REPLICATES = 3

@@ -12,9 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from profiler.environment import cpu_model
-from profiler.process import Call, run_all, start_forkserver
-from profiler.telemetry import visible_gpus
+from profiler.machine import cpu_model
+from profiler.processes.process import Call, run_all, start_forkserver
+from profiler.run.telemetry import visible_gpus
 
 FORKS, FRESH = 20, 5
 
@@ -25,7 +25,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         start_forkserver(log)
-        call = Call("profiler.worker:nothing", device, log)
+        call = Call("profiler.worker.measure_case:nothing", device, log)
         seconds = []
         for _ in range(FORKS + 1):
             start = time.perf_counter()

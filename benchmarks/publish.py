@@ -25,9 +25,9 @@ from urllib.parse import quote
 import polars as pl
 import yaml
 
-from profiler import table
-from profiler.terminal import MEANINGS
-from profiler.walltime import describe
+from profiler.results import lines as table
+from profiler.results.wall_time import describe
+from profiler.run.summary import MEANINGS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MADE = "<!-- Made by benchmarks/publish.py; do not edit. -->"

@@ -21,7 +21,7 @@ from benchmarks.publish import MADE, Cleaner, Run, facts, read, statuses
 from profiler.published import conclusions
 from profiler.published.references import STUDIES
 from profiler.published.tables import published_tables, write_published
-from profiler.walltime import describe
+from profiler.results.wall_time import describe
 
 
 def main() -> None:

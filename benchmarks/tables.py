@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from profiler.schema import RESULTS, SAMPLES
+from profiler.results.columns import RESULTS, SAMPLES
 
 MODELS, BATCH_SIZES, REPLICATES = 70, (1, 2, 4, 8, 16, 32), 3
 VARIANTS, PRECISIONS = ("eager", "eager-tuned", "compiled", "ort", "ort-tuned"), ("fp32", "tf32", "fp16", "bf16")

@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from profiler.case import Budget, Case
-from profiler.config import load_config, parse_only
-from profiler.plan import make_plan
-from profiler.prepare import failure, prepare
-from profiler.process import Call, Child, Report, start_forkserver
-from profiler.task import Task
-from profiler.telemetry import Watcher, power_capped, visible_gpus
+from profiler.job.case import Budget, Case
+from profiler.job.config import load_config, parse_only
+from profiler.job.plan import make_plan
+from profiler.processes.process import Call, Child, Report, start_forkserver
+from profiler.run.prepare import failure, prepare
+from profiler.run.telemetry import Watcher, power_capped, visible_gpus
+from profiler.worker.task import Task
 
 HERE = Path(__file__).resolve().parent
 TOLERANCE = 0.01
@@ -203,9 +203,9 @@ def time_cell(task: Task, report: Report) -> dict[str, float]:
 
 def _open(task: Task) -> tuple[Any, Any, float]:
     import engines
-    from profiler.clock import CudaClock
-    from profiler.measure import first_run, warm_up
-    from profiler.worker import make_job
+    from profiler.worker.clock import CudaClock
+    from profiler.worker.measure_case import make_job
+    from profiler.worker.sampling import first_run, warm_up
 
     clock = CudaClock()
     session = engines.open_session(task.case.engine, make_job(task, lambda phase: None, lambda: None))
@@ -214,7 +214,7 @@ def _open(task: Task) -> tuple[Any, Any, float]:
 
 
 def _ours(session: Any, clock: Any, budget: Budget, call_ms: float) -> dict[str, float]:
-    from profiler.measure import measure
+    from profiler.worker.sampling import measure
 
     samples = measure(session, clock, budget, call_ms).samples
     return {name: statistics.median(samples[name]) for name in ("event", "gpu", "enqueue")}

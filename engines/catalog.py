@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engines.batches import parse_batches
+from engines.tensorrt_engines.batch_range import parse_batches
 
 Device = Literal["cpu", "cuda"]
 Pass = Literal["inference", "training"]
@@ -161,7 +161,7 @@ ENGINES: dict[str, Engine] = {
     for engine in (
         Engine(
             name="eager",
-            module="engines.eager",
+            module="engines.pytorch.eager",
             summary="PyTorch, one kernel launch an operator",
             needs="torch",
             precisions=_TORCH_PRECISIONS,
@@ -178,7 +178,7 @@ ENGINES: dict[str, Engine] = {
         ),
         Engine(
             name="compiled",
-            module="engines.compiled",
+            module="engines.pytorch.compiled",
             summary="torch.compile with TorchInductor",
             needs="torch",
             precisions=_TORCH_PRECISIONS,
@@ -201,7 +201,7 @@ ENGINES: dict[str, Engine] = {
         ),
         Engine(
             name="ort",
-            module="engines.ort",
+            module="engines.onnx_runtime.session",
             summary="ONNX Runtime: CUDA provider on a GPU, CPU provider elsewhere",
             needs="onnx",
             precisions={
@@ -239,7 +239,7 @@ ENGINES: dict[str, Engine] = {
         ),
         Engine(
             name="trt",
-            module="engines.trt",
+            module="engines.tensorrt_engines.session",
             summary="TensorRT: an engine built for this GPU",
             needs="onnx",
             precisions=_TRT_PRECISIONS,
@@ -263,7 +263,7 @@ ENGINES: dict[str, Engine] = {
         ),
         Engine(
             name="trt-rtx",
-            module="engines.trt",
+            module="engines.tensorrt_engines.session",
             summary="TensorRT for RTX: an engine built ahead of time for GeForce and RTX GPUs",
             needs="onnx",
             precisions=_TRT_PRECISIONS,
@@ -285,7 +285,7 @@ ENGINES: dict[str, Engine] = {
         ),
         Engine(
             name="openvino",
-            module="engines.ov",
+            module="engines.openvino_cpu",
             summary="OpenVINO on the CPU",
             needs="onnx",
             precisions={("inference", "cpu"): frozenset({"fp32", "int8", "native"})},

@@ -1,6 +1,7 @@
 """What enters: gradients of a training step. What leaves: how far they lie from a reference; the data, without torch.
 
-Of each parameter's gradient as many elements are kept as tell its error. exporters.reference_step makes the reference.
+Of each parameter's gradient as many elements are kept as tell its error.
+exporters.gradient_reference makes the reference.
 """
 
 from __future__ import annotations

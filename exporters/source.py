@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from exporters.layers import Layer
+from exporters.single_layers import Layer
 
 Kind = Literal["canonical", "factory", "onnx", "layer"]
 

@@ -19,9 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from engines.base import Unsupported
-from engines.batches import parse_batches
 from engines.catalog import Engine
-from engines.trt_build import (
+from engines.tensorrt_engines.batch_range import parse_batches
+from engines.tensorrt_engines.build import (
     ALL_TARGETS,
     BuildRequest,
     Built,
@@ -32,16 +32,16 @@ from engines.trt_build import (
 )
 from exporters.cache import Cache, default_root
 from exporters.inputs import fixed_batch, onnx_specs
-from exporters.to_onnx import check_onnx
+from exporters.onnx_export import check_onnx
 from profiler.build_order import BuildOrder, BuildTask, find_engine, find_gpu, make_tasks
-from profiler.case import Budget
-from profiler.display import LiveDisplay, PlainDisplay, open_display
-from profiler.document import ConfigError
-from profiler.forkserver import libraries
-from profiler.prepare import failure, prepare_graphs
-from profiler.process import Call, Child, Outcome, Report, run_all
-from profiler.task import graph_of
-from profiler.telemetry import Gpu
+from profiler.errors import ConfigError
+from profiler.job.case import Budget
+from profiler.processes.forkserver import libraries
+from profiler.processes.process import Call, Child, Outcome, Report, run_all
+from profiler.run.prepare import failure, prepare_graphs
+from profiler.run.progress import LiveDisplay, PlainDisplay, open_display
+from profiler.run.telemetry import Gpu
+from profiler.worker.task import graph_of
 
 MIB = 2**20
 _SEEDED = "calibration: seeded data, so the engine's accuracy says nothing; give --calibration a folder of inputs"
@@ -79,7 +79,7 @@ def execute(order: BuildOrder, console: Console) -> int:
 
 def known_targets(engine: str, report: Report) -> tuple[str, ...]:
     """In a worker: what the library can build for without a GPU. Raises engines.base.Unsupported without a library."""
-    from engines.trt import library
+    from engines.tensorrt_engines.session import library
 
     found = targets(library(engine))
     return (*found, ALL_TARGETS) if found else ()
@@ -87,7 +87,7 @@ def known_targets(engine: str, report: Report) -> tuple[str, ...]:
 
 def build_one(task: BuildTask, report: Report) -> Built:
     """In a worker: the engine, from the cache or built. Raises what `build_engine` does."""
-    from engines.trt import current_gpu, library
+    from engines.tensorrt_engines.session import current_gpu, library
 
     assert task.onnx is not None, "its graph is made before"
     module, order, batches = library(task.case.engine), task.order, parse_batches(task.batches)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import engines
-from engines.batches import parse_batches
 from engines.catalog import ENGINES, PRECISIONS, Engine, foreign_capability, unsupported
+from engines.tensorrt_engines.batch_range import parse_batches
 from exporters.catalog import CATALOG
 from exporters.source import ModelSource
-from profiler.case import Budget, Case
-from profiler.config import abbreviate
-from profiler.document import ConfigError, nearest
-from profiler.telemetry import Gpu, visible_gpus
+from profiler.errors import ConfigError, nearest
+from profiler.job.case import Budget, Case
+from profiler.job.config import abbreviate
+from profiler.run.telemetry import Gpu, visible_gpus
 
 
 @dataclass(frozen=True)

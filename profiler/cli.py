@@ -68,7 +68,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a job: prepare the models, measure every case, print the tables."""
-    from profiler.job import Request, execute
+    from profiler.run.command import Request, execute
 
     signal.signal(signal.SIGTERM, _interrupt)
     request = Request(
@@ -141,7 +141,7 @@ def report(
     ] = None,
 ) -> None:
     """Write a report: what to deploy and why, with charts, every table, the environment and the method."""
-    from profiler.report.write import Order, write
+    from profiler.report.command import Order, write
 
     first, *more = write(Order(tuple(runs), format_, output, charts, tuple(only or ())))
     beside = f" and {len(more)} more files" if more else ""
@@ -172,7 +172,7 @@ def recommend(
     ] = None,
 ) -> None:
     """Say what to deploy, by how much it wins, and why each other candidate loses; exit code 3 if nothing fits."""
-    from profiler.recommend.job import execute
+    from profiler.recommend.command import execute
     from profiler.recommend.order import Order
 
     signal.signal(signal.SIGTERM, _interrupt)
@@ -205,7 +205,7 @@ def compare(
     top: Annotated[int, typer.Option(min=1, help="Rows of each table in text and md: those that changed most")] = 40,
 ) -> None:
     """Compare runs, machines or versions: ratios with intervals, verdicts, and what differs between them."""
-    from profiler.compare.job import Request, execute
+    from profiler.compare.command import Request, execute
 
     request = Request(
         tuple(runs), by, base, best, tuple(only or ()), tuple(reference or ()), fail_on_regression, format_, output, top
@@ -233,7 +233,7 @@ def query(
 @app.command()
 def engines(device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto") -> None:
     """List every engine and preset: what it can do here, and what is missing."""
-    from profiler.listing import engines_table, options_table
+    from profiler.listings import engines_table, options_table
 
     console = _console()
     console.print(engines_table(device))
@@ -243,7 +243,7 @@ def engines(device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "au
 @app.command()
 def models() -> None:
     """List the canonical networks."""
-    from profiler.listing import models_table
+    from profiler.listings import models_table
 
     _console().print(models_table())
 
@@ -263,7 +263,7 @@ def published(
     into: Annotated[Path | None, typer.Option(help="Folder for the tables; without it they are only printed")] = None,
 ) -> None:
     """Print finished runs beside a published benchmark's figures, and who is how many times faster."""
-    from profiler.published.studies import execute
+    from profiler.published.command import execute
 
     execute(runs, study, into, _console())
 
@@ -271,7 +271,7 @@ def published(
 @app.command()
 def environment() -> None:
     """Print what a run would record of this machine, as JSON."""
-    from profiler.job import environment_now
+    from profiler.run.command import environment_now
 
     _console().print_json(data=environment_now())
 
@@ -283,7 +283,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        from profiler.document import ConfigError
+        from profiler.errors import ConfigError
 
         if isinstance(error, ConfigError):
             print(error, file=sys.stderr)

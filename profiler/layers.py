@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiler.document import ConfigError
-from profiler.runs import load, load_layers
+from profiler.errors import ConfigError
+from profiler.results.reading import load, load_layers
 
 _KEYS = ("model", "variant", "pass", "precision", "batch_size")
 _GROUP = ("model", "pass", "precision", "batch_size")

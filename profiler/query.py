@@ -14,9 +14,9 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from profiler.document import ConfigError, nearest
-from profiler.fitted import Column, grids, markdown, number
-from profiler.runs import Runs, read_runs
+from profiler.errors import ConfigError, nearest
+from profiler.results.reading import Runs, read_runs
+from profiler.tables.table import Column, grids, markdown, number
 
 FORMATS = ("text", "md", "csv", "json", "parquet")
 _DIGITS = 6

@@ -12,7 +12,7 @@ def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.C
 class BasicBlock(nn.Module):
     expansion = 1
     branch_end = "bn2"
-    """The layer whose weight scales the whole residual branch: seeded weights make it small (exporters/load.py)."""
+    """The layer whose weight scales the whole residual branch: seeded weights make it small (build_model.py)."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()

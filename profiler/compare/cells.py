@@ -1,7 +1,8 @@
 """What enters: results of several sides, such as two machines. What leaves: a row a cell, with ratio and verdict.
 
 A ratio is the base's time over the side's: how many times faster the side is. Its interval and verdict follow the rules
-of profiler/speedup.py: between processes on device time from three processes a side, else within them and no verdict.
+of profiler/results/speedups.py: between processes on device time from three processes a side, else within them and no
+verdict.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import numpy as np
 import polars as pl
 
 from profiler.compare.ratios import Means, intervals
-from profiler.document import ConfigError, nearest
-from profiler.statistics import REPLICATES_FOR_A_VERDICT
-from profiler.table import is_probe
+from profiler.errors import ConfigError, nearest
+from profiler.results.lines import is_probe
+from profiler.stats.samples import REPLICATES_FOR_A_VERDICT
 
 CELL = ["model", "variant", "pass", "precision", "batch_size", "extra"]
 MARGINS = {"gpu": 0.01, "host": 0.03, "latency": 0.03}

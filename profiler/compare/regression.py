@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from profiler.compare.cells import BETWEEN, WITHIN
-from profiler.document import ConfigError
+from profiler.errors import ConfigError
 
 BROKEN = ("failed", "oom", "timeout", "crashed")
 _CLOCKS = {"gpu": "device time", "host": "latency", "latency": "latency"}

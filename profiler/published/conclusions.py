@@ -13,11 +13,11 @@ from typing import Any
 
 import polars as pl
 
-from profiler import minibatch
 from profiler.published import references, setups
 from profiler.published.layers import LAYERS, layer_times
 from profiler.published.study import study_times
 from profiler.published.tables import network_times
+from profiler.results import batch_sweeps
 
 EQUAL = 0.05
 """Two whose ratio stays within this of 1 on every network are called equal."""
@@ -221,7 +221,7 @@ def write_conclusions(folder: Path, study: str, results: pl.DataFrame) -> None:
 def _minibatch(results: pl.DataFrame) -> list[str]:
     """What a batch sweep found, and the published excess over twice the time of half the batch."""
     swept = results.filter(pl.col("extra").fill_null("").str.contains("(sweep|probe)="))
-    if not (findings := minibatch.sentences(swept)):
+    if not (findings := batch_sweeps.sentences(swept)):
         return []
     half, whole = references.minibatch().sort("batch_size").to_dicts()
     excess = whole["total_ms"] - 2 * half["total_ms"]

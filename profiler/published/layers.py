@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from profiler.layer_table import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.published import references, setups
 from profiler.published.printed import Printed
+from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 
 LAYERS = ["L1", "L2", "L3", "L4", "L5"]
 _SECTIONS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 
-from profiler.document import ConfigError
+from profiler.errors import ConfigError
 
 FOLDER = Path(__file__).resolve().parents[2] / "references"
 _COUNTS = ("rank", "batch_size", "runs", "cuda_cores", "layers")

@@ -12,8 +12,8 @@ from typing import Any
 
 import polars as pl
 
-from profiler.schema import RESULTS
-from profiler.table import without_probes
+from profiler.results.columns import RESULTS
+from profiler.results.lines import without_probes
 
 _LIBRARIES = {
     "eager": ("PyTorch", "torch_version"),

@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from engines.catalog import Device
-from profiler.config import Config, load_config
-from profiler.display import duration
-from profiler.document import ConfigError
-from profiler.plan import estimate_total, make_plan
+from profiler.errors import ConfigError
+from profiler.job.config import Config, load_config
+from profiler.job.plan import estimate_total, make_plan
 from profiler.published.references import STUDIES
-from profiler.telemetry import visible_gpus
+from profiler.run.progress import duration
+from profiler.run.telemetry import visible_gpus
 
 FOLDER = Path(__file__).resolve().parents[2] / "suites"
 

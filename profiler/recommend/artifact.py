@@ -18,18 +18,18 @@ from exporters.cache import default_root
 from exporters.catalog import CATALOG
 from exporters.source import ModelSource
 from profiler.build_order import BuildOrder, BuildTask, find_engine, find_gpu
-from profiler.case import Budget, Case
-from profiler.config import Config, load_config
-from profiler.display import open_display
-from profiler.document import ConfigError
-from profiler.forkserver import libraries
-from profiler.prepare import failure, prepare_graphs
-from profiler.process import Call, Child
+from profiler.errors import ConfigError
+from profiler.job.case import Budget, Case
+from profiler.job.config import Config, load_config
+from profiler.processes.forkserver import libraries
+from profiler.processes.process import Call, Child
 from profiler.recommend.artifact_files import FilesOrder
 from profiler.recommend.artifact_papers import write_papers
 from profiler.recommend.candidates import Candidate
-from profiler.runs import Run
-from profiler.task import graph_of
+from profiler.results.reading import Run
+from profiler.run.prepare import failure, prepare_graphs
+from profiler.run.progress import open_display
+from profiler.worker.task import graph_of
 
 _TICK_SECONDS = 0.2
 

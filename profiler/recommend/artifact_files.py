@@ -12,11 +12,11 @@ from engines.base import Job
 from engines.catalog import ENGINES
 from exporters.cache import Cache
 from exporters.inputs import BATCH, TensorSpec, fixed_batch, input_specs, onnx_specs, read_onnx, seeded_inputs
+from exporters.onnx_export import check_onnx, quiet
 from exporters.source import ModelError
-from exporters.state import cached_state, external_locations
-from exporters.to_onnx import check_onnx, quiet
-from profiler.case import Case
-from profiler.process import Report
+from exporters.weights import cached_state, external_locations
+from profiler.job.case import Case
+from profiler.processes.process import Report
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def _write_program(order: FilesOrder, specs: list[TensorSpec]) -> None:
     import torch
     from safetensors.torch import save_model
 
-    from engines.eager import DTYPES
-    from exporters.load import restore
+    from engines.pytorch.eager import DTYPES
+    from exporters.build_model import restore
 
     case = order.case
     dtype = DTYPES[case.precision]
@@ -106,7 +106,7 @@ def _job(order: FilesOrder) -> Job:
 
 
 def _ort_settings(order: FilesOrder) -> dict[str, Any]:
-    from engines.ort import cuda_settings, session_entries, symbol_sizes
+    from engines.onnx_runtime.session import cuda_settings, session_entries, symbol_sizes
 
     job = _job(order)
     cuda = [["CUDAExecutionProvider", {"device_id": "0", **cuda_settings(job)}]] if job.device == "cuda" else []
@@ -120,13 +120,13 @@ def _ort_settings(order: FilesOrder) -> dict[str, Any]:
 
 
 def _openvino_settings(order: FilesOrder) -> dict[str, Any]:
-    from engines.ov import cpu_properties
+    from engines.openvino_cpu import cpu_properties
 
     return cpu_properties(_job(order))
 
 
 def _trt_settings(order: FilesOrder) -> dict[str, Any]:
-    from engines.trt import library
+    from engines.tensorrt_engines.session import library
 
     return {"module": library(order.case.engine).__name__}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.catalog import ENGINES, Engine
-from profiler.case import Case
+from profiler.job.case import Case
 from profiler.recommend.candidates import VERSIONS, Candidate
 
 EXAMPLES = {

@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 
 from profiler.recommend.candidates import Candidate, candidates, case_key, is_probe, work_of
-from profiler.speedup import VERDICT_CLOCKS, Line, Sides, compare
-from profiler.statistics import (
+from profiler.results.speedups import VERDICT_CLOCKS, Line, Sides, compare
+from profiler.stats.samples import (
     REPLICATES_FOR_A_VERDICT,
     Floats,
     Interval,
@@ -142,7 +142,7 @@ class Recommendation:
 def recommend(results: pl.DataFrame, samples: pl.LazyFrame, wanted: Wanted) -> Recommendation:
     """The best candidate by the objective that meets the limits, the runner-up, and every loser with its reason.
 
-    The results and samples may be of any number of runs; their columns are profiler.schema's.
+    The results and samples may be of any number of runs; their columns are profiler.results.columns's.
     """
     found = candidates(rows_of(results, wanted), wanted.prices)
     figure = OBJECTIVES[wanted.objective]
@@ -260,7 +260,7 @@ def _nearest(ranked: Sequence[Candidate], limits: Sequence[Limit]) -> Candidate 
 
 
 def _line(candidate: Candidate) -> Line:
-    """As profiler.speedup takes it."""
+    """As profiler.results.speedups takes it."""
     figures = {name: candidate.figures.get(name) for name in ("latency_ms", "gpu_ms", "host_ms")}
     return {**figures, "clock": candidate.clock, "case_id": list(candidate.cases)}
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import polars as pl
 
 from engines.catalog import PASSES, PRECISIONS
-from profiler.document import ConfigError, nearest
+from profiler.errors import ConfigError, nearest
 from profiler.recommend.candidates import machine_of, work_of
 from profiler.recommend.choice import OBJECTIVES, Limit, Wanted, rows_of
-from profiler.statistics import PERCENTILE_NEEDS
-from profiler.table import without_probes
+from profiler.results.lines import without_probes
+from profiler.stats.samples import PERCENTILE_NEEDS
 
 FORMATS = ("text", "md", "json")
 

@@ -24,8 +24,8 @@ from profiler.recommend.words import (
     span,
     times,
 )
-from profiler.statistics import PERCENTILE_NEEDS, REPLICATES_FOR_A_VERDICT
-from profiler.terminal import MEANINGS
+from profiler.run.summary import MEANINGS
+from profiler.stats.samples import PERCENTILE_NEEDS, REPLICATES_FOR_A_VERDICT
 
 _AIMS = {
     "latency": "the least latency of a call",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from profiler.recommend.candidates import Candidate
 from profiler.recommend.choice import HIGHER, OBJECTIVES, Limit, Loser, Margin, Recommendation, Relaxation, Shortfall
-from profiler.statistics import PERCENTILE_NEEDS
+from profiler.stats.samples import PERCENTILE_NEEDS
 
 NAMES = {
     "latency_ms": ("latency", "ms"),

@@ -25,7 +25,7 @@ from profiler.report.tables import (
     under,
     whole,
 )
-from profiler.terminal import MEANINGS
+from profiler.run.summary import MEANINGS
 
 _FACTS = {
     "GPU": {"gpu": "{}", "gpu_memory_mib": "{:,.0f} MiB", "compute_capability": "compute capability {}"},

@@ -13,11 +13,12 @@ from typing import Any
 import polars as pl
 
 from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
-from profiler import layers, table
-from profiler.runs import Runs, chosen
-from profiler.schema import RESULTS, SAMPLES
-from profiler.speedup import GROUP
-from profiler.table import is_probe
+from profiler import layers
+from profiler.results import lines as table
+from profiler.results.columns import RESULTS, SAMPLES
+from profiler.results.lines import is_probe
+from profiler.results.reading import Runs, chosen
+from profiler.results.speedups import GROUP
 
 KEY = ["run", *GROUP]
 """A group: what a deployment chooses within."""

@@ -13,7 +13,7 @@ from profiler.report.chart_specs import MEMORY, TRAINING
 from profiler.report.content import layer_rows
 from profiler.report.data import KEY, Data
 from profiler.report.tables import amount
-from profiler.table import extras
+from profiler.results.lines import extras
 
 Row = Mapping[str, Any]
 Finding = dict[str, Any]

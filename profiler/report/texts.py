@@ -8,9 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from profiler import table
 from profiler.report.data import KEY, TICKS, Data
-from profiler.walltime import describe
+from profiler.results import lines as table
+from profiler.results.wall_time import describe
 
 THROUGHPUT = (
     "A point on the front has no other that both answers sooner and gets more done. Which point of it is right depends "

@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.ab import REPLICATES, SIDES, judge, slowing, turns
 from benchmarks.slowed.sitecustomize import key_of
-from profiler.config import load_config
-from profiler.plan import make_plan
-from profiler.schema import RESULTS, SAMPLES
+from profiler.job.config import load_config
+from profiler.job.plan import make_plan
+from profiler.results.columns import RESULTS, SAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
 

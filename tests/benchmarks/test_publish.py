@@ -15,8 +15,8 @@ import polars as pl
 import pytest
 import yaml
 
-from profiler.config import load_config
-from profiler.terminal import MEANINGS
+from profiler.job.config import load_config
+from profiler.run.summary import MEANINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "h200"

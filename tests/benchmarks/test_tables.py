@@ -9,9 +9,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from profiler.compare.job import Request, make_comparison
-from profiler.runs import read_runs
-from profiler.schema import RESULTS, SAMPLES
+from profiler.compare.command import Request, make_comparison
+from profiler.results.columns import RESULTS, SAMPLES
+from profiler.results.reading import read_runs
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "tables.py"
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from profiler.report import charts
+from profiler.report.command import Order, write
 from profiler.report.data import gather
 from profiler.report.palette import DARK, LIGHT
 from profiler.report.sections import Report, compose
-from profiler.report.write import Order, write
-from profiler.runs import read_runs
+from profiler.results.reading import read_runs
 
 if TYPE_CHECKING:
     from tests.browser.conftest import Page

@@ -177,8 +177,8 @@ def test_compute_capability_of_the_card() -> None:
 
 
 def test_compute_capabilities_are_the_librarys() -> None:
-    from engines.trt import library
-    from engines.trt_build import targets
+    from engines.tensorrt_engines.build import targets
+    from engines.tensorrt_engines.session import library
 
     known = [f"{target[2:-1]}.{target[-1]}" for target in targets(library("trt-rtx"))]
     assert list(ENGINES["trt-rtx"].compute_capabilities or ()) == known

@@ -17,9 +17,9 @@ import engines
 from engines.base import Job, Session
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
-from exporters.quantize import quantize
+from exporters.int8 import quantize
+from exporters.onnx_export import export_onnx
 from exporters.source import ModelSource
-from exporters.to_onnx import export_onnx
 
 FACTORY = """
 from torch import nn

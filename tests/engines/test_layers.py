@@ -17,19 +17,27 @@ import torch
 from torch.nn.modules import module as torch_module
 
 import engines
-from engines import trace
 from engines.base import Job, Layer, Session
 from engines.catalog import ENGINES
-from engines.module_layers import Operator, covered_by, iteration_layers, read_operators
-from engines.ort import OrtSession, _session_options
-from engines.ort_profile import NodeRun, Run, clock_offset, device_layers, host_layers, launched_in, read_runs
-from engines.trace import Iteration, Kernel, Span, Trace, median_layers
+from engines.layer_profile import torch_trace
+from engines.layer_profile.node_mapping import Origin, Step, node_name, read_graph
+from engines.layer_profile.torch_modules import Operator, covered_by, iteration_layers, read_operators
+from engines.layer_profile.torch_trace import Iteration, Kernel, Span, Trace, median_layers
+from engines.onnx_runtime.node_profile import (
+    NodeRun,
+    Run,
+    clock_offset,
+    device_layers,
+    host_layers,
+    launched_in,
+    read_runs,
+)
+from engines.onnx_runtime.session import OrtSession, _session_options
 from exporters.cache import Cache
-from exporters.coverage import Origin, Step, node_name, read_graph
 from exporters.inputs import input_specs, seeded_inputs
+from exporters.onnx_export import export_onnx
 from exporters.source import ModelSource
-from exporters.state import cached_state
-from exporters.to_onnx import export_onnx
+from exporters.weights import cached_state
 
 FACTORY = """
 from torch import nn
@@ -227,9 +235,9 @@ def test_onnx_runtimes_clock_is_the_traces(make_job: Callable[..., Job], tmp_pat
     options = _session_options(job)
     options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
     session = OrtSession(job, options)
-    recorded = trace.record(lambda: session.run(lambda name: None), "cpu")
+    recorded = torch_trace.record(lambda: session.run(lambda name: None), "cpu")
     nominal = (session.session.get_profiling_start_time_ns() - recorded.unix_ns) / 1000
-    runs = read_runs(Path(session.session.end_profiling()), trace.ITERATIONS)
+    runs = read_runs(Path(session.session.end_profiling()), torch_trace.ITERATIONS)
     assert clock_offset(runs, nominal, recorded) == nominal
     assert clock_offset(runs, nominal + 1e6, recorded) == pytest.approx(nominal, abs=1000)
 
@@ -271,7 +279,7 @@ WRITTEN = {
 
 
 def test_kernels_belong_to_the_iteration_that_launched_them() -> None:
-    read = trace.parse(WRITTEN)
+    read = torch_trace.parse(WRITTEN)
     assert read.unix_ns == 5_000_000_000
     first, second = read.iterations
     assert (first.start, first.returned, first.end) == (1000, 1060, 1100)
@@ -286,7 +294,7 @@ def test_kernels_belong_to_the_iteration_that_launched_them() -> None:
 def test_an_operators_time_on_a_gpu_is_its_kernels() -> None:
     origins = [Origin("node_conv", "conv", "conv2d", frozenset({"conv"}))]
     layers = median_layers(
-        [iteration_layers(iteration, "cuda", origins) for iteration in trace.parse(WRITTEN).iterations]
+        [iteration_layers(iteration, "cuda", origins) for iteration in torch_trace.parse(WRITTEN).iterations]
     )
     assert [(layer.name, layer.kind, layer.nodes) for layer in layers] == [
         ("conv", "conv2d", ("node_conv",)),

@@ -16,12 +16,12 @@ from torch._dynamo.utils import counters
 import engines
 from engines.base import Job, Rebatchable, Session
 from engines.catalog import PLAIN, Training
-from engines.compiled import CompiledSession
-from engines.eager import EagerSession
+from engines.pytorch.compiled import CompiledSession
+from engines.pytorch.eager import EagerSession
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelSource
-from exporters.state import cached_state
+from exporters.weights import cached_state
 
 FACTORY = """
 from torch import nn

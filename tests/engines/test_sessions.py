@@ -18,12 +18,12 @@ import torch
 import engines
 from engines.base import Job, Session
 from engines.catalog import ENGINES
+from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
-from exporters.load import restore
+from exporters.onnx_export import export_onnx
 from exporters.source import ModelSource
-from exporters.state import cached_state
-from exporters.to_onnx import export_onnx
+from exporters.weights import cached_state
 
 FACTORY = """
 from torch import nn
@@ -258,7 +258,7 @@ def test_closed_session_holds_no_model(engine: str, open_session: Open) -> None:
 
 
 def test_the_cuda_arena_is_read_from_what_onnx_runtime_logs(capfd: pytest.CaptureFixture[str]) -> None:
-    from engines import ort
+    from engines.onnx_runtime import session as ort
 
     line = "2026-11-21 05:17:10.9 [I:onnxruntime:Default, bfc_arena.cc:{}] {}\n"
     said = [
@@ -301,7 +301,7 @@ session.run(None, {{"x": numpy.ones((64, 64), "float32")}})
 """
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     subprocess.run([sys.executable, "-c", script], check=True, env=environment)
-    from engines import ort
+    from engines.onnx_runtime import session as ort
 
     text = (tmp_path / "log").read_bytes().replace(b"BFCArena for Cpu", b"BFCArena for Cuda")
     kinds = {name for match in ort._ARENA.finditer(text) for name, found in match.groupdict().items() if found}

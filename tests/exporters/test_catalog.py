@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from exporters.build_model import canonical
 from exporters.catalog import CATALOG, architecture
-from exporters.load import canonical
 from exporters.source import ModelError, ModelSource
 
 PUBLISHED_PARAMETERS = {
@@ -96,8 +96,8 @@ def test_unknown_name_suggests_a_known_one() -> None:
 
 def test_importing_catalog_and_inputs_leaves_torch_out() -> None:
     code = (
-        "import sys, exporters.catalog, exporters.inputs, exporters.cache, exporters.to_onnx\n"
-        "from exporters.state import source_key\n"
+        "import sys, exporters.catalog, exporters.inputs, exporters.cache, exporters.onnx_export\n"
+        "from exporters.weights import source_key\n"
         "from exporters.source import ModelSource\n"
         "assert len(source_key(ModelSource('resnet50'))) == 64\n"
         "assert not {'torch', 'onnx', 'onnxruntime'} & set(sys.modules)"

@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from exporters import reference_step
+from exporters import gradient_reference
+from exporters.build_model import restore
 from exporters.cache import Cache
+from exporters.gradient_reference import cached_gradients, step
 from exporters.gradients import (
     Deviation,
     GradientReference,
@@ -25,10 +27,8 @@ from exporters.gradients import (
     tiled,
 )
 from exporters.inputs import input_specs, seeded_inputs
-from exporters.load import restore
-from exporters.reference_step import cached_gradients, step
 from exporters.source import ModelSource
-from exporters.state import cached_state
+from exporters.weights import cached_state
 
 FACTORIES = """
 import torch
@@ -125,7 +125,7 @@ def test_the_reference_is_a_derivative_of_its_loss(cache: Cache, monkeypatch: py
             model.get_parameter("3.weight").flatten()[7] += 1e-5
         return model
 
-    monkeypatch.setattr(reference_step, "restore", moved)
+    monkeypatch.setattr(gradient_reference, "restore", moved)
     slope = (float(reference(cache).result) - float(found.result)) / 1e-5
     assert slope == pytest.approx(found.samples["3.weight"][7], rel=1e-3)
 
@@ -226,7 +226,7 @@ def test_a_blur_is_another_fp32(cache: Cache) -> None:
     [(1.0, 1.0), (1 + 2**-10, 1 + 2**-10), (1 + 2**-11, 1 + 2**-10), (1 + 2**-12, 1.0), (-3e30, None), (0.0, 0.0)],
 )
 def test_tf32_has_ten_bits_of_mantissa(exact: float, rounded: float | None) -> None:
-    found = reference_step._to_tf32(torch.tensor([exact])).item()
+    found = gradient_reference._to_tf32(torch.tensor([exact])).item()
     if rounded is None:
         assert found == pytest.approx(exact, rel=2**-11)
     else:
@@ -335,7 +335,7 @@ def test_each_step_is_computed_once(cache: Cache, monkeypatch: pytest.MonkeyPatc
         made.append(str(arguments[4]))
         return step(*arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(reference_step, "step", counted)
+    monkeypatch.setattr(gradient_reference, "step", counted)
     first = cached_gradients(model, specs, state, "cross-entropy", 2, ["fp32"], fresh)
     assert set(made) == {"fp64", "fp32"}
     made.clear()

@@ -7,9 +7,9 @@ import importlib
 import pytest
 import torch
 
+from exporters.build_model import load
 from exporters.catalog import CATALOG
 from exporters.inputs import input_specs, seeded_inputs
-from exporters.load import load
 from exporters.source import ModelSource
 
 PAIRS = {row.name: row.torchvision for row in CATALOG.values() if row.torchvision is not None}

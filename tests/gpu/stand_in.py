@@ -1,9 +1,10 @@
 """A test double of the `tensorrt` module: its engines are ONNX files, and ONNX Runtime runs them. No engine for users.
 
-TensorRT itself cannot be installed where the tests run. What trt.py does around it is real: the stand-in runs the graph
-on exactly the addresses and the stream that it is given (its scratch memory is its own, but it overwrites all of the
-block that it asked for), and it refuses what TensorRT refuses: shapes outside of the profile, addresses that are not
-there or not aligned, too little scratch. Its names are TensorRT's, with which tests/engines/test_trt.py compares them.
+TensorRT itself cannot be installed where the tests run. What tensorrt_engines does around it is real: the stand-in
+runs the graph on exactly the addresses and the stream that it is given (its scratch memory is its own, but it
+overwrites all of the block that it asked for), and it refuses what TensorRT refuses: shapes outside of the profile,
+addresses that are not there or not aligned, too little scratch. Its names are TensorRT's, with which
+tests/engines/test_trt.py compares them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto
 
-from engines.trt_build import BuildRequest, Built
+from engines.tensorrt_engines.build import BuildRequest, Built
 
 ALIGNMENT = 256
 MIB = 2**20
@@ -82,7 +83,7 @@ KINDS = {"Conv": "CaskConvolution", "Gemm": "gemm", "MatMul": "gemm"}
 
 @dataclass
 class StandIn:
-    """Stands where trt.py has the imported module. What it is to do wrong is set here."""
+    """Stands where tensorrt_engines/session.py has the imported module. What it is to do wrong is set here."""
 
     device: str = "cuda"
     scratch: int = 8 * MIB
@@ -117,7 +118,7 @@ class StandIn:
     def build_engine(
         self, library: Any, request: BuildRequest, cache: Any, progress: Callable[[str], None], rebuild: bool = False
     ) -> Built:
-        """In place of engines.trt_build.build_engine: the ONNX file, and with it the profile."""
+        """In place of engines.tensorrt_engines.build.build_engine: the ONNX file, and with it the profile."""
         assert library is self
         self.builds.append(request)
         progress("building 100 %")

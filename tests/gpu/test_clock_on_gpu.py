@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from profiler.clock import CudaClock, Mark, Run
-from profiler.statistics import median
+from profiler.stats.samples import median
+from profiler.worker.clock import CudaClock, Mark, Run
 
 pytestmark = pytest.mark.gpu
 

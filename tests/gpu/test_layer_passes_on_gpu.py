@@ -14,19 +14,19 @@ import torch
 import engines
 from engines.base import Job
 from engines.catalog import Training
-from engines.trace import record
+from engines.layer_profile.torch_trace import record
+from exporters.build_model import restore
 from exporters.cache import Cache
+from exporters.gradient_reference import cached_gradients
 from exporters.gradients import Gradients, deviation, reference_items, tiled
 from exporters.inputs import input_specs, seeded_inputs
-from exporters.layers import Conv2d, Layer, Linear
-from exporters.load import restore
-from exporters.reference_step import cached_gradients
+from exporters.single_layers import Conv2d, Layer, Linear
 from exporters.source import ModelSource
-from exporters.state import cached_state
+from exporters.weights import cached_state
 from profiler import load
-from profiler.clock import CudaClock
-from profiler.layer_table import best_per_layer, layer_rows
-from profiler.statistics import median
+from profiler.results.layer_passes import best_per_layer, layer_rows
+from profiler.stats.samples import median
+from profiler.worker.clock import CudaClock
 
 pytestmark = pytest.mark.gpu
 

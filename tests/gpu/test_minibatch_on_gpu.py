@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 
 from profiler import load
-from profiler.minibatch import largest, sentences
-from profiler.sweep import batch_of, family_of
+from profiler.results.batch_sweeps import largest, sentences
+from profiler.run.sweep import batch_of, family_of
 
 pytestmark = pytest.mark.gpu
 

@@ -15,14 +15,14 @@ import engines
 from engines.base import Job
 from engines.catalog import Training
 from exporters.cache import Cache
+from exporters.gradient_reference import cached_gradients
 from exporters.gradients import Gradients, deviation, reference_items, tiled
 from exporters.inputs import input_specs, seeded_inputs
-from exporters.reference_step import cached_gradients
 from exporters.source import ModelSource
-from exporters.state import cached_state
+from exporters.weights import cached_state
 from profiler import load
-from profiler.clock import CudaClock
-from profiler.verify import judge_gradients
+from profiler.worker.checks import judge_gradients
+from profiler.worker.clock import CudaClock
 
 pytestmark = pytest.mark.gpu
 

@@ -19,18 +19,18 @@ import onnxruntime
 import pytest
 import torch
 
-from engines import trt
 from engines.base import Unsupported
 from engines.cuda_graph import capture
-from engines.trt_buffers import ALIGNMENT, Buffers
+from engines.tensorrt_engines import session as trt
+from engines.tensorrt_engines.buffers import ALIGNMENT, Buffers
 from exporters.source import ModelSource
 from profiler import load
-from profiler.case import Budget, Case
-from profiler.process import explain
-from profiler.statistics import median
-from profiler.task import Prepared, Task
-from profiler.telemetry import visible_gpus
-from profiler.worker import measure_case, prepare_export, prepare_model
+from profiler.job.case import Budget, Case
+from profiler.processes.process import explain
+from profiler.run.telemetry import visible_gpus
+from profiler.stats.samples import median
+from profiler.worker.measure_case import measure_case, prepare_export, prepare_model
+from profiler.worker.task import Prepared, Task
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import graphs

@@ -23,8 +23,8 @@ from onnx import TensorProto, helper, numpy_helper
 from engines.catalog import ENGINES, Requirement
 from profiler import build_order
 from profiler.build_order import BuildOrder, find_engine, find_gpu, make_tasks
-from profiler.document import ConfigError
-from profiler.telemetry import Gpu
+from profiler.errors import ConfigError
+from profiler.run.telemetry import Gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 Build = Callable[..., CompletedProcess[str]]

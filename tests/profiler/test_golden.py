@@ -14,10 +14,10 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from profiler.schema import RESULTS, SAMPLES
-from profiler.statistics import median_interval
-from profiler.table import summary, write_tables
-from profiler.terminal import print_results
+from profiler.results.columns import RESULTS, SAMPLES
+from profiler.results.lines import summary, write_tables
+from profiler.run.summary import print_results
+from profiler.stats.samples import median_interval
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 

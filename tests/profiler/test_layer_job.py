@@ -12,11 +12,11 @@ import polars as pl
 import pytest
 
 from engines.catalog import PLAIN, Training
-from exporters.layers import LAYERS, Conv2d, Linear
-from profiler.config import load_config
-from profiler.document import ConfigError
-from profiler.layer_table import best_per_layer, layer_rows
-from profiler.plan import estimate_seconds, make_plan
+from exporters.single_layers import LAYERS, Conv2d, Linear
+from profiler.errors import ConfigError
+from profiler.job.config import load_config
+from profiler.job.plan import estimate_seconds, make_plan
+from profiler.results.layer_passes import best_per_layer, layer_rows
 
 JOB = """
 kind: layers

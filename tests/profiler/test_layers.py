@@ -15,14 +15,14 @@ from rich.console import Console
 
 from exporters.source import ModelSource
 from profiler import load, load_layers
-from profiler.case import Case
-from profiler.document import ConfigError
+from profiler.errors import ConfigError
+from profiler.job.case import Case
 from profiler.layers import groups, print_layers, read, select
-from profiler.process import Outcome
-from profiler.result import Result
-from profiler.schema import LAYERS
-from profiler.single import result_of
-from profiler.store import RunFolder
+from profiler.processes.process import Outcome
+from profiler.results.columns import LAYERS
+from profiler.results.result import Result
+from profiler.results.run_folder import RunFolder
+from profiler.run.supervise import result_of
 
 TINY = """
 import os

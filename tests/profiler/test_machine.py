@@ -11,8 +11,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from profiler.config import load_config, parse_machine
-from profiler.document import ConfigError
+from profiler.errors import ConfigError
+from profiler.job.config import load_config, parse_machine
 
 Profiler = Callable[..., CompletedProcess[str]]
 TINY = """

@@ -12,10 +12,10 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from profiler.document import ConfigError
+from profiler.errors import ConfigError
 from profiler.query import Request, execute, query
-from profiler.runs import read_runs
-from profiler.schema import RESULTS
+from profiler.results.columns import RESULTS
+from profiler.results.reading import read_runs
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 H200, CPU = str(GOLDEN / "h200"), str(GOLDEN / "cpu")

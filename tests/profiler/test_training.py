@@ -15,12 +15,12 @@ from engines.catalog import Training
 from exporters.gradients import GradientReference
 from exporters.source import ModelSource
 from profiler import load
-from profiler.case import Budget, Case
-from profiler.prepare import prepare
-from profiler.process import start_forkserver
-from profiler.result import Result
-from profiler.task import Prepared, Task
-from profiler.worker import measure_case, prepare_gradients, prepare_model
+from profiler.job.case import Budget, Case
+from profiler.processes.process import start_forkserver
+from profiler.results.result import Result
+from profiler.run.prepare import prepare
+from profiler.worker.measure_case import measure_case, prepare_gradients, prepare_model
+from profiler.worker.task import Prepared, Task
 
 FACTORIES = """
 from pathlib import Path

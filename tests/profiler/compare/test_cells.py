@@ -10,10 +10,10 @@ import polars as pl
 import pytest
 
 from profiler.compare.cells import compare
-from profiler.document import ConfigError
-from profiler.runs import published_as_results, read_runs
-from profiler.schema import RESULTS
-from profiler.statistics import Floats, Side, ratio_interval
+from profiler.errors import ConfigError
+from profiler.results.columns import RESULTS
+from profiler.results.reading import published_as_results, read_runs
+from profiler.stats.samples import Floats, Side, ratio_interval
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 RNG = np.random.default_rng

@@ -9,8 +9,8 @@ import pytest
 
 from profiler.compare.cells import compare
 from profiler.compare.regression import find_regressions, parse_limit
-from profiler.document import ConfigError
-from profiler.schema import RESULTS
+from profiler.errors import ConfigError
+from profiler.results.columns import RESULTS
 
 
 def cells(*sides: list[dict[str, Any]]) -> pl.DataFrame:

@@ -9,8 +9,8 @@ import pytest
 
 from profiler.compare.cells import compare
 from profiler.compare.totals import sentences, times, totals
-from profiler.runs import published_as_results
-from profiler.schema import RESULTS
+from profiler.results.columns import RESULTS
+from profiler.results.reading import published_as_results
 
 
 def cells(times_ms: dict[str, dict[str, float | None]], processes: int = 1, **columns: Any) -> pl.DataFrame:

@@ -18,7 +18,7 @@ from profiler.published.conclusions import (
     compare_setups,
     most_telling,
 )
-from profiler.schema import RESULTS
+from profiler.results.columns import RESULTS
 
 README = Path(__file__).resolve().parents[3] / "references" / "README.md"
 

@@ -9,12 +9,12 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from profiler.document import ConfigError
+from profiler.errors import ConfigError
 from profiler.published import references, setups
+from profiler.published.command import covers, execute, present, print_published, require
 from profiler.published.printed import Printed
-from profiler.published.studies import covers, execute, present, print_published, require
 from profiler.published.tables import markdown, published_tables, write_published
-from profiler.schema import RESULTS
+from profiler.results.columns import RESULTS
 
 TODAY = {"torch_version": "2.11.0+cu130", "onnxruntime_version": "1.31.1", "cudnn": "91900", "device": "cuda"}
 

@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 
 from exporters.catalog import CATALOG
-from profiler.config import STUDIES
-from profiler.document import ConfigError
+from profiler.errors import ConfigError
+from profiler.job.config import STUDIES
 from profiler.published import references
 
 

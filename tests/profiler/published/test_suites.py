@@ -12,12 +12,12 @@ import pytest
 from rich.console import Console
 
 from engines.catalog import Device
-from profiler.case import Case
-from profiler.config import load_config
-from profiler.document import ConfigError
-from profiler.plan import estimate_seconds, estimate_total, make_plan
+from profiler.errors import ConfigError
+from profiler.job.case import Case
+from profiler.job.config import load_config
+from profiler.job.plan import estimate_seconds, estimate_total, make_plan
 from profiler.published import references, suites
-from profiler.telemetry import Gpu
+from profiler.run.telemetry import Gpu
 
 Profiler = Callable[..., CompletedProcess[str]]
 FOLDER = Path(__file__).resolve().parents[3] / "suites"

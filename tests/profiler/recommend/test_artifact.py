@@ -28,8 +28,8 @@ from safetensors.torch import load_file
 
 from engines.catalog import ENGINES
 from exporters.source import ModelSource
-from profiler.case import Case
-from profiler.document import ConfigError
+from profiler.errors import ConfigError
+from profiler.job.case import Case
 from profiler.recommend.artifact import check_folder
 from profiler.recommend.artifact_files import FilesOrder, _ort_settings
 from profiler.recommend.artifact_papers import EXAMPLES, requirements
@@ -536,7 +536,7 @@ def test_requirements_without_a_proof_take_the_runs_version() -> None:
 
 
 def test_onnx_runtime_gets_the_options_that_were_measured() -> None:
-    from engines.ort import _cuda_options
+    from engines.onnx_runtime.session import _cuda_options
 
     chosen = case("ort", precision="tf32", prefer_nhwc=True, cuda_graph=True, conv_search="HEURISTIC")
     (name, options), other = _ort_settings(FilesOrder(chosen, Path(), Path()))["providers"]
@@ -545,7 +545,7 @@ def test_onnx_runtime_gets_the_options_that_were_measured() -> None:
         "device_id": "0", "use_tf32": "1", "prefer_nhwc": "1", "enable_cuda_graph": "1", "fuse_conv_bias": "0",
         "cudnn_conv_algo_search": "HEURISTIC", "arena_extend_strategy": "kSameAsRequested",
     }  # fmt: skip
-    assert _cuda_options.__module__ == "engines.ort"
+    assert _cuda_options.__module__ == "engines.onnx_runtime.session"
 
 
 def test_every_engine_has_an_example_that_stands_alone() -> None:

@@ -16,16 +16,16 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from profiler.document import ConfigError
+from profiler.errors import ConfigError
 from profiler.recommend.candidates import work_of
 from profiler.recommend.choice import HIGHER, OBJECTIVES, Limit, Recommendation, Wanted, break_even, recommend
-from profiler.recommend.job import execute
+from profiler.recommend.command import execute
 from profiler.recommend.order import Order, check, make_wanted
 from profiler.recommend.text import as_json, as_markdown, print_text
 from profiler.recommend.told import Told, tell
 from profiler.recommend.words import exponent, items, number, reason, seconds, span
-from profiler.runs import read_runs
-from profiler.schema import RESULTS, SAMPLES
+from profiler.results.columns import RESULTS, SAMPLES
+from profiler.results.reading import read_runs
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 Frames = tuple[pl.DataFrame, pl.LazyFrame]

@@ -20,7 +20,7 @@ from profiler.report.data import gather
 from profiler.report.images import _specs
 from profiler.report.palette import DARK, LIGHT, Palette
 from profiler.report.sections import Report, compose
-from profiler.runs import read_runs
+from profiler.results.reading import read_runs
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 DOMAINS = Domains(["eager", "ort"], ["fp32", "fp16"], [1, 16], ["weights_mib", "load_s"], 1e5, (-0.1, 0.2))

@@ -19,19 +19,19 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from profiler import job
-from profiler.document import ConfigError
+from profiler.errors import ConfigError
 from profiler.report import content
 from profiler.report import page as report_page
+from profiler.report.command import Order, write
 from profiler.report.data import LINE, TICKS, Data, gather, natural
 from profiler.report.findings import findings, headline, lead
 from profiler.report.sections import compose
 from profiler.report.tables import Table, amount, escape_markdown
-from profiler.report.write import Order, write
-from profiler.runs import read_runs
-from profiler.schema import LAYERS, RESULTS, SAMPLES
-from profiler.store import RunFolder
-from profiler.table import summary
+from profiler.results.columns import LAYERS, RESULTS, SAMPLES
+from profiler.results.lines import summary
+from profiler.results.reading import read_runs
+from profiler.results.run_folder import RunFolder
+from profiler.run import command
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden"
@@ -183,7 +183,7 @@ def test_csv_holds_every_digit(tmp_path: Path) -> None:
 def test_csv_of_more_lines_than_a_page_has_room_for_has_them_all(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("profiler.report.write.MOST_LINES", 40)
+    monkeypatch.setattr("profiler.report.command.MOST_LINES", 40)
     write(Order([GOLDEN / "h200"], "csv", tmp_path))
     assert pl.read_csv(tmp_path / "latency.csv").height == 120
     page = page_of(GOLDEN / "h200", folder=tmp_path)
@@ -657,10 +657,10 @@ def test_a_report_that_fails_is_told_and_loses_nothing(tmp_path: Path, monkeypat
     def fail(*_: object) -> None:
         raise RuntimeError("no fonts at all")
 
-    monkeypatch.setattr("profiler.report.write.write", fail)
+    monkeypatch.setattr("profiler.report.command.write", fail)
     run = RunFolder.create(tmp_path)
     out = io.StringIO()
-    job._report(Console(file=out, width=200), run, None)
+    command._report(Console(file=out, width=200), run, None)
     assert "There is no report (no fonts at all; logs/report.log says more)" in out.getvalue()
     assert "RuntimeError: no fonts at all" in (run.logs / "report.log").read_text()
 

@@ -1,0 +1,1 @@
+"""Sessions that run an exported graph in ONNX Runtime."""

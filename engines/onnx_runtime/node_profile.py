@@ -1,0 +1,131 @@
+"""What enters: ONNX Runtime's profile of some runs, and torch's trace beside it. What leaves: the nodes that ran.
+
+The profile has each node's interval on the host. On CUDA that is the time of enqueueing: the published builds cannot
+see kernels (they lack `enable_cuda_profiling`). torch.profiler can, and each kernel is given to the node in whose
+interval it was launched. Both clocks are the system's, to a microsecond.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.base import Layer
+from engines.layer_profile.node_mapping import Step
+from engines.layer_profile.torch_trace import Kernel, Trace, median_layers
+
+_SUFFIX = "_kernel_time"
+_SLACK_US = 5.0
+"""Around a node's interval; between two nodes ONNX Runtime spends more, on the profile itself."""
+_FOUND = 0.95
+
+
+@dataclass(frozen=True)
+class NodeRun:
+    """A node that ran, in microseconds since the profile's start."""
+
+    name: str
+    kind: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the graph and its nodes, in microseconds since the profile's start."""
+
+    start: float
+    end: float
+    nodes: list[NodeRun]
+
+
+def read_runs(path: Path, last: int) -> list[Run]:
+    """The `last` runs in a profile. Raises RuntimeError if there are fewer."""
+    # What encloses others comes before them.
+    events = sorted(json.loads(path.read_text()), key=lambda e: (e["ts"], -e["dur"]))
+    runs = [Run(e["ts"], e["ts"] + e["dur"], []) for e in events if e["name"] == "model_run"][-last:]
+    if len(runs) < last:
+        raise RuntimeError(f"ONNX Runtime's profile has {len(runs)} runs, {last} were made")
+    for event in events:
+        if event["cat"] != "Node" or not event["name"].endswith(_SUFFIX):
+            continue
+        node = NodeRun(
+            event["name"].removesuffix(_SUFFIX), event["args"]["op_name"], event["ts"], event["ts"] + event["dur"]
+        )
+        run = next((run for run in runs if run.start <= node.start <= run.end), None)
+        # The nodes of a subgraph run inside the node that has it, whose time holds theirs.
+        if run is not None and (not run.nodes or node.start >= run.nodes[-1].end):
+            run.nodes.append(node)
+    return runs
+
+
+def host_layers(runs: Sequence[Run], steps: Sequence[Step], covered: Sequence[tuple[str, ...]]) -> list[Layer]:
+    """Each node's median time on the host, which is what it took on the CPU."""
+    return median_layers([_named(run, steps, covered, [(n.end - n.start) / 1000 for n in run.nodes]) for run in runs])
+
+
+def device_layers(
+    runs: Sequence[Run], started_ns: int, trace: Trace, steps: Sequence[Step], covered: Sequence[tuple[str, ...]]
+) -> list[Layer]:
+    """Each node's median time on the device, which is that of the kernels launched in its interval.
+
+    `started_ns` is when the profile started, in nanoseconds since 1970. What was launched outside of every node follows
+    as layers of the kind "kernel". Raises RuntimeError if the two clocks do not fit.
+    """
+    offset = clock_offset(runs, (started_ns - trace.unix_ns) / 1000, trace)
+    iterations = []
+    for run, iteration in zip(runs, trace.iterations, strict=True):
+        times, strangers = launched_in(run.nodes, iteration.kernels, offset)
+        iterations.append(
+            [*_named(run, steps, covered, times), *(Layer(k.name, "kernel", (), k.ms) for k in strangers)]
+        )
+    return median_layers(iterations)
+
+
+def clock_offset(runs: Sequence[Run], offset: float, trace: Trace) -> float:
+    """What to add to the profile's times to get the trace's, in microseconds; `offset` if the clocks are the same.
+
+    Each run happened inside its call; where `offset` contradicts that, the middle of what does not is taken.
+    """
+    calls = trace.iterations
+    low = max(call.start - run.start for run, call in zip(runs, calls, strict=True))
+    high = min(call.returned - run.end for run, call in zip(runs, calls, strict=True))
+    return offset if low - _SLACK_US <= offset <= high + _SLACK_US else (low + high) / 2
+
+
+def launched_in(nodes: Sequence[NodeRun], kernels: Sequence[Kernel], offset: float) -> tuple[list[float], list[Kernel]]:
+    """Milliseconds of the kernels that each node launched, and the kernels that none did.
+
+    Raises RuntimeError if those are too many to be the runtime's own copies.
+    """
+    starts = [node.start + offset for node in nodes]
+    times, strangers = [0.0] * len(nodes), []
+    for kernel in kernels:
+        number = max(bisect_right(starts, kernel.launched) - 1, 0)
+        after = number + 1
+        if after < len(nodes) and kernel.launched > nodes[number].end + offset + _SLACK_US:
+            # Between two nodes: a microsecond of rounding before the next one.
+            number = after if starts[after] - kernel.launched <= _SLACK_US else number
+        if starts[number] - _SLACK_US <= kernel.launched <= nodes[number].end + offset + _SLACK_US:
+            times[number] += kernel.ms
+        else:
+            strangers.append(kernel)
+    if len(strangers) > (1 - _FOUND) * len(kernels) + 2:
+        raise RuntimeError(
+            f"{len(strangers)} of {len(kernels)} kernels were launched outside of every node: ONNX Runtime's clock and "
+            "torch.profiler's do not fit"
+        )
+    return times, strangers
+
+
+def _named(run: Run, steps: Sequence[Step], covered: Sequence[tuple[str, ...]], times: Sequence[float]) -> list[Layer]:
+    """The run's nodes with the exported nodes that they cover: by place, or by name if they ran in another order."""
+    if [step.kind for step in steps] == [node.kind for node in run.nodes]:
+        nodes = list(covered)
+    else:
+        by_name = dict(zip((step.name for step in steps), covered, strict=True))
+        nodes = [by_name.get(node.name, ()) for node in run.nodes]
+    return [Layer(n.name, n.kind, c, ms) for n, c, ms in zip(run.nodes, nodes, times, strict=True)]

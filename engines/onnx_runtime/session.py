@@ -1,0 +1,322 @@
+"""What enters: a Job. What leaves: a session of ONNX Runtime, on its CUDA or CPU provider, with preallocated buffers.
+
+One call is asynchronous on CUDA: inputs and outputs are bound to device memory once, the provider works on torch's
+current stream (`user_compute_stream`), and the run option `disable_synchronize_execution_providers` keeps it from
+waiting. See https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import torch
+
+from engines.base import Array, Job, Layer, Mark, Memory
+from engines.catalog import Device
+from engines.layer_profile.node_mapping import covered_nodes, read_graph, steps_of
+from engines.layer_profile.torch_trace import ITERATIONS, record
+from engines.onnx_runtime.node_profile import device_layers, host_layers, read_runs
+from exporters.inputs import BATCH, read_onnx
+
+_TYPES = {
+    "tensor(float)": (torch.float32, onnx.TensorProto.FLOAT),
+    "tensor(double)": (torch.float64, onnx.TensorProto.DOUBLE),
+    "tensor(float16)": (torch.float16, onnx.TensorProto.FLOAT16),
+    "tensor(bfloat16)": (torch.bfloat16, onnx.TensorProto.BFLOAT16),
+    "tensor(int64)": (torch.int64, onnx.TensorProto.INT64),
+    "tensor(int32)": (torch.int32, onnx.TensorProto.INT32),
+    "tensor(int8)": (torch.int8, onnx.TensorProto.INT8),
+    "tensor(uint8)": (torch.uint8, onnx.TensorProto.UINT8),
+    "tensor(bool)": (torch.bool, onnx.TensorProto.BOOL),
+}
+_INTEGER = {
+    # By operator, where the second operand and its zero point, which has its type, stand among the inputs.
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm"), (3, 5)),
+    **dict.fromkeys(("ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul"), (1, 3)),
+    "MatMulIntegerToFloat": (1, 5),
+}
+_COMPUTE = {"Conv", "FusedConv", "NhwcConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul", "ConvTranspose", *_INTEGER}
+_ARENA = re.compile(
+    rb"Extending BFCArena for (?P<arena>\w+)\.|Extended allocation by (?P<grown>\d+) bytes"
+    rb"|Reserving memory in BFCArena for Cuda size: (?P<reserved>\d+)"
+)
+_INFO, _WARNING = 1, 2
+_PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+
+
+def open_session(job: Job) -> OrtSession:
+    """Open `job`'s graph in ONNX Runtime. Raises RuntimeError where the provider cannot be had, or ORT's own errors."""
+    return OrtSession(job)
+
+
+class OrtSession:
+    """An InferenceSession with its inputs and outputs bound to buffers of its own device.
+
+    For another batch it is opened anew: its graph is optimized for one, and on CUDA its arena would keep what smaller
+    batches took, so that a large one ran out of memory before its time.
+    """
+
+    def __init__(self, job: Job, options: onnxruntime.SessionOptions | None = None) -> None:
+        """`options` replace those that follow from `job`."""
+        assert job.onnx is not None, "an engine that needs a graph gets the exported one"
+        self.job = job
+        self.provider = _PROVIDERS[job.device]
+        self.log_start = _log_size()
+        self.session = self._open(options or _session_options(job))
+        self.log_loaded = _log_size()
+        self.inputs = [
+            self._buffer(node, array) for node, array in zip(self.session.get_inputs(), job.inputs, strict=True)
+        ]
+        self.binding = self.session.io_binding()
+        for node, tensor in zip(self.session.get_inputs(), self.inputs, strict=True):
+            self._bind(self.binding.bind_input, node, tensor)
+        self.results = [self._buffer(node, None, shape) for node, shape in self._output_shapes()]
+        for node, tensor in zip(self.session.get_outputs(), self.results, strict=True):
+            self._bind(self.binding.bind_output, node, tensor)
+        self.run_options = onnxruntime.RunOptions()
+        self.run_options.log_severity_level = _WARNING
+        if job.device == "cuda":
+            self.run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    def run(self, mark: Mark) -> None:
+        """Enqueue one run of the graph (with `cuda_graph`: two plain runs, then captured, then replayed)."""
+        self.session.run_with_iobinding(self.binding, self.run_options)
+
+    def outputs(self) -> list[Array]:
+        return [(t.float() if t.is_floating_point() else t).cpu().numpy() for t in self.results]
+
+    def memory(self) -> Memory:
+        assert self.job.onnx is not None
+        graph = onnx.load(self.job.onnx, load_external_data=False).graph
+        weights = sum(_nbytes(t) for t in graph.initializer)
+        loaded = _arena_bytes(self.log_start, self.log_loaded) if self.job.device == "cuda" else None
+        if loaded is None:
+            return Memory(weights=weights)
+        # Arenas grow by what is asked for and never shrink. The bound inputs and outputs are torch's.
+        grown = _arena_bytes(self.log_loaded, _log_size()) or 0
+        bound, held = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        return Memory(weights, grown + bound, max(loaded - weights, 0) + held - bound)
+
+    def proof(self) -> dict[str, Any]:
+        """Each node's provider as the measured session assigned it, and the types of a twin session's optimized graph.
+
+        The optimized graph is the only place where casts that ORT inserted can be seen; a twin with the same options
+        writes it, since writing it in the measured session would lengthen its load time.
+        """
+        nodes = [
+            (s.ep_name, n.op_type) for s in self.session.get_provider_graph_assignment_info() for n in s.get_nodes()
+        ]
+        graph = self._optimized_graph()
+        known = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
+        known |= {t.name: t.data_type for t in graph.initializer}
+        types = Counter(_operand_type(node, known) for node in graph.node if node.op_type in _COMPUTE)
+        cuda = self.session.get_provider_options().get("CUDAExecutionProvider", {})
+        return {
+            "library": f"onnxruntime {onnxruntime.__version__}",
+            "device": self.job.device,
+            "providers": dict(Counter(provider for provider, _ in nodes)),
+            "compute_providers": dict(Counter(provider for provider, op in nodes if op in _COMPUTE)),
+            "compute_types": dict(types),
+            "operators": len(graph.node),
+            "casts": sum(node.op_type == "Cast" for node in graph.node),
+            "tf32": cuda.get("use_tf32") == "1",
+            "cuda_graph": cuda.get("enable_cuda_graph") == "1",
+            "channels_last": cuda.get("prefer_nhwc") == "1",
+            "conv_search": cuda.get("cudnn_conv_algo_search"),
+        }
+
+    def layers(self) -> list[Layer]:
+        """The nodes of a twin session that ONNX Runtime profiles; without a CUDA graph, whose replay runs no node."""
+        assert self.job.onnx is not None
+        with tempfile.TemporaryDirectory() as folder:
+            options, optimized = _session_options(self.job), Path(folder) / "optimized.onnx"
+            _write_optimized(options, optimized)
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(folder) / "profile")
+            twin = OrtSession(replace(self.job, options={**self.job.options, "cuda_graph": False}), options)
+            # On the CPU torch.profiler sees nothing of it, and counts the iterations.
+            trace = record(lambda: twin.run(lambda name: None), self.job.device)
+            started = twin.session.get_profiling_start_time_ns()
+            runs = read_runs(Path(twin.session.end_profiling()), ITERATIONS)
+            twin.close()
+            steps = steps_of(read_graph(optimized))
+        covered = covered_nodes(read_graph(self.job.onnx), steps)
+        if self.job.device == "cpu":
+            return host_layers(runs, steps, covered)
+        return device_layers(runs, started, trace, steps, covered)
+
+    def close(self) -> None:
+        del self.binding, self.session
+        self.inputs.clear()
+        self.results.clear()
+
+    def _open(self, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+        providers: list[Any] = [self.provider]
+        if self.job.device == "cuda":
+            providers = [(self.provider, _cuda_options(self.job)), "CPUExecutionProvider"]
+        session = onnxruntime.InferenceSession(self.job.onnx, options, providers=providers)
+        if session.get_providers()[0] != self.provider:
+            raise RuntimeError(
+                f"ONNX Runtime could not load {self.provider} and fell back to {session.get_providers()[0]}; "
+                "the worker's log says which library it did not find"
+            )
+        return session
+
+    def _optimized_graph(self) -> onnx.GraphProto:
+        with tempfile.TemporaryDirectory() as folder:
+            options, path = _session_options(self.job), Path(folder) / "optimized.onnx"
+            _write_optimized(options, path)
+            self._open(options)
+            return read_graph(path)
+
+    def _output_shapes(self) -> list[tuple[Any, tuple[int, ...]]]:
+        """Each output with its shape; one plain run tells the shapes that the file does not."""
+        nodes = self.session.get_outputs()
+        if all(isinstance(d, int) for node in nodes for d in node.shape):
+            return [(node, tuple(node.shape)) for node in nodes]
+        for node in nodes:
+            self.binding.bind_output(node.name, "cpu")
+        self.session.run_with_iobinding(self.binding)
+        shapes = [tuple(value.shape()) for value in self.binding.get_outputs()]
+        self.binding.clear_binding_outputs()
+        return list(zip(nodes, shapes, strict=True))
+
+    def _buffer(self, node: Any, array: Array | None, shape: tuple[int, ...] = ()) -> torch.Tensor:
+        if node.type not in _TYPES:
+            raise RuntimeError(f"{node.name} is a {node.type}; inputs and outputs can be {', '.join(_TYPES)}")
+        dtype, _ = _TYPES[node.type]
+        if array is None:
+            return torch.empty(shape, dtype=dtype, device=self.job.device)
+        return torch.from_numpy(array).to(self.job.device, dtype)
+
+    def _bind(self, bind: Any, node: Any, tensor: torch.Tensor) -> None:
+        _, element = _TYPES[node.type]
+        bind(node.name, self.job.device, 0, element, list(tensor.shape), tensor.data_ptr())
+
+
+def _session_options(job: Job) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    # At this level the arena says in the process's log what it allocates; sessions and runs stay quiet.
+    onnxruntime.set_default_logger_severity(_INFO if job.device == "cuda" else _WARNING)
+    options.log_severity_level = _WARNING
+    options.intra_op_num_threads = int(job.options.get("threads", 0))
+    if not job.options.get("optimize", True):
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    for key, value in session_entries(job.precision, job.device).items():
+        options.add_session_config_entry(key, value)
+    for dimension, size in symbol_sizes(job).items():
+        options.add_free_dimension_override_by_name(dimension, size)
+    return options
+
+
+def session_entries(precision: str, device: Device) -> dict[str, str]:
+    """Entries of the session's configuration that a precision needs on a device."""
+    if (precision, device) == ("int8", "cpu"):
+        # On x86 the CPU provider multiplies uint8 by int8. It shifts a Q/DQ pair from int8 to uint8 if it has a single
+        # reader, and where a shifted pair meets an unshifted one the convolution stays float. In the graph every reader
+        # has a pair of its own, but as common subexpressions they would be merged. Measured (ONNX Runtime 1.31): with
+        # that, 20 of ResNet-50's 53 convolutions stay float; without it none, at half the latency.
+        return {"optimization.disable_specified_optimizers": "CommonSubexpressionElimination"}
+    return {}
+
+
+def _write_optimized(options: onnxruntime.SessionOptions, path: Path) -> None:
+    """Let the session that is opened with `options` write its optimized graph, its weights beside it."""
+    options.optimized_model_filepath = str(path)
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
+
+
+def symbol_sizes(job: Job) -> dict[str, int]:
+    """Sizes of the graph's symbolic dimensions; the batch is the leading one of the first input."""
+    batch = BATCH
+    if job.source.onnx is not None:
+        graph = read_onnx(job.source.onnx).graph
+        constants = {tensor.name for tensor in graph.initializer}
+        first = next((value for value in graph.input if value.name not in constants), None)
+        dimensions = first.type.tensor_type.shape.dim if first is not None else []
+        batch = dimensions[0].dim_param if dimensions else ""
+    return {**job.source.dimensions, **({batch: job.batch_size} if batch else {})}
+
+
+def _cuda_options(job: Job) -> dict[str, str]:
+    return {
+        "device_id": "0",
+        # torch's default stream has handle 0, which ORT takes for "none": the worker has set another one.
+        "user_compute_stream": str(torch.cuda.current_stream().cuda_stream),
+        **cuda_settings(job),
+    }
+
+
+def cuda_settings(job: Job) -> dict[str, str]:
+    """The CUDA provider's options with which a deployment gets the figures measured here."""
+    return {
+        # Growth by powers of two would count as the engine's need what is only the arena's slack.
+        "arena_extend_strategy": "kSameAsRequested",
+        "use_tf32": "1" if job.precision == "tf32" else "0",
+        "cudnn_conv_algo_search": str(job.options.get("conv_search", "EXHAUSTIVE")),
+        "prefer_nhwc": _flag(job, "prefer_nhwc"),
+        "enable_cuda_graph": _flag(job, "cuda_graph"),
+        "fuse_conv_bias": _flag(job, "fuse_conv_bias"),
+    }
+
+
+def _arena_bytes(start: int, end: int) -> int | None:
+    """By how much the log says between two positions that the CUDA arena grew; None if it says nothing.
+
+    ONNX Runtime 1.31 gives no other access to its arena's statistics from Python.
+    """
+    if end <= start:
+        return None
+    with Path("/proc/self/fd/2").open("rb") as log:
+        log.seek(start)
+        text = log.read(end - start)
+    total, arena = 0, b""
+    for match in _ARENA.finditer(text):
+        arena = match["arena"] or arena
+        if match["reserved"] or (match["grown"] and arena == b"Cuda"):
+            total += int(match["reserved"] or match["grown"])
+    return total or None
+
+
+def _log_size() -> int:
+    """Bytes that standard error, a file, has by now; 0 if it is none."""
+    found = os.fstat(2)
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+
+
+def _flag(job: Job, option: str) -> str:
+    return "1" if job.options.get(option) else "0"
+
+
+def _nbytes(tensor: onnx.TensorProto) -> int:
+    return int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * _product(tensor.dims))
+
+
+def _product(dims: Any) -> int:
+    result = 1
+    for d in dims:
+        result *= d
+    return result
+
+
+def _operand_type(node: onnx.NodeProto, known: dict[str, int]) -> str:
+    """The type that a convolution or product works in: that of its weight, or of whichever operand's type is known.
+
+    int8 stands for uint8 too, which is the same arithmetic.
+    """
+    operands = [*node.input[1:], *node.input[:1], *node.output]
+    if node.op_type in _INTEGER:
+        operands = [node.input[place] for place in _INTEGER[node.op_type] if place < len(node.input)]
+    found = next((known[name] for name in operands if known.get(name)), 0)
+    name = str(onnx.TensorProto.DataType.Name(found)).lower()
+    return {"float": "float32", "double": "float64", "undefined": "unknown", "uint8": "int8"}.get(name, name)

@@ -1,0 +1,106 @@
+"""What enters: a Job. What leaves: a session of OpenVINO on the CPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import openvino
+
+from engines.base import Array, Job, Layer, Mark, Memory
+from engines.layer_profile.node_mapping import node_name, read_graph
+from exporters.inputs import BATCH, input_specs
+
+_COMPUTE = {"Convolution", "FullyConnected", "MatMul", "GroupConvolution"}
+_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "u8": "int8"}
+"""By the type of the activations: uint8 times int8 is int8's arithmetic."""
+
+
+_PROFILED_RUNS = 10
+"""The first of them, which is slower, is in the mean."""
+
+
+def open_session(job: Job) -> OpenVinoSession:
+    """Compile `job`'s graph for the CPU. Raises OpenVINO's own errors."""
+    return OpenVinoSession(job)
+
+
+class OpenVinoSession:
+    """A compiled model and one inference request with its inputs set."""
+
+    def __init__(self, job: Job, **properties: Any) -> None:
+        """`properties` are further ones of OpenVINO's, such as PERF_COUNT."""
+        assert job.onnx is not None, "an engine that needs a graph gets the exported one"
+        self.job = job
+        core = openvino.Core()
+        model = core.read_model(job.onnx)
+        shapes = [[job.batch_size if d == BATCH else d for d in spec.shape] for spec in input_specs(job.source)]
+        model.reshape(dict(zip(model.inputs, shapes, strict=True)))
+        job.phase("build")
+        self.compiled = core.compile_model(model, "CPU", {**cpu_properties(job), **properties})
+        job.phase("load")
+        self.request = self.compiled.create_infer_request()
+        for number, array in enumerate(job.inputs):
+            self.request.set_input_tensor(number, openvino.Tensor(array))
+
+    def run(self, mark: Mark) -> None:
+        self.request.infer()
+
+    def outputs(self) -> list[Array]:
+        tensors = [self.request.get_output_tensor(n).data for n in range(len(self.compiled.outputs))]
+        return [np.array(t, dtype=np.float32) if t.dtype.kind == "f" else t.copy() for t in tensors]
+
+    def memory(self) -> Memory:
+        return Memory()
+
+    def proof(self) -> dict[str, Any]:
+        """The types that the compiled graph's nodes run in, as the plugin's own execution graph tells them."""
+        nodes = [node.get_rt_info() for node in self.compiled.get_runtime_model().get_ordered_ops()]
+        kinds = [(_info(node, "layerType"), _info(node, "runtimePrecision")) for node in nodes]
+        types = Counter(_TYPES.get(precision, precision) for kind, precision in kinds if kind in _COMPUTE)
+        return {
+            "library": f"openvino {openvino.__version__}",
+            "device": "cpu",
+            "compute_types": dict(types),
+            "operators": len(nodes),
+            "tf32": False,
+            "cuda_graph": False,
+        }
+
+    def layers(self) -> list[Layer]:
+        """What the plugin's execution graph says of a twin that counts: each layer's mean time over all its runs."""
+        assert self.job.onnx is not None
+        twin = OpenVinoSession(self.job, PERF_COUNT=True)
+        self.job.phase("profile")
+        for _ in range(_PROFILED_RUNS):
+            twin.run(lambda name: None)
+        exported = read_graph(self.job.onnx).node
+        layers: dict[int, Layer] = {}
+        for operator in twin.compiled.get_runtime_model().get_ordered_ops():
+            info = operator.get_rt_info()
+            time, fused = _info(info, "execTimeMcs"), set(_info(info, "originalLayersNames").split(","))
+            if time.isdigit():
+                # The last node goes by its output's name.
+                nodes = tuple(node_name(n) for n in exported if fused & {n.name, *n.output})
+                layer = Layer(operator.get_friendly_name(), _info(info, "layerType"), nodes, int(time) / 1000)
+                layers[int(_info(info, "execOrder"))] = layer
+        twin.close()
+        return [layers[place] for place in sorted(layers)]
+
+    def close(self) -> None:
+        del self.request, self.compiled
+
+
+def cpu_properties(job: Job) -> dict[str, str | int]:
+    """The CPU plugin's properties with which a deployment gets the figures measured here."""
+    return {
+        # The hint's default lets the plugin compute an fp32 graph in bf16 where the processor can.
+        "INFERENCE_PRECISION_HINT": "f32",
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": int(job.options.get("threads", 0)),
+    }
+
+
+def _info(info: Any, key: str) -> str:
+    return str(info[key].astype(str)) if key in info else ""

@@ -1,0 +1,1 @@
+"""Sessions that run a network in PyTorch: eager, compiled, training, single layers."""

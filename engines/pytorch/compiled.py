@@ -1,0 +1,128 @@
+"""What enters: a Job. What leaves: a session of torch.compile, compiled before it is returned."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+from torch._inductor import config
+
+from engines.base import Job, Layer, Mark
+from engines.layer_profile.torch_trace import Iteration, median_layers, record
+from engines.pytorch.eager import EagerSession
+from engines.pytorch.layer_step import LayerStep
+
+_RUNS_UNTIL_REPLAY = 3
+"""Compile and warm up, record, replay: torch's CUDA-graph trees need one call for each."""
+_CPP_KERNEL = re.compile(r"(?:graph_\d+_)?(cpp_\w+)")
+_LIBRARIES = ("triton", "cudnn", "cutlass", "cublas", "nvjet", "xmma", "gemm", "memcpy", "memset")
+"""Words that stand in the names of kernels and tell where they come from."""
+
+
+def open_session(job: Job) -> CompiledSession:
+    """Compile `job`'s model with torch.compile. Raises what the compiler raises."""
+    return CompiledSession(job)
+
+
+class CompiledSession(EagerSession):
+    """An eager session whose module goes through torch.compile; compiled before `open_session` returns."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.mode = str(job.options.get("mode", "reduce-overhead"))
+        job.phase("build")
+        self._compile()
+        job.phase("load")
+
+    def rebatch(self, job: Job) -> None:
+        """Compiled anew, with nothing left of the old shapes: after eight recompilations torch runs in eager."""
+        self.call = self.model
+        torch._dynamo.reset()
+        counters.clear()
+        super().rebatch(job)
+        job.phase("build")
+        self._compile()
+        job.phase("load")
+
+    def run(self, mark: Mark) -> None:
+        self.step(mark)
+
+    def proof(self) -> dict[str, Any]:
+        """The compiler's own counters, and the types of the operators that it was given to compile.
+
+        Those inside a compiled graph cannot be seen by a dispatch mode.
+        """
+        if counters["stats"]["unique_graphs"] == 0:
+            raise RuntimeError("torch.compile compiled nothing: the model ran in eager")
+        wants_graph = self.job.device == "cuda" and self.mode in ("reduce-overhead", "max-autotune")
+        return self.facts() | {
+            "mode": self.mode,
+            "compute_types": dict(self.operators_seen().types),
+            "compiled_graphs": counters["stats"]["unique_graphs"],
+            "graph_breaks": sum(counters["graph_break"].values()),
+            "cuda_graph_wanted": wants_graph,
+            "cuda_graph": wants_graph and _recorded_graphs() > 0,
+            "cuda_graph_skips": counters["inductor"]["cudagraph_skips"] if wants_graph else 0,
+        }
+
+    def layers(self) -> list[Layer]:
+        """On CUDA every kernel in running order, also those of replayed graphs; on the CPU generated kernels and calls.
+
+        The compiler's C++ announces its kernels only on request, so on the CPU the model is compiled once more. Which
+        exported nodes a kernel covers is not known.
+        """
+        if self.job.device == "cuda":
+            iterations = record(lambda: self.run(lambda name: None), "cuda").iterations
+            return median_layers([[Layer(k.name, _kind(k.name), (), k.ms) for k in i.kernels] for i in iterations])
+        torch._dynamo.reset()
+        with config.patch({"cpp.enable_kernel_profile": True}):
+            self.job.phase("build")
+            self._compile()
+            self.job.phase("profile")
+        iterations = record(lambda: self.run(lambda name: None), "cpu").iterations
+        return median_layers([_host_layers(i) for i in iterations])
+
+    def _compile(self) -> None:
+        compiled: Callable[..., Any] = torch.compile(self.model, mode=self.mode, dynamic=False)
+
+        def call(*inputs: torch.Tensor) -> Any:
+            # Tells the CUDA-graph trees that the last iteration's outputs may be overwritten.
+            torch.compiler.cudagraph_mark_step_begin()
+            return compiled(*inputs)
+
+        self.call = call
+        if isinstance(self.training, LayerStep):
+            self.training.compile_gradients(lambda part: torch.compile(part, mode=self.mode, dynamic=False))
+        for _ in range(_RUNS_UNTIL_REPLAY):
+            self.run(lambda name: None)
+        if self.job.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def _host_layers(iteration: Iteration) -> list[Layer]:
+    """Generated kernels, and operators of ATen or a library that no other one called."""
+    layers, until = [], 0.0
+    for span in iteration.spans:
+        kernel = _CPP_KERNEL.fullmatch(span.name)
+        operator = span.name.startswith(("aten::", "mkldnn::", "mkl::", "onednn::", "torchvision::"))
+        if span.start >= until and (kernel or operator):
+            name = kernel[1] if kernel else span.name
+            layers.append(Layer(name, "cpp" if kernel else name.partition("::")[2], (), span.ms))
+            until = span.end
+    return layers
+
+
+def _kind(kernel: str) -> str:
+    """Where a kernel comes from, as far as its name says so."""
+    return next((word for word in _LIBRARIES if word in kernel.lower()), "kernel")
+
+
+def _recorded_graphs() -> int:
+    """How many CUDA graphs torch's graph trees hold on the current device."""
+    from torch._inductor.cudagraph_trees import get_container
+
+    manager = get_container(torch.cuda.current_device()).tree_manager
+    return 0 if manager is None else sum(len(nodes) for nodes in manager.roots.values())

@@ -1,0 +1,227 @@
+"""What enters: a Job. What leaves: a session of PyTorch eager, inference or training, with or without a CUDA graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from engines.base import Array, Job, Layer, Mark, Memory
+from engines.layer_profile.node_mapping import origins, read_graph
+from engines.layer_profile.torch_modules import profile_module
+from engines.pytorch.layer_step import LayerStep
+from engines.pytorch.training_step import TrainingStep
+from exporters.build_model import restore
+
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "amp-fp16": torch.float32,
+    "amp-bf16": torch.float32,
+}
+"""Of weights and inputs."""
+_COMPUTE = {"convolution", "conv2d", "addmm", "mm", "bmm", "baddbmm", "linear", "matmul", "convolution_backward"}
+_WARM_UPS_BEFORE_CAPTURE = 3
+_PROOF_ITEMS = 2
+"""That many of a batch show all operators, and need no second batch's memory beside what a graph holds."""
+
+
+def open_session(job: Job) -> EagerSession:
+    """Open `job` in PyTorch eager. Raises exporters.build_model.ModelError, or what the model itself raises."""
+    return EagerSession(job)
+
+
+def set_switches(job: Job) -> None:
+    """Set TF32 and cuDNN as the job asks.
+
+    Through torch's older TF32 flags: setting them keeps the newer `fp32_precision` in step, while setting that makes
+    reading these an error, and torch.export and users' models read them.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = job.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = job.precision == "tf32"
+    torch.backends.cudnn.enabled = bool(job.options.get("cudnn", True))
+    torch.backends.cudnn.benchmark = bool(job.options.get("cudnn_benchmark", False))
+
+
+class EagerSession:
+    """A torch module, its inputs on the device, and how to run one iteration of it."""
+
+    def __init__(self, job: Job) -> None:
+        set_switches(job)
+        self.job = job
+        self.dtype = DTYPES[job.precision]
+        self.format = torch.channels_last if job.options.get("channels_last") else torch.contiguous_format
+        self.model = self._to_device(_restore(job))
+        self.inputs: list[torch.Tensor] = []
+        self.call: Callable[..., Any] = self.model
+        self.result: Any = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.training: TrainingStep | None = None
+        self.step: Callable[[Mark], None] = self._infer if job.pass_ == "inference" else self._train
+        self._take_batch()
+
+    def rebatch(self, job: Job) -> None:
+        """What the old batch brought goes: inputs, results, gradients, the optimizer's state, a captured graph."""
+        self.graph = self.result = self.training = None
+        self.model.zero_grad(set_to_none=True)
+        self.inputs.clear()
+        if job.device == "cuda":
+            torch.cuda.empty_cache()
+        self.job = job
+        self._take_batch()
+
+    def run(self, mark: Mark) -> None:
+        """Enqueue one forward pass, or a training iteration with the boundaries "forward", "backward" and "step"."""
+        if self.graph is not None:
+            self.graph.replay()
+        elif self.job.options.get("cuda_graph"):
+            self.graph = self._capture(mark)
+            self.graph.replay()
+        else:
+            self.step(mark)
+
+    def outputs(self) -> list[Array]:
+        return [_to_numpy(t) for t in tree_leaves(self.result) if isinstance(t, torch.Tensor)]
+
+    def memory(self) -> Memory:
+        weights = sum(t.nbytes for t in (*self.model.parameters(), *self.model.buffers()))
+        gradients = optimizer = None
+        if self.job.pass_ == "training":
+            gradients = sum(p.grad.nbytes for p in self.model.parameters() if p.grad is not None)
+            optimizer = self.training.optimizer_bytes() if self.training else 0
+        if self.job.device == "cpu":
+            return Memory(weights=weights, gradients=gradients, optimizer=optimizer)
+        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        activations = max(allocated - weights - (gradients or 0) - (optimizer or 0), 0)
+        return Memory(weights, activations, reserved - allocated, allocated, reserved, gradients, optimizer)
+
+    def gradients(self, inputs: Sequence[Array], target: Array | None) -> tuple[Array, dict[str, Array]]:
+        """By the very iteration that was measured: weights and items are copied to where it reads them."""
+        assert self.training is not None, "of training sessions alone"
+        assert self.job.state is not None, "an engine that needs torch gets the prepared weights"
+        state = torch.load(self.job.state, map_location="cpu", mmap=True, weights_only=True)
+        self.training.start_anew(state, inputs, target)
+        gradients = self.training.gradients(lambda: self.run(_ignore))
+        return self.outputs()[0], gradients
+
+    def proof(self) -> dict[str, Any]:
+        """Run once more under a dispatch mode, which sees every operator with the types of its inputs."""
+        seen = self.operators_seen()
+        return self.facts() | {"compute_types": dict(seen.types), "operators": sum(seen.operators.values())}
+
+    def operators_seen(self) -> Recorder:
+        """The module's operators, without whatever compiles or replays them."""
+        seen = Recorder()
+        with seen:
+            if self.training is not None:
+                self.training.few(_PROOF_ITEMS)
+            elif self.job.pass_ == "inference":
+                with torch.inference_mode():
+                    self.model(*(x[:_PROOF_ITEMS] for x in self.inputs))
+            else:
+                self.step(_ignore)
+        return seen
+
+    def facts(self) -> dict[str, Any]:
+        """What the process's switches and the session's state say."""
+        cuda = self.job.device == "cuda"
+        tf32 = torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
+        images = [w for w in self.model.parameters() if w.dim() == 4]
+        weights = Counter(_name(p.dtype) for p in self.model.parameters())
+        return {
+            "library": f"torch {torch.__version__}",
+            "device": str(self.inputs[0].device),
+            "weight_types": dict(weights),
+            "tf32": cuda and tf32,
+            "cudnn": cuda and torch.backends.cudnn.enabled,
+            "cuda_graph": self.graph is not None,
+            "channels_last": bool(images) and all(w.is_contiguous(memory_format=torch.channels_last) for w in images),
+        }
+
+    def layers(self) -> list[Layer]:
+        """Its operators, seen by torch.profiler; those of a captured graph as they run without it."""
+        graph = origins(read_graph(self.job.onnx)) if self.job.onnx else []
+        return profile_module(self.model, lambda: self.step(_ignore), self.job.device, graph)
+
+    def close(self) -> None:
+        self.graph = self.result = None
+        self.inputs.clear()
+        del self.model, self.call, self.step, self.training
+
+    def _take_batch(self) -> None:
+        """The job's inputs, and the training iteration on them."""
+        job = self.job
+        self.inputs += [self._to_device(torch.from_numpy(a)) for a in job.inputs]
+        if job.pass_ == "training":
+            iteration = TrainingStep if job.source.layer is None else LayerStep
+            self.training = iteration(job, self.model, self.inputs, lambda *inputs: self.call(*inputs))
+
+    def _infer(self, mark: Mark) -> None:
+        self.result = None  # Else a second output's memory would be in use while this one is computed.
+        with torch.inference_mode():
+            self.result = self.call(*self.inputs)
+
+    def _train(self, mark: Mark) -> None:
+        assert self.training is not None
+        self.result = None
+        self.result = self.training(mark)
+
+    def _capture(self, mark: Mark) -> torch.cuda.CUDAGraph:
+        """Record one iteration; marks inside it become part of the graph, recorded anew at every replay."""
+        for _ in range(_WARM_UPS_BEFORE_CAPTURE):
+            self.step(_ignore)
+        torch.cuda.synchronize()
+        # Capturing begins with returning what the allocator had cached: up to 76 MiB more than is held ever after.
+        self.job.at_peak()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            self.step(mark)
+        return graph
+
+    def _to_device(self, thing: Any) -> Any:
+        """A module or tensor on the job's device, floats in the job's type, images in the job's memory order."""
+        if isinstance(thing, torch.Tensor):
+            dtype = self.dtype if thing.is_floating_point() else thing.dtype
+            memory_format = self.format if thing.dim() == 4 else torch.contiguous_format
+            return thing.to(self.job.device, dtype, memory_format=memory_format)
+        return thing.to(self.job.device, self.dtype).to(memory_format=self.format)
+
+
+def _restore(job: Job) -> torch.nn.Module:
+    assert job.state is not None, "an engine that needs torch gets the prepared weights"
+    return restore(job.source, job.state)
+
+
+class Recorder(TorchDispatchMode):
+    """Counts the operators that run, and for convolutions and matrix products the type of their first input."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operators: Counter[str] = Counter()
+        self.types: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        self.operators[name] += 1
+        if name in _COMPUTE:
+            self.types[_name(next(a for a in args if isinstance(a, torch.Tensor)).dtype)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _to_numpy(tensor: torch.Tensor) -> Array:
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _ignore(name: str) -> None:
+    pass

@@ -1,0 +1,174 @@
+"""What enters: a module on its device and its inputs. What leaves: training iterations, and their gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.base import Array, Job, Mark
+from exporters.gradients import positions
+from exporters.loss import first_output, prepare_to_train, seeded_target, start_of_backward
+
+AUTOCAST = {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
+_LEARNING_RATE = 1e-6
+"""So small that weights stay what they are over thousands of iterations on one batch: they neither overflow nor learn
+it by heart, after which gradients would be zeros, with which a GPU draws less power. No time depends on it."""
+_HALF_EPSILON = 1e-3
+"""AdamW's, for fp16 weights. With the usual 1e-8 it would divide by nearly nothing, since squares of gradients below
+0.008 underflow in its state."""
+_HALVINGS = 32
+"""Of a loss scale that starts at 65536."""
+
+
+class TrainingStep:
+    """One iteration: forward pass, backward pass and optimizer step, a mark behind each; it returns the loss.
+
+    With the head "logits" it returns the network's first output. `call` runs the forward pass: the module, or what has
+    been compiled of it. Gradients are left in the parameters.
+    """
+
+    def __init__(self, job: Job, model: torch.nn.Module, inputs: Sequence[Tensor], call: Callable[..., Any]) -> None:
+        self.head, self.device = job.training.head, job.device
+        self.model, self.inputs, self.call = model, inputs, call
+        self._type = AUTOCAST.get(job.precision)
+        with torch.no_grad(), self._autocast():
+            # In eval mode, where one item will do and statistics stay as they are.
+            first = first_output(model.eval()(*(x[:1] for x in inputs)))
+        self.target = seeded_target(first, self.head, len(inputs[0]))
+        prepare_to_train(model, job.training.dropout)
+        self.optimizer = make_optimizer(job, model)
+        # Nobody on the host has to wait and look for infinities: a fused optimizer skips such a step by itself.
+        self.scaler = torch.amp.GradScaler(job.device) if self._type == torch.float16 else None
+        self._scale: float | None = None
+
+    def __call__(self, mark: Mark) -> Tensor:
+        if self.scaler is not None and self._scale is None:
+            self._scale = self._find_scale(self.scaler)
+        result = self.forward_and_backward(self.call, self.inputs, self.target, mark)
+        if self.optimizer is not None:
+            if self.scaler is None:
+                self.optimizer.step()
+            else:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            mark("step")
+        return result
+
+    def forward_and_backward(
+        self, call: Callable[..., Any], inputs: Sequence[Tensor], target: Tensor | None, mark: Mark
+    ) -> Tensor:
+        """The loss (or output) of these items; their gradients are left in the parameters, times the loss scale."""
+        self.model.zero_grad(set_to_none=True)
+        with self._autocast():
+            first = first_output(call(*inputs))
+        root, gradient = start_of_backward(first, target, self.head)
+        mark("forward")
+        if self.scaler is None:
+            root.backward(gradient)
+        elif gradient is None:
+            self.scaler.scale(root).backward()
+        else:
+            root.backward(self.scaler.scale(gradient))
+        mark("backward")
+        return root.detach()
+
+    def few(self, items: int) -> None:
+        """Forward and backward pass of the first items by the module itself, for whoever looks at its operators."""
+        target = None if self.target is None else self.target[:items]
+        self.forward_and_backward(self.model, [x[:items] for x in self.inputs], target, _ignore)
+
+    def optimizer_bytes(self) -> int:
+        """Of the optimizer's state, and of the loss scale."""
+        states = self.optimizer.state.values() if self.optimizer is not None else ()
+        tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        if self.scaler is not None:
+            tensors += [t for t in (self.scaler._scale, self.scaler._growth_tracker) if t is not None]
+        return sum(t.nbytes for t in tensors)
+
+    @torch.no_grad()
+    def start_anew(self, state: Mapping[str, Tensor], inputs: Sequence[Array], target: Array | None) -> None:
+        """Copy weights, statistics and items into the very tensors that iterations use, as a captured graph needs."""
+        self.model.load_state_dict(state)
+        for own, array in zip(self.inputs, inputs, strict=True):
+            own.copy_(torch.from_numpy(array))
+        if self.target is not None:
+            assert target is not None
+            self.target.copy_(torch.from_numpy(target))
+        if self.scaler is not None and self._scale is not None:
+            self.scaler.update(self._scale)
+
+    def gradients(self, run: Callable[[], object]) -> dict[str, Array]:
+        """Of `run`, one iteration: up to 4096 elements of each parameter's gradient, unscaled, as float32.
+
+        A parameter without one is left out. As in training, an iteration whose gradients overflowed under the loss
+        scale is followed by another one with half of it.
+        """
+        for _ in range(_HALVINGS if self.scaler is not None else 1):
+            scale = self._scale_now()
+            run()
+            sampled = {name: _sample(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
+            # The optimizer unscales them where they are, unless it skipped its step.
+            unscaled = sampled if self.optimizer is not None else {k: g / np.float32(scale) for k, g in sampled.items()}
+            if self._is_finite():
+                return unscaled
+            self._halve(scale)
+        return unscaled
+
+    def _find_scale(self, scaler: torch.amp.GradScaler) -> float:
+        """The largest loss scale with which nothing overflows, so that no timed step is skipped for it."""
+        for _ in range(_HALVINGS):
+            self.forward_and_backward(self.call, self.inputs, self.target, _ignore)
+            if self._is_finite():
+                break
+            self._halve(scaler.get_scale())
+        return scaler.get_scale()
+
+    def _halve(self, scale: float) -> None:
+        if self.scaler is not None:
+            self.scaler.update(scale / 2)
+
+    def _scale_now(self) -> float:
+        return 1.0 if self.scaler is None else self.scaler.get_scale()
+
+    def _is_finite(self) -> bool:
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return all(bool(torch.isfinite(g).all()) for g in gradients)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self._type is None else torch.autocast(self.device, self._type)
+
+
+def make_optimizer(job: Job, model: torch.nn.Module) -> torch.optim.Optimizer | None:
+    """One kernel a step (`fused`), whose work on a GPU can be captured.
+
+    SGD with momentum 0.9 and weight decay 1e-4, AdamW with torch's defaults.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if job.training.optimizer == "sgd":
+        sgd = torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=0.9, weight_decay=1e-4, fused=True)
+        for p in parameters:
+            # Left to itself the fused step keeps it uninitialized when the first step of all is skipped (torch 2.13).
+            sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        return sgd
+    if job.training.optimizer == "adamw":
+        epsilon = _HALF_EPSILON if job.precision == "fp16" else 1e-8
+        captured = bool(job.options.get("cuda_graph"))
+        return torch.optim.AdamW(parameters, lr=_LEARNING_RATE, eps=epsilon, fused=True, capturable=captured)
+    return None
+
+
+def _sample(gradient: Tensor) -> Array:
+    where = torch.from_numpy(positions(gradient.numel())).to(gradient.device)
+    # Not flattened first: that would copy a gradient whose memory order is another one.
+    sampled: Array = gradient[torch.unravel_index(where, gradient.shape)].float().cpu().numpy()
+    return sampled
+
+
+def _ignore(name: str) -> None:
+    pass

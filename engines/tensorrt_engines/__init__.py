@@ -1,0 +1,1 @@
+"""Sessions that build and run engines with TensorRT and TensorRT for RTX."""

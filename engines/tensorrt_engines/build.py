@@ -1,0 +1,284 @@
+"""What enters: an ONNX graph, and how TensorRT is to build it. What leaves: the serialized engine, in the cache.
+
+The library, `tensorrt` or `tensorrt_rtx`, is handed in: nothing here imports it. Networks are strongly typed: the types
+are the graph's, and the TF32 flag is the one switch of precision. TensorRT times kernels on the GPU while it builds, so
+an engine is for that GPU; TensorRT for RTX needs none, and builds for the compute capabilities that it is told.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from engines.base import Unsupported
+from engines.tensorrt_engines.build_monitor import check, logger_of, new_monitor, reasons, watch_memory
+from engines.tensorrt_engines.timing_cache import attach_timings, keep_timings
+from exporters.cache import Cache, file_sha256
+from exporters.inputs import BATCH, TensorSpec
+from exporters.source import ModelError
+from exporters.weights import digest, external_locations
+
+Shape = tuple[int, ...]
+
+ALL_TARGETS = "all"
+_CURRENT = "current"
+"""The library's word for whichever GPU is there."""
+_OPERATORS = "https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md"
+_SHOWN_ERRORS = 5
+_NO_KERNELS = r"turing_op_compatibility|Turing \(SM75\)|HW-specific datatypes"
+"""What TensorRT for RTX says of types that a target does not have: Turing has no fp32 matrix product and no bf16."""
+_ERROR_CHARACTERS = 400
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to build."""
+
+    onnx: Path
+    precision: str
+    """tf32 sets the TF32 flag, every other clears it."""
+    shapes: Mapping[str, tuple[Shape, Shape, Shape]]
+    """By input: the least, the most likely and the largest shape that the engine is for."""
+    optimization_level: int | None = None
+    workspace_mib: int | None = None
+    target: str | None = None
+    """TensorRT for RTX: "sm89", several with commas between, or "all"."""
+    gpu: str | None = None
+    """TensorRT: the current GPU's name and compute capability."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A serialized engine in the cache. Seconds and peaks are of the build that made it, now or earlier."""
+
+    path: Path
+    cached: bool
+    seconds: float
+    peak_host_mib: float | None
+    """The building process's peak above its start."""
+    peak_device_mib: float | None
+    warnings: tuple[str, ...]
+
+
+def batch_shapes(specs: Sequence[TensorSpec], batches: tuple[int, int, int]) -> dict[str, tuple[Shape, Shape, Shape]]:
+    """Every input's shape at the least, the most likely and the largest batch."""
+
+    def at(spec: TensorSpec, batch: int) -> Shape:
+        return tuple(batch if size == BATCH else int(size) for size in spec.shape)
+
+    least, likely, largest = batches
+    return {spec.name: (at(spec, least), at(spec, likely), at(spec, largest)) for spec in specs}
+
+
+def built_for(library: Any, gpu: str, capability: str) -> dict[str, str]:
+    """`BuildRequest`'s `gpu` or `target` for a GPU: the same one for building ahead of time and for running.
+
+    TensorRT for RTX builds for a compute capability, so that an engine built elsewhere for "sm89" is found here.
+    """
+    if targets(library):
+        return {"target": f"sm{capability.replace('.', '')}"}
+    return {"gpu": f"{gpu}, compute capability {capability}"}
+
+
+def build_engine(
+    library: Any, request: BuildRequest, cache: Cache, progress: Callable[[str], None], rebuild: bool = False
+) -> Built:
+    """The engine from the cache, or built now; `rebuild` builds in any case, with the timings of earlier builds.
+
+    `progress` is called a few times a second. Raises ModelError for a graph that the library's parser refuses (with
+    node, operator and reason), Unsupported for a target that it does not have, RuntimeError where the builder fails.
+    """
+    warnings: list[str] = []
+
+    def produce(path: Path) -> None:
+        made = _build(library, request, cache, progress, path)
+        warnings.extend(made.pop("warnings"))
+        # A file of its own in the cache's entry: the next run wants to know too.
+        record_of(path).write_text(json.dumps(made))
+
+    def damaged(path: Path) -> None:
+        warnings.append("engine-cache: a damaged or foreign file was built again")
+
+    path, cached = cache.entry("engines", engine_key(library, request), ".engine", produce, rebuild, damaged)
+    return Built(path, cached, **json.loads(record_of(path).read_text()), warnings=tuple(warnings))
+
+
+def record_of(path: Path) -> Path:
+    return path.with_suffix(".build")
+
+
+def engine_key(library: Any, request: BuildRequest) -> str:
+    """Everything that the engine depends on. Raises ModelError for an ONNX file that cannot be read."""
+    locations = sorted(set(external_locations(request.onnx).values()))
+    files = [request.onnx, *(request.onnx.parent / location for location in locations)]
+    return digest(
+        {
+            "graph": [file_sha256(file) for file in files if file.is_file()],
+            "library": _versions(library),
+            "device": request.target or request.gpu,
+            "shapes": {name: list(shapes) for name, shapes in request.shapes.items()},
+            "options": [request.precision, request.optimization_level, request.workspace_mib],
+            "code": file_sha256(Path(__file__)),
+        }
+    )
+
+
+def targets(library: Any) -> tuple[str, ...]:
+    """The compute capabilities that the library can build for without such a GPU: "sm75", …; none for TensorRT."""
+    known = getattr(library, "ComputeCapability", None)
+    return () if known is None else tuple(name.lower() for name in known.__members__ if name.startswith("SM"))
+
+
+def _versions(library: Any) -> list[str]:
+    """Of the bindings, and of the library behind them as far as it tells: by its parser and by its package."""
+    rtx = bool(targets(library))
+    names = {str(found.metadata["Name"]).lower().replace("_", "-"): found.version for found in distributions()}
+    libraries = [f"{n} {v}" for n, v in names.items() if re.match(r"tensorrt.*-libs", n) and ("rtx" in n) == rtx]
+    bindings = f"{library.__name__} {library.__version__} parser {library.get_nv_onnx_parser_version()}"
+    return [bindings, *sorted(libraries)]
+
+
+def _build(
+    library: Any, request: BuildRequest, cache: Cache, progress: Callable[[str], None], path: Path
+) -> dict[str, Any]:
+    """Build and serialize to `path`; the rest of what `Built` tells."""
+    started = time.perf_counter()
+    warnings: list[str] = []
+    logger, monitor = logger_of(library), new_monitor(library, progress)
+    logger.errors.clear()
+    # TensorRT for RTX measures nothing, and with a timing cache it would look for a GPU.
+    timings = None if targets(library) else cache.root / "timings" / digest({"of": [_versions(library), request.gpu]})
+    with watch_memory(device=request.target is None) as peaks:
+        builder = _open(library, logger)
+        network = _create_network(library, builder)
+        # Kept until the engine is built: the network's weights lie in it.
+        parser = library.OnnxParser(network, logger)
+        _parse(library, parser, request.onnx)
+        config = builder.create_builder_config()
+        _configure(library, config, request)
+        _add_profile(builder, network, config, request)
+        if timings is not None:
+            warnings += attach_timings(config, timings)
+        config.progress_monitor = monitor
+        plan = builder.build_serialized_network(network, config)
+        check(monitor)
+        if plan is None:
+            said = reasons(list(logger.errors), 2 * _ERROR_CHARACTERS)
+            if re.search(_NO_KERNELS, said):
+                raise Unsupported(f"{_product(library)} has no kernels of this graph for {request.target}: {said}")
+            raise RuntimeError(f"{_product(library)} cannot build {request.onnx.name}: {said}")
+        seconds = time.perf_counter() - started
+        if timings is not None:
+            keep_timings(config, timings)
+        path.write_bytes(plan)
+    return {
+        "seconds": seconds,
+        "peak_host_mib": peaks.host_mib,
+        "peak_device_mib": peaks.device_mib,
+        "warnings": warnings,
+    }
+
+
+def _open(library: Any, logger: Any) -> Any:
+    try:
+        builder = library.Builder(logger)
+    except Exception as error:
+        # Without a driver the bindings raise a TypeError about a factory that returned a null pointer.
+        said = reasons([*logger.errors, str(error)], _ERROR_CHARACTERS)
+        raise RuntimeError(f"{_product(library)} could not open its builder: {said}") from error
+    return builder
+
+
+def _create_network(library: Any, builder: Any) -> Any:
+    flag = getattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+    # TensorRT 10 needs the flag; 11 and TensorRT for RTX know no other networks and ignore it.
+    return builder.create_network(0 if flag is None else 1 << int(flag))
+
+
+def _parse(library: Any, parser: Any, onnx: Path) -> None:
+    # From the file, so that data beside it is found.
+    if parser.parse_from_file(str(onnx)):
+        return
+    refusals = [parser.get_error(number) for number in range(parser.num_errors)]
+    shown = [_explain(refusal) for refusal in refusals[:_SHOWN_ERRORS]]
+    more = [f"and {len(refusals) - _SHOWN_ERRORS} more"] if len(refusals) > _SHOWN_ERRORS else []
+    why = "; ".join([*shown, *more])
+    raise ModelError(f"{onnx}: refused by {_product(library)}'s ONNX parser: {why}. What it takes: {_OPERATORS}")
+
+
+def _explain(refusal: Any) -> str:
+    """One of the parser's errors: the node, its operator, and why."""
+    why = reasons([refusal.desc()], _ERROR_CHARACTERS)
+    if refusal.node() < 0:  # It is about the file.
+        return why
+    return f"node {refusal.node()} '{refusal.node_name()}' ({refusal.node_operator()}): {why}"
+
+
+def _configure(library: Any, config: Any, request: BuildRequest) -> None:
+    config.profiling_verbosity = library.ProfilingVerbosity.DETAILED
+    if request.precision == "tf32":
+        config.set_flag(library.BuilderFlag.TF32)
+    else:
+        config.clear_flag(library.BuilderFlag.TF32)
+    own_memory = getattr(library.BuilderFlag, "REQUIRE_USER_ALLOCATION", None)
+    if own_memory is not None:  # Without it TensorRT for RTX allocates while it runs: no CUDA graph could hold that.
+        config.set_flag(own_memory)
+    if request.workspace_mib is not None:
+        config.set_memory_pool_limit(library.MemoryPoolType.WORKSPACE, request.workspace_mib * 2**20)
+    if request.optimization_level is not None:
+        config.builder_optimization_level = request.optimization_level
+        if config.builder_optimization_level != request.optimization_level:  # It is clipped in silence.
+            raise Unsupported(f"optimization_level {request.optimization_level}: {_product(library)} has 0 to 5")
+    if targets(library):
+        _set_targets(library, config, request)
+    elif request.target is not None:
+        raise Unsupported(f"{_product(library)} builds for the GPU that it runs on alone; leave out the target")
+
+
+def _set_targets(library: Any, config: Any, request: BuildRequest) -> None:
+    known = targets(library)
+    valid = f"valid: {', '.join([*known, ALL_TARGETS])}"
+    if request.target is None:
+        raise Unsupported(f"{_product(library)} needs a target; {valid}")
+    words = list(dict.fromkeys(request.target.split(",")))
+    unknown = [word for word in words if word not in (*known, ALL_TARGETS, _CURRENT)]
+    if unknown:
+        raise Unsupported(f"{_product(library)} has no target '{unknown[0]}'; {valid}")
+    wanted = list(known) if ALL_TARGETS in words else words
+    assert hasattr(config, "num_compute_capabilities") and hasattr(config, "set_compute_capability")
+    config.num_compute_capabilities = len(wanted)
+    for number, word in enumerate(wanted):
+        config.set_compute_capability(library.ComputeCapability.__members__[word.upper()], number)
+
+
+def _add_profile(builder: Any, network: Any, config: Any, request: BuildRequest) -> None:
+    """One optimization profile with the shapes of every input that is not static."""
+    profile, dynamic = builder.create_optimization_profile(), False
+    for tensor in [network.get_input(number) for number in range(network.num_inputs)]:
+        if tensor.is_shape_tensor:
+            raise Unsupported(f"input '{tensor.name}' is a shape, of which a profile would need the values")
+        sizes = tuple(tensor.shape)
+        shapes = request.shapes.get(tensor.name, (sizes,) * 3)
+        if any(not _fits(shape, sizes) for shape in shapes):
+            shown = " or ".join(map(str, dict.fromkeys(shapes)))
+            raise ModelError(f"{request.onnx}: input '{tensor.name}' is of shape {sizes} (-1 is free), not {shown}")
+        if -1 in sizes:
+            profile.set_shape(tensor.name, *shapes)
+            dynamic = True
+    if dynamic and config.add_optimization_profile(profile) < 0:
+        raise RuntimeError(f"{request.onnx.name}: no optimization profile can be made of {dict(request.shapes)}")
+
+
+def _fits(shape: Shape, sizes: Shape) -> bool:
+    """Whether `shape`, which leaves nothing free, is one of an input of these sizes."""
+    return len(shape) == len(sizes) and all(s in (-1, own) and own >= 0 for own, s in zip(shape, sizes, strict=True))
+
+
+def _product(library: Any) -> str:
+    return f"TensorRT{' for RTX' if targets(library) else ''} {library.__version__}"

@@ -1,0 +1,391 @@
+"""What enters: a Job. What leaves: a session of TensorRT, or of TensorRT for RTX, whose API has the same names.
+
+The one module that imports their bindings and pycuda, and only where it needs them: none of them has to be installed.
+Every byte on the device is taken here, by pycuda, but for the weights: inputs, outputs, and the engine's activations
+(`USER_MANAGED`), which are thus known exactly. https://docs.nvidia.com/deeplearning/tensorrt/latest/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines import explain, missing
+from engines.base import Array, Job, Layer, Mark, Memory, Unsupported
+from engines.catalog import ENGINES
+from engines.cuda_graph import capture
+from engines.tensorrt_engines.batch_range import parse_batches
+from engines.tensorrt_engines.buffers import Buffer, Buffers
+from engines.tensorrt_engines.build import BuildRequest, Built, batch_shapes, build_engine, built_for, targets
+from engines.tensorrt_engines.build_monitor import logger_of, reasons
+from engines.tensorrt_engines.inspector import EngineLayer, read_layers, summarize
+from exporters.cache import Cache
+from exporters.graph_flops import computes, graph_weights
+from exporters.inputs import BATCH, TensorSpec, onnx_specs, read_onnx
+
+PRODUCTS = {"trt": "TensorRT", "trt-rtx": "TensorRT for RTX"}
+_OLDEST = {"trt": (10, 13), "trt-rtx": (1, 7)}
+_DTYPES = {
+    "FLOAT": torch.float32,
+    "HALF": torch.float16,
+    "BF16": torch.bfloat16,
+    "FP8": torch.float8_e4m3fn,
+    "INT8": torch.int8,
+    "UINT8": torch.uint8,
+    "INT32": torch.int32,
+    "INT64": torch.int64,
+    "BOOL": torch.bool,
+}
+_PROFILED_ITERATIONS = 20
+_SAID_CHARACTERS = 400
+
+
+def library(engine: str) -> Any:
+    """The module of the engine "trt" or "trt-rtx". Raises Unsupported, which says what to install."""
+    product, install = PRODUCTS[engine], ENGINES[engine].requirements[0].install
+    lacking = missing(ENGINES[engine], "cuda", to_build=True)
+    if lacking:
+        raise Unsupported(explain(lacking))
+    names = ENGINES[engine].requirements[0].name.split("|")
+    name = next(name for name in names if importlib.util.find_spec(name) is not None)
+    try:
+        module = importlib.import_module(name)
+    except (ImportError, OSError) as error:
+        raise Unsupported(
+            f"{name} is installed and does not load ({error}); {product}'s libraries must be there too, in the version "
+            f"of their bindings: {install}"
+        ) from error
+    if tuple(int(part) for part in module.__version__.split(".")[:2]) < _OLDEST[engine]:
+        oldest = ".".join(map(str, _OLDEST[engine]))
+        raise Unsupported(f"{product} {module.__version__} is too old, {oldest} is needed: {install}")
+    return module
+
+
+def open_session(job: Job) -> TrtSession:
+    """Build `job`'s graph, or take it from the engine cache, and load it.
+
+    Raises Unsupported where library, GPU or batch cannot do it, ModelError for a graph that the parser refuses, and
+    RuntimeError with what the library logged.
+    """
+    return TrtSession(job)
+
+
+def build(job: Job) -> dict[str, Any]:
+    """Build `job`'s engine into the cache, if it is not there, or anew with the option `rebuild`.
+
+    Raises what `open_session` does before it loads an engine.
+    """
+    module = library(job.engine)
+    request = _request(module, job)
+    job.phase("build")
+    built = build_engine(module, request, Cache(), job.progress, bool(job.options.get("rebuild")))
+    return {"cached": built.cached, "warnings": list(built.warnings)}
+
+
+class TrtSession:
+    """An engine with its execution context, and every buffer bound."""
+
+    def __init__(self, job: Job) -> None:
+        assert job.onnx is not None, "an engine that needs a graph gets the exported one"
+        self.job = job
+        self.library = library(job.engine)
+        self.request = _request(self.library, job)
+        self.specs = _specs(job)
+        driver = _driver(job.engine)
+        self.output_names, self.products = _names(job.onnx)
+        self.warnings: list[str] = []
+        self.runtime: Any = None
+        self.engine: Any = None
+        self.runtime_config: Any = None
+        self.context: Any = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.fallback: str | None = None
+        self.buffers: dict[str, Buffer] = {}
+        self.logger = logger_of(self.library)
+        # Freed in the reverse order of what follows, whether a step of it fails or the session is closed.
+        with contextlib.ExitStack() as taken:
+            self.built = self._build(anew=False)
+            self.memory_taken = Buffers(driver, torch.cuda.current_device())
+            taken.callback(self.memory_taken.free)
+            taken.callback(self.buffers.clear)
+            for name in ("runtime", "engine", "runtime_config", "context", "graph"):
+                taken.callback(setattr, self, name, None)
+            taken.callback(_wait)
+            self._load()
+            self._bind()
+            self.taken = taken.pop_all()
+
+    def run(self, mark: Mark) -> None:
+        """Enqueue one inference; with `cuda_graph` the first one plainly, then captured, then replayed."""
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        self._enqueue()
+        if self.job.options.get("cuda_graph") and self.fallback is None:
+            self._capture()
+
+    def outputs(self) -> list[Array]:
+        torch.cuda.current_stream().synchronize()
+        return [self.buffers[name].download() for name in self.output_names]
+
+    def memory(self) -> Memory:
+        statistics = getattr(self.library, "EngineStat", None)  # TensorRT 10 has none.
+        if statistics is not None and hasattr(self.engine, "get_engine_stat"):
+            weights = self.engine.get_engine_stat(statistics.TOTAL_WEIGHTS_SIZE)
+        else:
+            elements = graph_weights(read_onnx(self.request.onnx))
+            weights = sum(count * dtype.itemsize for dtype, count in elements.items())
+        return Memory(weights, self.memory_taken.size, self.memory_taken.padding)
+
+    def proof(self) -> dict[str, Any]:
+        """What the engine's inspector says of its layers, and what this session did."""
+        summary = summarize(self._layers(), self.products)
+        if self.request.precision == "tf32" and summary["compute_types"] and not summary["tf32_kernels"]:
+            self.warnings.append("unproven: TF32 was allowed, and no kernel's name says that it was used")
+        built = dataclasses.asdict(self.built)
+        return {
+            "library": f"{PRODUCTS[self.job.engine]} {self.library.__version__}",
+            "device": "cuda",
+            **summary,
+            # What the builder was told, or what a kernel's name gives away.
+            "tf32": self.request.precision == "tf32" or summary["tf32_kernels"] > 0,
+            "cuda_graph": self.graph is not None,
+            **({"cuda_graph_fallback": self.fallback} if self.fallback else {}),
+            "layers": self.engine.num_layers,
+            "refittable": self.engine.refittable,
+            "streamable_weights_bytes": self.engine.streamable_weights_size,
+            "auxiliary_streams": self.engine.num_aux_streams,
+            "build": {name: built[name] for name in ("seconds", "cached", "peak_host_mib", "peak_device_mib")},
+            "warnings": list(self.warnings),
+        }
+
+    def layers(self) -> list[Layer]:
+        """Time each layer by TensorRT's own profiler, outside of any CUDA graph."""
+        stream, profiler = torch.cuda.current_stream(), _profiler(self.library)
+        self.context.profiler = profiler
+        self.context.enqueue_emits_profile = False
+        for _ in range(_PROFILED_ITERATIONS):
+            self._enqueue()
+            stream.synchronize()
+            if not self.context.report_to_profiler():
+                raise RuntimeError(f"{PRODUCTS[self.job.engine]} gave no layer times: {self._said()}")
+        known = {layer.name: layer for layer in self._layers()}
+        unknown = EngineLayer("", "unknown")
+        return [
+            Layer(name, known.get(name, unknown).kind, known.get(name, unknown).nodes, ms / _PROFILED_ITERATIONS)
+            for name, ms in profiler.ms.items()
+        ]
+
+    def close(self) -> None:
+        self.taken.close()
+
+    def _build(self, anew: bool) -> Built:
+        self.job.phase("build")
+        built = build_engine(self.library, self.request, Cache(), self.job.progress, anew)
+        self.job.phase("load")
+        self.warnings += built.warnings
+        if not built.cached:
+            self.warnings.append(
+                "built-here: peak_memory_mib and other_mib include what building took in this process; the next run "
+                "takes the engine from the cache"
+            )
+        return built
+
+    def _load(self) -> None:
+        """Deserialize the engine. One from the cache that the library refuses is built anew, once."""
+        self.runtime = self.library.Runtime(self.logger)
+        self.engine = self.runtime.deserialize_cuda_engine(self.built.path.read_bytes())
+        if self.engine is None and self.built.cached:
+            self.warnings.append(f"engine-cache: an engine that does not load was built again ({self._said()})")
+            self.logger.errors.clear()
+            self.built = self._build(anew=True)
+            self.engine = self.runtime.deserialize_cuda_engine(self.built.path.read_bytes())
+        self._check(self.engine, f"cannot load the engine {self.built.path}")
+        self.context = self.engine.create_execution_context(self._context_config())
+        self._check(self.context, "cannot create an execution context")
+
+    def _context_config(self) -> Any:
+        """What an execution context is made by: memory is ours, and TensorRT for RTX compiles its kernels at once."""
+        strategy = self.library.ExecutionContextAllocationStrategy.USER_MANAGED
+        kernels = getattr(self.library, "DynamicShapesKernelSpecializationStrategy", None)
+        if kernels is None:
+            return strategy
+        # By default it runs, and a CUDA graph would record, fallback kernels until others are compiled beside them.
+        self.runtime_config = self.engine.create_runtime_config()
+        self.runtime_config.set_execution_context_allocation_strategy(strategy)
+        assert hasattr(self.runtime_config, "dynamic_shapes_kernel_specialization_strategy")
+        self.runtime_config.dynamic_shapes_kernel_specialization_strategy = kernels.EAGER
+        return self.runtime_config
+
+    def _bind(self) -> None:
+        """Give the context shapes, addresses and scratch memory, and upload the inputs."""
+        names = [self.engine.get_tensor_name(number) for number in range(self.engine.num_io_tensors)]
+        arrays = dict(zip((spec.name for spec in self.specs), self.job.inputs, strict=True))
+        # All shapes and, where values are shapes, all values must be there before the outputs' shapes can be asked for.
+        inputs = [n for n in names if self.engine.get_tensor_mode(n) == self.library.TensorIOMode.INPUT]
+        for name in inputs:
+            shape = arrays[name].shape
+            self._check(self.context.set_input_shape(name, shape), f"refuses the shape {shape} of input {name!r}")
+            self._allocate(name, shape)
+            self.buffers[name].upload(arrays[name])
+        lacking = self.context.infer_shapes()
+        self._check(not lacking, f"cannot infer shapes: {', '.join(lacking)} lack theirs")
+        for name in (n for n in names if n not in inputs):
+            shape = tuple(self.context.get_tensor_shape(name))
+            if any(size < 0 for size in shape):
+                raise Unsupported(
+                    f"the shape of output {name!r}, {shape}, depends on values: no buffer can be prepared"
+                )
+            self._allocate(name, shape)
+        # 0 may also mean that the library could not tell, and a context without memory that needs some is refused.
+        scratch = self.context.update_device_memory_size_for_shapes() or self.engine.device_memory_size_v2
+        if scratch:
+            self.context.set_device_memory(self.memory_taken.block(scratch), scratch)
+
+    def _allocate(self, name: str, shape: tuple[int, ...]) -> None:
+        kind = self.engine.get_tensor_dtype(name).name
+        if kind not in _DTYPES:
+            raise Unsupported(f"{name!r} is of TensorRT's type {kind}; inputs and outputs can be {', '.join(_DTYPES)}")
+        on_host = self.engine.get_tensor_location(name) == self.library.TensorLocation.HOST
+        self.buffers[name] = self.memory_taken.tensor(shape, _DTYPES[kind], on_host)
+        accepted = self.context.set_tensor_address(name, self.buffers[name].address)
+        self._check(accepted, f"refuses the address of {name!r}")
+
+    def _enqueue(self) -> None:
+        done = self.context.execute_async_v3(torch.cuda.current_stream().cuda_stream)
+        self._check(done, "could not enqueue the engine")
+
+    def _capture(self) -> None:
+        """Record the engine as a CUDA graph, or note why not: it then stays with plain enqueues."""
+        stream = torch.cuda.current_stream()
+        stream.synchronize()
+        self.job.at_peak()  # Capturing begins with returning what torch's allocator had cached.
+        capturable = getattr(self.context, "is_stream_capturable", None)  # TensorRT for RTX alone has it.
+        if capturable is not None and not capturable(stream.cuda_stream):
+            self.fallback = f"{PRODUCTS[self.job.engine]} says that this engine cannot be captured"
+            return
+        try:
+            self.graph = capture(self._enqueue)
+        except RuntimeError as error:
+            # Leaving a recording that was broken off raises anew.
+            first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+            self.fallback = reasons([str(first)], _SAID_CHARACTERS)
+            self.logger.errors.clear()
+
+    def _layers(self) -> list[EngineLayer]:
+        inspector = self.engine.create_engine_inspector()
+        inspector.execution_context = self.context  # For the shapes at this batch size.
+        try:
+            return read_layers(inspector.get_engine_information(self.library.LayerInformationFormat.JSON))
+        except ValueError as error:
+            self.warnings.append(f"unproven: the engine's description cannot be read ({error})")
+            return []
+
+    def _check(self, accepted: Any, what: str) -> None:
+        """Raise RuntimeError with what the library logged, unless `accepted`."""
+        if accepted is None or accepted is False:
+            raise RuntimeError(f"{PRODUCTS[self.job.engine]} {what}: {self._said()}")
+
+    def _said(self) -> str:
+        return reasons(list(self.logger.errors), _SAID_CHARACTERS) or "it logged no reason"
+
+
+def _specs(job: Job) -> list[TensorSpec]:
+    return onnx_specs(dataclasses.replace(job.source, onnx=job.onnx))
+
+
+def _request(library: Any, job: Job) -> BuildRequest:
+    """What to build for the current GPU. Raises Unsupported where the library does not know it."""
+    assert job.onnx is not None, "an engine that needs a graph gets the exported one"
+    gpu, capability = current_gpu()
+    _check_capability(library, job.engine, gpu, capability)
+    specs, level = _specs(job), job.options.get("optimization_level", -1)
+    return BuildRequest(
+        onnx=job.onnx,
+        precision=job.precision,
+        shapes=batch_shapes(specs, _batches(job, specs)),
+        optimization_level=None if level < 0 else level,
+        workspace_mib=job.options.get("workspace_mib") or None,
+        **built_for(library, gpu, capability),
+    )
+
+
+def _batches(job: Job, specs: Sequence[TensorSpec]) -> tuple[int, int, int]:
+    """The batch sizes that the engine is for: least, most likely, largest."""
+    wanted, batch = job.options.get("batch_range"), job.batch_size
+    if not wanted:
+        return batch, batch, batch
+    batches = parse_batches(wanted)
+    if not batches[0] <= batch <= batches[2]:
+        raise Unsupported(f"batch size {batch} lies outside of batch_range {wanted}")
+    if not any(BATCH in spec.shape for spec in specs):
+        raise Unsupported(f"{job.source.name} has a fixed batch of {batch}: leave out batch_range")
+    return batches
+
+
+def _names(onnx: Path) -> tuple[list[str], list[str]]:
+    """The graph's outputs, in its order, and its convolutions and matrix products."""
+    graph = read_onnx(onnx).graph
+    return [value.name for value in graph.output], [node.name for node in graph.node if computes(node) and node.name]
+
+
+def current_gpu() -> tuple[str, str]:
+    """The current GPU's name and compute capability, such as "9.0"."""
+    try:
+        major, minor = torch.cuda.get_device_capability()
+        return torch.cuda.get_device_name(), f"{major}.{minor}"
+    except (AssertionError, RuntimeError) as error:
+        raise Unsupported(f"torch finds no NVIDIA GPU ({error}); TensorRT needs one, and its driver") from error
+
+
+def _check_capability(library: Any, engine: str, gpu: str, capability: str) -> None:
+    """TensorRT for RTX names the GPUs that it has kernels for; on another one its runtime would refuse every engine."""
+    supported = [re.sub(r"^sm(\d+)(\d)$", r"\1.\2", target) for target in targets(library)]
+    if supported and capability not in supported:
+        release = ".".join(library.__version__.split(".")[:3])
+        raise Unsupported(
+            f"{PRODUCTS[engine]} {release} does not support compute capability {capability} ({gpu}); "
+            f"it supports {', '.join(supported)}"
+        )
+
+
+def _driver(engine: str) -> Any:
+    """pycuda.driver, initialized. Raises Unsupported, which says what to do."""
+    install = next(r.install for r in ENGINES[engine].requirements if r.name == "pycuda")
+    try:
+        import pycuda.driver as driver
+    except ImportError as error:
+        how = "is not installed" if isinstance(error, ModuleNotFoundError) else f"does not load ({error})"
+        raise Unsupported(f"pycuda, which holds TensorRT's buffers, {how}: {install}") from error
+    try:
+        driver.init()
+    except driver.Error as error:
+        raise Unsupported(f"pycuda finds no usable NVIDIA driver ({error}): update or reinstall the driver") from error
+    return driver
+
+
+def _profiler(library: Any) -> Any:
+    """An IProfiler that sums the milliseconds of each layer in `ms`, in running order."""
+
+    class Profiler(library.IProfiler):  # type: ignore[misc]
+        def __init__(self) -> None:
+            library.IProfiler.__init__(self)
+            self.ms: dict[str, float] = {}
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            self.ms[layer_name] = self.ms.get(layer_name, 0.0) + ms
+
+    return Profiler()
+
+
+def _wait() -> None:
+    """Let the device finish; what fails there was raised where it was enqueued, or is the next call's to raise."""
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.current_stream().synchronize()

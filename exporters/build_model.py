@@ -1,0 +1,245 @@
+"""What enters: a `ModelSource`. What leaves: the torch.nn.Module, in eval mode, fp32, on the CPU."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import math
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from exporters.catalog import CATALOG, architecture
+from exporters.single_layers import Conv2d, Layer
+from exporters.source import ModelError, ModelSource
+
+__all__ = ["ModelError", "build", "load", "load_model", "restore", "save_state"]
+
+SEED = 0
+CALIBRATION_ITEMS = 8
+RESIDUAL_SCALE = 0.2
+FIRST_KEYS = 3  # of a list of keys in an error message
+
+
+def load_model(name: str, **options: Any) -> nn.Module:
+    """A canonical network with seeded weights, or with those of a state dict: `load_model("resnet50", weights=path)`.
+
+    Input (batch, *CATALOG[name].input_shape), output logits (batch, 1000). Other options go to the architecture
+    ("googlenet" knows `auxiliary`).
+
+    Raises ModelError for an unknown name or option and for weights that do not fit.
+    """
+    weights = options.pop("weights", None)
+    return load(ModelSource(name, weights=None if weights is None else Path(weights), options=options))
+
+
+def build(source: ModelSource) -> nn.Module:
+    """The structure with its default initialization: what a factory returned, a canonical network or a layer.
+
+    Raises ModelError.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        model = call_factory(source) if source.factory else structure(source)
+    return model.to("cpu", torch.float32).eval()
+
+
+def load(source: ModelSource) -> nn.Module:
+    """The model with its weights: from `source.weights`, else the factory's own, else seeded ones.
+
+    Raises ModelError.
+    """
+    if source.factory:
+        model = build(source)
+    else:
+        with torch.device("meta"):
+            model = structure(source)
+        model = model.to_empty(device="cpu").eval()
+        if source.weights is None:
+            generator = torch.Generator().manual_seed(SEED)
+            initialize(model, generator)
+            if source.layer is None:
+                items = torch.randn(CALIBRATION_ITEMS, *CATALOG[source.name].input_shape, generator=generator)
+                calibrate(model, items)
+    if source.weights is not None:
+        assign(model, read_weights(source.weights), source.weights)
+    return model
+
+
+def structure(source: ModelSource) -> nn.Module:
+    """A canonical network or a single layer, on torch's current default device."""
+    return canonical(source) if source.layer is None else single(source.layer)
+
+
+def single(layer: Layer) -> nn.Module:
+    if isinstance(layer, Conv2d):
+        return nn.Conv2d(
+            layer.input[0], layer.out_channels, layer.kernel, layer.stride, layer.padding, layer.dilation,
+            layer.groups, layer.bias,
+        )  # fmt: skip
+    return nn.Linear(layer.in_features, layer.out_features, layer.bias)
+
+
+def canonical(source: ModelSource) -> nn.Module:
+    if source.onnx is not None:
+        raise ModelError(f"model {source.name!r} is an ONNX file ({source.onnx}): no torch module can be made of it")
+    family = importlib.import_module(f"exporters.models.{architecture(source.name).family}")
+    known = list(inspect.signature(family.build).parameters)[1:]
+    for option in source.options:
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(known) if known else 'none'}"
+            raise ModelError(f"model {source.name!r}: unknown option {option!r}; {hint}")
+    model: nn.Module = family.build(source.name, **source.options)
+    return model
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, generator: torch.Generator) -> None:
+    """He initialization by fan-in, which keeps the activations' scale from layer to layer without batch normalization
+    (https://arxiv.org/abs/1502.01852, equation 10).
+
+    Biases and batch normalization's affine parameters are drawn too, around 0 and 1: a runtime that dropped or
+    mixed them up would otherwise go unnoticed by every parity figure.
+
+    Residual branches start small, as trained networks' do (https://arxiv.org/abs/1706.02677 starts them at 0). At full
+    scale a seeded deep network is chaotic and no parity figure would mean anything: fp32 ResNet-152 is 3e-4 from fp64,
+    and 0.14 once its weights are rounded to fp16; at a fifth of the scale that is 3e-6 and 0.004.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            fan_in = module.weight[0].numel()
+            module.weight.normal_(0, math.sqrt(2 / fan_in), generator=generator)
+            if module.bias is not None:
+                module.bias.normal_(0, 0.1, generator=generator)
+        elif isinstance(module, nn.BatchNorm2d):
+            module.weight.uniform_(0.75, 1.25, generator=generator)
+            module.bias.normal_(0, 0.1, generator=generator)
+            module.reset_running_stats()
+    for module in model.modules():
+        if branch_end := getattr(module, "branch_end", None):
+            module.get_submodule(branch_end).get_parameter("weight").mul_(RESIDUAL_SCALE)
+
+
+@torch.no_grad()
+def calibrate(model: nn.Module, items: Tensor) -> None:
+    """Sets every batch normalization's running statistics to those of this batch.
+
+    With the initial statistics (mean 0, variance 1) a seeded deep network in eval mode doubles its activations in every
+    block and overflows fp16: ResNet-152 reaches 3e8.
+    """
+    layers = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    momenta = [layer.momentum for layer in layers]
+    if not layers:
+        return
+    for layer in layers:
+        layer.momentum = None  # a cumulative average: of one batch it is that batch's
+        layer.train()
+    model(items)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+        layer.eval()
+
+
+def call_factory(source: ModelSource) -> nn.Module:
+    """Imports "package.module:function" and calls it with the source's options."""
+    assert source.factory is not None
+    module_name, _, function_name = source.factory.partition(":")
+    if not module_name or not function_name:
+        raise ModelError(f"model {source.name!r}: factory {source.factory!r} is not 'package.module:function'")
+    try:
+        factory = getattr(importlib.import_module(module_name), function_name)
+        model = factory(**source.options)
+    except Exception as error:
+        # The last frame outside importlib is where the user has to look.
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+        place = f" at {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""
+        raise ModelError(
+            f"model {source.name!r}: factory {source.factory!r} raised {type(error).__name__}: {error}{place}"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"model {source.name!r}: factory {source.factory!r} returned {type(model).__module__}."
+            f"{type(model).__qualname__}, not a torch.nn.Module"
+        )
+    return model
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """A state dict from a .safetensors or a .pt file.
+
+    Raises ModelError for a missing or unreadable file, and for one that holds something else.
+    """
+    if not path.is_file():
+        raise ModelError(f"weights {path}: no such file")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        cause = str(error).strip().partition("\n")[0]
+        raise ModelError(
+            f"weights {path}: not a readable state dict ({cause}); save one by torch.save(model.state_dict(), path) or "
+            "safetensors.torch.save_file"
+        ) from error
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ModelError(f"weights {path}: no state dict of tensors; save one by torch.save(model.state_dict(), path)")
+    return dict(state)
+
+
+def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Copies a state dict into the model; ModelError names the first keys that do not fit."""
+    own = model.state_dict()
+    # Counted in training only, and absent from checkpoints made before torch 0.4.1.
+    missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
+    unexpected = [key for key in state if key not in own]
+    shapes = [
+        f"{key} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
+        for key in own
+        if key in state and state[key].shape != own[key].shape
+    ]
+    faults = [
+        f"{len(keys)} {what} ({', '.join(keys[:FIRST_KEYS])}{', …' if len(keys) > FIRST_KEYS else ''})"
+        for what, keys in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
+        if keys
+    ]
+    if faults:
+        raise ModelError(f"weights {path}: keys do not fit the model: {'; '.join(faults)}")
+    for key in own:
+        if key not in state:
+            own[key].zero_()
+    model.load_state_dict(state, strict=False)
+
+
+def save_state(model: nn.Module, path: Path) -> None:
+    """Writes the state dict for `restore`."""
+    torch.save(model.state_dict(), path)
+
+
+def restore(source: ModelSource, state_path: Path) -> nn.Module:
+    """The model with the state that `save_state` wrote: as `load` returns it, without seeding or calibration.
+
+    A canonical network's weights, and a layer's, are mapped from the file (copy on write), so nothing is read before it
+    is used.
+
+    Raises ModelError if the state is unreadable or another model's.
+    """
+    if source.factory:
+        model = build(source)
+        assign(model, read_weights(state_path), state_path)
+        return model
+    with torch.device("meta"):
+        model = structure(source)
+    try:
+        state = torch.load(state_path, map_location="cpu", mmap=True, weights_only=True)
+        model.load_state_dict(state, assign=True)
+    except Exception as error:
+        cause = str(error).strip().partition("\n")[0]
+        raise ModelError(f"model {source.name!r}: {state_path} cannot be restored ({cause}); delete it") from error
+    return model.eval()

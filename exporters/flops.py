@@ -1,0 +1,271 @@
+"""What enters: a `ModelSource` and its inputs. What leaves: `Cost`: the FLOPs of one item, and the weights it reads.
+
+Convolutions and matrix products are counted, two FLOPs a multiply-add; what else a network does counts 0. That is the
+convention of the roofline and of the published counts (MAC counts, doubled), and it never counts too much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exporters import graph_flops as graph_cost
+from exporters import inputs
+from exporters.cache import Cache, file_sha256
+from exporters.graph_flops import drop_data, graph_flops, graph_weights
+from exporters.inputs import TensorSpec, fixed_batch, read_onnx, seeded_inputs
+from exporters.source import ModelSource
+from exporters.weights import source_key
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+Part = Callable[[], dict[str, int]]
+"""Counts some of a Cost's fields."""
+
+_CODE = (Path(__file__), Path(graph_cost.__file__), Path(inputs.__file__))
+"""What a count depends on beside the model, which holds the rest in its key."""
+_BYTES = {"fp16": 2, "bf16": 2, "int8": 1}
+"""Of a weight, at the precisions that do not hold it in four."""
+_BATCHES = (2, 3)
+"""Two sizes, to see that the count grows with the batch; not 1, which batch normalization refuses in training."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model must compute and read at least. None is unknown.
+
+    FLOPs are those of one item; weights are parameters and buffers that an inference reads, tables of which it only
+    looks up rows left out.
+    """
+
+    inference_flops: int | None = None
+    training_flops: int | None = None
+    """Forward and backward pass. The gradient of a network's input is not computed and not counted, a layer's is."""
+    float_weights: int | None = None
+    """Elements that are held in the precision's type."""
+    other_weight_bytes: int | None = None
+    """Weights whose type no precision changes: integers, and everything in a user's ONNX file."""
+
+    def flops(self, pass_: str) -> int | None:
+        """FLOPs of one item in that pass."""
+        return self.training_flops if pass_ == "training" else self.inference_flops
+
+    def weight_bytes(self, precision: str) -> int | None:
+        """Bytes of the weights that one call reads; under AMP they are fp32, at int8 all are counted as quantized."""
+        if self.float_weights is None or self.other_weight_bytes is None:
+            return None
+        return self.float_weights * _BYTES.get(precision, 4) + self.other_weight_bytes
+
+
+def cached_cost(
+    source: ModelSource,
+    specs: Sequence[TensorSpec],
+    cache: Cache,
+    graph: Path | None = None,
+    trains: bool = False,
+    report: Callable[[Cost], None] = lambda cost: None,
+) -> Cost:
+    """Each part counted once for all runs; `report` is told what is known after each, should the next one never end.
+
+    `graph` is an export of the model, in which work that reaches no output is left out, as engines do. What cannot be
+    counted is None, with the reason on stderr, and is tried again by the next run; nothing that the model does raises
+    here.
+    """
+    code = [file_sha256(path) for path in _CODE]
+    common = [source_key(source), *code, *map(version, ("torch", "onnx"))]
+    found: dict[str, int] = {}
+    for name, part in parts(source, specs, graph, trains).items():
+        # An export's file is named after all that it depends on.
+        key = [*common, name, graph.name if graph and name == "graph" else ""]
+
+        def produce(path: Path, part: Part = part) -> None:
+            path.write_text(json.dumps(part()))
+
+        with reported(f"model {source.name!r}: {name} not counted"):
+            digest = hashlib.sha256("\n".join(key).encode()).hexdigest()
+            counted = json.loads(cache.entry("cost", digest, ".json", produce)[0].read_text())
+            found |= {field: min(value, found.get(field, value)) for field, value in counted.items()}
+        report(Cost(**found))
+    return Cost(**found)
+
+
+def parts(source: ModelSource, specs: Sequence[TensorSpec], graph: Path | None, trains: bool) -> dict[str, Part]:
+    """How to count each part of a Cost; a part that cannot be counted raises. Of a field that two parts know the
+    smaller value holds. Training comes last: it is the slowest, and the likeliest to fail."""
+    if source.onnx is not None:
+        file = source.onnx
+        return {"file": lambda: count_file(file, specs)}
+    found: dict[str, Part] = {"inference": lambda: count_module(source, lambda model: inference_part(model, specs))}
+    if graph is not None:
+        found["graph"] = lambda: count_graph(graph, specs)
+    if trains:
+        wrt_input = source.layer is not None
+        found["training"] = lambda: count_module(source, lambda model: training_part(model, specs, wrt_input))
+    return found
+
+
+def count_module(source: ModelSource, part: Callable[[nn.Module], dict[str, int]]) -> dict[str, int]:
+    """Runs the eager module on the meta device, which computes shapes alone; where it cannot run there, on the CPU."""
+    from exporters.build_model import build
+
+    try:
+        return part(meta_module(source))
+    except Exception as error:
+        print(f"model {source.name!r}: not counted on the meta device: {error!r}", file=sys.stderr)
+    return part(build(source))
+
+
+def inference_part(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, int]:
+    flops = per_item(lambda batch: forward_flops(model, specs, batch))
+    return {"inference_flops": flops, **weights_read(model, specs)}
+
+
+def training_part(model: nn.Module, specs: Sequence[TensorSpec], wrt_input: bool) -> dict[str, int]:
+    return {"training_flops": per_item(lambda batch: training_flops(model, specs, batch, wrt_input))}
+
+
+def meta_module(source: ModelSource) -> nn.Module:
+    """The structure without data. A factory is called as ever, since it may not expect to build on another device."""
+    import torch
+
+    from exporters.build_model import build, structure
+
+    if source.factory:
+        return build(source).to("meta")
+    with torch.device("meta"):
+        return structure(source).eval()
+
+
+def per_item(flops: Callable[[int], int], batches: Sequence[int] = _BATCHES) -> int:
+    """The FLOPs of one item. Raises ValueError where they are not proportional to the batch."""
+    counts = [flops(batch) for batch in batches]
+    if any(total * batches[0] != counts[0] * batch for batch, total in zip(batches, counts, strict=True)):
+        raise ValueError(f"batches of {batches} cost {counts} FLOPs: no cost of one item follows from that")
+    return counts[0] // batches[0]
+
+
+def forward_flops(model: nn.Module, specs: Sequence[TensorSpec], batch: int) -> int:
+    # With gradients: without them torch takes a fused kernel for a transformer's layer, into which no counter looks.
+    with counting() as counter:
+        model.eval()(*tensors(model, specs, batch))
+    return int(counter.get_total_flops())
+
+
+def training_flops(model: nn.Module, specs: Sequence[TensorSpec], batch: int, wrt_input: bool = False) -> int:
+    from torch.utils._pytree import tree_leaves
+
+    model.train().zero_grad(set_to_none=True)
+    items = [item.requires_grad_(wrt_input) for item in tensors(model, specs, batch)]
+    with counting() as counter:
+        tree_leaves(model(*items))[0].float().square().mean().backward()
+    return int(counter.get_total_flops())
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[Any]:
+    """torch's counter, with attention taken apart into products, and with a formula of our own for one operator.
+
+    torch 2.13 counts the weights' gradient of a grouped convolution as if it had one group, AlexNet's twice too much
+    and a depthwise one by its number of channels (https://github.com/pytorch/pytorch/pull/183405).
+    """
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    formulas = {torch.ops.aten.convolution_backward: convolution_backward_flops}
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+        yield counter
+
+
+def convolution_backward_flops(
+    gradient: Sequence[int], x: Sequence[int], weight: Sequence[int], *others: Any, out_shape: Any = None, **_: Any
+) -> int:
+    """Arguments are shapes, those of aten.convolution_backward. Each of the two gradients that is asked for, the
+    input's and the weights', takes as many multiply-adds as the forward pass: every weight meets every position of the
+    output (of the input, if transposed) once.
+    """
+    transposed, output_mask = others[4], others[7]
+    positions = math.prod((x if transposed else gradient)[2:])
+    return 2 * x[0] * positions * math.prod(weight) * sum(map(bool, output_mask[:2]))
+
+
+def weights_read(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, int]:
+    """The fields `float_weights` and `other_weight_bytes`, of the tensors that a forward pass uses as a whole."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    aten = torch.ops.aten
+    lookups = (aten.embedding, aten._embedding_bag, aten.index, aten.index_select, aten.gather)
+    used: set[int] = set()
+
+    class Observer(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.overloadpacket not in lookups:
+                used.update(id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+            return func(*args, **(kwargs or {}))
+
+    with Observer():  # type: ignore[no-untyped-call]
+        model.eval()(*tensors(model, specs, _BATCHES[0]))
+    weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) in used]
+    return {
+        "float_weights": sum(weight.numel() for weight in weights if weight.is_floating_point()),
+        "other_weight_bytes": sum(weight.nbytes for weight in weights if not weight.is_floating_point()),
+    }
+
+
+def tensors(model: nn.Module, specs: Sequence[TensorSpec], batch: int) -> list[Any]:
+    """Inputs on the model's device."""
+    import torch
+
+    weight = next(itertools.chain(model.parameters(), model.buffers()), None)
+    device = "cpu" if weight is None else weight.device
+    return [torch.from_numpy(array).to(device) for array in seeded_inputs(specs, batch)]
+
+
+def count_file(path: Path, specs: Sequence[TensorSpec]) -> dict[str, int]:
+    """A user's ONNX file, from the shapes in its graph."""
+    flops, weights = graph_part(path, specs)
+    weight_bytes = sum(dtype.itemsize * elements for dtype, elements in weights.items())
+    return {"inference_flops": flops, "float_weights": 0, "other_weight_bytes": weight_bytes}
+
+
+def count_graph(path: Path, specs: Sequence[TensorSpec]) -> dict[str, int]:
+    """An exported graph, whose floats are of the export's precision."""
+    flops, weights = graph_part(path, specs)
+    whole = {dtype: elements for dtype, elements in weights.items() if dtype.kind in "biu"}
+    return {
+        "inference_flops": flops,
+        "float_weights": weights.total() - sum(whole.values()),
+        "other_weight_bytes": sum(dtype.itemsize * elements for dtype, elements in whole.items()),
+    }
+
+
+def graph_part(path: Path, specs: Sequence[TensorSpec]) -> tuple[int, Counter[np.dtype[Any]]]:
+    """FLOPs of one item, and the elements of the weights by type."""
+    model = read_onnx(path)
+    drop_data(model)
+    fixed = fixed_batch(specs)
+    batches = _BATCHES if fixed is None else (fixed,)
+    return per_item(lambda batch: graph_flops(model, specs, batch), batches), graph_weights(model)
+
+
+@contextlib.contextmanager
+def reported(what: str) -> Iterator[None]:
+    """Says on stderr, which a worker keeps as its log, what the block raised, and goes on after it."""
+    try:
+        yield
+    except Exception as error:
+        print(f"{what}: {type(error).__name__}: {error}", file=sys.stderr)

@@ -1,0 +1,233 @@
+"""What enters: a model and precisions. What leaves: the gradients of its first training step on the CPU, made once.
+
+fp64 is the reference. A narrower precision is simulated in fp32, as a runtime would store it: what each leaf module
+returns, and what comes back to it, is rounded to the type, while sums inside of it are fp32. Of fp32 there are further
+versions, in which the same tensors are blurred by what another order of summation could change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map_only
+
+from exporters.build_model import restore
+from exporters.cache import Cache, file_sha256
+from exporters.gradients import (
+    Array,
+    Deviation,
+    GradientReference,
+    Gradients,
+    deviation,
+    largest,
+    own_name,
+    positions,
+)
+from exporters.inputs import TensorSpec, seeded_inputs
+from exporters.loss import first_output, prepare_to_train, seeded_target, start_of_backward
+from exporters.source import ModelSource
+from exporters.weights import source_key
+
+Round = Callable[[Tensor], Tensor]
+
+_HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16, "amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
+_PRODUCTS = (nn.Linear, nn.modules.conv._ConvNd)
+_SCALE, _SMALLEST_SCALE = 2.0**16, 2.0**-16
+"""Of the loss under amp-fp16: as torch's GradScaler starts, then halved until nothing overflows."""
+
+_BLUR = 1e-6
+"""Standard deviation, relative: sums of some thousand products in fp32 by another library differ by about that much. It
+turns ReLUs and maxima that are nearly undecided, each of which moves the gradient by far more."""
+
+_VERSIONS = 4
+"""Of the step in fp32, the largest deviation of which counts. One alone is a matter of luck: AlexNet's lies at 1e-6, or
+at 1e-2 once an undecided maximum turns. At narrower precisions so many turn that one step tells."""
+_CODE = ("gradient_reference.py", "gradients.py", "loss.py", "inputs.py")
+
+
+def cached_gradients(
+    source: ModelSource,
+    specs: Sequence[TensorSpec],
+    state: Path,
+    head: str,
+    items: int,
+    precisions: Sequence[str],
+    cache: Cache,
+    batches: Sequence[int] = (),
+) -> GradientReference:
+    """The step in fp64 and at each precision, each computed once for all runs. Dropout is off.
+
+    Under fp16 it is another one for each of `batches`, by default a batch of the items alone.
+
+    Raises what the model raises in training mode.
+    """
+    code = [file_sha256(Path(__file__).with_name(name)) for name in _CODE]
+    common = [source_key(source), head, str(items), *code, version("torch")]
+    arrays = seeded_inputs(specs, items)
+
+    def entry(name: str, suffix: str, produce: Callable[[Path], None]) -> Path:
+        key = hashlib.sha256("\n".join([*common, name]).encode()).hexdigest()
+        return cache.entry("gradients", key, suffix, produce)[0]
+
+    path = entry("fp64", ".npz", lambda path: step(source, state, arrays, head, "fp64").save(path))
+    truth = Gradients.read(path)
+
+    def own(precision: str, batch: int) -> Deviation:
+        def produce(path: Path) -> None:
+            versions = range(_VERSIONS if precision == "fp32" else 1)
+            steps = (step(source, state, arrays, head, precision, truth.target, batch, blur) for blur in versions)
+            path.write_text(json.dumps(asdict(largest([deviation(s.result, s.samples, truth) for s in steps]))))
+
+        return Deviation(**json.loads(entry(own_name(precision, batch), ".json", produce).read_text()))
+
+    named = {
+        own_name(precision, batch): (precision, batch) for precision in precisions for batch in batches or (items,)
+    }
+    return GradientReference(path, {name: own(*key) for name, key in named.items()})
+
+
+def step(
+    source: ModelSource,
+    state: Path,
+    arrays: Sequence[Array],
+    head: str,
+    precision: str,
+    target: Array | None = None,
+    batch: int | None = None,
+    blur: int = 0,
+) -> Gradients:
+    """One step of the model in training mode, without dropout, on these items. `target` is made where it is None.
+
+    Precisions are those of training, or "fp64". Under fp16 gradients of activations are as small as they are where the
+    loss is the mean of a `batch` of such items. `blur` numbers the versions of fp32, of which 0 is the plain one.
+    Raises exporters.source.ModelError, and what the model raises.
+    """
+    model = restore(source, state)
+    prepare_to_train(model, dropout=False)
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    model = model.to(dtype)
+    _round_modules(model, precision, blur)
+    inputs = [_to(array, dtype).requires_grad_(source.layer is not None) for array in arrays]
+    # A layer has a gradient of its input too.
+    trained = dict(model.named_parameters()) | ({} if source.layer is None else {"input": inputs[0]})
+    goal = None if target is None else _to(target, dtype)
+    scale = _SCALE if precision == "amp-fp16" else 1.0
+    if precision == "fp16" and batch is not None:
+        scale = len(inputs[0]) / batch
+    while True:
+        first = first_output(_forward(model, inputs, precision, scale))
+        goal = seeded_target(first, head, len(inputs[0])) if goal is None else goal
+        root, gradient = start_of_backward(first, goal, head)
+        model.zero_grad(set_to_none=True)
+        root.backward((torch.ones_like(root) if gradient is None else gradient) * scale)
+        gradients = {name: p.grad / scale for name, p in trained.items() if p.grad is not None}
+        if precision != "amp-fp16" or scale <= _SMALLEST_SCALE or _is_finite(gradients):
+            break
+        scale /= 2
+    return Gradients(
+        root.detach().numpy(),
+        None if goal is None else goal.numpy(),
+        {name: _sample(g) for name, g in gradients.items()},
+        {name: float(g.double().norm()) for name, g in gradients.items()},
+    )
+
+
+def _forward(model: nn.Module, inputs: Sequence[Tensor], precision: str, scale: float) -> Any:
+    """With inputs and weights rounded; AMP and TF32 leave weights alone that are no convolution's or product's.
+
+    Gradients will come back times `scale`, but those of weights as a whole batch's sum, unless it is a loss scale.
+    """
+    if precision == "tf32":
+        weights = {f"{path}.weight".lstrip(".") for path, m in model.named_modules() if isinstance(m, _PRODUCTS)}
+        return functional_call(model, _rounded_parameters(model, weights, _to_tf32, None), tuple(inputs))
+    if precision not in _HALVES:
+        return model(*inputs)
+    narrow = {
+        f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        if not precision.startswith("amp-") or isinstance(module, _PRODUCTS)
+        for name, _ in module.named_parameters(recurse=False)
+    }
+    half = _through(_HALVES[precision])
+    summed = half if precision.startswith("amp-") else lambda gradient: half(gradient / scale) * scale
+    parameters = _rounded_parameters(model, narrow, half, summed)
+    return functional_call(model, parameters, tuple(_round(x, half, half) for x in inputs))
+
+
+def _rounded_parameters(
+    model: nn.Module, names: AbstractSet[str], forward: Round | None, backward: Round | None
+) -> dict[str, Tensor]:
+    return {name: _round(p, forward, backward) if name in names else p for name, p in model.named_parameters()}
+
+
+def _round_modules(model: nn.Module, precision: str, blur: int) -> None:
+    """Make modules round: under TF32 what convolutions and products multiply, forward and backward; at half precision,
+    or to blur, what any leaf module returns, and the gradient that comes back to it."""
+    narrow = _blurred(torch.Generator().manual_seed(blur)) if blur else None
+    if precision in _HALVES:
+        narrow = _through(_HALVES[precision])
+    for module in model.modules():
+        if precision == "tf32" and isinstance(module, _PRODUCTS):
+            module.register_forward_pre_hook(lambda _, inputs: _round_all(inputs, _to_tf32, None))
+            module.register_forward_hook(lambda _, inputs, output: _round_all(output, None, _to_tf32))
+        elif narrow is not None and not list(module.children()):
+            module.register_forward_hook(lambda _, inputs, output: _round_all(output, narrow, narrow))
+
+
+class _Rounded(torch.autograd.Function):
+    """Rounds a tensor, and the gradient that comes back to it; None leaves it as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: Round | None, backward: Round | None) -> Tensor:
+        ctx.backward_round = backward
+        return x.clone() if forward is None else forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient if ctx.backward_round is None else ctx.backward_round(gradient), None, None
+
+
+def _round(x: Tensor, forward: Round | None, backward: Round | None) -> Tensor:
+    rounded: Tensor = _Rounded.apply(x, forward, backward)  # type: ignore[no-untyped-call]
+    return rounded
+
+
+def _round_all(tensors: Any, forward: Round | None, backward: Round | None) -> Any:
+    return tree_map_only(Tensor, lambda x: _round(x, forward, backward) if x.is_floating_point() else x, tensors)
+
+
+def _through(dtype: torch.dtype) -> Round:
+    return lambda x: x.to(dtype).to(x.dtype)
+
+
+def _blurred(generator: torch.Generator) -> Round:
+    return lambda x: x + x * torch.randn(x.shape, generator=generator) * _BLUR
+
+
+def _to_tf32(x: Tensor) -> Tensor:
+    """fp32 with 10 instead of 23 bits of mantissa, to nearest."""
+    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def _to(array: Array, dtype: torch.dtype) -> Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _is_finite(gradients: Mapping[str, Tensor]) -> bool:
+    return all(bool(torch.isfinite(g).all()) for g in gradients.values())
+
+
+def _sample(gradient: Tensor) -> Array:
+    sampled: Array = gradient.flatten()[torch.from_numpy(positions(gradient.numel()))].numpy()
+    return sampled

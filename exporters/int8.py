@@ -1,0 +1,173 @@
+"""What enters: a `ModelSource`. What leaves: its fp32 graph with int8 Q/DQ pairs, an ONNX file in the cache.
+
+One graph serves TensorRT, TensorRT for RTX and ONNX Runtime: int8 is a property of the graph, not a mode of an engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from exporters import inputs
+from exporters.cache import Cache, file_sha256
+from exporters.inputs import TensorSpec, input_specs, seeded_inputs
+from exporters.onnx_export import Export, export_key, export_onnx, seconds_of
+from exporters.source import ModelError, ModelSource
+from exporters.weights import external_locations
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SEEDED_ITEMS = 8
+"""Drawn where the user gives no calibration data: they fill the ranges, and no number of them would mean more."""
+OPERATORS = (
+    # What multiplies. Transposed convolutions stay float: ONNX Runtime has none in int8.
+    *("Conv", "Gemm", "MatMul"),
+    # What stands between, so that a chain of convolutions need not leave int8. No softmax: onnxruntime gives it a zero
+    # point other than 0 whatever the options say.
+    *("Relu", "Clip", "Add", "Concat", "MaxPool", "AveragePool", "Reshape", "Flatten", "Transpose"),
+)
+"""What gets Q/DQ pairs at its inputs and outputs."""
+OPTIONS = {
+    # Zero points of 0, the only ones that TensorRT's parser accepts.
+    "ActivationSymmetric": True,
+    "WeightSymmetric": True,
+    # An int32 bias behind a DequantizeLinear is refused by TensorRT's parser; ONNX Runtime makes its own.
+    "QuantizeBias": False,
+    # A pair for each reader: pairs that several share keep ONNX Runtime's CPU provider from int8.
+    "DedicatedQDQPair": True,
+}
+
+
+def quantize(source: ModelSource, cache: Cache) -> Export:
+    """The model in int8: symmetric, weights per channel, activations per tensor. An activation's range is the smallest
+    and the largest value that the calibration data give it: `source.calibration`'s, else SEEDED_ITEMS seeded items,
+    whose ranges are no real input's. Input and output stay float32.
+
+    The seconds are those of the fp32 export and of quantizing it. The same model is quantized once for the same data;
+    concurrent calls wait for the first.
+
+    Raises ModelError for calibration data that do not fit and for a model that cannot be exported or quantized.
+    """
+    if source.onnx is not None:
+        raise ModelError(f"model {source.name!r} is an ONNX file, which runs as it is: {source.onnx}")
+    (spec,) = input_specs(source)
+    files = [] if source.calibration is None else calibration_files(source.calibration, spec)
+
+    def produce(path: Path) -> None:
+        fp32 = export_onnx(source, "fp32", cache)
+        start = time.perf_counter()
+        write_quantized(source.name, fp32.path, spec, items(files, spec), path)
+        seconds_of(path).write_text(str(fp32.seconds + time.perf_counter() - start))
+
+    path, cached = cache.entry("onnx", quantized_key(source, files), ".onnx", produce)
+    return Export(path, float(seconds_of(path).read_text()), cached)
+
+
+def quantized_key(source: ModelSource, files: list[Path]) -> str:
+    parts = ["int8", export_key(source, "fp32"), json.dumps([OPERATORS, OPTIONS]), *map(file_sha256, files)]
+    parts += [file_sha256(Path(__file__)), version("onnxruntime-gpu")]
+    if not files:
+        parts += [str(SEEDED_ITEMS), file_sha256(Path(inputs.__file__))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def calibration_files(folder: Path, spec: TensorSpec) -> list[Path]:
+    """The folder's .npy files by name, each one item or a batch of items. Raises ModelError if one does not fit."""
+    files = sorted(folder.glob("*.npy"))
+    if not files:
+        raise ModelError(
+            f"calibration {folder}: no .npy file there; save some inputs of the model by numpy.save, each one item or "
+            "a batch of them"
+        )
+    for file in files:
+        opened(file, spec)
+    return files
+
+
+def opened(file: Path, spec: TensorSpec) -> NDArray[Any]:
+    """The file's array as a batch, mapped from the disk. Raises ModelError for another type or shape."""
+    item = tuple(spec.shape[1:])
+    try:
+        array = np.lib.format.open_memmap(file, mode="r")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"calibration {file}: no .npy array, or a truncated one ({error}); save it anew") from error
+    batch: NDArray[Any] = array[None] if array.shape == item else array
+    if array.dtype != np.float32 or batch.shape[1:] != item or not batch.size:
+        raise ModelError(
+            f"calibration {file}: {array.dtype} of shape {array.shape}, but an item is float32 of shape {item}, and a "
+            "batch of them has one dimension more in front; save inputs as the model gets them, cropped and normalized"
+        )
+    return batch
+
+
+def items(files: list[Path], spec: TensorSpec) -> Iterator[NDArray[Any]]:
+    """Batches of one item, read as they are asked for, so that calibration needs the memory of one item."""
+    for file in files:
+        for item in opened(file, spec):
+            if not np.isfinite(item).all():
+                raise ModelError(f"calibration {file}: NaN or infinity in it, of which no range can be taken")
+            yield np.ascontiguousarray(item)[None]
+    if not files:
+        yield from np.split(seeded_inputs([spec], SEEDED_ITEMS)[0], SEEDED_ITEMS)
+
+
+class Reader:
+    """What onnxruntime wants of a CalibrationDataReader."""
+
+    def __init__(self, name: str, batches: Iterator[NDArray[Any]]) -> None:
+        self._name, self._batches = name, batches
+
+    def get_next(self) -> dict[str, NDArray[Any]] | None:
+        batch = next(self._batches, None)
+        return None if batch is None else {self._name: batch}
+
+
+def write_quantized(name: str, fp32: Path, spec: TensorSpec, batches: Iterator[NDArray[Any]], path: Path) -> None:
+    """Calibrates, quantizes and checks the file.
+
+    The graph is simplified by ONNX Runtime first, as its quantizer asks for. Symbolic shape inference is left out: the
+    exporter wrote all shapes, the batch symbolic.
+    """
+    import onnx
+    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    # Beyond protobuf's 2 GiB the weights lie beside the graph, in the intermediate files too.
+    external = bool(external_locations(fp32))
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        simplified = Path(folder) / "simplified.onnx"
+        try:
+            quant_pre_process(
+                fp32, simplified, skip_symbolic_shape=True, save_as_external_data=external, all_tensors_to_one_file=True
+            )
+            quantize_static(
+                simplified,
+                path,
+                Reader(spec.name, batches),
+                quant_format=QuantFormat.QDQ,
+                op_types_to_quantize=list(OPERATORS),
+                per_channel=True,
+                activation_type=QuantType.QInt8,
+                weight_type=QuantType.QInt8,
+                use_external_data_format=external,
+                calibrate_method=CalibrationMethod.MinMax,
+                extra_options=OPTIONS,
+            )
+            onnx.checker.check_model(str(path), full_check=True)
+        except ModelError:
+            raise
+        except Exception as error:
+            cause = " ".join(str(error).split())[:600]
+            raise ModelError(
+                f"model {name!r}: quantizing to int8 failed ({type(error).__name__}: {cause}); the model must run in "
+                "ONNX Runtime at fp32: try precisions: [fp32] with engines: [ort]"
+            ) from error

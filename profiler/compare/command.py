@@ -1,0 +1,174 @@
+"""What enters: what `profiler compare` was asked. What leaves: the comparison, printed or written; the exit code."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from rich.console import Console
+
+from profiler.compare.cells import COLUMNS, check_by, compare
+from profiler.compare.differences import differences
+from profiler.compare.regression import find_regressions, parse_limit
+from profiler.compare.view import Comparison, Side, data, sections
+from profiler.errors import ConfigError, nearest
+from profiler.job.config import parse_only
+from profiler.results.lines import is_probe
+from profiler.results.reading import Runs, chosen, published_as_results, read_runs
+from profiler.tables.table import markdown_section, print_section
+
+FORMATS = ("text", "md", "csv", "json")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command's arguments; see `python -m profiler compare --help`."""
+
+    runs: tuple[str, ...]
+    by: str | None = None
+    base: str | None = None
+    best: bool = False
+    only: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
+    fail_on_regression: str | None = None
+    format: str = "text"
+    output: Path | None = None
+    top: int = 40
+
+
+def execute(request: Request, console: Console) -> int:
+    """Compare, print or write. Returns 1 for a regression, and where no cell could be compared; else 0.
+
+    Raises ConfigError for what cannot be used.
+    """
+    check_format(request.format, FORMATS)
+    limit = None if request.fail_on_regression is None else parse_limit(request.fail_on_regression)
+    comparison = make_comparison(request, limit)
+    show(comparison, request, console)
+    compared = comparison.cells["ratio"].count() > 0
+    return 0 if compared and not (comparison.regression and comparison.regression.found) else 1
+
+
+def make_comparison(request: Request, limit: float | None = None) -> Comparison:
+    """Everything that the command says. Raises ConfigError for what cannot be used."""
+    runs = read_runs(request.runs)
+    published = [published_as_results(study) for study in dict.fromkeys(request.references)]
+    # A published library is none of our variants: of each machine the fastest stands for it.
+    by, best = request.by or ("machine" if published else "run"), request.best or bool(published)
+    names = {**_run_names(runs), **{study: study for study in request.references}}
+    results = pl.concat([runs.results, *(frame.lazy() for frame in published)]).filter(~is_probe())
+    results = results.with_columns(run=pl.col("run_id").replace_strict(names, return_dtype=pl.String))
+    check_by(results, by)
+    needed = dict.fromkeys([*COLUMNS, "run_id", "machine", "sm_clock_mhz", by])
+    rows = _only(results, request).select(*needed).collect()
+    cells = compare(rows, by, request.base, best)
+    sides, environments = _sides(rows, by, runs)
+    return Comparison(
+        sides,
+        cells,
+        differences(environments),
+        None if limit is None else find_regressions(cells, limit),
+        (*runs.notes, *_mixed(rows, by)),
+    )
+
+
+def check_format(given: str, valid: tuple[str, ...]) -> None:
+    """Raises ConfigError for a --format that there is not."""
+    if given not in valid:
+        raise ConfigError(f"--format: unknown format '{given}'{nearest(given, valid)}")
+
+
+def show(comparison: Comparison, request: Request, console: Console) -> None:
+    """The comparison in the format asked for, in the file or on the terminal."""
+    if request.format == "text" and request.output is None:
+        for section in sections(comparison, request.top):
+            print_section(console, section)
+        return
+    text = _text(comparison, request)
+    if request.output is None:
+        sys.stdout.write(text)
+    else:
+        write(request.output, text)
+        console.print(f"Written: {request.output}", markup=False, soft_wrap=True)
+    if comparison.regression:
+        # What is parsed goes to standard output; why the exit code is what it is, to standard error.
+        print(*comparison.regression.lines(request.top), sep="\n", file=sys.stderr)
+
+
+def write(path: Path, text: str) -> None:
+    """Raises ConfigError where the file cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--output {path}: {error.strerror}; give another file") from None
+
+
+def _text(comparison: Comparison, request: Request) -> str:
+    if request.format == "json":
+        # With an indent it takes ten times as long.
+        return json.dumps(data(comparison), ensure_ascii=False, allow_nan=False) + "\n"
+    if request.format == "csv":
+        return comparison.cells.write_csv()
+    if request.format == "md":
+        return "\n".join(map(markdown_section, sections(comparison, request.top)))
+    page = io.StringIO()
+    for section in sections(comparison, request.top):
+        print_section(Console(file=page, width=120), section)
+    return page.getvalue()
+
+
+def _run_names(runs: Runs) -> dict[str, str]:
+    """By run id what to call its run: the machine where that tells the runs apart, else the folder."""
+    machines = [run.environment["machine"] for run in runs.runs]
+    telling = all(machines) and len(set(machines)) == len(machines) > 1
+    called = machines if telling else [run.name for run in runs.runs]
+    return {run_id: name for run, name in zip(runs.runs, called, strict=True) for run_id in run.run_ids}
+
+
+def _only(results: pl.LazyFrame, request: Request) -> pl.LazyFrame:
+    """The rows that --only means; of what was published a variant and an engine are not asked."""
+    wanted = parse_only(request.only)
+    if wanted is None:
+        return results
+    conditions = wanted.model_dump(exclude_none=True, by_alias=True)
+    of_all = {key: values for key, values in conditions.items() if key not in ("variant", "engine")}
+    published = pl.col("run_id").is_in(list(request.references))
+    found = results.filter(pl.when(published).then(chosen(of_all)).otherwise(chosen(conditions)))
+    if found.select("run_id").head(1).collect().is_empty():
+        raise ConfigError(f"--only {','.join(request.only)}: no row of these runs is like that")
+    return found
+
+
+def _sides(rows: pl.DataFrame, by: str, runs: Runs) -> tuple[tuple[Side, ...], dict[str, list[dict[str, Any]]]]:
+    """The sides in order, and by name their runs' environments, each with the median SM clock of its rows."""
+    sides = []
+    environments: dict[str, list[dict[str, Any]]] = {}
+    named = rows.filter(pl.col(by).is_not_null())
+    for (name,), part in named.group_by(by, maintain_order=True):
+        machines = part["machine"].drop_nulls().unique(maintain_order=True)
+        ids = part["run_id"].unique(maintain_order=True).to_list()
+        sides.append(Side(str(name), tuple(ids), ", ".join(machines), part.height))
+        clocks = dict(part.group_by("run_id").agg(pl.col("sm_clock_mhz").median()).drop_nulls().iter_rows())
+        # Of a published figure its machine's name is all that is known.
+        unknown = {"machine": ", ".join(machines)}
+        environments[str(name)] = [
+            {**runs.environments.get(i, unknown), **({"sm_clock_mhz": clocks[i]} if i in clocks else {})} for i in ids
+        ]
+    return tuple(sides), environments
+
+
+def _mixed(rows: pl.DataFrame, by: str) -> list[str]:
+    """What to say of sides that put several machines together."""
+    named = rows.select(side=by, found="machine").drop_nulls()
+    machines = named.group_by("side", maintain_order=True).agg(pl.col("found").unique(maintain_order=True))
+    return [
+        f"{name} puts several machines together ({', '.join(found)}): their rows of one cell count as its processes; "
+        "--by machine keeps them apart"
+        for name, found in machines.iter_rows()
+        if len(found) > 1
+    ]

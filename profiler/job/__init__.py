@@ -1,0 +1,1 @@
+"""Turn a YAML file into the cases of a run."""

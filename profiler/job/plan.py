@@ -1,0 +1,151 @@
+"""What enters: a Config and the device. What leaves: the Cases in running order, some with a reason why not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import product
+from typing import Any
+
+import engines
+from engines.catalog import ENGINES, PLAIN, PRESETS, Device, Training, unsupported
+from exporters.catalog import CATALOG
+from profiler.errors import ConfigError
+from profiler.job.case import Budget, Case
+from profiler.job.config import Config, EngineEntry, Filter, LayerEntry, ModelEntry
+
+_COMPILE_SECONDS = {"cpu": 60.0, "cuda": 40.0}
+_OVERHEAD_SECONDS = {"cpu": 1.5, "cuda": 3.0}
+_GFLOPS = {"cpu": 100.0, "cuda": 20_000.0}
+"""Guessed fp32 rates for the time estimate alone, in GFLOP/s."""
+_LAYERS = Training(head="logits")
+"""A layer has no loss: its training pass starts from a fixed gradient of its output."""
+
+
+def make_plan(config: Config, device: Device, only: Filter | None = None, capability: str | None = None) -> list[Case]:
+    """Every cell of the config's matrix that `only` lets through, in running order.
+
+    `capability` is the GPU's compute capability, where it is known.
+
+    Replicates are rounds through the whole matrix (A B C A B C), so that a drift of the machine spreads over all cells
+    and shows in the spread between a cell's replicates.
+
+    Raises ConfigError where two cells would have one id, and where nothing is left.
+    """
+    cases = [
+        case
+        for replicate in range(config.replicates)
+        for entry in config.subjects
+        for batch_size, pass_ in product(entry.batch_sizes or config.batch_sizes, config.passes)
+        for case in _cells(config, entry, batch_size, pass_, replicate, device, capability)
+    ]
+    for case_id, count in Counter(case.id for case in cases).items():
+        if count > 1:
+            raise ConfigError(f"{count} cases have the id {case_id}: {_why_twice(config)}")
+    excluded = [case for case in cases if not any(matches(case, f) for f in config.exclude)]
+    chosen = [case for case in excluded if only is None or matches(case, only)]
+    if not chosen:
+        what = f"--only {_describe(only)}" if only and excluded else "exclude"
+        raise ConfigError(
+            f"{what}: no case is left; --dry-run without it lists the {len(excluded) or len(cases)} of the config"
+        )
+    return chosen
+
+
+def _why_twice(config: Config) -> str:
+    for key in ("batch_sizes", "precisions", "passes", "training.optimizers"):
+        values = config.training.optimizers if key == "training.optimizers" else getattr(config, key)
+        twice = next((value for value in values if values.count(value) > 1), None)
+        if twice is not None:
+            return f"{key} names {twice} twice; keep one"
+    subjects = "layers" if config.kind == "layers" else "models"
+    return f"two {subjects} share a name, or two engines; give one of them another name or label"
+
+
+def matches(case: Case, condition: Filter) -> bool:
+    """Whether all of the condition's keys hold; `engine` accepts the variant's name too: people write it."""
+    for key, values in condition.model_dump(exclude_none=True).items():
+        value = case.training.optimizer if key == "optimizer" else getattr(case, key)
+        own = {str(value)} | ({case.variant} if key == "engine" else set())
+        if not own & {str(v) for v in values}:
+            return False
+    return True
+
+
+def estimate_seconds(case: Case, budget: Budget) -> float:
+    """A rough guess of a case's wall time, for --dry-run and the progress display."""
+    if case.unsupported:
+        return 0.0
+    known = CATALOG[case.model] if case.source.kind == "canonical" else case.source.layer
+    work = known.multiply_adds * 2e-9 if known else 1.0
+    call = work * case.batch_size * (3 if case.pass_ == "training" else 1) / _GFLOPS[case.device]
+    sampling = max(budget.seconds * 1.5 + 1.0, 5 * call)
+    return (
+        sampling
+        + _OVERHEAD_SECONDS[case.device]
+        + (_COMPILE_SECONDS[case.device] if case.engine == "compiled" else 0.0)
+    )
+
+
+def estimate_total(cases: Sequence[Case], budget: Budget) -> float:
+    """A rough guess of the wall time of all; the batch sizes of a sweep share a process, and so its overhead."""
+    runnable = [case for case in cases if case.unsupported is None]
+    swept = [case for case in runnable if "sweep" in case.extra]
+    processes = {case.id.replace(f"/b{case.batch_size}/", "/", 1) for case in swept}
+    shared = (len(swept) - len(processes)) * _OVERHEAD_SECONDS[swept[0].device] if swept else 0.0
+    return sum(estimate_seconds(case, budget) for case in runnable) - shared
+
+
+def _cells(
+    config: Config,
+    entry: ModelEntry | LayerEntry,
+    batch_size: int,
+    pass_: Any,
+    replicate: int,
+    device: Device,
+    capability: str | None,
+) -> Iterator[Case]:
+    source = entry.source()
+    precisions = ["native"] if source.kind == "onnx" else config.precisions
+    settings = config.training.settings() if source.layer is None else [_LAYERS]
+    if pass_ != "training":
+        settings = [PLAIN]
+    for precision, engine_entry, training in product(precisions, config.engines, settings):
+        engine, options, reason = _resolve(engine_entry, device)
+        reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind, capability)
+        lacking = engines.missing(ENGINES[engine], device)
+        if reason is None and lacking:
+            reason = engines.explain(lacking)
+        yield Case(
+            entry.name, engine, engine_entry.label, pass_, precision, batch_size, device, replicate, source, options,
+            _extra(config, training), training, reason,
+        )  # fmt: skip
+
+
+def _extra(config: Config, training: Training) -> dict[str, str]:
+    """What else distinguishes a case, as far as it is not the default."""
+    if config.kind == "layers":
+        return {}
+    asked, usual = asdict(training), asdict(PLAIN)
+    extra = {key: value for key, value in asked.items() if value != usual[key]}
+    if "dropout" in extra:
+        extra["dropout"] = "on"
+    return extra | ({"sweep": "batch"} if config.kind == "minibatch" else {})
+
+
+def _resolve(entry: EngineEntry, device: Device) -> tuple[str, dict[str, Any], str | None]:
+    """The engine's key, its options on this device, and why the entry cannot run here."""
+    preset = PRESETS.get(entry.name)
+    engine = preset.engine if preset else entry.name
+    if preset and device not in preset.options:
+        return engine, entry.options, f"{entry.name}: {preset.reasons[device]}"
+    options = {**(preset.options[device] if preset else {}), **entry.options}
+    foreign = [key for key in options if device not in ENGINES[engine].options[key].devices]
+    reason = f"option {foreign[0]} of {engine} has no meaning on {device}" if foreign else None
+    return engine, options, reason
+
+
+def _describe(condition: Filter) -> str:
+    given = condition.model_dump(exclude_none=True, by_alias=True)
+    return ",".join(f"{key}={value}" for key, values in given.items() for value in values)

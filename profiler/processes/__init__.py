@@ -1,0 +1,1 @@
+"""Run a function in a child process, whatever happens to it."""

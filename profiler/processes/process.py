@@ -1,0 +1,339 @@
+"""What enters: a function's name and its argument. What leaves: the `Outcome` of calling it in a process of its own.
+
+A forkserver imports torch and onnxruntime once, without touching a device, and forks a process per call, so that no
+figure leaks from one case to the next and no case pays the imports. Whatever happens to the process (an exception, a
+signal, a hang, no memory left) is data for the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+from engines.base import Unsupported
+from exporters.source import ModelError
+
+Report = Callable[[str, Any], None]
+"""How a child tells its parent of a new phase, ("phase", name), of its progress in it, ("progress", words), of a case
+that has ended while others follow, ("case", value), or of partial results."""
+Status = Literal["ok", "oom", "unsupported", "failed", "timeout", "crashed"]
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "Failed to allocate memory",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "_ALLOCATION_FAILED",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "std::bad_alloc",
+    "OutOfMemory",
+)
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function, written "package.module:function", that takes (argument, report); where its output goes; its limits.
+
+    `timeout` bounds all phases together but for "build", each of which has `build_timeout`; both in seconds.
+    """
+
+    function: str
+    argument: Any
+    log: Path
+    timeout: float = 300.0
+    build_timeout: float = 900.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
+    """Folders put in front of sys.path, where a user's factories are found."""
+    threads: int | None = None
+    """How many torch computes with; None leaves it one a core, which calls side by side must not have."""
+
+
+@dataclass
+class Outcome:
+    """How a call ended. `value` is what the function returned, `partial` the last report of each other kind."""
+
+    status: Status
+    reason: str | None = None
+    value: Any = None
+    partial: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Time spent by phase; "fork" is the time until the child answered."""
+
+
+@dataclass
+class Part:
+    """One case of a call that runs several. `seconds` and `entered` are those of its own phases."""
+
+    value: Any
+    seconds: dict[str, float]
+    entered: dict[str, float]
+
+
+def start_forkserver(log: Path) -> None:
+    """Start the forkserver if there is none, so that it warms up while the parent does other things."""
+    # One thread: stray threads of a BLAS pool would not survive the fork.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ["PROFILER_FORKSERVER_LOG"] = str(log)
+    # Python 3.11's forkserver ignores the parent's sys.path, and swallows the ImportError that follows.
+    root = str(Path(__file__).resolve().parents[2])
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if root not in known:
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, known)])
+    # A killed worker's semaphores are cleaned up by Python's resource tracker, which would say so on the terminal.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
+    _CONTEXT.set_forkserver_preload(["profiler.worker.preload"])
+    forkserver.ensure_running()
+
+
+class Child:
+    """A running call. `poll` it until it returns an Outcome."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.phase = "fork"
+        self.progress = ""
+        """How far the phase is, in words; empty where the child says nothing."""
+        self._phase_started = time.monotonic()
+        self.entered = {"fork": self._phase_started}
+        """When each phase was entered first, on time.monotonic()."""
+        self.parts: list[Part] = []
+        """The cases that have ended, of a call that runs several; limits, phases and partial results start anew."""
+        self._seconds: dict[str, float] = {}
+        self._partial: dict[str, Any] = {}
+        self._oom_kills = _oom_kills()
+        self._connection, theirs = _CONTEXT.Pipe(duplex=False)
+        self.process = _CONTEXT.Process(target=_enter, args=(theirs, call))
+        self.process.start()
+        theirs.close()
+
+    def poll(self, timeout: float = 0.0) -> Outcome | None:
+        """Take what the child reported; wait up to `timeout` seconds for it. Returns the outcome once it has ended."""
+        multiprocessing.connection.wait([self._connection], max(0.0, min(timeout, self._remaining())))
+        try:
+            while self._connection.poll():
+                kind, value = self._connection.recv()
+                if kind == "end":
+                    return self._finish(value)
+                if kind == "phase":
+                    self._enter_phase(value)
+                elif kind == "progress":
+                    self.progress = value
+                elif kind == "case":
+                    self._end_part(value)
+                else:
+                    self._partial[kind] = value
+        except (EOFError, ConnectionResetError):
+            return self._finish(self._post_mortem())
+        if self._remaining() > 0:
+            return None
+        key = "build_timeout" if self.phase == "build" else "timeout"
+        limit = getattr(self.call, key)
+        reason = f"ended after {limit:g} s, in phase {self.phase}; raise budget.{key} if it needs longer"
+        return self._finish(Outcome("timeout", reason))
+
+    def kill(self) -> None:
+        """End the process and every process that it started."""
+        # The group may outlive its leader. A child that leads none yet has started nothing either.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
+        self._connection.close()
+
+    @property
+    def _pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def _remaining(self) -> float:
+        spent = time.monotonic() - self._phase_started
+        if self.phase == "build":
+            return self.call.build_timeout - spent
+        return self.call.timeout - spent - sum(s for phase, s in self._seconds.items() if phase != "build")
+
+    def _enter_phase(self, phase: str) -> None:
+        now = time.monotonic()
+        self._seconds[self.phase] = self._seconds.get(self.phase, 0.0) + now - self._phase_started
+        self.phase, self.progress, self._phase_started = phase, "", now
+        self.entered.setdefault(phase, now)
+
+    def _end_part(self, value: Any) -> None:
+        self._enter_phase("open")
+        self.parts.append(Part(value, self._seconds, self.entered))
+        self._seconds, self._partial, self.entered = {}, {}, {"open": self._phase_started}
+
+    def _finish(self, outcome: Outcome) -> Outcome:
+        self._enter_phase("exit")
+        if outcome.status == "timeout":
+            self.kill()
+        else:
+            # A process that has reported its end leaves by itself; what it started (compiler pools) does not.
+            self.process.join(timeout=10)
+            self.kill()
+        self._enter_phase("ended")
+        outcome.partial, outcome.seconds = self._partial, self._seconds
+        return outcome
+
+    def _post_mortem(self) -> Outcome:
+        """Why a process ended without a word."""
+        self.process.join(timeout=10)
+        code = self.process.exitcode
+        if code is None:
+            return Outcome("crashed", f"closed its pipe in phase {self.phase} and lives on")
+        if code >= 0:
+            return Outcome("crashed", f"left with exit code {code} in phase {self.phase}")
+        name = signal.Signals(-code).name
+        if name == "SIGKILL" and _oom_kills() > self._oom_kills:
+            return Outcome("oom", f"the kernel ended it for want of memory, in phase {self.phase}")
+        return Outcome("crashed", f"ended by {name} in phase {self.phase}")
+
+
+def run_all(calls: Iterable[Call], slots: int, tick: Callable[[int], None] = lambda done: None) -> list[Outcome]:
+    """Run the calls side by side, `slots` at a time; outcomes in the order of the calls.
+
+    `tick` is called a few times a second with the number of calls that have ended.
+    """
+    waiting = list(enumerate(calls))
+    running: dict[int, Child] = {}
+    outcomes: dict[int, Outcome] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < slots:
+                index, call = waiting.pop(0)
+                running[index] = Child(call)
+            for index, child in list(running.items()):
+                outcome = child.poll(0.05)
+                if outcome is not None:
+                    outcomes[index] = outcome
+                    del running[index]
+            tick(len(outcomes))
+    finally:
+        for child in running.values():
+            child.kill()
+    return [outcomes[index] for index in sorted(outcomes)]
+
+
+def _enter(connection: Connection, call: Call) -> None:
+    """The child's first and last function."""
+    os.setsid()
+    # This process is to end with the forkserver, and the forkserver with the parent: it does once nobody else holds the
+    # pipe by which it knows that the parent lives, and every child has been given a copy of that.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    _redirect_output(call.log)
+    faulthandler.enable()  # A crash in C leaves the Python stack in the log.
+    os.environ.update(call.environment)
+    sys.path[:0] = [folder for folder in call.path if folder not in sys.path]
+    if call.threads is not None and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(call.threads)
+
+    def report(kind: str, value: Any) -> None:
+        connection.send((kind, value))
+
+    outcome = _call(call, report)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
+    try:
+        connection.send(("end", outcome))
+    except Exception as error:
+        connection.send(("end", Outcome("failed", f"its result cannot be sent: {type(error).__name__}: {error}")))
+    # Neither exit handlers nor destructors: all that matters has been sent.
+    os._exit(0)
+
+
+def _call(call: Call, report: Report) -> Outcome:
+    try:
+        report("phase", "open")
+        module, _, name = call.function.partition(":")
+        return Outcome("ok", value=getattr(importlib.import_module(module), name)(call.argument, report))
+    except BaseException as error:
+        return explain(error)
+
+
+def explain(error: BaseException) -> Outcome:
+    """What an error means for the case in which it was raised; the traceback goes into the log."""
+    if isinstance(error, Unsupported):
+        return Outcome("unsupported", str(error))
+    out_of_memory = _out_of_memory(error)
+    status: Status = "oom" if out_of_memory else "failed"
+    if isinstance(error, ModelError):
+        return Outcome(status, str(error))
+    traceback.print_exception(error)
+    told = out_of_memory or error
+    return Outcome(status, f"{type(told).__name__}: {_first_lines(str(told))}")
+
+
+def _out_of_memory(error: BaseException | None) -> BaseException | None:
+    """The error, or one that it followed, that means that memory ran out: a type for it is not what every library has.
+
+    What is cleaned up after such an error may raise another one, as the end of a CUDA graph's recording does.
+    """
+    while error is not None:
+        if isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _redirect_output(log: Path) -> None:
+    """Both outputs, those of C libraries too, into the call's log: the terminal belongs to the parent."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+
+
+_SIGNATURE = re.compile(r"(?<!\S)/\S*?/onnxruntime/\S+ .*?\] (?=\w+ failure \d+)")
+"""Where and in which C++ template ONNX Runtime failed, several hundred characters before it says how."""
+
+
+def _first_lines(message: str, limit: int = 300) -> str:
+    text = _SIGNATURE.sub("", " ".join(message.split()))
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _oom_kills() -> int:
+    """How many processes of this control group (version 2 or 1) the kernel has ended for want of memory."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            if controllers == "":
+                files = [Path(f"/sys/fs/cgroup{group}/memory.events")]
+            elif "memory" in controllers.split(","):
+                files = [
+                    Path(f"/sys/fs/cgroup/memory{group}/memory.oom_control"),
+                    Path("/sys/fs/cgroup/memory/memory.oom_control"),
+                ]
+            else:
+                continue
+            for file in files:
+                if file.exists():
+                    counts = dict(entry.split() for entry in file.read_text().splitlines())
+                    return int(counts.get("oom_kill", 0))
+    return 0

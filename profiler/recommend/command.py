@@ -1,0 +1,78 @@
+"""What enters: an `Order` from the command line. What leaves: the recommendation, printed, and an exit code."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from profiler.recommend.artifact import NotExported, check_folder, export
+from profiler.recommend.candidates import Candidate
+from profiler.recommend.choice import recommend
+from profiler.recommend.order import Order, check, make_wanted
+from profiler.recommend.text import as_json, as_markdown, print_text
+from profiler.recommend.told import tell
+from profiler.results.reading import Run, Runs, read_runs
+
+NOTHING_FITS = 3
+
+
+def execute(order: Order, console: Console) -> int:
+    """Print what to deploy; returns 0, 3 where nothing meets the limits, or 1 where no artifact could be made.
+
+    Raises ConfigError.
+    """
+    check(order)
+    if order.export is not None:
+        check_folder(order.export)
+    runs = read_runs(order.runs)
+    for note in runs.notes:
+        print(note, file=sys.stderr)
+    results = runs.results.collect()
+    wanted = make_wanted(order, results)
+    found = recommend(results, runs.samples, wanted)
+    subject = found.choice or found.nearest or found.losers[0].candidate
+    told = tell(found, command(subject, _run_of(subject, runs)))
+    if order.format == "text":
+        print_text(console, told, wanted.objective)
+    else:
+        print(as_json(found, told) if order.format == "json" else as_markdown(told, wanted.objective))
+    if found.choice is None:
+        return NOTHING_FITS
+    return 0 if order.export is None else _export(found.choice, _run_of(found.choice, runs), order.export)
+
+
+def command(candidate: Candidate, run: Run) -> str:
+    """The shell command that measures the candidate again, or why there is none."""
+    row = candidate.row
+    keys = {"model": row["model"], "variant": row["variant"], "pass": row["pass"], "precision": row["precision"]}
+    keys |= {"batch_size": row["batch_size"]}
+    if row["optimizer"] is not None:
+        keys["optimizer"] = row["optimizer"]
+    # A comma would separate conditions.
+    only = ",".join(f"{key}={value}" for key, value in keys.items() if "," not in str(value))
+    remote = "://" in run.address
+    if not remote and not (Path(run.address) / "bench.yaml").is_file():
+        return f"No command can be given: {run.address} holds no bench.yaml"
+    job = "bench.yaml" if remote else str(Path(run.address) / "bench.yaml")
+    fetch = f"# with {run.address}/bench.yaml copied here:\n" if remote else ""
+    return f"{fetch}python -m profiler {shlex.quote(job)} \\\n  --only {shlex.quote(only)}"
+
+
+def _export(choice: Candidate, run: Run, folder: Path) -> int:
+    """Beside a document on the standard output, on the standard error."""
+    console = Console(stderr=True)
+    try:
+        export(choice, run, folder, console)
+    except NotExported as error:
+        console.print(Text(f"--export {folder}: nothing was written: {error}", style="red"), soft_wrap=True)
+        return 1
+    console.print(Text(f"{choice.name} stands in {folder}; its README.txt says how to run it"), soft_wrap=True)
+    return 0
+
+
+def _run_of(candidate: Candidate, runs: Runs) -> Run:
+    return next(run for run in runs.runs if candidate.row["run_id"] in run.run_ids)

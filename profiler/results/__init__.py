@@ -1,0 +1,1 @@
+"""Write what a run leaves behind, and read it again."""

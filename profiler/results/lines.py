@@ -1,0 +1,250 @@
+"""What enters: results and samples of a run. What leaves: latency, memory and speed-up tables, a sentence per group.
+
+A group is a model, a pass, a batch size and what else distinguishes a case, such as an optimizer: what a deployment
+chooses within. Replicates of a case are one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from profiler.results import batch_sweeps
+from profiler.results.layer_passes import best_per_layer, layer_rows
+from profiler.results.speedups import GROUP, Line, Series, speedups
+
+LINE = [*GROUP, "variant", "precision"]
+_DISTURBED = ("inconsistent", "drift", "unsteady")
+"""Warnings of figures that another run would not give again."""
+
+_LATENCY = [
+    "latency_ms",
+    "latency_ci_low_ms",
+    "latency_ci_high_ms",
+    "latency_mean_ms",
+    "latency_min_ms",
+    "latency_p90_ms",
+    "latency_p95_ms",
+    "latency_p99_ms",
+    "samples",
+    "clock",
+    "stop_reason",
+    "gpu_ms",
+    "enqueue_ms",
+    "host_ms",
+    "h2d_ms",
+    "d2h_ms",
+    "forward_ms",
+    "backward_ms",
+    "step_ms",
+    "throughput",
+    "usd_per_million_items",
+    "items_per_usd",
+]
+_MEMORY = [
+    "peak_memory_mib",
+    "context_mib",
+    "weights_mib",
+    "gradients_mib",
+    "optimizer_mib",
+    "activations_mib",
+    "other_mib",
+    "slack_mib",
+    "library_mib",
+    "host_peak_mib",
+    "torch_allocated_mib",
+    "torch_reserved_mib",
+]
+
+
+def latency(results: pl.DataFrame) -> pl.DataFrame:
+    """One row a measured case: every clock's figures."""
+    return _ok(results).select([*LINE, "replicate", *_LATENCY, "rel_l2_error", "warnings"])
+
+
+def memory(results: pl.DataFrame) -> pl.DataFrame:
+    """One row a measured case: the parts of its memory."""
+    return _ok(results).select([*LINE, "replicate", *_MEMORY])
+
+
+def problems(results: pl.DataFrame) -> pl.DataFrame:
+    """The cases without figures, one row a reason, with how many share it."""
+    bad = without_probes(results).filter(pl.col("status") != "ok")
+    keys = ["status", "model", "variant", "pass", "precision", "reason"]
+    return bad.group_by(keys, maintain_order=True).agg(pl.col("batch_size").unique().sort())
+
+
+def summary(results: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
+    """One row a line of the printed tables: medians over replicates, and how it compares with its group's base.
+
+    `speedup` and its ends are on the headline clock; `device_speedup`, its ends and `verdict` on the verdict's clock,
+    which is `gpu` on CUDA and `host` on the CPU. `indistinguishable_from` stands in a group's fastest line only: the
+    runner-up, where three replicates a side do not tell them apart. `warnings` are the kinds that its replicates carry.
+    """
+    kinds = pl.col("warnings").explode().drop_nulls().str.split(":").list.first().unique(maintain_order=True)
+    measures = [
+        *[c for c in _LATENCY if c.endswith("_ms")],
+        "throughput",
+        "usd_per_million_items",
+        "peak_memory_mib",
+        "rel_l2_error",
+        "top1_agreement",
+        "fraction_of_peak",
+        "floor_ms",
+    ]
+    lines = _ok(results).group_by(LINE, maintain_order=True).agg(
+        pl.col(measures).median(), pl.col("clock").first(), pl.col("case_id"), pl.len().alias("replicates"), kinds
+    )  # fmt: skip
+    schema = {
+        **dict.fromkeys(("speedup", "speedup_low", "speedup_high"), pl.Float64),
+        **dict.fromkeys(("base", "interval"), pl.String),
+        **dict.fromkeys(("device_speedup", "device_speedup_low", "device_speedup_high"), pl.Float64),
+        **dict.fromkeys(("verdict", "indistinguishable_from"), pl.String),
+    }
+    compared = pl.DataFrame(speedups(lines.to_dicts(), _series(samples)), schema=schema)
+    return lines.drop("case_id").hstack(compared)
+
+
+def groups(lines: pl.DataFrame) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Each group's key and its lines, fastest first."""
+    for key, group in lines.group_by(GROUP, maintain_order=True):
+        yield dict(zip(GROUP, key, strict=True)), group.sort("latency_ms").to_dicts()
+
+
+def title(key: dict[str, Any]) -> str:
+    """A group's, like "resnet50, training, batch 16, optimizer sgd"."""
+    return ", ".join([key["model"], key["pass"], f"batch {key['batch_size']}", *extras(key)])
+
+
+def sentence(key: dict[str, Any], lines: list[Line]) -> str | None:
+    """What a group says, like "resnet50, batch 16: ort-tuned fp16 is 5.8× fp32 eager (5.7–5.9), error 4e-4".
+
+    With replicates a verdict follows: "; on device time 5.7× (5.6–5.8): faster". Where the line or the base was
+    disturbed, " (drift: measure again)" ends it.
+    """
+    best = lines[0]
+    if best["speedup"] is None or len(lines) < 2:
+        return None
+    model = f"{key['model']}{' training' if key['pass'] == 'training' else ''}"
+    what = ", ".join([model, f"batch {key['batch_size']}", *extras(key)])
+    base, tied = best["base"], best["indistinguishable_from"]
+    carried = {kind for line in lines if line is best or _name(line) == _turned(base) for kind in line["warnings"]}
+    disturbed = ", ".join(kind for kind in _DISTURBED if kind in carried)
+    doubt = f" ({disturbed}: measure again)" if disturbed else ""
+    if _name(best) == _turned(base):
+        return f"{what}: nothing was faster than {base}{f', indistinguishable from {tied}' if tied else ''}{doubt}"
+    ratio = _times(best["speedup"], best["speedup_low"], best["speedup_high"], f" {base}")
+    error = f", error {_short(best['rel_l2_error'])}" if best["rel_l2_error"] is not None else ""
+    low = best["speedup_low"]
+    unclear = low is not None and low <= 1 if best["verdict"] is None else best["verdict"] == "indistinguishable"
+    return f"{what}: {'no clear winner; ' if unclear else ''}{_name(best)} is {ratio}{error}{_judgement(best)}{doubt}"
+
+
+def write_tables(folder: Path, results: pl.DataFrame, lines: pl.DataFrame) -> None:
+    """Each table as CSV (all digits) and as Markdown; `lines` are `summary`'s."""
+    folder.mkdir(exist_ok=True)
+    tables = {
+        "latency": latency(results),
+        "memory": memory(results),
+        "speedup": lines,
+        "not-measured": problems(results),
+    }
+    if "layer" in results["model_kind"]:
+        tables["layer-passes"] = layer_rows(results)
+        tables["best-per-layer"] = best_per_layer(tables["layer-passes"])
+    swept = results.filter(pl.col("extra").fill_null("").str.contains("(sweep|probe)="))
+    if not swept.is_empty():
+        tables["minibatch"] = batch_sweeps.efficiency(swept)
+        tables["minibatch-knees"] = batch_sweeps.knees(swept)
+        tables["minibatch-curvature"] = batch_sweeps.curvature(swept)
+        tables["largest-batch"] = batch_sweeps.largest(swept)
+    for name, frame in tables.items():
+        flat = frame.with_columns(
+            pl.col(column).cast(pl.List(pl.String)).list.join("; ")
+            for column, dtype in frame.schema.items()
+            if dtype == pl.List
+        )
+        flat.write_csv(folder / f"{name}.csv")
+        (folder / f"{name}.md").write_text(_markdown(flat))
+
+
+def extras(key: dict[str, Any]) -> list[str]:
+    """What distinguishes a group beside model, pass and batch size, in words; a sweep's rows are alike in that."""
+    parts = (part.split("=", 1) for part in (key["extra"] or "").split("/") if part)
+    return [f"{name} {value}" for name, value in parts if name != "sweep"]
+
+
+def is_probe() -> pl.Expr:
+    """Whether a row of the results is a try of the search for the largest batch (profiler.results.batch_sweeps)."""
+    return pl.col("extra").fill_null("").str.contains("probe=", literal=True)
+
+
+def without_probes(results: pl.DataFrame) -> pl.DataFrame:
+    """The rows that the job asked for: without those by which the largest batch was searched."""
+    return results.filter(~is_probe())
+
+
+def _ok(results: pl.DataFrame) -> pl.DataFrame:
+    return without_probes(results).filter(pl.col("status") == "ok")
+
+
+def _series(samples: pl.DataFrame) -> Series:
+    parts = samples.partition_by(["case_id", "clock"], as_dict=True)
+    return {(str(case_id), str(clock)): part["ms"].to_numpy() for (case_id, clock), part in parts.items()}
+
+
+def _judgement(best: Line) -> str:
+    """How the best line stands to the base and to the runner-up; empty without replicates."""
+    base, tied = best["base"], best["indistinguishable_from"]
+    if tied == _turned(base):
+        tied = None  # The verdict on the base says it already.
+    if best["verdict"] is None:
+        return f"; indistinguishable from {tied}" if tied else ""
+    said = best["verdict"]
+    if said == "indistinguishable":
+        said = f"indistinguishable from {base}" + (f" and from {tied}" if tied else "")
+    elif tied:
+        said += f", but indistinguishable from {tied}"
+    if best["clock"] == "host":
+        return f": {said}"
+    ratio = _times(*(best[f"device_speedup{end}"] for end in ("", "_low", "_high")))
+    return f"; on device time {ratio}: {said}"
+
+
+def _times(ratio: float, low: float | None, high: float | None, what: str = "") -> str:
+    """Like "5.8× fp32 eager (5.7–5.9)"."""
+    places = _places(ratio)
+    return f"{ratio:.{places}f}×{what}" + (f" ({low:.{places}f}–{high:.{places}f})" if low is not None else "")
+
+
+def _name(line: Line) -> str:
+    return f"{line['variant']} {line['precision']}"
+
+
+def _turned(name: str) -> str:
+    """A line's name with its precision first, as bases are called; and back."""
+    return " ".join(reversed(name.split()))
+
+
+def _places(number: float) -> int:
+    return 2 if number < 2 else 1 if number < 20 else 0
+
+
+def _short(number: float) -> str:
+    """One significant digit: 4e-4, 0."""
+    return f"{number:.0e}".replace("e-0", "e-") if number else "0"
+
+
+def _markdown(frame: pl.DataFrame) -> str:
+    """A GitHub table: figures with six significant digits, text whole and on one line."""
+
+    def cell(value: Any) -> str:
+        if isinstance(value, float):
+            return f"{value:.6g}"
+        return "" if value is None else " ".join(str(value).split()).replace("|", r"\|")
+
+    rows = [frame.columns, ["---"] * frame.width, *([cell(v) for v in row] for row in frame.iter_rows())]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)

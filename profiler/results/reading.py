@@ -1,0 +1,276 @@
+"""What enters: addresses of runs, of this version or an older one. What leaves: `Runs`, their tables as one, lazily."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from profiler.errors import ConfigError, nearest
+from profiler.published import references
+from profiler.results.columns import LAYERS, RESULTS, SAMPLES
+
+ENVIRONMENT = (
+    *("machine", "gpu", "host", "cuda", "driver", "cudnn", "torch_version", "onnxruntime_version", "tensorrt_version"),
+    "device",
+)
+"""Columns of the results that tell of the machine, for a run whose environment.json cannot be read."""
+_GIVE = "give a run's folder, such as results/2026…, a pattern such as 'results/*', or an address such as s3://…"
+Schema = Mapping[str, pl.DataType]
+_OTHERS: dict[str, Schema] = {"samples": SAMPLES, "layers": LAYERS}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One folder of results. It holds several run ids where results of several runs were put together.
+
+    `name` tells it apart from the others: the folder's name, with as many folders above it as that needs.
+    """
+
+    address: str
+    name: str
+    run_ids: tuple[str, ...]
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Several runs as one table each: exactly the columns of profiler/results/columns.py, null where a run lacks one.
+
+    A run that is older than the column `machine` has in it what it would have now: the GPU's name, or the CPU's.
+    `layers` is None where no run has any. `notes` say what could not be read or was left out.
+    """
+
+    runs: tuple[Run, ...]
+    results: pl.LazyFrame
+    samples: pl.LazyFrame
+    layers: pl.LazyFrame | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def environments(self) -> dict[str, dict[str, Any]]:
+        """By run id what environment.json says; the results' own columns where it cannot be read."""
+        return {run_id: run.environment for run in self.runs for run_id in run.run_ids}
+
+
+def read_runs(addresses: Sequence[str | Path]) -> Runs:
+    """The runs at these addresses: folders, patterns ("results/*"), or an object store's ("s3://bucket/results/*").
+
+    A run id that stands at two addresses counts once, where it stands first. Raises ConfigError for an address that
+    holds no run, an empty one, or one that cannot be read.
+    """
+    notes: list[str] = []
+    seen: set[str] = set()
+    found: list[tuple[str, tuple[str, ...], dict[str, Any], list[pl.LazyFrame | None]]] = []
+    for address in _folders(addresses, notes):
+        results = _scan(f"{address}/results.parquet", RESULTS)
+        facts = _run_facts(results, address)
+        fresh = {run_id: facts[run_id] for run_id in facts if run_id not in seen}
+        if len(fresh) < len(facts):
+            twice = ", ".join(run_id for run_id in facts if run_id in seen)
+            notes.append(f"{address}: {twice} is given twice; it counts once")
+        if not fresh:
+            continue
+        seen |= set(fresh)
+        environment = _environment(address, next(iter(fresh.values())), notes)
+        # Written before the column was: as it would be now.
+        results = results.with_columns(machine=pl.coalesce("machine", "gpu", pl.lit(environment["machine"])))
+        frames = [results, *(_others(address, table, schema) for table, schema in _OTHERS.items())]
+        if frames[1] is None:
+            notes.append(f"{address}: there is no samples.parquet that can be read")
+        if len(fresh) < len(facts):
+            frames = [frame if frame is None else frame.filter(pl.col("run_id").is_in(list(fresh))) for frame in frames]
+        found.append((address, tuple(fresh), environment, frames))
+    names = _names([address for address, *_ in found])
+    runs = tuple(Run(address, name, ids, env) for (address, ids, env, _), name in zip(found, names, strict=True))
+    tables = [[frame for frame in column if frame is not None] for column in zip(*(f for *_, f in found), strict=True)]
+    samples, layers = (pl.concat(table) if table else None for table in tables[1:])
+    if samples is None:
+        samples = pl.LazyFrame(schema=SAMPLES)
+    return Runs(runs, pl.concat(tables[0]), samples, layers, tuple(notes))
+
+
+def load(*runs: str | Path) -> tuple[pl.LazyFrame, pl.LazyFrame]:
+    """Results and samples of one or more runs, lazily: `results, samples = load("results/*")`.
+
+    Each argument is a run's folder, a pattern of folders, or an object store's address; errors as for `read_runs`.
+    """
+    found = read_runs(runs)
+    return found.results, found.samples
+
+
+def load_layers(*runs: str | Path) -> pl.LazyFrame:
+    """The layers of one or more runs that were made with --profile, lazily; arguments and errors as for `load`."""
+    layers = read_runs(runs).layers
+    return pl.LazyFrame(schema=LAYERS) if layers is None else layers
+
+
+def chosen(conditions: Mapping[str, Sequence[Any]]) -> pl.Expr:
+    """Which rows `--only` means: those with one of the values under each key; `engine` takes a variant's name too."""
+    tests = [
+        pl.col(key).is_in(list(values))
+        | (pl.col("variant").is_in(list(values)) if key == "engine" else pl.lit(value=False))
+        for key, values in conditions.items()
+    ]
+    return pl.all_horizontal(pl.lit(value=True), *tests)
+
+
+def published_as_results(study: str) -> pl.DataFrame:
+    """references/<study>.csv as results: a row a network, machine and library, in training, fp32.
+
+    Times are as printed, in milliseconds: forward, backward and, as latency, both. There is no clock, no interval and
+    no memory. Raises ConfigError for a study that is none.
+    """
+    if study not in references.STUDIES:
+        raise ConfigError(f"--reference: no published figures of '{study}'{nearest(study, references.STUDIES)}")
+    keys = ["network", "gpu", "device", "library", "library_version", "batch_size"]
+    printed = references.read(study).drop_nulls("network").with_columns(ms=pl.col("milliseconds").cast(pl.Float64))
+    wide = printed.pivot("pass", index=keys, values="ms", maintain_order=True, aggregate_function="first")
+    times = {"latency_ms": "total", "forward_ms": "forward", "backward_ms": "backward"}
+    machine = pl.col("gpu").str.strip_prefix("CPU: ")
+    rows = wide.select(
+        run_id=pl.lit(study), suite=pl.lit(study), status=pl.lit("ok"), precision=pl.lit("fp32"),
+        model="network", engine="library", batch_size="batch_size", device="device", machine=machine,
+        variant=pl.concat_str("library", "library_version", separator=" ", ignore_nulls=True),
+        replicate=pl.lit(0), gpu=pl.when(device="cuda").then(machine), **{"pass": pl.lit("training")},
+        **{name: pl.col(pass_) for name, pass_ in times.items() if pass_ in wide.columns},
+    ).drop_nulls("latency_ms")  # fmt: skip
+    case_id = pl.format("{}/{}/training/fp32/b{}/{}", "model", "variant", "batch_size", "machine")
+    rows = rows.with_columns(case_id=case_id)
+    return _in_form(rows.lazy(), RESULTS).collect()
+
+
+def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[str]:
+    """Every run's folder in the order given, patterns expanded. Raises ConfigError where there is none."""
+    if not addresses:
+        raise ConfigError(f"no run is given; {_GIVE}")
+    for given in map(str, addresses):
+        address = given.rstrip("/") or given
+        if "://" in address:
+            yield from _in_a_store(address)
+        elif glob.has_magic(address) and not Path(address).is_dir():
+            yield from _matching(address, notes)
+        else:
+            _check_folder(Path(address))
+            yield address
+
+
+def _matching(pattern: str, notes: list[str]) -> list[str]:
+    found = []
+    for folder in sorted(filter(Path.is_dir, map(Path, glob.glob(pattern, recursive=True)))):  # noqa: PTH207 -- an absolute pattern is none for Path.glob
+        try:
+            _check_folder(folder)
+        except ConfigError as error:
+            notes.append(f"left out: {error}")
+            continue
+        found.append(str(folder))
+    if not found:
+        raise ConfigError(f"{pattern}: no folder with a results.parquet matches; {_GIVE}")
+    return found
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.exists():
+        raise ConfigError(f"{folder}: there is no such folder; {_GIVE}")
+    if (folder / "results.parquet").is_file():
+        return
+    if (folder / "journal.jsonl").is_file():
+        raise ConfigError(
+            f"{folder}: this run was ended before its results were written; finish it: "
+            f"python -m profiler --resume {folder}"
+        )
+    raise ConfigError(f"{folder}: no run stands there (no results.parquet); {_GIVE}")
+
+
+def _in_a_store(address: str) -> list[str]:
+    """The folders that an object store's address or pattern means."""
+    if not glob.has_magic(address):
+        return [address]
+    try:
+        paths = pl.scan_parquet(f"{address}/results.parquet", include_file_paths="path", extra_columns="ignore")
+        found = paths.select(pl.col("path").unique()).collect().to_series().sort().to_list()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ConfigError(f"{address}: cannot be read: {_first_line(error)}; {_GIVE}") from None
+    return [path.removesuffix("/results.parquet") for path in found]
+
+
+def _scan(path: str, schema: Schema) -> pl.LazyFrame:
+    """The file's columns that `schema` knows, in its order and types; null where the file is older than the column."""
+    try:
+        frame = pl.scan_parquet(path, glob=False)
+        there = set(frame.collect_schema())
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ConfigError(f"{path}: cannot be read: {_first_line(error)}; {_GIVE}") from None
+    lacking = [key for key in ("run_id", "case_id") if key not in there]
+    if lacking:
+        raise ConfigError(f"{path}: this is no table of a run (it has no column {lacking[0]}); {_GIVE}")
+    return _in_form(frame, schema)
+
+
+def _in_form(frame: pl.LazyFrame, schema: Schema) -> pl.LazyFrame:
+    there = frame.collect_schema().names()
+    return frame.select(
+        (pl.col(name) if name in there else pl.lit(None).alias(name)).cast(dtype) for name, dtype in schema.items()
+    )
+
+
+def _others(address: str, table: str, schema: Schema) -> pl.LazyFrame | None:
+    """The run's samples or layers; None where it has none, as a run that was published without."""
+    path = f"{address}/{table}.parquet"
+    if "://" not in address:
+        return _scan(path, schema) if Path(path).is_file() else None
+    try:
+        return _scan(path, schema)
+    except ConfigError:
+        return None
+
+
+def _run_facts(results: pl.LazyFrame, address: str) -> dict[str, dict[str, Any]]:
+    """By run id, in the order of the rows, what its rows say of the machine. Raises ConfigError without rows."""
+    facts = [pl.col(name).drop_nulls().first() for name in ENVIRONMENT]
+    try:
+        rows = results.group_by("run_id", maintain_order=True).agg(facts).collect().to_dicts()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ConfigError(f"{address}/results.parquet: cannot be read: {_first_line(error)}; {_GIVE}") from None
+    if not rows:
+        raise ConfigError(f"{address}: this run is empty: results.parquet has no rows; {_GIVE}")
+    return {str(row.pop("run_id")): row for row in rows}
+
+
+def _environment(address: str, facts: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """environment.json with the results' facts where it lacks them; `machine` is what to call the machine."""
+    path = f"{address}/environment.json"
+    found: Any = {}
+    try:
+        text = "\n".join(pl.read_lines(path).to_series()) if "://" in path else Path(path).read_text(encoding="utf-8")
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError("it holds no JSON object")
+    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+        notes.append(f"{path}: cannot be read ({_first_line(error)}); the results' columns stand in for it")
+        found = {}
+    machine = found.pop("machine", None)
+    price = machine if isinstance(machine, dict) else {}
+    label = facts["machine"] or price.pop("label", None) or found.get("gpu") or facts["gpu"] or found.get("cpu")
+    return {**facts, **found, **price, "machine": label}
+
+
+def _names(addresses: Sequence[str]) -> list[str]:
+    """The end of each address, as long as it needs to be unique."""
+    parts = [[part for part in address.split("/") if part not in ("", ".")] or [address] for address in addresses]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(p[-length:]) for p in parts]
+        if len(set(names)) == len(names):
+            return names
+    return list(addresses)
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

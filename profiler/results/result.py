@@ -1,0 +1,146 @@
+"""What enters: what a worker measured. What leaves: `Result`, its journal line and its row of the results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from profiler.job.case import Case
+from profiler.processes.process import Status
+from profiler.stats import samples as statistics
+
+_PARTS = ("forward", "backward", "step", "grad_input", "grad_weight")
+"""What a session marks inside an iteration; `gpu_` stands before them where they were taken behind a gate."""
+_CLOCKS = ("gpu", "enqueue", "host", "h2d", "d2h", *_PARTS, *(f"gpu_{part}" for part in _PARTS))
+_MEASURES = ("seconds", "memory", "parity", "telemetry", "roofline")
+
+
+@dataclass
+class Result:
+    """How a case ended and what it gave. Raw samples are kept, in milliseconds; statistics are derived in `row`.
+
+    `memory` in MiB, `seconds` in seconds, `parity`, `telemetry` and `roofline` are named like their columns;
+    `throughput` is in items per second.
+    """
+
+    case_id: str
+    status: Status
+    reason: str | None = None
+    reference: str | None = None
+    clock: str | None = None
+    stop_reason: str | None = None
+    throughput: float | None = None
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    memory: dict[str, float | None] = field(default_factory=dict)
+    seconds: dict[str, float | None] = field(default_factory=dict)
+    parity: dict[str, float | None] = field(default_factory=dict)
+    telemetry: dict[str, Any] = field(default_factory=dict)
+    roofline: dict[str, float | None] = field(default_factory=dict)
+    proof: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    layers: list[dict[str, Any]] = field(default_factory=list)
+    """In running order, with `layer`, `kind`, `nodes` and `ms` as in layers.parquet; empty without --profile."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Wall seconds by phase of the worker process, as its parent saw them."""
+    entered: dict[str, float] = field(default_factory=dict)
+    """When each phase was entered first, in seconds on the clock of telemetry.csv."""
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> Result:
+        """Raises ValueError or TypeError for a line that `to_json` did not write whole."""
+        return cls(**json.loads(line))
+
+    def row(self, run_id: str, suite: str, case: Case, environment: Mapping[str, Any]) -> dict[str, Any]:
+        """The row of results.parquet; columns that this version does not fill are left out (null)."""
+        row: dict[str, Any] = {
+            "run_id": run_id,
+            "case_id": case.id,
+            "suite": suite,
+            "model": case.model,
+            "engine": case.engine,
+            "variant": case.variant,
+            "pass": case.pass_,
+            "precision": case.precision,
+            "batch_size": case.batch_size,
+            "device": case.device,
+            "replicate": case.replicate,
+            "model_kind": case.source.kind,
+            "extra": case.suffix or None,
+            **(dataclasses.asdict(case.training) if case.pass_ == "training" else {}),
+            "options": case.options_json,
+            "status": self.status,
+            "reason": self.reason,
+            "reference": self.reference,
+            "warnings": self.warnings,
+            "proof": json.dumps(self.proof, sort_keys=True) if self.proof else None,
+            "gpu": environment.get("gpu"),
+            **{key: environment.get(key) for key in ("host", "cuda", "driver", "cudnn")},
+            **_machine(environment),
+            **{f"{name}_version": environment.get(f"{name}_version") for name in ("torch", "onnxruntime", "tensorrt")},
+        }
+        library, _, release = str(self.proof.get("library", "")).rpartition(" ")
+        if library.startswith("TensorRT"):  # Of two libraries; the environment's is the one that is not for RTX.
+            row["tensorrt_version"] = release
+        if self.status != "ok":
+            return row
+        for name in _MEASURES:
+            row |= getattr(self, name)
+        row |= {f"{name}_ms": statistics.median(self.samples.get(name, [])) for name in _CLOCKS}
+        return (
+            row
+            | self._latency()
+            | {"clock": self.clock, "stop_reason": self.stop_reason, "throughput": self.throughput}
+            | _cost(self.throughput, row["usd_per_hour"])
+        )
+
+    def _latency(self) -> dict[str, Any]:
+        """Statistics of the headline clock."""
+        samples = self.samples.get(self.clock or "", [])
+        if not samples:
+            return {}
+        interval = statistics.median_interval(samples)
+        return {
+            "latency_ms": statistics.median(samples),
+            "latency_mean_ms": sum(samples) / len(samples),
+            "latency_min_ms": min(samples),
+            **{f"latency_p{q}_ms": statistics.percentile(samples, q) for q in statistics.PERCENTILE_NEEDS},
+            "latency_ci_low_ms": interval.low if interval else None,
+            "latency_ci_high_ms": interval.high if interval else None,
+            "samples": len(samples),
+        }
+
+
+def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What the machine is called and costs; without a label its GPU's name, or its processor's."""
+    told = environment.get("machine") or {}
+    label = told.get("label") or environment.get("gpu") or environment.get("cpu")
+    return {"machine": label, **{key: told.get(key) for key in ("cloud", "instance", "usd_per_hour")}}
+
+
+def _cost(throughput: float | None, usd_per_hour: float | None) -> dict[str, float | None]:
+    """What a million items cost, and how many a dollar buys, at full load and the machine's price."""
+    if not throughput or not usd_per_hour:
+        return {}
+    items = throughput * 3600 / usd_per_hour
+    return {"usd_per_million_items": 1e6 / items, "items_per_usd": items}
+
+
+def sample_warnings(samples: Mapping[str, list[float]], clock: str) -> list[str]:
+    """Warnings where more than one sample in twenty lies outside Tukey's fences, and where the samples drift."""
+    values = samples.get(clock, [])
+    count = statistics.outliers(values)
+    warnings = []
+    if count > len(values) / 20:
+        warnings.append(f"outliers: {count} of {len(values)} samples lie outside Tukey's fences")
+    change = statistics.drift(values)
+    if change is not None:
+        how = f"{100 * abs(change):.1f} % {'slower' if change > 0 else 'faster'}"
+        warnings.append(f"drift: the last third of the samples is {how} than the first")
+    return warnings

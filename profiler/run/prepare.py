@@ -1,0 +1,196 @@
+"""What enters: the Cases. What leaves: per model its weights, reference outputs and exported graphs, made side by side.
+
+Everything is cached by content, so a second run prepares nothing. Nothing of this runs beside a measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engines.catalog import ENGINES
+from exporters.cache import default_root
+from exporters.catalog import CATALOG
+from exporters.flops import Cost
+from exporters.gradients import reference_items
+from exporters.source import ModelSource
+from profiler.job.case import Budget, Case
+from profiler.machine import available_memory_mib, usable_cores
+from profiler.processes.process import Call, Outcome, Status, run_all
+from profiler.worker.gradient_check import is_checked
+from profiler.worker.task import Prepared, graph_of
+
+Tick = Callable[[str, int, int], None]
+"""Told what is being made, how many of it are done, and of how many."""
+
+_EXPORT_BYTES_A_PARAMETER = 26
+"""VGG-16's export, the largest, peaks at 3.5 GB for 138 million parameters."""
+_EXPORT_BASE_MIB = 700
+_UNKNOWN_PARAMETERS = 100_000_000
+_COUNT_SECONDS = 60.0
+"""For counting FLOPs, which a run can do without: ResNet-200 takes 2 s."""
+_GRADIENT_SECONDS = 300.0
+"""For a model's reference gradients, which a run can do without, too: on one core VGG-16's step in fp64 takes 10 s."""
+
+
+def prepare(
+    cases: Sequence[Case], budget: Budget, logs: Path, path: tuple[str, ...], tick: Tick
+) -> dict[str, Prepared]:
+    """Prepare every model of the runnable cases; what cannot be made is in `Prepared.failures`.
+
+    `tick(what, done, total)` is called a few times a second, for the display.
+    """
+    runnable = [case for case in cases if case.unsupported is None]
+    stages = _Stages({case.model: case.source for case in runnable}, budget, logs, path, tick)
+    prepared = stages.models()
+    stages.exports(runnable, prepared)
+    # After the exports, which show what of a model reaches an output.
+    stages.costs(runnable, prepared)
+    stages.gradients(runnable, prepared)
+    return prepared
+
+
+def prepare_graphs(
+    cases: Sequence[Case], budget: Budget, logs: Path, path: tuple[str, ...], tick: Tick
+) -> dict[str, Prepared]:
+    """The graphs alone, all that building an engine takes: no reference outputs, and no count of FLOPs."""
+    sources = {case.model: case.source for case in cases}
+    prepared = {name: Prepared(onnx={"native": s.onnx} if s.onnx else {}) for name, s in sources.items()}
+    _Stages(sources, budget, logs, path, tick).exports(cases, prepared)
+    return prepared
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """The stages of preparing `sources`, the models by name; each runs a process a thing, side by side."""
+
+    sources: dict[str, ModelSource]
+    budget: Budget
+    logs: Path
+    path: tuple[str, ...]
+    tick: Tick
+
+    def models(self) -> dict[str, Prepared]:
+        """Input shapes, weights and reference outputs."""
+        calls = [
+            self._call("prepare_model", (source, default_root()), f"prepare-{name}")
+            for name, source in self.sources.items()
+        ]
+        outcomes = self._run(calls, list(self.sources), "weights and reference outputs")
+        return {
+            name: outcome.value if outcome.status == "ok" else Prepared(failures={"model": _failed(outcome)})
+            for name, outcome in zip(self.sources, outcomes, strict=True)
+        }
+
+    def exports(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
+        """The graphs that the cases' engines need; int8's are made of fp32's."""
+        wanted = dict.fromkeys(
+            (case.model, graph_of(case.precision))
+            for case in cases
+            if ENGINES[case.engine].needs == "onnx" and case.source.kind != "onnx" and not prepared[case.model].failures
+        )
+        quantized = [name for name, graph in wanted if graph == "int8"]
+        floats = [key for key in wanted if key[1] != "int8"] + [(name, "fp32") for name in quantized]
+        self._export(list(dict.fromkeys(floats)), prepared, "exports to ONNX")
+        for name in quantized:
+            if "fp32" in prepared[name].failures:
+                failures = {**prepared[name].failures, "int8": prepared[name].failures["fp32"]}
+                prepared[name] = replace(prepared[name], failures=failures)
+        ready = [(name, "int8") for name in quantized if "int8" not in prepared[name].failures]
+        self._export(ready, prepared, "graphs quantized to int8")
+
+    def _export(self, wanted: Sequence[tuple[str, str]], prepared: dict[str, Prepared], what: str) -> None:
+        """One process a model and graph."""
+        calls = [
+            self._call("prepare_export", (self.sources[name], graph, default_root()), f"export-{name}-{graph}")
+            for name, graph in wanted
+        ]
+        outcomes = self._run(calls, [name for name, _ in wanted], what)
+        for (name, graph), outcome in zip(wanted, outcomes, strict=True):
+            old = prepared[name]
+            if outcome.status == "ok":
+                onnx, seconds = outcome.value
+                prepared[name] = replace(old, onnx={**old.onnx, graph: onnx}, export_s={**old.export_s, graph: seconds})
+            else:
+                prepared[name] = replace(old, failures={**old.failures, graph: _failed(outcome)})
+
+    def costs(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
+        """FLOPs and bytes; a model that hangs while it is counted is measured all the same."""
+        trained = {case.model for case in cases if case.pass_ == "training"}
+        names = [name for name in self.sources if "model" not in prepared[name].failures]
+        calls = []
+        for name in names:
+            argument = (self.sources[name], prepared[name], name in trained, default_root())
+            call = self._call("prepare_cost", argument, f"prepare-{name}")
+            calls.append(replace(call, timeout=min(_COUNT_SECONDS, call.timeout)))
+        outcomes = self._run(calls, names, "counts of FLOPs")
+        for name, call, outcome in zip(names, calls, outcomes, strict=True):
+            cost = outcome.value if outcome.status == "ok" else outcome.partial.get("cost", Cost())
+            prepared[name] = replace(prepared[name], cost=cost)
+            if outcome.status != "ok":
+                reason = f"ended after {call.timeout:g} s" if outcome.status == "timeout" else outcome.reason
+                with call.log.open("a") as log:
+                    log.write(f"model {name!r}: FLOPs not counted: {reason}\n")
+            planned = ["inference", "training"] if name in trained else ["inference"]
+            missing = [pass_ for pass_ in planned if cost.flops(pass_) is None]
+            if missing:
+                what = f"no roofline of {name}'s {' and '.join(missing)}, whose FLOPs were not counted: see {call.log}"
+                self.tick(what, len(calls), len(calls))
+
+    def gradients(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
+        """What the first training step gives; a model of which that cannot be had is measured all the same."""
+        wanted: dict[tuple[str, str, int], list[Case]] = {}
+        for case in cases:
+            if is_checked(case) and "model" not in prepared[case.model].failures:
+                key = case.model, case.training.head, reference_items(case.batch_size)
+                wanted.setdefault(key, []).append(case)
+        calls = []
+        for (name, head, items), of_it in wanted.items():
+            precisions, batches = ({getattr(c, key): None for c in of_it} for key in ("precision", "batch_size"))
+            argument = self.sources[name], prepared[name], head, items, (*precisions,), (*batches,), default_root()
+            call = self._call("prepare_gradients", argument, f"gradients-{name}-{head}-{items}")
+            calls.append(replace(call, timeout=min(_GRADIENT_SECONDS, call.timeout)))
+        outcomes = self._run(calls, [name for name, _, _ in wanted], "reference gradients")
+        for (name, head, items), call, outcome in zip(wanted, calls, outcomes, strict=True):
+            old = prepared[name]
+            found = outcome.value if outcome.status == "ok" else f"{outcome.reason}; see {call.log}"
+            prepared[name] = replace(old, gradients={**old.gradients, (head, items): found})
+
+    def _call(self, function: str, argument: object, name: str) -> Call:
+        log, limit = self.logs / f"{name.replace('/', '-')}.log", self.budget.build_timeout
+        return Call(f"profiler.worker.measure_case:{function}", argument, log, limit, limit, path=self.path)
+
+    def _run(self, calls: Sequence[Call], names: Sequence[str], what: str) -> list[Outcome]:
+        slots = max(1, min(_slots([self.sources[name] for name in names]), len(calls)))
+        # Ten processes with a thread a core each, on 64 cores, took minutes for what takes seconds.
+        shared = [replace(call, threads=max(1, usable_cores() // slots)) for call in calls]
+        return run_all(shared, slots, lambda done: self.tick(what, done, len(calls)))
+
+
+def failure(case: Case, prepared: Prepared) -> tuple[Status, str] | None:
+    """How and why the prepare phase left nothing that `case` could run; None if it can."""
+    if "model" in prepared.failures:
+        return prepared.failures["model"]
+    return prepared.failures.get(graph_of(case.precision)) if ENGINES[case.engine].needs == "onnx" else None
+
+
+def _failed(outcome: Outcome) -> tuple[Status, str]:
+    reason = outcome.reason or ""
+    if outcome.status in ("crashed", "timeout"):
+        reason = f"the model could not be prepared: {reason}"
+    return outcome.status, reason
+
+
+def _slots(sources: Sequence[ModelSource]) -> int:
+    """How many preparations fit beside each other: one a core, and as the largest of them fits into memory."""
+    largest = max((_memory_mib(source) for source in sources), default=0.0)
+    available = available_memory_mib()
+    by_memory = int(available * 0.8 / largest) if available and largest else usable_cores()
+    return max(1, min(usable_cores(), by_memory))
+
+
+def _memory_mib(source: ModelSource) -> float:
+    known = CATALOG[source.name] if source.kind == "canonical" else source.layer
+    parameters = known.parameters if known else _UNKNOWN_PARAMETERS
+    return _EXPORT_BASE_MIB + parameters * _EXPORT_BYTES_A_PARAMETER / 2**20

@@ -1,0 +1,217 @@
+"""What enters: the planned Cases. What leaves: a journal of Results, one forked process a Case, one at a time.
+
+The cases of a batch sweep share a process; each probe for the largest batch is a case of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from profiler.job.case import Budget, Case
+from profiler.job.config import LargestBatch
+from profiler.job.plan import estimate_seconds
+from profiler.machine import Target, available_memory_mib
+from profiler.processes.process import Call, run_all
+from profiler.results.result import Result
+from profiler.results.run_folder import RunFolder
+from profiler.results.wall_time import WallTime
+from profiler.run.prepare import failure, prepare
+from profiler.run.probes import Search, probe_of, short
+from profiler.run.supervise import measure_one
+from profiler.run.sweep import families, family_of, is_swept, measure_sweep
+from profiler.run.telemetry import Watcher
+from profiler.worker.roofline import Roofs, wanted
+from profiler.worker.task import Task
+
+_ROOF_SECONDS = 60.0
+REMEASURED = "remeasured"
+"""The warning of a row that was measured a second time."""
+
+
+class Display(Protocol):
+    """What a run tells of its progress."""
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Called a few times a second while models are prepared."""
+
+    def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
+        """Called a few times a second while a case runs."""
+
+    def ended(self, case: Case, result: Result) -> None:
+        """Called once a case has ended."""
+
+
+class Runner:
+    """Measures the cases of one run; `wall` tells what the time went into.
+
+    `path` are folders where a user's factories are found; `environment` gets the device's roofs, if it has none.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        budget: Budget,
+        target: Target,
+        display: Display,
+        path: tuple[str, ...] = (),
+        energy: bool = False,
+        environment: dict[str, Any] | None = None,
+        profile: bool = False,
+        largest: LargestBatch | None = None,
+    ) -> None:
+        self.run, self.budget, self.target, self.display = run, budget, target, display
+        self.path, self.energy, self.environment, self.profile = path, energy, environment, profile
+        self.largest = largest
+        self.wall = WallTime()
+        self._uuid = target.gpu.uuid if target.gpu else None
+
+    def measure(self, cases: Sequence[Case], searched: Sequence[Case] = (), again: Collection[str] = ()) -> None:
+        """Prepare and measure every case; each Result is in the journal as soon as it is there.
+
+        Those measured while the card slowed down (for heat, or a hardware reason) are measured once more at the end.
+        Then the largest batch is searched in the families of `searched`; the journal's probes named in `again` are left
+        out of account.
+        """
+        for case in cases:
+            if case.unsupported is not None:
+                self.run.append(Result(case.id, "unsupported", case.unsupported))
+        waiting = [case for case in cases if case.unsupported is None]
+        searched = self._unfinished(searched, waiting, again)
+        # An odd batch and an even one, which a reference of the gradients is made for.
+        probes = [probe_of(case, batch) for case in searched for batch in (1, 2)]
+        with self.wall.span("prepare"):
+            prepared = prepare([*waiting, *probes], self.budget, self.run.logs, self.path, self.display.preparing)
+        ready = [case for case in (*waiting, *searched) if failure(case, prepared[case.model]) is None]
+        with self.wall.span("roofs"):
+            roofs = self._roofs(ready)
+
+        def task(case: Case) -> Task:
+            return Task(case, prepared[case.model], self.budget, self._uuid, self.energy, self.profile, roofs)
+
+        slowed: list[Task] = []
+
+        def keep(task: Task, result: Result) -> None:
+            if result.telemetry.get("throttled"):
+                slowed.append(task)
+            self._keep(task.case, result)
+
+        def keep_second(task: Task, result: Result) -> None:
+            # A second time that failed is no reason to lose the first.
+            if result.status == "ok":
+                result.warnings.append(f"{REMEASURED}: first taken while the card slowed down")
+                self._keep(task.case, result)
+
+        with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
+            self._measure_all(list(map(task, waiting)), watcher, keep)
+            self._measure_all(slowed, watcher, keep_second)
+            results, found = self.run.results(), [case for case in searched if case in ready]
+            for number, case in enumerate(found):
+                search = Search(case, self._limits, self.target.gpu, results, again)
+                self._search(search, task(case), number, len(found), watcher)
+
+    def _measure_all(self, tasks: Sequence[Task], watcher: Watcher, keep: Callable[[Task, Result], None]) -> None:
+        """Measure every task; `keep` gets its Result as soon as it is there."""
+        found = families(tasks)
+        pace = _Pace([task.case for family in found for task in family], self.budget)
+        for family in found:
+            self._measure_family(family, watcher, pace, keep)
+
+    def _measure_family(
+        self, family: Sequence[Task], watcher: Watcher, pace: _Pace, keep: Callable[[Task, Result], None]
+    ) -> None:
+        """Measure one case, or the batches of a sweep."""
+        waiting, first = list(family), pace.done
+
+        def tick(ended: int, phase: str) -> None:
+            self.display.measuring(family[ended].case, phase, first + ended, pace.total, pace.seconds_left())
+
+        def end(result: Result) -> None:
+            tick(len(family) - len(waiting), "end")
+            pace.ended(sum(result.phases.values()))
+            keep(waiting.pop(0), result)
+
+        tick(0, "start")
+        why_not = failure(family[0].case, family[0].prepared)
+        if why_not is not None:
+            for task in family:
+                end(Result(task.case.id, *why_not))
+        elif is_swept(family[0].case):
+            measure_sweep(family, self.run.logs, self.path, tick, watcher, end)
+        else:
+            end(measure_one(family[0], self.run.logs, self.path, lambda phase: tick(0, phase), watcher))
+
+    def _unfinished(self, searched: Sequence[Case], waiting: Sequence[Case], again: Collection[str]) -> list[Case]:
+        """Those of `searched` in whose families there is something to measure or to search."""
+        results, measured = self.run.results(), {family_of(case.id) for case in waiting}
+        found = []
+        for case in searched:
+            search = Search(case, self._limits, self.target.gpu, results, again)
+            if family_of(case.id) in measured or search.next_batch(available_memory_mib()) is not None:
+                found.append(case)
+        return found
+
+    @property
+    def _limits(self) -> LargestBatch:
+        return self.largest or LargestBatch()
+
+    def _search(self, search: Search, task: Task, number: int, total: int, watcher: Watcher) -> None:
+        """Probe after probe, until it is known where memory ends; `task` is one of the family's."""
+        while (batch := search.next_batch(available := available_memory_mib())) is not None:
+            case = search.probe(batch)
+            probe = replace(task, case=case, budget=short(self.budget), energy=False, profile=False)
+
+            def tick(phase: str, case: Case = case) -> None:
+                self.display.measuring(case, phase, number, total, 0.0)
+
+            tick("start")
+            result = search.refuse(batch, task.prepared.specs, available)
+            if result is None:
+                result = measure_one(probe, self.run.logs, self.path, tick, watcher)
+            search.add(result)
+            self._keep(case, result)
+
+    def _keep(self, case: Case, result: Result) -> None:
+        self.wall.add(result.phases)
+        with self.wall.span("write"):
+            self.run.append(result)
+        self.display.ended(case, result)
+
+    def _roofs(self, cases: Sequence[Case]) -> Roofs:
+        """The device's roofs that these cases need: a resumed run's own, and those that it lacks measured now."""
+        if self.environment is None:
+            return {}
+        known: Roofs = self.environment.get("roofs") or {}
+        precisions = wanted(self.target.kind, cases)
+        if not cases or known.keys() >= {"copy_gb_s", *(f"{precision}_tflops" for precision in precisions)}:
+            return known
+        self.display.preparing("roofs of the device", 0, 1)
+        log, argument = self.run.logs / "roofs.log", (self.target.kind, precisions, self.budget.seconds)
+        variables = {"CUDA_VISIBLE_DEVICES": self._uuid or ""}
+        call = Call("profiler.worker.roofline:measure_roofs", argument, log, _ROOF_SECONDS, environment=variables)
+        (outcome,) = run_all([call], 1)
+        what = "roofs of the device" if outcome.value else f"no roofs, so no roofline: {outcome.reason or f'see {log}'}"
+        self.display.preparing(what, 1, 1)
+        self.environment["roofs"] = roofs = {**(outcome.value or {}), **known}
+        self.run.write_environment(self.environment)
+        return roofs
+
+
+class _Pace:
+    """How long the rest takes: the plan's estimates, scaled by how the cases so far compared with theirs."""
+
+    def __init__(self, cases: Sequence[Case], budget: Budget) -> None:
+        self._estimates = [estimate_seconds(case, budget) for case in cases]
+        self._spent = 0.0
+        self._expected = 0.0
+        self.done, self.total = 0, len(cases)
+
+    def ended(self, seconds: float) -> None:
+        self._spent += seconds
+        self._expected += self._estimates[self.done]
+        self.done += 1
+
+    def seconds_left(self) -> float:
+        scale = self._spent / self._expected if self._expected and self._spent else 1.0
+        return scale * sum(self._estimates[self.done :])

@@ -1,0 +1,118 @@
+"""What enters: a Task. What leaves: its Result, measured in a process of its own that is watched from here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from engines.catalog import ENGINES
+from profiler.job.case import Case
+from profiler.processes.process import Call, Child, Outcome
+from profiler.results.result import Result
+from profiler.run.telemetry import Reading, Watcher, power_capped, slowdowns, summarize
+from profiler.worker.task import Task
+
+TICK_SECONDS = 0.2
+
+
+def measure_one(task: Task, logs: Path, path: tuple[str, ...], tick: Callable[[str], None], watcher: Watcher) -> Result:
+    """One case in a process of its own, watched from here: its phases, its limits, and the device's telemetry.
+
+    An engine that builds does so in another process before, whose memory does not count.
+    """
+    log = logs / f"{task.case.id.replace('/', '-')}.log"
+    built = None
+    if ENGINES[task.case.engine].builds is not None:
+        built, _ = _watch(call("profiler.worker.measure_case:build_ahead", task, task, log, path), tick)
+        if built.status != "ok":
+            return result_of(task.case, built)
+    outcome, entered = _watch(call("profiler.worker.measure_case:measure_case", task, task, log, path), tick)
+    result = result_of(task.case, outcome)
+    result.entered = entered
+    if built is not None:
+        _add_build(result, built)
+    add_telemetry(result, watcher)
+    drop_if_empty(log)
+    return result
+
+
+def call(function: str, argument: object, task: Task, log: Path, path: tuple[str, ...]) -> Call:
+    """A call on the device and within the limits of `task`."""
+    variables = {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
+    return Call(function, argument, log, task.budget.timeout, task.budget.build_timeout, variables, path)
+
+
+def result_of(case: Case, outcome: Outcome) -> Result:
+    """What a process that ended so gives for its case."""
+    measured, fitted = outcome.partial.get("result"), outcome.partial.get("fits")
+    if isinstance(outcome.value, Result):
+        result = outcome.value
+    elif isinstance(measured, Result):
+        # Everything was measured and checked when profiling the layers ended the process.
+        result = measured
+        result.warnings.append(f"no-layers: {outcome.reason}")
+    elif isinstance(fitted, Result) and outcome.status == "oom":
+        result = fitted
+        result.warnings.append(f"unchecked: no memory was left for the checks: {outcome.reason}")
+    else:
+        result = Result(case.id, outcome.status, outcome.reason, samples=outcome.partial.get("samples", {}))
+    result.phases = outcome.seconds
+    return result
+
+
+def add_telemetry(result: Result, watcher: Watcher) -> None:
+    """The device's readings while the case was measured, by the phases that it `entered`."""
+    if result.status != "ok":
+        return
+    # The checks open a second session, and none of it is the case's; the energy loop loads the card differently.
+    entered = result.entered
+    readings = watcher.between(min(entered.values()), entered["check"])
+    sampled = entered["measure"], entered.get("energy", entered["check"])
+    _add_readings(result, readings, [r for r in readings if sampled[0] <= r.seconds <= sampled[1]])
+    if watcher.ended():
+        result.warnings.append("telemetry: the process that reads the GPU's sensors ended; see logs/telemetry.log")
+
+
+def drop_if_empty(log: Path) -> None:
+    """A log in which nothing was written is none."""
+    if log.exists() and not log.stat().st_size:
+        log.unlink()
+
+
+def _watch(call: Call, tick: Callable[[str], None]) -> tuple[Outcome, dict[str, float]]:
+    """How a process ended, and when it entered each phase; `tick` is told what it is doing."""
+    child = Child(call)
+    try:
+        while (outcome := child.poll(TICK_SECONDS)) is None:
+            tick(child.progress or child.phase)
+    finally:
+        child.kill()
+    return outcome, child.entered
+
+
+def _add_build(result: Result, built: Outcome) -> None:
+    """What the process said that built the engine, and the time that it took."""
+    result.warnings[:0] = built.value["warnings"]
+    if "build" in result.proof:
+        result.proof["build"]["cached"] = built.value["cached"]
+    for phase, seconds in built.seconds.items():
+        result.phases[phase] = result.phases.get(phase, 0.0) + seconds
+
+
+def _add_readings(result: Result, readings: Sequence[Reading], measured: Sequence[Reading]) -> None:
+    """Telemetry while it was `measured`, and the device memory's peak where a poll saw more than the boundaries did."""
+    result.telemetry |= summarize(measured)
+    reasons = 0
+    for reading in measured:
+        reasons |= reading.reasons or 0
+    result.warnings += [f"throttled: {name}" for name in slowdowns(reasons)]
+    if power_capped(reasons):
+        result.warnings.append("power-cap: the card was at its power limit, which lowers its clocks")
+    peak, baseline = result.memory.get("peak_memory_mib"), result.memory.get("baseline_mib")
+    used = [reading.memory_mib for reading in readings if reading.memory_mib is not None]
+    if used and peak is not None and baseline is not None:
+        more = max(used) - baseline - peak
+        if more > 0:
+            for name in ("peak_memory_mib", "other_mib", "library_mib"):
+                before = result.memory.get(name)
+                result.memory[name] = None if before is None else before + more

@@ -1,0 +1,104 @@
+"""What enters: the Tasks of a run. What leaves: batch sweeps, and a Result a batch, measured in one process.
+
+A sweep is one model in one engine over several batch sizes: loaded once, then given one batch after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from profiler.job.case import Case
+from profiler.processes.process import Child
+from profiler.results.result import Result
+from profiler.run.supervise import TICK_SECONDS, add_telemetry, call, drop_if_empty, result_of
+from profiler.run.telemetry import Watcher
+from profiler.worker.task import Task
+
+_BATCH = 4
+"""Where in an id the batch stands."""
+
+SWEPT, PROBED = "sweep=batch", "probe=largest"
+"""What the ids of a sweep's cases and of probes for the largest batch have at their end."""
+
+
+def family_of(case_id: str) -> str:
+    """What the cases of a sweep and the probes beside it share: the id without the batch and without what they are."""
+    parts = case_id.split("/")
+    return "/".join(part for i, part in enumerate(parts) if i != _BATCH and part not in (SWEPT, PROBED))
+
+
+def batch_of(case_id: str) -> int:
+    return int(case_id.split("/")[_BATCH].removeprefix("b"))
+
+
+def families(tasks: Sequence[Task]) -> list[list[Task]]:
+    """The tasks in running order: those of one sweep together, where its first one stands; any other by itself."""
+    found: dict[str, list[Task]] = {}
+    for task in tasks:
+        found.setdefault(family_of(task.case.id) if is_swept(task.case) else task.case.id, []).append(task)
+    return list(found.values())
+
+
+def is_swept(case: Case) -> bool:
+    """Whether the case shares a process with the other batches of its sweep."""
+    return "sweep" in case.extra
+
+
+def measure_sweep(
+    tasks: Sequence[Task],
+    logs: Path,
+    path: tuple[str, ...],
+    tick: Callable[[int, str], None],
+    watcher: Watcher,
+    keep: Callable[[Result], None],
+) -> None:
+    """Measure the batches of a sweep, in one process as long as it lives; another goes on where one of them ends it.
+
+    `keep` gets a Result a task, in their order, each as soon as it is there; `tick` is told how many there are and what
+    the process is doing.
+    """
+    log = logs / f"{family_of(tasks[0].case.id).replace('/', '-')}-sweep.log"
+    ended = 0
+
+    def end(result: Result) -> None:
+        nonlocal ended
+        add_telemetry(result, watcher)
+        ended += 1
+        keep(result)
+
+    while ended < len(tasks):
+        before = ended
+        _measure_in_one_process(tasks[ended:], log, path, lambda what: tick(ended, what), end)
+        assert ended > before, "a process that did nothing would be started for ever"
+    drop_if_empty(log)
+
+
+def _measure_in_one_process(
+    tasks: Sequence[Task],
+    log: Path,
+    path: tuple[str, ...],
+    tick: Callable[[str], None],
+    end: Callable[[Result], None],
+) -> None:
+    """Measure the first tasks, at least one of them."""
+    child = Child(call("profiler.worker.measure_sweep:measure_batches", tuple(tasks), tasks[0], log, path))
+    taken = 0
+    try:
+        while True:
+            outcome = child.poll(TICK_SECONDS)
+            for part in child.parts[taken:]:
+                taken += 1
+                result: Result = part.value
+                result.phases, result.entered = part.seconds, part.entered
+                end(result)
+            if outcome is not None or taken == len(tasks):
+                break
+            tick(child.progress or child.phase)
+    finally:
+        child.kill()
+    if outcome is not None and outcome.status != "ok" and taken < len(tasks):
+        # The process ended before it could tell how this one went.
+        result = result_of(tasks[taken].case, outcome)
+        result.entered = child.entered
+        end(result)

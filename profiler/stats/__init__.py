@@ -1,0 +1,1 @@
+"""Compute medians, intervals, ratios and verdicts from samples."""

@@ -1,0 +1,1 @@
+"""Format tables for the terminal, Markdown, CSV and HTML."""

@@ -1,0 +1,1 @@
+"""Do the work inside a child process: prepare a model, measure a case."""

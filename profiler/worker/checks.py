@@ -1,0 +1,189 @@
+"""What enters: outputs and proof of a session. What leaves: its distance from the reference, and whether the row holds.
+
+A row whose proof does not match its request is `failed`: nothing falls back in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from engines.base import Array
+from exporters.gradients import Deviation
+from profiler.job.case import Case
+
+_TYPES = {
+    "fp32": "float32",
+    "tf32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "amp-fp16": "float16",
+    "amp-bf16": "bfloat16",
+    "int8": "int8",
+}
+_PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+
+
+def compare(outputs: Sequence[Array], reference: Sequence[Array], real_weights: bool) -> dict[str, float | None]:
+    """The largest relative L2 and absolute errors over the outputs, and how often the first output's top class agrees.
+
+    Both sides have items along the first axis; as many are compared as both have. Top-1 agreement is given for two-
+    dimensional outputs and real weights alone: with seeded ones it says nothing about accuracy.
+
+    Raises ValueError where the outputs' number or shapes differ from the reference's.
+    """
+    if len(outputs) != len(reference):
+        raise ValueError(f"{len(outputs)} outputs, the reference has {len(reference)}")
+    l2, largest = 0.0, 0.0
+    agreement = None
+    for number, (got, expected) in enumerate(zip(outputs, reference, strict=True)):
+        if got.ndim != expected.ndim or got.shape[1:] != expected.shape[1:]:
+            raise ValueError(f"output {number} has shape {got.shape}, the reference {expected.shape}")
+        ours, truth = np.atleast_1d(got), np.atleast_1d(expected)
+        items = min(len(ours), len(truth))
+        # A layer's output at a large batch is gigabytes, of which a few items are compared.
+        ours, truth = ours[:items].astype(np.float64), truth[:items].astype(np.float64)
+        norm = float(np.linalg.norm(truth))
+        distance = float(np.linalg.norm(ours - truth))
+        l2 = max(l2, distance / norm if norm else distance) if np.isfinite(distance) else float("nan")
+        # np.maximum keeps a NaN, which max() would lose.
+        largest = float(np.maximum(largest, np.max(np.abs(ours - truth), initial=0.0)))
+        if number == 0 and real_weights and truth.ndim == 2:
+            agreement = float(np.mean(ours.argmax(axis=1) == truth.argmax(axis=1)))
+    return {"rel_l2_error": l2, "max_abs_error": largest, "top1_agreement": agreement}
+
+
+_USUAL = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1, "int8": 2e-1}
+"""int8's error grows with the depth, since every layer rounds its activations to 8 bits again. Measured with seeded
+weights and calibration, ONNX Runtime on the CPU: GoogLeNet 0.025, AlexNet 0.03, VGG-16 0.04, ResNet-18 0.03, ResNet-50
+0.04, ResNet-152 0.11, ResNet-200 0.12."""
+_WRONG = 0.5
+"""Relative L2 error from which half of the output is noise: no rounding does that, only a wrong result."""
+
+
+def judge(precision: str, error: float | None) -> tuple[str | None, list[str]]:
+    """Why a relative L2 error makes the row `failed`, or None; then a warning if it is unusual for the precision."""
+    if error is None or not np.isfinite(error):
+        return "the outputs are not finite: NaN or infinity where the reference has numbers", []
+    if error >= _WRONG:
+        return f"the outputs are wrong: relative L2 error {error:.1e} to the reference", []
+    usual = _USUAL.get(precision, _USUAL["fp16"])
+    return None, [f"inaccurate: relative L2 error {error:.1e}, usual at {precision} is below {usual:.0e}"] * (
+        error > usual
+    )
+
+
+_FLOOR = 1e-6
+_TIMES = 3
+"""A step may be so many times as far from fp64 as the same step at its precision on the CPU."""
+_NOTABLE = 0.01
+"""Share of the gradient's norm from which a tensor's own gradient must not be wrong."""
+
+
+def judge_gradients(
+    precision: str, found: Deviation, own: Deviation, norms: Mapping[str, float]
+) -> tuple[str | None, list[str]]:
+    """Why gradients make the row `failed`, or None; then a warning if they are further off than usual.
+
+    `found` is the session's, `own` the reference's at that precision, `norms` are those of the reference's gradients.
+    """
+    if not all(np.isfinite(error) for error in (found.result, found.gradient, *found.tensors.values())):
+        return f"the gradients are not finite{_NOT_FINITE.get(precision, '')}", []
+    least = _NOTABLE * float(np.linalg.norm(list(norms.values())))
+    notable = [name for name, norm in norms.items() if norm and norm >= least]
+    wrong = [
+        name
+        for name in notable
+        if found.tensors[name] > max(_WRONG, _TIMES * _or_zero(own.tensors[name]))
+        or (name in found.zeros and name not in own.zeros)
+    ]
+    if wrong:
+        worst = max(wrong, key=lambda name: found.tensors[name])
+        zeros = sum(name in found.zeros for name in wrong)
+        return (
+            f"wrong gradients in {len(wrong)} of the {len(notable)} tensors that carry 1 % or more"
+            f"{f', {zeros} of them zeros' if zeros else ''}; the worst is {worst}: relative L2 error "
+            f"{found.tensors[worst]:.1e} to fp64, the reference itself has {own.tensors[worst]:.1e} at {precision}"
+        ), []
+    usual = _TIMES * max(_or_zero(own.gradient), _FLOOR)
+    if found.gradient <= usual:
+        return None, []
+    return None, [
+        f"inaccurate-gradients: relative L2 error {found.gradient:.1e} to fp64, usual at {precision} is below "
+        f"{usual:.1e} for this model"
+    ]
+
+
+_NOT_FINITE = {
+    "amp-fp16": ", at any loss scale: training would skip every step",
+    "fp16": ": fp16 holds nothing above 65504, and without a loss scale nothing keeps gradients in its range",
+}
+
+
+def _or_zero(error: float) -> float:
+    """A reference that is not finite itself says nothing of what is usual."""
+    return error if np.isfinite(error) else 0.0
+
+
+def mismatch(case: Case, proof: dict[str, Any]) -> str | None:
+    """What of the proof contradicts the case's request; None if nothing does."""
+    wrong = []
+    wanted = _TYPES.get(case.precision)
+    types = proof.get("compute_types")
+    if types is None:
+        wrong.append(f"asked for {case.precision}, and the engine does not say in which types it computed")
+    elif wanted is not None and _strays(case, types) and not _mixed(case, types):
+        wrong.append(f"asked for {case.precision}, computed in {_counts(types)}")
+    elsewhere = {p: n for p, n in proof.get("compute_providers", {}).items() if p != _PROVIDERS[case.device]}
+    if elsewhere:
+        wrong.append(f"convolutions and products ran on {_counts(elsewhere)}, not on {_PROVIDERS[case.device]}")
+    if bool(proof.get("tf32")) != (case.precision == "tf32"):
+        wrong.append(f"TF32 was {'on' if proof.get('tf32') else 'off'} at {case.precision}")
+    if case.options.get("cuda_graph") and not proof.get("cuda_graph") and not proof.get("cuda_graph_fallback"):
+        wrong.append("no CUDA graph was captured")
+    if case.options.get("cudnn") is False and proof.get("cudnn"):
+        wrong.append("cuDNN was on")
+    return "; ".join(wrong) or None
+
+
+def remarks(case: Case, proof: dict[str, Any]) -> list[str]:
+    """Warnings for what is no contradiction but should be known."""
+    found = []
+    types = proof.get("compute_types")
+    if case.precision == "int8" and case.source.calibration is None:
+        found.append("calibration: seeded data, so accuracy says nothing")
+    if types and _mixed(case, types) and (strays := _strays(case, types)):
+        found.append(
+            f"mixed-precision: {sum(strays.values())} of {sum(types.values())} convolutions and products computed in "
+            + " and ".join(sorted(strays))
+        )
+    if types is not None and (not types or "unknown" in types):
+        found.append(
+            f"unproven: the types of {types.get('unknown', 'all')} convolutions and products could not be seen"
+        )
+    if proof.get("device") == "cuda" and proof.get("providers", {}).get("CPUExecutionProvider"):
+        found.append(f"cpu-nodes: {proof['providers']['CPUExecutionProvider']} nodes ran on the CPU provider")
+    if proof.get("graph_breaks"):
+        found.append(f"graph-breaks: torch.compile left the graph {proof['graph_breaks']} times")
+    if proof.get("cuda_graph_wanted") and (proof.get("cuda_graph_skips") or not proof.get("cuda_graph")):
+        found.append("no-cuda-graph: torch.compile recorded no CUDA graph, or not for all; the worker's log says why")
+    if proof.get("cuda_graph_fallback"):
+        found.append(f"no-cuda-graph: every call was enqueued anew ({proof['cuda_graph_fallback']})")
+    return found + list(proof.get("warnings", []))
+
+
+def _strays(case: Case, types: dict[str, int]) -> dict[str, int]:
+    """How many convolutions and products were computed in another type than the one that was asked for."""
+    return {name: count for name, count in types.items() if name not in (_TYPES.get(case.precision), "unknown")}
+
+
+def _mixed(case: Case, types: dict[str, int]) -> bool:
+    """Whether strays are to be expected: a Q/DQ graph leaves to the runtime what it computes in int8, and not every
+    operator has an integer kernel. Without a single one, int8 did not happen."""
+    return case.precision == "int8" and types.get("int8", 0) > 0
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} ({count}×)" for name, count in sorted(counts.items()))

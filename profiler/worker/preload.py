@@ -1,0 +1,64 @@
+"""What enters: the forkserver, on its start. What leaves: torch and onnxruntime imported, no device touched.
+
+Imported by the forkserver alone. Its output goes to a log, and an import that fails is remembered for the probe, since
+the forkserver itself would swallow it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from typing import Any
+
+from profiler.processes.process import Report
+
+PID = os.getpid()
+ERROR: str | None = None
+
+_log = os.open(os.environ.get("PROFILER_FORKSERVER_LOG", os.devnull), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+os.dup2(_log, 1)
+os.dup2(_log, 2)
+os.close(_log)
+
+# Imports below ask torch whether there is a GPU: by NVML that touches no device, which a fork could not share.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+try:
+    # torch first: it loads the CUDA libraries that onnxruntime then finds.
+    import torch
+
+    # Without these every compiled case, and every proof by a dispatch mode, would pay 2.5 s for them.
+    import torch._dynamo
+    import torch._inductor.compile_fx
+
+    with contextlib.suppress(ImportError):
+        import onnxruntime  # noqa: F401
+
+    import profiler.worker.measure_case  # noqa: F401
+
+    if torch.cuda.is_initialized():
+        raise RuntimeError("the forkserver has initialized CUDA, so no process that it forks could use it")
+except Exception:
+    ERROR = traceback.format_exc()
+    traceback.print_exc(file=sys.stderr)
+
+
+def probe(_: None, report: Report) -> dict[str, Any]:
+    """What the libraries say of themselves, asked in a forked process; fails where the preload did not happen."""
+    if ERROR is not None:
+        raise RuntimeError(f"the forkserver could not import what it preloads:\n{ERROR}")
+    if os.getpid() == PID:
+        raise RuntimeError("the forkserver preloaded nothing: torch was imported in the worker")
+    facts: dict[str, Any] = {
+        "torch_cuda": torch.version.cuda,
+        "cudnn": None,
+        "cuda_available": torch.cuda.is_available(),
+        "torch_threads": torch.get_num_threads(),
+    }
+    if facts["cuda_available"]:
+        facts["cudnn"] = str(torch.backends.cudnn.version())
+        facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        facts["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(0)))
+    return facts

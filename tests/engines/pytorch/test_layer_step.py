@@ -1,0 +1,218 @@
+"""Single layers through the CPU's engines: the three parts of a training pass, compared with autograd in fp64."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+import engines
+from engines.base import Job, Session
+from engines.catalog import Training
+from exporters.build_model import restore
+from exporters.cache import Cache
+from exporters.gradient_reference import cached_gradients
+from exporters.gradients import Gradients, deviation, reference_items, tiled
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.single_layers import Conv2d, Layer, Linear
+from exporters.source import ModelSource
+from exporters.weights import cached_state
+from profiler.stats.samples import median
+from profiler.worker.clock import CpuClock
+
+LAYERS: dict[str, Layer] = {
+    "odd": Conv2d((6, 11, 14), 10, (5, 2), stride=(3, 2), padding=(2, 0), dilation=(1, 2), bias=False),
+    "grouped": Conv2d((8, 9, 9), 12, (3, 3), padding=(1, 1), groups=4),
+    "linear": Linear(24, 10),
+    "linear-without-bias": Linear(24, 10, bias=False),
+}
+BATCH = 4
+PARTS = ["forward", "grad_input", "grad_weight"]
+
+Open = Callable[..., Any]
+
+has_compiler = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), "g++"))
+COMPILED = pytest.param("compiled", marks=pytest.mark.skipif(not has_compiler, reason="no C++ compiler"))
+layers = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    return Cache(tmp_path_factory.mktemp("layers"))
+
+
+@pytest.fixture(autouse=True)
+def switches() -> Iterator[None]:
+    """A session sets its process's switches and leaves them so; here the tests after it would inherit them."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    yield
+    matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+@pytest.fixture
+def open_layer(cache: Cache) -> Open:
+    """`open_layer("eager", layer, channels_last=True)`: a session of the layer's training pass."""
+
+    def start(engine: str, layer: Layer, precision: str = "fp32", pass_: Any = "training", **options: Any) -> Session:
+        source = ModelSource("a-layer", layer=layer)
+        inputs, state = tuple(seeded_inputs(input_specs(source), BATCH)), cached_state(source, cache)
+        training = Training(head="logits")
+        job = Job(source, pass_, precision, BATCH, "cpu", options, inputs, state, training=training)
+        return engines.open_session(engine, job)
+
+    return start
+
+
+def own_gradients(session: Any) -> list[torch.Tensor]:
+    """Where autograd would have left them: of the input, the weight and the bias."""
+    gradients = [tensor.grad for tensor in (session.inputs[0], *session.model.parameters())]
+    assert all(gradient is not None for gradient in gradients)
+    return [gradient.double() for gradient in gradients if gradient is not None]
+
+
+def true_gradients(session: Any, layer: Layer, cache: Cache) -> list[torch.Tensor]:
+    source = ModelSource("a-layer", layer=layer)
+    module = restore(source, cached_state(source, cache)).double()
+    x = session.inputs[0].detach().double().contiguous().requires_grad_()
+    module(x).backward(session.training.target.double())
+    found = [tensor.grad for tensor in (x, *module.parameters())]
+    return [gradient for gradient in found if gradient is not None]
+
+
+def error(ours: torch.Tensor, truth: torch.Tensor) -> float:
+    assert ours.shape == truth.shape
+    return float((ours - truth).norm() / truth.norm())
+
+
+@layers
+@pytest.mark.parametrize("options", [{}, {"channels_last": True}], ids=["", "channels_last"])
+def test_gradients_are_autograds(layer: Layer, options: dict[str, Any], open_layer: Open, cache: Cache) -> None:
+    session = open_layer("eager", layer, **options)
+    for _ in range(2):
+        marks: list[str] = []
+        session.run(marks.append)
+        assert marks == PARTS
+        found, truth = own_gradients(session), true_gradients(session, layer, cache)
+        assert len(found) == 2 + layer.bias
+        assert max(map(error, found, truth)) < 1e-5
+
+
+@pytest.mark.parametrize("engine", [COMPILED])
+@layers
+def test_each_part_is_compiled(layer: Layer, engine: str, open_layer: Open, cache: Cache) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    session = open_layer(engine, layer)
+    marks: list[str] = []
+    session.run(marks.append)
+    assert marks == PARTS
+    assert max(map(error, own_gradients(session), true_gradients(session, layer, cache))) < 1e-5
+    proof = session.proof()
+    assert (proof["compiled_graphs"], proof["graph_breaks"]) == (3, 0)
+
+
+@layers
+def test_bf16_is_near(layer: Layer, open_layer: Open, cache: Cache) -> None:
+    session = open_layer("eager", layer, "bf16")
+    session.run(lambda name: None)
+    errors = list(map(error, own_gradients(session), true_gradients(session, layer, cache)))
+    assert 1e-4 < max(errors) < 2e-2
+    assert session.proof()["compute_types"] == {"bfloat16": 3}
+
+
+@layers
+def test_output_is_inferences(layer: Layer, open_layer: Open) -> None:
+    outputs = []
+    for pass_ in ("training", "inference"):
+        session = open_layer("eager", layer, pass_=pass_)
+        session.run(lambda name: None)
+        outputs.append(session.outputs())
+    ((ours,), (inferred,)) = outputs
+    np.testing.assert_array_equal(ours, inferred)
+
+
+@layers
+def test_proof_counts_one_operator_a_part(layer: Layer, open_layer: Open) -> None:
+    session = open_layer("eager", layer)
+    session.run(lambda name: None)
+    assert session.proof()["compute_types"] == {"float32": 3}
+
+
+@layers
+def test_nothing_of_the_last_iteration_is_left_while_one_runs(layer: Layer, open_layer: Open) -> None:
+    """Else its gradients would lie beside the new ones at the peak of memory."""
+    session = open_layer("eager", layer)
+    session.run(lambda name: None)
+    left: dict[str, list[bool]] = {}
+
+    def look(name: str) -> None:
+        tensors = session.inputs[0], *session.model.parameters()
+        left[name] = [tensor.grad is not None for tensor in tensors] + [session.result is not None]
+
+    session.run(look)
+    assert not any(left["forward"])
+    assert left["grad_input"] == [True] + [False] * (len(left["forward"]) - 1)
+
+
+def test_profile_shows_both_gradients(open_layer: Open) -> None:
+    session = open_layer("eager", LAYERS["grouped"])
+    session.run(lambda name: None)
+    kinds = [layer.kind for layer in session.layers()]
+    assert kinds.count("conv2d") == 1
+    assert kinds.count("convolution_backward") == 2
+
+
+@pytest.mark.parametrize("engine", ["eager", COMPILED])
+def test_inference_keeps_one_output(engine: str, open_layer: Open) -> None:
+    """An engine with a buffer for its output needs one; a session that kept the last would seem to need two."""
+    session = open_layer(engine, LAYERS["grouped"], pass_="inference")
+    session.run(lambda name: None)
+    call, seen = session.call, []
+
+    def look(*inputs: torch.Tensor) -> Any:
+        seen.append(session.result)
+        return call(*inputs)
+
+    session.call = look
+    session.run(lambda name: None)
+    assert seen == [None]
+    assert session.outputs()
+
+
+def test_all_gradients_are_checked_against_the_reference(open_layer: Open, cache: Cache) -> None:
+    """As a run does it: the reference's two items fill the batch, and the gradients are the same."""
+    layer = LAYERS["grouped"]
+    source, session = ModelSource("a-layer", layer=layer), open_layer("eager", layer)
+    specs, items = input_specs(source), reference_items(BATCH)
+    reference = cached_gradients(source, specs, cached_state(source, cache), "logits", items, ["fp32"], cache)
+    truth = Gradients.read(reference.path)
+    assert truth.samples.keys() == {"input", "weight", "bias"}
+    assert truth.target is not None
+    inputs = [tiled(array, BATCH) for array in seeded_inputs(specs, items)]
+    output, gradients = session.gradients(inputs, tiled(truth.target, BATCH, is_gradient=True))
+    assert max(deviation(output[:items], gradients, truth).tensors.values()) < 1e-5
+    # The input's alone is wrong, which the parameters' gradients do not show.
+    swapped = {**gradients, "input": gradients["input"][::-1]}
+    found = deviation(output[:items], swapped, truth)
+    assert found.tensors["input"] > 1
+    assert found.tensors["weight"] < 1e-5
+
+
+def test_parts_add_up_to_the_call(cache: Cache) -> None:
+    """Call by call, so that a busy machine cannot part them: what lies between the parts is in neither."""
+    source = ModelSource("a-layer", layer=Conv2d((32, 32, 32), 32, (3, 3), padding=(1, 1)))
+    inputs, state = tuple(seeded_inputs(input_specs(source), BATCH)), cached_state(source, cache)
+    job = Job(source, "training", "fp32", BATCH, "cpu", {}, inputs, state, training=Training(head="logits"))
+    session = engines.open_session("eager", job)
+    session.run(lambda name: None)
+    samples = CpuClock().time_calls(session.run, 15)
+    shares = [sum(parts) / whole for *parts, whole in zip(*(samples[part] for part in [*PARTS, "host"]), strict=True)]
+    assert 0.95 < (median(shares) or 0) <= 1
+    assert all(sum(samples[part]) > 0 for part in PARTS)

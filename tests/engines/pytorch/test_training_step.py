@@ -1,0 +1,343 @@
+"""Training iterations on a tiny network: heads, optimizers, autocast and loss scale, and the gradients they show."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import engines
+from engines.base import Job, Trainable
+from engines.catalog import Training
+from exporters.cache import Cache
+from exporters.gradient_reference import cached_gradients
+from exporters.gradients import Deviation, Gradients, deviation, reference_items, tiled
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.source import ModelSource
+from exporters.weights import cached_state
+
+FACTORIES = """
+import torch
+from torch import nn
+
+def tiny():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Dropout(0.5),
+        nn.AvgPool2d(2), nn.Flatten(), nn.Linear(288, 10),
+    )
+
+def loud():
+    '''Its gradients are some 1e4: times a loss scale of 65536 no fp16 holds them.'''
+    model = tiny()
+    with torch.no_grad():
+        model[8].weight.mul_(3e3)
+    return model
+"""
+PARAMETERS = 3 * 8 * 9 + 8 + 8 + 8 + 8 * 8 * 9 + 8 + 288 * 10 + 10
+BATCH = 6
+HAS_COMPILER = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), "g++"))
+COMPILED = pytest.param("compiled", marks=pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler"))
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cache]:
+    folder = tmp_path_factory.mktemp("training")
+    (folder / "training_factories.py").write_text(FACTORIES)
+    sys.path.insert(0, str(folder))
+    yield Cache(folder / "cache")
+    sys.path.remove(str(folder))
+
+
+def source(name: str) -> ModelSource:
+    return ModelSource(name, factory=f"training_factories:{name}", input_shape=(3, 16, 16))
+
+
+@pytest.fixture
+def open_session(cache: Cache) -> Open:
+    """`open_session("bf16", optimizer="sgd", channels_last=True)`."""
+
+    def start(
+        precision: str = "fp32",
+        engine: str = "eager",
+        optimizer: Any = "none",
+        head: Any = "cross-entropy",
+        dropout: bool = False,
+        name: str = "tiny",
+        batch: int = BATCH,
+        **options: Any,
+    ) -> Any:
+        model = source(name)
+        inputs = tuple(seeded_inputs(input_specs(model), batch))
+        state = cached_state(model, cache)
+        training = Training(optimizer, head, dropout)
+        return engines.open_session(
+            engine, Job(model, "training", precision, batch, "cpu", options, inputs, state, training=training)
+        )
+
+    return start
+
+
+def ignore(name: str) -> None:
+    pass
+
+
+def compared(
+    cache: Cache, session: Any, precision: str, head: str = "cross-entropy", name: str = "tiny", batch: int = BATCH
+) -> tuple[Deviation, Deviation]:
+    """The session's deviation from the reference, and the reference's own at that precision."""
+    model, items = source(name), reference_items(batch)
+    specs, state = input_specs(model), cached_state(model, cache)
+    reference = cached_gradients(model, specs, state, head, items, [precision], cache, [batch])
+    truth = Gradients.read(reference.path)
+    inputs = [tiled(array, batch) for array in seeded_inputs(specs, items)]
+    assert truth.target is not None
+    output, found = session.gradients(inputs, tiled(truth.target, batch, is_gradient=head == "logits"))
+    assert all(sample.dtype == np.float32 for sample in found.values())
+    return deviation(output[:items] if output.ndim else output, found, truth), reference.own_at(precision, batch)
+
+
+def weights(session: Any) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in session.model.parameters()]
+
+
+@pytest.mark.parametrize("engine", ["eager", COMPILED])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_an_optimizer_is_a_part_of_its_own_and_moves_the_weights(
+    open_session: Open, engine: str, optimizer: str
+) -> None:
+    session = open_session(engine=engine, optimizer=optimizer)
+    before = weights(session)
+    for _ in range(3):
+        marks: list[str] = []
+        session.run(marks.append)
+        assert marks == ["forward", "backward", "step"]
+    moved = [float((a - b).abs().max()) for a, b in zip(before, weights(session), strict=True)]
+    assert 0 < max(moved) < 1e-3, "by little, so that thousands of iterations change nothing that is timed"
+    assert min(moved[-2:]) > 0
+
+
+def test_without_an_optimizer_the_weights_stay(open_session: Open) -> None:
+    session = open_session()
+    before = weights(session)
+    marks: list[str] = []
+    session.run(marks.append)
+    assert marks == ["forward", "backward"]
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(session), strict=True))
+
+
+def test_sgd_is_what_torch_does_by_default(open_session: Open) -> None:
+    """Fused, and with a momentum that was made beforehand, it gives the plain optimizer's weights."""
+    session, plain = open_session(optimizer="sgd"), open_session()
+    optimizer = torch.optim.SGD(plain.model.parameters(), lr=1e-6, momentum=0.9, weight_decay=1e-4, foreach=False)
+    for _ in range(3):
+        session.run(ignore)
+        plain.run(ignore)
+        optimizer.step()
+    for ours, theirs in zip(session.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_the_prepared_weights_are_not_written_to(open_session: Open, cache: Cache, optimizer: str) -> None:
+    """A canonical network's weights are mapped from the file, on the CPU right under the optimizer."""
+    model = ModelSource("resnet18")
+    state = cached_state(model, cache)
+    before = hashlib.sha256(state.read_bytes()).hexdigest()
+    inputs = tuple(seeded_inputs(input_specs(model), 1))
+    job = Job(model, "training", "fp32", 1, "cpu", {}, inputs, state, training=Training(optimizer))  # type: ignore[arg-type]
+    session: Any = engines.open_session("eager", job)
+    first = session.model.get_parameter("fc.bias").detach().clone()
+    session.run(ignore)
+    assert not torch.equal(first, session.model.get_parameter("fc.bias"))
+    assert hashlib.sha256(state.read_bytes()).hexdigest() == before
+
+
+def test_the_head_of_logits_has_no_loss(open_session: Open) -> None:
+    session = open_session(head="logits")
+    session.run(ignore)
+    (output,) = session.outputs()
+    assert output.shape == (BATCH, 10)
+    gradient = session.training.target
+    np.testing.assert_allclose(gradient.norm(dim=1), 1 / BATCH, rtol=1e-5)
+    # The bias's gradient is the sum of the output's.
+    torch.testing.assert_close(session.model.get_parameter("8.bias").grad, gradient.sum(0))
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_dropout_is_off_unless_asked_for(open_session: Open, dropout: bool) -> None:
+    session = open_session(dropout=dropout)
+    assert session.model[1].training, "batch normalization computes its statistics"
+    assert session.model[5].training == dropout
+    session.run(ignore)
+    first = session.outputs()[0]
+    session.run(ignore)
+    assert (session.outputs()[0] != first) == dropout
+
+
+@pytest.mark.parametrize("head", ["cross-entropy", "logits"])
+@pytest.mark.parametrize("optimizer", ["none", "sgd", "adamw"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "amp-bf16", "amp-fp16"])
+def test_the_iteration_that_was_measured_shows_the_references_gradients(
+    open_session: Open, cache: Cache, precision: str, optimizer: str, head: str
+) -> None:
+    session = open_session(precision, optimizer=optimizer, head=head)
+    assert isinstance(session, Trainable)
+    for _ in range(4):
+        session.run(ignore)
+    found, own = compared(cache, session, precision, head)
+    assert found.gradient < 3 * max(own.gradient, 1e-6)
+    assert found.result < 0.02
+    assert found.zeros == []
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
+@pytest.mark.parametrize("optimizer", ["none", "sgd"])
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
+def test_a_compiled_iteration_shows_them_too(open_session: Open, cache: Cache, precision: str, optimizer: str) -> None:
+    session = open_session(precision, "compiled", optimizer)
+    session.run(ignore)
+    found, own = compared(cache, session, precision)
+    assert found.gradient < 3 * max(own.gradient, 1e-6)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_any_batch_and_memory_order_has_the_same_gradients(
+    open_session: Open, cache: Cache, batch: int, channels_last: bool
+) -> None:
+    session = open_session(batch=batch, channels_last=channels_last, optimizer="sgd")
+    session.run(ignore)
+    found, own = compared(cache, session, "fp32", batch=batch)
+    assert found.gradient < 3 * max(own.gradient, 1e-6)
+
+
+def test_weights_that_have_moved_are_put_back_where_they_are(open_session: Open, cache: Cache) -> None:
+    session = open_session(optimizer="adamw")
+    places = [p.data_ptr() for p in session.model.parameters()]
+    before = weights(session)
+    with torch.no_grad():
+        for parameter in session.model.parameters():
+            parameter.mul_(1.5)
+    found, _ = compared(cache, session, "fp32")
+    assert found.gradient < 1e-4
+    assert [p.data_ptr() for p in session.model.parameters()] == places
+    for ours, theirs in zip(weights(session), before, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["none", "sgd", "adamw"])
+def test_a_loss_scale_that_overflows_is_halved_before_anything_is_timed(
+    open_session: Open, cache: Cache, optimizer: str
+) -> None:
+    session = open_session("amp-fp16", optimizer=optimizer, name="loud")
+    before = weights(session)
+    session.run(ignore)
+    scale = session.training.scaler.get_scale()
+    assert scale < 65536
+    assert all(bool(torch.isfinite(p).all()) for p in session.model.parameters())
+    if optimizer != "none":
+        assert any(not torch.equal(a, b) for a, b in zip(before, weights(session), strict=True)), "no step was skipped"
+    found, own = compared(cache, session, "amp-fp16", name="loud")
+    assert found.gradient < 3 * own.gradient
+
+
+@pytest.mark.parametrize("optimizer", ["none", "sgd", "adamw"])
+def test_an_overflow_in_the_check_is_followed_by_a_smaller_scale(
+    open_session: Open, cache: Cache, optimizer: str
+) -> None:
+    session = open_session("amp-fp16", optimizer=optimizer, name="loud")
+    session.run(ignore)
+    session.training._scale *= 256.0
+    found, own = compared(cache, session, "amp-fp16", name="loud")
+    assert found.gradient < 3 * own.gradient
+
+
+def test_a_first_step_that_is_skipped_leaves_no_garbage_in_the_momentum(open_session: Open) -> None:
+    session = open_session("amp-fp16", optimizer="sgd")
+    session.training.scaler = torch.amp.GradScaler("cpu", init_scale=1e30)
+    session.training._scale = 1e30  # It is not searched for.
+    before = weights(session)
+    session.run(ignore)
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(session), strict=True)), "it was skipped"
+    session.training.scaler.update(64.0)
+    session.run(ignore)
+    moved = [float((a - b).abs().max()) for a, b in zip(before, weights(session), strict=True)]
+    assert 0 < max(moved) < 1e-4
+
+
+def test_every_momentum_is_zeros_before_the_first_step(open_session: Open) -> None:
+    session = open_session(optimizer="sgd")
+    buffers = [state["momentum_buffer"] for state in session.training.optimizer.state.values()]
+    assert len(buffers) == len(list(session.model.parameters()))
+    assert not any(bool(buffer.any()) for buffer in buffers)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "floats"),
+    [("none", "fp32", 0), ("sgd", "fp32", 1), ("adamw", "fp32", 2), ("sgd", "bf16", 1), ("adamw", "amp-bf16", 2)],
+)
+def test_memory_of_gradients_and_optimizer(open_session: Open, optimizer: str, precision: str, floats: int) -> None:
+    session = open_session(precision, optimizer=optimizer)
+    session.run(ignore)
+    size = 2 if precision == "bf16" else 4
+    memory = session.memory()
+    assert memory.gradients == size * PARAMETERS
+    steps = 4 * 8 if optimizer == "adamw" else 0  # AdamW counts the steps of each of eight tensors.
+    assert memory.optimizer == floats * size * PARAMETERS + steps
+
+
+def test_the_loss_scale_is_memory_of_the_optimizer(open_session: Open) -> None:
+    session = open_session("amp-fp16")
+    session.run(ignore)
+    assert session.memory().optimizer == 8
+
+
+@pytest.mark.parametrize("engine", ["eager", COMPILED])
+@pytest.mark.parametrize(("precision", "dtype"), [("amp-bf16", "bfloat16"), ("amp-fp16", "float16")])
+def test_proof_of_amp_has_narrow_products_and_wide_weights(
+    open_session: Open, engine: str, precision: str, dtype: str
+) -> None:
+    session = open_session(precision, engine)
+    session.run(ignore)
+    proof = session.proof()
+    assert proof["compute_types"].keys() == {dtype}
+    # Two convolutions and a product; backward, two and two (the image has no gradient, but one call gives both).
+    assert proof["compute_types"][dtype] == 7
+    assert proof["weight_types"].keys() == {"float32"}
+    assert not proof["tf32"]
+
+
+def test_the_proof_needs_no_second_batch(open_session: Open) -> None:
+    session = open_session(optimizer="sgd")
+    session.run(ignore)
+    seen: list[int] = []
+    session.model.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
+    session.proof()
+    assert seen == [2]
+
+
+def test_fp16_weights_survive_thousands_of_steps_of_adamw() -> None:
+    """Half of the gradients below are squared to nothing in the optimizer's state."""
+    from engines.pytorch.training_step import make_optimizer
+
+    module = torch.nn.Linear(64, 64).half()
+    job = Job(source("tiny"), "training", "fp16", 1, "cpu", {}, (), training=Training("adamw"))
+    optimizer = make_optimizer(job, module)
+    assert optimizer is not None
+    generator = torch.Generator().manual_seed(0)
+    gradients = [(torch.randn(p.shape, generator=generator) * 1e-3).half() for p in module.parameters()]
+    before = module.weight.detach().clone()
+    for _ in range(3000):
+        for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+    assert torch.isfinite(module.weight).all()
+    assert (module.weight - before).abs().max() < 0.05

@@ -1,0 +1,671 @@
+"""The build half of TensorRT, by the real builder and parser of TensorRT for RTX, which need no GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from engines.base import Unsupported
+from engines.tensorrt_engines.batch_range import parse_batches
+from engines.tensorrt_engines.build import (
+    BuildRequest,
+    Built,
+    _configure,
+    batch_shapes,
+    build_engine,
+    built_for,
+    engine_key,
+    targets,
+)
+from engines.tensorrt_engines.build_monitor import MIB, Progress, logger_of, new_monitor, reasons
+from engines.tensorrt_engines.session import library
+from engines.tensorrt_engines.timing_cache import attach_timings, keep_timings
+from exporters.cache import Cache
+from exporters.catalog import CATALOG
+from exporters.inputs import TensorSpec, input_specs
+from exporters.int8 import quantize
+from exporters.onnx_export import export_onnx
+from exporters.source import ModelError, ModelSource
+
+ROOT = Path(__file__).resolve().parents[3]
+DAMAGED = "engine-cache: a damaged or foreign file was built again"
+
+
+@pytest.fixture(scope="session")
+def rtx() -> Any:
+    return library("trt-rtx")
+
+
+@pytest.fixture(scope="session")
+def plain(rtx: Any) -> Any:
+    """TensorRT for RTX without what it has beyond TensorRT: `build_engine` then takes TensorRT's way."""
+
+    class Plain:
+        def __getattr__(self, name: str) -> Any:
+            if name == "ComputeCapability":
+                raise AttributeError(name)
+            return getattr(rtx, name)
+
+    return Plain()
+
+
+def silent(words: str) -> None:
+    pass
+
+
+def write_graph(path: Path, nodes: list[Any], weights: dict[str, Any], channels: int = 8, **save: Any) -> Path:
+    shapes = {"x": ["batch", 3, 16, 16], "y": ["batch", channels, 16, 16]}
+    values = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()}
+    initializers = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "g", [values["x"]], [values["y"]], initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, path, **save)
+    return path
+
+
+def convolution(name: str, source: str, target: str, weight: str) -> Any:
+    return helper.make_node("Conv", [source, weight], [target], name=name, pads=[1, 1, 1, 1])
+
+
+def random_weight(*shape: int) -> Any:
+    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> BuildRequest:
+    """Two convolutions, for batch size 4 on compute capability 8.9."""
+    nodes = [
+        convolution("c1", "x", "a", "w1"),
+        helper.make_node("Relu", ["a"], ["b"]),
+        convolution("c2", "b", "y", "w2"),
+    ]
+    path = write_graph(
+        tmp_path / "small.onnx", nodes, {"w1": random_weight(8, 3, 3, 3), "w2": random_weight(8, 8, 3, 3)}
+    )
+    return BuildRequest(path, "fp32", at_batches("4"), target="sm89")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
+
+
+def at_batches(text: str) -> Any:
+    return batch_shapes([TensorSpec("x", ("batch", 3, 16, 16), "float32")], parse_batches(text))
+
+
+def built(rtx: Any, request: BuildRequest, cache: Cache, rebuild: bool = False) -> Built:
+    return build_engine(rtx, request, cache, silent, rebuild)
+
+
+# Networks.
+
+
+@pytest.fixture(scope="session")
+def exporters() -> Iterator[ProcessPoolExecutor]:
+    """Two processes: an export keeps one core busy, and there are 26."""
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_canonical_network_in_fp32_and_fp16(name: str, rtx: Any, cache: Cache, exporters: ProcessPoolExecutor) -> None:
+    source, widths = ModelSource(name), {"fp32": 4, "fp16": 2}
+    exports = {precision: exporters.submit(export_onnx, source, precision, cache) for precision in widths}
+    for precision, export in exports.items():
+        graph = export.result().path
+        request = BuildRequest(graph, precision, batch_shapes(input_specs(source), (4, 4, 4)), target="sm89")
+        first, second = built(rtx, request, cache), built(rtx, request, cache)
+        assert (first.cached, second.cached) == (False, True)
+        assert second == replace(first, cached=True)
+        assert first.warnings == ()
+        weights = CATALOG[name].parameters * widths[precision]
+        # Its weights are in it, in that type; what else there is are kernels, a few hundred kilobytes.
+        assert weights * 0.98 < first.path.stat().st_size < weights * 1.05 + 4 * MIB
+        assert first.seconds > 0
+        assert first.peak_host_mib is not None
+        assert first.peak_host_mib > weights / MIB
+    shutil.rmtree(cache.root)  # Those of thirteen networks would be 13 GB.
+
+
+def test_resnet50_in_int8(rtx: Any, cache: Cache) -> None:
+    source = ModelSource("resnet50")
+    request = BuildRequest(
+        quantize(source, cache).path, "int8", batch_shapes(input_specs(source), (1, 8, 32)), target="sm89"
+    )
+    first, second = built(rtx, request, cache), built(rtx, request, cache)
+    assert (first.cached, second.cached) == (False, True)
+    assert first.path.stat().st_size < 1.2 * CATALOG["resnet50"].parameters + 4 * MIB
+
+
+def test_bf16(rtx: Any, cache: Cache) -> None:
+    source = ModelSource("resnet18")
+    graph = export_onnx(source, "bf16", cache).path
+    request = BuildRequest(graph, "bf16", batch_shapes(input_specs(source), (2, 2, 2)), target="sm89")
+    assert built(rtx, request, cache).path.stat().st_size < 2.1 * CATALOG["resnet18"].parameters + 4 * MIB
+
+
+# What an engine is for.
+
+
+def test_range_of_batches(rtx: Any, small: BuildRequest, cache: Cache) -> None:
+    ranged = replace(small, shapes=at_batches("1:8:32"))
+    assert ranged.shapes == {"x": ((1, 3, 16, 16), (8, 3, 16, 16), (32, 3, 16, 16))}
+    assert built(rtx, ranged, cache).path != built(rtx, small, cache).path
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "neither"),
+        ("1:8", "neither"),
+        ("a", "neither"),
+        ("-1", "neither"),
+        ("0", "from 1"),
+        ("8:1:2", "min"),
+        ("1:8:4", "max"),
+    ],
+)
+def test_batches_that_make_no_sense(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_batches(text)
+
+
+def test_shapes_that_do_not_fit_the_graph(rtx: Any, small: BuildRequest, cache: Cache) -> None:
+    for shape in ((4, 5, 16, 16), (4, 3, 16)):
+        with pytest.raises(
+            ModelError, match=r"input 'x' is of shape \(-1, 3, 16, 16\) .* not " + re.escape(str(shape))
+        ):
+            built(rtx, replace(small, shapes={"x": (shape,) * 3}), cache)
+    with pytest.raises(ModelError, match="input 'x'"):
+        built(rtx, replace(small, shapes={}), cache)
+    with pytest.raises(RuntimeError, match="no optimization profile"):
+        built(rtx, replace(small, shapes={"x": ((8, 3, 16, 16), (4, 3, 16, 16), (8, 3, 16, 16))}), cache)
+
+
+def test_static_graph_needs_no_profile(rtx: Any, tmp_path: Path, cache: Cache) -> None:
+    path = write_graph(tmp_path / "s.onnx", [convolution("c", "x", "y", "w")], {"w": random_weight(8, 3, 3, 3)})
+    model = onnx.load(path)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 2
+    onnx.save(model, path)
+    assert not built(rtx, BuildRequest(path, "native", {}, target="sm89"), cache).cached
+    with pytest.raises(ModelError, match=r"not .*4, 3, 16, 16"):
+        built(rtx, BuildRequest(path, "native", at_batches("4"), target="sm89"), cache)
+
+
+@pytest.mark.parametrize(("precision", "on"), [("fp32", False), ("tf32", True), ("fp16", False), ("native", False)])
+def test_tf32_flag(rtx: Any, small: BuildRequest, precision: str, on: bool) -> None:
+    config = rtx.Builder(logger_of(rtx)).create_builder_config()
+    assert config.get_flag(rtx.BuilderFlag.TF32), "it is the library's default"
+    _configure(rtx, config, replace(small, precision=precision))
+    assert config.get_flag(rtx.BuilderFlag.TF32) == on
+
+
+def test_options_reach_the_builder(rtx: Any, small: BuildRequest) -> None:
+    config = rtx.Builder(logger_of(rtx)).create_builder_config()
+    _configure(rtx, config, replace(small, optimization_level=1, workspace_mib=64, target="sm80,sm89"))
+    assert config.builder_optimization_level == 1
+    assert config.get_memory_pool_limit(rtx.MemoryPoolType.WORKSPACE) == 64 * MIB
+    assert config.profiling_verbosity == rtx.ProfilingVerbosity.DETAILED
+    assert config.get_flag(rtx.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    assert [config.get_compute_capability(n).name for n in range(config.num_compute_capabilities)] == ["SM80", "SM89"]
+
+
+def test_what_a_gpu_is_built_for(rtx: Any, plain: Any, small: BuildRequest, cache: Cache) -> None:
+    """TensorRT for RTX takes what was built ahead of time for the card's compute capability."""
+    ahead = built(rtx, replace(small, target="sm89"), cache)
+    found = built(rtx, replace(small, **{"target": None, **built_for(rtx, "a card", "8.9")}), cache)
+    assert found.cached and found.path == ahead.path
+    assert built_for(plain, "a card", "8.9") == {"gpu": "a card, compute capability 8.9"}
+    with pytest.raises(Unsupported, match="needs a target; valid: sm75"):
+        built(rtx, replace(small, target=None, gpu="a card"), cache)
+
+
+def test_level_that_the_builder_does_not_have(rtx: Any, small: BuildRequest, cache: Cache) -> None:
+    with pytest.raises(Unsupported, match=r"optimization_level 9: .* 0 to 5"):
+        built(rtx, replace(small, optimization_level=9), cache)
+
+
+def test_every_target(rtx: Any, small: BuildRequest, cache: Cache) -> None:
+    assert "sm89" in targets(rtx)
+    paths = {built(rtx, replace(small, target=target), cache).path for target in (*targets(rtx), "all")}
+    assert len(paths) == len(targets(rtx)) + 1
+
+
+@pytest.mark.parametrize("target", ["sm90", "SM89", "", "sm89,sm90", "89"])
+def test_unknown_target(rtx: Any, small: BuildRequest, cache: Cache, target: str) -> None:
+    with pytest.raises(Unsupported, match=r"has no target .*; valid: sm75, .*sm89, .*all"):
+        built(rtx, replace(small, target=target), cache)
+
+
+def test_without_a_gpu_a_target_is_needed(rtx: Any, small: BuildRequest, cache: Cache) -> None:
+    with pytest.raises(Unsupported, match="needs a target; valid: sm75, "):
+        built(rtx, replace(small, target=None), cache)
+
+
+def test_a_target_without_these_types_is_unsupported(rtx: Any, tmp_path: Path, cache: Cache) -> None:
+    """Turing has no fp32 matrix product."""
+    nodes = [helper.make_node("Flatten", ["x"], ["f"]), helper.make_node("Gemm", ["f", "w"], ["y"])]
+    path = write_graph(tmp_path / "product.onnx", nodes, {"w": random_weight(768, 8)})
+    request = BuildRequest(path, "fp32", at_batches("4"), target="sm75")
+    with pytest.raises(Unsupported, match=r"no kernels of this graph for sm75: .*SM75"):
+        built(rtx, request, cache)
+    assert not built(rtx, replace(request, target="sm89"), cache).cached
+
+
+def test_input_that_is_a_shape_is_unsupported(rtx: Any, tmp_path: Path, cache: Cache) -> None:
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 6]),
+        helper.make_tensor_value_info("s", TensorProto.INT64, [2]),
+    ]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["a", "b"])
+    graph = helper.make_graph([helper.make_node("Reshape", ["x", "s"], ["y"])], "g", inputs, [output])
+    path = tmp_path / "shape.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    with pytest.raises(Unsupported, match="input 's' is a shape"):
+        built(rtx, BuildRequest(path, "native", {}, target="sm89"), cache)
+
+
+def test_tensorrt_has_no_targets(plain: Any, small: BuildRequest, cache: Cache) -> None:
+    assert targets(plain) == ()
+    with pytest.raises(Unsupported, match="leave out the target"):
+        built(plain, small, cache)
+
+
+# Broken graphs.
+
+
+def test_unknown_operators_are_told_with_their_nodes(rtx: Any, tmp_path: Path, cache: Cache) -> None:
+    names = [f"odd_{n}" for n in range(7)]
+    nodes = [helper.make_node("Relu", ["x"], ["t0"], name="fine")]
+    nodes += [helper.make_node("Wobble", [f"t{n}"], [f"t{n + 1}"], name=name) for n, name in enumerate(names)]
+    nodes[-1].output[0] = "y"
+    path = write_graph(tmp_path / "unknown.onnx", nodes, {})
+    with pytest.raises(ModelError) as raised:
+        built(rtx, BuildRequest(path, "native", at_batches("4"), target="sm89"), cache)
+    message = str(raised.value)
+    assert message.startswith(f"{path}: refused by TensorRT for RTX ")
+    assert "node 1 'odd_0' (Wobble): " in message
+    assert "Plugin not found" in message
+    assert "'fine'" not in message
+    assert "and 2 more" in message
+    assert "\n" not in message
+    assert len(message) < 3000
+    assert not list(cache.root.rglob("*.engine"))
+
+
+@pytest.mark.parametrize(
+    ("weight", "words"),
+    [
+        (np.zeros((8, 3, 3, 3), np.float16), "must be of same type"),
+        (np.zeros((8, 4, 3, 3), np.float32), "failed to broadcast"),
+    ],
+    ids=["types", "shapes"],
+)
+def test_wrong_types_and_shapes(rtx: Any, tmp_path: Path, cache: Cache, weight: Any, words: str) -> None:
+    path = write_graph(tmp_path / "wrong.onnx", [convolution("culprit", "x", "y", "w")], {"w": weight})
+    with pytest.raises(ModelError, match=r"node 0 'culprit' \(Conv\): .*" + words) as raised:
+        built(rtx, BuildRequest(path, "native", at_batches("4"), target="sm89"), cache)
+    assert "driver" not in str(raised.value), "what is missing here is not what is wrong"
+
+
+def test_file_that_is_no_graph(rtx: Any, tmp_path: Path, cache: Cache) -> None:
+    path = tmp_path / "g.onnx"
+    path.write_bytes(b"garbage" * 100)
+    with pytest.raises(ModelError, match="no ONNX model"):
+        built(rtx, BuildRequest(path, "native", {}, target="sm89"), cache)
+
+
+def test_builder_that_fails_says_why(rtx: Any, small: BuildRequest, cache: Cache) -> None:
+    """Of the GPU that is not there."""
+    with pytest.raises(RuntimeError, match=r"cannot build small.onnx: .*CUDA"):
+        built(rtx, replace(small, target="current"), cache)
+
+
+def test_reasons_are_short_and_without_repetition() -> None:
+    noise = "[checkMacros.cpp::catchCudaError::250] Error Code 1: no driver"
+    assert reasons(["one\n  two", noise, "one"], 100) == "one; two"
+    assert reasons([noise], 100) == noise
+    assert reasons(["x" * 500], 100) == "x" * 99 + "…"
+
+
+# The cache.
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def replace_content(path: Path) -> None:
+    path.write_bytes(b"\0" * path.stat().st_size)
+    os.utime(path, ns=(0, 0))
+
+
+def lose_manifest(path: Path) -> None:
+    path.with_name(path.name + ".json").unlink()
+
+
+@pytest.mark.parametrize("damage", [truncate, replace_content, lose_manifest])
+def test_damaged_engine_is_built_again(
+    rtx: Any, small: BuildRequest, cache: Cache, damage: Callable[[Path], None]
+) -> None:
+    first = built(rtx, small, cache)
+    content = first.path.read_bytes()
+    damage(first.path)
+    second = built(rtx, small, cache)
+    assert (second.cached, second.warnings, second.path) == (False, (DAMAGED,), first.path)
+    assert len(second.path.read_bytes()) == len(content)
+    assert built(rtx, small, cache) == replace(second, cached=True, warnings=())
+
+
+def test_rebuild_builds_what_is_cached(rtx: Any, small: BuildRequest, cache: Cache) -> None:
+    first = built(rtx, small, cache)
+    second = built(rtx, small, cache, rebuild=True)
+    assert (second.cached, second.warnings, second.path) == (False, (), first.path)
+    assert second.seconds != first.seconds
+
+
+def test_key_tells_apart_what_differs(rtx: Any, small: BuildRequest, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere.onnx"
+    other.write_bytes(small.onnx.read_bytes())
+    assert engine_key(rtx, replace(small, onnx=other)) == engine_key(rtx, small), "the path says nothing"
+    model = onnx.load(small.onnx)
+    model.graph.node[0].name = "renamed"
+    onnx.save(model, other)
+    requests = [
+        small,
+        replace(small, onnx=other),
+        replace(small, precision="tf32"),
+        replace(small, shapes=at_batches("5")),
+        replace(small, target="sm80"),
+        replace(small, target=None, gpu="one, compute capability 8.9"),
+        replace(small, target=None, gpu="other, compute capability 8.9"),
+        replace(small, optimization_level=1),
+        replace(small, workspace_mib=1),
+    ]
+    assert len({engine_key(rtx, request) for request in requests}) == len(requests)
+
+
+def test_key_tells_libraries_apart(rtx: Any, small: BuildRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = engine_key(rtx, small)
+    monkeypatch.setattr(rtx, "__version__", "1.7.99")
+    assert engine_key(rtx, small) != before
+
+
+def test_data_beside_the_graph(rtx: Any, tmp_path: Path, cache: Cache) -> None:
+    """It is found, and part of the key."""
+    weight = random_weight(64, 3, 7, 7)
+
+    def build(folder: str, scale: float) -> Built:
+        (tmp_path / folder).mkdir()
+        node = helper.make_node("Conv", ["x", "w"], ["y"], name="c", pads=[3, 3, 3, 3])
+        path = write_graph(
+            tmp_path / folder / "m.onnx", [node], {"w": weight * scale}, 64,
+            save_as_external_data=True, location="m.data",
+        )  # fmt: skip
+        assert path.stat().st_size < weight.nbytes < path.with_name("m.data").stat().st_size + 1
+        return built(rtx, BuildRequest(path, "native", at_batches("4"), target="sm89"), cache)
+
+    first, other, same = build("a", 1), build("b", 2), build("c", 1)
+    assert first.path != other.path
+    assert (same.path, same.cached) == (first.path, True)
+
+
+BUILD = """
+import sys
+from pathlib import Path
+from engines.tensorrt_engines.session import library
+from engines.tensorrt_engines.build import BuildRequest, build_engine
+from exporters.cache import Cache
+request = BuildRequest(Path(sys.argv[1]), "fp32", {"x": ((4, 3, 16, 16),) * 3}, target="sm89")
+rtx = library("trt-rtx")
+print("ready", flush=True)
+sys.stdin.readline()
+made = build_engine(rtx, request, Cache(Path(sys.argv[2])), lambda words: None)
+print(made.cached, made.path.stat().st_size, len(made.warnings))
+"""
+
+
+def test_two_processes_build_once(small: BuildRequest, cache: Cache) -> None:
+    arguments = [sys.executable, "-c", BUILD, str(small.onnx), str(cache.root)]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+    processes = [subprocess.Popen(arguments, **pipes) for _ in range(2)]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert sorted(answer[0] for answer in answers) == ["False", "True"]
+    assert answers[0][1:] == answers[1][1:]
+    assert answers[0][2] == "0"
+
+
+# The timing cache. TensorRT's way, which TensorRT for RTX can be led but where nothing is measured.
+
+
+def timing_file(cache: Cache) -> Path:
+    (path,) = [path for path in (cache.root / "timings").iterdir() if path.suffix != ".lock"]
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX")
+def test_timings_are_kept_and_read_again(plain: Any, small: BuildRequest, cache: Cache) -> None:
+    request = replace(small, target=None, gpu="a card, compute capability 8.9")
+    assert built(plain, request, cache).warnings == ()
+    before = timing_file(cache).read_bytes()
+    again = built(plain, request, cache, rebuild=True)
+    assert (again.cached, again.warnings) == (False, ())
+    assert timing_file(cache).read_bytes() == before
+    built(plain, replace(request, gpu="another, compute capability 8.9"), cache)
+    assert len(list((cache.root / "timings").glob("*.lock"))) == 2, "each GPU has its own"
+
+
+@pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX")
+def test_damaged_timings_are_dropped(plain: Any, small: BuildRequest, cache: Cache) -> None:
+    request = replace(small, target=None, gpu="a card, compute capability 8.9")
+    built(plain, request, cache)
+    intact = timing_file(cache).read_bytes()
+    timing_file(cache).write_bytes(intact[:-5])
+    again = built(plain, request, cache, rebuild=True)
+    assert again.warnings == ("timing-cache: a damaged file was dropped",)
+    assert timing_file(cache).read_bytes() == intact
+
+
+def test_rtx_keeps_no_timings(rtx: Any, small: BuildRequest, cache: Cache) -> None:
+    built(rtx, small, cache)
+    assert not (cache.root / "timings").exists()
+
+
+class Timings:
+    """A timing cache that has something in it, as none has without a GPU."""
+
+    def __init__(self, entries: set[str]) -> None:
+        self.entries = entries
+
+    def serialize(self) -> bytes:
+        return " ".join(sorted(self.entries)).encode()
+
+    def combine(self, input_cache: Timings, ignore_mismatch: bool) -> bool:
+        self.entries |= input_cache.entries
+        return True
+
+
+class Config:
+    """What a builder's configuration has of it; `accepts` is what it says to a cache that is not empty."""
+
+    def __init__(self, accepts: bool = True) -> None:
+        self.accepts = accepts
+        self.timings = Timings(set())
+
+    def create_timing_cache(self, serialized_timing_cache: bytes) -> Timings:
+        return Timings(set(serialized_timing_cache.decode().split()))
+
+    def set_timing_cache(self, cache: Timings, ignore_mismatch: bool) -> bool:
+        if cache.entries and not self.accepts:
+            return False
+        self.timings = cache
+        return True
+
+    def get_timing_cache(self) -> Timings:
+        return self.timings
+
+
+def test_timings_of_two_builds_side_by_side_are_merged(tmp_path: Path) -> None:
+    path = tmp_path / "timings" / "t"
+    one, other, third = Config(), Config(), Config()
+    assert attach_timings(one, path) == attach_timings(other, path) == []
+    one.timings.entries.add("first")
+    keep_timings(one, path)
+    other.timings.entries.add("second")
+    keep_timings(other, path)
+    assert attach_timings(third, path) == []
+    assert third.timings.entries == {"first", "second"}
+    assert [found.name for found in path.parent.iterdir() if not found.name.startswith("t")] == []
+
+
+def test_timings_that_the_library_refuses_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    first, second = Config(), Config(accepts=False)
+    attach_timings(first, path)
+    first.timings.entries.add("of another device")
+    keep_timings(first, path)
+    (warning,) = attach_timings(second, path)
+    assert warning.startswith("timing-cache: the library refuses the file")
+    assert second.timings.entries == set()
+
+
+# Progress, and ends before the end.
+
+
+def test_progress_of_nested_phases() -> None:
+    progress, seen = Progress(), []
+    progress.start("all", None, 2)
+    progress.start("inner", "all", 4)
+    for number in range(4):
+        progress.step("inner", number)
+        seen.append(progress.percent)
+    progress.finish("inner")
+    progress.step("all", 0)
+    seen.append(progress.percent)
+    progress.start("second", "all", 1)
+    progress.step("unheard of", 7)
+    progress.step("all", 1)
+    seen.append(progress.percent)
+    assert seen == [12, 25, 38, 50, 50, 100]
+    progress.finish("all")
+    progress.start("again", None, 10)
+    progress.step("again", 0)
+    assert progress.percent == 10
+
+
+def test_progress_of_phases_that_nest_badly() -> None:
+    progress = Progress()
+    progress.start("a", "a", 2)
+    progress.start("b", "a", 2)
+    progress.start("b", "b", 2)
+    progress.finish("a")
+    progress.start("a", "b", 2)
+    progress.step("b", 0)
+    progress.step("a", 0)
+    assert progress.percent == 50
+
+
+def test_monitor_tells_a_few_times_a_second(rtx: Any) -> None:
+    told: list[str] = []
+    now = itertools.count()
+    monitor = new_monitor(rtx, told.append, lambda: next(now) * 0.05)
+    monitor.phase_start("all", None, 100)
+    assert all(monitor.step_complete("all", number) for number in range(100))
+    monitor.phase_finish("all")
+    assert all(re.fullmatch(r"building \d+ %", words) for words in told)
+    # The clock is asked about once a step, and each time 0.05 s are over.
+    assert 10 <= len(told) <= 20
+    assert [int(words.split()[1]) for words in told] == sorted({int(words.split()[1]) for words in told})
+
+
+def test_build_tells_its_progress(rtx: Any, small: BuildRequest, cache: Cache) -> None:
+    told: list[str] = []
+    build_engine(rtx, small, cache, told.append)
+    assert told
+    assert all(re.fullmatch(r"building \d+ %", words) for words in told)
+    told.clear()
+    build_engine(rtx, small, cache, told.append)
+    assert told == [], "nothing was built"
+
+
+def test_what_the_listener_raises_ends_the_build(rtx: Any, small: BuildRequest, cache: Cache) -> None:
+    def broken(words: str) -> None:
+        raise BrokenPipeError("nobody listens")
+
+    with pytest.raises(BrokenPipeError, match="nobody listens"):
+        build_engine(rtx, small, cache, broken)
+    assert not list(cache.root.rglob("*.engine"))
+    assert not built(rtx, small, cache).cached
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell's background job ignores SIGINT, and Python leaves that as it is."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_the_build(interruptible: None, rtx: Any, small: BuildRequest, cache: Cache) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        build_engine(rtx, small, cache, lambda words: os.kill(os.getpid(), signal.SIGINT))
+    assert not list(cache.root.rglob("*.engine"))
+
+
+def test_no_builder_outlives_its_build(
+    rtx: Any, small: BuildRequest, cache: Cache, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As long as one lives, the library ignores every other logger, and says so."""
+
+    def broken(words: str) -> None:
+        raise ValueError("nobody listens")
+
+    gc.collect()  # What earlier tests left.
+    odd = write_graph(tmp_path / "odd.onnx", [helper.make_node("Wobble", ["x"], ["y"])], {})
+    for request, listener, error in (
+        (small, silent, None),
+        (small, broken, ValueError),
+        (replace(small, onnx=odd), silent, ModelError),
+        (replace(small, target="current"), silent, RuntimeError),
+    ):
+        with pytest.raises(error) if error else contextlib.nullcontext():
+            build_engine(rtx, request, cache, listener, rebuild=True)
+        capfd.readouterr()
+        rtx.Builder(rtx.Logger())
+        assert "differs from one already registered" not in "".join(capfd.readouterr())
+
+
+def test_interrupted_rebuild_leaves_the_engine(
+    interruptible: None, rtx: Any, small: BuildRequest, cache: Cache
+) -> None:
+    first = built(rtx, small, cache)
+    with pytest.raises(KeyboardInterrupt):
+        build_engine(rtx, small, cache, lambda words: os.kill(os.getpid(), signal.SIGINT), rebuild=True)
+    assert built(rtx, small, cache) == replace(first, cached=True)

@@ -1,0 +1,261 @@
+"""Engines as TensorRT 10 and 11 describe them: their layers, the types that these compute in, and what is not told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from engines.tensorrt_engines.inspector import EngineLayer, compute_types, read_layers, summarize
+from exporters.source import ModelSource
+from profiler.job.case import Case
+from profiler.worker.checks import mismatch, remarks
+
+HALF = "Channel major FP16 format where channel % 8 == 0"
+FLOAT = "Channel major FP32 format where channel % 4 == 0"
+
+
+def tensor(name: str, words: str, **more: Any) -> dict[str, Any]:
+    return {"Name": name, "Location": "Device", "Dimensions": [16, 64, 56, 56], "Format/Datatype": words, **more}
+
+
+CONVOLUTION: dict[str, Any] = {
+    "Name": "node_conv2d + node_relu",
+    "LayerType": "CaskConvolution",
+    "Inputs": [tensor("x", HALF)],
+    "Outputs": [tensor("relu", HALF)],
+    "ParameterType": "Convolution",
+    "Kernel": [3, 3],
+    "Weights": {"Type": "Half", "Count": 36864},
+    "Bias": {"Type": "Half", "Count": 64},
+    "Activation": "RELU",
+    "TacticName": "sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize128x64x32_stage4_g1_t1r3s3",
+    "TacticValue": "0x27b316f52c109002",
+    "StreamId": 0,
+    "Metadata": "[ONNX Layer: node_conv2d]\x1e[ONNX Layer: node_relu]",
+}
+REFORMAT: dict[str, Any] = {
+    "Name": "Reformatting CopyNode for Input Tensor 0 to node_conv2d + node_relu",
+    "LayerType": "Reformat",
+    "Inputs": [tensor("data", "Row major linear FP32")],
+    "Outputs": [tensor("x", HALF)],
+    "Origin": "REFORMAT",
+    "TacticValue": "0x00000000000003e8",
+    "Metadata": "",
+}
+GEMM: dict[str, Any] = {
+    "Name": "node_linear_myl0_7",
+    "LayerType": "gemm",
+    "Inputs": [{"Name": "pooled", "Dimensions": [16, 512], "Format/Datatype": "Half"}],
+    "Outputs": [{"Name": "y", "Dimensions": [16, 1000], "Format/Datatype": "Half"}],
+    "TacticName": "sm80_xmma_gemm_f16f16_f16f16_f16_nn_n_tilesize32x32x64_stage6_warpsize2x2x1_tensor16x8x16",
+    "Metadata": "[ONNX Layer: node_linear][ONNX Layer: node_add]",
+}
+POINTWISE: dict[str, Any] = {
+    "Name": "__myl_AddMeanMul_myl0_3",
+    "LayerType": "kgen",
+    "Inputs": [{"Name": "a", "Dimensions": [16, 512], "Format/Datatype": "Half"}],
+    "Outputs": [{"Name": "pooled", "Dimensions": [16, 512], "Format/Datatype": "Half"}],
+    "TacticName": "__myl_AddMeanMul_0xf2543c36ff9f104bbb1655b0183afb47",
+    "Metadata": "[ONNX Layer: node_add_1]\x1e[ONNX Layer: node_mean]",
+}
+ENGINE_10 = {"Layers": [REFORMAT, CONVOLUTION, POINTWISE, GEMM], "Bindings": ["data", "y"]}
+PRODUCTS = ["node_conv2d", "node_linear"]
+
+
+def described(*layers: Any) -> list[EngineLayer]:
+    return read_layers(json.dumps({"Layers": list(layers), "Bindings": []}))
+
+
+def changed(layer: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """The layer with other fields; without those that are None."""
+    return {key: value for key, value in {**layer, **fields}.items() if value is not None}
+
+
+def test_layers_of_tensorrt_10() -> None:
+    layers = read_layers(json.dumps(ENGINE_10))
+    assert [layer.kind for layer in layers] == ["Reformat", "CaskConvolution", "kgen", "gemm"]
+    assert [layer.compute_type for layer in layers] == [None, "float16", None, "float16"]
+    assert [layer.nodes for layer in layers] == [
+        (),
+        ("node_conv2d", "node_relu"),
+        ("node_add_1", "node_mean"),
+        ("node_linear", "node_add"),
+    ]
+    assert [layer.output_type for layer in layers] == ["float16"] * 4
+    assert summarize(layers, PRODUCTS) == {
+        "compute_types": {"float16": 2},
+        "layer_types": {"Reformat": 1, "CaskConvolution": 1, "kgen": 1, "gemm": 1},
+        "output_types": {"float16": 4},
+        "tf32_kernels": 0,
+    }
+
+
+def test_layers_of_tensorrt_11_keep_type_and_format_apart() -> None:
+    split = {
+        "Name": "x",
+        "Dimensions": [1, 64],
+        "Format": "Row major linear FP32 format (kLINEAR)",
+        "Datatype": "BFloat16",
+    }
+    engine = {
+        "Layers": [changed(GEMM, Inputs=[split], Outputs=[{**split, "Datatype": "Half"}], TacticName="mystery")],
+        "I/O Tensors": [{"Name": "x", "IOMode": "Input", "DataType": "Float", "Dimensions": [1, 64]}],
+    }
+    (layer,) = read_layers(json.dumps(engine))
+    assert (layer.compute_type, layer.output_type) == ("bfloat16", "float16")
+
+
+def test_an_engine_that_keeps_names_alone_proves_nothing() -> None:
+    layers = read_layers(json.dumps({"Layers": ["node_conv2d + node_relu", "node_linear"]}))
+    assert [layer.name for layer in layers] == ["node_conv2d + node_relu", "node_linear"]
+    assert summarize(layers, PRODUCTS)["compute_types"] == {"unknown": 2}
+    assert summarize(layers, PRODUCTS)["layer_types"] == {"unknown": 2}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"Bindings": []}', '{"Layers": "none"}'])
+def test_what_is_no_description_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"Layers|JSON|Expecting"):
+        read_layers(text)
+
+
+def test_separators_may_stand_in_the_text_as_they_are() -> None:
+    (layer,) = read_layers('{"Layers": [{"Name": "a", "Metadata": "[ONNX Layer: a]\x1e[ONNX Layer: b]\x1f"}]}')
+    assert layer.nodes == ("a", "b")
+
+
+def test_names_with_brackets_are_kept_whole() -> None:
+    (layer,) = described({"Metadata": "[ONNX Layer: /m.0/Conv[0]/x]\x1e[ONNX Layer: b]\x1e[ONNX Layer: b]"})
+    assert layer.nodes == ("/m.0/Conv[0]/x", "b")
+
+
+@pytest.mark.parametrize(
+    ("tactic", "expected"),
+    [
+        ("sm80_xmma_fprop_implicit_gemm_f16f16_f16f16_f16_nhwckrsc_nhwc_tilesize128x64x32", "float16"),
+        ("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", "bfloat16"),
+        ("sm80_xmma_fprop_implicit_gemm_interleaved_i8i8_i8i32_f32_nchw_vect_c_32kcrs_vect_c_32", "int8"),
+        ("sm80_xmma_fprop_avdt_sparse_int8int8_tilesize64x64x64_tapsperload3_r3s3_u1v1_scalebias_relu", "int8"),
+        ("sm80_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc", "float32"),
+        ("sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nhwckrsc_nchw", "float32"),
+        ("sm89_xmma_gemm_e4m3e4m3_e4m3f32_bf16_tn_n_tilesize64x64x64", "float8"),
+    ],
+)
+def test_a_kernels_name_says_what_its_operands_are(tactic: str, expected: str) -> None:
+    # Whatever the tensors are: the cast to the operands may be part of the kernel.
+    (layer,) = described(changed(CONVOLUTION, TacticName=tactic, Inputs=[tensor("x", "Row major linear Int64")]))
+    assert layer.compute_type == expected
+    assert layer.tf32 == ("tf32" in tactic)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"TacticName": "ampere_h16816cudnn_256x64_ldg8_relu_exp_small_nhwc_tn_v1"}, "float16"),
+        ({"TacticName": None, "Weights": {"Type": "Float", "Count": 9}}, "float32"),
+        ({"TacticName": None, "Weights": {"Type": "Int8", "Count": 9}, "Inputs": [tensor("x", FLOAT)]}, "int8"),
+        ({"TacticName": None, "Weights": None, "Inputs": [tensor("x", FLOAT)]}, "float32"),
+        ({"TacticName": None, "Weights": None, "Inputs": [tensor("s", "Int64"), tensor("x", "Half")]}, "float16"),
+        ({"TacticName": None, "Weights": None, "Inputs": [tensor("x", "Unknown format")]}, "unknown"),
+        ({"TacticName": None, "Weights": None, "Inputs": None}, "unknown"),
+    ],
+    ids=["opaque name", "float weights", "int8 weights", "input", "second input", "unknown", "nothing"],
+)
+def test_without_a_kernel_that_tells_weights_and_inputs_do(fields: dict[str, Any], expected: str) -> None:
+    (layer,) = described(changed(CONVOLUTION, **fields))
+    assert layer.compute_type == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("Row major linear FP32", "float32"),
+        ("Two wide channel vectorized row major FP16 format", "float16"),
+        ("Thirty-two wide channel vectorized row major Int8 format.", "int8"),
+        ("Channel major BFloat16 format where channel % 8 == 0", "bfloat16"),
+        ("Row major linear BOOL", "bool"),
+        ("Half", "float16"),
+        ("Float", "float32"),
+        ("FP8", "float8"),
+        ("Int64", "int64"),
+    ],
+)
+def test_formats_are_read(words: str, expected: str) -> None:
+    (layer,) = described(changed(POINTWISE, Outputs=[tensor("y", words)]))
+    assert layer.output_type == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "tactic", "computes"),
+    [
+        ("CaskConvolution", "", True),
+        ("CaskDeconvolutionV2", "", True),
+        ("CaskConvActPool", "", True),
+        ("CaskGemmMatrixMultiply", "", True),
+        ("MatrixMultiply", "", True),
+        ("correlation", "", True),
+        ("fusion", "sm80_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize64x64x64", True),
+        ("kgen", "__myl_FcAddRelu_0x12ab", True),
+        ("kgen", "_gemm_mha_v2_0x12ab", True),
+        ("kgen", "__myl_ReplCastConcMove_0x12ab", False),
+        ("CaskPooling", "sm50_xmma_pooling_fw_4d_FP16FP32NHWC_Average_FastDiv_CAlign4", False),
+        ("Reformat", "", False),
+        ("NoOp", "", False),
+        ("Convert", "", False),
+        ("Convolution", "", True),
+        ("PointWiseV2", "0x0000000000000001", False),
+        ("Myelin", "", False),
+    ],
+)
+def test_which_layers_convolve_or_multiply(kind: str, tactic: str, computes: bool) -> None:
+    (layer,) = described(changed(GEMM, LayerType=kind, TacticName=tactic))
+    assert (layer.compute_type is not None) == computes
+
+
+def test_products_in_an_opaque_layer_are_unknown() -> None:
+    foreign = changed(
+        POINTWISE, Name="{ForeignNode[node_linear...node_add]}", LayerType="Myelin", TacticName="", Metadata=""
+    )
+    assert compute_types(described(CONVOLUTION, foreign), PRODUCTS) == {"float16": 1, "unknown": 1}
+    assert compute_types(described(foreign), PRODUCTS) == {"unknown": 2}
+
+
+def test_products_merged_into_one_layer_are_seen() -> None:
+    merged = changed(GEMM, Metadata="[ONNX Layer: q]\x1e[ONNX Layer: k]\x1e[ONNX Layer: v]")
+    assert compute_types(described(merged), ["q", "k", "v"]) == {"float16": 1}
+
+
+def test_an_engine_without_origins_is_taken_at_its_layers_word() -> None:
+    layers = described(changed(CONVOLUTION, Metadata=""), changed(GEMM, Metadata=None))
+    assert compute_types(layers, PRODUCTS) == {"float16": 2}
+
+
+def case(precision: str) -> Case:
+    return Case("net", "trt", "trt", "inference", precision, 1, "cuda", 0, ModelSource("net"), {})  # type: ignore[arg-type]
+
+
+def proof(*layers: dict[str, Any], tf32: bool = False) -> dict[str, Any]:
+    return {**summarize(described(*layers), PRODUCTS), "tf32": tf32, "cuda_graph": False}
+
+
+def test_an_fp16_request_computed_in_fp32_fails() -> None:
+    assert mismatch(case("fp16"), proof(CONVOLUTION, GEMM)) is None
+    widened = changed(CONVOLUTION, TacticName="sm80_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc")
+    assert mismatch(case("fp16"), proof(widened, GEMM)) == "asked for fp16, computed in float16 (1×), float32 (1×)"
+
+
+def test_int8_needs_one_product_in_int8_and_the_rest_is_remarked() -> None:
+    narrow = changed(CONVOLUTION, TacticName="sm80_xmma_fprop_implicit_gemm_i8i8_i8i32_f32_nhwckrsc_nhwc")
+    wide = changed(GEMM, TacticName="sm80_xmma_gemm_f32f32_f32f32_f32_tn_n")
+    assert mismatch(case("int8"), proof(narrow, wide)) is None
+    said = [remark for remark in remarks(case("int8"), proof(narrow, wide)) if remark.startswith("mixed-precision: ")]
+    assert said == ["mixed-precision: 1 of 2 convolutions and products computed in float32"]
+    assert "asked for int8, computed in float32 (1×), unknown (1×)" in (mismatch(case("int8"), proof(wide)) or "")
+
+
+def test_what_cannot_be_seen_is_unproven_and_no_failure() -> None:
+    opaque = proof(changed(POINTWISE, LayerType="Myelin", Metadata=""))
+    assert mismatch(case("fp16"), opaque) is None
+    (remark,) = remarks(case("fp16"), opaque)
+    assert remark == "unproven: the types of 2 convolutions and products could not be seen"

@@ -1,0 +1,232 @@
+"""Every name that engines/trt*.py take from TensorRT exists in TensorRT 10.13 and 11.4, and in TensorRT for RTX.
+
+TensorRT's libraries cannot be installed here, so its names are lists (tensorrt_names/, made by the script there of the
+bindings, from their wheels); TensorRT for RTX is the real module. A name that a version lacks must be asked for by
+getattr or hasattr, with its name as a string.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import importlib.util
+import re
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from engines.tensorrt_engines.session import library
+
+ROOT = Path(__file__).resolve().parents[3]
+NAMES = Path(__file__).parent / "tensorrt_names"
+SOURCES = [
+    path for path in sorted((ROOT / "engines").glob("trt*.py")) if path.stem not in ("trt_buffers", "trt_inspect")
+]
+"""But those that are given no object of TensorRT's."""
+LIBRARY = {"library", "module"}
+OBJECTS = {
+    "builder": "Builder",
+    "config": "IBuilderConfig",
+    "network": "INetworkDefinition",
+    "parser": "OnnxParser",
+    "refusal": "ParserError",
+    "profile": "IOptimizationProfile",
+    "tensor": "ITensor",
+    "timings": "ITimingCache",
+    "others": "ITimingCache",
+    "plan": "IHostMemory",
+    "runtime": "Runtime",
+    "engine": "ICudaEngine",
+    "runtime_config": "IRuntimeConfig",
+    "kernels": "DynamicShapesKernelSpecializationStrategy",
+    "context": "IExecutionContext",
+    "inspector": "EngineInspector",
+    "statistics": "EngineStat",
+}
+"""What a variable or attribute of that name is, in these files."""
+OTHERS = (
+    *(str, bytes, int, list, dict, tuple, set, type, Path, re.Match, Counter, deque, Exception, ImportError),
+    *(Distribution, type(hashlib.sha256()), threading.Event, threading.Thread, contextlib.ExitStack),
+    *(np.ndarray, torch.Tensor, torch.cuda.Stream, torch.cuda.CUDAGraph),
+)
+PROTOS = (onnx.ModelProto, onnx.GraphProto, onnx.NodeProto, onnx.ValueInfoProto, onnx.TensorProto)
+"""What else they work with, beside this project's own classes."""
+
+
+def lister() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("list_names", NAMES / "list_names.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+@pytest.fixture(scope="session")
+def versions() -> dict[str, set[str]]:
+    """The names of each version: `Class`, `Class.member`, `function`."""
+    lists = {path.stem: path.read_text().splitlines() for path in sorted(NAMES.glob("*.txt"))}
+    found = {f"TensorRT {stem}": {line for line in lines if not line.startswith("#")} for stem, lines in lists.items()}
+    return {**found, "TensorRT for RTX": set(lister().names_of(library("trt-rtx")))}
+
+
+def test_the_lists_are_whole(versions: dict[str, set[str]]) -> None:
+    assert list(versions) == ["TensorRT 10.13", "TensorRT 11.4", "TensorRT for RTX"]
+    for names in versions.values():
+        assert len(names) > 1500
+        assert {"Builder.create_network", "BuilderFlag.TF32", "ICudaEngine.num_io_tensors", "Runtime"} <= names
+    assert "BuilderFlag.FP16" in versions["TensorRT 10.13"] - versions["TensorRT 11.4"]
+    assert "ComputeCapability.SM89" in versions["TensorRT for RTX"] - versions["TensorRT 11.4"]
+
+
+@dataclass
+class Uses:
+    """What a source takes from TensorRT: `names` with the line, `optional` those asked for by getattr or hasattr."""
+
+    names: list[tuple[str, int]] = field(default_factory=list)
+    optional: set[str] = field(default_factory=set)
+    strangers: list[tuple[str, int]] = field(default_factory=list)
+    """Attributes of objects that nothing is known of."""
+
+
+def uses_of(source: str, own: set[str]) -> Uses:
+    tree, uses = ast.parse(source), Uses()
+    imported = {a.asname or a.name.partition(".")[0] for n in imports(tree) for a in n.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not node.attr.startswith("__"):
+            path = path_of(node)
+            owner = owner_of(node.value)
+            if owner == "":
+                uses.names.append((node.attr, node.lineno))
+            elif owner is not None:
+                uses.names.append((f"{owner}.{node.attr}", node.lineno))
+            elif path.partition(".")[0] not in imported and node.attr not in own:
+                uses.strangers.append((path, node.lineno))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+            owner, name = owner_of(node.args[0]), node.args[1]
+            if owner is not None and isinstance(name, ast.Constant):
+                uses.optional.add(f"{owner}.{name.value}".lstrip("."))
+        elif isinstance(node, ast.ClassDef):
+            for base in filter(None, map(owner_of, node.bases)):
+                methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+                uses.names += [(f"{base}.{m.name}", m.lineno) for m in methods if not m.name.startswith("_")]
+    return uses
+
+
+def imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+
+
+def path_of(node: ast.expr) -> str:
+    """`a.b.c` as it is written; `(…)` where something is called or indexed."""
+    if isinstance(node, ast.Attribute):
+        return f"{path_of(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "(…)"
+
+
+def owner_of(node: ast.expr) -> str | None:
+    """The class whose member an attribute of `node` is: "" for the library itself, None if it is none of TensorRT's."""
+    last = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    if last in LIBRARY:
+        return ""
+    if isinstance(node, ast.Attribute) and owner_of(node.value) == "":
+        return None if last.startswith("__") else last
+    return OBJECTS.get(last)
+
+
+def own_attributes() -> set[str]:
+    """Of this project's classes, and of what the files use beside TensorRT."""
+    found = {name for kind in OTHERS for name in dir(kind)} | {f.name for p in PROTOS for f in p.DESCRIPTOR.fields}
+    found.add("cuda_stream")  # Of torch.cuda.Stream, where torch was built with CUDA.
+    for path in (*(ROOT / "engines").glob("*.py"), *(ROOT / "exporters").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found |= {item.name for item in ast.walk(node) if isinstance(item, ast.FunctionDef)}
+                found |= {item.target.id for item in node.body if isinstance(item, ast.AnnAssign | ast.AugAssign)
+                          if isinstance(item.target, ast.Name)}  # fmt: skip
+                found |= {item.attr for item in ast.walk(node) if isinstance(item, ast.Attribute)
+                          if isinstance(item.ctx, ast.Store) and path_of(item.value) == "self"}  # fmt: skip
+    return found
+
+
+def problems(source: str, versions: dict[str, set[str]]) -> list[str]:
+    """The names in `source` that some version does not have, and that are not asked for."""
+    uses, told = uses_of(source, own_attributes()), []
+    for name, line in uses.names:
+        lacking = [version for version, names in versions.items() if name not in names]
+        if len(lacking) == len(versions):
+            told.append(f"line {line}: {name} is in no version")
+        elif lacking and not {name, name.partition(".")[0]} & uses.optional:
+            told.append(f"line {line}: {name} is not in {', '.join(lacking)}: ask for it by getattr or hasattr")
+    known = set().union(*versions.values())
+    told += [f"{name}, which is asked for, is in no version" for name in sorted(uses.optional - known)]
+    told += [f"line {line}: {name}: of what? A name in OBJECTS tells" for name, line in uses.strangers]
+    return told
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_every_name_is_in_every_version_or_asked_for(path: Path, versions: dict[str, set[str]]) -> None:
+    assert problems(path.read_text(), versions) == []
+
+
+def test_the_reader_of_names_sees_them(versions: dict[str, set[str]]) -> None:
+    seen = {name for path in SOURCES for name, _ in uses_of(path.read_text(), own_attributes()).names}
+    assert {
+        "Builder",
+        "Builder.build_serialized_network",
+        "BuilderFlag.TF32",
+        "IBuilderConfig.progress_monitor",
+        "IProgressMonitor.step_complete",
+        "ILogger.log",
+        "OnnxParser.parse_from_file",
+        "ParserError.node_operator",
+        "ITimingCache.combine",
+        "Runtime.deserialize_cuda_engine",
+        "ICudaEngine.num_io_tensors",
+        "IExecutionContext.execute_async_v3",
+    } <= seen
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        ("library.Bulider(logger)", "Bulider is in no version"),
+        ("self.library.BuilderFlag.TF23", "BuilderFlag.TF23 is in no version"),
+        ("config.set_falg(1)", "IBuilderConfig.set_falg is in no version"),
+        ("self.context.execute_async_v4(1)", "IExecutionContext.execute_async_v4 is in no version"),
+        ("config.get_flag(library.BuilderFlag.FP16)", "BuilderFlag.FP16 is not in TensorRT 11.4, TensorRT for RTX"),
+        ("self.engine.device_memory_size", "ICudaEngine.device_memory_size is not in TensorRT 11.4"),
+        ("library.ComputeCapability.SM89", "ComputeCapability.SM89 is not in TensorRT 10.13, TensorRT 11.4"),
+        ("getattr(library, 'ComputeCapabilty', None)", "ComputeCapabilty, which is asked for, is in no version"),
+        ("class P(library.IProfiler):\n    def report_time(self): pass", "IProfiler.report_time is in no version"),
+        ("thing = builder.create_builder_config()\nthing.set_flag(1)", "thing.set_flag: of what?"),
+        ("builder.create_builder_config().bulid()", "(…).bulid: of what?"),
+    ],
+)
+def test_a_name_that_does_not_exist_shows(source: str, wrong: str, versions: dict[str, set[str]]) -> None:
+    assert any(wrong in told for told in problems(source, versions)), problems(source, versions)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "if hasattr(library, 'ComputeCapability'):\n    library.ComputeCapability.SM89",
+        "ask = getattr(context, 'is_stream_capturable', None)",
+        "config.clear_flag(library.BuilderFlag.TF32)",
+        "class P(library.IProfiler):\n    def report_layer_time(self, name, ms): self._sum()",
+    ],
+)
+def test_a_name_that_exists_does_not(source: str, versions: dict[str, set[str]]) -> None:
+    assert problems(source, versions) in ([], ["line 2: self._sum: of what? A name in OBJECTS tells"])

@@ -1,0 +1,177 @@
+"""What enters: model sources, good and bad. What leaves: modules with the right weights, or an error that helps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from exporters.build_model import build, load, load_model, restore, save_state
+from exporters.cache import Cache
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.source import ModelError, ModelSource
+from exporters.weights import cached_state
+
+
+def states_equal(first: nn.Module, second: nn.Module) -> bool:
+    one, two = first.state_dict(), second.state_dict()
+    return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_seeded_weights_do_not_depend_on_the_global_generator() -> None:
+    torch.manual_seed(1)
+    first = load_model("resnet18")
+    before = torch.get_rng_state()
+    second = load_model("resnet18")
+    assert torch.equal(before, torch.get_rng_state())
+    assert states_equal(first, second)
+    assert not first.training
+    assert {parameter.dtype for parameter in first.parameters()} == {torch.float32}
+    assert all(parameter.requires_grad and parameter.device.type == "cpu" for parameter in first.parameters())
+
+
+@pytest.mark.parametrize("name", ["alexnet", "googlenet", "resnet50"])
+def test_seeded_activations_stay_in_range(name: str) -> None:
+    """Far inside fp16's 65504, and neither vanishing nor the same for every item."""
+    source = ModelSource(name)
+    model = load(source)
+    peaks: list[float] = []
+
+    def record(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+        peaks.append(output.abs().max().item())
+
+    for module in model.modules():
+        module.register_forward_hook(record)
+    with torch.no_grad():
+        logits = model(torch.from_numpy(seeded_inputs(input_specs(source), batch=2)[0]))
+    assert max(peaks) < 100
+    assert 0.1 < logits.std() < 30
+    assert (logits[0] - logits[1]).std() > 0.01
+
+
+def test_seeded_resnet_is_well_conditioned() -> None:
+    """fp32 against fp64: 3e-4 for ResNet-152 whose residual branches are at full scale, 3e-6 here."""
+    source = ModelSource("resnet152")
+    model = load(source)
+    x = torch.from_numpy(seeded_inputs(input_specs(source), batch=1)[0])
+    with torch.no_grad():
+        actual = model(x).double()
+        expected = model.double()(x.double())
+    assert torch.linalg.vector_norm(actual - expected) < 2e-5 * torch.linalg.vector_norm(expected)
+
+
+def test_batch_normalization_is_calibrated() -> None:
+    statistics = load_model("resnet18").get_buffer("layer4.1.bn2.running_var")
+    assert not torch.equal(statistics, torch.ones_like(statistics))
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_weights_file(tmp_path: Path, suffix: str) -> None:
+    state = load_model("googlenet").state_dict()
+    state["fc.bias"] = torch.full((1000,), 3.0)
+    path = tmp_path / f"weights{suffix}"
+    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    model = load_model("googlenet", weights=path)
+    assert torch.equal(model.get_parameter("fc.bias"), state["fc.bias"])
+    assert torch.equal(model.get_parameter("fc.weight"), state["fc.weight"])
+
+
+def test_weights_that_do_not_fit_name_the_keys(tmp_path: Path) -> None:
+    state = load_model("googlenet").state_dict()
+    state["head.bias"] = state.pop("fc.bias")
+    state["fc.weight"] = torch.zeros(10, 1024)
+    torch.save(state, tmp_path / "weights.pt")
+    with pytest.raises(ModelError) as caught:
+        load_model("googlenet", weights=tmp_path / "weights.pt")
+    for words in ("1 missing (fc.bias)", "1 unexpected (head.bias)", "fc.weight (10, 1024) instead of (1000, 1024)"):
+        assert words in str(caught.value)
+
+
+def test_unreadable_weights(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    with pytest.raises(ModelError, match="no such file"):
+        load_model("googlenet", weights=path)
+    path.write_bytes(b"garbage")
+    with pytest.raises(ModelError, match="not a readable state dict"):
+        load_model("googlenet", weights=path)
+    torch.save([1, 2], path)
+    with pytest.raises(ModelError, match="no state dict of tensors"):
+        load_model("googlenet", weights=path)
+    # A pickle that would run code is refused, not run.
+    torch.save(nn.Linear(1, 1), path)
+    with pytest.raises(ModelError, match="not a readable state dict"):
+        load_model("googlenet", weights=path)
+
+
+def test_unknown_option_suggests_a_known_one() -> None:
+    with pytest.raises(ModelError, match=r"unknown option 'auxilary'; did you mean 'auxiliary'"):
+        load_model("googlenet", auxilary=True)
+    with pytest.raises(ModelError, match="it knows none"):
+        load_model("vgg16", depth=3)
+
+
+def test_factory(small: ModelSource) -> None:
+    torch.manual_seed(1)
+    first = build(small)
+    torch.manual_seed(2)
+    assert states_equal(first, build(small))
+    assert not first.training
+    wide = ModelSource(small.name, factory=small.factory, input_shape=small.input_shape, options={"width": 4})
+    assert build(wide).get_parameter("0.weight").shape[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("small_factories:raising", "raised ValueError: no luck at .*small_factories.py:14"),
+        ("small_factories:other", "returned builtins.dict, not a torch.nn.Module"),
+        ("small_factories:absent", "AttributeError.*absent"),
+        ("absent_module:f", "ModuleNotFoundError: No module named 'absent_module'$"),
+        ("small_factories", "is not 'package.module:function'"),
+    ],
+)
+@pytest.mark.usefixtures("factories")
+def test_factory_errors(factory: str, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        build(ModelSource("mine", factory=factory, input_shape=(3, 16, 16)))
+
+
+def test_restore(tmp_path: Path, small: ModelSource) -> None:
+    for source in (ModelSource("resnet18"), small):
+        model = load(source)
+        first = next(model.parameters())
+        with torch.no_grad():
+            first.mul_(2)  # so that a restore that ignores the file is noticed
+        save_state(model, tmp_path / "state.pt")
+        restored = restore(source, tmp_path / "state.pt")
+        assert states_equal(model, restored)
+        assert not restored.training
+        assert all(parameter.requires_grad for parameter in restored.parameters())
+
+
+def test_restored_weights_are_a_private_copy(tmp_path: Path) -> None:
+    source, path = ModelSource("resnet18"), tmp_path / "state.pt"
+    save_state(load(source), path)
+    before = path.read_bytes()
+    with torch.no_grad():
+        for parameter in restore(source, path).parameters():
+            parameter.zero_()
+    assert path.read_bytes() == before
+
+
+def test_restore_refuses_another_models_state(tmp_path: Path) -> None:
+    save_state(load_model("resnet18"), tmp_path / "state.pt")
+    with pytest.raises(ModelError, match="cannot be restored"):
+        restore(ModelSource("resnet34"), tmp_path / "state.pt")
+
+
+def test_cached_state(cache: Cache) -> None:
+    source = ModelSource("resnet18")
+    path = cached_state(source, cache)
+    modified = path.stat().st_mtime_ns
+    assert cached_state(source, cache) == path
+    assert path.stat().st_mtime_ns == modified
+    assert states_equal(restore(source, path), load(source))

@@ -1,0 +1,408 @@
+"""FLOPs and weights of modules and graphs, against published counts, counts by hand, and each other."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from exporters import flops
+from exporters.cache import Cache
+from exporters.catalog import CATALOG
+from exporters.flops import Cost, cached_cost
+from exporters.graph_flops import node_flops
+from exporters.inputs import input_specs
+from exporters.onnx_export import export_onnx
+from exporters.source import ModelSource
+
+FIRST_LAYERS = {
+    "alexnet": (96, 11, 54),
+    "overfeat": (96, 11, 56),
+    "vgg16": (64, 3, 224),
+    "googlenet": (64, 7, 112),
+    "resnet18": (64, 7, 112),
+    "resnet50": (64, 7, 112),
+}
+"""Output channels, kernel and output size of the convolution that sees the image; see the networks' papers."""
+
+FACTORIES = """
+import torch
+from torch import nn
+
+def plain():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 196, 5))
+
+def grouped():
+    return nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 3, groups=8), nn.ConvTranspose2d(8, 6, 3, groups=2))
+
+class Branching(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+    def forward(self, x):
+        return self.model(x if x.sum() > 0 else -x)
+
+class Raising(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+    def forward(self, x):
+        raise ValueError("no luck")
+
+class Mixing(nn.Module):
+    def forward(self, x):
+        x = x.flatten(1)
+        return x @ x.T
+
+class Pairing(nn.Module):
+    def forward(self, x):
+        return x @ x.transpose(2, 3)
+
+class Auxiliary(nn.Module):
+    # The second branch reaches no output.
+    def __init__(self):
+        super().__init__()
+        self.layer, self.unread = nn.Conv2d(3, 2, 3), nn.Conv2d(3, 200, 3)
+    def forward(self, x):
+        self.unread(x)
+        return self.layer(x)
+
+class Tables(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.unused = nn.Embedding(1000, 16), nn.Linear(16, 1000)
+        self.layer = nn.Linear(16, 4)
+        self.register_buffer("scale", torch.tensor([1, 2, 3, 4]))
+    def forward(self, x):
+        return self.layer(x + self.table((x[..., 0] > 0).long()).mean()) * self.scale
+
+def attention():
+    return nn.Sequential(nn.Flatten(2), nn.TransformerEncoderLayer(256, 4, 512, batch_first=True))
+
+def branching_plain():
+    return Branching(plain())
+
+def branching_attention():
+    return Branching(attention())
+"""
+
+
+@pytest.fixture(autouse=True)
+def _factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cost_factories.py").write_text(FACTORIES)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cost_factories", raising=False)
+
+
+def from_factory(factory: str, *shape: int) -> ModelSource:
+    return ModelSource(factory, factory=f"cost_factories:{factory}", input_shape=shape or (3, 16, 16))
+
+
+def cost_of(source: ModelSource, graph: Path | None = None, trains: bool = True) -> Cost:
+    with tempfile.TemporaryDirectory() as folder:
+        return cached_cost(source, input_specs(source), Cache(Path(folder)), graph, trains)
+
+
+def of(factory: str, *shape: int) -> Cost:
+    return cost_of(from_factory(factory, *shape))
+
+
+@pytest.mark.parametrize("name", FIRST_LAYERS)
+def test_canonical_network_costs_what_is_published(name: str) -> None:
+    source = ModelSource(name)
+    found = cost_of(source, trains=False)
+    assert found.inference_flops == 2 * CATALOG[name].multiply_adds
+    assert found.float_weights is not None
+    assert CATALOG[name].parameters <= found.float_weights < 1.01 * CATALOG[name].parameters, "the statistics are read"
+
+
+@pytest.mark.parametrize("name", FIRST_LAYERS)
+def test_training_costs_three_times_as_much_but_for_the_images_gradient(name: str) -> None:
+    """Each layer's gradients of its weights and of its input cost as much as its forward pass; the image has none."""
+    found = cost_of(ModelSource(name))
+    channels, kernel, size = FIRST_LAYERS[name]
+    first = 2 * 3 * channels * kernel**2 * size**2
+    assert found.training_flops == 3 * 2 * CATALOG[name].multiply_adds - first
+
+
+def test_plain_network_by_hand() -> None:
+    convolution, linear = 2 * 196 * 8 * 3 * 9, 2 * 8 * 196 * 5
+    weights = (8 * 3 * 9 + 8) + 2 * 8 + (8 * 196 * 5 + 5)
+    found = of("plain")
+    assert found == Cost(
+        inference_flops=convolution + linear,
+        training_flops=2 * convolution + 3 * linear,
+        float_weights=weights + 2 * 8,
+        other_weight_bytes=0,
+    )
+    assert (found.flops("inference"), found.flops("training")) == (found.inference_flops, found.training_flops)
+    assert [found.weight_bytes(p) for p in ("fp32", "tf32", "amp-fp16", "fp16", "bf16", "int8")] == [
+        *[4 * (weights + 16)] * 3,
+        *[2 * (weights + 16)] * 2,
+        weights + 16,
+    ]
+
+
+def test_grouped_and_transposed_convolutions_by_hand() -> None:
+    """torch's own formula takes their weights' gradient for that of one group."""
+    pointwise, depthwise, transposed = 2 * 256 * 8 * 4, 2 * 196 * 8 * 9, 2 * 196 * 8 * 3 * 9
+    found = of("grouped", 4, 16, 16)
+    assert found.inference_flops == pointwise + depthwise + transposed
+    assert found.training_flops == 2 * pointwise + 3 * (depthwise + transposed)
+
+
+@pytest.mark.parametrize("factory", ["attention", "branching_attention"])
+def test_attention_by_hand(factory: str) -> None:
+    """On the CPU, where the branching one is counted, torch would run the layer or its attention as one kernel."""
+    projections, products, feedforward = 4 * 256**2 * 3, 2 * 256 * 3**2, 2 * 256 * 512 * 3
+    found = of(factory)
+    assert found.inference_flops == 2 * (projections + products + feedforward)
+
+
+def test_what_cannot_run_on_the_meta_device_is_counted_on_the_cpu() -> None:
+    assert of("branching_plain") == of("plain")
+
+
+def test_what_cannot_be_counted_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert of("Raising") == Cost()
+    assert "no luck" in capsys.readouterr().err
+    assert of("Raising").weight_bytes("fp32") is None
+
+
+def test_no_item_has_a_cost_where_items_meet() -> None:
+    assert of("Mixing").inference_flops is None
+
+
+def test_tables_and_unused_layers_are_not_read() -> None:
+    found = of("Tables", 3, 16)
+    assert (found.float_weights, found.other_weight_bytes) == (17 * 4, 4 * 8)
+    assert found.weight_bytes("fp16") == 2 * 17 * 4 + 4 * 8
+
+
+def test_models_without_gradients_have_no_training() -> None:
+    found = of("Pairing")
+    assert (found.inference_flops, found.training_flops) == (2 * 3 * 16**3, None)
+
+
+def test_training_is_counted_only_where_it_is_planned() -> None:
+    found = cost_of(from_factory("plain"), trains=False)
+    assert (found.inference_flops, found.training_flops) == (of("plain").inference_flops, None)
+
+
+def test_work_that_reaches_no_output_is_left_out(cache: Cache) -> None:
+    """Engines leave it out too: counted, it would put their rows far above the roofline."""
+    source = from_factory("Auxiliary")
+    found = cost_of(source, export_onnx(source, "fp16", cache).path)
+    assert found.inference_flops == 2 * 196 * 2 * 27
+    assert found.float_weights == 2 * 27 + 2
+    assert cost_of(source).inference_flops == 2 * 196 * 202 * 27, "only a graph tells"
+
+
+# ONNX files.
+
+OPSETS = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+
+
+def value(name: str, *shape: int | str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+
+def weight(name: str, *shape: int, type_: int = TensorProto.FLOAT) -> onnx.TensorProto:
+    tensor = TensorProto(name=name, data_type=type_, dims=shape)
+    tensor.raw_data = bytes(helper.tensor_dtype_to_np_dtype(type_).itemsize * int(onnx.numpy_helper.np.prod(shape)))
+    return tensor
+
+
+def write(path: Path, nodes: list[onnx.NodeProto], x: onnx.ValueInfoProto, *weights: onnx.TensorProto) -> ModelSource:
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "tiny", [x], [output], list(weights))
+    onnx.save(helper.make_model(graph, opset_imports=OPSETS, ir_version=9), path)
+    return ModelSource(path.stem, onnx=path)
+
+
+@pytest.mark.parametrize("batch", ["batch", 4])
+def test_onnx_file_costs_what_its_torch_twin_does(tmp_path: Path, batch: int | str) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "a"], ["1"]),
+        helper.make_node("Conv", ["1", "b"], ["2"], group=8),
+        helper.make_node("ConvTranspose", ["2", "c"], ["y"], group=2),
+    ]
+    weights = weight("a", 8, 4, 1, 1), weight("b", 8, 1, 3, 3), weight("c", 8, 3, 3, 3)
+    found = cost_of(write(tmp_path / "twin.onnx", nodes, value("x", batch, 4, 16, 16), *weights))
+    twin = of("grouped", 4, 16, 16)
+    assert (found.inference_flops, found.training_flops) == (twin.inference_flops, None)
+    elements = 8 * 4 + 8 * 9 + 8 * 27
+    assert found.weight_bytes("native") == 4 * elements
+
+
+def test_exported_graph_costs_what_its_module_does(small: ModelSource, cache: Cache) -> None:
+    found = cost_of(ModelSource("mine", onnx=export_onnx(small, "fp16", cache).path))
+    module = cost_of(small)
+    assert found.inference_flops == module.inference_flops
+    assert module.float_weights
+    assert found.weight_bytes("native") == pytest.approx(2 * module.float_weights, rel=0.05)
+
+
+def test_products_of_a_graph_by_hand(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["1"]),
+        helper.make_node("Flatten", ["1"], ["2"]),
+        helper.make_node("Gemm", ["2", "b", "c"], ["y"], transB=1),
+    ]
+    weights = weight("a", 4, 6), weight("b", 7, 30), weight("c", 7)
+    found = cost_of(write(tmp_path / "products.onnx", nodes, value("x", "n", 5, 4), *weights))
+    assert found.inference_flops == 2 * (5 * 6 * 4 + 7 * 30)
+    assert found.weight_bytes("native") == 4 * (24 + 210 + 7)
+
+
+def test_product_of_two_vectors_by_hand(tmp_path: Path) -> None:
+    found = cost_of(write(tmp_path / "dot.onnx", [helper.make_node("MatMul", ["x", "x"], ["y"])], value("x", "n")))
+    assert found.inference_flops == 2
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "expected"),
+    [
+        ("ConvInteger", "x w", 2 * 196 * 2 * 27),
+        ("QLinearConv", "x s z w s z s z", 2 * 196 * 2 * 27),
+        ("MatMulInteger", "x m", 2 * 3 * 16 * 5 * 16),
+        ("QLinearMatMul", "x s z m s z s z", 2 * 3 * 16 * 5 * 16),
+    ],
+)
+def test_integer_operators_by_hand(tmp_path: Path, operator: str, inputs: str, expected: int) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.UINT8, ["n", 3, 16, 16])
+    integers = {"w": (2, 3, 3, 3), "m": (16, 5), "z": ()}
+    weights = [weight("s"), *(weight(name, *shape, type_=TensorProto.UINT8) for name, shape in integers.items())]
+    nodes = [helper.make_node(operator, inputs.split(), ["1"]), helper.make_node("Cast", ["1"], ["y"], to=1)]
+    found = cost_of(write(tmp_path / "q.onnx", nodes, x, *weights))
+    assert found.inference_flops == expected
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes", "attributes", "expected"),
+    [
+        ("FusedConv", ((4, 3, 16, 16), (2, 3, 3, 3), (4, 2, 14, 14)), {}, 4 * 2 * 196 * 2 * 27),
+        ("NhwcConv", ((4, 16, 16, 3), (2, 3, 3, 3), (4, 14, 14, 2)), {}, 4 * 2 * 196 * 2 * 27),
+        ("FusedGemm", ((4, 6), (6, 5), (4, 5)), {}, 2 * 4 * 6 * 5),
+        ("FusedMatMul", ((4, 6, 7), (4, 6, 5), (4, 7, 5)), {"transA": 1}, 2 * 4 * 6 * 7 * 5),
+        ("FusedMatMul", ((4, 6, 7), (4, 6, 5), (4, 7, 5)), {"transA": 1, "transBatchA": 1}, None),
+    ],
+)
+def test_fused_operators_of_onnx_runtime(
+    operator: str, shapes: tuple[tuple[int, ...], ...], attributes: dict[str, int], expected: int | None
+) -> None:
+    node = helper.make_node(operator, ["x", "w"], ["y"], domain="com.microsoft", **attributes)
+    if expected is None:
+        with pytest.raises(ValueError, match="no count"):
+            node_flops(node, dict(zip("xwy", shapes, strict=True)))
+    else:
+        assert node_flops(node, dict(zip("xwy", shapes, strict=True))) == expected
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        helper.make_node("Einsum", ["x", "a"], ["y"], equation="ij,jk->ik"),
+        helper.make_node("LSTM", ["x", "a", "a"], ["y"]),
+        helper.make_node("Attention", ["x", "a", "a"], ["y"]),
+        helper.make_node("MatMulNBits", ["x", "a"], ["y"], domain="com.microsoft"),
+        helper.make_node("Conv", ["x", "a"], ["y"], domain="com.microsoft.nchwc"),
+        helper.make_node("Own", ["x"], ["y"], domain="mine"),
+    ],
+)
+def test_operators_without_a_formula_are_not_counted_as_nothing(node: onnx.NodeProto) -> None:
+    with pytest.raises(ValueError, match=f"no count of .*{node.op_type}"):
+        node_flops(node, {"x": (4, 6), "a": (6, 5), "y": (4, 5)})
+    branch = helper.make_graph([node], "branch", [], [])
+    with pytest.raises(ValueError, match=r"no count of .*If"):
+        node_flops(helper.make_node("If", ["x"], ["y"], then_branch=branch, else_branch=branch), {})
+
+
+def test_other_operators_cost_nothing() -> None:
+    assert node_flops(helper.make_node("Relu", ["x"], ["y"]), {}) == 0
+    assert node_flops(helper.make_node("BiasGelu", ["x"], ["y"], domain="com.microsoft"), {}) == 0
+
+
+def test_rows_of_a_table_and_integers_of_a_graph(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "i"], ["e"]),
+        helper.make_node("DequantizeLinear", ["q", "s"], ["w"]),
+        helper.make_node("MatMul", ["e", "w"], ["y"]),
+    ]
+    weights = weight("table", 5000, 4), weight("q", 4, 3, type_=TensorProto.INT8), weight("s")
+    found = cost_of(write(tmp_path / "table.onnx", nodes, value("x", "n", 2), *weights))
+    assert found.inference_flops == 2 * 2 * 3 * 4
+    assert found.weight_bytes("native") == 12 + 4
+
+
+@pytest.mark.parametrize(("operator", "domain"), [("NonZero", ""), ("Gelu", "com.microsoft")])
+def test_graph_whose_shapes_cannot_be_inferred_is_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], operator: str, domain: str
+) -> None:
+    """Of the first one's result a size is unknown, of the other's even the rank."""
+    nodes = [helper.make_node(operator, ["x"], ["1"], domain=domain), helper.make_node("MatMul", ["a", "1"], ["y"])]
+    source = write(tmp_path / "own.onnx", nodes, value("x", "n", 4), weight("a", 4, 2))
+    found = cost_of(source)
+    assert found == Cost()
+    assert "MatMul" in capsys.readouterr().err
+
+
+def test_result_of_unknown_rank_is_no_scalar(tmp_path: Path) -> None:
+    node = helper.make_node("FusedMatMul", ["x", "a"], ["y"], domain="com.microsoft")
+    assert cost_of(write(tmp_path / "fused.onnx", [node], value("x", 3, 4), weight("a", 4, 2))) == Cost()
+
+
+def test_cost_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, expected = from_factory("plain"), of("plain")
+    first = cached_cost(source, input_specs(source), Cache(tmp_path / "cache"), trains=True)
+    monkeypatch.setattr(flops, "count_module", None)
+    second = cached_cost(source, input_specs(source), Cache(tmp_path / "cache"), trains=True)
+    assert first == second == expected
+
+
+def test_cost_is_counted_again_after_a_change_of_what_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {path.name for path in flops._CODE} == {"cost.py", "graph_cost.py", "inputs.py"}
+    source, code = from_factory("plain"), tmp_path / "graph_cost.py"
+    code.write_text("one")
+    monkeypatch.setattr(flops, "_CODE", (code,))
+    cached_cost(source, input_specs(source), Cache(tmp_path / "cache"))
+    code.write_text("another")
+    monkeypatch.setattr(flops, "inference_part", lambda model, specs: {"inference_flops": 1})
+    assert cached_cost(source, input_specs(source), Cache(tmp_path / "cache")).inference_flops == 1
+
+
+def test_failure_is_told_every_time_and_kept_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_memory(*_: object) -> int:
+        raise MemoryError("no room")
+
+    source = from_factory("plain")
+    with monkeypatch.context() as patch:
+        patch.setattr(flops, "training_flops", no_memory)
+        for _ in range(2):
+            found = cached_cost(source, input_specs(source), Cache(tmp_path / "cache"), trains=True)
+            assert found.inference_flops
+            assert found.training_flops is None
+            assert "training not counted: MemoryError: no room" in capsys.readouterr().err
+    assert cached_cost(source, input_specs(source), Cache(tmp_path / "cache"), trains=True) == of("plain")
+
+
+def test_inference_is_known_before_training_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it is not lost where training takes too long."""
+    known: list[Cost] = []
+
+    def training(*_: object) -> dict[str, int]:
+        assert known[-1].inference_flops
+        return {"training_flops": 7}
+
+    monkeypatch.setattr(flops, "training_part", training)
+    source = from_factory("plain")
+    found = cached_cost(source, input_specs(source), Cache(tmp_path), None, True, known.append)
+    assert known[-1] == found
+    assert found.training_flops == 7

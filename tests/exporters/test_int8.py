@@ -1,0 +1,198 @@
+"""What enters: models and calibration data. What leaves: int8 graphs that ORT runs and TensorRT builds; refusals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from exporters import onnx_export
+from exporters.cache import Cache
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.int8 import quantize
+from exporters.onnx_export import Export, export_onnx
+from exporters.source import ModelError, ModelSource
+
+SHAPE = (3, 16, 16)
+"""Of an item of the fixture `small`."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "images"
+    path.mkdir()
+    return path
+
+
+def outputs(export: Export, source: ModelSource, batch: int = 3) -> np.ndarray:
+    """Of ORT's CPU provider; 3 is a batch size of neither the export nor the calibration."""
+    session = onnxruntime.InferenceSession(export.path, providers=["CPUExecutionProvider"])
+    (x,), (y,) = session.get_inputs(), session.get_outputs()
+    assert (x.name, x.type, x.shape[0], y.name, y.type) == ("x", "tensor(float)", "batch", "y", "tensor(float)")
+    return session.run(None, {"x": seeded_inputs(input_specs(source), batch)[0]})[0]
+
+
+def relative_error(source: ModelSource, cache: Cache) -> float:
+    expected = outputs(export_onnx(source, "fp32", cache), source)
+    return float(np.linalg.norm(outputs(quantize(source, cache), source) - expected) / np.linalg.norm(expected))
+
+
+def input_scale(export: Export) -> float:
+    """The step between two values that the quantized input can take."""
+    graph = onnx.load(export.path).graph
+    (node,) = (node for node in graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "x")
+    return next(float(numpy_helper.to_array(t)) for t in graph.initializer if t.name == node.input[1])
+
+
+@pytest.mark.parametrize("name", ["alexnet", "resnet18"])
+def test_int8_is_close_to_fp32_and_not_equal(name: str, cache: Cache) -> None:
+    assert 1e-3 < relative_error(ModelSource(name), cache) < 0.1
+
+
+def test_graph_is_what_tensorrt_and_onnx_runtime_both_take(cache: Cache) -> None:
+    graph = onnx.load(quantize(ModelSource("resnet18"), cache).path).graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    quantizers = [node for node in graph.node if node.op_type == "QuantizeLinear"]
+    dequantizers = [node for node in graph.node if node.op_type == "DequantizeLinear"]
+    for node in (*quantizers, *dequantizers):
+        zero = constants[node.input[2]]
+        assert zero.data_type == TensorProto.INT8
+        assert not numpy_helper.to_array(zero).any(), "symmetric"
+    read = [name for node in graph.node for name in node.input]
+    assert all(read.count(node.output[0]) <= 1 for node in (*quantizers, *dequantizers)), "a pair for each reader"
+    made_by = {node.output[0]: node for node in graph.node}
+    products = [node for node in graph.node if node.op_type in ("Conv", "Gemm")]
+    assert len(products) == 21
+    for node in products:
+        weight, bias = made_by[node.input[1]], constants[node.input[2]]
+        assert constants[weight.input[0]].data_type == TensorProto.INT8
+        channels = constants[weight.input[0]].dims[0]
+        assert list(constants[weight.input[1]].dims) == [channels], "a scale for each channel"
+        assert bias.data_type == TensorProto.FLOAT
+        assert made_by[node.input[0]].op_type == "DequantizeLinear"
+
+
+def test_second_time_comes_from_the_cache(small: ModelSource, tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    first, second = quantize(small, cache), quantize(small, cache)
+    assert (first.cached, second.cached) == (False, True)
+    assert (second.path, second.seconds) == (first.path, first.seconds)
+    fp32 = export_onnx(small, "fp32", cache)
+    assert fp32.cached
+    assert first.seconds > fp32.seconds, "the fp32 export's seconds are among them"
+    assert first.path != fp32.path
+
+
+def test_ranges_are_those_of_the_calibration_data(small: ModelSource, folder: Path, tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    item = np.zeros(SHAPE, dtype=np.float32)
+    np.save(folder / "a.npy", item)
+    np.save(folder / "b.npy", np.asfortranarray(np.stack([item, item + 2.54, item - 1])))
+    calibrated = quantize(replace(small, calibration=folder), cache)
+    assert input_scale(calibrated) == pytest.approx(2.54 / 127, rel=1e-2)
+    seeded = quantize(small, cache)
+    assert seeded.path != calibrated.path
+    largest = np.abs(seeded_inputs(input_specs(small), 8)[0]).max()
+    assert input_scale(seeded) == pytest.approx(largest / 127, rel=1e-2)
+
+
+def test_other_calibration_data_make_another_graph(small: ModelSource, folder: Path, tmp_path: Path) -> None:
+    cache, source = Cache(tmp_path / "cache"), replace(small, calibration=folder)
+    np.save(folder / "a.npy", np.ones(SHAPE, dtype=np.float32))
+    first = quantize(source, cache)
+    (folder / "readme.txt").write_text("no data")
+    copy = folder.rename(tmp_path / "moved")
+    assert quantize(replace(small, calibration=copy), cache).cached, "what counts is the content"
+    np.save(copy / "a.npy", np.full(SHAPE, 2, dtype=np.float32))
+    second = quantize(replace(small, calibration=copy), cache)
+    assert not second.cached
+    assert second.path != first.path
+
+
+GOOD = np.ones(SHAPE, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (GOOD.astype(np.uint8), r"uint8 of shape \(3, 16, 16\), but an item is float32 of shape \(3, 16, 16\)"),
+        (GOOD.astype(np.float64), "float64"),
+        (GOOD.transpose(1, 2, 0), r"float32 of shape \(16, 16, 3\)"),
+        (GOOD[None, None], r"\(1, 1, 3, 16, 16\)"),
+        (np.empty((0, *SHAPE), dtype=np.float32), r"\(0, 3, 16, 16\)"),
+        (np.array([{}]), "no .npy array"),
+        (np.stack([GOOD, GOOD * math.nan]), "NaN or infinity"),
+        (GOOD * math.inf, "NaN or infinity"),
+    ],
+    ids=["bytes", "double", "channels last", "too many dimensions", "empty", "objects", "nan", "infinity"],
+)
+def test_data_that_do_not_fit_are_refused(
+    small: ModelSource, folder: Path, cache: Cache, array: np.ndarray, words: str
+) -> None:
+    np.save(folder / "a.npy", GOOD)
+    np.save(folder / "b.npy", array)
+    with pytest.raises(ModelError, match=rf"calibration .*b\.npy: .*{words}"):
+        quantize(replace(small, calibration=folder), cache)
+
+
+def test_a_file_that_is_no_array_is_refused(small: ModelSource, folder: Path, cache: Cache) -> None:
+    with pytest.raises(ModelError, match=r"images: no \.npy file there; save some inputs"):
+        quantize(replace(small, calibration=folder), cache)
+    np.save(folder / "a.npy", GOOD)
+    content = (folder / "a.npy").read_bytes()
+    for broken in (b"", b"hello", content[:-1]):
+        (folder / "a.npy").write_bytes(broken)
+        with pytest.raises(ModelError, match=r"a\.npy: no \.npy array, or a truncated one"):
+            quantize(replace(small, calibration=folder), cache)
+
+
+def test_an_onnx_file_is_not_quantized(cache: Cache, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="is an ONNX file, which runs as it is"):
+        quantize(ModelSource("theirs", onnx=tmp_path / "m.onnx"), cache)
+
+
+def test_a_model_that_cannot_be_exported_says_so(factories: Path, cache: Cache) -> None:
+    source = ModelSource("mine", factory="small_factories:branching", input_shape=(3,))
+    with pytest.raises(ModelError, match="the export to ONNX in fp32 failed"):
+        quantize(source, cache)
+
+
+def test_weights_beside_the_graph(small: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path / "cache")
+    inline = outputs(quantize(small, cache), small)
+    monkeypatch.setattr(onnx_export, "INLINE_BYTES", 0)
+    cache = Cache(tmp_path / "another")
+    export = quantize(small, cache)
+    data = export.path.with_name(export.path.name + ".data")
+    assert data.is_file()
+    np.testing.assert_allclose(outputs(export, small), inline)
+    data.unlink()
+    assert not quantize(small, cache).cached, "the data belong to the entry"
+
+
+def test_tensorrt_for_rtx_builds_it(cache: Cache) -> None:
+    trt = pytest.importorskip("tensorrt_rtx_bindings")
+    logger = trt.Logger(trt.Logger.ERROR)
+    builder = trt.Builder(logger)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, logger)
+    parsed = parser.parse_from_file(str(quantize(ModelSource("resnet50"), cache).path))
+    assert parsed, [parser.get_error(number).desc() for number in range(parser.num_errors)]
+    kinds = [network.get_layer(number).type for number in range(network.num_layers)]
+    assert kinds.count(trt.LayerType.CONVOLUTION) == 53
+    assert kinds.count(trt.LayerType.QUANTIZE) > 53
+    config, profile = builder.create_builder_config(), builder.create_optimization_profile()
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(trt.ComputeCapability.SM89, 0)
+    profile.set_shape("x", (1, 3, 224, 224), (2, 3, 224, 224), (4, 3, 224, 224))
+    config.add_optimization_profile(profile)
+    engine = builder.build_serialized_network(network, config)
+    assert engine is not None
+    # 25.6 million weights, most of them in one byte.
+    assert 25e6 < engine.nbytes < 60e6

@@ -1,0 +1,163 @@
+"""What enters: models and ONNX files. What leaves: graphs that compute the same, and readable refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from exporters import onnx_export
+from exporters.build_model import load, restore
+from exporters.cache import Cache
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.onnx_export import check_onnx, export_onnx
+from exporters.source import ModelError, ModelSource
+from exporters.weights import cached_state
+
+
+def relative_error(source: ModelSource, path: Path, cache: Cache, dtype: str) -> float:
+    """Relative L2 distance of ORT's outputs, at a batch size that was not exported, from fp32 eager's."""
+    specs = input_specs(source)
+    with torch.no_grad():
+        expected = restore(source, cached_state(source, cache))(torch.from_numpy(seeded_inputs(specs, 3)[0])).numpy()
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert [node.name for node in session.get_inputs()] == ["x"]
+    assert [node.name for node in session.get_outputs()] == ["y"]
+    assert session.get_inputs()[0].shape[0] == "batch"
+    actual = session.run(None, {"x": seeded_inputs(specs, 3, {"float32": dtype})[0]})[0].astype(np.float32)
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
+
+
+def float_types(path: Path) -> set[int]:
+    floats: set[int] = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
+    graph = onnx.load(path).graph
+    values: list[int] = [value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)]
+    return floats & {*values, *(tensor.data_type for tensor in graph.initializer)}
+
+
+@pytest.mark.parametrize("name", ["alexnet", "googlenet", "resnet18"])
+def test_fp32_equals_eager(name: str, cache: Cache) -> None:
+    source = ModelSource(name)
+    export = export_onnx(source, "fp32", cache)
+    assert relative_error(source, export.path, cache, "float32") < 1e-5
+    operators = [node.op_type for node in onnx.load(export.path, load_external_data=False).graph.node]
+    assert operators.count("LRN") == (0 if name == "resnet18" else 2)
+
+
+def test_fp16_equals_eager(cache: Cache) -> None:
+    source = ModelSource("resnet18")
+    export = export_onnx(source, "fp16", cache)
+    assert float_types(export.path) == {TensorProto.FLOAT16}
+    assert 1e-6 < relative_error(source, export.path, cache, "float16") < 5e-3
+
+
+def test_factory_in_every_precision(small: ModelSource, cache: Cache) -> None:
+    paths = {precision: export_onnx(small, precision, cache).path for precision in ("fp32", "fp16", "bf16", "tf32")}
+    assert len(set(paths.values())) == 3
+    assert paths["tf32"] == paths["fp32"]
+    assert relative_error(small, paths["fp32"], cache, "float32") < 1e-5
+    assert relative_error(small, paths["fp16"], cache, "float16") < 5e-3
+    assert float_types(paths["bf16"]) == {TensorProto.BFLOAT16}
+    # No CPU kernel convolves bf16, so the graph's types are checked, batch normalization's folded weights included.
+    onnx.checker.check_model(str(paths["bf16"]), full_check=True)
+
+
+def test_second_export_is_cached_and_silent(
+    small: ModelSource, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cache = Cache(tmp_path / "cache")
+    first, second = export_onnx(small, "fp32", cache), export_onnx(small, "fp32", cache)
+    assert (first.cached, second.cached) == (False, True)
+    assert second.path == first.path
+    assert capfd.readouterr() == ("", "")
+
+
+def test_large_weights_go_beside_the_file(small: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_export, "INLINE_BYTES", 0)
+    cache = Cache(tmp_path / "cache")
+    export = export_onnx(small, "fp32", cache)
+    assert export.path.with_name(export.path.name + ".data").is_file()
+    check_onnx(export.path)
+    assert relative_error(small, export.path, cache, "float32") < 1e-5
+    export.path.with_name(export.path.name + ".data").unlink()
+    with pytest.raises(ModelError, match="missing"):
+        check_onnx(export.path)
+    assert not export_onnx(small, "fp32", cache).cached
+
+
+def test_model_that_cannot_be_exported(factories: Path, cache: Cache) -> None:
+    source = ModelSource("mine", factory="small_factories:branching", input_shape=(3,))
+    assert load(source) is not None
+    with pytest.raises(ModelError, match=r"model 'mine': the export to ONNX in fp32 failed .*torch\.export"):
+        export_onnx(source, "fp32", cache)
+
+
+def test_refusals(cache: Cache, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no export in 'int4'"):
+        export_onnx(ModelSource("resnet18"), "int4", cache)
+    with pytest.raises(ModelError, match="is an ONNX file already"):
+        export_onnx(ModelSource("theirs", onnx=tmp_path / "m.onnx"), "fp32", cache)
+
+
+def save_linear(path: Path, location: str | None = None) -> None:
+    """y = x + w; `location` makes w an external tensor."""
+    weight = onnx.numpy_helper.from_array(np.ones(4, np.float32), "w")
+    if location is not None:
+        onnx.external_data_helper.set_external_data(weight, location)
+        weight.ClearField("raw_data")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "graph", [x], [y], [weight])
+    path.write_bytes(helper.make_model(graph).SerializeToString())
+
+
+def test_check_accepts_good_files(tmp_path: Path) -> None:
+    save_linear(tmp_path / "m.onnx")
+    check_onnx(tmp_path / "m.onnx")
+    save_linear(tmp_path / "n.onnx", "w.bin")
+    (tmp_path / "w.bin").write_bytes(np.ones(4, np.float32).tobytes())
+    check_onnx(tmp_path / "n.onnx")
+
+
+def test_check_refuses_broken_files(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    with pytest.raises(ModelError, match="no such file"):
+        check_onnx(path)
+    save_linear(path)
+    content = path.read_bytes()
+    for broken in (content[: len(content) // 2], b"", b"<html>not found</html>"):
+        path.write_bytes(broken)
+        with pytest.raises(ModelError, match="no ONNX model, or a truncated one"):
+            check_onnx(path)
+    path.write_bytes(content.replace(b"Add", b"Axd"))
+    with pytest.raises(ModelError, match=r"onnx\.checker refuses it .*Axd"):
+        check_onnx(path)
+
+
+@pytest.mark.parametrize("location", ["../secret.bin", "/etc/passwd", "link.bin"])
+def test_check_refuses_external_data_outside(tmp_path: Path, location: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "secret.bin").write_bytes(bytes(16))
+    (folder / "link.bin").symlink_to(tmp_path / "secret.bin")
+    save_linear(folder / "m.onnx", location)
+    with pytest.raises(ModelError, match=f"tensor 'w' keeps its data at '{location}', outside"):
+        check_onnx(folder / "m.onnx")
+
+
+def test_check_finds_external_data_in_subgraphs(tmp_path: Path) -> None:
+    weight = onnx.numpy_helper.from_array(np.ones(4, np.float32), "w")
+    onnx.external_data_helper.set_external_data(weight, "../secret.bin")
+    weight.ClearField("raw_data")
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])
+    branch = helper.make_graph([helper.make_node("Identity", ["w"], ["y"])], "branch", [], [y], [weight])
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    condition = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    graph = helper.make_graph([node], "graph", [condition], [y])
+    (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    with pytest.raises(ModelError, match="outside"):
+        check_onnx(tmp_path / "m.onnx")

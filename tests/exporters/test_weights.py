@@ -1,0 +1,39 @@
+"""What enters: model sources that differ in one thing. What leaves: keys that differ with them, and only with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from exporters.build_model import load_model
+from exporters.source import ModelError, ModelSource
+from exporters.weights import source_key
+
+
+def test_canonical_keys_differ_by_name_options_and_weights(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.pt"
+    torch.save(load_model("googlenet").state_dict(), weights)
+    sources = [
+        ModelSource("googlenet"),
+        ModelSource("resnet18"),
+        ModelSource("resnet34"),
+        ModelSource("googlenet", options={"auxiliary": True}),
+        ModelSource("googlenet", weights=weights),
+    ]
+    keys = [source_key(source) for source in sources]
+    assert len(set(keys)) == len(keys)
+    assert keys == [source_key(source) for source in sources]
+    torch.save({}, weights)
+    assert source_key(sources[-1]) != keys[-1]
+    with pytest.raises(ModelError, match="no such file"):
+        source_key(ModelSource("googlenet", weights=tmp_path / "absent.pt"))
+
+
+def test_factory_key_follows_options_and_code(small: ModelSource, factories: Path) -> None:
+    key = source_key(small)
+    assert source_key(small) == key
+    assert source_key(ModelSource("mine", small.factory, input_shape=(3, 16, 16), options={"width": 4})) != key
+    factories.write_text(factories.read_text() + "\n# edited\n")
+    assert source_key(small) != key

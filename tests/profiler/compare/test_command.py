@@ -1,0 +1,238 @@
+"""`profiler compare`, as a user runs it: what is printed and written, and with which exit code it ends."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from rich.console import Console
+
+from profiler.compare.command import Request, execute, make_comparison
+from profiler.errors import ConfigError
+from profiler.results.columns import SAMPLES
+from profiler.results.reading import read_runs
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+H200, CPU = str(GOLDEN / "h200"), str(GOLDEN / "cpu")
+Profiler = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def make_run(folder: Path, slowed: float = 0.0, seed: int = 0, **environment: Any) -> Path:
+    """The golden CPU run as if it had been taken with three replicates, all of them slower by a share."""
+    folder.mkdir(parents=True)
+    real = read_runs([CPU]).results.collect()
+    factor = (1 + slowed) * np.exp(np.random.default_rng(seed).normal(0, 0.003, 3 * real.height))
+    rows = pl.concat([real.with_columns(replicate=pl.lit(n, pl.Int64)) for n in range(3)])
+    measures = [name for name in rows.columns if name.endswith("_ms") and rows[name].dtype == pl.Float64]
+    told = {"machine": "a laptop", "torch_version": "2.13.0", **environment}
+    rows = rows.with_columns(
+        *(pl.col(name) * pl.Series(factor) for name in measures),
+        run_id=pl.lit(folder.name),
+        **{name: pl.lit(value) for name, value in told.items() if name in rows.columns},
+    )
+    rows.write_parquet(folder / "results.parquet")
+    pl.DataFrame(schema=SAMPLES).write_parquet(folder / "samples.parquet")
+    (folder / "environment.json").write_text(json.dumps({**told, "machine": {"label": told["machine"]}}))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    make_run(tmp_path / "main", seed=1)
+    make_run(tmp_path / "again", seed=2)
+    make_run(tmp_path / "slow", slowed=0.10, seed=3, torch_version="2.12.0", cpu_cores=2)
+    return tmp_path
+
+
+def page(request: Request, width: int = 120) -> tuple[int, str]:
+    out = io.StringIO()
+    code = execute(request, Console(file=out, width=width))
+    return code, out.getvalue()
+
+
+def test_two_equal_runs_end_with_0_and_a_slowed_one_with_1(runs: Path, profiler: Profiler) -> None:
+    limit = ("--fail-on-regression", "5%")
+    equal = profiler("compare", "main", "again", *limit, cwd=runs)
+    assert (equal.returncode, equal.stderr) == (0, "")
+    assert "Verdicts: 19 indistinguishable" in " ".join(equal.stdout.split())
+    assert "No cell is slower by more than 5 % with enough evidence." in equal.stdout
+    slowed = profiler("compare", "main", "slow", *limit, cwd=runs)
+    assert (slowed.returncode, slowed.stderr) == (1, "")
+    said = " ".join(slowed.stdout.split())
+    assert "In inference, across all models, slow is 1.10x slower than main." in said
+    assert "25 cells slower by more than 5 %:" in said
+    assert "slow: resnet50/ort/inference/fp32/b16: " in said
+    assert "torch_version 2.13.0 2.12.0" in said, "what differs"
+    faster = profiler("compare", "slow", "main", *limit, cwd=runs)
+    assert faster.returncode == 0
+    assert "main is 1.10x faster than slow" in faster.stdout
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "said"),
+    [
+        (["main"], {}, "one side alone"),
+        (["main", "missing"], {}, "missing: there is no such folder"),
+        (["main", "slow"], {"fail_on_regression": "5"}, "expected a percentage such as 5%"),
+        (["main", "slow"], {"by": "drivr"}, "did you mean 'driver'"),
+        (["main", "slow"], {"base": "mian"}, "did you mean 'main'"),
+        (["main", "slow"], {"only": ("modle=resnet50",)}, "did you mean 'model'"),
+        (["main", "slow"], {"only": ("model=resnet18,batch_size=7",)}, "no row of these runs is like that"),
+        (["main", "slow"], {"format": "jsonn"}, "did you mean 'json'"),
+        (["main", "slow"], {"format": "md", "output": Path("no/such/file")}, "--output no/such/file"),
+        (["main", "slow"], {"references": ("cnn",)}, "no published figures of 'cnn'"),
+    ],
+)
+def test_what_cannot_be_used_is_a_config_error(runs: Path, names: list[str], options: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as error:
+        page(Request(tuple(f"{runs}/{name}" for name in names), **options))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_config_error_ends_with_2_and_one_line(runs: Path, profiler: Profiler) -> None:
+    done = profiler("compare", "main", "slow", "--fail-on-regression", "5", cwd=runs)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "--fail-on-regression: expected a percentage such as 5%, got '5'\n"
+
+
+def test_json_holds_everything_and_standard_error_why_it_failed(runs: Path, profiler: Profiler) -> None:
+    done = profiler("compare", "main", "slow", "--format", "json", "--fail-on-regression", "5%", cwd=runs)
+    assert done.returncode == 1
+    assert done.stderr.startswith("25 cells slower by more than 5 %:")
+    found = json.loads(done.stdout)
+    assert (found["base"], [side["name"] for side in found["sides"]]) == ("main", ["main", "slow"])
+    assert len(found["cells"]) == 25
+    assert {cell["verdict"] for cell in found["cells"]} == {"slower"}
+    assert found["totals"][0]["ratio"] == pytest.approx(1 / 1.1, rel=0.01)
+    assert found["totals"][0]["sentence"].startswith("In inference, across all models")
+    assert len(found["regression"]["slower"]) == 25
+    assert {"what": "cpu_cores", "main": "", "slow": "2"} not in found["differences"], "main did not record it"
+    assert {"what": "torch_version", "main": "2.13.0", "slow": "2.12.0"} in found["differences"]
+
+
+def test_csv_is_the_cells_with_all_digits(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    request = Request((str(runs / "main"), str(runs / "slow")), format="csv")
+    execute(request, Console(file=io.StringIO()))
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    cells = make_comparison(request).cells
+    assert [float(row["ratio"]) for row in rows] == cells["ratio"].to_list()
+    assert [*rows[0]] == cells.columns
+
+
+@pytest.mark.parametrize("format_", ["text", "md", "csv", "json"])
+def test_every_format_can_be_written_to_a_file(runs: Path, format_: str) -> None:
+    path = runs / "comparison"
+    code, said = page(Request((f"{runs}/main", f"{runs}/slow"), format=format_, output=path))
+    assert (code, said.strip()) == (0, f"Written: {path}")
+    assert "resnet50" in path.read_text()
+
+
+def test_markdown_has_a_table_of_cells(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page(Request((f"{runs}/main", f"{runs}/slow"), format="md", only=("model=alexnet",)))
+    lines = capsys.readouterr().out.splitlines()
+    head = next(line for line in lines if line.startswith("| Model"))
+    assert head.startswith("| Model | Variant | Precision | Batch | Base ms | Side ms | Ratio (95 %) | Verdict |")
+    rows = [line for line in lines if line.startswith("| alexnet")]
+    assert len(rows) == len(read_runs([CPU]).results.filter(model="alexnet").collect())
+    assert all(line.count(" | ") == head.count(" | ") for line in rows)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_page_is_as_wide_as_the_terminal_and_cuts_no_figure(runs: Path, width: int) -> None:
+    _, text = page(Request((f"{runs}/main", f"{runs}/slow", H200)), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    cell = make_comparison(Request((f"{runs}/main", f"{runs}/slow"))).cells.to_dicts()[0]
+    assert f"{cell['ratio']:.3f} ({cell['ratio_low']:.3f}–{cell['ratio_high']:.3f})" in text
+
+
+def test_of_many_cells_those_that_changed_most_are_printed(runs: Path) -> None:
+    _, text = page(Request((f"{runs}/main", f"{runs}/slow"), top=4))
+    assert "of 19 cells the 4 that changed most" in text
+    ratios = make_comparison(Request((f"{runs}/main", f"{runs}/slow"), only=("pass=inference",))).cells["ratio"].sort()
+    assert all(f"{ratio:.3f} (" in text for ratio in (*ratios[:2], *ratios[-2:]))
+
+
+def test_sides_are_called_by_their_machines_where_those_tell_them_apart(runs: Path) -> None:
+    make_run(runs / "other", seed=4, machine="a server")
+    names = [side.name for side in make_comparison(Request((f"{runs}/main", f"{runs}/other"))).sides]
+    assert names == ["a laptop", "a server"]
+    assert [s.name for s in make_comparison(Request((f"{runs}/main", f"{runs}/slow"))).sides] == ["main", "slow"]
+
+
+def test_runs_may_be_grouped_by_a_version(runs: Path) -> None:
+    given = (f"{runs}/main", f"{runs}/again", f"{runs}/slow")
+    found = make_comparison(Request(given, by="torch_version"))
+    assert [(side.name, len(side.runs)) for side in found.sides] == [("2.13.0", 2), ("2.12.0", 1)]
+    assert set(found.cells["base_processes"]) == {6}
+    assert set(found.cells["verdict"]) == {"slower"}
+    assert found.notes == ()
+
+
+def test_a_side_of_several_machines_is_said(runs: Path) -> None:
+    make_run(runs / "other", seed=4, machine="a server")
+    given = (f"{runs}/main", f"{runs}/other", f"{runs}/slow")
+    (note,) = make_comparison(Request(given, by="torch_version")).notes
+    assert "2.13.0 puts several machines together (a laptop, a server)" in note
+
+
+def test_without_replicates_there_is_no_verdict_and_the_page_says_why() -> None:
+    code, text = page(Request((H200, str(GOLDEN.parents[1] / "docs" / "results" / "h200"))))
+    said = " ".join(text.split())
+    assert code == 0
+    assert "1 and 1 processes: a verdict needs 3 a side" in said
+    assert "Those intervals are within one process a side" in said
+    assert "Verdict" not in said.replace("No verdict", "")
+
+
+def test_cells_of_one_side_are_named_with_their_reason(runs: Path) -> None:
+    path = runs / "slow" / "results.parquet"
+    failed = (pl.col("model") == "alexnet") & (pl.col("pass") == "training")
+    rows = pl.read_parquet(path).with_columns(
+        status=pl.when(failed).then(pl.lit("oom")).otherwise("status"),
+        reason=pl.when(failed).then(pl.lit("no memory [left]")).otherwise("reason"),
+    )
+    rows.filter(pl.col("model") != "resnet18").write_parquet(path)
+    code, text = page(Request((f"{runs}/main", f"{runs}/slow"), fail_on_regression="50%"))
+    said = " ".join(text.split())
+    assert code == 1, "a cell that ran no longer does"
+    assert "slow oom 2 no memory [left] alexnet; eager; training; fp32; batch 1, 16" in said
+    assert "slow not in it" in said
+    assert "In inference, across the 2 models that both ran" in said
+
+
+def test_published_figures_stand_beside_a_run_of_ours() -> None:
+    found = make_comparison(Request((H200,), references=("cnn-benchmarks",), only=("variant=eager", "pass=training")))
+    assert [side.name for side in found.sides][:3] == ["NVIDIA H200", "GTX 1080 Ti", "Pascal Titan X"]
+    compared = found.cells.drop_nulls("ratio")
+    assert set(compared["model"]) == {"alexnet", "resnet18", "resnet50"}
+    assert (compared["ratio"] < 1).all(), "an H200 is faster than all of 2017's"
+    assert compared.filter(side="GTX 1080 Ti", model="alexnet")["variant"].item() == "eager | cudnn 5.1.10"
+    upside_down = make_comparison(Request((H200,), references=("cnn-benchmarks",), base="GTX 1080 Ti"))
+    assert (upside_down.cells.filter(side="NVIDIA H200").drop_nulls("ratio")["ratio"] > 1).all()
+
+
+def test_sides_that_share_no_measured_cell_end_with_1(runs: Path) -> None:
+    path = runs / "slow" / "results.parquet"
+    pl.read_parquet(path).with_columns(status=pl.lit("failed"), reason=pl.lit("no luck")).write_parquet(path)
+    code, text = page(Request((f"{runs}/main", f"{runs}/slow")))
+    assert code == 1
+    assert "No cell was measured on both sides." in text
+    assert "no luck" in text
+
+
+def test_a_check_that_can_judge_nothing_is_a_config_error() -> None:
+    published = str(GOLDEN.parents[1] / "docs" / "results" / "h200")
+    request = Request((H200, published), only=("model=resnet18", "variant=compiled"), fail_on_regression="5%")
+    assert make_comparison(request, 0.05).regression is not None
+    none = Request((H200,), references=("cnn-benchmarks",), fail_on_regression="5%")
+    with pytest.raises(ConfigError, match="no cell can be judged"):
+        execute(none, Console(file=io.StringIO()))

@@ -1,0 +1,341 @@
+"""Mistakes in a config are told with file, line, key and remedy; blocks, paths and `--only` do what they say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from profiler.job.config import Config, ConfigError, load_config, parse_only
+from profiler.results.run_folder import RunFolder
+
+HEAD = "models: [alexnet]\nengines: [eager]\n"
+
+
+def models(*entries: str) -> str:
+    return "engines: [eager]\nmodels:\n" + "".join(f"  - {entry}\n" for entry in entries)
+
+
+def engines(*entries: str) -> str:
+    return "models: [alexnet]\nengines:\n" + "".join(f"  - {entry}\n" for entry in entries)
+
+
+def mistake(name: str, text: str, line: int, *says: str) -> object:
+    return pytest.param(text, line, says, id=name.replace(" ", "-"))
+
+
+MISTAKES = [
+    mistake("unknown key", HEAD + "precision: [fp32]\n", 3, "'precision'", "did you mean 'precisions'?"),
+    mistake("unknown key, nothing near", HEAD + "zzz: 1\n", 3, "'zzz'", "models", "batch_sizes", "budget"),
+    mistake("unknown budget key", HEAD + "budget:\n  second: 3\n", 4, "budget", "'second'", "mean 'seconds'?"),
+    mistake("budget without keys", HEAD + "budget: 3\n", 3, "budget", "seconds", "got 3"),
+    mistake("negative budget", HEAD + "budget: {seconds: -1}\n", 3, "budget.seconds", "greater than 0", "-1"),
+    mistake("budget in words", HEAD + "budget: {seconds: long}\n", 3, "budget.seconds", "number", "'long'"),
+    mistake("too few samples", HEAD + "budget: {min_samples: 1}\n", 3, "budget.min_samples", "3", "got 1"),
+    mistake("misspelt eager", engines("ort", "eagr"), 4, "engines[1]", "engine 'eagr'", "did you mean 'eager'?"),
+    mistake("misspelt openvino", engines("opnvino"), 3, "engines[0]", "'opnvino'", "did you mean 'openvino'?"),
+    mistake("misspelt preset", engines("ort-tund"), 3, "engines[0]", "'ort-tund'", "did you mean 'ort-tuned'?"),
+    mistake("engine nothing like", engines("zzzz"), 3, "engines[0]", "'zzzz'", "eager", "compiled", "ort-tuned"),
+    mistake("engine a number", engines("3"), 3, "engines[0]", "name", "got 3"),
+    mistake(
+        "misspelt option",
+        engines("{name: eager, label: nhwc, chanels_last: true}"),
+        *(3, "engines[0]", "option of eager", "'chanels_last'", "did you mean 'channels_last'?"),
+    ),
+    mistake(
+        "option on its own line", engines("name: ort\n    label: two\n    thread: 2"), 5, "'thread'", "mean 'threads'?"
+    ),
+    mistake(
+        "option of the wrong type", engines("{name: ort, label: x, threads: many}"), 3, "threads", "number", "'many'"
+    ),
+    mistake("yes is no bool in quotes", engines("{name: ort, label: x, optimize: 'yes'}"), 3, "optimize", "'yes'"),
+    mistake(
+        "option outside its choices",
+        engines("{name: compiled, label: x, mode: fast}"),
+        *(3, "engines[0]", "mode", "reduce-overhead", "max-autotune", "'fast'"),
+    ),
+    mistake(
+        "option above its range", engines("{name: trt, label: x, optimization_level: 9}"), 3, "from -1 to 5, got 9"
+    ),
+    mistake("option below its range", engines("{name: trt, label: x, workspace_mib: -5}"), 3, "workspace_mib", "-5"),
+    mistake("option of another form", engines("{name: trt, label: x, batch_range: '8:1'}"), 3, "'8:1'", "min:opt:max"),
+    mistake("option without label", engines("{name: ort, threads: 1}"), 3, "engines[0]", "label", "label: ort-"),
+    mistake("label with a slash", engines("{name: ort, label: a/b}"), 3, "engines[0].label", "'a/b'", "'/'"),
+    mistake("label of a preset", engines("{name: ort, label: eager, threads: 1}"), 3, "label", "eager", "another"),
+    mistake("engine without name", engines("{label: a}"), 3, "engines[0].name", "missing"),
+    mistake("misspelt model", models("resnet5"), 3, "models[0]", "'resnet5'", "mean 'resnet50'?", "factory"),
+    mistake("model nothing like", models("vgg16", "zzzz"), 4, "models[1]", "'zzzz'", "alexnet", "googlenet"),
+    mistake("no models", "engines: [eager]\n", 1, "models", "at least one entry"),
+    mistake("empty models", "engines: [eager]\nmodels: []\n", 2, "models", "at least"),
+    mistake("models no list", "engines: [eager]\nmodels: resnet50\n", 2, "models", "list", "'resnet50'"),
+    mistake("misspelt model key", models("{name: x, factroy: 'a:b'}"), 3, "models[0]", "'factroy'", "mean 'factory'?"),
+    mistake("model with a slash", models("{name: a/b, onnx: there.onnx}"), 3, "models[0].name", "'a/b'", "'/'"),
+    mistake("no such onnx file", models("{name: x, onnx: no.onnx}"), 3, "models[0].onnx", "no.onnx", "relative"),
+    mistake("no such weights", models("{name: alexnet, weights: no.pt}"), 3, "models[0].weights", "no.pt", "relative"),
+    mistake(
+        "no such calibration", models("{name: alexnet, calibration: empty}"), 3, "models[0].calibration", "no .npy"
+    ),
+    mistake(
+        "calibration beside onnx",
+        models("{name: x, onnx: there.onnx, calibration: images}"),
+        *(3, "models[0]", "runs as it is", "leave out calibration"),
+    ),
+    mistake("onnx a number", models("{name: x, onnx: 3}"), 3, "models[0].onnx", "path", "got 3"),
+    mistake(
+        "factory without colon",
+        models("{name: x, factory: mymodel, input: [3]}"),
+        *(3, "models[0].factory", "'mymodel'", "package.module:function"),
+    ),
+    mistake("factory with two colons", models("{name: x, factory: 'a:b:c', input: [3]}"), 3, "factory", "'a:b:c'"),
+    mistake("factory without input", models("{name: x, factory: 'a:b'}"), 3, "models[0]", "input: [3, 224, 224]"),
+    mistake("input no list", models("{name: x, factory: 'a:b', input: 3}"), 3, "models[0].input", "list", "got 3"),
+    mistake("factory and onnx", models("{name: x, factory: 'a:b', onnx: there.onnx, input: [3]}"), 3, "not both"),
+    mistake("input beside onnx", models("{name: x, onnx: there.onnx, input: [3]}"), 3, "models[0]", "leave out"),
+    mistake("input of a known network", models("{name: alexnet, input: [3]}"), 3, "models[0]", "input", "leave out"),
+    mistake("negative batch", HEAD + "batch_sizes: [1, -4]\n", 3, "batch_sizes[1]", "greater than 0", "got -4"),
+    mistake("batch in words", HEAD + "batch_sizes: [one]\n", 3, "batch_sizes[0]", "number", "'one'"),
+    mistake("batch sizes no list", HEAD + "batch_sizes: 16\n", 3, "batch_sizes", "list", "got 16"),
+    mistake("zero replicates", HEAD + "replicates: 0\n", 3, "replicates", "greater than 0", "got 0"),
+    mistake("nothing after a key", HEAD + "replicates:\n", 3, "replicates", "number"),
+    mistake("unknown precision", HEAD + "precisions: [fp32, fp61]\n", 3, "precisions", "'fp61'", "mean 'fp16'?"),
+    mistake("precision on its own line", HEAD + "precisions:\n  - fp32\n  - double\n", 5, "'double'", "fp32", "tf32"),
+    mistake("native is not asked for", HEAD + "precisions: [native]\n", 3, "precisions", "'native'", "fp32"),
+    mistake("unknown pass", HEAD + "passes: [inferense]\n", 3, "passes", "'inferense'", "mean 'inference'?"),
+    mistake("pass on its own line", HEAD + "passes:\n  - inference\n  - zzz\n", 5, "'zzz'", "inference", "training"),
+    mistake("pass in two lists", HEAD + "passes: [[inference]]\n", 3, "passes", "inference"),
+    mistake("no passes", HEAD + "passes: []\n", 3, "passes", "at least"),
+    mistake("unknown device", HEAD + "device: gpu\n", 3, "device", "'gpu'", "auto", "cpu", "cuda:1"),
+    mistake("a second cpu", HEAD + "device: cpu:1\n", 3, "device", "'cpu:1'", "cuda:1"),
+    mistake("cuda without number", HEAD + "device: 'cuda:'\n", 3, "device", "'cuda:'", "cuda:1"),
+    mistake("energy in quotes", HEAD + "energy: 'yes'\n", 3, "energy", "'yes'", "true"),
+    mistake("exclude unknown key", HEAD + "exclude:\n  - {engin: ort}\n", 4, "exclude[0]", "'engin'", "mean 'engine'?"),
+    mistake("exclude no conditions", HEAD + "exclude:\n  - ort\n", 4, "exclude[0]", "{engine: ", "batch_size"),
+    mistake("exclude no list", HEAD + "exclude: {engine: ort}\n", 3, "exclude", "list"),
+    mistake("exclude batch in words", HEAD + "exclude:\n  - {batch_size: many}\n", 4, "batch_size", "'many'"),
+    mistake("key twice", HEAD + "models: [vgg16]\n", 3, "'models'", "twice"),
+    mistake("inner key twice", HEAD + "budget:\n  seconds: 1\n  seconds: 2\n", 5, "'seconds'", "twice"),
+    mistake("key a number", HEAD + "3: 1\n", 3, "3"),
+    mistake("no YAML", HEAD + "passes: [inference\nprecisions: [fp32]\n", 4, "YAML", "','"),
+    mistake("tab", HEAD + "budget:\n\tseconds: 3\n", 4, "YAML", "\\t"),
+    mistake("unknown anchor", HEAD + "suite: *nowhere\n", 3, "YAML", "nowhere"),
+    mistake("no date", HEAD + "replicates: 2020-13-45\n", 3, "replicates"),
+    mistake("empty file", "", 1, "models", "engines"),
+    mistake("comments alone", "# nothing yet\n", 1, "models", "engines"),
+    mistake("a list", "- alexnet\n- eager\n", 1, "models", "engines"),
+    mistake("cpu block no keys", HEAD + "cpu: 3\n", 3, "cpu", "keys"),
+    mistake("cpu block unknown key", HEAD + "cpu:\n  zzz: 3\n", 4, "'zzz'", "models"),
+    mistake("cpu block engine", HEAD + "cpu:\n  replicates: 1\n  engines: [eagr]\n", 5, "engines[0]", "mean 'eager'?"),
+    mistake(
+        "cpu block budget", HEAD + "budget: {seconds: 2}\ncpu:\n  budget: {second: 3}\n", 5, "'second'", "'seconds'"
+    ),
+    mistake("top budget below a block", HEAD + "budget: {second: 2}\ncpu:\n  budget: {seconds: 3}\n", 3, "'second'"),
+    mistake("block budget over none", HEAD + "budget: 2\ncpu:\n  budget: {seconds: 3}\n", 3, "budget", "got 2"),
+    mistake("block in a block", HEAD + "cpu:\n  cuda: {replicates: 3}\n", 4, "'cuda'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        *((word, "trt") for word in ("tensorrt", "tensort", "TensorRT", "trtt")),
+        *((word, "trt-rtx") for word in ("tensorrt-rtx", "tensorrt_rtx", "trt-rtxx", "tensort-rtx")),
+    ],
+)
+def test_tensorrt_is_found_by_its_name(write, written, meant):
+    with pytest.raises(ConfigError, match=f"unknown engine '{written}'; did you mean '{meant}'"):
+        load_config(write(f"models: [resnet18]\nengines: [{written}]\n"))
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    (tmp_path / "there.onnx").write_bytes(b"")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.npy").write_bytes(b"")
+
+    def write(text: str) -> Path:
+        path = tmp_path / "bench.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def refusal(path: Path, device: str = "cpu") -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, device)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "line", "says"), MISTAKES)
+def test_a_mistake_is_named_with_file_line_key_and_remedy(write, text, line, says):
+    path = write(text)
+    message = refusal(path)
+    assert message.startswith(f"{path}:{line}: ")
+    assert [word for word in says if word not in message] == [], message
+
+
+@pytest.mark.parametrize(("text", "line", "says"), MISTAKES)
+def test_a_mistake_is_one_line_in_the_users_words(write, text, line, says):
+    message = refusal(write(text))
+    assert len(message.splitlines()) == 1
+    # The YAML's own words are list, number and true: not pydantic's or Python's types.
+    assert not re.search(
+        r"Traceback|pydantic|instance of|<class|Entry\b|\bBudget\b|dictionary|tuple|after validation|unable to parse|"
+        r"\bNone\b|a int",
+        message,
+    ), message
+    assert not re.search(r"'([^']+)'; did you mean '\1'", message), message
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("none.yaml", None, "No such file"),
+        ("binary.yaml", b"\x89PNG\xff\x00", "not UTF-8"),
+        ("zeros.yaml", b"a\x00b\n", "YAML"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, says):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    message = refusal(path)
+    assert message.startswith(f"{path}:")
+    assert says in message
+    assert len(message.splitlines()) == 1
+
+
+def test_a_folder_is_no_config(tmp_path):
+    assert refusal(tmp_path).startswith(f"{tmp_path}: cannot be read: Is a directory")
+
+
+def test_every_mistake_is_told_at_once(write):
+    told = refusal(write("models: [resnet5]\nengines: [eagr]\nreplicates: 0\n")).splitlines()
+    assert [re.search(r"bench\.yaml:(\d+):", line).group(1) for line in told] == ["1", "2", "3"]
+
+
+def test_the_smallest_config_has_the_designs_defaults(write):
+    config = load_config(write(HEAD))
+    assert (config.passes, config.precisions, config.batch_sizes) == (["inference"], ["fp32"], [1])
+    assert (config.device, config.replicates, config.energy) == ("auto", 1, False)
+    budget = config.budget
+    assert (budget.seconds, budget.min_samples, budget.max_samples) == (3, 20, 5000)
+    assert (budget.timeout, budget.build_timeout) == (300, 900)
+
+
+def test_the_default_job_is_valid_on_both_devices():
+    path = Path(__file__).parents[3] / "bench.yaml"
+    assert load_config(path, "cpu").precisions == ["fp32"]
+    assert load_config(path, "cuda").precisions == ["fp32", "tf32", "fp16"]
+
+
+BLOCKS = HEAD + "replicates: 2\nbudget: {seconds: 2, min_samples: 7}\ncpu:\n  replicates: 5\n  budget: {seconds: 4}\n"
+
+
+@pytest.mark.parametrize(
+    ("device", "replicates", "seconds"), [("cpu", 5, 4), ("cuda", 2, 2), ("", 2, 2)], ids=["cpu", "cuda", "neither"]
+)
+def test_a_block_replaces_top_level_keys_on_its_device_only(write, device, replicates, seconds):
+    config = load_config(write(BLOCKS), device)
+    assert config.replicates == replicates
+    assert config.budget.seconds == seconds
+
+
+def test_a_blocks_budget_is_merged_with_the_jobs(write):
+    assert load_config(write(BLOCKS), "cpu").budget.min_samples == 7
+
+
+def test_a_blocks_list_replaces_the_jobs(write):
+    config = load_config(write(HEAD + "cuda:\n  engines: [ort]\n"), "cuda")
+    assert [entry.name for entry in config.engines] == ["ort"]
+
+
+def test_overrides_win_over_the_block(write):
+    assert load_config(write(HEAD + "cpu:\n  device: cpu\n"), "cpu", {"device": "auto"}).device == "auto"
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch) -> Path:
+    """The folder of the YAML, which is not the current one."""
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    return tmp_path
+
+
+def test_model_files_are_relative_to_the_yaml(write, elsewhere):
+    config = load_config(write(models("{name: x, onnx: there.onnx}", "{name: vgg16, weights: there.onnx}")))
+    assert [config.models[0].onnx, config.models[1].weights] == [elsewhere / "there.onnx"] * 2
+
+
+def test_calibration_data_are_relative_to_the_yaml_and_reach_the_model(write, elsewhere):
+    (entry,) = load_config(write(models("{name: vgg16, calibration: images}"))).models
+    assert entry.source().calibration == elsewhere / "images"
+    assert load_config(write(models("vgg16"))).models[0].source().calibration is None
+
+
+def test_output_is_relative_to_the_yaml(write, elsewhere):
+    assert load_config(write(HEAD + "output: out\n")).output == elsewhere / "out"
+
+
+def test_factories_are_found_beside_the_yaml(write, elsewhere):
+    assert load_config(write(HEAD)).import_from == [elsewhere]
+
+
+def test_factories_are_found_in_the_folders_given(write, elsewhere):
+    assert load_config(write(HEAD + "import_from: [src, /opt]\n")).import_from == [elsewhere / "src", Path("/opt")]
+
+
+def test_a_config_as_resolved_reads_back_as_the_same(write, tmp_path):
+    text = models("{name: resnet18, calibration: images}", "{name: x, onnx: there.onnx, dimensions: {time: 4}}") + (
+        "exclude: [{engine: ort, pass: training, batch_size: [1, 2]}]\nbudget: {seconds: 0.5}\noutput: out\n"
+    )
+    config = load_config(write(text.replace("[eager]", "[eager, {name: ort, label: two, threads: 2}]")))
+    run = RunFolder.create(tmp_path / "results")
+    run.write_config(config)
+    again: Config = load_config(run.path / "bench.yaml", "cpu")
+    assert again.models == config.models
+    assert again.engines == config.engines
+    assert again == config
+
+
+def test_options_of_an_engine_are_kept_under_its_label(write):
+    entry = load_config(write(engines("{name: ort, label: two, threads: 2}"))).engines[0]
+    assert (entry.name, entry.label, entry.options) == ("ort", "two", {"threads": 2})
+
+
+def test_only_takes_values_under_one_key_as_alternatives():
+    assert parse_only(["model=alexnet,model=vgg16"]).model == ["alexnet", "vgg16"]
+    assert parse_only(["model=alexnet", "model=vgg16"]).model == ["alexnet", "vgg16"]
+
+
+def test_only_takes_several_keys_together():
+    wanted = parse_only(["model=alexnet,pass=training", "batch_size=4"])
+    assert (wanted.model, wanted.pass_, wanted.batch_size) == (["alexnet"], ["training"], [4])
+
+
+def test_only_without_conditions_lets_everything_through():
+    assert parse_only([]) is None
+
+
+@pytest.mark.parametrize(
+    ("condition", "says"),
+    [
+        ("modl=alexnet", "unknown key 'modl'; did you mean 'model'?"),
+        ("zzz=1", "valid: model, engine, variant, pass, precision, batch_size, replicate"),
+        ("alexnet", "'alexnet' is not of the form key=value"),
+        ("model=", "'model=' is not of the form key=value"),
+        ("model=alexnet,vgg16", "'vgg16' is not of the form key=value"),
+        ("batch_size=many", "batch_size"),
+    ],
+)
+def test_only_refuses_what_it_does_not_understand(condition, says):
+    with pytest.raises(ConfigError, match=r"^--only: ") as caught:
+        parse_only([condition])
+    assert says in str(caught.value)
+
+
+def test_only_says_what_a_batch_size_is_in_plain_words():
+    with pytest.raises(ConfigError, match=r"batch_size.*number.*'many'") as caught:
+        parse_only(["batch_size=many"])
+    assert "unable to parse" not in str(caught.value)

@@ -1,0 +1,249 @@
+"""The plan: readable ids, replicates in rounds, filters that mean what they say, and a reason for what cannot run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from engines.catalog import ENGINES, Requirement
+from profiler.job.case import Budget
+from profiler.job.config import Config, ConfigError, load_config, parse_only
+from profiler.job.plan import estimate_seconds, make_plan, matches
+
+MATRIX = """
+models: [alexnet, resnet18]
+engines: [eager, {name: ort, label: ort-two, threads: 2}]
+passes: [inference, training]
+precisions: [fp32, bf16]
+batch_sizes: [1, 4]
+replicates: 2
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path):
+    (tmp_path / "theirs.onnx").write_bytes(b"")
+
+    def config(text: str, device: str = "cpu") -> Config:
+        path = tmp_path / "bench.yaml"
+        path.write_text(text)
+        return load_config(path, device)
+
+    return config
+
+
+def reason(config, device: str, *, engine="eager", pass_="inference", precision="fp32", model="alexnet") -> str | None:
+    """Why the plan's only case cannot run."""
+    text = f"models: [{model}]\nengines: [{engine}]\npasses: [{pass_}]\nprecisions: [{precision}]\n"
+    (case,) = make_plan(config(text), device)
+    return case.unsupported
+
+
+def test_an_id_is_readable(config):
+    text = "models: [resnet50]\nengines: [ort-tuned]\nprecisions: [fp16]\nbatch_sizes: [16]\n"
+    (case,) = make_plan(config(text), "cuda")
+    assert case.id == "resnet50/ort-tuned/inference/fp16/b16/r0"
+    assert (case.engine, case.variant, case.device) == ("ort", "ort-tuned", "cuda")
+
+
+def test_what_else_distinguishes_a_case_is_added_to_its_id(config):
+    case = dataclasses.replace(make_plan(config(MATRIX), "cpu")[0], extra={"layer": "L1", "optimizer": "sgd"})
+    assert case.id == "alexnet/eager/inference/fp32/b1/r0/layer=L1/optimizer=sgd"
+
+
+def test_ids_are_the_same_every_time(config):
+    first, second = (make_plan(config(MATRIX), "cpu") for _ in range(2))
+    assert [case.id for case in first] == [case.id for case in second]
+
+
+def test_every_cell_of_the_matrix_is_there_once(config):
+    cases = make_plan(config(MATRIX), "cpu")
+    assert len({case.id for case in cases}) == len(cases) == 2 * 2 * 2 * 2 * 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("engines", "models"),
+    [
+        ("[eager, eager]", "[alexnet]"),
+        ("[{name: ort, label: mine, threads: 1}, {name: ort, label: mine, threads: 2}]", "[alexnet]"),
+        ("[eager]", "[alexnet, {name: alexnet, options: {}}]"),
+    ],
+    ids=["preset", "label", "model"],
+)
+def test_two_cases_with_one_id_are_an_error(config, engines, models):
+    with pytest.raises(ConfigError, match="2 cases have the id alexnet/") as caught:
+        make_plan(config(f"models: {models}\nengines: {engines}\n"), "cpu")
+    assert "label" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "values"), [("batch_sizes", "[4, 4]"), ("precisions", "[fp32, fp32]"), ("passes", "[inference, inference]")]
+)
+def test_a_value_given_twice_is_named_as_the_cause(config, key, values):
+    with pytest.raises(ConfigError) as caught:
+        make_plan(config(f"models: [alexnet]\nengines: [eager]\n{key}: {values}\n"), "cpu")
+    assert key in str(caught.value)
+
+
+def test_replicates_are_rounds_through_the_whole_matrix(config):
+    job = "models: [alexnet, resnet18]\nengines: [eager, ort]\nbatch_sizes: [1, 4]\nreplicates: 3\n"
+    cases = make_plan(config(job), "cpu")
+    once = [
+        (case.model, case.variant, case.batch_size)
+        for case in make_plan(config(f"{job}exclude: [{{replicate: [1, 2]}}]\n"), "cpu")
+    ]
+    assert len(once) == 8
+    assert [(case.model, case.variant, case.batch_size) for case in cases] == once * 3
+    assert [case.replicate for case in cases] == [0] * 8 + [1] * 8 + [2] * 8
+
+
+@pytest.mark.parametrize(
+    ("condition", "left_out"),
+    [
+        ("{model: resnet18}", lambda case: case.model == "resnet18"),
+        ("{engine: ort}", lambda case: case.engine == "ort"),
+        ("{engine: ort-two}", lambda case: case.variant == "ort-two"),
+        ("{variant: ort-two}", lambda case: case.variant == "ort-two"),
+        ("{pass: training}", lambda case: case.pass_ == "training"),
+        ("{precision: [bf16, fp16]}", lambda case: case.precision == "bf16"),
+        ("{batch_size: 4}", lambda case: case.batch_size == 4),
+        ("{replicate: 1}", lambda case: case.replicate == 1),
+        ("{pass: training, batch_size: 4}", lambda case: case.pass_ == "training" and case.batch_size == 4),
+    ],
+)
+def test_exclude_leaves_out_what_it_describes_and_nothing_else(config, condition, left_out):
+    everything = make_plan(config(MATRIX), "cpu")
+    kept = make_plan(config(f"{MATRIX}exclude: [{condition}]\n"), "cpu")
+    assert [case.id for case in kept] == [case.id for case in everything if not left_out(case)]
+
+
+def test_any_entry_of_exclude_is_enough(config):
+    kept = make_plan(config(f"{MATRIX}exclude: [{{model: resnet18}}, {{pass: training}}]\n"), "cpu")
+    assert {(case.model, case.pass_) for case in kept} == {("alexnet", "inference")}
+
+
+def test_only_keeps_what_it_describes(config):
+    only = parse_only(["model=alexnet,pass=training,batch_size=1,batch_size=4,replicate=0"])
+    kept = make_plan(config(MATRIX), "cpu", only)
+    assert {case.id for case in kept} == {
+        f"alexnet/{variant}/training/{precision}/b{batch}/r0"
+        for variant in ("eager", "ort-two")
+        for precision in ("fp32", "bf16")
+        for batch in (1, 4)
+    }
+
+
+def test_the_variant_answers_to_engine_too(config):
+    cases = make_plan(config(MATRIX), "cpu")
+    assert any(matches(case, parse_only(["engine=ort-two"])) for case in cases)
+    assert not any(matches(case, parse_only(["engine=ort-three"])) for case in cases)
+
+
+def test_an_empty_selection_names_the_conditions(config):
+    with pytest.raises(ConfigError, match=r"--only model=vgg16,batch_size=8: no case is left"):
+        make_plan(config(MATRIX), "cpu", parse_only(["model=vgg16,batch_size=8"]))
+
+
+def test_an_exclude_that_leaves_nothing_is_an_error(config):
+    with pytest.raises(ConfigError, match=r"^exclude: no case is left"):
+        make_plan(config(f"{MATRIX}exclude: [{{replicate: [0, 1]}}]\n"), "cpu")
+
+
+@pytest.mark.parametrize("engine", ["eager", "compiled", "ort", "openvino"])
+def test_tf32_is_unsupported_on_the_cpu(config, engine):
+    assert "TF32" in reason(config, "cpu", engine=engine, precision="tf32")
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "says"),
+    [
+        ("cpu", {"engine": "ort", "precision": "fp16"}, "fp32"),
+        ("cuda", {"engine": "ort", "precision": "bf16"}, "no bf16 convolution"),
+        ("cpu", {"engine": "ort", "pass_": "training"}, "no training"),
+        ("cuda", {"engine": "ort", "pass_": "training"}, "no training"),
+        ("cpu", {"engine": "ort-tuned"}, "ort-tuned"),
+        ("cpu", {"engine": "eager-nocudnn"}, "cuDNN"),
+        ("cuda", {"engine": "openvino"}, "NVIDIA"),
+        ("cpu", {"engine": "eager", "pass_": "training", "precision": "fp16"}, "fp16 training on cpu"),
+        ("cpu", {"engine": "eager", "model": "{name: x, onnx: theirs.onnx}"}, "torch module"),
+        ("cpu", {"engine": "compiled", "model": "{name: x, onnx: theirs.onnx}"}, "torch module"),
+        ("cpu", {"engine": "{name: eager, label: x, cuda_graph: true}"}, "option cuda_graph of eager"),
+        ("cuda", {"engine": "{name: ort, label: x, threads: 2}"}, "option threads of ort"),
+    ],
+)
+def test_what_cannot_run_is_a_case_with_a_reason(config, device, wanted, says):
+    assert says in (reason(config, device, **wanted) or "")
+
+
+@pytest.mark.parametrize("engine", ["eager", "eager-tuned", "ort"])
+def test_what_can_run_on_the_cpu_has_no_reason(config, engine):
+    assert reason(config, "cpu", engine=engine) is None
+
+
+def test_a_missing_module_is_a_reason_with_the_command_that_installs_it(config, monkeypatch):
+    lacking = Requirement("no_such_module", "pip install no-such-module")
+    monkeypatch.setitem(ENGINES, "ort", dataclasses.replace(ENGINES["ort"], requirements=(lacking,)))
+    assert reason(config, "cpu", engine="ort") == "no_such_module is not installed: pip install no-such-module"
+
+
+def test_everything_that_is_missing_is_told(config, monkeypatch):
+    lacking = [Requirement(f"no_such_{n}", f"pip install {n}") for n in ("library", "driver")]
+    monkeypatch.setitem(ENGINES, "ort", dataclasses.replace(ENGINES["ort"], requirements=tuple(lacking)))
+    assert reason(config, "cpu", engine="ort") == (
+        "no_such_library is not installed: pip install library; no_such_driver is not installed: pip install driver"
+    )
+
+
+def test_a_card_that_the_library_does_not_support_is_a_reason(config):
+    text = "models: [alexnet]\nengines: [trt-rtx]\n"
+    (case,) = make_plan(config(text), "cuda", capability="9.0")
+    assert "compute capability 9.0" in (case.unsupported or "")
+    for capability in ("8.9", None):
+        (case,) = make_plan(config(text), "cuda", capability=capability)
+        assert "compute capability" not in (case.unsupported or "")
+
+
+def test_a_missing_program_is_a_reason(config, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert reason(config, "cpu", engine="compiled").startswith("g++ is not installed: ")
+
+
+def test_what_is_missing_on_the_other_device_does_not_matter(config, monkeypatch):
+    lacking = Requirement("no_such_module", "pip install no-such-module", devices=("cuda",))
+    monkeypatch.setitem(ENGINES, "ort", dataclasses.replace(ENGINES["ort"], requirements=(lacking,)))
+    assert reason(config, "cpu", engine="ort") is None
+
+
+def test_an_onnx_file_runs_once_at_its_own_precision(config):
+    text = "models: [{name: x, onnx: theirs.onnx}]\nengines: [eager, ort]\nprecisions: [fp32, fp16]\n"
+    cases = make_plan(config(text, "cuda"), "cuda")
+    assert [(case.variant, case.precision) for case in cases] == [("eager", "native"), ("ort", "native")]
+    assert [case.unsupported is None for case in cases][1]
+
+
+@pytest.mark.parametrize(
+    ("device", "engine", "options"),
+    [
+        ("cpu", "eager-tuned", {"channels_last": True}),
+        ("cuda", "eager-tuned", {"channels_last": True, "cuda_graph": True}),
+        ("cuda", "ort-tuned", {"prefer_nhwc": True, "cuda_graph": True, "conv_search": "EXHAUSTIVE"}),
+        (
+            "cuda",
+            "{name: ort-tuned, label: heuristic, conv_search: HEURISTIC}",
+            {"prefer_nhwc": True, "cuda_graph": True, "conv_search": "HEURISTIC"},
+        ),
+        ("cpu", "eager", {}),
+    ],
+)
+def test_options_are_the_presets_on_this_device_and_the_users_over_them(config, device, engine, options):
+    (case,) = make_plan(config(f"models: [alexnet]\nengines: [{engine}]\n"), device)
+    assert case.options == options
+
+
+def test_estimates_cost_the_unsupported_nothing_and_more_work_more(config):
+    small, large = make_plan(config("models: [alexnet, vgg19]\nengines: [eager]\nbatch_sizes: [64]\n"), "cpu")
+    assert 0 < estimate_seconds(small, Budget()) < estimate_seconds(large, Budget())
+    assert estimate_seconds(dataclasses.replace(large, unsupported="no"), Budget()) == 0

@@ -1,0 +1,444 @@
+"""Real processes that return, raise, print, crash, hang and run out of memory, and what their parent makes of each."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profiler.processes.process import Call, Child, Outcome, explain, run_all, start_forkserver
+
+ROOT = Path(__file__).resolve().parents[3]
+
+FUNCTIONS = '''
+import sys
+
+PRELOADED = {name: name in sys.modules for name in ("torch", "onnxruntime", "profiler.worker.measure_case")}
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from engines.base import Unsupported
+from exporters.source import ModelError
+
+DEADLINE = 60  # A partner that never comes must not hang the test.
+
+
+def wait_for(path):
+    end = time.monotonic() + DEADLINE
+    while not Path(path).exists():
+        assert time.monotonic() < end, f"{path} did not appear"
+        time.sleep(0.01)
+
+
+def returns(argument, report):
+    return {"got": argument}
+
+def preloaded(_, report):
+    return PRELOADED
+
+def raises(message, report):
+    raise ValueError(message)
+
+def model_error(message, report):
+    raise ModelError(message)
+
+def unsupported(message, report):
+    raise Unsupported(message)
+
+def prints(_, report):
+    print("python-stdout")
+    print("python-stderr", file=sys.stderr)
+    os.write(1, b"descriptor-1\\n")
+    os.write(2, b"descriptor-2\\n")
+    return "done"
+
+def prints_by_libc(_, report):
+    ctypes.CDLL(None).puts(b"libc-stdout")
+
+def leaves(code, report):
+    report("phase", "load")
+    os._exit(code)
+
+def gets_signal(number, report):
+    report("phase", "warm-up")
+    os.kill(os.getpid(), number)
+
+def hangs_in(phase, report):
+    report("phase", phase)
+    report("samples", {"host": [1.0]})
+    report("samples", {"host": [1.0, 2.0]})
+    time.sleep(600)
+
+def builds_for(seconds, report):
+    report("phase", "build")
+    time.sleep(seconds)
+    report("phase", "load")
+    return "built"
+
+def tells_progress(there, report):
+    report("phase", "build")
+    report("progress", "building 45 %")
+    wait_for(there)
+    report("phase", "load")
+    wait_for(there + "-too")
+
+def runs_three(how, report):
+    for number in range(3):
+        report("phase", "measure")
+        report("samples", [number])
+        if number == 2 and how == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if number == 2 and how == "hang":
+            time.sleep(600)
+        time.sleep(2 if how == "hang" else 0)
+        report("case", number)
+
+def memory_error(_, report):
+    raise MemoryError
+
+def huge_tensor(_, report):
+    import torch
+    return torch.empty(1 << 50)
+
+def breaks_off(_, report):
+    try:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+    finally:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+def model_without_memory(_, report):
+    try:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte")
+    except RuntimeError as error:
+        raise ModelError("the factory raised RuntimeError: can't allocate memory") from error
+
+def starts_another(how, report):
+    another = subprocess.Popen(["sleep", "600"])
+    report("grandchild", another.pid)
+    if how == "hang":
+        time.sleep(600)
+    if how == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return another.pid
+
+def who(_, report):
+    return {
+        "pid": os.getpid(), "group": os.getpgid(0), "session": os.getsid(0), "parent": os.getppid(),
+        "variable": os.environ.get("GIVEN_TO_THE_CHILD"), "oom_score_adj": Path("/proc/self/oom_score_adj").read_text(),
+    }
+
+def meets(argument, report):
+    """Returns once its partner is there too: only where both run at the same time."""
+    index, mine, theirs = argument
+    Path(mine).touch()
+    wait_for(theirs)
+    return index
+
+def waits_for_file(argument, report):
+    index, path = argument
+    wait_for(path)
+    return index
+
+def makes_file(argument, report):
+    index, path = argument
+    Path(path).touch()
+    return index
+
+def writes_pid_and_hangs(path, report):
+    Path(path + ".new").write_text(str(os.getpid()))
+    os.replace(path + ".new", path)
+    time.sleep(600)
+
+def alone(path, report):
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL))  # Raises where another one is at it.
+    os.unlink(path)
+'''
+
+Calls = Callable[..., Call]
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("functions")
+    (folder / "child_functions.py").write_text(FUNCTIONS)
+    before = dict(os.environ)
+    os.environ.pop("PYTHONUNBUFFERED", None)  # It takes the buffer from C's stdout, too.
+    start_forkserver(folder / "forkserver.log")
+    # The first process waits until everything is imported; no timeout below should have that in it.
+    outcome = run_all([Call("profiler.worker.preload:probe", None, folder / "probe.log")], 1)[0]
+    os.environ.clear()
+    os.environ.update(before)
+    assert outcome.status == "ok", outcome.reason
+    return folder
+
+
+@pytest.fixture
+def call(functions: Path, tmp_path: Path) -> Calls:
+    def make(function: str, argument: Any = None, **limits: Any) -> Call:
+        log = tmp_path / f"{function}.log"
+        return Call(f"child_functions:{function}", argument, log, path=(str(functions),), **limits)
+
+    return make
+
+
+def outcome_of(call: Call) -> Outcome:
+    return run_all([call], 1)[0]
+
+
+def ends(pid: int, within: float = 10) -> bool:
+    """Whether the process is gone, or is so within some seconds; one that is not is killed: no test leaves it."""
+    with suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            if not select.select([descriptor], [], [], within)[0]:
+                os.kill(pid, signal.SIGKILL)
+                return False
+        finally:
+            os.close(descriptor)
+    return True
+
+
+def test_value_comes_back(call: Calls) -> None:
+    outcome = outcome_of(call("returns", {"shape": (2, 3)}))
+    assert (outcome.status, outcome.reason, outcome.value) == ("ok", None, {"got": {"shape": (2, 3)}})
+    assert {"fork", "open"} <= outcome.seconds.keys()
+
+
+def test_exception_is_a_reason_and_its_traceback_stands_in_the_log(call: Calls) -> None:
+    outcome = outcome_of(made := call("raises", "no\nluck"))
+    assert (outcome.status, outcome.reason) == ("failed", "ValueError: no luck")
+    log = made.log.read_text()
+    assert "Traceback" in log
+    assert "in raises" in log
+
+
+def finished(call: Call) -> tuple[Child, Outcome]:
+    child = Child(call)
+    while (outcome := child.poll(1.0)) is None:
+        pass
+    return child, outcome
+
+
+def test_each_case_of_a_call_has_phases_of_its_own(call: Calls) -> None:
+    child, outcome = finished(call("runs_three"))
+    assert outcome.status == "ok"
+    assert [part.value for part in child.parts] == [0, 1, 2]
+    assert ["fork" in part.seconds for part in child.parts] == [True, False, False]
+    for part in child.parts:
+        assert part.entered.keys() == part.seconds.keys() >= {"open", "measure"}
+    starts = [part.entered["measure"] for part in child.parts]
+    assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize(("how", "status"), [("crash", "crashed"), ("hang", "timeout")])
+def test_cases_that_had_ended_outlive_their_process(call: Calls, how: str, status: str) -> None:
+    """Limits are a case's own: the two that ended took longer than one may."""
+    child, outcome = finished(call("runs_three", how, timeout=3.5 if how == "hang" else 60))
+    assert outcome.status == status
+    assert [part.value for part in child.parts] == [0, 1]
+    assert outcome.partial == {"samples": [2]}
+
+
+@pytest.mark.parametrize(("function", "status"), [("model_error", "failed"), ("unsupported", "unsupported")])
+def test_expected_errors_give_their_message_alone(call: Calls, function: str, status: str) -> None:
+    outcome = outcome_of(made := call(function, "what is wrong"))
+    assert (outcome.status, outcome.reason) == (status, "what is wrong")
+    assert made.log.read_text() == ""
+
+
+def test_output_goes_to_the_log(call: Calls, capfd: pytest.CaptureFixture[str]) -> None:
+    assert outcome_of(made := call("prints")).value == "done"
+    assert sorted(made.log.read_text().split()) == ["descriptor-1", "descriptor-2", "python-stderr", "python-stdout"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_c_libraries_have_buffered_is_in_the_log(call: Calls) -> None:
+    outcome_of(made := call("prints_by_libc"))
+    assert made.log.read_text() == "libc-stdout\n"
+
+
+def test_exit_without_a_word_is_a_crash_with_its_code(call: Calls) -> None:
+    outcome = outcome_of(call("leaves", 3))
+    assert outcome.status == "crashed"
+    assert "exit code 3" in (outcome.reason or "")
+    assert "load" in (outcome.reason or "")
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGKILL"])
+def test_signal_is_a_crash_with_its_name(call: Calls, name: str) -> None:
+    outcome = outcome_of(call("gets_signal", int(signal.Signals[name])))
+    assert outcome.status == "crashed"
+    assert name in (outcome.reason or "")
+    assert "warm-up" in (outcome.reason or "")
+
+
+def test_hang_ends_at_the_timeout_and_keeps_partial_reports(call: Calls) -> None:
+    outcome = outcome_of(call("hangs_in", "measure", timeout=3, build_timeout=600))
+    assert outcome.status == "timeout"
+    assert "measure" in (outcome.reason or "")
+    assert "3 s" in (outcome.reason or "")
+    assert outcome.partial == {"samples": {"host": [1.0, 2.0]}}
+    assert "measure" in outcome.seconds
+
+
+def test_hang_while_building_ends_at_the_build_timeout(call: Calls) -> None:
+    outcome = outcome_of(call("hangs_in", "build", timeout=600, build_timeout=1))
+    assert outcome.status == "timeout"
+    assert "build" in (outcome.reason or "")
+
+
+def test_progress_is_told_until_the_phase_ends(call: Calls, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    child = Child(call("tells_progress", str(there)))
+    seen: list[tuple[str, str]] = []
+    outcome = None
+    while outcome is None:
+        outcome = child.poll(0.05)
+        if (child.phase, child.progress) not in seen:
+            seen.append((child.phase, child.progress))
+        if seen[-1] == ("build", "building 45 %"):
+            there.touch()
+        if seen[-1][0] == "load":
+            there.with_name("there-too").touch()
+    assert outcome.status == "ok", outcome.reason
+    assert ("build", "building 45 %") in seen
+    assert ("load", "") in seen
+    assert outcome.partial == {}
+
+
+def test_build_does_not_count_towards_the_timeout(call: Calls) -> None:
+    outcome = outcome_of(call("builds_for", 3.5, timeout=3, build_timeout=600))
+    assert (outcome.status, outcome.value) == ("ok", "built"), outcome.reason
+
+
+@pytest.mark.parametrize("function", ["memory_error", "huge_tensor", "model_without_memory", "breaks_off"])
+def test_want_of_memory_is_oom(call: Calls, function: str) -> None:
+    outcome = outcome_of(call(function))
+    assert outcome.status == "oom", outcome.reason
+    assert outcome.reason
+
+
+def test_a_reason_says_how_onnx_runtime_failed_and_not_in_which_template() -> None:
+    where = (
+        "Error in execution: /onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:154 std::conditional_t<"
+        "THRW, void, onnxruntime::common::Status> onnxruntime::CudaCall(ERRTYPE, const char*, const char*, "
+        "SUCCTYPE, const char*, const char*, int) [with ERRTYPE = cudaError; bool THRW = true; SUCCTYPE = cudaError; "
+        "std::conditional_t<THRW, void, common::Status> = void] "
+    )
+    how = "CUDA failure 901: operation failed due to a previous error during capture ; GPU=0 ; expr=cudaStreamEnd"
+    outcome = explain(RuntimeError(where + how))
+    assert (outcome.status, outcome.reason) == ("failed", f"RuntimeError: Error in execution: {how}")
+    assert explain(RuntimeError(where + "CUDA failure 2: out of memory ; GPU=0")).status == "oom"
+
+
+@pytest.mark.parametrize(("how", "status"), [("return", "ok"), ("crash", "crashed"), ("hang", "timeout")])
+def test_nothing_that_a_child_started_outlives_it(call: Calls, how: str, status: str) -> None:
+    outcome = outcome_of(call("starts_another", how, timeout=3))
+    assert outcome.status == status
+    assert ends(outcome.partial["grandchild"])
+
+
+def test_child_leads_a_session_of_its_own(call: Calls) -> None:
+    ids = outcome_of(call("who", environment={"GIVEN_TO_THE_CHILD": "yes"})).value
+    assert ids["pid"] == ids["group"] == ids["session"] != os.getpid()
+    assert ids["parent"] not in (os.getpid(), 1)  # The forkserver.
+    assert ids["variable"] == "yes"
+    assert ids["oom_score_adj"].strip() == "1000"
+
+
+def test_every_call_has_a_process_of_its_own(call: Calls) -> None:
+    assert len({outcome.value["pid"] for outcome in run_all([call("who") for _ in range(3)], 3)}) == 3
+
+
+def test_libraries_are_there_before_the_child_imports_anything(call: Calls) -> None:
+    assert outcome_of(call("preloaded")).value == {
+        "torch": True,
+        "onnxruntime": True,
+        "profiler.worker.measure_case": True,
+    }
+
+
+def test_probe_finds_the_preload(tmp_path: Path, functions: Path) -> None:
+    outcome = outcome_of(Call("profiler.worker.preload:probe", None, tmp_path / "probe.log"))
+    assert outcome.status == "ok", outcome.reason
+    assert outcome.value["torch_threads"] >= 1
+
+
+def test_as_many_run_side_by_side_as_there_are_slots(call: Calls, tmp_path: Path) -> None:
+    files = [str(tmp_path / name) for name in "abcd"]
+    pairs = [(0, files[0], files[1]), (1, files[1], files[0]), (2, files[2], files[3]), (3, files[3], files[2])]
+    ticks: list[int] = []
+    outcomes = run_all([call("meets", pair) for pair in pairs], 2, ticks.append)
+    assert [outcome.value for outcome in outcomes] == [0, 1, 2, 3]
+    assert ticks == sorted(ticks)
+    assert ticks[-1] == 4
+
+
+def test_no_more_run_than_there_are_slots(call: Calls, tmp_path: Path) -> None:
+    outcomes = run_all([call("alone", str(tmp_path / "lock")) for _ in range(4)], 1)
+    assert [outcome.status for outcome in outcomes] == ["ok"] * 4, outcomes
+
+
+def test_outcomes_keep_the_order_of_the_calls(call: Calls, tmp_path: Path) -> None:
+    path = str(tmp_path / "made-by-the-second")
+    outcomes = run_all([call("waits_for_file", (0, path)), call("makes_file", (1, path)), call("raises", "x")], 2)
+    assert [outcome.value for outcome in outcomes] == [0, 1, None]
+    assert outcomes[2].status == "failed"
+
+
+def test_interrupt_leaves_no_child(call: Calls, tmp_path: Path) -> None:
+    files = [tmp_path / "first.pid", tmp_path / "second.pid"]
+
+    def interrupt(done: int) -> None:
+        if all(file.exists() for file in files):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all([call("writes_pid_and_hangs", str(file)) for file in files], 2, interrupt)
+    assert all(ends(int(file.read_text())) for file in files)
+
+
+PARENT = """
+import os, signal, sys
+from pathlib import Path
+from profiler.processes.process import Call, Child, start_forkserver
+
+folder = Path(sys.argv[1])
+start_forkserver(folder / "parent-forkserver.log")
+child = Child(Call("child_functions:hangs_in", "measure", folder / "parent-child.log", path=(str(folder),)))
+while child.phase != "measure":
+    assert child.poll(1) is None
+print(child.process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_killed_parent_leaves_no_worker(functions: Path, tmp_path: Path) -> None:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    # A file, since a pipe would be held open by whatever outlives the parent.
+    with (tmp_path / "said").open("w+") as said:
+        done = subprocess.run(
+            [sys.executable, "-c", PARENT, str(functions)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            timeout=120,
+            check=False,
+        )
+        said.seek(0)
+        text = said.read()
+    assert done.returncode == -signal.SIGKILL, text
+    assert ends(int(text))

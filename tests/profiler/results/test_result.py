@@ -1,0 +1,230 @@
+"""A Result survives the journal; its row derives statistics from raw samples, and only for an ok case."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engines.catalog import Training
+from exporters.source import ModelSource
+from profiler.job.case import Case
+from profiler.results.columns import RESULTS
+from profiler.results.reading import load
+from profiler.results.result import Result, sample_warnings
+from profiler.results.run_folder import RunFolder
+
+CASE = Case(
+    "net", "ort", "ort-nhwc", "inference", "fp16", 4, "cuda", 1, ModelSource("net"), {"prefer_nhwc": True}
+)  # fmt: skip
+ENVIRONMENT = {"gpu": "H200", "host": "box", "cuda": "13.0", "torch_version": "2.13.0", "cpu": "not a column"}
+FIGURES = [c for c in RESULTS if c.endswith(("_ms", "_mib", "_s", "_error")) or c in ("samples", "throughput", "clock")]
+
+
+def full(case_id: str = CASE.id, status: str = "ok") -> Result:
+    return Result(
+        case_id,
+        status,
+        reason=None if status == "ok" else 'it said "no"\nand – 1×',
+        reference="eager-fp32-cpu",
+        clock="event",
+        stop_reason="precision",
+        throughput=2000.0,
+        samples={"event": [2.0, 1.0, 3.0], "gpu": [1.0, 1.5], "host": [4.0]},
+        memory={"peak_memory_mib": 100.5, "context_mib": None},
+        seconds={"load_s": 0.5, "build_s": None},
+        parity={"rel_l2_error": 1e-3, "max_abs_error": 0.1, "top1_agreement": None},
+        telemetry={"power_w": 250.0, "throttled": False},
+        proof={"tf32": False, "providers": {"CUDAExecutionProvider": 9}},
+        warnings=["outliers: 3"],
+        phases={"measure": 3.0},
+    )
+
+
+@pytest.mark.parametrize("result", [full(), full(status="failed"), Result("a/b", "oom", "out of memory")])
+def test_a_result_is_one_line_and_reads_back_the_same(result):
+    line = result.to_json()
+    assert "\n" not in line
+    assert Result.from_json(line) == result
+
+
+@pytest.mark.parametrize("line", [full().to_json()[:-20], "", "[1]", "3", '{"case_id": "a"}', '{"unknown": 1}'])
+def test_a_line_that_is_not_whole_is_an_error(line):
+    with pytest.raises((ValueError, TypeError)):
+        Result.from_json(line)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path)
+
+
+def test_a_journal_line_that_was_cut_off_is_skipped(run):
+    run.append(full("one"))
+    run.append(full("two"))
+    text = run.journal.read_text()
+    run.journal.write_text(text[:-30])
+    assert list(run.results()) == ["one"]
+
+
+def test_what_is_appended_after_a_line_that_was_cut_off_is_kept(run):
+    run.append(full("one"))
+    run.journal.write_text(run.journal.read_text() + full("two").to_json()[:50])
+    run.append(full("two"))
+    run.append(full("three"))
+    assert list(run.results()) == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0c"])
+def test_a_reason_with_any_line_separator_stays_one_journal_line(run, separator):
+    run.append(Result("one", "failed", f"first{separator}second"))
+    assert run.results()["one"].reason == f"first{separator}second"
+
+
+def test_the_last_line_of_a_case_counts(run):
+    run.append(full(status="failed"))
+    run.append(full())
+    assert run.results()[CASE.id].status == "ok"
+
+
+def test_a_run_without_a_journal_has_no_results(run):
+    assert run.results() == {}
+
+
+def test_a_rows_statistics_are_those_of_the_headline_clock():
+    result = full()
+    result.samples["event"] *= 12
+    row = result.row("run", "suite", CASE, ENVIRONMENT)
+    assert (row["latency_ms"], row["latency_mean_ms"], row["latency_min_ms"], row["samples"]) == (2.0, 2.0, 1.0, 36)
+    assert 1.0 <= row["latency_ci_low_ms"] <= 2.0 <= row["latency_ci_high_ms"] <= 3.0
+    assert (row["clock"], row["throughput"], row["gpu_ms"], row["host_ms"]) == ("event", 2000.0, 1.25, 4.0)
+    assert row["enqueue_ms"] is None
+    assert row["latency_p90_ms"] is None
+
+
+@pytest.mark.parametrize(("count", "given"), [(63, []), (64, [90]), (130, [90, 95]), (662, [90, 95, 99])])
+def test_a_rows_percentiles_need_enough_samples(count, given):
+    result = full()
+    result.samples = {"event": [float(i) for i in range(count)]}
+    row = result.row("run", "suite", CASE, ENVIRONMENT)
+    assert [q for q in (90, 95, 99) if row[f"latency_p{q}_ms"] is not None] == given
+
+
+def test_a_row_says_which_case_it_is_and_where_it_ran():
+    row = full().row("run", "suite", CASE, ENVIRONMENT)
+    assert (row["run_id"], row["suite"], row["case_id"]) == ("run", "suite", "net/ort-nhwc/inference/fp16/b4/r1")
+    assert (row["model"], row["engine"], row["variant"], row["pass"]) == ("net", "ort", "ort-nhwc", "inference")
+    assert (row["gpu"], row["host"], row["torch_version"], row["tensorrt_version"]) == ("H200", "box", "2.13.0", None)
+    assert json.loads(row["options"]) == {"prefer_nhwc": True}
+    assert json.loads(row["proof"]) == full().proof
+
+
+def test_a_row_says_what_else_distinguishes_its_case_and_what_its_training_did():
+    case = replace(
+        CASE, engine="eager", variant="eager", pass_="training", extra={"optimizer": "sgd"}, training=Training("sgd")
+    )
+    row = full(case.id).row("run", "suite", case, ENVIRONMENT)
+    assert (row["extra"], row["model_kind"]) == ("optimizer=sgd", "canonical")
+    assert (row["optimizer"], row["head"], row["dropout"]) == ("sgd", "cross-entropy", False)
+    plain = full().row("run", "suite", CASE, ENVIRONMENT)
+    assert (plain["extra"], plain.get("optimizer"), plain.get("dropout")) == (None, None, None)
+
+
+def test_the_parts_of_a_training_iteration_and_of_its_memory_are_columns():
+    result = full()
+    result.samples |= {"step": [1.0, 3.0], "gpu_forward": [0.5], "grad_weight": [0.25]}
+    result.memory |= {"gradients_mib": 7.0, "optimizer_mib": 14.0}
+    result.parity |= {"loss_error": 1e-4, "gradient_error": 1e-3}
+    row = result.row("run", "suite", CASE, ENVIRONMENT)
+    assert (row["step_ms"], row["gpu_forward_ms"], row["grad_weight_ms"], row["gpu_step_ms"]) == (2.0, 0.5, 0.25, None)
+    assert (row["gradients_mib"], row["optimizer_mib"]) == (7.0, 14.0)
+    assert (row["loss_error"], row["gradient_error"]) == (1e-4, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ({"gpu": "H200", "cpu": "Xeon", "machine": {"label": "mine"}}, "mine"),
+        ({"gpu": "H200", "cpu": "Xeon", "machine": {"cloud": "Some Cloud"}}, "H200"),
+        ({"gpu": None, "cpu": "Xeon"}, "Xeon"),
+    ],
+)
+def test_a_machine_is_called_by_its_label_or_what_it_is(told, name):
+    assert full().row("run", "suite", CASE, told)["machine"] == name
+
+
+def test_the_price_of_an_hour_is_that_of_a_million_items():
+    machine = {"label": "rented", "cloud": "Some Cloud", "instance": "big", "usd_per_hour": 7.2}
+    row = full().row("run", "suite", CASE, ENVIRONMENT | {"machine": machine})
+    # 2,000 items a second are 7.2 million an hour.
+    assert row["usd_per_million_items"] == pytest.approx(1.0)
+    assert row["items_per_usd"] == pytest.approx(1e6)
+    assert (row["cloud"], row["instance"], row["usd_per_hour"]) == ("Some Cloud", "big", 7.2)
+    unpriced = full().row("run", "suite", CASE, ENVIRONMENT)
+    assert "usd_per_million_items" not in unpriced
+    failed = full(status="failed").row("run", "suite", CASE, ENVIRONMENT | {"machine": machine})
+    assert failed["usd_per_hour"] == 7.2
+    assert "usd_per_million_items" not in failed
+
+
+def test_the_version_of_tensorrt_is_that_of_the_library_that_ran():
+    result = full()
+    result.proof = {"library": "TensorRT for RTX 1.7.1.116"}
+    row = result.row("run", "suite", CASE, {**ENVIRONMENT, "tensorrt_version": "11.4.0"})
+    assert row["tensorrt_version"] == "1.7.1.116"
+
+
+@pytest.mark.parametrize("status", ["ok", "failed"])
+def test_every_key_of_a_row_is_a_column(status):
+    assert set(full(status=status).row("run", "suite", CASE, ENVIRONMENT)) <= set(RESULTS)
+
+
+@pytest.mark.parametrize("status", ["oom", "unsupported", "failed", "timeout", "crashed"])
+def test_the_row_of_a_case_that_is_not_ok_has_a_reason_and_no_figures(status):
+    row = full(status=status).row("run", "suite", CASE, ENVIRONMENT)
+    assert {column: row[column] for column in FIGURES if row.get(column) is not None} == {}
+    assert (row["status"], row["reason"]) == (status, full(status=status).reason)
+
+
+def test_results_are_written_in_the_plans_order_and_read_back_with_the_schema(run):
+    first, second, never = (
+        Case(name, "ort", "ort", "inference", "fp32", 1, "cuda", 0, ModelSource(name)) for name in "abc"
+    )
+    run.append(full(second.id))
+    run.append(Result(first.id, "failed", "why"))
+    run.write_parquet("suite", [first, second, never], ENVIRONMENT)
+    results, samples = (frame.collect() for frame in load(run.path))
+    assert results["case_id"].to_list() == [first.id, second.id]
+    assert dict(results.schema) == RESULTS
+    assert samples.filter(clock="event")["ms"].to_list() == [2.0, 1.0, 3.0]
+    assert samples.filter(clock="event")["index"].to_list() == [0, 1, 2]
+
+
+def test_a_row_of_few_samples_has_no_interval():
+    result = full()
+    result.samples["event"] = [2.0, 1.0, 3.0] * 9
+    row = result.row("run", "suite", CASE, ENVIRONMENT)
+    assert (row["latency_ms"], row["latency_ci_low_ms"], row["latency_ci_high_ms"]) == (2.0, None, None)
+
+
+@pytest.mark.parametrize(("strays", "warned"), [(1, False), (2, True)])
+def test_outliers_are_warned_of_above_one_sample_in_twenty(strays, warned):
+    samples = {"host": [1.0, 1.1] * 10 + [9.0] * strays}
+    assert bool(sample_warnings(samples, "host")) == warned
+    assert sample_warnings(samples, "event") == []
+
+
+@pytest.mark.parametrize(("factor", "says"), [(1.031, "3.1 % slower"), (0.969, "3.1 % faster"), (1.01, None)])
+def test_a_drift_is_warned_of_in_words(factor, says):
+    first = [1.0, 1.001, 0.999] * 10
+    samples = {"host": [*first, *first, *(factor * ms for ms in first)]}
+    expected = [f"drift: the last third of the samples is {says} than the first"] if says else []
+    assert sample_warnings(samples, "host") == expected
+    assert sample_warnings(samples, "event") == []
+
+
+def test_outliers_and_a_drift_are_both_warned_of():
+    samples = {"host": [*([1.0, 1.001] * 15), *([1.02, 1.021] * 15), *([1.04, 1.041] * 12), *([9.0] * 6)]}
+    assert [warning.split(":")[0] for warning in sample_warnings(samples, "host")] == ["outliers", "drift"]

@@ -1,0 +1,135 @@
+"""A run's folder: what its journal says after retries and crashes, and runs read back as one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from exporters.source import ModelSource
+from profiler import load
+from profiler.errors import ConfigError
+from profiler.job.case import Case
+from profiler.results.columns import RESULTS, SAMPLES
+from profiler.results.result import Result
+from profiler.results.run_folder import RunFolder
+
+
+def case(model: str) -> Case:
+    return Case(model, "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource(model))
+
+
+def measured(model: str, *ms: float) -> Result:
+    return Result(case(model).id, "ok", clock="host", samples={"host": list(ms)}, warnings=["outliers: ü, of 3"])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "results")
+
+
+def test_folder_is_named_by_time_host_and_four_digits(run: RunFolder) -> None:
+    time, *host, digits = run.run_id.split("-")
+    assert time.endswith("Z")
+    assert host
+    assert int(digits, 16) < 16**4
+    assert run.logs.is_dir()
+
+
+def test_folder_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"output .*file: .*--output"):
+        RunFolder.create(tmp_path / "file")
+
+
+def test_resume_of_a_folder_without_a_run_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--resume"):
+        RunFolder.resume(tmp_path)
+
+
+def test_journal_gives_back_what_was_appended(run: RunFolder) -> None:
+    run.append(first := measured("a", 1.0, 2.0))
+    run.append(second := Result(case("b").id, "oom", "no memory", samples={"host": [3.0]}))
+    assert run.results() == {first.case_id: first, second.case_id: second}
+
+
+def test_journal_of_a_new_run_is_empty(run: RunFolder) -> None:
+    assert run.results() == {}
+
+
+def test_last_line_of_a_case_counts(run: RunFolder) -> None:
+    run.append(Result(case("a").id, "failed", "no luck"))
+    run.append(measured("b", 1.0))
+    run.append(again := measured("a", 2.0))
+    assert len(run.journal.read_text().splitlines()) == 3
+    assert run.results()[again.case_id] == again
+
+
+@pytest.mark.parametrize("cut", [1, 20, -1])
+def test_line_cut_off_by_a_crash_is_ignored(run: RunFolder, cut: int) -> None:
+    run.append(first := measured("a", 1.0))
+    with run.journal.open("a") as file:
+        file.write(measured("b", 2.0).to_json()[:cut])
+    assert run.results() == {first.case_id: first}
+
+
+def test_what_comes_after_a_cut_off_line_counts(run: RunFolder) -> None:
+    run.append(measured("a", 1.0))
+    with run.journal.open("a") as file:
+        file.write(measured("b", 2.0).to_json()[:40])
+    run.append(third := measured("b", 3.0))
+    assert run.results()[third.case_id] == third
+
+
+def test_rows_are_in_the_plans_order_with_every_column(run: RunFolder) -> None:
+    for model in "cab":
+        run.append(measured(model, 3.0, 1.0, 2.0))
+    cases = [case(model) for model in "abcd"]
+    results, samples = run.write_parquet("suite", cases, {"host": "here", "gpu": None})
+    assert results["model"].to_list() == ["a", "b", "c"], "a case without a line has not ended"
+    assert dict(results.schema) == RESULTS
+    assert dict(samples.schema) == SAMPLES
+    assert results["latency_ms"].to_list() == [2.0] * 3
+    assert results["warnings"].to_list() == [["outliers: ü, of 3"]] * 3
+    assert samples.filter(pl.col("case_id") == cases[0].id).select("index", "ms").rows() == [
+        (0, 3.0),
+        (1, 1.0),
+        (2, 2.0),
+    ]
+    assert results.equals(pl.read_parquet(run.path / "results.parquet"))
+
+
+def test_samples_of_a_failed_case_are_kept_but_give_no_latency(run: RunFolder) -> None:
+    run.append(Result(case("a").id, "timeout", "ended after 8 s", clock="host", samples={"host": [1.0, 2.0]}))
+    results, samples = run.write_parquet("suite", [case("a")], {})
+    assert results.select("status", "reason", "latency_ms").rows() == [("timeout", "ended after 8 s", None)]
+    assert samples["ms"].to_list() == [1.0, 2.0]
+
+
+def test_run_without_rows_still_has_the_columns(run: RunFolder) -> None:
+    results, samples = run.write_parquet("suite", [case("a")], {})
+    assert (len(results), len(samples)) == (0, 0)
+    assert dict(pl.read_parquet_schema(run.path / "results.parquet")) == RESULTS
+    assert dict(pl.read_parquet_schema(run.path / "samples.parquet")) == SAMPLES
+
+
+@pytest.fixture
+def two_runs(tmp_path: Path) -> list[RunFolder]:
+    runs = [RunFolder.create(tmp_path / "results") for _ in range(2)]
+    for run, ms in zip(runs, (1.0, 2.0), strict=True):
+        run.append(measured("a", ms, ms, ms))
+        run.write_parquet("suite", [case("a")], {})
+    return runs
+
+
+@pytest.mark.parametrize("how", ["pattern", "folders", "texts"])
+def test_load_reads_runs_as_one_table(two_runs: list[RunFolder], how: str) -> None:
+    folders = [run.path for run in two_runs]
+    given = {"pattern": [folders[0].parent / "*"], "folders": folders, "texts": [f"{f}/" for f in folders]}[how]
+    results, samples = load(*given)
+    assert isinstance(results, pl.LazyFrame)
+    assert dict(results.select("run_id", "latency_ms").collect().rows()) == {
+        run.run_id: ms for run, ms in zip(two_runs, (1.0, 2.0), strict=True)
+    }
+    assert samples.select(pl.len()).collect().item() == 6

@@ -1,0 +1,41 @@
+"""What a run's time went into."""
+
+from __future__ import annotations
+
+from profiler.results import wall_time
+from profiler.results.wall_time import WallTime, describe
+
+
+def test_phases_are_summed_and_the_rest_is_named(monkeypatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(wall_time.time, "monotonic", lambda: now[0])
+    wall = WallTime()
+    with wall.span("prepare"):
+        now[0] += 5
+    wall.add({"fork": 1.0, "measure": 10.0})
+    wall.add({"measure": 20.0})
+    now[0] += 35
+    assert wall.split() == {"measure": 30.0, "prepare": 5.0, "rest": 4.0, "fork": 1.0}
+    assert list(wall.split()) == ["measure", "prepare", "rest", "fork"]
+
+
+def test_a_span_is_counted_even_where_it_was_left_by_an_interrupt(monkeypatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(wall_time.time, "monotonic", lambda: now[0])
+    wall = WallTime()
+    try:
+        with wall.span("prepare"):
+            now[0] += 3
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    assert wall.split()["prepare"] == 3.0
+
+
+def test_the_sentence_adds_measuring_energy_and_building_and_leaves_crumbs_out() -> None:
+    said = describe({"measure": 50.0, "prepare": 25.0, "build": 20.0, "energy": 4.8, "write": 0.2})
+    assert said == "75 % of 100 s went into measuring or building: measure 50 %, prepare 25 %, build 20 %, energy 5 %"
+
+
+def test_a_run_without_a_case_has_a_sentence_too() -> None:
+    assert describe({}).startswith("0 % of 1 s")

@@ -1,0 +1,851 @@
+"""Whole runs on the CPU, as a user starts them: `python -m profiler job.yaml` on tiny networks, good and broken."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import onnx
+import polars as pl
+import pytest
+import yaml
+from onnx import TensorProto, helper, numpy_helper
+
+from engines.catalog import PRESETS
+from exporters.catalog import CATALOG
+from profiler.results.columns import RESULTS, SAMPLES
+from profiler.results.result import Result
+from profiler.run.command import _is_done
+from profiler.run.telemetry import visible_gpus
+
+ROOT = Path(__file__).resolve().parents[3]
+OPENVINO = importlib.util.find_spec("openvino") is not None
+COMPILER = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), "g++"))
+
+TINY = """
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+def good(width=8):
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, 8, 3), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(288, 10),
+    )
+
+
+def raising():
+    raise ValueError("no luck with this one")
+
+
+def no_module():
+    return {"a": 1}
+
+
+class Second(nn.Module):
+    '''Does what it is there for in the second call: the first one makes the reference outputs, in another process.'''
+
+    def __init__(self, what):
+        super().__init__()
+        self.model, self.what, self.calls = good(), what, 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 1:
+            self.what()
+        return self.model(x)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def hang():
+    time.sleep(600)
+
+
+def eat():
+    return torch.empty(1 << 50)
+
+
+def dying():
+    return Second(die)
+
+
+def hanging():
+    return Second(hang)
+
+
+def hungry():
+    return Second(eat)
+
+
+def dying_at_once():
+    die()
+
+
+def hanging_at_once():
+    hang()
+
+
+def hungry_at_once():
+    eat()
+
+
+class Flaky(nn.Module):
+    def __init__(self, marker):
+        super().__init__()
+        self.model, self.marker, self.calls = good(), marker, 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 1 and Path(self.marker).exists():
+            raise RuntimeError("the marker is there")
+        return self.model(x)
+"""
+
+GOOD = '{name: good, factory: "tiny:good", input: [3, 16, 16]}'
+RAISING = '{name: raising, factory: "tiny:raising", input: [3, 16, 16]}'
+FAST = "{seconds: 0.05, min_samples: 3}"
+
+Profiler = Callable[..., CompletedProcess[str]]
+
+
+@dataclass
+class Finished:
+    """A run that has ended, and what it left behind."""
+
+    done: CompletedProcess[str]
+    folder: Path
+
+    @property
+    def rows(self) -> pl.DataFrame:
+        return pl.scan_parquet(self.folder / "results.parquet").collect()
+
+    @property
+    def journal(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
+
+    def row(self, case_id: str) -> dict[str, Any]:
+        return self.rows.row(by_predicate=pl.col("case_id") == case_id, named=True)
+
+
+Run = Callable[..., Finished]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def run(profiler: Profiler, cache: Path) -> Run:
+    """`run(folder, job, "--strict")` writes the job there, runs it, and finds the run's folder."""
+
+    def start(folder: Path, job: str | None, *arguments: str, code: int = 0, **variables: str) -> Finished:
+        if job is not None:
+            (folder / "job.yaml").write_text(job)
+            arguments = ("job.yaml", *arguments)
+        done = profiler(*arguments, cwd=folder, timeout=150, PROFILER_CACHE=str(cache), **variables)
+        assert done.returncode == code, done.stdout + done.stderr
+        runs = list((folder / "results").iterdir())
+        assert len(runs) == 1, done.stdout
+        return Finished(done, runs[0])
+
+    return start
+
+
+def with_factories(folder: Path) -> Path:
+    (folder / "tiny.py").write_text(TINY)
+    return folder
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    return with_factories(tmp_path)
+
+
+def poll(happened: Callable[[], object], seconds: float = 60) -> bool:
+    end = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+# One run with everything that can be measured on a CPU.
+
+FULL = f"""
+models: [{GOOD}]
+engines: [eager, eager-tuned, ort, compiled{", openvino" if OPENVINO else ""}]
+passes: [inference, training]
+precisions: [fp32, bf16]
+batch_sizes: [1, 2]
+device: cpu
+budget: {FAST}
+exclude:
+  - {{engine: [compiled, openvino], pass: training}}
+  - {{engine: compiled, batch_size: 2}}
+  - {{engine: compiled, precision: bf16}}
+  - {{variant: eager-tuned, pass: training, batch_size: 1}}
+"""
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Finished:
+    folder = with_factories(tmp_path_factory.mktemp("full"))
+    (folder / "mark").write_text(uuid.uuid4().hex)
+    return run(folder, FULL, TEST_RUN=(folder / "mark").read_text())
+
+
+@pytest.fixture(scope="module")
+def measured(full: Finished) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = full.rows.filter(pl.col("status") == "ok").to_dicts()
+    assert rows
+    return rows
+
+
+def test_what_can_run_on_a_cpu_ran(full: Finished) -> None:
+    bad = full.rows.filter(~pl.col("status").is_in(["ok", "unsupported"]))
+    assert bad.is_empty(), bad.select("case_id", "status", "reason").rows()
+    expected = {
+        *(f"{v}/inference/{p}/b{b}" for v in ("eager", "eager-tuned") for p in ("fp32", "bf16") for b in (1, 2)),
+        *(f"eager/training/{p}/b{b}" for p in ("fp32", "bf16") for b in (1, 2)),
+        *(f"eager-tuned/training/{p}/b2" for p in ("fp32", "bf16")),
+        *(f"{v}/inference/fp32/b{b}" for v in (["ort", "openvino"] if OPENVINO else ["ort"]) for b in (1, 2)),
+        *(["compiled/inference/fp32/b1"] if COMPILER else []),
+    }
+    ok = full.rows.filter(pl.col("status") == "ok")["case_id"]
+    assert {case_id.removeprefix("good/").removesuffix("/r0") for case_id in ok} == expected
+
+
+def test_results_have_the_declared_columns_and_types(full: Finished) -> None:
+    assert list(full.rows.schema.items()) == list(RESULTS.items())
+    assert dict(pl.scan_parquet(full.folder / "samples.parquet").collect_schema()) == SAMPLES
+
+
+def test_rows_say_where_they_come_from(full: Finished) -> None:
+    for row in full.rows.to_dicts():
+        assert (row["run_id"], row["suite"], row["device"]) == (full.folder.name, "job", "cpu")
+        assert row["host"]
+        assert row["torch_version"]
+        assert row["onnxruntime_version"]
+        assert row["status"] == "ok" or row["reason"], row["case_id"]
+
+
+def test_measured_rows_are_complete(measured: list[dict[str, Any]]) -> None:
+    for row in measured:
+        for column in ("latency_ms", "throughput", "peak_memory_mib", "load_s", "first_run_s"):
+            assert row[column] > 0, (row["case_id"], column)
+        assert row["latency_min_ms"] <= row["latency_ms"]
+        if row["latency_ci_low_ms"] is not None:  # Where 30 samples were not as good as independent, there is none.
+            assert row["latency_ci_low_ms"] <= row["latency_ms"] <= row["latency_ci_high_ms"]
+        assert row["samples"] >= 3
+        assert row["stop_reason"] in ("precision", "plateau", "budget", "max_samples")
+        assert row["peak_memory_mib"] == row["host_peak_mib"]
+
+
+def test_headline_clock_is_the_hosts_and_the_gpus_are_null(measured: list[dict[str, Any]]) -> None:
+    for row in measured:
+        assert row["clock"] == "host"
+        assert row["host_ms"] == row["latency_ms"]
+        for column in ("gpu_ms", "enqueue_ms", "h2d_ms", "d2h_ms", "context_mib", "power_w", "gpu", "cuda", "driver"):
+            assert row[column] is None, (row["case_id"], column)
+
+
+def test_outputs_agree_with_the_reference(measured: list[dict[str, Any]]) -> None:
+    for row in (row for row in measured if row["pass"] == "inference"):
+        assert row["reference"] == "eager-fp32-cpu"
+        low, high = {"fp32": (0, 1e-5), "bf16": (1e-4, 5e-2)}[row["precision"]]
+        assert low <= row["rel_l2_error"] < high, (row["case_id"], row["rel_l2_error"])
+        assert row["max_abs_error"] >= 0
+        assert row["top1_agreement"] is None, "seeded weights say nothing of accuracy"
+
+
+def test_training_has_its_parts(measured: list[dict[str, Any]]) -> None:
+    for row in measured:
+        parts = [row["forward_ms"], row["backward_ms"]]
+        assert all((part is not None) == (row["pass"] == "training") for part in parts), row["case_id"]
+
+
+def test_proof_matches_the_request(measured: list[dict[str, Any]]) -> None:
+    types = {"fp32": "float32", "bf16": "bfloat16"}
+    for row in measured:
+        proof = json.loads(row["proof"])
+        assert set(proof["compute_types"]) == {types[row["precision"]]}, row["case_id"]
+        assert proof["tf32"] is False
+        assert proof["cuda_graph"] is False
+        if row["engine"] == "ort":
+            assert set(proof["providers"]) == {"CPUExecutionProvider"}
+        if row["variant"] == "eager-tuned":
+            assert proof["channels_last"]
+
+
+def test_export_time_is_given_for_engines_that_run_a_graph(measured: list[dict[str, Any]]) -> None:
+    for row in measured:
+        assert (row["export_s"] is not None) == (row["engine"] in ("ort", "openvino")), row["case_id"]
+
+
+def test_samples_give_the_latency(full: Finished, measured: list[dict[str, Any]]) -> None:
+    samples = pl.read_parquet(full.folder / "samples.parquet").filter(pl.col("clock") == "host")
+    medians = dict(samples.group_by("case_id").agg(pl.col("ms").median()).rows())
+    counts = dict(samples.group_by("case_id").len().rows())
+    assert medians == pytest.approx({row["case_id"]: row["latency_ms"] for row in measured})
+    assert counts == {row["case_id"]: row["samples"] for row in measured}
+
+
+def test_folder_holds_everything(full: Finished) -> None:
+    files = {file.name for file in full.folder.iterdir()}
+    assert files >= {"bench.yaml", "environment.json", "journal.jsonl", "results.parquet", "samples.parquet", "tables"}
+    assert "report.html" in files
+    tables = {file.name for file in (full.folder / "tables").iterdir()}
+    assert tables >= {f"{name}.{kind}" for name in ("latency", "memory", "speedup") for kind in ("csv", "md")}
+    environment = json.loads((full.folder / "environment.json").read_text())
+    assert environment["device"] == "cpu"
+    assert environment["cpu"]
+    assert environment["packages"]["torch"]
+    assert sorted(line["case_id"] for line in full.journal) == sorted(full.rows["case_id"])
+    assert environment["wall_seconds"].keys() >= {"prepare", "fork", "load", "warm-up", "measure", "check", "write"}
+
+
+def test_terminal_has_the_tables_and_nothing_of_the_libraries(full: Finished) -> None:
+    assert full.done.stderr == ""
+    assert "Traceback" not in full.done.stdout
+    assert "Warning:" not in full.done.stdout
+    assert full.folder.name in full.done.stdout
+    assert "good, inference, batch 1" in full.done.stdout
+    assert "went into measuring or building: " in full.done.stdout
+    assert all(len(line) <= 120 for line in full.done.stdout.splitlines() if full.folder.name not in line)
+
+
+def test_resolved_config_can_be_run_again(full: Finished, profiler: Profiler, tmp_path: Path) -> None:
+    # From elsewhere: the paths in it are absolute.
+    shutil.copy(full.folder / "bench.yaml", tmp_path)
+    done = profiler("bench.yaml", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for row in full.rows.to_dicts():
+        assert row["case_id"] in done.stdout
+
+
+def test_resolved_config_writes_where_the_first_run_did(full: Finished) -> None:
+    resolved = yaml.safe_load((full.folder / "bench.yaml").read_text())
+    assert Path(resolved["output"]) == full.folder.parent
+
+
+def test_no_process_outlives_a_run(full: Finished) -> None:
+    mark = b"TEST_RUN=" + (full.folder.parents[1] / "mark").read_bytes()
+
+    def carries_mark(process: Path) -> bool:
+        try:
+            return mark in (process / "environ").read_bytes()
+        except OSError:
+            return False
+
+    # The forkserver notices that its parent has gone, and leaves by itself.
+    assert poll(lambda: not any(map(carries_mark, Path("/proc").glob("[0-9]*"))))
+
+
+def test_second_run_prepares_nothing(full: Finished, run: Run, workplace: Path, cache: Path) -> None:
+    def made() -> dict[Path, int]:
+        return {f: f.stat().st_mtime_ns for f in cache.rglob("*") if f.is_file() and f.suffix != ".lock"}
+
+    before = made()
+    assert any(file.suffix == ".onnx" for file in before)
+    # The factory's file lies in another folder now, and has the same content.
+    again = run(workplace, FULL, "--only", "engine=ort,precision=fp32,batch_size=2", "--strict")
+    assert made() == before
+    case_id = "good/ort/inference/fp32/b2/r0"
+    assert again.rows["status"].to_list() == ["ok", "unsupported"], "and an unsupported case is no failed one"
+    assert again.row(case_id)["export_s"] == full.row(case_id)["export_s"]
+
+
+# Broken models beside a good one.
+
+
+def write_onnx(path: Path, batch: int | str = "batch", external: str | None = None) -> None:
+    """x (batch, 3) times a weight (3, 2), which lies in the file `external` if that is given."""
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [3, 2], [float(i) for i in range(6)])
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 2])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    if external is not None:
+        data = numpy_helper.to_array(weight).tobytes()
+        (path.parent / external).write_bytes(data)
+        stored = model.graph.initializer[0]
+        stored.ClearField("float_data")
+        stored.data_location = TensorProto.EXTERNAL
+        stored.external_data.add(key="location", value=external)
+        stored.external_data.add(key="length", value=str(len(data)))
+    path.write_bytes(model.SerializeToString())
+
+
+BROKEN: dict[str, tuple[str, list[str]]] = {
+    "raising": ("failed", ["ValueError", "no luck with this one", "tiny:raising"]),
+    "no_module": ("failed", ["dict", "torch.nn.Module"]),
+    "dying": ("crashed", ["SIGSEGV", "warm-up"]),
+    "hanging": ("timeout", ["5 s", "warm-up"]),
+    "hungry": ("oom", ["allocate"]),
+    "dying_at_once": ("crashed", ["SIGSEGV"]),
+    "hanging_at_once": ("timeout", ["4 s"]),
+    "hungry_at_once": ("oom", ["allocate"]),
+    "truncated": ("failed", ["truncated.onnx", "no ONNX model, or a truncated one"]),
+    "outside": ("failed", ["outside.onnx", "outside the model's folder"]),
+}
+ONNX = ("whole", "truncated", "outside")
+
+
+def case_of(model: str) -> str:
+    return f"{model}/ort/inference/native/b1/r0" if model in ONNX else f"{model}/eager/inference/fp32/b1/r0"
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Finished:
+    folder = with_factories(tmp_path_factory.mktemp("broken"))
+    (folder / "models").mkdir()
+    write_onnx(folder / "models" / "whole.onnx")
+    whole = (folder / "models" / "whole.onnx").read_bytes()
+    (folder / "models" / "truncated.onnx").write_bytes(whole[: len(whole) // 2])
+    write_onnx(folder / "models" / "outside.onnx", external="../weights.bin")
+    factories = ["good", *(name for name in BROKEN if name not in ONNX)]
+    models = [f'{{name: {name}, factory: "tiny:{name}", input: [3, 16, 16]}}' for name in factories]
+    models += [f"{{name: {name}, onnx: models/{name}.onnx}}" for name in ONNX]
+    job = f"""
+models: [{", ".join(models)}]
+engines: [eager, ort]
+device: cpu
+budget: {{seconds: 0.05, min_samples: 3, timeout: 5, build_timeout: 4}}
+exclude:
+  - {{engine: ort, model: [{", ".join(factories)}]}}
+"""
+    return run(folder, job)
+
+
+@pytest.mark.parametrize("model", BROKEN)
+def test_broken_model_is_a_row_with_its_reason(broken: Finished, model: str) -> None:
+    status, words = BROKEN[model]
+    row = broken.row(case_of(model))
+    assert row["status"] == status, row["reason"]
+    for word in words:
+        assert word in row["reason"], row["reason"]
+    assert "\n" not in row["reason"]
+    assert row["latency_ms"] is None
+
+
+def test_traceback_stands_in_the_log(broken: Finished) -> None:
+    log = (broken.folder / "logs" / f"{case_of('hungry').replace('/', '-')}.log").read_text()
+    assert "Traceback" in log
+    assert "tiny.py" in log
+
+
+def test_good_models_beside_broken_ones_are_measured(broken: Finished) -> None:
+    assert broken.row(case_of("good"))["status"] == "ok"
+    assert broken.row(case_of("whole"))["status"] == "ok"
+    assert "Traceback" not in broken.done.stdout
+    assert broken.done.stderr == ""
+
+
+def test_only_broken_models_give_1(run: Run, workplace: Path) -> None:
+    finished = run(workplace, f"models: [{RAISING}]\nengines: [eager]\ndevice: cpu\nbudget: {FAST}\n", code=1)
+    assert finished.rows["status"].to_list() == ["failed"]
+    assert "no luck with this one" in finished.done.stdout
+    assert "Traceback" not in finished.done.stdout
+
+
+def test_strict_gives_1_where_one_failed(run: Run, workplace: Path) -> None:
+    job = f"models: [{RAISING}, {GOOD}]\nengines: [eager, ort-tuned]\ndevice: cpu\nbudget: {FAST}\n"
+    finished = run(workplace, job, "--strict", code=1)
+    assert set(finished.rows["status"]) == {"failed", "ok", "unsupported"}
+
+
+# A user's ONNX files.
+
+
+def write_two_inputs(path: Path) -> None:
+    """(x + table[ids]) times a weight: x (n, length, 4) of floats, ids (n, length) of int64; n and length are free."""
+    table = helper.make_tensor("table", TensorProto.FLOAT, [2, 4], [0.5 * i for i in range(8)])
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [4, 3], [0.1 * i for i in range(12)])
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table", "ids"], ["e"]),
+            helper.make_node("Add", ["x", "e"], ["s"]),
+            helper.make_node("MatMul", ["s", "w"], ["y"]),
+        ],
+        "two",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "length", 4]),
+            helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", "length"]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "length", 3])],
+        [table, weight],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Finished:
+    folder = tmp_path_factory.mktemp("users")
+    write_two_inputs(folder / "two.onnx")
+    write_onnx(folder / "fixed.onnx", batch=2)
+    job = f"""
+models: [{{name: two, onnx: two.onnx, dimensions: {{length: 5}}}}, {{name: fixed, onnx: fixed.onnx}}]
+engines: [eager, ort{", openvino" if OPENVINO else ""}]
+precisions: [fp32, bf16]
+batch_sizes: [1, 2]
+device: cpu
+budget: {FAST}
+"""
+    return run(folder, job)
+
+
+GRAPH_ENGINES = [
+    "ort",
+    pytest.param("openvino", marks=pytest.mark.skipif(not OPENVINO, reason="openvino is not installed")),
+]
+
+
+@pytest.mark.parametrize("engine", GRAPH_ENGINES)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_onnx_file_with_two_inputs_runs_as_it_is(users: Finished, engine: str, batch: int) -> None:
+    row = users.row(f"two/{engine}/inference/native/b{batch}/r0")
+    assert row["status"] == "ok", row["reason"]
+    assert row["reference"] == "ort-cpu-unoptimized"
+    assert row["rel_l2_error"] < 1e-5
+    assert set(json.loads(row["proof"])["compute_types"]) == {"float32"}
+
+
+@pytest.mark.parametrize("engine", GRAPH_ENGINES)
+def test_onnx_file_of_fixed_batch_runs_at_that_batch_alone(users: Finished, engine: str) -> None:
+    other, own = (users.row(f"fixed/{engine}/inference/native/b{batch}/r0") for batch in (1, 2))
+    assert (other["status"], own["status"]) == ("unsupported", "ok"), (other["reason"], own["reason"])
+    assert "fixed batch of 2" in other["reason"]
+
+
+def test_onnx_file_in_an_engine_of_modules_is_unsupported(users: Finished) -> None:
+    rows = users.rows.filter(pl.col("engine") == "eager")
+    assert set(rows["status"]) == {"unsupported"}
+    assert all("torch module" in reason for reason in rows["reason"])
+
+
+def test_onnx_file_has_the_precision_native_alone(users: Finished) -> None:
+    assert set(users.rows["precision"]) == {"native"}
+    assert len(users.rows) == 2 * 2 * (3 if OPENVINO else 2)
+
+
+def test_speed_up_of_an_onnx_file_is_relative_to_ort(users: Finished) -> None:
+    table = pl.read_csv(users.folder / "tables" / "speedup.csv")
+    assert table.filter(pl.col("variant") == "ort")["speedup"].to_list() == pytest.approx([1.0] * 3)
+
+
+# Interrupted, resumed, retried.
+
+CASES = [f"{model}/eager/inference/fp32/b{batch}/r0" for model in ("flaky", "good") for batch in (1, 2, 4)]
+
+
+@dataclass
+class State:
+    """A run's folder at one time."""
+
+    code: int
+    output: str
+    journal: list[dict[str, Any]]
+    rows: pl.DataFrame
+
+    @property
+    def of_eager(self) -> list[str]:
+        return [line["case_id"] for line in self.journal if "/eager/" in line["case_id"]]
+
+
+@dataclass
+class Resumed:
+    """The same run after an interrupt, after --resume, and after --resume --retry."""
+
+    folder: Path
+    interrupted: State
+    resumed: State
+    retried: State
+
+
+def interrupt_after_first_ok(folder: Path, cache: Path) -> CompletedProcess[str]:
+    """Start job.yaml there and send SIGINT once a measured case stands in the journal."""
+    with (folder / "said").open("w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "profiler", "job.yaml"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PROFILER_CACHE": str(cache)},
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            # A shell's background job ignores SIGINT, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+
+        def has_measured() -> bool:
+            return any('"status": "ok"' in file.read_text() for file in folder.glob("results/*/journal.jsonl"))
+
+        assert poll(lambda: has_measured() or process.poll() is not None)
+        process.send_signal(signal.SIGINT)
+        code = process.wait(60)
+        said.seek(0)
+        return CompletedProcess([], code, said.read(), "")
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory, run: Run, cache: Path) -> Resumed:
+    folder = with_factories(tmp_path_factory.mktemp("resume"))
+    (folder / "marker").touch()
+    flaky = f"{{name: flaky, factory: 'tiny:Flaky', input: [3, 16, 16], options: {{marker: '{folder}/marker'}}}}"
+    (folder / "job.yaml").write_text(
+        f"models: [{flaky}, {GOOD}]\nengines: [eager, ort-tuned]\nbatch_sizes: [1, 2, 4]\ndevice: cpu\n"
+        "budget: {seconds: 0.2, min_samples: 5}\n"
+    )
+    done = interrupt_after_first_ok(folder, cache)
+    (path,) = (folder / "results").iterdir()
+
+    def state(done: CompletedProcess[str]) -> State:
+        now = Finished(done, path)
+        return State(done.returncode, done.stdout + done.stderr, now.journal, now.rows)
+
+    first = state(done)
+    second = state(run(folder, None, "--resume", str(path)).done)
+    (folder / "marker").unlink()
+    return Resumed(path, first, second, state(run(folder, None, "--resume", str(path), "--retry").done))
+
+
+def test_interrupt_gives_130_and_writes_what_there_is(resumed: Resumed) -> None:
+    state = resumed.interrupted
+    assert state.code == 130, state.output
+    assert "Traceback" not in state.output
+    assert "--resume" in state.output
+    assert 4 <= len(state.of_eager) < len(CASES)
+    assert sorted(state.rows["case_id"]) == sorted(line["case_id"] for line in state.journal)
+    assert (resumed.folder / "tables" / "latency.csv").exists()
+
+
+def test_resume_measures_what_is_missing_and_that_alone(resumed: Resumed) -> None:
+    before, after = resumed.interrupted, resumed.resumed
+    assert after.journal[: len(before.journal)] == before.journal
+    assert sorted(after.of_eager) == sorted(CASES), "one line a case"
+    status = dict(after.rows.select("case_id", "status").rows())
+    assert [status[case] for case in CASES] == ["failed"] * 3 + ["ok"] * 3
+    assert len({line["case_id"] for line in after.journal}) == len(after.journal) == 2 * len(CASES)
+
+
+def test_resume_keeps_the_order_of_the_plan(resumed: Resumed) -> None:
+    assert [case for case in resumed.resumed.rows["case_id"] if "/eager/" in case] == sorted(
+        CASES, key=lambda case: [case.startswith("good"), case]
+    )
+
+
+def test_resume_keeps_the_suite(resumed: Resumed) -> None:
+    assert set(resumed.interrupted.rows["suite"]) == set(resumed.resumed.rows["suite"]) == {"job"}
+
+
+def test_retry_measures_what_failed_again_and_that_alone(resumed: Resumed) -> None:
+    before, after = resumed.resumed, resumed.retried
+    assert after.journal[: len(before.journal)] == before.journal
+    assert sorted(after.of_eager[len(CASES) :]) == sorted(CASES[:3])
+    eager = after.rows.filter(pl.col("variant") == "eager")
+    assert sorted(eager["case_id"]) == sorted(CASES)
+    assert set(eager["status"]) == {"ok"}
+
+
+def test_resumed_sessions_are_added_up_in_the_environment(resumed: Resumed) -> None:
+    environment = json.loads((resumed.folder / "environment.json").read_text())
+    first, second = environment["earlier_commands"][:2]
+    assert first[1:] == ["job.yaml"]
+    assert "--resume" in second
+    lines = [json.loads(line) for line in (resumed.folder / "journal.jsonl").read_text().splitlines()]
+    measured = sum(line["phases"].get("measure", 0.0) for line in lines)
+    assert environment["wall_seconds"]["measure"] == pytest.approx(measured, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("status", "throttled", "warnings", "retry", "done"),
+    [
+        ("ok", False, [], False, True),
+        ("ok", True, [], False, False),
+        ("ok", True, ["remeasured: first taken while the card slowed down"], False, True),
+        ("failed", None, [], False, True),
+        ("failed", None, [], True, False),
+        ("ok", None, [], True, True),
+    ],
+)
+def test_a_resumed_run_measures_what_was_slowed_down_and_not_yet_again(
+    status: Any, throttled: bool | None, warnings: list[str], retry: bool, done: bool
+) -> None:
+    assert _is_done(Result("x", status, telemetry={"throttled": throttled}, warnings=warnings), retry) == done
+
+
+def test_resume_with_only_keeps_the_other_rows(resumed: Resumed, run: Run) -> None:
+    workplace = resumed.folder.parents[1]
+    finished = run(workplace, None, "--resume", str(resumed.folder), "--only", "model=good,variant=eager,batch_size=1")
+    assert len(finished.rows) == 2 * len(CASES)
+
+
+def test_run_of_another_torch_is_not_resumed(resumed: Resumed, profiler: Profiler, tmp_path: Path) -> None:
+    copy = shutil.copytree(resumed.folder, tmp_path / "run")
+    environment = json.loads((copy / "environment.json").read_text())
+    (copy / "environment.json").write_text(json.dumps({**environment, "torch_version": "1.0"}))
+    done = profiler("--resume", str(copy), cwd=resumed.folder.parents[1])
+    assert done.returncode == 2
+    assert "torch_version" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# Options.
+
+
+def test_only_output_quick_and_device(profiler: Profiler, cache: Path, workplace: Path) -> None:
+    # Without --quick this would sample for an hour.
+    budget = "{seconds: 3600, min_samples: 100000000, max_samples: 100000000, timeout: 9999}"
+    (workplace / "job.yaml").write_text(
+        f"models: [{GOOD}]\nengines: [eager, eager-tuned]\nbatch_sizes: [1, 2]\nbudget: {budget}\n"
+    )
+    arguments = ["--only", "variant=eager", "--only", "batch_size=2", "--output", "elsewhere", "--quick"]
+    done = profiler("job.yaml", *arguments, "--device", "cpu", cwd=workplace, timeout=120, PROFILER_CACHE=str(cache))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (workplace / "results").exists()
+    (folder,) = (workplace / "elsewhere").iterdir()
+    finished = Finished(done, folder)
+    assert finished.rows.select("case_id", "device", "status").rows() == [
+        ("good/eager/inference/fp32/b2/r0", "cpu", "ok")
+    ]
+    resolved = yaml.safe_load((folder / "bench.yaml").read_text())
+    assert resolved["device"] == "cpu"
+    assert resolved["budget"]["seconds"] < 3600, "what --resume adds must be sampled as long as the rest"
+
+
+def test_output_in_the_file_is_relative_to_the_file(profiler: Profiler, cache: Path, workplace: Path) -> None:
+    (workplace / "sub").mkdir()
+    job = f"models: [{GOOD}]\nengines: [eager]\noutput: out\nimport_from: ['..']\ndevice: cpu\nbudget: {FAST}\n"
+    (workplace / "sub" / "job.yaml").write_text(job)
+    done = profiler("sub/job.yaml", cwd=workplace, PROFILER_CACHE=str(cache))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (results,) = workplace.rglob("results.parquet")
+    assert results.parents[1] == workplace / "sub" / "out"
+
+
+def test_dry_run_prints_every_case_and_makes_nothing(profiler: Profiler, workplace: Path) -> None:
+    (workplace / "job.yaml").write_text(FULL)
+    before = sorted(workplace.iterdir())
+    done = profiler("job.yaml", "--dry-run", cwd=workplace, PROFILER_CACHE=str(workplace / "cache"))
+    assert (done.returncode, done.stderr) == (0, "")
+    for variant in ("eager", "eager-tuned", "ort"):
+        for precision in ("fp32", "bf16"):
+            assert f"good/{variant}/inference/{precision}/b2/r0" in done.stdout
+    assert "in about" in done.stdout
+    assert "no bf16 convolution" in done.stdout
+    assert sorted(workplace.iterdir()) == before
+
+
+@pytest.mark.skipif(bool(visible_gpus()), reason="there is a GPU")
+def test_cuda_without_a_gpu_gives_2(profiler: Profiler, workplace: Path) -> None:
+    (workplace / "job.yaml").write_text(f"models: [{GOOD}]\nengines: [eager]\n")
+    done = profiler("job.yaml", "--device", "cuda", cwd=workplace)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "GPU" in done.stderr
+    assert "cpu" in done.stderr
+    assert not (workplace / "results").exists()
+
+
+JOB = f"models: [{GOOD}]\nengines: [eager]\ndevice: cpu\n"
+
+WRONG: dict[str, tuple[str | None, list[str], list[str]]] = {
+    "no such file": (None, ["job.yaml"], ["job.yaml", "cannot be read"]),
+    "no YAML": ("models: [", ["job.yaml"], ["job.yaml:", "YAML"]),
+    "unknown key": (JOB + "precision: [fp32]\n", ["job.yaml"], ["job.yaml:4", "precision", "precisions"]),
+    "unknown engine": (JOB.replace("eager", "eagre"), ["job.yaml"], ["job.yaml:2", "engines[0]", "eagre", "'eager'"]),
+    "unknown model": ("models: [resnet5]\nengines: [eager]\n", ["job.yaml"], ["job.yaml:1", "resnet5", "resnet50"]),
+    "no such onnx": (
+        "models: [{name: a, onnx: a.onnx}]\nengines: [ort]\n",
+        ["job.yaml"],
+        ["job.yaml:1", "a.onnx", "relative to the YAML"],
+    ),
+    "no time": (JOB + "budget: {seconds: 0}\n", ["job.yaml"], ["job.yaml:4", "budget.seconds", "greater than 0"]),
+    "unknown key of --only": (JOB, ["job.yaml", "--only", "modle=good"], ["--only", "modle", "'model'"]),
+    "nothing left": (JOB, ["job.yaml", "--only", "model=other"], ["--only model=other", "no case is left"]),
+    "no such run": (None, ["--resume", "nowhere"], ["--resume nowhere", "no run"]),
+    "config and resume": (JOB, ["job.yaml", "--resume", "nowhere"], ["not both"]),
+    "device that is none": (JOB, ["job.yaml", "--device", "gpu"], ["--device", "gpu", "auto, cpu, cuda"]),
+    "output that is a file": (JOB, ["job.yaml", "--output", "job.yaml"], ["output", "job.yaml", "--output"]),
+    "retry without resume": (JOB, ["job.yaml", "--retry", "--dry-run"], ["--retry", "--resume"]),
+    "device of engines": (None, ["engines", "--device", "gpu"], ["--device gpu", "auto, cpu or cuda"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_used_gives_2_and_one_message(profiler: Profiler, workplace: Path, name: str) -> None:
+    job, arguments, words = WRONG[name]
+    if job is not None:
+        (workplace / "job.yaml").write_text(job)
+    done = profiler(*arguments, cwd=workplace)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+    assert not (workplace / "results").exists()
+
+
+# The other commands.
+
+
+def test_engines_lists_every_preset(profiler: Profiler, tmp_path: Path) -> None:
+    done = profiler("engines", "--device", "cpu", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in PRESETS:
+        assert name in done.stdout
+
+
+def test_models_lists_every_network(profiler: Profiler, tmp_path: Path) -> None:
+    done = profiler("models", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in CATALOG:
+        assert name in done.stdout
+
+
+def test_environment_is_json(profiler: Profiler, tmp_path: Path) -> None:
+    done = profiler("environment", cwd=tmp_path, PROFILER_LONG="x" * 300)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert found.keys() >= {"gpu", "host", "cpu", "torch_version", "onnxruntime_version", "python", "packages"}
+    assert found["variables"]["PROFILER_LONG"] == "x" * 300
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["run", "--help"], ["engines", "--help"]])
+def test_help(profiler: Profiler, tmp_path: Path, arguments: list[str]) -> None:
+    done = profiler(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage: python -m profiler" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--bogus"], ["job.yaml", "--bogus"], ["engines", "--bogus"]])
+def test_unknown_option_gives_2(profiler: Profiler, tmp_path: Path, arguments: list[str]) -> None:
+    done = profiler(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--bogus" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,219 @@
+"""How a run of several cases goes, with the measuring of one case played: what is measured again, and what is added."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from engines.base import Job
+from engines.catalog import ENGINES
+from exporters.source import ModelSource
+from profiler.job.case import Budget, Case
+from profiler.machine import Target
+from profiler.processes.process import Call, Outcome
+from profiler.results.result import Result
+from profiler.results.run_folder import RunFolder
+from profiler.results.wall_time import WallTime
+from profiler.run import runner as module
+from profiler.run import supervise
+from profiler.run.telemetry import Reading
+from profiler.worker.measure_case import build_ahead
+from profiler.worker.task import Prepared, Task
+
+
+class Silent:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def preparing(self, what: str, done: int, total: int) -> None:
+        pass
+
+    def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
+        pass
+
+    def ended(self, case: Case, result: Result) -> None:
+        self.told.append(case.id)
+
+
+def case(variant: str) -> Case:
+    return Case("alexnet", "eager", variant, "inference", "fp32", 1, "cpu", 0, ModelSource("alexnet"))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RunFolder, Silent, WallTime]]:
+    """Runs cases; `results` gives, by case id, what each measurement of it returns."""
+
+    def go(cases: list[Case], results: dict[str, list[Result]]) -> tuple[RunFolder, Silent, WallTime]:
+        folder, display = RunFolder.create(tmp_path), Silent()
+
+        def measure_one(task: Task, *_: object) -> Result:
+            result = results[task.case.id].pop(0)
+            result.phases = {"measure": 2.0}
+            return result
+
+        monkeypatch.setattr(module, "measure_one", measure_one)
+        monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
+        runner = module.Runner(folder, Budget(), Target("cpu"), display)
+        runner.measure(cases)
+        return folder, display, runner.wall
+
+    return go
+
+
+def result(case: Case, ms: float, throttled: bool) -> Result:
+    return Result(case.id, "ok", clock="host", samples={"host": [ms]}, telemetry={"throttled": throttled})
+
+
+def test_a_case_taken_while_the_card_slowed_down_is_measured_once_more_at_the_end(run) -> None:
+    first, second = case("a"), case("b")
+    results = {
+        first.id: [result(first, 9.0, throttled=True), result(first, 5.0, throttled=False)],
+        second.id: [result(second, 3.0, throttled=False)],
+    }
+    folder, display, wall = run([first, second], results)
+    assert display.told == [first.id, second.id, first.id]
+    found = folder.results()
+    assert found[first.id].samples == {"host": [5.0]}
+    assert found[first.id].warnings == ["remeasured: first taken while the card slowed down"]
+    assert found[second.id].warnings == []
+    assert len(folder.journal.read_text().splitlines()) == 3
+    assert wall.seconds["measure"] == 6.0
+
+
+def test_a_case_that_is_slowed_down_again_is_not_measured_a_third_time(run) -> None:
+    hot = case("a")
+    folder, display, _ = run([hot], {hot.id: [result(hot, 9.0, throttled=True), result(hot, 8.0, throttled=True)]})
+    assert display.told == [hot.id] * 2
+    assert folder.results()[hot.id].telemetry["throttled"]
+
+
+def test_a_second_time_that_failed_does_not_lose_the_first(run) -> None:
+    hot = case("a")
+    folder, display, _ = run([hot], {hot.id: [result(hot, 9.0, throttled=True), Result(hot.id, "timeout", "too long")]})
+    assert folder.results()[hot.id].samples == {"host": [9.0]}
+    assert display.told == [hot.id]
+
+
+class Process:
+    """Stands for a case's process: it ended at once, and entered its phases at these times."""
+
+    phase = "check"
+
+    def __init__(self, call: object) -> None:
+        self.entered = {"fork": 0.0, "measure": 2.0, "energy": 4.0, "check": 9.0}
+
+    def poll(self, timeout: float) -> Outcome:
+        return Outcome("ok", value=Result("x", "ok", memory={"peak_memory_mib": 10.0, "baseline_mib": 0.0}))
+
+    def kill(self) -> None:
+        pass
+
+
+class Watched:
+    """A watcher with one reading a second; the card draws 100 W, and 500 W and slows down from the fifth second on."""
+
+    dead = False
+
+    def between(self, start: float, end: float) -> list[Reading]:
+        hot = {True: (500.0, 0x40), False: (100.0, 0)}
+        return [Reading(float(s), 50.0 + s, hot[s > 4][0], 1980.0, 40.0, hot[s > 4][1]) for s in range(12) if s <= end]
+
+    def ended(self) -> bool:
+        return self.dead
+
+
+def test_telemetry_is_of_the_sampling_and_not_of_the_energy_loop(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(supervise, "Child", Process)
+    task = Task(case("a"), Prepared(), Budget())
+    got = supervise.measure_one(task, tmp_path, (), lambda phase: None, Watched())
+    assert got.telemetry["power_w"] == 100.0
+    assert not got.telemetry["throttled"]
+    assert got.memory["peak_memory_mib"] == 59.0  # Until the checks begin, the energy loop included.
+    assert got.warnings == []
+
+
+def test_a_row_without_telemetry_says_so(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(supervise, "Child", Process)
+    monkeypatch.setattr(Watched, "dead", True)
+    got = supervise.measure_one(Task(case("a"), Prepared(), Budget()), tmp_path, (), lambda phase: None, Watched())
+    assert [warning.split(":")[0] for warning in got.warnings] == ["telemetry"]
+
+
+def reading(memory_mib: float | None = None, reasons: int = 0) -> Reading:
+    return Reading(0.0, memory_mib, 300.0, 1980.0, 45.0, reasons)
+
+
+def test_reasons_seen_while_measuring_are_warnings_of_their_own(run) -> None:
+    got = Result("x", "ok")
+    supervise._add_readings(got, [], [reading(reasons=0x4), reading(reasons=0x40)])
+    assert got.telemetry["throttled"]
+    assert [warning.split(":")[0] for warning in got.warnings] == ["throttled", "power-cap"]
+
+
+def test_memory_that_only_a_poll_saw_is_in_the_peak_and_in_what_no_allocator_knows_of() -> None:
+    parts = {
+        "peak_memory_mib": 900.0,
+        "other_mib": 100.0,
+        "library_mib": 60.0,
+        "slack_mib": 40.0,
+        "baseline_mib": 600.0,
+    }
+    got = Result("x", "ok", memory=dict(parts))
+    supervise._add_readings(got, [reading(1400.0), reading(None), reading(1530.0)], [])
+    assert got.memory == parts | {"peak_memory_mib": 930.0, "other_mib": 130.0, "library_mib": 90.0}
+    supervise._add_readings(got, [reading(1000.0)], [])
+    assert got.memory["peak_memory_mib"] == 930.0
+
+
+def test_a_journal_of_such_a_result_can_be_read_back() -> None:
+    got = Result("x", "ok", telemetry={"throttled": True, "energy_mj_per_item": 61.5})
+    assert Result.from_json(json.dumps(json.loads(got.to_json()))) == got
+
+
+class Apart:
+    """Stands for a process: building is done for real, in this one, and measuring is played."""
+
+    progress, phase = None, "check"
+    functions: ClassVar[list[str]] = []
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.entered = call, {"fork": 0.0, "measure": 2.0, "check": 9.0}
+        self.functions.append(call.function)
+
+    def poll(self, timeout: float) -> Outcome:
+        if self.call.function == "profiler.worker.measure_case:build_ahead":
+            return Outcome("ok", value=build_ahead(self.call.argument, lambda *_: None), seconds={"build": 3.0})
+        proof = {"build": {"seconds": 3.0, "cached": True}}
+        return Outcome("ok", value=Result("x", "ok", proof=proof), seconds={"load": 1.0})
+
+    def kill(self) -> None:
+        pass
+
+
+def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: Path, monkeypatch) -> None:
+    built: list[Job] = []
+
+    def build(job: Job) -> dict[str, Any]:
+        job.phase("build")
+        built.append(job)
+        return {"cached": False, "warnings": ["engine-cache: a damaged or foreign file was built again"]}
+
+    engine = replace(ENGINES["eager"], module="an_engine_that_builds", builds="anywhere")
+    monkeypatch.setitem(sys.modules, engine.module, SimpleNamespace(build=build))
+    monkeypatch.setitem(ENGINES, "eager", engine)
+    monkeypatch.setattr(supervise, "Child", Apart)
+    Apart.functions.clear()
+    watcher = SimpleNamespace(between=lambda *_: [], ended=lambda: False)
+    found = supervise.measure_one(Task(case("a"), Prepared(), Budget()), tmp_path, (), lambda phase: None, watcher)
+    assert Apart.functions == ["profiler.worker.measure_case:build_ahead", "profiler.worker.measure_case:measure_case"]
+    assert (built[0].engine, built[0].batch_size) == ("eager", 1)
+    assert found.proof["build"] == {"seconds": 3.0, "cached": False}
+    assert found.warnings == ["engine-cache: a damaged or foreign file was built again"]
+    assert found.phases == {"build": 3.0, "load": 1.0}

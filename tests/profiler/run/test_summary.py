@@ -1,0 +1,324 @@
+"""What a person reads at 120 columns: every figure whole, every reason told, no name taken for markup."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from profiler.results.columns import RESULTS, SAMPLES
+from profiler.results.lines import summary
+from profiler.run.summary import MEANINGS, print_results
+
+
+def row(variant: str, precision: str = "fp32", ms: float | None = 1.0, **more: Any) -> dict[str, Any]:
+    """One case with every figure that the tables show; without `ms` one that gave none."""
+    case: dict[str, Any] = {
+        "model": "net",
+        "pass": "inference",
+        "batch_size": 1,
+        "replicate": 0,
+        "variant": variant,
+        "precision": precision,
+        "status": "ok" if ms is not None else "failed",
+        "warnings": [],
+    }
+    if ms is not None:
+        figures = ("latency_ms", "gpu_ms", "forward_ms", "backward_ms")
+        case |= {"clock": "event", "throughput": 1000 / ms, "rel_l2_error": 1.234e-4, "peak_memory_mib": 12345.6}
+        case |= dict.fromkeys(figures, ms) | {"latency_ci_low_ms": 0.995 * ms, "latency_ci_high_ms": 1.005 * ms}
+    case |= more
+    place = f"b{case['batch_size']}/r{case['replicate']}"
+    case.setdefault("case_id", f"{case['model']}/{variant}/{case['pass']}/{precision}/{place}")
+    return case
+
+
+def thrice(variant: str, precision: str = "fp32", ms: float = 1.0, **more: Any) -> list[dict[str, Any]]:
+    """Three replicates whose figures differ by half a percent."""
+    factors = enumerate((0.995, 1.0, 1.005))
+    return [row(variant, precision, ms * factor, replicate=i, **more) for i, factor in factors]
+
+
+def frames(*rows: dict[str, Any]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Results and samples; each measured case has 40 samples a clock within ±1 % of its latency."""
+    results = pl.DataFrame([{column: r.get(column) for column in RESULTS} for r in rows], schema=RESULTS)
+    samples = [
+        {"run_id": "run", "case_id": r["case_id"], "clock": clock, "index": i, "ms": r["latency_ms"] * factor}
+        for r in rows
+        if "latency_ms" in r
+        for clock in ("event", "gpu")
+        for i, factor in enumerate([0.99, 1.01, 0.995, 1.005] * 10)
+    ]
+    return results, pl.DataFrame(samples, schema=SAMPLES)
+
+
+def shown(results: pl.DataFrame, samples: pl.DataFrame, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    print_results(console, results, summary(results, samples))
+    return console.file.getvalue()
+
+
+def printed(*rows: dict[str, Any], width: int = 120) -> str:
+    return shown(*frames(*rows), width=width)
+
+
+def words(text: str, start: str) -> list[str]:
+    """The cells of the only line that starts with `start`."""
+    (line,) = [line for line in text.splitlines() if line.lstrip().startswith(start)]
+    return line.split()
+
+
+LADDER = [
+    row(variant, precision, ms, **{"pass": pass_})
+    for pass_ in ("inference", "training")
+    for variant, precision, ms in [
+        ("eager", "fp32", 1234.5678),
+        ("eager-tuned", "tf32", 812.3),
+        ("eager-nocudnn", "fp32", 9999.9),
+        ("compiled", "fp16", 23.4),
+        ("ort", "fp32", 345.6),
+        ("ort-tuned", "fp16", 12.3),
+        ("trt", "fp16", 8.1),
+        ("trt-rtx", "int8", 7.9),
+        ("openvino", "fp32", 456.7),
+        ("ort", "bf16", 2345.6),
+    ]
+]
+LONG = "resnet152-with-a-very-long-label-that-somebody-gave-it"
+LONG_ROWS = [row("eager", ms=1234.5, model=LONG)] + [
+    row(f"ort-{'very-' * n}long-label-{n}", "amp-fp16", 123.4 / n, model=LONG, warnings=[f"outliers: {n}"])
+    for n in range(1, 10)
+]
+LONG_REASONS = [
+    row("eager"),
+    row("ort", ms=None, reason="RuntimeError: " + "a word and another, " * 40, model=LONG),
+    row("compiled", ms=None, reason="/a/path/without/any/space/" * 12, model=LONG),
+    *(row(f"{LONG}-{n}", ms=None, status="unsupported", reason="no such thing", model=LONG) for n in range(6)),
+]
+
+
+@pytest.mark.parametrize("rows", [LADDER, LONG_ROWS, LONG_REASONS], ids=["ten rows", "long names", "long reasons"])
+def test_nothing_is_cut_off_and_nothing_is_wider_than_the_terminal(rows):
+    text = printed(*rows)
+    assert "…" not in text
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 120
+
+
+@pytest.mark.parametrize(("rows", "places"), [(LADDER, 2), (LONG_ROWS, 1)], ids=["ten rows", "long names"])
+def test_every_row_has_its_figures(rows, places):
+    text = printed(*rows)
+    for one in rows:
+        assert f"{one['latency_ms']:,.{places}f}" in text
+
+
+def test_every_row_has_its_name():
+    found = [line.split()[:2] for line in printed(*LADDER).splitlines() if line.strip()]
+    for one in LADDER:
+        assert found.count([one["variant"], one["precision"]]) == 2  # Inference and training.
+
+
+def test_a_long_name_is_folded_and_whole():
+    # The figures stand in the columns to the right, so the name's pieces are what begins each line.
+    name = "abcdefghijklmnopqrstuvwxyz-" * 4
+    text = printed(row("eager", ms=6.0), row(name, "amp-fp16", ms=3.0))
+    table = text.partition("Engine")[2].partition("batch 1:")[0]
+    pieces = [line.split()[0] for line in table.splitlines() if line.split() and line.split()[0] in name]
+    assert "".join(pieces) == name
+
+
+def test_every_group_has_a_title_its_rows_fastest_first_and_a_sentence():
+    text = printed(row("eager", ms=6.0), row("ort", ms=3.0), row("eager", ms=60.0, batch_size=16))
+    assert text.index("net, inference, batch 1 ") < text.index("net, inference, batch 16 ")
+    assert text.index(" ort ") < text.index(" eager ")
+    assert "net, batch 1: ort fp32 is 2.0× fp32 eager" in text
+
+
+def test_a_line_gives_its_figures():
+    text = printed(row("eager", ms=6.0), row("ort", ms=3.0))
+    engine, precision, latency, spread, device, speedup, interval, items, memory, error = words(text, "ort ")
+    assert (engine, precision, latency, spread, device) == ("ort", "fp32", "3.00", "0.5", "3.00")
+    assert (speedup, items, memory, error) == ("2.00", "333", "12,346", "1.2e-04")
+    low, high = (float(end) for end in interval.strip("()").split("–"))
+    assert 1.9 < low <= 2.0 <= high < 2.1
+
+
+def test_training_shows_forward_and_backward():
+    text = printed(
+        row("eager", ms=6.0, forward_ms=2.0, backward_ms=4.0, **{"pass": "training"}),
+        row("compiled", ms=3.0, forward_ms=1.0, backward_ms=2.0, **{"pass": "training"}),
+    )
+    assert "Forward" in text
+    assert words(text, "compiled ")[4:6] == ["1.00", "2.00"]
+
+
+def heads(text: str) -> str:
+    """The two lines above the ruler, as one."""
+    lines = text.splitlines()
+    (ruler,) = [i for i, line in enumerate(lines) if line.startswith(" ───")]
+    return " ".join(" ".join(lines[ruler - 2 : ruler]).split())
+
+
+def test_a_verdict_is_a_column_where_there_is_one():
+    text = printed(*thrice("eager", ms=6.0), *thrice("ort", ms=3.0), *thrice("trt", ms=6.01), *thrice("slow", ms=9.0))
+    assert "Verdict" in heads(text)
+    assert [words(text, start)[7] for start in ("ort ", "trt ", "slow ")] == ["faster", "tie", "slower"]
+    assert not {"faster", "tie", "slower"} & set(words(text, "eager "))
+    assert "Verdict: " in text
+    assert "Verdict" not in printed(row("eager", ms=6.0), row("ort", ms=3.0))
+
+
+def test_the_share_of_the_peak_is_a_column_where_it_is_known():
+    text = printed(row("eager", fraction_of_peak=0.0123), row("ort", ms=0.5, fraction_of_peak=0.9))
+    assert "peak %" in heads(text)
+    assert [words(text, start)[5] for start in ("eager ", "ort ")] == ["1.2", "90.0"]
+    assert "peak" not in printed(row("eager"), row("ort"))
+
+
+def test_the_note_on_intervals_within_processes_stands_where_one_is_shown():
+    note = "Intervals are within one process a side"
+    assert note in printed(row("eager", ms=6.0), row("ort", ms=3.0))
+    assert note in printed(*thrice("eager", ms=6.0), row("ort", ms=3.0))
+    assert note not in printed(*thrice("eager", ms=6.0), *thrice("ort", ms=3.0))
+    assert note not in printed(row("ort", ms=3.0), row("trt", ms=2.0))
+
+
+@pytest.mark.parametrize(("count", "given"), [(29, False), (40, True)])
+def test_a_speed_up_without_an_interval_is_shown_as_such(count, given):
+    results, samples = frames(row("eager", ms=6.0), row("ort", ms=3.0))
+    text = shown(results, samples.filter(pl.col("index") < count))
+    assert ("(95 %)" in heads(text)) == given
+    assert ("too few independent samples" in text) != given
+    assert "2.00" in words(text, "ort ")
+    assert ("–" in "".join(words(text, "ort "))) == given
+
+
+FULL = [
+    one
+    for pass_ in ("inference", "training")
+    for variant, precision, ms in [
+        ("eager", "fp32", 1234.5),
+        ("eager-nocudnn", "tf32", 1233.5),
+        ("eager-tuned", "amp-fp16", 98.7),
+    ]
+    for one in thrice(variant, precision, ms, fraction_of_peak=0.987, **{"pass": pass_})
+]
+
+
+def test_all_columns_with_the_longest_labels_fit_into_120():
+    text = printed(*FULL)
+    for start in ("eager-nocudnn ", "eager-tuned "):
+        inference, training = [line.split() for line in text.splitlines() if line.lstrip().startswith(start)]
+        assert (len(inference), len(training)) == (12, 12)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 120
+
+
+def test_a_narrow_terminal_does_without_the_least_important_columns():
+    order = ["±", "peak %", "Device", "Items/s", "Rel.", "Memory", "Verdict"]
+    rows = [one for one in FULL if one["pass"] == "inference"]
+    kept = []
+    for width in range(120, 59, -1):
+        titles = f" {heads(printed(*rows, width=width))} "
+        kept.append([head for head in order if f" {head} " in titles])
+    assert (kept[0], kept[-1]) == (order, [])
+    for left in kept:
+        assert left == order[len(order) - len(left) :]
+
+
+def test_columns_move_together_before_one_is_lost():
+    rows = [one for one in FULL if one["pass"] == "inference"]
+    rulers = {}
+    for width in range(100, 160):
+        text = printed(*rows, width=width)
+        if "±" in heads(text):
+            rulers[width] = next(len(line.rstrip()) for line in text.splitlines() if line.startswith(" ───"))
+    # Eleven columns have ten gaps, of three blanks or of two.
+    assert set(rulers.values()) == {max(rulers.values()), max(rulers.values()) - 10}
+    assert rulers[max(rulers)] == max(rulers.values()) > rulers[min(rulers)]
+
+
+def test_a_column_without_figures_is_left_out():
+    text = printed(row("eager", gpu_ms=None, peak_memory_mib=None), row("ort", gpu_ms=None, peak_memory_mib=None))
+    assert "Device" not in text
+    assert "Memory" not in text
+    assert "Latency" in text
+
+
+def test_what_was_not_measured_is_listed_with_its_reason():
+    text = printed(
+        row("eager"),
+        row("ort", "tf32", ms=None, status="unsupported", reason="TF32 needs a GPU"),
+        row("ort-tuned", "tf32", ms=None, status="unsupported", reason="TF32 needs a GPU"),
+        row("compiled", ms=None, status="oom", reason="out of memory", batch_size=64),
+        row("trt", ms=None, status="crashed", reason="ended by SIGSEGV"),
+    )
+    _, listed = text.split("Not measured")
+    assert listed.count("TF32 needs a GPU") == 1
+    for word in ("unsupported", "oom", "crashed", "out of memory", "ended by SIGSEGV", "ort, ort-tuned", "compiled"):
+        assert word in listed
+
+
+def test_the_batch_size_of_what_was_not_measured_is_told():
+    text = printed(row("eager"), row("ort", ms=None, status="oom", reason="out of memory", batch_size=64))
+    assert "64" in text.split("Not measured")[1]
+
+
+def test_a_reason_of_many_words_is_whole():
+    reason = " ".join(f"word{n}" for n in range(60))
+    text = printed(row("eager"), row("ort", ms=None, reason=reason))
+    assert reason in " ".join(text.split())
+
+
+def test_where_everything_failed_the_reasons_are_all_there_is():
+    text = printed(row("ort", ms=None, reason="no luck"))
+    assert "no luck" in text
+    assert "Latency" not in text
+
+
+def test_where_all_was_measured_nothing_is_listed():
+    text = printed(row("eager"), row("ort"))
+    assert "Not measured" not in text
+    assert "Warnings" not in text
+
+
+def test_each_kind_of_warning_is_told_once_with_the_rows_that_carry_it():
+    rows = [row(name, warnings=["outliers: 3 of 9", "host-bound: a"]) for name in ("eager", "ort", "trt", "compiled")]
+    _, told = printed(*rows).split("Warnings")
+    assert told.count("outliers (4 rows): ") == told.count("host-bound (4 rows): ") == 1
+
+
+@pytest.mark.parametrize("name", ["[red]", "[/]", "[bold]mine[/bold]", ":smile:", "[link=x]"])
+@pytest.mark.parametrize(
+    "place",
+    [{"model": None}, {"variant": None}, {"reason": None, "ms": None}, {"warnings": None}],
+    ids=lambda p: next(iter(p)),
+)
+def test_names_that_look_like_markup_are_printed_as_they_are(name, place):
+    more: dict[str, Any] = {key: name if value is None and key != "ms" else value for key, value in place.items()}
+    variant = more.pop("variant", "ort")
+    if "warnings" in more:
+        more = {"warnings": [name.strip(":") if name.startswith(":") else name]}
+        name = more["warnings"][0]
+    text = printed(row("eager"), row(variant, **more), row("trt", model=more.get("model", "net")))
+    assert name in text
+
+
+def test_every_warning_has_a_meaning_here_and_in_the_documentation() -> None:
+    root = Path(__file__).resolve().parents[3]
+    lines = (root / "docs/columns.md").read_text().partition("## Warnings")[2].splitlines()
+    documented = {
+        word for line in lines if line.startswith("| `") for word in re.findall("`([a-z-]+)`", line.split("|")[1])
+    }
+    files = [*(root / "profiler").glob("*.py"), *(root / "engines").glob("*.py")]
+    sources = [file.read_text() for file in files if file.name != "terminal.py"]
+    # A kind that a constant names, too: f"{REMEASURED}: …".
+    constants = {name: kind for source in sources for name, kind in re.findall(r'(?m)^([A-Z]+) = "([a-z-]+)"$', source)}
+    sources = [re.sub(r"{([A-Z]+)}", lambda found: constants.get(found[1], ""), source) for source in sources]
+    raised = {word for source in sources for word in re.findall(r'"([a-z]+(?:-[a-z]+)*): ', source)}
+    assert documented == set(MEANINGS)
+    # Other words before a colon: of the display, of names in a trace, of a list, of the command line.
+    assert raised - {"prepare", "module", "profiler", "valid", "trt-rtx", "query"} == set(MEANINGS)

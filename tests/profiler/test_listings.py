@@ -1,0 +1,96 @@
+"""What `python -m profiler engines` says of TensorRT: what to install, why it cannot be, and what goes all the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from engines.catalog import ENGINES, Requirement
+from profiler import listings
+from profiler.run.telemetry import Gpu
+
+
+def card(capability: str | None) -> Gpu:
+    return Gpu(0, "GPU-1", "A card", 81_920.0, "580.95", capability)
+
+
+@pytest.fixture
+def row(monkeypatch: pytest.MonkeyPatch):
+    """`row("trt", "cuda", [card("9.0")])` is what the table says of that preset on a machine with these GPUs."""
+
+    def row(preset: str, device: str, gpus: list[Gpu]) -> str:
+        monkeypatch.setattr(listings, "visible_gpus", lambda: gpus)
+        table = listings.engines_table(device)
+        console = Console(file=io.StringIO(), width=2000)
+        console.print(table)
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        return next(line for line in lines if line.split()[:1] == [preset])
+
+    return row
+
+
+def lack(monkeypatch: pytest.MonkeyPatch, engine: str, *requirements: Requirement) -> None:
+    monkeypatch.setitem(ENGINES, engine, dataclasses.replace(ENGINES[engine], requirements=requirements))
+
+
+BINDINGS = Requirement("no_bindings|no_bindings_either", "pip install them")
+LIBRARIES = Requirement("no_libraries", "pip install them")
+PYCUDA = Requirement("no_pycuda", "pip install pycuda", to_build=False)
+
+
+def test_what_to_install(monkeypatch, row):
+    lack(monkeypatch, "trt", BINDINGS, LIBRARIES, PYCUDA)
+    said = row("trt", "auto", [card("9.0")])
+    assert (
+        "; no_bindings or no_bindings_either and no_libraries are not installed: pip install them; "
+        "no_pycuda is not installed: pip install pycuda" in said
+    )
+    assert "fp32 tf32 fp16 bf16 int8 native" in said
+    assert "not here" not in said
+
+
+def test_versions_that_do_not_go_together(monkeypatch, row):
+    lack(monkeypatch, "trt", Requirement("numpy=rich", "pip install --upgrade both", "same version"))
+    said = row("trt", "cuda", [card("9.0")])
+    assert " are not of one version: pip install --upgrade both" in said
+    assert "numpy 2." in said
+
+
+def test_without_a_driver(row):
+    assert "TensorRT runs on NVIDIA GPUs alone; no NVIDIA driver answers" in row("trt", "auto", [])
+    assert "driver" not in row("trt", "cpu", [card("9.0")])
+    assert "driver" not in row("ort-tuned", "auto", []), "it runs on the CPU"
+
+
+def test_card_that_the_library_does_not_support(monkeypatch, row):
+    lack(monkeypatch, "trt-rtx", PYCUDA)
+    said = row("trt-rtx", "auto", [card("9.0")])
+    assert (
+        "not here: trt-rtx does not support this GPU's compute capability 9.0; it has 7.5, 8.0, 8.6, 8.9, 12.0" in said
+    )
+    assert "pip install" not in said, "nothing that is installed would help"
+    assert "can build engines here ahead of time: python -m profiler build --engine trt-rtx --target sm89" in said
+    assert "not here" not in row("trt-rtx", "auto", [card("8.9")])
+    assert "not here" not in row("trt-rtx", "auto", [card(None)])
+    assert "not here" not in row("trt", "auto", [card("9.0")])
+
+
+def test_building_ahead_of_time_on_a_machine_without_a_gpu(monkeypatch, row):
+    lack(monkeypatch, "trt-rtx", PYCUDA)
+    assert "can build engines here ahead of time" in row("trt-rtx", "auto", [])
+    assert "ahead of time" not in row("trt", "auto", [])
+    lack(monkeypatch, "trt-rtx", BINDINGS, PYCUDA)
+    said = row("trt-rtx", "auto", [])
+    assert (
+        "to build engines here ahead of time: no_bindings or no_bindings_either is not installed: pip install" in said
+    )
+    assert "pycuda" not in said
+
+
+def test_title_names_the_card(monkeypatch):
+    for gpus, words in (([card("9.0")], "A card, compute capability 9.0"), ([], "no NVIDIA driver answers here")):
+        monkeypatch.setattr(listings, "visible_gpus", lambda gpus=gpus: gpus)
+        assert words in str(listings.engines_table("cuda").title)
