@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from profiler.machine import cpu_model
+from profiler.nvml import visible_gpus
 from profiler.processes.process import Call, run_all, start_forkserver
-from profiler.run.telemetry import visible_gpus
 
 FORKS, FRESH = 20, 5
 

@@ -25,9 +25,10 @@ from typing import Any
 from profiler.job.case import Budget, Case
 from profiler.job.config import load_config, parse_only
 from profiler.job.plan import make_plan
+from profiler.nvml import power_capped, visible_gpus
 from profiler.processes.process import Call, Child, Report, start_forkserver
 from profiler.run.prepare import failure, prepare
-from profiler.run.telemetry import Watcher, power_capped, visible_gpus
+from profiler.run.telemetry import Watcher
 from profiler.worker.task import Task
 
 HERE = Path(__file__).resolve().parent

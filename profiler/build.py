@@ -36,11 +36,11 @@ from exporters.onnx_export import check_onnx
 from profiler.build_order import BuildOrder, BuildTask, find_engine, find_gpu, make_tasks
 from profiler.errors import ConfigError
 from profiler.job.case import Budget
+from profiler.nvml import Gpu
 from profiler.processes.forkserver import libraries
 from profiler.processes.process import Call, Child, Outcome, Report, run_all
 from profiler.run.prepare import failure, prepare_graphs
 from profiler.run.progress import LiveDisplay, PlainDisplay, open_display
-from profiler.run.telemetry import Gpu
 from profiler.worker.task import graph_of
 
 MIB = 2**20

@@ -15,7 +15,7 @@ from exporters.source import ModelSource
 from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Case
 from profiler.job.config import abbreviate
-from profiler.run.telemetry import Gpu, visible_gpus
+from profiler.nvml import Gpu, visible_gpus
 
 
 @dataclass(frozen=True)

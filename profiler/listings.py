@@ -10,7 +10,7 @@ from engines import explain, missing
 from engines.catalog import ENGINES, PRECISIONS, PRESETS, Device, Engine, Pass, Preset, foreign_capability
 from exporters.catalog import CATALOG
 from profiler.errors import ConfigError
-from profiler.run.telemetry import Gpu, visible_gpus
+from profiler.nvml import Gpu, visible_gpus
 
 
 def engines_table(wanted: str) -> Table:

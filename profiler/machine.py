@@ -13,7 +13,7 @@ from typing import Any
 
 from engines.catalog import Device
 from profiler.errors import ConfigError
-from profiler.run.telemetry import Gpu, visible_gpus
+from profiler.nvml import Gpu, visible_gpus
 
 _PACKAGES = (
     "torch",

@@ -11,7 +11,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from profiler.run.telemetry import visible_gpus
+from profiler.nvml import visible_gpus
 
 ROOT = Path(__file__).resolve().parent.parent
 Profiler = Callable[..., subprocess.CompletedProcess[str]]

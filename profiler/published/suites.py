@@ -14,9 +14,9 @@ from engines.catalog import Device
 from profiler.errors import ConfigError
 from profiler.job.config import Config, load_config
 from profiler.job.plan import estimate_total, make_plan
+from profiler.nvml import visible_gpus
 from profiler.published.references import STUDIES
 from profiler.run.progress import duration
-from profiler.run.telemetry import visible_gpus
 
 FOLDER = Path(__file__).resolve().parents[2] / "suites"
 

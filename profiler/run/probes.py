@@ -9,10 +9,10 @@ from dataclasses import replace
 from exporters.inputs import BATCH, TensorSpec
 from profiler.job.case import Budget, Case
 from profiler.job.config import LargestBatch
+from profiler.nvml import Gpu
 from profiler.results.result import Result
 from profiler.run.largest_batch import Probe, next_batch, predicted_mib
 from profiler.run.sweep import PROBED, batch_of, family_of, is_swept
-from profiler.run.telemetry import Gpu
 
 _SHARE = 0.8
 """Of the main memory that is available, what a probe may take: a machine that swaps is of no use to its user."""

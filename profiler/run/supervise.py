@@ -7,9 +7,10 @@ from pathlib import Path
 
 from engines.catalog import ENGINES
 from profiler.job.case import Case
+from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.process import Call, Child, Outcome
 from profiler.results.result import Result
-from profiler.run.telemetry import Reading, Watcher, power_capped, slowdowns, summarize
+from profiler.run.telemetry import Watcher
 from profiler.worker.task import Task
 
 TICK_SECONDS = 0.2

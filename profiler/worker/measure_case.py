@@ -29,9 +29,9 @@ from exporters.onnx_export import check_onnx, export_onnx
 from exporters.source import ModelSource
 from exporters.weights import cached_state, source_key
 from profiler.job.case import Budget, Case
+from profiler.nvml import Nvml
 from profiler.processes.process import Report
 from profiler.results.result import Result, sample_warnings
-from profiler.run.telemetry import Nvml
 from profiler.stats.samples import median
 from profiler.worker import checks, roofline
 from profiler.worker.clock import Clock, CpuClock, CudaClock

@@ -26,8 +26,8 @@ from engines.tensorrt_engines.buffers import ALIGNMENT, Buffers
 from exporters.source import ModelSource
 from profiler import load
 from profiler.job.case import Budget, Case
+from profiler.nvml import visible_gpus
 from profiler.processes.process import explain
-from profiler.run.telemetry import visible_gpus
 from profiler.stats.samples import median
 from profiler.worker.measure_case import measure_case, prepare_export, prepare_model
 from profiler.worker.task import Prepared, Task

@@ -24,7 +24,7 @@ from engines.catalog import ENGINES, Requirement
 from profiler import build_order
 from profiler.build_order import BuildOrder, find_engine, find_gpu, make_tasks
 from profiler.errors import ConfigError
-from profiler.run.telemetry import Gpu
+from profiler.nvml import Gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 Build = Callable[..., CompletedProcess[str]]

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from engines.catalog import ENGINES, Requirement
 from profiler import listings
-from profiler.run.telemetry import Gpu
+from profiler.nvml import Gpu
 
 
 def card(capability: str | None) -> Gpu:

@@ -16,8 +16,8 @@ from profiler.errors import ConfigError
 from profiler.job.case import Case
 from profiler.job.config import load_config
 from profiler.job.plan import estimate_seconds, estimate_total, make_plan
+from profiler.nvml import Gpu
 from profiler.published import references, suites
-from profiler.run.telemetry import Gpu
 
 Profiler = Callable[..., CompletedProcess[str]]
 FOLDER = Path(__file__).resolve().parents[3] / "suites"

@@ -25,10 +25,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engines.catalog import PRESETS
 from exporters.catalog import CATALOG
+from profiler.nvml import visible_gpus
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.result import Result
 from profiler.run.command import _is_done
-from profiler.run.telemetry import visible_gpus
 
 ROOT = Path(__file__).resolve().parents[3]
 OPENVINO = importlib.util.find_spec("openvino") is not None

@@ -17,13 +17,13 @@ from engines.catalog import ENGINES
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
 from profiler.machine import Target
+from profiler.nvml import Reading
 from profiler.processes.process import Call, Outcome
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import WallTime
 from profiler.run import runner as module
 from profiler.run import supervise
-from profiler.run.telemetry import Reading
 from profiler.worker.measure_case import build_ahead
 from profiler.worker.task import Prepared, Task
 

@@ -21,12 +21,12 @@ from exporters.inputs import TensorSpec
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
 from profiler.job.config import LargestBatch
+from profiler.nvml import Gpu
 from profiler.processes.process import Status
 from profiler.results.result import Result
 from profiler.run.largest_batch import Probe
 from profiler.run.probes import Search, probe_of, probes_among, searched
 from profiler.run.sweep import batch_of, families, family_of
-from profiler.run.telemetry import Gpu
 from profiler.worker.task import Prepared, Task
 
 ROOT = Path(__file__).resolve().parents[3]

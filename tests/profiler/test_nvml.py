@@ -1,0 +1,130 @@
+"""Readings of a simulated driver, what is made of them, and NVML's own bits."""
+
+from __future__ import annotations
+
+import types
+
+import pynvml
+import pytest
+
+from profiler import nvml as nvml_module
+from profiler.nvml import Gpu, Nvml, Reading, power_capped, slowdowns, summarize, visible_gpus
+
+
+class NVMLError(Exception):
+    pass
+
+
+def driver(**answers: object) -> types.SimpleNamespace:
+    """NVML with one device, which does not answer what is not given."""
+
+    def function(name: str):
+        def call(handle: object, *arguments: object) -> object:
+            assert handle == "GPU-1"
+            if name not in answers:
+                raise NVMLError
+            return answers[name]
+
+        return call
+
+    asked = ("MemoryInfo", "TotalEnergyConsumption", "PowerUsage", "ClockInfo", "Temperature")
+    names = [*(f"nvmlDeviceGet{name}" for name in asked), "nvmlDeviceGetCurrentClocksEventReasons"]
+    return types.SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_CLOCK_SM=1,
+        NVML_TEMPERATURE_GPU=0,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        **{name: function(name) for name in names},
+    )
+
+
+def test_readings_have_the_columns_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {
+        "nvmlDeviceGetMemoryInfo": types.SimpleNamespace(used=3 * 2**20),
+        "nvmlDeviceGetTotalEnergyConsumption": 12_000,
+        "nvmlDeviceGetPowerUsage": 250_000,
+        "nvmlDeviceGetClockInfo": 1980,
+        "nvmlDeviceGetTemperature": 41,
+        "nvmlDeviceGetCurrentClocksEventReasons": 0x24,
+    }
+    monkeypatch.setattr(nvml_module, "_nvml", lambda: driver(**answers))
+    nvml = Nvml("GPU-1")
+    reading = nvml.read()
+    assert (reading.memory_mib, reading.power_w, reading.sm_clock_mhz) == (3.0, 250.0, 1980.0)
+    assert (reading.temperature_c, reading.reasons) == (41.0, 0x24)
+    assert nvml.energy_mj() == 12_000
+
+
+@pytest.mark.parametrize(("answer", "capability"), [((9, 0), "9.0"), ([12, 1], "12.1"), (None, None)])
+def test_gpu_has_its_compute_capability(
+    monkeypatch: pytest.MonkeyPatch, answer: object, capability: str | None
+) -> None:
+    def capability_of(handle: object) -> object:
+        if answer is None:
+            raise NVMLError
+        return answer
+
+    nvml = types.SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlSystemGetDriverVersion=lambda: "580.95",
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlDeviceGetMemoryInfo=lambda handle: types.SimpleNamespace(total=2**20),
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
+        nvmlDeviceGetName=lambda handle: "A card",
+        nvmlDeviceGetCudaComputeCapability=capability_of,
+    )
+    monkeypatch.setattr(nvml_module, "_nvml", lambda: nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [(gpu.index, gpu.compute_capability) for gpu in visible_gpus()] == [(0, capability), (1, capability)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    assert visible_gpus() == [Gpu(0, "GPU-1", "A card", 1.0, "580.95", capability)]
+
+
+def test_what_a_driver_does_not_answer_is_blank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml_module, "_nvml", lambda: driver(nvmlDeviceGetPowerUsage=1000))
+    reading = Nvml("GPU-1").read()
+    assert (reading.memory_mib, reading.power_w, reading.reasons) == (None, 1.0, None)
+    assert summarize([reading])["throttled"] is None
+
+
+def test_older_bindings_know_the_reasons_by_their_older_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = driver()
+    del nvml.nvmlDeviceGetCurrentClocksEventReasons
+    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 0x40
+    monkeypatch.setattr(nvml_module, "_nvml", lambda: nvml)
+    assert Nvml("GPU-1").read().reasons == 0x40
+
+
+def test_without_a_gpu_everything_is_blank() -> None:
+    nvml = Nvml(None)
+    assert nvml.memory_mib() is None
+    assert nvml.energy_mj() is None
+    assert nvml.read().power_w is None
+
+
+def test_a_summary_is_medians_and_whether_the_card_slowed_down() -> None:
+    readings = [Reading(float(n), None, 100.0 + n, 1980.0, None, 0x4) for n in range(5)]
+    expected = {"power_w": 102.0, "sm_clock_mhz": 1980.0, "temperature_c": None, "throttled": False}
+    assert summarize(readings) == expected
+    assert summarize([*readings, Reading(5.0, None, None, None, None, 0x40)])["throttled"]
+    assert summarize([]) == dict.fromkeys(expected)
+
+
+def test_the_power_cap_is_marked_and_is_no_slowdown() -> None:
+    assert slowdowns(pynvml.nvmlClocksEventReasonSwPowerCap | pynvml.nvmlClocksEventReasonGpuIdle) == []
+    assert power_capped(pynvml.nvmlClocksEventReasonSwPowerCap)
+    assert not power_capped(pynvml.nvmlClocksEventReasonHwSlowdown)
+
+
+@pytest.mark.parametrize(
+    ("bit", "name"),
+    [
+        (pynvml.nvmlClocksEventReasonHwSlowdown, "hw-slowdown"),
+        (pynvml.nvmlClocksEventReasonSwThermalSlowdown, "sw-thermal-slowdown"),
+        (pynvml.nvmlClocksEventReasonHwThermalSlowdown, "hw-thermal-slowdown"),
+        (pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown, "hw-power-brake-slowdown"),
+    ],
+)
+def test_slowdowns_have_nvmls_bits(bit: int, name: str) -> None:
+    assert slowdowns(bit) == [name]
