@@ -15,7 +15,7 @@ import polars as pl
 from profiler.compare.ratios import Means, intervals
 from profiler.errors import ConfigError, nearest
 from profiler.results.lines import is_probe
-from profiler.stats.samples import REPLICATES_FOR_A_VERDICT
+from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
 
 CELL = ["model", "variant", "pass", "precision", "batch_size", "extra"]
 MARGINS = {"gpu": 0.01, "host": 0.03, "latency": 0.03}

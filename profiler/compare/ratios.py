@@ -1,6 +1,6 @@
 """What enters: logarithms of medians, a column a side. What leaves: the ratios' 95 % intervals, all cells at once.
 
-profiler/stats/samples.py has the same for one ratio from its samples; the tests hold the two against each other.
+profiler/stats/ratios.py has the same for one ratio from its samples; the tests hold the two against each other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.stats.samples import REPLICATES_FOR_A_VERDICT, Floats
+from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
+from profiler.stats.samples import Floats
 
 _Z = 1.959964
 PRIOR_CELLS = 10

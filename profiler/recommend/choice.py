@@ -16,15 +16,14 @@ import polars as pl
 
 from profiler.recommend.candidates import Candidate, candidates, case_key, is_probe, work_of
 from profiler.results.speedups import VERDICT_CLOCKS, Line, Sides, compare
-from profiler.stats.samples import (
+from profiler.stats.ratios import (
     REPLICATES_FOR_A_VERDICT,
-    Floats,
-    Interval,
     Side,
     ratio_between,
     ratio_interval,
     verdict,
 )
+from profiler.stats.samples import Floats, Interval
 
 OBJECTIVES = {
     "latency": "latency_ms",

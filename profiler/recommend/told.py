@@ -25,7 +25,8 @@ from profiler.recommend.words import (
     times,
 )
 from profiler.run.summary import MEANINGS
-from profiler.stats.samples import PERCENTILE_NEEDS, REPLICATES_FOR_A_VERDICT
+from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
+from profiler.stats.samples import PERCENTILE_NEEDS
 
 _AIMS = {
     "latency": "the least latency of a call",

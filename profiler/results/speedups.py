@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from profiler.stats.samples import (
+from profiler.stats.ratios import (
     REPLICATES_FOR_A_VERDICT,
-    Floats,
-    Interval,
     Side,
     Verdict,
     ratio_between,
     ratio_interval,
     verdict,
 )
+from profiler.stats.samples import Floats, Interval
 
 GROUP = ["model", "pass", "batch_size", "extra"]
 BASES = (("eager", "fp32"), ("ort", "native"))

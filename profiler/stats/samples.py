@@ -1,30 +1,24 @@
-"""What enters: samples. What leaves: medians, intervals, percentiles, drift, verdicts, and when to stop sampling.
+"""Compute medians, their intervals, percentiles, outliers and drift from the samples of one process.
 
-The samples of a process are correlated, so its intervals come from a bootstrap of blocks and stand on the effective
-number of samples. Between processes there are only their medians, so a ratio's interval is Student's. The tests
-simulate how often each holds the truth.
+These samples are correlated, so an interval comes from a bootstrap of blocks and needs enough effective samples. The
+tests simulate how often an interval holds the truth.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
-Verdict = Literal["faster", "slower", "indistinguishable"]
 
 PERCENTILE_NEEDS = {90: 64, 95: 130, 99: 662}
 """Fewest samples from which a percentile is given: with fewer its 95 % interval reaches past the sample's maximum."""
 EFFECTIVE_NEEDS = 30
 """Fewest effective samples from which an interval is given: below, correlation is estimated too badly to trust it."""
-REPLICATES_FOR_A_VERDICT = 3
-"""Fewest processes a side from which the spread between processes is known well enough for a verdict."""
 _DRIFT_NEEDS, _DRIFT_BATCHES, _DRIFT_LEAST = 60, 6, 0.02
 _RESAMPLES = 1000
 _AT_ONCE = 1_000_000
@@ -126,7 +120,7 @@ def median_interval(samples: ArrayLike, resamples: int = _RESAMPLES) -> Interval
     """The 95 % interval of the median, or None from fewer than 30 effective samples."""
     if effective_size(samples) < EFFECTIVE_NEEDS:
         return None
-    return _interval(bootstrap_medians(samples, resamples), _blocks(samples))
+    return expanded_interval(bootstrap_medians(samples, resamples), block_count(samples))
 
 
 def replicated_medians(series: Sequence[ArrayLike], seed: int = 0) -> Floats:
@@ -137,68 +131,6 @@ def replicated_medians(series: Sequence[ArrayLike], seed: int = 0) -> Floats:
     within = np.stack([bootstrap_medians(samples, seed=seed + i) for i, samples in enumerate(series)])
     picks = np.random.default_rng(seed).integers(0, len(series), size=within.shape)
     return np.asarray(np.median(np.take_along_axis(within, picks, axis=0), axis=0))
-
-
-class Side:
-    """One side of a ratio: a series of samples a process. It is bootstrapped once, however many ratios it stands in.
-
-    The sides of one ratio need seeds of their own, or the same resamples would be drawn of both.
-    """
-
-    def __init__(self, series: Sequence[ArrayLike], seed: int) -> None:
-        self._series = [np.asarray(samples, dtype=float) for samples in series]
-        self._seed = seed
-
-    def __len__(self) -> int:
-        return len(self._series)
-
-    @cached_property
-    def log_medians(self) -> Floats | None:
-        """One a process; None where one has no samples."""
-        if not all(samples.size for samples in self._series):
-            return None
-        return np.asarray(np.log([np.median(samples) for samples in self._series]))
-
-    @cached_property
-    def resampled(self) -> Floats | None:
-        """Bootstrap medians over the processes; None where one has fewer than 30 effective samples."""
-        if any(effective_size(samples) < EFFECTIVE_NEEDS for samples in self._series):
-            return None
-        return replicated_medians(self._series, self._seed)
-
-    @cached_property
-    def blocks(self) -> float:
-        """How many blocks a resample has, at the fewest of any process."""
-        return min(map(_blocks, self._series))
-
-
-def ratio_between(numerator: Side, denominator: Side) -> float | None:
-    """The ratio of the geometric means of the processes' medians: the middle of the interval between processes."""
-    if numerator.log_medians is None or denominator.log_medians is None:
-        return None
-    return math.exp(numerator.log_medians.mean() - denominator.log_medians.mean())
-
-
-def ratio_interval(numerator: Side, denominator: Side) -> Interval | None:
-    """The 95 % interval of the ratio of two sides.
-
-    From three processes a side it is between processes: Welch's t interval of the logarithms of the processes' medians.
-    From fewer it is the bootstrap's, and None where a process has fewer than 30 effective samples.
-    """
-    if min(len(numerator), len(denominator)) >= REPLICATES_FOR_A_VERDICT:
-        if numerator.log_medians is None or denominator.log_medians is None:
-            return None
-        return _welch(numerator.log_medians, denominator.log_medians)
-    if numerator.resampled is None or denominator.resampled is None:
-        return None
-    return _interval(numerator.resampled / denominator.resampled, min(numerator.blocks, denominator.blocks))
-
-
-def verdict(interval: Interval, margin: float) -> Verdict:
-    """What a speed-up's interval between processes says; differences of up to `margin` (0.01 is 1 %) do not count."""
-    if interval.low > 1 + margin:
-        return "faster"
-    return "slower" if interval.high < 1 / (1 + margin) else "indistinguishable"
 
 
 def drift(samples: ArrayLike) -> float | None:
@@ -218,52 +150,6 @@ def drift(samples: ArrayLike) -> float | None:
     # Of all pairs, those in which the later batch is the slower less those in which it is the faster.
     above = abs(float(np.sign(after[:, None] - before[None, :]).sum()))
     return change if abs(change) > _DRIFT_LEAST and above >= _DRIFT_BATCHES**2 - 2 else None
-
-
-@dataclass
-class StopRule:
-    """When to stop sampling one clock; the reason is kept in the row.
-
-    `precision`: the median's interval is within ±`tolerance`, and all its resamples within twice that, since one of two
-    modes may lead by luck. There is no precision without an interval, so not below 30 effective samples, and no smaller
-    `min_samples` changes that. `plateau`: three checks, each of half as many samples again, brought the interval less
-    than 15 % closer (independent samples: some 40 %), so more would not help. Neither holds before `min_seconds`, which
-    a drift needs to show. `max_samples` and `budget` are limits; the budget wins once three samples are there.
-    """
-
-    min_samples: int
-    max_samples: int
-    seconds: float
-    min_seconds: float = 0.0
-    tolerance: float = 0.005
-    _next_check: int = 0
-    _ripe: bool = False
-    _widths: list[float] = field(default_factory=list)
-
-    def reason(self, samples: list[float], elapsed: float) -> str | None:
-        """Why to stop now, after `elapsed` seconds, or None to go on."""
-        n = len(samples)
-        if n >= self.max_samples:
-            return "max_samples"
-        if elapsed >= self.seconds and n >= 3:
-            return "budget"
-        ripe = elapsed >= self.min_seconds
-        if n < max(self.min_samples, EFFECTIVE_NEEDS) or (n < self._next_check and self._ripe == ripe):
-            return None
-        self._next_check, self._ripe = int(n * 1.5) + 1, ripe
-        middle = median(samples)
-        if not middle or effective_size(samples) < EFFECTIVE_NEEDS:
-            return None
-        medians = bootstrap_medians(samples, resamples=400)
-        interval = _interval(medians, _blocks(samples))
-        self._widths.append((interval.high - interval.low) / 2 / middle)
-        if not ripe:
-            return None
-        if self._widths[-1] <= self.tolerance and float(np.ptp(medians)) / 2 / middle <= 2 * self.tolerance:
-            return "precision"
-        if len(self._widths) > 3 and self._widths[-1] > 0.85 * self._widths[-4]:
-            return "plateau"
-        return None
 
 
 def _autocorrelations(samples: ArrayLike) -> Floats:
@@ -295,12 +181,12 @@ def _independent_medians(values: Floats, resamples: int, rng: np.random.Generato
     return np.asarray((ordered[(n * low).astype(int)] + ordered[(n * high).astype(int)]) / 2)
 
 
-def _blocks(samples: ArrayLike) -> float:
+def block_count(samples: ArrayLike) -> float:
     """How many blocks a resample has."""
     return np.size(samples) / block_length(samples)
 
 
-def _interval(values: Floats, blocks: float) -> Interval:
+def expanded_interval(values: Floats, blocks: float) -> Interval:
     """The expanded percentile interval of bootstrapped `values`: percentiles as far out as Student's t with one degree
     of freedom less than there are blocks (Hesterberg, "What teachers should know about the bootstrap", The American
     Statistician 69, 2015). The t quantile is Cornish and Fisher's series: SciPy would weigh on a CPU row's memory."""
@@ -310,18 +196,3 @@ def _interval(values: Floats, blocks: float) -> Interval:
     # Weibull's percentiles leave the right share outside with few resamples too; NumPy's default leaves too much.
     low, high = np.percentile(values, [tail, 100 - tail], method="weibull")
     return Interval(float(low), float(high))
-
-
-def _welch(numerator: Floats, denominator: Floats) -> Interval:
-    """Welch's interval of the difference of two means of logarithms, as a ratio (Biometrika 34, 1947)."""
-    # SciPy takes 0.2 s to import; a worker, whose samples are being taken, never comes here.
-    from scipy.special import stdtrit
-
-    middle = float(numerator.mean() - denominator.mean())
-    parts = np.array([side.var(ddof=1) / side.size for side in (numerator, denominator)])
-    error = math.sqrt(parts.sum())
-    if error == 0:
-        return Interval(math.exp(middle), math.exp(middle))
-    free = parts.sum() ** 2 / float((parts**2 / [numerator.size - 1, denominator.size - 1]).sum())
-    reach = float(stdtrit(free, 0.975)) * error
-    return Interval(math.exp(middle - reach), math.exp(middle + reach))

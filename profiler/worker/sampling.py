@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from profiler.job.case import Budget
-from profiler.stats.samples import StopRule, median
+from profiler.stats.samples import median
+from profiler.stats.stop_rule import StopRule
 from profiler.worker.clock import GATE_SLACK_MS, Clock, Mark, Samples
 
 Now = Callable[[], float]

@@ -13,7 +13,8 @@ from profiler.compare.cells import compare
 from profiler.errors import ConfigError
 from profiler.results.columns import RESULTS
 from profiler.results.reading import published_as_results, read_runs
-from profiler.stats.samples import Floats, Side, ratio_interval
+from profiler.stats.ratios import Side, ratio_interval
+from profiler.stats.samples import Floats
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 RNG = np.random.default_rng

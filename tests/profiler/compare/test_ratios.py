@@ -7,7 +7,8 @@ import pytest
 from scipy.signal import lfilter
 
 from profiler.compare.ratios import PRIOR_CELLS, PRIOR_MOST, Means, common_spread, intervals
-from profiler.stats.samples import Floats, Interval, Side, median_interval, ratio_between, ratio_interval
+from profiler.stats.ratios import Side, ratio_between, ratio_interval
+from profiler.stats.samples import Floats, Interval, median_interval
 
 CELLS = 3000
 RNG = np.random.default_rng
