@@ -14,7 +14,7 @@ from pathlib import Path
 
 from profiler.machine import cpu_model
 from profiler.nvml import visible_gpus
-from profiler.processes.process import Call, run_all, start_forkserver
+from profiler.processes.process import Call, run_one, start_forkserver
 
 FORKS, FRESH = 20, 5
 
@@ -29,7 +29,7 @@ def main() -> None:
         seconds = []
         for _ in range(FORKS + 1):
             start = time.perf_counter()
-            outcome = run_all([call], 1)[0]
+            outcome = run_one(call)
             seconds.append(time.perf_counter() - start)
             if outcome.status != "ok":
                 sys.exit(f"{outcome.status}: {outcome.reason}\n{log.read_text()}")

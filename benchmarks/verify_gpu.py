@@ -26,7 +26,7 @@ from profiler.job.case import Budget, Case
 from profiler.job.config import load_config, parse_only
 from profiler.job.plan import make_plan
 from profiler.nvml import power_capped, visible_gpus
-from profiler.processes.process import Call, Child, Report, start_forkserver
+from profiler.processes.process import Call, Outcome, Report, run_one, start_forkserver
 from profiler.run.prepare import failure, prepare
 from profiler.run.telemetry import Watcher
 from profiler.worker.task import Task
@@ -109,13 +109,11 @@ def verify(tasks: Sequence[Task], logs: Path, output: Path, watcher: Watcher) ->
         table = csv.writer(file)
         table.writerow(["case_id", *(f"{name}_ms" for name in COLUMNS), "flushed_difference", "warm_difference"])
         for task in tasks:
-            child = start(task, "time_cell", logs)
-            while (outcome := child.poll(0.2)) is None:
-                pass
+            outcome = run(task, "time_cell", logs)
             if outcome.status != "ok":
                 print(f"{task.case.id:<38}  {outcome.status}: {outcome.reason}", flush=True)
                 continue
-            row = Row(task.case, outcome.value, *_clocks(child.entered, watcher))
+            row = Row(task.case, outcome.value, *_clocks(outcome.entered, watcher))
             rows.append(row)
             cells = [f"{row.ms[name]:.4f}" if name in row.ms else "" for name in COLUMNS]
             ratios = [f"{row.flushed:+.2%}", "" if row.warm is None else f"{row.warm:+.2%}"]
@@ -130,9 +128,7 @@ def spread(task: Task, repeats: int, logs: Path) -> bool:
     """The same cell in fresh processes: the median absolute deviation of their medians; whether all of them ran."""
     found = []
     for _ in range(repeats):
-        child = start(task, "time_ours", logs)
-        while (outcome := child.poll(0.2)) is None:
-            pass
+        outcome = run(task, "time_ours", logs)
         if outcome.status != "ok":
             print(f"\n{task.case.id}: {outcome.status}: {outcome.reason}", flush=True)
             return False
@@ -147,10 +143,10 @@ def spread(task: Task, repeats: int, logs: Path) -> bool:
     return True
 
 
-def start(task: Task, function: str, logs: Path) -> Child:
+def run(task: Task, function: str, logs: Path) -> Outcome:
     log = logs / f"{task.case.id.replace('/', '-')}.log"
     environment = {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
-    return Child(Call(f"verify_gpu:{function}", task, log, 300.0, 900.0, environment, (str(HERE),)))
+    return run_one(Call(f"verify_gpu:{function}", task, log, 300.0, 900.0, environment, (str(HERE),)))
 
 
 def _clocks(entered: dict[str, float], watcher: Watcher) -> tuple[dict[str, float], bool]:

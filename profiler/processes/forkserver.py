@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from profiler.processes.process import Call, run_all, start_forkserver
+from profiler.processes.process import Call, run_one, start_forkserver
 
 
 @contextlib.contextmanager
@@ -20,7 +20,7 @@ def libraries() -> Iterator[dict[str, Any]]:
         # A cache of this run's own: with the user's, build_s would tell what an earlier run had compiled already.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(folder) / "inductor"))
         start_forkserver(log)
-        outcome = run_all([Call("profiler.worker.preload:probe", None, log, timeout=300)], 1)[0]
+        outcome = run_one(Call("profiler.worker.preload:probe", None, log, timeout=300))
         if outcome.status != "ok":
             said = log.read_text()[-2000:] if log.exists() else ""
             raise RuntimeError(f"the libraries could not be loaded: {outcome.reason}\n{said}")

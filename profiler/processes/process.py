@@ -47,6 +47,7 @@ _OUT_OF_MEMORY = (
     "OutOfMemory",
 )
 _PR_SET_PDEATHSIG = 1
+_TICK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,15 @@ class Call:
 
 
 @dataclass
+class Part:
+    """One case of a call that runs several. `seconds` and `entered` are those of its own phases."""
+
+    value: Any
+    seconds: dict[str, float]
+    entered: dict[str, float]
+
+
+@dataclass
 class Outcome:
     """How a call ended. `value` is what the function returned, `partial` the last report of each other kind."""
 
@@ -78,15 +88,10 @@ class Outcome:
     partial: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     """Time spent by phase; "fork" is the time until the child answered."""
-
-
-@dataclass
-class Part:
-    """One case of a call that runs several. `seconds` and `entered` are those of its own phases."""
-
-    value: Any
-    seconds: dict[str, float]
-    entered: dict[str, float]
+    entered: dict[str, float] = field(default_factory=dict)
+    """When each phase was entered first, on time.monotonic()."""
+    parts: list[Part] = field(default_factory=list)
+    """The cases that ended before, of a call that runs several; the fields above are of what came after them."""
 
 
 def start_forkserver(log: Path) -> None:
@@ -114,8 +119,7 @@ class Child:
         self.progress = ""
         """How far the phase is, in words; empty where the child says nothing."""
         self._phase_started = time.monotonic()
-        self.entered = {"fork": self._phase_started}
-        """When each phase was entered first, on time.monotonic()."""
+        self._entered = {"fork": self._phase_started}
         self.parts: list[Part] = []
         """The cases that have ended, of a call that runs several; limits, phases and partial results start anew."""
         self._seconds: dict[str, float] = {}
@@ -151,6 +155,11 @@ class Child:
         reason = f"ended after {limit:g} s, in phase {self.phase}; raise budget.{key} if it needs longer"
         return self._finish(Outcome("timeout", reason))
 
+    @property
+    def doing(self) -> str:
+        """The progress, or else the phase."""
+        return self.progress or self.phase
+
     def kill(self) -> None:
         """End the process and every process that it started."""
         # The group may outlive its leader. A child that leads none yet has started nothing either.
@@ -176,12 +185,12 @@ class Child:
         now = time.monotonic()
         self._seconds[self.phase] = self._seconds.get(self.phase, 0.0) + now - self._phase_started
         self.phase, self.progress, self._phase_started = phase, "", now
-        self.entered.setdefault(phase, now)
+        self._entered.setdefault(phase, now)
 
     def _end_part(self, value: Any) -> None:
         self._enter_phase("open")
-        self.parts.append(Part(value, self._seconds, self.entered))
-        self._seconds, self._partial, self.entered = {}, {}, {"open": self._phase_started}
+        self.parts.append(Part(value, self._seconds, self._entered))
+        self._seconds, self._partial, self._entered = {}, {}, {"open": self._phase_started}
 
     def _finish(self, outcome: Outcome) -> Outcome:
         self._enter_phase("exit")
@@ -192,7 +201,8 @@ class Child:
             self.process.join(timeout=10)
             self.kill()
         self._enter_phase("ended")
-        outcome.partial, outcome.seconds = self._partial, self._seconds
+        outcome.partial, outcome.seconds, outcome.entered = self._partial, self._seconds, self._entered
+        outcome.parts = self.parts
         return outcome
 
     def _post_mortem(self) -> Outcome:
@@ -207,6 +217,17 @@ class Child:
         if name == "SIGKILL" and _oom_kills() > self._oom_kills:
             return Outcome("oom", f"the kernel ended it for want of memory, in phase {self.phase}")
         return Outcome("crashed", f"ended by {name} in phase {self.phase}")
+
+
+def run_one(call: Call, tick: Callable[[Child], None] = lambda child: None) -> Outcome:
+    """Run a call to its end; `tick` gets the child a few times a second while it runs."""
+    child = Child(call)
+    try:
+        while (outcome := child.poll(_TICK_SECONDS)) is None:
+            tick(child)
+    finally:
+        child.kill()
+    return outcome
 
 
 def run_all(calls: Iterable[Call], slots: int, tick: Callable[[int], None] = lambda done: None) -> list[Outcome]:

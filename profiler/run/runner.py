@@ -13,7 +13,7 @@ from profiler.job.case import Budget, Case
 from profiler.job.config import LargestBatch
 from profiler.job.plan import estimate_seconds
 from profiler.machine import Target, available_memory_mib
-from profiler.processes.process import Call, run_all
+from profiler.processes.process import Call, run_one
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import WallTime
@@ -190,7 +190,7 @@ class Runner:
         log, argument = self.run.logs / "roofs.log", (self.target.kind, precisions, self.budget.seconds)
         variables = {"CUDA_VISIBLE_DEVICES": self._uuid or ""}
         call = Call("profiler.worker.roofline:measure_roofs", argument, log, _ROOF_SECONDS, environment=variables)
-        (outcome,) = run_all([call], 1)
+        outcome = run_one(call)
         what = "roofs of the device" if outcome.value else f"no roofs, so no roofline: {outcome.reason or f'see {log}'}"
         self.display.preparing(what, 1, 1)
         self.environment["roofs"] = roofs = {**(outcome.value or {}), **known}

@@ -8,12 +8,10 @@ from pathlib import Path
 from engines.catalog import ENGINES
 from profiler.job.case import Case
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
-from profiler.processes.process import Call, Child, Outcome
+from profiler.processes.process import Call, Outcome, run_one
 from profiler.results.result import Result
 from profiler.run.telemetry import Watcher
 from profiler.worker.task import Task
-
-TICK_SECONDS = 0.2
 
 
 def measure_one(task: Task, logs: Path, path: tuple[str, ...], tick: Callable[[str], None], watcher: Watcher) -> Result:
@@ -24,12 +22,12 @@ def measure_one(task: Task, logs: Path, path: tuple[str, ...], tick: Callable[[s
     log = logs / f"{task.case.id.replace('/', '-')}.log"
     built = None
     if ENGINES[task.case.engine].builds is not None:
-        built, _ = _watch(call("profiler.worker.measure_case:build_ahead", task, task, log, path), tick)
+        ahead = call("profiler.worker.measure_case:build_ahead", task, task, log, path)
+        built = run_one(ahead, lambda child: tick(child.doing))
         if built.status != "ok":
             return result_of(task.case, built)
-    outcome, entered = _watch(call("profiler.worker.measure_case:measure_case", task, task, log, path), tick)
-    result = result_of(task.case, outcome)
-    result.entered = entered
+    measuring = call("profiler.worker.measure_case:measure_case", task, task, log, path)
+    result = result_of(task.case, run_one(measuring, lambda child: tick(child.doing)))
     if built is not None:
         _add_build(result, built)
     add_telemetry(result, watcher)
@@ -57,7 +55,7 @@ def result_of(case: Case, outcome: Outcome) -> Result:
         result.warnings.append(f"unchecked: no memory was left for the checks: {outcome.reason}")
     else:
         result = Result(case.id, outcome.status, outcome.reason, samples=outcome.partial.get("samples", {}))
-    result.phases = outcome.seconds
+    result.phases, result.entered = outcome.seconds, outcome.entered
     return result
 
 
@@ -78,17 +76,6 @@ def drop_if_empty(log: Path) -> None:
     """A log in which nothing was written is none."""
     if log.exists() and not log.stat().st_size:
         log.unlink()
-
-
-def _watch(call: Call, tick: Callable[[str], None]) -> tuple[Outcome, dict[str, float]]:
-    """How a process ended, and when it entered each phase; `tick` is told what it is doing."""
-    child = Child(call)
-    try:
-        while (outcome := child.poll(TICK_SECONDS)) is None:
-            tick(child.progress or child.phase)
-    finally:
-        child.kill()
-    return outcome, child.entered
 
 
 def _add_build(result: Result, built: Outcome) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from profiler.job.case import Case
-from profiler.processes.process import Child
+from profiler.processes.process import Child, Part, run_one
 from profiler.results.result import Result
-from profiler.run.supervise import TICK_SECONDS, add_telemetry, call, drop_if_empty, result_of
+from profiler.run.supervise import add_telemetry, call, drop_if_empty, result_of
 from profiler.run.telemetry import Watcher
 from profiler.worker.task import Task
 
@@ -82,23 +82,23 @@ def _measure_in_one_process(
     end: Callable[[Result], None],
 ) -> None:
     """Measure the first tasks, at least one of them."""
-    child = Child(call("profiler.worker.measure_sweep:measure_batches", tuple(tasks), tasks[0], log, path))
     taken = 0
-    try:
-        while True:
-            outcome = child.poll(TICK_SECONDS)
-            for part in child.parts[taken:]:
-                taken += 1
-                result: Result = part.value
-                result.phases, result.entered = part.seconds, part.entered
-                end(result)
-            if outcome is not None or taken == len(tasks):
-                break
-            tick(child.progress or child.phase)
-    finally:
-        child.kill()
-    if outcome is not None and outcome.status != "ok" and taken < len(tasks):
+
+    def take(parts: Sequence[Part]) -> None:
+        nonlocal taken
+        for part in parts[taken:]:
+            taken += 1
+            result: Result = part.value
+            result.phases, result.entered = part.seconds, part.entered
+            end(result)
+
+    def look(child: Child) -> None:
+        take(child.parts)
+        tick(child.doing)
+
+    batches = call("profiler.worker.measure_sweep:measure_batches", tuple(tasks), tasks[0], log, path)
+    outcome = run_one(batches, look)
+    take(outcome.parts)
+    if outcome.status != "ok" and taken < len(tasks):
         # The process ended before it could tell how this one went.
-        result = result_of(tasks[taken].case, outcome)
-        result.entered = child.entered
-        end(result)
+        end(result_of(tasks[taken].case, outcome))

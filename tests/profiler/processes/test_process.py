@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from profiler.processes.process import Call, Child, Outcome, explain, run_all, start_forkserver
+from profiler.processes.process import Call, Child, explain, run_all, run_one, start_forkserver
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -178,7 +178,7 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.environ.pop("PYTHONUNBUFFERED", None)  # It takes the buffer from C's stdout, too.
     start_forkserver(folder / "forkserver.log")
     # The first process waits until everything is imported; no timeout below should have that in it.
-    outcome = run_all([Call("profiler.worker.preload:probe", None, folder / "probe.log")], 1)[0]
+    outcome = run_one(Call("profiler.worker.preload:probe", None, folder / "probe.log"))
     os.environ.clear()
     os.environ.update(before)
     assert outcome.status == "ok", outcome.reason
@@ -192,10 +192,6 @@ def call(functions: Path, tmp_path: Path) -> Calls:
         return Call(f"child_functions:{function}", argument, log, path=(str(functions),), **limits)
 
     return make
-
-
-def outcome_of(call: Call) -> Outcome:
-    return run_all([call], 1)[0]
 
 
 def ends(pid: int, within: float = 10) -> bool:
@@ -212,66 +208,59 @@ def ends(pid: int, within: float = 10) -> bool:
 
 
 def test_value_comes_back(call: Calls) -> None:
-    outcome = outcome_of(call("returns", {"shape": (2, 3)}))
+    outcome = run_one(call("returns", {"shape": (2, 3)}))
     assert (outcome.status, outcome.reason, outcome.value) == ("ok", None, {"got": {"shape": (2, 3)}})
     assert {"fork", "open"} <= outcome.seconds.keys()
 
 
 def test_exception_is_a_reason_and_its_traceback_stands_in_the_log(call: Calls) -> None:
-    outcome = outcome_of(made := call("raises", "no\nluck"))
+    outcome = run_one(made := call("raises", "no\nluck"))
     assert (outcome.status, outcome.reason) == ("failed", "ValueError: no luck")
     log = made.log.read_text()
     assert "Traceback" in log
     assert "in raises" in log
 
 
-def finished(call: Call) -> tuple[Child, Outcome]:
-    child = Child(call)
-    while (outcome := child.poll(1.0)) is None:
-        pass
-    return child, outcome
-
-
 def test_each_case_of_a_call_has_phases_of_its_own(call: Calls) -> None:
-    child, outcome = finished(call("runs_three"))
+    outcome = run_one(call("runs_three"))
     assert outcome.status == "ok"
-    assert [part.value for part in child.parts] == [0, 1, 2]
-    assert ["fork" in part.seconds for part in child.parts] == [True, False, False]
-    for part in child.parts:
+    assert [part.value for part in outcome.parts] == [0, 1, 2]
+    assert ["fork" in part.seconds for part in outcome.parts] == [True, False, False]
+    for part in outcome.parts:
         assert part.entered.keys() == part.seconds.keys() >= {"open", "measure"}
-    starts = [part.entered["measure"] for part in child.parts]
+    starts = [part.entered["measure"] for part in outcome.parts]
     assert starts == sorted(starts)
 
 
 @pytest.mark.parametrize(("how", "status"), [("crash", "crashed"), ("hang", "timeout")])
 def test_cases_that_had_ended_outlive_their_process(call: Calls, how: str, status: str) -> None:
     """Limits are a case's own: the two that ended took longer than one may."""
-    child, outcome = finished(call("runs_three", how, timeout=3.5 if how == "hang" else 60))
+    outcome = run_one(call("runs_three", how, timeout=3.5 if how == "hang" else 60))
     assert outcome.status == status
-    assert [part.value for part in child.parts] == [0, 1]
+    assert [part.value for part in outcome.parts] == [0, 1]
     assert outcome.partial == {"samples": [2]}
 
 
 @pytest.mark.parametrize(("function", "status"), [("model_error", "failed"), ("unsupported", "unsupported")])
 def test_expected_errors_give_their_message_alone(call: Calls, function: str, status: str) -> None:
-    outcome = outcome_of(made := call(function, "what is wrong"))
+    outcome = run_one(made := call(function, "what is wrong"))
     assert (outcome.status, outcome.reason) == (status, "what is wrong")
     assert made.log.read_text() == ""
 
 
 def test_output_goes_to_the_log(call: Calls, capfd: pytest.CaptureFixture[str]) -> None:
-    assert outcome_of(made := call("prints")).value == "done"
+    assert run_one(made := call("prints")).value == "done"
     assert sorted(made.log.read_text().split()) == ["descriptor-1", "descriptor-2", "python-stderr", "python-stdout"]
     assert capfd.readouterr() == ("", "")
 
 
 def test_what_c_libraries_have_buffered_is_in_the_log(call: Calls) -> None:
-    outcome_of(made := call("prints_by_libc"))
+    run_one(made := call("prints_by_libc"))
     assert made.log.read_text() == "libc-stdout\n"
 
 
 def test_exit_without_a_word_is_a_crash_with_its_code(call: Calls) -> None:
-    outcome = outcome_of(call("leaves", 3))
+    outcome = run_one(call("leaves", 3))
     assert outcome.status == "crashed"
     assert "exit code 3" in (outcome.reason or "")
     assert "load" in (outcome.reason or "")
@@ -279,14 +268,14 @@ def test_exit_without_a_word_is_a_crash_with_its_code(call: Calls) -> None:
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGKILL"])
 def test_signal_is_a_crash_with_its_name(call: Calls, name: str) -> None:
-    outcome = outcome_of(call("gets_signal", int(signal.Signals[name])))
+    outcome = run_one(call("gets_signal", int(signal.Signals[name])))
     assert outcome.status == "crashed"
     assert name in (outcome.reason or "")
     assert "warm-up" in (outcome.reason or "")
 
 
 def test_hang_ends_at_the_timeout_and_keeps_partial_reports(call: Calls) -> None:
-    outcome = outcome_of(call("hangs_in", "measure", timeout=3, build_timeout=600))
+    outcome = run_one(call("hangs_in", "measure", timeout=3, build_timeout=600))
     assert outcome.status == "timeout"
     assert "measure" in (outcome.reason or "")
     assert "3 s" in (outcome.reason or "")
@@ -295,24 +284,26 @@ def test_hang_ends_at_the_timeout_and_keeps_partial_reports(call: Calls) -> None
 
 
 def test_hang_while_building_ends_at_the_build_timeout(call: Calls) -> None:
-    outcome = outcome_of(call("hangs_in", "build", timeout=600, build_timeout=1))
+    outcome = run_one(call("hangs_in", "build", timeout=600, build_timeout=1))
     assert outcome.status == "timeout"
     assert "build" in (outcome.reason or "")
 
 
 def test_progress_is_told_until_the_phase_ends(call: Calls, tmp_path: Path) -> None:
     there = tmp_path / "there"
-    child = Child(call("tells_progress", str(there)))
     seen: list[tuple[str, str]] = []
-    outcome = None
-    while outcome is None:
-        outcome = child.poll(0.05)
+
+    def look(child: Child) -> None:
         if (child.phase, child.progress) not in seen:
             seen.append((child.phase, child.progress))
         if seen[-1] == ("build", "building 45 %"):
+            assert child.doing == "building 45 %"
             there.touch()
         if seen[-1][0] == "load":
+            assert child.doing == "load"
             there.with_name("there-too").touch()
+
+    outcome = run_one(call("tells_progress", str(there)), look)
     assert outcome.status == "ok", outcome.reason
     assert ("build", "building 45 %") in seen
     assert ("load", "") in seen
@@ -320,13 +311,13 @@ def test_progress_is_told_until_the_phase_ends(call: Calls, tmp_path: Path) -> N
 
 
 def test_build_does_not_count_towards_the_timeout(call: Calls) -> None:
-    outcome = outcome_of(call("builds_for", 3.5, timeout=3, build_timeout=600))
+    outcome = run_one(call("builds_for", 3.5, timeout=3, build_timeout=600))
     assert (outcome.status, outcome.value) == ("ok", "built"), outcome.reason
 
 
 @pytest.mark.parametrize("function", ["memory_error", "huge_tensor", "model_without_memory", "breaks_off"])
 def test_want_of_memory_is_oom(call: Calls, function: str) -> None:
-    outcome = outcome_of(call(function))
+    outcome = run_one(call(function))
     assert outcome.status == "oom", outcome.reason
     assert outcome.reason
 
@@ -346,13 +337,13 @@ def test_a_reason_says_how_onnx_runtime_failed_and_not_in_which_template() -> No
 
 @pytest.mark.parametrize(("how", "status"), [("return", "ok"), ("crash", "crashed"), ("hang", "timeout")])
 def test_nothing_that_a_child_started_outlives_it(call: Calls, how: str, status: str) -> None:
-    outcome = outcome_of(call("starts_another", how, timeout=3))
+    outcome = run_one(call("starts_another", how, timeout=3))
     assert outcome.status == status
     assert ends(outcome.partial["grandchild"])
 
 
 def test_child_leads_a_session_of_its_own(call: Calls) -> None:
-    ids = outcome_of(call("who", environment={"GIVEN_TO_THE_CHILD": "yes"})).value
+    ids = run_one(call("who", environment={"GIVEN_TO_THE_CHILD": "yes"})).value
     assert ids["pid"] == ids["group"] == ids["session"] != os.getpid()
     assert ids["parent"] not in (os.getpid(), 1)  # The forkserver.
     assert ids["variable"] == "yes"
@@ -364,7 +355,7 @@ def test_every_call_has_a_process_of_its_own(call: Calls) -> None:
 
 
 def test_libraries_are_there_before_the_child_imports_anything(call: Calls) -> None:
-    assert outcome_of(call("preloaded")).value == {
+    assert run_one(call("preloaded")).value == {
         "torch": True,
         "onnxruntime": True,
         "profiler.worker.measure_case": True,
@@ -372,7 +363,7 @@ def test_libraries_are_there_before_the_child_imports_anything(call: Calls) -> N
 
 
 def test_probe_finds_the_preload(tmp_path: Path, functions: Path) -> None:
-    outcome = outcome_of(Call("profiler.worker.preload:probe", None, tmp_path / "probe.log"))
+    outcome = run_one(Call("profiler.worker.preload:probe", None, tmp_path / "probe.log"))
     assert outcome.status == "ok", outcome.reason
     assert outcome.value["torch_threads"] >= 1
 

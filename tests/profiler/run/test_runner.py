@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -101,19 +101,11 @@ def test_a_second_time_that_failed_does_not_lose_the_first(run) -> None:
     assert display.told == [hot.id]
 
 
-class Process:
+def process(call: Call, tick: object) -> Outcome:
     """Stands for a case's process: it ended at once, and entered its phases at these times."""
-
-    phase = "check"
-
-    def __init__(self, call: object) -> None:
-        self.entered = {"fork": 0.0, "measure": 2.0, "energy": 4.0, "check": 9.0}
-
-    def poll(self, timeout: float) -> Outcome:
-        return Outcome("ok", value=Result("x", "ok", memory={"peak_memory_mib": 10.0, "baseline_mib": 0.0}))
-
-    def kill(self) -> None:
-        pass
+    entered = {"fork": 0.0, "measure": 2.0, "energy": 4.0, "check": 9.0}
+    result = Result("x", "ok", memory={"peak_memory_mib": 10.0, "baseline_mib": 0.0})
+    return Outcome("ok", value=result, entered=entered)
 
 
 class Watched:
@@ -130,7 +122,7 @@ class Watched:
 
 
 def test_telemetry_is_of_the_sampling_and_not_of_the_energy_loop(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(supervise, "Child", Process)
+    monkeypatch.setattr(supervise, "run_one", process)
     task = Task(case("a"), Prepared(), Budget())
     got = supervise.measure_one(task, tmp_path, (), lambda phase: None, Watched())
     assert got.telemetry["power_w"] == 100.0
@@ -140,7 +132,7 @@ def test_telemetry_is_of_the_sampling_and_not_of_the_energy_loop(monkeypatch, tm
 
 
 def test_a_row_without_telemetry_says_so(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(supervise, "Child", Process)
+    monkeypatch.setattr(supervise, "run_one", process)
     monkeypatch.setattr(Watched, "dead", True)
     got = supervise.measure_one(Task(case("a"), Prepared(), Budget()), tmp_path, (), lambda phase: None, Watched())
     assert [warning.split(":")[0] for warning in got.warnings] == ["telemetry"]
@@ -177,26 +169,6 @@ def test_a_journal_of_such_a_result_can_be_read_back() -> None:
     assert Result.from_json(json.dumps(json.loads(got.to_json()))) == got
 
 
-class Apart:
-    """Stands for a process: building is done for real, in this one, and measuring is played."""
-
-    progress, phase = None, "check"
-    functions: ClassVar[list[str]] = []
-
-    def __init__(self, call: Call) -> None:
-        self.call, self.entered = call, {"fork": 0.0, "measure": 2.0, "check": 9.0}
-        self.functions.append(call.function)
-
-    def poll(self, timeout: float) -> Outcome:
-        if self.call.function == "profiler.worker.measure_case:build_ahead":
-            return Outcome("ok", value=build_ahead(self.call.argument, lambda *_: None), seconds={"build": 3.0})
-        proof = {"build": {"seconds": 3.0, "cached": True}}
-        return Outcome("ok", value=Result("x", "ok", proof=proof), seconds={"load": 1.0})
-
-    def kill(self) -> None:
-        pass
-
-
 def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: Path, monkeypatch) -> None:
     built: list[Job] = []
 
@@ -208,11 +180,21 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: 
     engine = replace(ENGINES["eager"], module="an_engine_that_builds", builds="anywhere")
     monkeypatch.setitem(sys.modules, engine.module, SimpleNamespace(build=build))
     monkeypatch.setitem(ENGINES, "eager", engine)
-    monkeypatch.setattr(supervise, "Child", Apart)
-    Apart.functions.clear()
+    called: list[str] = []
+
+    def process(call: Call, tick: object) -> Outcome:
+        """Building is done for real, in this process, and measuring is simulated."""
+        called.append(call.function)
+        if call.function == "profiler.worker.measure_case:build_ahead":
+            return Outcome("ok", value=build_ahead(call.argument, lambda *_: None), seconds={"build": 3.0})
+        proof = {"build": {"seconds": 3.0, "cached": True}}
+        entered = {"fork": 0.0, "measure": 2.0, "check": 9.0}
+        return Outcome("ok", value=Result("x", "ok", proof=proof), seconds={"load": 1.0}, entered=entered)
+
+    monkeypatch.setattr(supervise, "run_one", process)
     watcher = SimpleNamespace(between=lambda *_: [], ended=lambda: False)
     found = supervise.measure_one(Task(case("a"), Prepared(), Budget()), tmp_path, (), lambda phase: None, watcher)
-    assert Apart.functions == ["profiler.worker.measure_case:build_ahead", "profiler.worker.measure_case:measure_case"]
+    assert called == ["profiler.worker.measure_case:build_ahead", "profiler.worker.measure_case:measure_case"]
     assert (built[0].engine, built[0].batch_size) == ("eager", 1)
     assert found.proof["build"] == {"seconds": 3.0, "cached": False}
     assert found.warnings == ["engine-cache: a damaged or foreign file was built again"]
