@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engines.tensorrt_engines.batch_range import parse_batches
+from engines.batch_range import parse_batches
 
 Device = Literal["cpu", "cuda"]
 Pass = Literal["inference", "training"]

@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from engines.base import Unsupported
+from engines.batch_range import parse_batches
 from engines.catalog import Engine
-from engines.tensorrt_engines.batch_range import parse_batches
 from engines.tensorrt_engines.build import (
     ALL_TARGETS,
     BuildRequest,

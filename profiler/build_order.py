@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import engines
+from engines.batch_range import parse_batches
 from engines.catalog import ENGINES, PRECISIONS, Engine, foreign_capability, unsupported
-from engines.tensorrt_engines.batch_range import parse_batches
+from engines.requirements import explain, missing
 from exporters.catalog import CATALOG
 from exporters.source import ModelSource
 from profiler.errors import ConfigError, nearest
@@ -67,10 +67,10 @@ def find_engine(word: str) -> Engine:
     able = {name: engine for name, engine in ENGINES.items() if engine.builds is not None}
     if word not in able:
         raise ConfigError(f"--engine: '{word}' builds nothing ahead of time{nearest(abbreviate(word), able)}")
-    lacking = engines.missing(able[word], "cuda", to_build=True)
+    lacking = missing(able[word], "cuda", to_build=True)
     # Without a GPU there is no use in installing what needs one.
     if lacking and (able[word].builds == "anywhere" or visible_gpus()):
-        raise ConfigError(f"--engine {word}: {engines.explain(lacking)}")
+        raise ConfigError(f"--engine {word}: {explain(lacking)}")
     return able[word]
 
 

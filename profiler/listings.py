@@ -6,8 +6,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from engines import explain, missing
 from engines.catalog import ENGINES, PRECISIONS, PRESETS, Device, Engine, Pass, Preset, foreign_capability
+from engines.requirements import explain, missing
 from exporters.catalog import CATALOG
 from profiler.errors import ConfigError
 from profiler.nvml import Gpu, visible_gpus

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from engines import explain, missing
 from engines.base import Array, Job, Layer, Mark, Memory, Unsupported
+from engines.batch_range import parse_batches
 from engines.catalog import ENGINES
 from engines.cuda_graph import capture
-from engines.tensorrt_engines.batch_range import parse_batches
+from engines.requirements import explain, missing
 from engines.tensorrt_engines.buffers import Buffer, Buffers
 from engines.tensorrt_engines.build import BuildRequest, Built, batch_shapes, build_engine, built_for, targets
 from engines.tensorrt_engines.build_monitor import logger_of, reasons

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from itertools import product
 from typing import Any
 
-import engines
 from engines.catalog import ENGINES, PLAIN, PRESETS, Device, Training, unsupported
+from engines.requirements import explain, missing
 from exporters.catalog import CATALOG
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
@@ -114,9 +114,9 @@ def _cells(
     for precision, engine_entry, training in product(precisions, config.engines, settings):
         engine, options, reason = _resolve(engine_entry, device)
         reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind, capability)
-        lacking = engines.missing(ENGINES[engine], device)
+        lacking = missing(ENGINES[engine], device)
         if reason is None and lacking:
-            reason = engines.explain(lacking)
+            reason = explain(lacking)
         yield Case(
             entry.name, engine, engine_entry.label, pass_, precision, batch_size, device, replicate, source, options,
             _extra(config, training), training, reason,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from engines import explain, missing
 from engines.catalog import (
     DEVICES,
     ENGINES,
@@ -20,6 +19,7 @@ from engines.catalog import (
     Requirement,
     unsupported,
 )
+from engines.requirements import explain, missing
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -24,7 +24,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from engines.base import Unsupported
-from engines.tensorrt_engines.batch_range import parse_batches
+from engines.batch_range import parse_batches
 from engines.tensorrt_engines.build import (
     BuildRequest,
     Built,

@@ -1,4 +1,4 @@
-"""What enters: batch sizes as a user writes them. What leaves: the least, the most likely and the largest."""
+"""Read a batch size, or a range of them, as a user writes it."""
 
 from __future__ import annotations
 
