@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ORDER = (
-    *("exporters", "engines.catalog", "engines"),
+    *("exporters", "engines.batch_range", "engines.catalog", "engines"),
     *("profiler.errors", "profiler.nvml", "profiler.machine", "profiler.stats", "profiler.tables"),
     # From a job to its results:
     *("profiler.job", "profiler.processes", "profiler.results", "profiler.worker"),
@@ -33,10 +33,6 @@ WITH_POLARS = (
 )
 """The rooms in which tables are made or read. What measures, and what plans or builds, does without polars."""
 EXCEPTIONS = {
-    (
-        "engines.catalog",
-        "engines.tensorrt_engines.batch_range",
-    ): "batch_range is plain text handling: move it to engines/",
     ("profiler.machine", "profiler.run.telemetry"): "the GPUs here are a matter of NVML: profiler/nvml.py",
     ("profiler.worker.measure_case", "profiler.run.telemetry"): "a GPU's readings: profiler/nvml.py",
     (
