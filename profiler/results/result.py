@@ -28,7 +28,8 @@ class Result:
 
     case_id: str
     status: Status
-    reason: str | None = None
+    reasons: list[str] = field(default_factory=list)
+    """Why the status is not "ok"."""
     reference: str | None = None
     clock: str | None = None
     stop_reason: str | None = None
@@ -48,14 +49,28 @@ class Result:
     entered: dict[str, float] = field(default_factory=dict)
     """When each phase was entered first, in seconds on the clock of telemetry.csv."""
 
+    @property
+    def reason(self) -> str | None:
+        """The reasons as the column `reason` has them."""
+        return "; ".join(self.reasons) or None
+
+    def fail(self, reason: str) -> None:
+        """Make the row `failed`, for one more reason."""
+        self.status = "failed"
+        self.reasons.append(reason)
+
     def to_json(self) -> str:
         """One line."""
-        return json.dumps(dataclasses.asdict(self))
+        values = dataclasses.asdict(self)
+        del values["reasons"]
+        return json.dumps({**values, "reason": self.reason})
 
     @classmethod
     def from_json(cls, line: str) -> Result:
         """Raises ValueError or TypeError for a line that `to_json` did not write whole."""
-        return cls(**json.loads(line))
+        values = dict(json.loads(line))
+        reason = values.pop("reason", None)
+        return cls(**values, reasons=[reason] if reason else [])
 
     def row(self, run_id: str, suite: str, case: Case, environment: Mapping[str, Any]) -> dict[str, Any]:
         """The row of results.parquet; columns that this version does not fill are left out (null)."""

@@ -103,7 +103,7 @@ class Search:
             f"not tried: {what} would take about {needed:,.0f} MiB, more than {100 * _SHARE:.0f} % of the "
             f"{available_mib:,.0f} MiB of main memory that are available"
         )
-        return Result(self.probe(batch).id, "oom", reason)
+        return Result(self.probe(batch).id, "oom", [reason])
 
     def add(self, result: Result) -> None:
         """Take a probe's row into account."""

@@ -76,7 +76,7 @@ class Runner:
         """
         for case in cases:
             if case.unsupported is not None:
-                self.run.append(Result(case.id, "unsupported", case.unsupported))
+                self.run.append(Result(case.id, "unsupported", [case.unsupported]))
         waiting = [case for case in cases if case.unsupported is None]
         searched = self._unfinished(searched, waiting, again)
         # An odd batch and an even one, which a reference of the gradients is made for.
@@ -135,8 +135,9 @@ class Runner:
         tick(0, "start")
         why_not = failure(family[0].case, family[0].prepared)
         if why_not is not None:
+            status, reason = why_not
             for task in family:
-                end(Result(task.case.id, *why_not))
+                end(Result(task.case.id, status, [reason]))
         elif is_swept(family[0].case):
             measure_sweep(family, self.run.logs, self.path, tick, watcher, end)
         else:

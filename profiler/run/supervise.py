@@ -54,7 +54,8 @@ def result_of(case: Case, outcome: Outcome) -> Result:
         result = fitted
         result.warnings.append(f"unchecked: no memory was left for the checks: {outcome.reason}")
     else:
-        result = Result(case.id, outcome.status, outcome.reason, samples=outcome.partial.get("samples", {}))
+        reasons = [outcome.reason] if outcome.reason else []
+        result = Result(case.id, outcome.status, reasons, samples=outcome.partial.get("samples", {}))
     result.phases, result.entered = outcome.seconds, outcome.entered
     return result
 

@@ -45,4 +45,4 @@ def check_gradients(task: Task, session: Session, result: Result) -> None:
     wrong, remarks = checks.judge_gradients(case.precision, found, own, truth.norms)
     result.warnings += remarks
     if wrong:
-        result.status, result.reason = "failed", wrong
+        result.fail(wrong)

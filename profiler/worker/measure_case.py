@@ -301,17 +301,17 @@ def _check(task: Task, session: Session, outputs: Sequence[Array], result: Resul
         wrong, remarks = checks.judge(case.precision, result.parity["rel_l2_error"])
         result.warnings += remarks
         if wrong:
-            result.status, result.reason = "failed", wrong
+            result.fail(wrong)
     elif not all(np.isfinite(output).all() for output in outputs):
         what = "outputs are" if case.pass_ == "training" and case.training.head == "logits" else "loss is"
-        result.status, result.reason = "failed", f"the {what} not finite"
+        result.fail(f"the {what} not finite")
     elif case.pass_ == "training":
         check_gradients(task, session, result)
     result.proof = session.proof()
     result.warnings += checks.remarks(case, result.proof)
     wrong = checks.mismatch(case, result.proof)
     if wrong:
-        result.status, result.reason = "failed", wrong
+        result.fail(wrong)
 
 
 def _profile(session: Session, result: Result, enough: bool) -> None:
@@ -353,8 +353,8 @@ def _add_roofline(task: Task, result: Result, copied_bytes: int, report: Report)
         again = roofline.measure_roofs((case.device, tuple(wanted), task.budget.seconds), report)
         wrong, remarks = judge({name: max(roof, again.get(name, roof)) for name, roof in task.roofs.items()})
     result.warnings += remarks
-    if wrong and result.status == "ok":
-        result.status, result.reason = "failed", wrong
+    if wrong:
+        result.fail(wrong)
 
 
 def _bytes(case: Case, arrays: Sequence[Array]) -> int:

@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 
 from engines.catalog import Training
+from engines.pytorch.eager import EagerSession
 from exporters.gradients import GradientReference
 from exporters.source import ModelSource
 from profiler import load
@@ -167,6 +168,17 @@ def test_a_row_whose_gradients_are_wrong_is_failed(measure: Measure, tmp_path: P
     assert result.status == "failed"
     assert says in (result.reason or "")
     assert result.samples["host"], "what was measured is kept"
+
+
+def test_wrong_gradients_and_a_proof_that_contradicts_are_both_reasons(
+    measure: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proof, marker = EagerSession.proof, tmp_path / "marker"
+    monkeypatch.setattr(EagerSession, "proof", lambda session: {**proof(session), "tf32": True})
+    result = measure(case("bad", options={"marker": str(marker), "how": "noise"}), then=marker.touch)
+    assert result.status == "failed"
+    assert "wrong gradients" in (result.reason or "")
+    assert "TF32 was on at fp32" in (result.reason or "")
 
 
 def test_gradients_that_are_coarser_than_the_precision_are_warned_of(measure: Measure, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def full(case_id: str = CASE.id, status: str = "ok") -> Result:
     return Result(
         case_id,
         status,
-        reason=None if status == "ok" else 'it said "no"\nand – 1×',
+        reasons=[] if status == "ok" else ['it said "no"\nand – 1×'],
         reference="eager-fp32-cpu",
         clock="event",
         stop_reason="precision",
@@ -43,11 +43,20 @@ def full(case_id: str = CASE.id, status: str = "ok") -> Result:
     )
 
 
-@pytest.mark.parametrize("result", [full(), full(status="failed"), Result("a/b", "oom", "out of memory")])
+@pytest.mark.parametrize("result", [full(), full(status="failed"), Result("a/b", "oom", ["out of memory"])])
 def test_a_result_is_one_line_and_reads_back_the_same(result):
     line = result.to_json()
     assert "\n" not in line
     assert Result.from_json(line) == result
+
+
+def test_reasons_are_added_and_none_is_overwritten():
+    result = full()
+    result.fail("the outputs are wrong")
+    result.fail("TF32 was on at fp16")
+    assert (result.status, result.reason) == ("failed", "the outputs are wrong; TF32 was on at fp16")
+    assert result.row("run", "suite", CASE, ENVIRONMENT)["reason"] == result.reason
+    assert Result.from_json(result.to_json()).reason == result.reason
 
 
 @pytest.mark.parametrize("line", [full().to_json()[:-20], "", "[1]", "3", '{"case_id": "a"}', '{"unknown": 1}'])
@@ -79,7 +88,7 @@ def test_what_is_appended_after_a_line_that_was_cut_off_is_kept(run):
 
 @pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0c"])
 def test_a_reason_with_any_line_separator_stays_one_journal_line(run, separator):
-    run.append(Result("one", "failed", f"first{separator}second"))
+    run.append(Result("one", "failed", [f"first{separator}second"]))
     assert run.results()["one"].reason == f"first{separator}second"
 
 
@@ -193,7 +202,7 @@ def test_results_are_written_in_the_plans_order_and_read_back_with_the_schema(ru
         Case(name, "ort", "ort", "inference", "fp32", 1, "cuda", 0, ModelSource(name)) for name in "abc"
     )
     run.append(full(second.id))
-    run.append(Result(first.id, "failed", "why"))
+    run.append(Result(first.id, "failed", ["why"]))
     run.write_parquet("suite", [first, second, never], ENVIRONMENT)
     results, samples = (frame.collect() for frame in load(run.path))
     assert results["case_id"].to_list() == [first.id, second.id]

@@ -50,7 +50,7 @@ def test_resume_of_a_folder_without_a_run_is_a_config_error(tmp_path: Path) -> N
 
 def test_journal_gives_back_what_was_appended(run: RunFolder) -> None:
     run.append(first := measured("a", 1.0, 2.0))
-    run.append(second := Result(case("b").id, "oom", "no memory", samples={"host": [3.0]}))
+    run.append(second := Result(case("b").id, "oom", ["no memory"], samples={"host": [3.0]}))
     assert run.results() == {first.case_id: first, second.case_id: second}
 
 
@@ -59,7 +59,7 @@ def test_journal_of_a_new_run_is_empty(run: RunFolder) -> None:
 
 
 def test_last_line_of_a_case_counts(run: RunFolder) -> None:
-    run.append(Result(case("a").id, "failed", "no luck"))
+    run.append(Result(case("a").id, "failed", ["no luck"]))
     run.append(measured("b", 1.0))
     run.append(again := measured("a", 2.0))
     assert len(run.journal.read_text().splitlines()) == 3
@@ -101,7 +101,7 @@ def test_rows_are_in_the_plans_order_with_every_column(run: RunFolder) -> None:
 
 
 def test_samples_of_a_failed_case_are_kept_but_give_no_latency(run: RunFolder) -> None:
-    run.append(Result(case("a").id, "timeout", "ended after 8 s", clock="host", samples={"host": [1.0, 2.0]}))
+    run.append(Result(case("a").id, "timeout", ["ended after 8 s"], clock="host", samples={"host": [1.0, 2.0]}))
     results, samples = run.write_parquet("suite", [case("a")], {})
     assert results.select("status", "reason", "latency_ms").rows() == [("timeout", "ended after 8 s", None)]
     assert samples["ms"].to_list() == [1.0, 2.0]

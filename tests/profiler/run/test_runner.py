@@ -96,7 +96,9 @@ def test_a_case_that_is_slowed_down_again_is_not_measured_a_third_time(run) -> N
 
 def test_a_second_time_that_failed_does_not_lose_the_first(run) -> None:
     hot = case("a")
-    folder, display, _ = run([hot], {hot.id: [result(hot, 9.0, throttled=True), Result(hot.id, "timeout", "too long")]})
+    folder, display, _ = run(
+        [hot], {hot.id: [result(hot, 9.0, throttled=True), Result(hot.id, "timeout", ["too long"])]}
+    )
     assert folder.results()[hot.id].samples == {"host": [9.0]}
     assert display.told == [hot.id]
 

@@ -86,6 +86,15 @@ def test_outputs_that_are_not_finite_fail_the_row(measure) -> None:
     assert "not finite" in result.reason
 
 
+def test_wrong_outputs_and_a_proof_that_contradicts_are_both_reasons(measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    proof = EagerSession.proof
+    monkeypatch.setattr(EagerSession, "proof", lambda session: {**proof(session), "tf32": True})
+    result = measure("nan")
+    assert result.status == "failed"
+    assert "the outputs are not finite" in result.reason
+    assert "TF32 was on at fp32" in result.reason
+
+
 def test_what_the_bookkeeping_needs_is_not_the_models_memory(measure, monkeypatch: pytest.MonkeyPatch) -> None:
     declared = EagerSession.memory
 
