@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from profiler.job.case import Budget, Case
-from profiler.job.config import load_config, parse_only
+from profiler.job.conditions import parse_only
+from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.nvml import power_capped, visible_gpus
 from profiler.processes.process import Call, Outcome, Report, run_one, start_forkserver

@@ -14,7 +14,7 @@ from exporters.catalog import CATALOG
 from exporters.source import ModelSource
 from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Case
-from profiler.job.config import abbreviate
+from profiler.job.config_errors import nearest_engine
 from profiler.nvml import Gpu, visible_gpus
 
 
@@ -66,7 +66,7 @@ def find_engine(word: str) -> Engine:
     """The engine of that name, if it builds ahead of time and its library is here. Raises ConfigError."""
     able = {name: engine for name, engine in ENGINES.items() if engine.builds is not None}
     if word not in able:
-        raise ConfigError(f"--engine: '{word}' builds nothing ahead of time{nearest(abbreviate(word), able)}")
+        raise ConfigError(f"--engine: '{word}' builds nothing ahead of time{nearest_engine(word, able)}")
     lacking = missing(able[word], "cuda", to_build=True)
     # Without a GPU there is no use in installing what needs one.
     if lacking and (able[word].builds == "anywhere" or visible_gpus()):

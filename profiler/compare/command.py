@@ -17,7 +17,7 @@ from profiler.compare.differences import differences
 from profiler.compare.regression import find_regressions, parse_limit
 from profiler.compare.view import Comparison, Side, data, sections
 from profiler.errors import ConfigError, nearest
-from profiler.job.config import parse_only
+from profiler.job.conditions import parse_only
 from profiler.results.lines import is_probe
 from profiler.results.reading import Runs, chosen, published_as_results, read_runs
 from profiler.tables.table import markdown_section, print_section
@@ -135,10 +135,9 @@ def _only(results: pl.LazyFrame, request: Request) -> pl.LazyFrame:
     wanted = parse_only(request.only)
     if wanted is None:
         return results
-    conditions = wanted.model_dump(exclude_none=True, by_alias=True)
-    of_all = {key: values for key, values in conditions.items() if key not in ("variant", "engine")}
+    of_published = wanted.model_copy(update={"variant": None, "engine": None})
     published = pl.col("run_id").is_in(list(request.references))
-    found = results.filter(pl.when(published).then(chosen(of_all)).otherwise(chosen(conditions)))
+    found = results.filter(pl.when(published).then(chosen(of_published)).otherwise(chosen(wanted)))
     if found.select("run_id").head(1).collect().is_empty():
         raise ConfigError(f"--only {','.join(request.only)}: no row of these runs is like that")
     return found

@@ -13,7 +13,8 @@ from engines.requirements import explain, missing
 from exporters.catalog import CATALOG
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
-from profiler.job.config import Config, EngineEntry, Filter, LayerEntry, ModelEntry
+from profiler.job.conditions import Filter
+from profiler.job.config import Config, EngineEntry, LayerEntry, ModelEntry
 
 _COMPILE_SECONDS = {"cpu": 60.0, "cuda": 40.0}
 _OVERHEAD_SECONDS = {"cpu": 1.5, "cuda": 3.0}
@@ -43,10 +44,10 @@ def make_plan(config: Config, device: Device, only: Filter | None = None, capabi
     for case_id, count in Counter(case.id for case in cases).items():
         if count > 1:
             raise ConfigError(f"{count} cases have the id {case_id}: {_why_twice(config)}")
-    excluded = [case for case in cases if not any(matches(case, f) for f in config.exclude)]
-    chosen = [case for case in excluded if only is None or matches(case, only)]
+    excluded = [case for case in cases if not any(condition.matches(case) for condition in config.exclude)]
+    chosen = [case for case in excluded if only is None or only.matches(case)]
     if not chosen:
-        what = f"--only {_describe(only)}" if only and excluded else "exclude"
+        what = f"--only {only}" if only and excluded else "exclude"
         raise ConfigError(
             f"{what}: no case is left; --dry-run without it lists the {len(excluded) or len(cases)} of the config"
         )
@@ -61,16 +62,6 @@ def _why_twice(config: Config) -> str:
             return f"{key} names {twice} twice; keep one"
     subjects = "layers" if config.kind == "layers" else "models"
     return f"two {subjects} share a name, or two engines; give one of them another name or label"
-
-
-def matches(case: Case, condition: Filter) -> bool:
-    """Whether all of the condition's keys hold; `engine` accepts the variant's name too: people write it."""
-    for key, values in condition.model_dump(exclude_none=True).items():
-        value = case.training.optimizer if key == "optimizer" else getattr(case, key)
-        own = {str(value)} | ({case.variant} if key == "engine" else set())
-        if not own & {str(v) for v in values}:
-            return False
-    return True
 
 
 def estimate_seconds(case: Case, budget: Budget) -> float:
@@ -144,8 +135,3 @@ def _resolve(entry: EngineEntry, device: Device) -> tuple[str, dict[str, Any], s
     foreign = [key for key in options if device not in ENGINES[engine].options[key].devices]
     reason = f"option {foreign[0]} of {engine} has no meaning on {device}" if foreign else None
     return engine, options, reason
-
-
-def _describe(condition: Filter) -> str:
-    given = condition.model_dump(exclude_none=True, by_alias=True)
-    return ",".join(f"{key}={value}" for key, values in given.items() for value in values)

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import polars as pl
 
 from profiler.errors import ConfigError, nearest
-from profiler.job.config import parse_only
+from profiler.job.conditions import parse_only
 from profiler.report import content, images, markdown
 from profiler.report.data import MOST_LINES, gather
 from profiler.report.images import Image, ImageFormat
@@ -44,8 +44,7 @@ def write(order: Order, compared: pl.DataFrame | None = None) -> list[Path]:
     ):
         if given is not None and given not in valid:
             raise ConfigError(f"--{word} {given}: unknown{nearest(given, valid)}; valid: {', '.join(valid)}")
-    wanted = parse_only(order.only)
-    only = wanted.model_dump(by_alias=True, exclude_none=True) if wanted else {}
+    only = parse_only(order.only)
     runs = read_runs(order.runs)
     data = gather(runs, only, MOST_LINES, compared)
     if not data.statuses:

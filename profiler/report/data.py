@@ -14,6 +14,7 @@ import polars as pl
 
 from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
 from profiler import layers
+from profiler.job.conditions import Filter
 from profiler.results import lines as table
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.lines import is_probe
@@ -77,11 +78,11 @@ class Data:
 
 def gather(
     runs: Runs,
-    only: Mapping[str, Sequence[Any]] | None = None,
+    only: Filter | None = None,
     most_lines: int | None = MOST_LINES,
     compared: pl.DataFrame | None = None,
 ) -> Data:
-    """What a report of `runs` shows of the cases that have one of the values under each key of `only`.
+    """What a report of `runs` shows of the cases that hold the conditions `only`.
 
     `most_lines` caps the lines; None shows all. `compared` is table.summary of the one run, where it is known already.
     Without any case `statuses` is empty.

@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 
 from profiler.errors import ConfigError, nearest
+from profiler.job.conditions import Filter
 from profiler.published import references
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES
 
@@ -110,12 +111,10 @@ def load_layers(*runs: str | Path) -> pl.LazyFrame:
     return pl.LazyFrame(schema=LAYERS) if layers is None else layers
 
 
-def chosen(conditions: Mapping[str, Sequence[Any]]) -> pl.Expr:
-    """Which rows `--only` means: those with one of the values under each key; `engine` takes a variant's name too."""
+def chosen(conditions: Filter) -> pl.Expr:
+    """Which rows hold the conditions."""
     tests = [
-        pl.col(key).is_in(list(values))
-        | (pl.col("variant").is_in(list(values)) if key == "engine" else pl.lit(value=False))
-        for key, values in conditions.items()
+        pl.any_horizontal(pl.col(column).is_in(values) for column in columns) for columns, values in conditions.tests()
     ]
     return pl.all_horizontal(pl.lit(value=True), *tests)
 

@@ -18,7 +18,8 @@ from rich.text import Text
 
 from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Case
-from profiler.job.config import Config, load_config, parse_machine, parse_only
+from profiler.job.conditions import parse_only
+from profiler.job.config import Config, load_config, parse_machine
 from profiler.job.plan import estimate_seconds, estimate_total, make_plan
 from profiler.machine import Target, choose_device, describe
 from profiler.processes.forkserver import libraries

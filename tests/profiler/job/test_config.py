@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler.job.config import Config, ConfigError, load_config, parse_only
+from profiler.job.config import Config, ConfigError, load_config
 from profiler.results.run_folder import RunFolder
 
 HEAD = "models: [alexnet]\nengines: [eager]\n"
@@ -302,40 +302,3 @@ def test_a_config_as_resolved_reads_back_as_the_same(write, tmp_path):
 def test_options_of_an_engine_are_kept_under_its_label(write):
     entry = load_config(write(engines("{name: ort, label: two, threads: 2}"))).engines[0]
     assert (entry.name, entry.label, entry.options) == ("ort", "two", {"threads": 2})
-
-
-def test_only_takes_values_under_one_key_as_alternatives():
-    assert parse_only(["model=alexnet,model=vgg16"]).model == ["alexnet", "vgg16"]
-    assert parse_only(["model=alexnet", "model=vgg16"]).model == ["alexnet", "vgg16"]
-
-
-def test_only_takes_several_keys_together():
-    wanted = parse_only(["model=alexnet,pass=training", "batch_size=4"])
-    assert (wanted.model, wanted.pass_, wanted.batch_size) == (["alexnet"], ["training"], [4])
-
-
-def test_only_without_conditions_lets_everything_through():
-    assert parse_only([]) is None
-
-
-@pytest.mark.parametrize(
-    ("condition", "says"),
-    [
-        ("modl=alexnet", "unknown key 'modl'; did you mean 'model'?"),
-        ("zzz=1", "valid: model, engine, variant, pass, precision, batch_size, replicate"),
-        ("alexnet", "'alexnet' is not of the form key=value"),
-        ("model=", "'model=' is not of the form key=value"),
-        ("model=alexnet,vgg16", "'vgg16' is not of the form key=value"),
-        ("batch_size=many", "batch_size"),
-    ],
-)
-def test_only_refuses_what_it_does_not_understand(condition, says):
-    with pytest.raises(ConfigError, match=r"^--only: ") as caught:
-        parse_only([condition])
-    assert says in str(caught.value)
-
-
-def test_only_says_what_a_batch_size_is_in_plain_words():
-    with pytest.raises(ConfigError, match=r"batch_size.*number.*'many'") as caught:
-        parse_only(["batch_size=many"])
-    assert "unable to parse" not in str(caught.value)

@@ -1,0 +1,139 @@
+"""Explain a mistake in a job: its line and key, what was expected, and the valid word that was probably meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from profiler.errors import ConfigError, nearest
+from profiler.job.yaml_lines import Lines, Location
+
+DEVICE_BLOCKS = ("cpu", "cuda")
+"""Keys of a job that hold what differs on that device."""
+EXPECTED = {
+    "list_type": "must be a list: put it in [ ]",
+    "tuple_type": "must be a list, such as [3, 224, 224]",
+    "dict_type": "must be keys and values",
+    "dataclass_type": "must be keys and values, such as {seconds: 1}",
+    "model_type": "must be a name, or keys and values",
+    "path_type": "must be a path",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    "too_short": "must have at least one entry",
+    "too_long": "must have fewer entries",
+    "invalid_key": "a key must be a text",
+    "bool_type": "must be true or false",
+    "string_type": "must be a text",
+}
+"""What to say where pydantic would speak of Python's types, by its error's type."""
+_YAML_KEYS = {"pass_": "pass"}
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def mistake(message: str, at: str | int | None = None) -> PydanticCustomError:
+    """What a validator raises; `at` is the key or index below the validated field that the message is about."""
+    # Braces in a custom error's template would be read as fields.
+    return PydanticCustomError("own", "{text}", {"text": message, "own": True, "at": at})
+
+
+def check_name(name: str, what: str) -> str:
+    """The name of a model or a layer, which is part of ids."""
+    if not name or "/" in name:
+        raise mistake(f"a {what}'s name is part of its rows' ids: '{name}' must be non-empty and without '/'")
+    return name
+
+
+def check_word(word: Any, valid: Iterable[str], what: str, note: str = "", at: str | int | None = None) -> str:
+    """The word, if it is one of the valid ones."""
+    if word not in list(valid):
+        raise mistake(f"unknown {what} '{word}'{nearest(str(word), valid)}{' ' + note if note else ''}", at)
+    return str(word)
+
+
+def nearest_engine(word: str, valid: Iterable[str]) -> str:
+    """`nearest`, but TensorRT is spelt as in the catalog, for what people write: tensorrt, tensort, TensorRT_RTX."""
+    return nearest(re.sub(r"^tensor-?r?t", "trt", word.lower()).replace("_", "-"), valid)
+
+
+def yaml_text(value: Any) -> str:
+    """A value as a YAML has it."""
+    if value is None:
+        return "nothing"
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def explain(error: ValidationError, model: type[BaseModel], path: Path, lines: Lines) -> ConfigError:
+    """Every mistake in the job `path`, a line each."""
+    problems = sorted({_problem(details, model, lines) for details in error.errors()})
+    return ConfigError("\n".join(f"{path}:{line}: {message}" for line, message in problems))
+
+
+def read_option(option: str, text: str, valid: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The keys and values of an option such as `--only model=resnet50,precision=fp16`. Raises ConfigError."""
+    for part in filter(None, text.split(",")):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not value:
+            raise ConfigError(f"{option}: '{part}' is not of the form key=value; a comma parts the keys")
+        if key not in valid:
+            raise ConfigError(f"{option}: unknown key '{key}'{nearest(key, valid)}")
+        yield key, value
+
+
+def validate_option(option: str, model: type[_Model], given: Mapping[str, Any]) -> _Model:
+    """What was given on the command line, as a `model`. Raises ConfigError."""
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{option}: {first['loc'][0]}: {_expected(first)}, got '{first['input']}'") from None
+
+
+def _problem(error: ErrorDetails, model: type[BaseModel], lines: Lines) -> tuple[int, str]:
+    """The line of a validation error, and what to say of it."""
+    context = error.get("ctx", {})
+    location = tuple(_YAML_KEYS.get(str(part), part) for part in error["loc"])
+    if context.get("at") is not None:
+        location = (*location, context["at"])
+    known = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in lines), ())
+    where, message = location, error["msg"]
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        where = location[:-1]
+        message = f"unknown key '{location[-1]}'{nearest(str(location[-1]), _keys_at(where, model))}"
+    elif error["type"] == "missing":
+        message = f"this {'entry' if isinstance(location[-1], int) else 'key'} is missing"
+    elif error["type"] == "value_error":
+        message = str(context["error"])
+    elif not context.get("own"):
+        message = f"{_expected(error)}, got {yaml_text(error['input'])}"
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).lstrip(".")
+    return lines.get(known, 1), f"{path + ': ' if path else ''}{message}"
+
+
+def _expected(error: ErrorDetails) -> str:
+    return EXPECTED.get(error["type"], error["msg"].replace("Input should", "must"))
+
+
+def _keys_at(location: Location, model: type[BaseModel]) -> list[str]:
+    """The keys that the model has at this place."""
+    owner: Any = model
+    for part in location:
+        if isinstance(part, str):
+            owner = next(_with_fields(owner.model_fields[part].annotation))
+    if is_dataclass(owner):
+        return list(owner.__dataclass_fields__)
+    keys = [_YAML_KEYS.get(key, key) for key in owner.model_fields]
+    return keys if location else [*keys, *DEVICE_BLOCKS]
+
+
+def _with_fields(annotation: Any) -> Iterator[Any]:
+    """The models and dataclasses that an annotation such as list[ModelEntry] or Conv2d | None names."""
+    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _with_fields(argument)
