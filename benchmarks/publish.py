@@ -25,9 +25,11 @@ from urllib.parse import quote
 import polars as pl
 import yaml
 
+from engines.base import Warning
 from profiler.results import lines as table
+from profiler.results.columns import kind_of_warning
 from profiler.results.wall_time import describe
-from profiler.run.summary import MEANINGS
+from profiler.results.warning_kinds import KINDS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MADE = "<!-- Made by benchmarks/publish.py; do not edit. -->"
@@ -41,38 +43,6 @@ IN_TRAINING = ("gradients", "optimizer")
 """Parts that only some rows have."""
 FREE_TEXT = ("run_id", "options", "reason", "proof")
 LONGEST_REASON = 240
-MARKS = {
-    "host-bound": "h",
-    "queue-bound": "q",
-    "outliers": "o",
-    "inconsistent": "x",
-    "drift": "d",
-    "unsteady": "u",
-    "gate-overrun": "g",
-    "short-calls": "s",
-    "throttled": "t",
-    "power-cap": "p",
-    "telemetry": "l",
-    "no-layers": "y",
-    "engine-cache": "a",
-    "timing-cache": "w",
-    "built-here": "z",
-    "no-energy": "e",
-    "remeasured": "r",
-    "below-floor": "f",
-    "inaccurate": "i",
-    "inaccurate-gradients": "j",
-    "unchecked-gradients": "v",
-    "unchecked": "!",
-    "calibration": "k",
-    "mixed-precision": "8",
-    "unproven": "?",
-    "cpu-nodes": "c",
-    "graph-breaks": "b",
-    "no-cuda-graph": "n",
-    "host-peak": "m",
-}
-"""By kind of warning; a kind without a mark stands in full."""
 
 Line = Mapping[str, Any]
 """A row of table.summary with what `_more` adds."""
@@ -287,7 +257,7 @@ def _split(line: Line) -> str:
 
 
 def _marks(line: Line) -> str:
-    return " ".join(sorted(MARKS.get(kind, kind) for kind in line["warnings"]))
+    return " ".join(sorted(_mark(kind) or kind for kind in line["warnings"]))
 
 
 def _name(line: Line) -> str:
@@ -344,7 +314,7 @@ def _page(model: str, groups: Sequence[Group], results: pl.DataFrame, environmen
         text += _table([head for head, _ in COLUMNS], [[cell(line) for _, cell in COLUMNS] for line in lines])
     kinds = {kind for _, lines in groups for line in lines for kind in line["warnings"]}
     if kinds:
-        legend = (f"**{MARKS.get(kind, kind)}** {_meaning(kind, results)}" for kind in sorted(kinds))
+        legend = (f"**{_mark(kind) or kind}** {_meaning(kind, results)}" for kind in sorted(kinds))
         text += ["", f"Marks: {'; '.join(legend)}."]
     absent = _absent(results)
     if absent:
@@ -469,17 +439,22 @@ def _explained(lines: Sequence[Line], into: Path) -> list[str]:
 
 def _warnings(results: pl.DataFrame) -> list[str]:
     rows = results.filter(status="ok").explode("warnings").drop_nulls("warnings")
-    kinds = rows.select("case_id", pl.col("warnings").str.split(":").list.first()).unique()["warnings"]
+    kinds = rows.select("case_id", kind_of_warning(pl.col("warnings"))).unique()["warnings"]
     counts = Counter(kinds.sort()).most_common()
-    cells = [[MARKS.get(kind, ""), str(count), _meaning(kind, results)] for kind, count in counts]
+    cells = [[_mark(kind), str(count), _meaning(kind, results)] for kind, count in counts]
     return _table(["Mark", "Rows", "What"], cells) if cells else ["None."]
 
 
 def _meaning(kind: str, results: pl.DataFrame) -> str:
     """The kind, and what it says; of one that has no general words the first row's."""
-    if kind in MEANINGS:
-        return f"{kind}: {MEANINGS[kind]}"
-    return str(next(text for text in results["warnings"].explode() if text and text.partition(":")[0] == kind))
+    if kind in KINDS:
+        return f"{kind}: {KINDS[kind].meaning}"
+    return str(next(text for text in results["warnings"].explode() if text and Warning.parse(text).kind == kind))
+
+
+def _mark(kind: str) -> str:
+    """The sign of a kind; one that this version does not know has none."""
+    return KINDS[kind].mark if kind in KINDS else ""
 
 
 def _machine(environment: Mapping[str, Any]) -> str:

@@ -22,6 +22,24 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True)
+class Warning:
+    """Something that a reader of a row should know; profiler/results/warning_kinds.py declares the kinds."""
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        """As files have it."""
+        return f"{self.kind}: {self.text}" if self.text else self.kind
+
+    @classmethod
+    def parse(cls, written: str) -> Warning:
+        """Read what `str` wrote."""
+        kind, _, text = written.partition(":")
+        return cls(kind, text.strip())
+
+
+@dataclass(frozen=True)
 class Memory:
     """What an engine declares of its own device memory, in bytes; None where it cannot know."""
 

@@ -24,7 +24,7 @@ from profiler.recommend.words import (
     span,
     times,
 )
-from profiler.run.summary import MEANINGS
+from profiler.results.warning_kinds import doubting, meaning
 from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
 from profiler.stats.samples import PERCENTILE_NEEDS
 
@@ -35,14 +35,6 @@ _AIMS = {
     "energy": "the least energy an item",
     "cost": "the least cost an item",
 }
-_SHAKY = {
-    "latency": ("inconsistent", "drift", "unsteady", "throttled", "power-cap", "below-floor"),
-    "memory": ("built-here", "host-peak"),
-    "error": ("inaccurate", "calibration", "unproven", "mixed-precision"),
-}
-"""Warnings that make a figure unreliable. Those of memory are told where memory counts."""
-
-
 _LEAST_SECONDS = 1.0
 """Set-up that nobody waits for."""
 
@@ -183,12 +175,12 @@ def _doubts(found: Recommendation) -> list[str]:
     """What makes the figures that decided unreliable."""
     wanted = found.wanted
     memory = wanted.objective == "memory" or any(limit.figure == "peak_memory_mib" for limit in wanted.limits)
-    kinds = [*_SHAKY["latency"], *_SHAKY["error"], *(_SHAKY["memory"] if memory else ())]
+    kinds = [*doubting("latency"), *doubting("error"), *(doubting("memory") if memory else ())]
     told = [candidate for candidate in (found.choice, found.runner_up) if candidate is not None]
     carriers = {kind: [c.name for c in told if kind in c.warnings] for kind in kinds}
     said = [
         f"Beware, {' and '.join(names)} {'carry' if len(names) > 1 else 'carries'} the warning {kind}: "
-        f"{MEANINGS.get(kind, kind)}."
+        f"{meaning(kind, otherwise=kind)}."
         for kind, names in carriers.items()
         if names
     ]

@@ -25,7 +25,7 @@ from profiler.report.tables import (
     under,
     whole,
 )
-from profiler.run.summary import MEANINGS
+from profiler.results.warning_kinds import meaning
 
 _FACTS = {
     "GPU": {"gpu": "{}", "gpu_memory_mib": "{:,.0f} MiB", "compute_capability": "compute capability {}"},
@@ -359,7 +359,7 @@ def _problems(problems: pl.DataFrame) -> Table:
 
 
 def _warnings(warnings: pl.DataFrame) -> Table:
-    meanings = [MEANINGS.get(kind, example) for kind, example in warnings.select("kind", "example").iter_rows()]
+    meanings = [meaning(kind, otherwise=text) for kind, text in warnings.select("kind", "example").iter_rows()]
     frame = warnings.with_columns(pl.Series("meaning", meanings, pl.String))
     columns = [
         text("Warning", "kind"),

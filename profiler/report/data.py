@@ -16,7 +16,7 @@ from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
 from profiler import layers
 from profiler.job.conditions import Filter
 from profiler.results import lines as table
-from profiler.results.columns import RESULTS, SAMPLES
+from profiler.results.columns import RESULTS, SAMPLES, kind_of_warning
 from profiler.results.lines import is_probe
 from profiler.results.reading import Runs, chosen
 from profiler.results.speedups import GROUP
@@ -170,7 +170,7 @@ def _samples(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
 
 def _lines(rows: pl.DataFrame, samples: pl.DataFrame, compared: pl.DataFrame | None) -> pl.DataFrame:
     """Medians over replicates, and how each line compares with its group's base."""
-    kinds = pl.col("warnings").explode().drop_nulls().str.split(":").list.first().unique(maintain_order=True)
+    kinds = kind_of_warning(pl.col("warnings").explode().drop_nulls()).unique(maintain_order=True)
     medians = rows.group_by(LINE, maintain_order=True).agg(
         pl.col(_MEASURES).median(),
         pl.col("engine", "model_kind", "clock", "stop_reason", "optimizer", "head").first(),
@@ -322,8 +322,7 @@ def _warnings(rows: pl.DataFrame) -> pl.DataFrame:
     given = (
         rows.select("run", "case_id", pl.col("warnings").list.drop_nulls()).explode("warnings").drop_nulls("warnings")
     )
-    kind = pl.col("warnings").str.split(":").list.first()
-    found = given.group_by(kind=kind, maintain_order=True).agg(
+    found = given.group_by(kind=kind_of_warning(pl.col("warnings")), maintain_order=True).agg(
         cases=pl.struct("run", "case_id").n_unique(), example=pl.col("warnings").first()
     )
     return found.sort("cases", descending=True, maintain_order=True)

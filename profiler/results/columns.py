@@ -1,62 +1,387 @@
-"""What enters: nothing. What leaves: the columns of results, samples and layers .parquet, declared once.
+"""Declare every column of results.parquet once: name, type, unit, heading, meaning, group, and which way is better.
 
-Outside tools rely on the names and types. Text is String, counts Int64, measures Float64; a unit stands in the name.
-docs/columns.md explains each.
+Schemas, tables/*.csv, the terminal, the report and its charts, recommend and docs/columns.md read the columns from
+here: a new one is declared in its group and filled where it is measured. Outside tools rely on the names and types; a
+unit is part of the name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import IntEnum, StrEnum
+from functools import partial
+from typing import Any, Literal
+
 import polars as pl
 
-TEXT, COUNT, MEASURE = pl.String(), pl.Int64(), pl.Float64()
+TEXT, COUNT, MEASURE, FLAG = pl.String(), pl.Int64(), pl.Float64(), pl.Boolean()
 
 
-def _all(names: str, dtype: pl.DataType) -> dict[str, pl.DataType]:
-    return dict.fromkeys(names.split(), dtype)
+class Group(StrEnum):
+    """What a column tells about a case: a table shows the columns of one group or of several."""
+
+    CASE = "case"
+    OUTCOME = "outcome"
+    LATENCY = "latency"
+    CLOCKS = "clocks"
+    PARTS = "parts of an iteration"
+    THROUGHPUT = "throughput"
+    MEMORY = "memory"
+    SET_UP = "set-up"
+    ACCURACY = "accuracy"
+    ROOFLINE = "roofline"
+    ENERGY = "energy"
+    MACHINE = "machine"
+    COST = "cost"
+    ENVIRONMENT = "environment"
 
 
-RESULTS: dict[str, pl.DataType] = {
-    **_all("run_id case_id suite model engine variant pass precision", TEXT),
-    "batch_size": COUNT,
-    "device": TEXT,
-    "replicate": COUNT,
-    **_all("model_kind extra optimizer head", TEXT),
-    "dropout": pl.Boolean(),
-    **_all("options status reason reference clock", TEXT),
-    **_all("latency_ms latency_mean_ms latency_min_ms latency_p90_ms latency_p95_ms latency_p99_ms", MEASURE),
-    **_all("latency_ci_low_ms latency_ci_high_ms", MEASURE),
-    "samples": COUNT,
-    "stop_reason": TEXT,
-    **_all("gpu_ms enqueue_ms host_ms h2d_ms d2h_ms forward_ms backward_ms step_ms throughput", MEASURE),
-    **_all("grad_input_ms grad_weight_ms gpu_forward_ms gpu_backward_ms gpu_step_ms", MEASURE),
-    **_all("gpu_grad_input_ms gpu_grad_weight_ms", MEASURE),
-    **_all("peak_memory_mib context_mib weights_mib activations_mib other_mib slack_mib library_mib", MEASURE),
-    **_all("gradients_mib optimizer_mib", MEASURE),
-    **_all("host_peak_mib torch_allocated_mib torch_reserved_mib export_s build_s load_s first_run_s", MEASURE),
-    **_all("rel_l2_error max_abs_error top1_agreement loss_error gradient_error", MEASURE),
-    **_all("flops_per_item moved_mib tflops fraction_of_peak floor_ms", MEASURE),
-    **_all("energy_mj_per_item power_w sm_clock_mhz temperature_c", MEASURE),
-    "throttled": pl.Boolean(),
-    "proof": TEXT,
-    "warnings": pl.List(pl.String()),
-    **_all("machine cloud instance", TEXT),
-    **_all("usd_per_hour usd_per_million_items items_per_usd", MEASURE),
-    **_all("gpu host cuda driver cudnn torch_version onnxruntime_version tensorrt_version", TEXT),
-}
+class Shown(IntEnum):
+    """How far a column reaches; each reach includes those before it."""
+
+    FILES = 0
+    """results.parquet and the tables of its group."""
+    REPORT = 1
+    TERMINAL = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of the results.
+
+    `heading` goes over it in tables, `noun` is its name in a sentence, both without the unit. `part_of` names the whole
+    that it is a part of: parts of one whole add up to it. `meaning` is Markdown; neighbours of one meaning share a row
+    of docs/columns.md.
+    """
+
+    name: str
+    meaning: str
+    group: Group = Group.CASE
+    type: pl.DataType = MEASURE
+    heading: str = ""
+    noun: str = ""
+    unit: str = ""
+    """Such as "ms" or "items/s"; "share" is printed in percent, "error" as 1.6e-3; empty for counts and words."""
+    better: Literal["less", "more"] | None = None
+    part_of: str = ""
+    percentile: int | None = None
+    shown: Shown = Shown.FILES
+
+
+def _column(name: str, heading: str, meaning: str, **more: Any) -> Column:
+    return Column(name=name, heading=heading, meaning=meaning, **more)
+
+
+_text = partial(_column, type=TEXT)
+_count = partial(_column, type=COUNT)
+_flag = partial(_column, type=FLAG)
+_figure = partial(_column, shown=Shown.REPORT)
+_ms = partial(_figure, unit="ms", better="less")
+_mib = partial(_figure, unit="MiB", better="less")
+_seconds = partial(_figure, unit="s", better="less")
+_error = partial(_figure, unit="error", better="less")
+
+SET_UP_TOTAL = "set_up_s"
+"""What the columns of a set-up are parts of; no file has it."""
+
+
+def _case() -> Iterator[Column]:
+    cell = "the cell; `engine` is the runtime, `variant` the preset or label"
+    training = "what training did beside forward and backward; null in inference"
+    yield _text("run_id", "", "the run's folder: UTC time, host, four hex digits")
+    yield _text(
+        "case_id",
+        "",
+        "`resnet50/ort-tuned/inference/fp16/b16/r0`: model, variant, pass, precision, batch, replicate; then "
+        "`/key=value` for each extra",
+    )
+    yield _text("suite", "", "the job's name")
+    yield _text("model", "Model", cell)
+    yield _text("engine", "Engine", cell)
+    yield _text("variant", "Variant", cell)
+    yield _text("pass", "Pass", cell)
+    yield _text("precision", "Precision", cell)
+    yield _count("batch_size", "Batch", cell)
+    yield _text("device", "Device", cell)
+    yield _count("replicate", "Replicate", cell)
+    yield _text("model_kind", "", "`canonical`, `factory`, `onnx` or `layer`; of a layer `model` is its name")
+    yield _text(
+        "extra",
+        "Setting",
+        "what else distinguishes the case, as at the end of its id: `optimizer=sgd/head=logits`, `sweep=batch` (a "
+        "batch of a sweep, in one process with the others), `probe=largest` (a try of the search for the largest "
+        "batch; it has the headline clock alone, and no throughput)",
+    )
+    yield _text("optimizer", "Optimizer", training)
+    yield _text("head", "Head", training)
+    yield _flag("dropout", "Dropout", training)
+    yield _text("options", "Options", "the engine's options, JSON")
+
+
+def _outcome() -> Iterator[Column]:
+    yield _text(
+        "status",
+        "Status",
+        "`ok`, `unsupported` (cannot be done here), `failed`, `oom` (out of memory), `timeout`, `crashed` (ended by a "
+        "signal)",
+    )
+    yield _text("reason", "Reason", "why it is not `ok`")
+    yield _text(
+        "reference",
+        "Reference",
+        "what the errors are relative to: `eager-fp32-cpu`, `ort-cpu-unoptimized` for a user's ONNX file, or in "
+        "training `step-fp64-cpu`",
+    )
+
+
+def _latency() -> Iterator[Column]:
+    ends = "95 % block-bootstrap interval of the median, within this process; null below 30 effective samples"
+    tail = "percentiles, null below 64, 130 and 662 samples"
+    sampling = "how many samples, and why sampling stopped: `precision`, `plateau`, `budget`, `max_samples`"
+    yield _text("clock", "Clock", "the headline clock: `event` on a GPU, `host` on a CPU")
+    yield _ms("latency_ms", "Latency", "median of one call on that clock", shown=Shown.TERMINAL)
+    yield _ms("latency_mean_ms", "Mean", "mean and minimum", shown=Shown.FILES)
+    yield _ms("latency_min_ms", "Least", "mean and minimum", shown=Shown.FILES)
+    yield _ms("latency_p90_ms", "p90", tail, noun="p90 latency", percentile=90)
+    yield _ms("latency_p95_ms", "p95", tail, noun="p95 latency", percentile=95)
+    yield _ms("latency_p99_ms", "p99", tail, noun="p99 latency", percentile=99)
+    yield _ms("latency_ci_low_ms", "95 % from", ends, shown=Shown.FILES)
+    yield _ms("latency_ci_high_ms", "to", ends, shown=Shown.FILES)
+    yield _count("samples", "Samples", sampling)
+    yield _text("stop_reason", "Stopped by", sampling)
+
+
+def _clocks() -> Iterator[Column]:
+    copies = "pinned copies of inputs and outputs; in no other figure"
+    yield _ms(
+        "gpu_ms",
+        "Device",
+        "median of one call with launch gaps taken out: all its launches were queued before its first kernel started, "
+        "and nothing behind it",
+        shown=Shown.TERMINAL,
+    )
+    yield _ms("enqueue_ms", "Enqueue", "host time until the call returns")
+    yield _ms("host_ms", "Host", "host time from the call to finished work")
+    yield _ms("h2d_ms", "To device", copies)
+    yield _ms("d2h_ms", "From device", copies)
+
+
+def _parts() -> Iterator[Column]:
+    iteration = (
+        "parts of a training iteration, on the headline clock; `step_ms` is the optimizer's step, null without one"
+    )
+    layer = "of a single layer, the two parts of its backward pass"
+    device = "the same on the clock of `gpu_ms`, free of gaps between launches"
+    yield _ms("forward_ms", "Forward", iteration, part_of="latency_ms", shown=Shown.TERMINAL)
+    yield _ms("backward_ms", "Backward", iteration, part_of="latency_ms", shown=Shown.TERMINAL)
+    yield _ms("step_ms", "Step", iteration, part_of="latency_ms", shown=Shown.TERMINAL)
+    yield _ms("grad_input_ms", "Input gradient", layer, part_of="latency_ms")
+    yield _ms("grad_weight_ms", "Weight gradient", layer, part_of="latency_ms")
+    yield _ms("gpu_forward_ms", "Forward on device", device, part_of="gpu_ms")
+    yield _ms("gpu_backward_ms", "Backward on device", device, part_of="gpu_ms")
+    yield _ms("gpu_step_ms", "Step on device", device, part_of="gpu_ms")
+    yield _ms("gpu_grad_input_ms", "Input gradient on device", device, part_of="gpu_ms")
+    yield _ms("gpu_grad_weight_ms", "Weight gradient on device", device, part_of="gpu_ms")
+
+
+def _throughput() -> Iterator[Column]:
+    meaning = "items per second of a back-to-back loop of at least 0.5 s"
+    unit, shown = "items/s", Shown.TERMINAL
+    yield _figure("throughput", "Items/s", meaning, noun="throughput", unit=unit, better="more", shown=shown)
+
+
+def _memory() -> Iterator[Column]:
+    peak = "on a GPU the most device memory in use above what was in use before; on a CPU `host_peak_mib`"
+    of_peak = (
+        "its parts, which add up: CUDA context, weights, in training the gradients and the optimizer's state (null in "
+        "inference), activations with workspace, the rest"
+    )
+    of_rest = (
+        "the two parts of the rest: what the engine's allocator holds unused, and what no allocator knows of (loaded "
+        "kernels, handles of cuDNN and cuBLAS)"
+    )
+    yield _mib("peak_memory_mib", "Memory", peak, shown=Shown.TERMINAL)
+    yield _mib("context_mib", "Context", of_peak, part_of="peak_memory_mib")
+    yield _mib("weights_mib", "Weights", of_peak, part_of="peak_memory_mib")
+    yield _mib("gradients_mib", "Gradients", of_peak, part_of="peak_memory_mib")
+    yield _mib("optimizer_mib", "Optimizer", of_peak, part_of="peak_memory_mib")
+    yield _mib("activations_mib", "Activations", of_peak, part_of="peak_memory_mib")
+    yield _mib("other_mib", "Other", of_peak, part_of="peak_memory_mib", shown=Shown.FILES)
+    yield _mib("slack_mib", "Slack", of_rest, part_of="other_mib")
+    yield _mib("library_mib", "Library", of_rest, part_of="other_mib")
+    before = "device memory that was in use before the case, by other processes too; in none of the parts"
+    yield _mib("baseline_mib", "Before", before, shown=Shown.FILES)
+    yield _mib("host_peak_mib", "Host peak", "peak resident set while measuring, above what the process was born with")
+    yield _mib("set_up_peak_mib", "Host peak of the set-up", "the same of the set-up before it", shown=Shown.FILES)
+    yield _mib("torch_allocated_mib", "torch allocated", "peaks of torch's allocator")
+    yield _mib("torch_reserved_mib", "torch reserved", "peaks of torch's allocator")
+
+
+def _set_up() -> Iterator[Column]:
+    meaning = (
+        "set-up: export to ONNX, compiling, loading, the first call after that (torch.compile's very first call is in "
+        "`build_s`; its cache on disk is the run's own, so a later case of a run may find parts of an earlier one)"
+    )
+    yield _seconds("export_s", "Export", meaning, part_of=SET_UP_TOTAL)
+    yield _seconds("build_s", "Build", meaning, part_of=SET_UP_TOTAL)
+    yield _seconds("load_s", "Load", meaning, part_of=SET_UP_TOTAL)
+    yield _seconds("first_run_s", "First run", meaning, part_of=SET_UP_TOTAL)
+
+
+def _accuracy() -> Iterator[Column]:
+    outputs = "largest over the outputs, against the reference, over at most 8 items"
+    top1 = "share of items with the reference's top class; only with real weights"
+    step = "of the first training step, against fp64 on the CPU: relative, the gradients' over all parameters together"
+    yield _error("rel_l2_error", "Rel. error", outputs, noun="error", shown=Shown.TERMINAL)
+    yield _error("max_abs_error", "Max. error", outputs, shown=Shown.FILES)
+    yield _figure("top1_agreement", "Top-1", top1, unit="share", better="more")
+    yield _error("loss_error", "Loss error", step)
+    yield _error("gradient_error", "Gradient error", step, noun="error")
+
+
+def _roofline() -> Iterator[Column]:
+    yield _column(
+        "flops_per_item",
+        "FLOPs an item",
+        "FLOPs of one item's convolutions and products, forward and backward in training (inference: without work that "
+        "reaches no output, where the run has an export); null where they cannot be counted",
+        unit="FLOPs",
+    )
+    moved = "weights, inputs and outputs of one call: the bytes that it moves at least"
+    yield _mib("moved_mib", "Moved", moved, shown=Shown.FILES)
+    rate = "FLOPs of one call / `latency_ms`, in 10¹² a second"
+    yield _figure("tflops", "TFLOP/s", rate, unit="TFLOP/s", better="more")
+    share = "`tflops` / the measured roof of the precision (`native`: of the one type in the proof, else null)"
+    yield _figure("fraction_of_peak", "Of peak", share, unit="share", better="more", shown=Shown.TERMINAL)
+    yield _ms(
+        "floor_ms",
+        "Floor",
+        "the roofline's shortest time: FLOPs / roof, or uncached bytes / copy bandwidth, whichever is longer (FLOPs / "
+        "roof alone while the cache's size is unknown)",
+    )
+
+
+def _energy() -> Iterator[Column]:
+    energy = "millijoules of the whole card, from a loop of at least 5 s; null without `energy: true`"
+    medians = "NVML's medians while sampling, the energy loop apart; `throttled` for thermal or hardware slowdown"
+    yield _figure("energy_mj_per_item", "Energy an item", energy, noun="energy", unit="mJ", better="less")
+    yield _figure("power_w", "Power", medians, unit="W")
+    yield _figure("sm_clock_mhz", "SM clock", medians, unit="MHz")
+    yield _figure("temperature_c", "Temperature", medians, unit="°C")
+    yield _flag("throttled", "Throttled", medians, shown=Shown.REPORT)
+
+
+def _evidence() -> Iterator[Column]:
+    yield _text("proof", "Proof", "what really ran, JSON: types, providers, TF32, CUDA graph")
+    yield _column("warnings", "Warnings", "see below", type=pl.List(pl.String()))
+
+
+def _machine() -> Iterator[Column]:
+    named = "as told by `machine` or `--machine`; without a label the GPU's name, or the processor's"
+    yield _text("machine", "Machine", named)
+    yield _text("cloud", "Cloud", named)
+    yield _text("instance", "Instance", named)
+    yield _figure("usd_per_hour", "$ per hour", named, unit="USD")
+
+
+def _cost() -> Iterator[Column]:
+    price = "at `throughput` and that price"
+    items = "USD/1M items"
+    yield _figure("usd_per_million_items", items, price, noun="cost", unit="USD", better="less", shown=Shown.TERMINAL)
+    yield _figure("items_per_usd", "Items per $", price, unit="items", better="more")
+
+
+def _environment() -> Iterator[Column]:
+    meaning = "the environment"
+    yield _text("gpu", "GPU", meaning)
+    yield _text("host", "Host", meaning)
+    yield _text("cuda", "CUDA", meaning)
+    yield _text("driver", "Driver", meaning)
+    yield _text("cudnn", "cuDNN", meaning)
+    yield _text("torch_version", "torch", meaning)
+    yield _text("onnxruntime_version", "ONNX Runtime", meaning)
+    yield _text("tensorrt_version", "TensorRT", meaning)
+
+
+_DECLARED = (
+    (Group.CASE, _case),
+    (Group.OUTCOME, _outcome),
+    (Group.LATENCY, _latency),
+    (Group.CLOCKS, _clocks),
+    (Group.PARTS, _parts),
+    (Group.THROUGHPUT, _throughput),
+    (Group.MEMORY, _memory),
+    (Group.SET_UP, _set_up),
+    (Group.ACCURACY, _accuracy),
+    (Group.ROOFLINE, _roofline),
+    (Group.ENERGY, _energy),
+    (Group.OUTCOME, _evidence),
+    (Group.MACHINE, _machine),
+    (Group.COST, _cost),
+    (Group.ENVIRONMENT, _environment),
+)
+
+COLUMNS = {column.name: replace(column, group=group) for group, declared in _DECLARED for column in declared()}
+"""By name, in the order of results.parquet."""
+
+RESULTS: dict[str, pl.DataType] = {column.name: column.type for column in COLUMNS.values()}
 """One row a case."""
 
-SAMPLES: dict[str, pl.DataType] = {
-    **_all("run_id case_id clock", TEXT),
-    "index": COUNT,
-    "ms": MEASURE,
-}
+SAMPLES: dict[str, pl.DataType] = {"run_id": TEXT, "case_id": TEXT, "clock": TEXT, "index": COUNT, "ms": MEASURE}
 """One row a raw sample, in the order in which they were taken."""
 
 LAYERS: dict[str, pl.DataType] = {
-    **_all("run_id case_id", TEXT),
+    "run_id": TEXT,
+    "case_id": TEXT,
     "order": COUNT,
-    **_all("layer kind", TEXT),
+    "layer": TEXT,
+    "kind": TEXT,
     "nodes": pl.List(pl.String()),
-    **_all("ms share", MEASURE),
+    "ms": MEASURE,
+    "share": MEASURE,
 }
 """One row a layer of a case, in running order; `share` is of the sum over the case's layers."""
+
+
+def columns(*groups: Group, shown: Shown = Shown.FILES) -> list[Column]:
+    """The columns of some groups, group by group, that are shown at least so far."""
+    return [c for group in groups for c in COLUMNS.values() if c.group == group and c.shown >= shown]
+
+
+def names(*groups: Group, shown: Shown = Shown.FILES) -> list[str]:
+    """The names of those columns."""
+    return [column.name for column in columns(*groups, shown=shown)]
+
+
+def parts(whole: str) -> list[str]:
+    """The names of the columns that add up to `whole`; of a part that has parts itself, those."""
+    found = []
+    for column in COLUMNS.values():
+        if column.part_of == whole:
+            found += parts(column.name) or [column.name]
+    return found
+
+
+def whole_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with every column, null where it has none. Raises KeyError for a key that is no column."""
+    for key in row:
+        if key not in COLUMNS:
+            raise KeyError(f"no column is called '{key}'; declare it in profiler/results/columns.py")
+    return {name: row.get(name) for name in COLUMNS}
+
+
+def kind_of_warning(written: pl.Expr) -> pl.Expr:
+    """The kind of each warning, which is "kind: text" in files (engines/base.py)."""
+    return written.str.split(":").list.first()
+
+
+def documented() -> str:
+    """The table of docs/columns.md, in Markdown."""
+    rows: list[tuple[list[str], str]] = []
+    for column in COLUMNS.values():
+        if not rows or rows[-1][1] != column.meaning:
+            rows.append(([], column.meaning))
+        rows[-1][0].append(f"`{column.name}`")
+    lines = [f"| {' '.join(found)} | {meaning} |" for found, meaning in rows]
+    return "\n".join(["| columns | meaning |", "| --- | --- |", *lines]) + "\n"

@@ -13,12 +13,12 @@ from typing import Any
 import polars as pl
 
 from profiler.results import batch_sweeps
+from profiler.results.columns import kind_of_warning
 from profiler.results.layer_passes import best_per_layer, layer_rows
 from profiler.results.speedups import GROUP, Line, Series, speedups
+from profiler.results.warning_kinds import KINDS
 
 LINE = [*GROUP, "variant", "precision"]
-_DISTURBED = ("inconsistent", "drift", "unsteady")
-"""Warnings of figures that another run would not give again."""
 
 _LATENCY = [
     "latency_ms",
@@ -84,7 +84,7 @@ def summary(results: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
     which is `gpu` on CUDA and `host` on the CPU. `indistinguishable_from` stands in a group's fastest line only: the
     runner-up, where three replicates a side do not tell them apart. `warnings` are the kinds that its replicates carry.
     """
-    kinds = pl.col("warnings").explode().drop_nulls().str.split(":").list.first().unique(maintain_order=True)
+    kinds = kind_of_warning(pl.col("warnings").explode().drop_nulls()).unique(maintain_order=True)
     measures = [
         *[c for c in _LATENCY if c.endswith("_ms")],
         "throughput",
@@ -132,7 +132,7 @@ def sentence(key: dict[str, Any], lines: list[Line]) -> str | None:
     what = ", ".join([model, f"batch {key['batch_size']}", *extras(key)])
     base, tied = best["base"], best["indistinguishable_from"]
     carried = {kind for line in lines if line is best or _name(line) == _turned(base) for kind in line["warnings"]}
-    disturbed = ", ".join(kind for kind in _DISTURBED if kind in carried)
+    disturbed = ", ".join(kind.kind for kind in KINDS.values() if kind.unsteady and kind.kind in carried)
     doubt = f" ({disturbed}: measure again)" if disturbed else ""
     if _name(best) == _turned(base):
         return f"{what}: nothing was faster than {base}{f', indistinguishable from {tied}' if tied else ''}{doubt}"

@@ -17,7 +17,7 @@ import yaml
 from profiler.errors import ConfigError
 from profiler.job.case import Case
 from profiler.job.config import Config
-from profiler.results.columns import LAYERS, RESULTS, SAMPLES
+from profiler.results.columns import LAYERS, RESULTS, SAMPLES, whole_row
 from profiler.results.result import Result
 
 
@@ -94,7 +94,7 @@ class RunFolder:
         found = self.results()
         done = [(case, found[case.id]) for case in cases if case.id in found]
         rows = [result.row(self.run_id, suite, case, environment) for case, result in done]
-        results = pl.DataFrame([{c: row.get(c) for c in RESULTS} for row in rows], schema=RESULTS)
+        results = pl.DataFrame(list(map(whole_row, rows)), schema=RESULTS)
         samples = pl.concat([_samples(self.run_id, result) for _, result in done] or [pl.DataFrame(schema=SAMPLES)])
         results.write_parquet(self.path / "results.parquet")
         samples.write_parquet(self.path / "samples.parquet")

@@ -10,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from profiler.results import lines as table
+from profiler.results.columns import kind_of_warning
+from profiler.results.warning_kinds import meaning
 from profiler.run.summary_kinds import is_swept, print_findings, print_layers, print_sweeps
 from profiler.tables.grid import Row, fitting, number, text
 
@@ -21,39 +23,6 @@ _VERDICTS = (
     "Verdict: against the base, on device time (CPU: latency), between processes; tie: indistinguishable within the"
     " interval and a margin of 1 % (CPU: 3 %)."
 )
-
-MEANINGS = {
-    "host-bound": "the host, not the device, sets the latency or is close to it; a CUDA graph would help",
-    "queue-bound": "with calls queued behind it a call takes longer than alone, and not for the host's sake",
-    "gate-overrun": "one call's launches outlast any gate, so Device ms is blank",
-    "inconsistent": "two clocks contradict each other: the machine was disturbed; measure again",
-    "drift": "figures moved while they were taken; a longer warm-up or a larger budget may settle them",
-    "remeasured": "first taken while the card slowed down; measured again at the run's end",
-    "below-floor": "faster than the roofline; the column warnings names the limit",
-    "outliers": "more than one sample in twenty lies outside Tukey's fences; trust the median",
-    "inaccurate": "the error is larger than usual for the precision",
-    "inaccurate-gradients": "gradients are further from fp64 than is usual for the model and the precision",
-    "unchecked-gradients": "gradients were not compared; the column warnings says why",
-    "calibration": "int8 was calibrated on seeded data, so its accuracy says nothing",
-    "mixed-precision": "int8 left some convolutions and products in float; the column warnings says how many",
-    "unproven": "the types in which convolutions and products ran could not be seen",
-    "unsteady": "the warm-up ended before two windows agreed within 2 %",
-    "host-peak": "the kernel does not count anew, so the host's memory includes the set-up",
-    "short-calls": "calls under 50 µs, timed in blocks",
-    "cpu-nodes": "ONNX Runtime ran nodes on the CPU",
-    "graph-breaks": "torch.compile left the graph",
-    "no-cuda-graph": "torch.compile or TensorRT recorded no CUDA graph; the log or the column warnings says why",
-    "engine-cache": "an engine in the cache was damaged, foreign or did not load, and was built again",
-    "timing-cache": "TensorRT's timing cache was damaged or of another device, and was dropped",
-    "built-here": "memory includes what building took in the same process",
-    "throttled": "the GPU slowed down for heat or a hardware reason",
-    "power-cap": "the GPU was at its power limit, which lowers its clocks",
-    "telemetry": "the process that reads the GPU's sensors ended; power, clocks and polled memory are missing",
-    "no-layers": "the layers could not be profiled; the column warnings says why",
-    "unchecked": "it fitted, and left no memory for the checks of outputs and types",
-    "no-energy": "the timeout left no time for the energy loop",
-}
-"""What each kind of warning, the word before its colon, means."""
 
 
 def print_results(
@@ -193,11 +162,11 @@ def _print_problems(console: Console, problems: pl.DataFrame) -> None:
 def _print_warnings(console: Console, results: pl.DataFrame) -> None:
     """Each kind of warning once, with what it means and how many rows carry it."""
     kinds = table.without_probes(results).filter(status="ok").explode("warnings").drop_nulls("warnings")
-    kinds = kinds.with_columns(pl.col("warnings").str.split(":").list.first().alias("kind"))
+    kinds = kinds.with_columns(kind=kind_of_warning(pl.col("warnings")))
     if kinds.is_empty():
         return
     console.print(Text("\nWarnings (column warnings says more)", style="bold"))
     for (kind,), group in kinds.group_by("kind", maintain_order=True):
         ids = group["case_id"].unique(maintain_order=True).to_list()
         rows = ids[0] if len(ids) == 1 else f"{len(ids)} rows"
-        console.print(Text(f"  {kind} ({rows}): {MEANINGS.get(str(kind), group['warnings'][0])}"))
+        console.print(Text(f"  {kind} ({rows}): {meaning(str(kind), otherwise=group['warnings'][0])}"))

@@ -55,7 +55,7 @@ def test_a_narrow_terminal_loses_columns_and_no_figure(width: int) -> None:
 @pytest.mark.parametrize("name", ["h200", "cpu"])
 def test_tables_hold_every_measured_row(name: str, tmp_path: Path) -> None:
     results, samples = golden(name)
-    assert dict(results.schema) == RESULTS
+    assert set(results.schema.items()) <= set(RESULTS.items())
     assert dict(samples.schema) == SAMPLES
     write_tables(tmp_path, results, summary(results, samples))
     assert pl.read_csv(tmp_path / "latency.csv").height == results.filter(status="ok").height

@@ -1,10 +1,15 @@
-"""The columns that outside tools rely on: names, order and types, as agreed in the design."""
+"""The columns that outside tools rely on: names, order, types and units, as agreed, and their page."""
 
 from __future__ import annotations
 
-import polars as pl
+from pathlib import Path
 
-from profiler.results.columns import LAYERS, RESULTS, SAMPLES
+import polars as pl
+import pytest
+
+from profiler.results import columns
+from profiler.results.columns import COLUMNS, LAYERS, RESULTS, SAMPLES, Group, Shown
+from profiler.stats.samples import PERCENTILE_NEEDS
 
 TEXT, COUNT, MEASURE = pl.String(), pl.Int64(), pl.Float64()
 
@@ -29,7 +34,7 @@ grad_input_ms grad_weight_ms gpu_forward_ms gpu_backward_ms gpu_step_ms gpu_grad
 gradients_mib optimizer_mib loss_error gradient_error
 machine cloud instance usd_per_hour usd_per_million_items items_per_usd
 """
-ADDED = [*SINCE.split(), "moved_mib"]
+ADDED = [*SINCE.split(), "moved_mib", "baseline_mib", "set_up_peak_mib"]
 """The parts of other_mib; what else distinguishes a case; training in depth; layers; the machine's price; bytes."""
 
 TEXTS = """
@@ -71,6 +76,43 @@ def test_a_measures_unit_stands_in_its_name():
     units = ("_ms", "_mib", "_s", "_w", "_mhz", "_c", "_per_item", "_per_usd", "_per_hour", "_per_million_items")
     measures = {column for column, kind in RESULTS.items() if kind == MEASURE}
     assert [column for column in measures - ratios if not column.endswith(units)] == []
+
+
+def test_the_unit_in_a_name_is_the_units_own():
+    units = {"ms": "_ms", "MiB": "_mib", "s": "_s", "W": "_w", "MHz": "_mhz", "°C": "_c", "error": "_error"}
+    assert [c.name for c in COLUMNS.values() if c.unit in units and not c.name.endswith(units[c.unit])] == []
+    assert [c.name for c in COLUMNS.values() if c.type == MEASURE and not (c.unit and c.heading)] == []
+
+
+def test_the_page_has_the_table_of_the_columns():
+    page = (Path(__file__).resolve().parents[3] / "docs" / "columns.md").read_text()
+    assert f"\n\n{columns.documented()}\n" in page, "docs/columns.md: put columns.documented() there"
+
+
+def test_columns_are_chosen_by_group_and_by_how_far_they_reach():
+    assert columns.names(Group.THROUGHPUT, Group.COST) == ["throughput", "usd_per_million_items", "items_per_usd"]
+    assert columns.names(Group.PARTS, shown=Shown.TERMINAL) == ["forward_ms", "backward_ms", "step_ms"]
+    assert "other_mib" not in columns.names(Group.MEMORY, shown=Shown.REPORT)
+
+
+def test_the_parts_of_a_part_stand_in_for_it():
+    peak = columns.parts("peak_memory_mib")
+    assert peak[0] == "context_mib"
+    assert peak[-2:] == ["slack_mib", "library_mib"]
+    assert "other_mib" not in peak
+    assert columns.parts("set_up_s") == ["export_s", "build_s", "load_s", "first_run_s"]
+
+
+def test_every_percentile_that_is_computed_is_declared():
+    assert {c.percentile for c in COLUMNS.values()} - {None} == set(PERCENTILE_NEEDS)
+
+
+def test_a_row_is_made_whole_and_an_unknown_key_refused():
+    row = columns.whole_row({"run_id": "a", "latency_ms": 1.0})
+    assert list(row) == list(RESULTS)
+    assert (row["latency_ms"], row["gpu_ms"]) == (1.0, None)
+    with pytest.raises(KeyError, match="latency_s"):
+        columns.whole_row({"latency_s": 1.0})
 
 
 def test_an_empty_frame_of_each_schema_survives_parquet(tmp_path):

@@ -100,6 +100,14 @@ def test_rows_are_in_the_plans_order_with_every_column(run: RunFolder) -> None:
     assert results.equals(pl.read_parquet(run.path / "results.parquet"))
 
 
+def test_a_figure_that_is_no_column_is_an_error_and_not_lost(run: RunFolder) -> None:
+    result = measured("a", 1.0)
+    result.memory["cache_mib"] = 3.0
+    run.append(result)
+    with pytest.raises(KeyError, match="no column is called 'cache_mib'"):
+        run.write_parquet("suite", [case("a")], {})
+
+
 def test_samples_of_a_failed_case_are_kept_but_give_no_latency(run: RunFolder) -> None:
     run.append(Result(case("a").id, "timeout", ["ended after 8 s"], clock="host", samples={"host": [1.0, 2.0]}))
     results, samples = run.write_parquet("suite", [case("a")], {})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -13,7 +11,7 @@ from rich.console import Console
 
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.lines import summary
-from profiler.run.summary import MEANINGS, print_results
+from profiler.run.summary import print_results
 
 
 def row(variant: str, precision: str = "fp32", ms: float | None = 1.0, **more: Any) -> dict[str, Any]:
@@ -305,20 +303,3 @@ def test_names_that_look_like_markup_are_printed_as_they_are(name, place):
         name = more["warnings"][0]
     text = printed(row("eager"), row(variant, **more), row("trt", model=more.get("model", "net")))
     assert name in text
-
-
-def test_every_warning_has_a_meaning_here_and_in_the_documentation() -> None:
-    root = Path(__file__).resolve().parents[3]
-    lines = (root / "docs/columns.md").read_text().partition("## Warnings")[2].splitlines()
-    documented = {
-        word for line in lines if line.startswith("| `") for word in re.findall("`([a-z-]+)`", line.split("|")[1])
-    }
-    files = [*(root / "profiler").glob("*.py"), *(root / "engines").glob("*.py")]
-    sources = [file.read_text() for file in files if file.name != "terminal.py"]
-    # A kind that a constant names, too: f"{REMEASURED}: …".
-    constants = {name: kind for source in sources for name, kind in re.findall(r'(?m)^([A-Z]+) = "([a-z-]+)"$', source)}
-    sources = [re.sub(r"{([A-Z]+)}", lambda found: constants.get(found[1], ""), source) for source in sources]
-    raised = {word for source in sources for word in re.findall(r'"([a-z]+(?:-[a-z]+)*): ', source)}
-    assert documented == set(MEANINGS)
-    # Other words before a colon: of the display, of names in a trace, of a list, of the command line.
-    assert raised - {"prepare", "module", "profiler", "valid", "trt-rtx", "query"} == set(MEANINGS)

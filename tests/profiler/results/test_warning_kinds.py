@@ -1,0 +1,46 @@
+"""Every kind of warning is declared whole: a mark of its own, what it means, and its row of docs/columns.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from engines.base import Warning
+from profiler.results import warning_kinds
+from profiler.results.columns import kind_of_warning
+from profiler.results.warning_kinds import KINDS
+
+OUTLIERS = Warning("outliers", "7 of 40: far from the median")
+
+
+def test_every_kind_is_declared_whole_with_a_mark_of_its_own():
+    assert all(kind.meaning and kind.when for kind in KINDS.values())
+    marks = [kind.mark for kind in KINDS.values()]
+    assert [mark for mark in marks if len(mark) != 1] == []
+    assert len(set(marks)) == len(marks)
+
+
+def test_the_page_has_the_table_of_the_kinds():
+    page = (Path(__file__).resolve().parents[3] / "docs" / "columns.md").read_text()
+    assert page.endswith(f"\n\n{warning_kinds.documented()}"), "docs/columns.md: put warning_kinds.documented() there"
+
+
+def test_a_warning_reads_back_what_it_wrote():
+    assert str(OUTLIERS) == "outliers: 7 of 40: far from the median"
+    assert Warning.parse(str(OUTLIERS)) == OUTLIERS
+    assert Warning.parse("short-calls") == Warning("short-calls", "")
+    assert pl.select(kind_of_warning(pl.lit(str(OUTLIERS)))).item() == OUTLIERS.kind
+
+
+def test_a_kind_that_is_not_declared_is_refused_and_one_of_another_version_understood():
+    warning_kinds.check([OUTLIERS])
+    with pytest.raises(KeyError, match="no kind of warning is called 'moonlight'"):
+        warning_kinds.check([OUTLIERS, Warning("moonlight", "it was bright")])
+    assert warning_kinds.meaning("moonlight", otherwise="it was bright") == "it was bright"
+
+
+def test_the_kinds_that_make_a_figure_doubtful():
+    assert set(warning_kinds.doubting("memory")) == {"built-here", "host-peak"}
+    assert {"drift", "throttled"} < set(warning_kinds.doubting("latency"))
