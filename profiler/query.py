@@ -16,7 +16,7 @@ from rich.text import Text
 
 from profiler.errors import ConfigError, nearest
 from profiler.results.reading import Runs, read_runs
-from profiler.tables.table import Column, grids, markdown, number
+from profiler.tables.fitted import Column, grids, markdown, number
 
 FORMATS = ("text", "md", "csv", "json", "parquet")
 _DIGITS = 6

@@ -20,7 +20,7 @@ from profiler.errors import ConfigError, nearest
 from profiler.job.conditions import parse_only
 from profiler.results.lines import is_probe
 from profiler.results.reading import Runs, chosen, published_as_results, read_runs
-from profiler.tables.table import markdown_section, print_section
+from profiler.tables.fitted import markdown_section, print_section
 
 FORMATS = ("text", "md", "csv", "json")
 

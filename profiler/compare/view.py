@@ -13,7 +13,7 @@ import polars as pl
 from profiler.compare.cells import MARGINS, WITHIN
 from profiler.compare.regression import Regression, cell_key, counted
 from profiler.compare.totals import Total, sentences, totals
-from profiler.tables.table import Column, Section, filled, number
+from profiler.tables.fitted import Column, Section, filled, number
 
 Row = Mapping[str, Any]
 _NAMED = ("model", "variant", "pass", "precision", "batch_size", "extra")

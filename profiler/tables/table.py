@@ -1,138 +1,118 @@
-"""What enters: columns of text. What leaves: tables for a terminal, in which no figure is cut, and for Markdown."""
+"""Describe a table once: a frame, and the fields that a reader sees of it, whatever it is written as."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from profiler.tables import numbers
+from profiler.tables.numbers import Format
 
-_FOLDED = 14
-"""Characters that a column of words keeps where a terminal is narrow."""
+if TYPE_CHECKING:
+    import polars as pl
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One column for a reader: its heading with the unit, the frame's columns that it is made from, and how."""
+
+    heading: str
+    columns: tuple[str, ...]
+    format: Format
+    kind: Literal["figure", "name", "words", "prose", "excerpt"]
+    """A figure is flush right, all others left. A narrow terminal folds words and prose (sentences and lists), cuts an
+    excerpt, and leaves figures and names whole."""
+    expendable: int = 0
+    """A narrow terminal does without the field of the highest number first, and never without one of 0."""
+    repeated: bool = False
+    """Whether it tells rows apart: a terminal on which the table must be split shows it in every part."""
+    over: str = ""
+    """A heading over this field and its neighbours of the same."""
+    style: str = ""
+    """On a terminal, such as "dim"."""
+
+
+def figure(heading: str, columns: str | tuple[str, ...], format: Format = numbers.ms, **more: Any) -> Field:
+    """A column of numbers."""
+    columns = (columns,) if isinstance(columns, str) else columns
+    return Field(heading=heading, columns=columns, format=format, kind="figure", **more)
+
+
+def words(heading: str, column: str, format: Format = numbers.words, **more: Any) -> Field:
+    """A column of words, which may fold."""
+    return Field(**{"heading": heading, "columns": (column,), "format": format, "kind": "words", **more})
+
+
+def name(heading: str, column: str, **more: Any) -> Field:
+    """A column of names, which stay whole."""
+    return words(heading, column, kind="name", **more)
+
+
+def prose(heading: str, column: str, **more: Any) -> Field:
+    """A column of sentences."""
+    return words(heading, column, kind="prose", **more)
+
+
+def under(over: str, *fields: Field) -> list[Field]:
+    """These fields with a heading over them."""
+    return [replace(field, over=over) for field in fields]
 
 
 @dataclass(frozen=True)
-class Column:
-    """A table's column. Figures are set flush right and never folded; a narrow terminal does without the column of the
-    highest `expendable` first, and never without one of 0."""
+class Table:
+    """Rows for a reader. Fields that are empty throughout are left out, unless it is to have `every` field.
 
-    head: str
-    cells: Sequence[str]
-    figures: bool = True
-    expendable: int = 0
+    `frame` is a polars frame, or a mapping with a list a column. Of its columns `marked` is true of rows to stand out
+    and `hidden` of rows that only a page's filter shows; the last `totals` rows are sums. A CSV file has the fields'
+    columns and the `keys`, or all of `data`.
+    """
+
+    name: str
+    title: str
+    frame: pl.DataFrame | Mapping[str, Sequence[Any]]
+    fields: Sequence[Field]
+    every: bool = False
+    marked: str | None = None
+    hidden: str | None = None
+    totals: int = 0
+    keys: Sequence[str] = ()
+    data: pl.DataFrame | None = None
 
     @property
-    def width(self) -> int:
-        """The least that it can be printed in: words fold, and heads break at their first blank."""
-        widest = max(map(len, self.cells), default=0)
-        return max(widest if self.figures else min(widest, _FOLDED), *map(len, self.head.split(" ", 1)))
+    def rows(self) -> int:
+        """How many there are."""
+        return len(self.frame[self.fields[0].columns[0]])
+
+    def columns(self) -> list[tuple[Field, list[str]]]:
+        """The fields to show, each with its cells."""
+        made = [(field, field.format(*(self.frame[name] for name in field.columns))) for field in self.fields]
+        return [(field, cells) for field, cells in made if self.every or any(cells)]
+
+    def flags(self, column: str | None) -> list[bool]:
+        """What a column says of each row; False without a column."""
+        return [False] * self.rows if column is None else [bool(value) for value in self.frame[column]]
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a printed page: its heading, then paragraphs, then tables."""
+    """A part of a document: its heading, then paragraphs, then tables."""
 
     heading: str = ""
     paragraphs: Sequence[str] = ()
-    tables: Sequence[tuple[str, Sequence[Column]]] = ()
-    """Each with its title, which may be empty."""
+    tables: Sequence[Table] = ()
 
 
-def print_section(console: Console, section: Section) -> None:
-    """On a terminal."""
-    console.print()
-    if section.heading:
-        console.print(Text(section.heading, style="bold"))
-    for paragraph in section.paragraphs:
-        console.print(Text(paragraph))
-    for title, columns in section.tables:
-        console.print(grid(columns, console.width, title))
+def of_frame(name: str, title: str, frame: pl.DataFrame) -> Table:
+    """A table of every column of a frame, under the columns' own names."""
+    fields = [
+        (figure if dtype.is_numeric() else words)(column, column, numbers.anythings)
+        for column, dtype in frame.schema.items()
+    ]
+    return Table(name, title, frame, fields, every=True)
 
 
-def markdown_section(section: Section) -> str:
-    """As GitHub's Markdown; the tables whole."""
-    parts = [f"## {section.heading}"] if section.heading else []
-    # A name may look like markup; what is said in a sentence stays one line.
-    parts += ["\n\n".join(map(escaped, section.paragraphs))] if section.paragraphs else []
-    for title, columns in section.tables:
-        parts += [f"**{escaped(title)}**"] if title else []
-        parts.append(markdown(columns))
-    return "\n\n".join(parts) + "\n"
-
-
-def filled(columns: Sequence[Column]) -> list[Column]:
-    """The columns that say anything."""
-    return [column for column in columns if any(column.cells)]
-
-
-def grid(columns: Sequence[Column], width: int, title: str = "") -> Table:
-    """A table no wider than `width`, or without every column that is expendable."""
-    kept = list(columns)
-    while sum(column.width + 2 for column in kept) > width:
-        dropped = max(kept, key=lambda column: column.expendable)
-        if not dropped.expendable:
-            break
-        kept.remove(dropped)
-    return _table(kept, title)
-
-
-def grids(columns: Sequence[Column], width: int) -> list[Table]:
-    """Tables that together hold every column, each as wide as fits."""
-    parts: list[list[Column]] = []
-    room = 0
-    for column in columns:
-        if not parts or column.width + 2 > room:
-            parts.append([])
-            room = width
-        parts[-1].append(column)
-        room -= column.width + 2
-    return [_table(part, "") for part in parts]
-
-
-def markdown(columns: Sequence[Column]) -> str:
-    """A GitHub table."""
-    rows = zip_longest(*([escaped(cell) for cell in column.cells] for column in columns))
-    rules = ["---:" if column.figures else "---" for column in columns]
-    lines = [[escaped(column.head) for column in columns], rules, *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def escaped(text: str) -> str:
-    """On one line, with what Markdown would take for markup escaped."""
-    found = " ".join(text.split())
-    for mark in "\\|*_`<[":
-        found = found.replace(mark, f"\\{mark}")
-    return found
-
-
-def number(value: float | int | None, digits: int = 4) -> str:
-    """A figure with so many significant digits, or with all those before the point; "" for None."""
-    if value is None or isinstance(value, int):
-        return "" if value is None else f"{value:,}"
-    if not math.isfinite(value) or 0 < abs(value) < 1e-4 or abs(value) >= 1e15:
-        return f"{value:.{digits - 1}e}"
-    magnitude = math.floor(math.log10(abs(float(f"{value:.{digits}g}")))) if value else 0
-    return f"{value:,.{max(0, digits - 1 - magnitude)}f}"
-
-
-def _table(columns: Sequence[Column], title: str) -> Table:
-    # Text, not str: a name may look like markup.
-    made = Table(title=Text(title, style="bold") if title else None, title_justify="left", box=box.SIMPLE_HEAD)
-    made.pad_edge, made.collapse_padding = False, True
-    for column in columns:
-        made.add_column(
-            Text(column.head.replace(" ", "\n", 1)),
-            justify="right" if column.figures else "left",
-            no_wrap=column.figures,
-            min_width=column.width,
-            overflow="fold",
-            vertical="top",
-        )
-    for row in zip_longest(*(column.cells for column in columns), fillvalue=""):
-        made.add_row(*map(Text, row))
-    return made
+def of_rows(title: str, fields: Sequence[Field], rows: Iterable[Sequence[Any]]) -> Table:
+    """A table of rows that have a value for each field."""
+    values = list(zip(*rows, strict=True)) or [()] * len(fields)
+    return Table("", title, {field.columns[0]: column for field, column in zip(fields, values, strict=True)}, fields)

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from profiler.tables.table import (
+from profiler.tables.fitted import (
     Column,
     Section,
     escaped,

@@ -1,0 +1,167 @@
+"""Format every number that a reader sees, by its unit.
+
+The first half formats one number, for a sentence. The second half formats a column of a table (a `Format`): there the
+numbers share their decimals where that sets the points below each other, and None is an empty cell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+Format = Callable[..., list[str]]
+"""Makes a column's cells, given the values of each column of the frame that they are made from."""
+
+
+def count(value: float) -> str:
+    """A whole number: 1,234. Also MiB, MHz and watts, where decimals say nothing."""
+    return f"{value:,.0f}"
+
+
+def counted(number: int, noun: str) -> str:
+    """1 cell, 2 cells."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """So many significant digits; those before the point are never rounded: 0.460, 12.3, 12,346, 1.20e-5."""
+    if not value:
+        return "0"
+    if not 1e-4 <= abs(value) < 1e15:
+        return _short_power(f"{value:.{digits - 1}e}")
+    magnitude = math.floor(math.log10(abs(float(f"{value:.{digits}g}"))))
+    return f"{value:,.{max(0, digits - 1 - magnitude)}f}"
+
+
+def rounded(value: float, digits: int = 3) -> str:
+    """A large count of which so many digits are known: 183,251 is 183,000."""
+    magnitude = math.floor(math.log10(abs(value))) if abs(value) >= 1 else 0
+    return f"{round(value, min(0, digits - 1 - magnitude)):,.0f}"
+
+
+def percent(share: float, places: int = 0) -> str:
+    """A share in percent, without the sign: 0.178 is 18."""
+    return f"{100 * share:.{places}f}"
+
+
+def error(value: float, digits: int = 2) -> str:
+    """A relative error: 1.6e-3, 0."""
+    return _short_power(f"{value:.{digits - 1}e}") if value else "0"
+
+
+def ratio(value: float, low: float | None = None, high: float | None = None, sign: str = "") -> str:
+    """A ratio that is judged, with its interval, to three digits or three decimals: 1.052 (1.041–1.063), 23.5."""
+    places = 3 if 1 <= value < 2 else max(0, 2 - math.floor(math.log10(value)))
+    return _with_interval(value, low, high, places, sign)
+
+
+def times(value: float, low: float | None = None, high: float | None = None, sign: str = "×") -> str:
+    """A speed-up in a sentence, with its interval: 1.05×, 5.8× (5.7–5.9), 143×."""
+    return _with_interval(value, low, high, 2 if value < 2 else 1 if value < 20 else 0, sign)
+
+
+def span(low: float, high: float) -> str:
+    """Two ends with as many digits as tell them apart, from three to six: 0.4597–0.4603."""
+    digits = next((n for n in range(3, 6) if significant(low, n) != significant(high, n)), 6)
+    return f"{significant(low, digits)}–{significant(high, digits)}"
+
+
+def seconds(value: float) -> str:
+    """0.040 s, 3.1 s, 41 s."""
+    return f"{count(value) if value >= 10 else significant(value, 2)} s"
+
+
+def duration(value: float) -> str:
+    """Seconds in words: 40 s, 3 min 20 s, 2 h 5 min."""
+    whole = max(0, round(value))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def rate(value: float) -> str:
+    """Items a second: 1,053, 12.3."""
+    return f"{significant(value)} items/s"
+
+
+def each(form: Callable[[Any], str]) -> Format:
+    """Every value by itself."""
+    return lambda values: ["" if value is None else form(value) for value in values]
+
+
+def aligned(digits: int = 3, most: int = 3) -> Format:
+    """As many decimals for all as the least of them needs for so many digits, `most` at most: 0.193, 12.700."""
+
+    def cells(values: Iterable[float | None]) -> list[str]:
+        values = list(values)
+        known = [abs(value) for value in values if value]
+        places = max(0, min(most, digits - 1 - math.floor(math.log10(min(known))))) if known else 0
+        return ["" if value is None else f"{value:,.{places}f}" for value in values]
+
+    return cells
+
+
+def text(value: Any) -> str:
+    """Words on one line; a list with commas between, and of a truth value its yes alone."""
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if value is None or isinstance(value, str):
+        return " ".join((value or "").split())
+    return ", ".join(map(text, value)) if isinstance(value, Iterable) else str(value)
+
+
+def anything(value: Any) -> str:
+    """Whatever a frame may hold: a fraction with six digits, a list with semicolons between."""
+    if isinstance(value, float):
+        return significant(value, 6)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
+        return "; ".join(map(anything, value))
+    return "" if value is None else " ".join(str(value).split())
+
+
+words = each(text)
+anythings = each(anything)
+ms = aligned()
+whole = each(count)
+shares = each(lambda share: percent(share, 1))
+errors = each(error)
+rates = each(lambda value: significant(value, 4))
+
+
+def spread(low: Iterable[float | None], high: Iterable[float | None], middle: Iterable[float | None]) -> list[str]:
+    """Half an interval's width in percent of its middle."""
+    rows = zip(low, high, middle, strict=True)
+    return ["" if a is None or b is None or not m else percent((b - a) / m / 2, 1) for a, b, m in rows]
+
+
+def interval(low: Iterable[float | None], high: Iterable[float | None]) -> list[str]:
+    """7.18–7.22."""
+    return ["" if a is None or b is None else f"{a:.2f}–{b:.2f}" for a, b in zip(low, high, strict=True)]
+
+
+def speedup(middle: Iterable[float | None], low: Iterable[float | None], high: Iterable[float | None]) -> list[str]:
+    """7.20 (7.18–7.22), the intervals of a column equally wide."""
+    ends = [f" ({found})" if found else "" for found in interval(low, high)]
+    width = max(map(len, ends), default=0)
+    return ["" if m is None else f"{m:.2f}{end:>{width}}" for m, end in zip(middle, ends, strict=True)]
+
+
+def ratios(middle: Iterable[float | None], low: Iterable[float | None], high: Iterable[float | None]) -> list[str]:
+    """1.052 (1.041–1.063)."""
+    return ["" if m is None else ratio(m, a, b) for m, a, b in zip(middle, low, high, strict=True)]
+
+
+def _with_interval(value: float, low: float | None, high: float | None, places: int, sign: str) -> str:
+    ends = "" if low is None or high is None else f" ({low:.{places}f}–{high:.{places}f})"
+    return f"{value:.{places}f}{sign}{ends}"
+
+
+def _short_power(number: str) -> str:
+    """1.6e-03 as 1.6e-3."""
+    mantissa, e, power = number.partition("e")
+    return f"{mantissa}e{int(power)}" if e else number

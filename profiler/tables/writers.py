@@ -1,0 +1,205 @@
+"""Write a table for a terminal, as Markdown, CSV or HTML; each writer has the one rule by which it escapes names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import groupby
+
+import polars as pl
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from profiler.tables.table import Field, Section, Table, name
+
+# On a terminal: rich's Text, not str, for a name may look like its markup.
+
+_FOLDED = {"words": 14, "prose": 24, "excerpt": 10}
+"""Characters that a column keeps on a narrow terminal, by the field's kind. Figures and names stay whole."""
+_MARK = "▸"
+
+
+def print_section(console: Console, section: Section) -> None:
+    """Print heading, paragraphs and tables."""
+    console.print()
+    if section.heading:
+        console.print(Text(section.heading, style="bold"))
+    for paragraph in section.paragraphs:
+        console.print(Text(paragraph))
+    for table in section.tables:
+        print_table(console, table)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print the table so that it fits the terminal and no figure is cut.
+
+    Where it is too wide its columns move together, then the expendable ones are left out, then it is split.
+    """
+    columns = [_Column(field, cells) for field, cells in table.columns()]
+    if not columns:
+        return
+    marked = table.flags(table.marked)
+    if any(marked):
+        mark = name("", "", repeated=True)
+        columns.insert(0, _Column(mark, [_MARK if bold else "" for bold in marked]))
+    for number, (part, gap) in enumerate(_parts(columns, console.width)):
+        grid = _grid(part, gap, console.width)
+        grid.title = Text(table.title, style="bold") if table.title and not number else None
+        for row, cells in enumerate(zip(*(column.cells for column in part), strict=True)):
+            if table.totals and row == table.rows - table.totals:
+                grid.add_section()
+            grid.add_row(*map(Text, cells), style="bold" if marked[row] else None)
+        # A terminal that is narrower than a figure wraps the line, which loses nothing.
+        console.print(grid, soft_wrap=True)
+
+
+class _Column:
+    """A field's cells, and the widths in which they can be printed."""
+
+    def __init__(self, field: Field, cells: Sequence[str]) -> None:
+        self.field, self.cells = field, cells
+        # Figures are narrow, so their headings break at the first blank.
+        self.heading = field.heading.replace(" ", "\n", 1) if field.kind == "figure" else field.heading
+        self.widest = max(map(cell_len, [*self.heading.split("\n"), *cells]))
+        self.least = min(self.widest, _FOLDED.get(field.kind, self.widest))
+
+
+def _parts(columns: list[_Column], width: int) -> Iterator[tuple[list[_Column], int]]:
+    """The columns of each part of the table, and how many blanks are between them."""
+    expendable = sorted((c for c in columns if c.field.expendable), key=lambda c: -c.field.expendable)
+    for dropped in (None, *expendable):
+        columns = [column for column in columns if column is not dropped]
+        for gap in (3, 2):
+            if _least(columns, gap) <= width:
+                yield columns, gap
+                return
+    repeated = [column for column in columns if column.field.repeated]
+    part = list(repeated)
+    for column in (column for column in columns if column not in repeated):
+        if part != repeated and _least([*part, column], 2) > width:
+            yield part, 2
+            part = list(repeated)
+        part.append(column)
+    yield part, 2
+
+
+def _least(columns: Sequence[_Column], gap: int) -> int:
+    """The least width of a table, which has a blank at either edge."""
+    return sum(column.least + gap for column in columns) - gap + 2
+
+
+def _grid(columns: Sequence[_Column], gap: int, width: int) -> Grid:
+    """The empty table. What the least widths leave is shared by the columns that can use it."""
+    widths = {column: column.least for column in columns}
+    flexible = sorted((c for c in columns if c.least < c.widest), key=lambda c: c.widest)
+    room = max(width, _least(columns, gap)) - _least(columns, gap) + sum(column.least for column in flexible)
+    for place, column in enumerate(flexible):
+        # What a short column leaves, the longer ones may use.
+        widths[column] = max(column.least, min(column.widest, room // (len(flexible) - place)))
+        room -= widths[column]
+    grid = Grid(box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, collapse_padding=gap == 2)
+    grid.width = sum(widths.values()) + gap * (len(columns) - 1) + 2
+    for column, wide in widths.items():
+        kind = column.field.kind
+        grid.add_column(
+            Text(column.heading),
+            justify="right" if kind == "figure" else "left",
+            width=wide,
+            no_wrap=kind not in ("words", "prose"),
+            overflow="ellipsis" if kind == "excerpt" else "fold",
+            style=column.field.style,
+        )
+    return grid
+
+
+# As Markdown.
+
+_MARKUP = re.compile(
+    r"[\\`*\[<|~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)|^>|^[#+=-](?!\w)|(?:(?<=^\d)|(?<=^\d\d))[.)](?=\s|$)"
+)
+"""What Markdown, or HTML in it, would take for markup: underscores at a word's edge, and what a list begins with."""
+
+
+def escape_markdown(text: str) -> str:
+    """The words on one line, with a backslash before what Markdown would take for markup."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+
+
+def markdown(table: Table) -> str:
+    """Write the table as GitHub's Markdown, without its title; rows that are marked are bold."""
+    columns = table.columns()
+    lines = [
+        [escape_markdown(field.heading) for field, _ in columns],
+        ["---:" if field.kind == "figure" else "---" for field, _ in columns],
+    ]
+    rows = zip(*(cells for _, cells in columns), strict=True)
+    for cells, bold, hidden in zip(rows, table.flags(table.marked), table.flags(table.hidden), strict=True):
+        escaped = map(escape_markdown, cells)
+        if not hidden:
+            lines.append([f"**{cell}**" if bold and cell else cell for cell in escaped])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def markdown_section(section: Section) -> str:
+    """Write heading, paragraphs and tables as GitHub's Markdown."""
+    parts = [f"## {escape_markdown(section.heading)}"] if section.heading else []
+    parts += map(escape_markdown, section.paragraphs)
+    for table in section.tables:
+        parts += [f"**{escape_markdown(table.title)}**"] if table.title else []
+        parts.append(markdown(table).rstrip())
+    return "\n\n".join(parts) + "\n"
+
+
+# As CSV.
+
+
+def csv(table: Table) -> str:
+    """Write the table's data with all digits, its columns named as in the frame; lists with semicolons between."""
+    if table.data is not None:
+        frame = table.data
+    else:
+        names = dict.fromkeys([*table.keys, *(name for field in table.fields for name in field.columns)])
+        frame = pl.DataFrame(table.frame).select(*names)
+    lists = [name for name, dtype in frame.schema.items() if dtype == pl.List]
+    return frame.with_columns(pl.col(lists).cast(pl.List(pl.String)).list.join("; ")).write_csv()
+
+
+# As HTML.
+
+
+def html(table: Table) -> str:
+    """Write a table element; its classes are `n` for figures, `p` for prose and `s` for a heading over several."""
+    columns = table.columns()
+    marks = [{"figure": ' class="n"', "prose": ' class="p"'}.get(field.kind, "") for field, _ in columns]
+    body = []
+    for cells, hidden in zip(
+        zip(*(cells for _, cells in columns), strict=True), table.flags(table.hidden), strict=True
+    ):
+        row = "".join(f"<td{mark}>{escape(cell, quote=False)}</td>" for mark, cell in zip(marks, cells, strict=True))
+        body.append(f"<tr{' hidden' if hidden else ''}>{row}</tr>")
+    head = _head([field for field, _ in columns], marks)
+    return f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def _head(fields: Sequence[Field], marks: Sequence[str]) -> str:
+    """One row of headings; two where some have another over them."""
+    below = [f"<th{mark} scope=col>{escape(field.heading)}</th>" for field, mark in zip(fields, marks, strict=True)]
+    if not any(field.over for field in fields):
+        return f"<tr>{''.join(below)}</tr>"
+    first, second = "", ""
+    for over, group in groupby(zip(fields, below, strict=True), key=lambda pair: pair[0].over):
+        headings = [heading for _, heading in group]
+        if over:
+            first += f'<th class="s" colspan={len(headings)} scope=colgroup><span>{escape(over)}</span></th>'
+            second += "".join(headings)
+        else:
+            first += "".join(heading.replace("<th", "<th rowspan=2", 1) for heading in headings)
+    return f"<tr>{first}</tr><tr>{second}</tr>"
+
+
+FORMATS = {"md": markdown, "csv": csv, "html": html}
+"""The writers to text, by the ending of their files."""

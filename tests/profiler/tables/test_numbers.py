@@ -1,0 +1,98 @@
+"""Every number has its digits by its unit, and a column of a table its points below each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import polars as pl
+import pytest
+
+from profiler.tables import numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"), (1.23456, "1.235"), (9.99999, "10.00"), (0.05, "0.05000"), (12345.678, "12,346"),
+        (1441218880.0, "1,441,218,880"), (1e-5, "1.000e-5"), (-3.25, "-3.250"), (99.996, "100.0"),
+        (float("inf"), "inf"), (float("nan"), "nan"), (1.5e15, "1.500e15"),
+    ],
+)  # fmt: skip
+def test_significant_digits_lose_none_before_the_point(value: float, text: str) -> None:
+    assert numbers.significant(value, 4) == text
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "text"),
+    [
+        (numbers.count, 12345.6, "12,346"),
+        (numbers.rounded, 183_251, "183,000"),
+        (numbers.rounded, 0.4, "0"),
+        (numbers.percent, 0.178, "18"),
+        (numbers.error, 4.04e-4, "4.0e-4"),
+        (numbers.error, 0.0, "0"),
+        (numbers.error, 1.25, "1.2e0"),
+        (numbers.ratio, 1.0519, "1.052"),
+        (numbers.ratio, 0.5, "0.500"),
+        (numbers.ratio, 23.49, "23.5"),
+        (numbers.times, 1.049, "1.05×"),
+        (numbers.times, 5.83, "5.8×"),
+        (numbers.times, 143.2, "143×"),
+        (numbers.seconds, 0.04, "0.040 s"),
+        (numbers.seconds, 3.14, "3.1 s"),
+        (numbers.seconds, 1234.5, "1,234 s"),
+        (numbers.duration, 40.4, "40 s"),
+        (numbers.duration, 200, "3 min 20 s"),
+        (numbers.duration, 7500, "2 h 5 min"),
+        (numbers.duration, -1, "0 s"),
+        (numbers.rate, 12.345, "12.3 items/s"),
+        (numbers.rate, 1053.2, "1,053 items/s"),
+    ],
+)
+def test_a_number_in_a_sentence(form: Callable[[float], str], value: float, text: str) -> None:
+    assert form(value) == text
+
+
+def test_intervals_have_the_digits_of_their_middle() -> None:
+    assert numbers.ratio(1.0519, 1.0411, 1.0633) == "1.052 (1.041–1.063)"
+    assert numbers.times(5.83, 5.71, 5.94, "× fp32 eager") == "5.8× fp32 eager (5.7–5.9)"
+    assert (numbers.counted(1, "cell"), numbers.counted(1200, "cell")) == ("1 cell", "1,200 cells")
+    assert (numbers.span(0.45971, 0.46029), numbers.span(1.0, 2.0)) == ("0.4597–0.4603", "1.00–2.00")
+    assert numbers.span(0.5, 0.5) == "0.500000–0.500000"
+
+
+@pytest.mark.parametrize(
+    ("form", "columns", "cells"),
+    [
+        (numbers.ms, [[0.1934, None, 12.7, 0]], ["0.193", "", "12.700", "0.000"]),
+        (numbers.ms, [[1234.5, 345.6]], ["1,234", "346"]),
+        (numbers.ms, [[None, None]], ["", ""]),
+        (numbers.aligned(most=2), [[0.0123, 5.0]], ["0.01", "5.00"]),
+        (numbers.whole, [[12345.6, None]], ["12,346", ""]),
+        (numbers.shares, [[0.178, None]], ["17.8", ""]),
+        (numbers.errors, [[1.6e-3, 0.0, None]], ["1.6e-3", "0", ""]),
+        (numbers.rates, [[36488.2, 122.34, 0.0834]], ["36,488", "122.3", "0.08340"]),
+        (numbers.spread, [[0.995, None], [1.005, None], [1.0, 1.0]], ["0.5", ""]),
+        (numbers.interval, [[7.184, None], [7.2149, None]], ["7.18–7.21", ""]),
+        (
+            numbers.speedup,
+            [[12.204, 7.2, None, 1.0], [12.1, 7.18, None, None], [12.3, 7.22, None, None]],
+            ["12.20 (12.10–12.30)", "7.20   (7.18–7.22)", "", "1.00              "],
+        ),
+        (numbers.speedup, [[7.2, 1.0], [None, None], [None, None]], ["7.20", "1.00"]),
+        (numbers.ratios, [[1.0519, None], [1.0411, None], [1.0633, None]], ["1.052 (1.041–1.063)", ""]),
+        (numbers.words, [["two\nlines", None, True, False, [1, 16], 5]], ["two lines", "", "yes", "", "1, 16", "5"]),
+        (numbers.anythings, [[1 / 3, 70772, True, None, ["a", "b"], "x\ty"]],
+         ["0.333333", "70,772", "True", "", "a; b", "x y"]),
+    ],
+)  # fmt: skip
+def test_a_column(form: numbers.Format, columns: list[list[Any]], cells: list[str]) -> None:
+    assert form(*columns) == cells
+
+
+def test_a_column_of_a_frame_is_like_a_list() -> None:
+    frame = pl.DataFrame({"ms": [0.5, None], "sizes": [[1, 16], []]})
+    assert numbers.ms(frame["ms"]) == ["0.500", ""]
+    assert numbers.words(frame["sizes"]) == ["1, 16", ""]
+    assert numbers.anythings(frame["sizes"]) == ["1; 16", ""]

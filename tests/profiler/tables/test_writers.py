@@ -1,0 +1,238 @@
+"""A table is the same in every format: a terminal cuts no figure, and no name is taken for markup."""
+
+from __future__ import annotations
+
+import io
+import re
+from html.parser import HTMLParser
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from profiler.tables.numbers import aligned, whole
+from profiler.tables.table import Field, Section, Table, figure, name, of_frame, of_rows, prose, under, words
+from profiler.tables.writers import (
+    FORMATS,
+    csv,
+    escape_markdown,
+    html,
+    markdown,
+    markdown_section,
+    print_section,
+    print_table,
+)
+from tests.conftest import HOSTILE
+
+RESULTS = pl.DataFrame(
+    {
+        "model": ["resnet50", "a-very-long-name-of-a-model"],
+        "ms": [1.2344, 12345.678],
+        "gpu_ms": [1.05, 2.25],
+        "verdict": ["faster", "tie"],
+        "note": [None, None],
+    }
+)
+FIELDS = [
+    words("Model", "model", repeated=True),
+    figure("Base ms", "ms", expendable=1),
+    figure("Device ms", "gpu_ms", expendable=2),
+    figure("Verdict", "verdict", lambda values: list(values)),
+    prose("Note", "note"),
+]
+TABLE = Table("times", "Times", RESULTS, FIELDS)
+
+
+def printed(table: Table, width: int) -> list[str]:
+    page = io.StringIO()
+    print_table(Console(file=page, width=width), table)
+    return [line.rstrip() for line in page.getvalue().splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize(
+    ("width", "kept"),
+    [(120, {"Base", "Device", "Verdict"}), (38, {"Base", "Verdict"}), (30, {"Verdict"}), (9, {"Verdict"})],
+)
+def test_a_narrow_terminal_loses_the_most_expendable_columns_first(width: int, kept: set[str]) -> None:
+    lines = printed(TABLE, width)
+    assert {word for word in ("Base", "Device", "Verdict") if any(word in line for line in lines)} == kept
+    assert max(map(len, lines)) <= max(width, 24)
+    figures = {"Base": "12,345.68", "Device": "2.25", "Verdict": "faster"}
+    assert all(any(figures[word] in line for line in lines) for word in kept), "figures stay whole"
+
+
+def test_columns_move_together_before_one_is_lost() -> None:
+    gaps = {}
+    for width in range(50, 40, -1):
+        first, second = printed(TABLE, width)[1:3]
+        if "Device" in first:
+            gaps[width] = len(second) - len(second.rpartition("ms")[0]) - len("ms")
+    assert gaps == {50: 10, 49: 10, 48: 10, 47: 10, 46: 9, 45: 9, 44: 9}, "Verdict and the blanks before it"
+
+
+def test_a_long_name_folds_and_loses_nothing() -> None:
+    lines = printed(Table("", "", RESULTS, FIELDS[:1]), 18)
+    assert "".join(line.strip() for line in lines).endswith("a-very-long-name-of-a-model")
+
+
+def test_an_excerpt_is_cut_and_a_name_is_not() -> None:
+    rows = [["x" * 30, "y" * 30]]
+    table = of_rows("", [words("Cut", "cut", kind="excerpt"), name("Whole", "whole")], rows)
+    (line,) = [line for line in printed(table, 50) if "y" in line]
+    assert line.split() == ["x" * 14 + "…", "y" * 30]
+
+
+@pytest.mark.parametrize("width", [40, 60, 200])
+def test_columns_that_do_not_fit_are_in_a_further_part(width: int) -> None:
+    fields = [name("Name", "name", repeated=True), *(figure(f"column{i}", f"c{i}", whole) for i in range(20))]
+    table = of_rows("Wide", fields, [["this", *(10_000 + i for i in range(20))], ["that", *range(20)]])
+    lines = printed(table, width)
+    assert max(map(len, lines)) <= width
+    text = " ".join(lines)
+    assert all(f"10,0{i:02d}" in text and f"column{i}" in text for i in range(20))
+    assert text.count("Wide") == 1
+    assert text.count("this") == sum(line.startswith(" ──") for line in lines) == {40: 7, 60: 4, 200: 1}[width]
+
+
+def test_a_figure_that_is_wider_than_the_terminal_is_whole() -> None:
+    long = "/a/path/that/is/very/long"
+    assert long in "".join(printed(of_rows("", [name("Path", "path")], [[long]]), 12))
+
+
+def test_wide_characters_count_twice() -> None:
+    lines = printed(of_rows("", [name("Name", "name"), figure("n", "n", whole)], [["網路網路", 1], ["abc", 2]]), 80)
+    assert lines[-2:] == [" 網路網路   1", " abc        2"]
+
+
+def test_sums_follow_a_line_and_rows_of_ours_are_marked() -> None:
+    frame = {"what": ["a", "b", "all"], "ms": [1.0, 2.0, 3.0], "ours": [False, True, False]}
+    lines = printed(Table("", "", frame, [words("What", "what"), figure("ms", "ms")], marked="ours", totals=1), 80)
+    assert [line.split() for line in lines if "─" not in line][1:] == [
+        ["a", "1.00"],
+        ["▸", "b", "2.00"],
+        ["all", "3.00"],
+    ]
+
+
+def test_markdown_is_a_table_without_empty_columns() -> None:
+    assert markdown(TABLE).splitlines() == [
+        "| Model | Base ms | Device ms | Verdict |",
+        "| --- | ---: | ---: | ---: |",
+        "| resnet50 | 1.23 | 1.05 | faster |",
+        "| a-very-long-name-of-a-model | 12,345.68 | 2.25 | tie |",
+    ]
+
+
+def test_every_column_of_a_frame_is_there_as_it_is() -> None:
+    frame = pl.DataFrame({"name_of": ["a", None], "ms": [0.123456789, 1e6], "none": [None, None], "of": [[1, 2], []]})
+    assert markdown(of_frame("", "", frame)).splitlines() == [
+        "| name_of | ms | none | of |",
+        "| --- | ---: | --- | --- |",
+        "| a | 0.123457 |  | 1; 2 |",
+        "|  | 1,000,000 |  |  |",
+    ]
+    assert csv(of_frame("", "", frame)).splitlines()[1] == "a,0.123456789,,1; 2"
+
+
+def test_csv_has_the_keys_and_the_columns_of_the_fields_or_the_data() -> None:
+    assert csv(Table("", "", RESULTS, FIELDS[:2], keys=["verdict"])).splitlines() == [
+        "verdict,model,ms",
+        "faster,resnet50,1.2344",
+        "tie,a-very-long-name-of-a-model,12345.678",
+    ]
+    assert csv(Table("", "", RESULTS, FIELDS, data=RESULTS.select("ms"))).splitlines() == ["ms", "1.2344", "12345.678"]
+
+
+def test_html_has_headings_over_several_columns() -> None:
+    fields = [FIELDS[0], *under("Times <ms>", *FIELDS[1:3]), FIELDS[3]]
+    assert html(Table("", "", RESULTS[:1], fields)) == (
+        "<table><thead>"
+        "<tr><th rowspan=2 scope=col>Model</th>"
+        '<th class="s" colspan=2 scope=colgroup><span>Times &lt;ms&gt;</span></th>'
+        '<th rowspan=2 class="n" scope=col>Verdict</th></tr>'
+        '<tr><th class="n" scope=col>Base ms</th><th class="n" scope=col>Device ms</th></tr></thead><tbody>'
+        '<tr><td>resnet50</td><td class="n">1.23</td><td class="n">1.05</td><td class="n">faster</td></tr>'
+        "</tbody></table>"
+    )
+
+
+def test_a_hidden_row_is_hidden_in_html_and_not_in_markdown() -> None:
+    table = Table("", "", {"a": ["x", "y"], "only": [None, "fp16"]}, [words("A", "a")], hidden="only")
+    assert "<tr><td>x</td></tr><tr hidden><td>y</td></tr>" in html(table)
+    assert markdown(table).splitlines()[2:] == ["| x |"]
+
+
+class Cells(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+NAMES = [*HOSTILE.values(), "[red]a_b*c|d[/red]", "a|b", "x\\|y", "- item", "1. item", "&lt;b&gt;", "_a_", "~~gone~~"]
+
+
+@pytest.mark.parametrize("hostile", NAMES)
+def test_hostile_names_are_text_in_every_format(hostile: str) -> None:
+    table = of_rows("", [name(hostile, "a"), figure("n", "n", whole)], [[hostile, 1]])
+    flat = " ".join(hostile.split())
+    assert flat in "\n".join(printed(table, 200))
+    page = Cells(html(table))
+    assert {*page.tags} == {"table", "thead", "tbody", "tr", "th", "td"}
+    assert flat in "".join(page.texts)
+    assert pl.read_csv(io.StringIO(csv(table)))["a"].to_list() == [hostile]
+    for line in markdown(table).splitlines():
+        assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) == 3, "no name ends its cell"
+    assert set(FORMATS) == {"md", "csv", "html"}
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("a_b *c* [d](e) <f> `g` \\|", r"a_b \*c\* \[d](e) \<f> \`g\` \\\|"),
+        ("_a_ __b__ c_d_e", r"\_a\_ \_\_b\_\_ c_d_e"),
+        ("two\nlines", "two lines"),
+        ("# head", r"\# head"),
+        ("> quote", r"\> quote"),
+        ("- item", r"\- item"),
+        ("12. item", r"12\. item"),
+        ("-3.25", "-3.25"),
+        ("0.193", "0.193"),
+        ("a & b &amp; c", r"a & b \&amp; c"),
+        ("$x$", r"\$x\$"),
+    ],
+)
+def test_what_markdown_would_take_for_markup_is_escaped(text: str, escaped: str) -> None:
+    assert escape_markdown(text) == escaped
+
+
+def test_a_section_is_printed_and_becomes_markdown() -> None:
+    section = Section("What differs", ["One thing."], [of_rows("Driver", [words("What", "what")], [["580"]])])
+    assert markdown_section(section) == "## What differs\n\nOne thing.\n\n**Driver**\n\n| What |\n| --- |\n| 580 |\n"
+    page = io.StringIO()
+    print_section(Console(file=page, width=80), section)
+    lines = [line.strip(" ─") for line in page.getvalue().splitlines()]
+    assert [line for line in lines if line] == [
+        "What differs",
+        "One thing.",
+        "Driver",
+        "What",
+        "580",
+    ]
+
+
+def test_a_table_without_cells_is_not_printed() -> None:
+    assert printed(of_rows("Empty", FIELDS[:1], []), 80) == []
+
+
+def test_a_field_says_all_of_itself() -> None:
+    field = figure("Speed-up", ("speedup", "low"), aligned(4), style="bold")
+    assert (field.columns, field.kind, field.style) == (("speedup", "low"), "figure", "bold")
+    assert isinstance(field, Field)
