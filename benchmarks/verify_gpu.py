@@ -87,7 +87,7 @@ def main() -> None:
     print(f"{gpus[0].name}, driver {gpus[0].driver}; medians in ms; {len(tasks)} cells", flush=True)
     with Watcher(gpus[0].uuid, logs / "telemetry.csv", logs / "telemetry.log") as watcher:
         rows = verify(tasks, logs, options.output / "verify-gpu.csv", watcher)
-    repeated = [task for task in tasks if task.case.id in REPEATED and options.repeats]
+    repeated = [task for task in tasks if str(task.case.id) in REPEATED and options.repeats]
     spreads = [spread(task, options.repeats, logs) for task in repeated]
     bad = [row for row in rows if not row.agrees]
     print(f"\n{len(rows) - len(bad)} of {len(rows)} cells agree with NVBench within {TOLERANCE:.0%}")
@@ -112,13 +112,13 @@ def verify(tasks: Sequence[Task], logs: Path, output: Path, watcher: Watcher) ->
         for task in tasks:
             outcome = run(task, "time_cell", logs)
             if outcome.status != "ok":
-                print(f"{task.case.id:<38}  {outcome.status}: {outcome.reason}", flush=True)
+                print(f"{task.case.id!s:<38}  {outcome.status}: {outcome.reason}", flush=True)
                 continue
             row = Row(task.case, outcome.value, *_clocks(outcome.entered, watcher))
             rows.append(row)
             cells = [f"{row.ms[name]:.4f}" if name in row.ms else "" for name in COLUMNS]
             ratios = [f"{row.flushed:+.2%}", "" if row.warm is None else f"{row.warm:+.2%}"]
-            name = "/".join(row.case.id.replace("inference/", "").split("/")[:-1])
+            name = "/".join((row.case.model, row.case.variant, row.case.precision, f"b{row.case.batch_size}"))
             print(f"{name:<38}" + "".join(f"{cell:>14}" for cell in cells + ratios), flush=True)
             table.writerow([row.case.id, *(row.ms.get(name) for name in COLUMNS), row.flushed, row.warm])
             file.flush()
@@ -145,7 +145,7 @@ def spread(task: Task, repeats: int, logs: Path) -> bool:
 
 
 def run(task: Task, function: str, logs: Path) -> Outcome:
-    log = logs / f"{task.case.id.replace('/', '-')}.log"
+    log = logs / f"{task.case.id.file_name}.log"
     environment = {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
     return run_one(Call(f"verify_gpu:{function}", task, log, 300.0, 900.0, environment, (str(HERE),)))
 

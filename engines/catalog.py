@@ -37,6 +37,9 @@ class Training:
     dropout: bool = False
 
 
+BASES = (("eager", "fp32"), ("ort", "native"))
+"""Variant and precision that speed-ups are relative to; the second is for a user's ONNX file."""
+
 PLAIN = Training()
 """A forward and a backward pass of the loss, and nothing else."""
 

@@ -1,18 +1,24 @@
-"""What enters: nothing. What leaves: `Case`, one cell of the matrix, and `Budget`, how long it may take."""
+"""Define a case, one cell of the matrix: its identity, what it runs, and how long it may take."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
 
-from engines.catalog import PLAIN, Device, Pass, Training
+from engines.catalog import BASES, PLAIN, Device, Pass, Training
 from exporters.source import ModelSource
 
 Seconds = Annotated[float, Gt(0)]
+_ID = re.compile(
+    r"(?P<model>[^/]+)/(?P<variant>[^/]+)/(?P<pass_>[^/]+)/(?P<precision>[^/]+)"
+    r"/b(?P<batch_size>\d+)/r(?P<replicate>\d+)(?:/(?P<extra>.+))?"
+)
 
 
 @dataclass(frozen=True)
@@ -31,12 +37,81 @@ class Budget:
     build_timeout: Seconds = 900.0
 
 
+class Role(StrEnum):
+    """What a case is measured for."""
+
+    CELL = "cell"
+    """An ordinary cell of the matrix."""
+    SWEEP = "sweep"
+    """A batch size of a sweep, which shares a process with the others."""
+    PROBE = "probe"
+    """A try of the search for the largest batch."""
+
+
+MARKS = {Role.SWEEP: "sweep=batch", Role.PROBE: "probe=largest"}
+"""How ids, and the column `extra`, end for a role."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseId:
+    """What tells a case apart from the others of its run; as text like `resnet50/ort-tuned/inference/fp16/b16/r0`.
+
+    `setting` is whatever else distinguishes it, such as "optimizer=sgd/head=logits"; empty for nothing. In the text it
+    follows after the replicate, and then the role's mark.
+    """
+
+    model: str
+    variant: str
+    pass_: str
+    precision: str
+    batch_size: int
+    replicate: int
+    setting: str = ""
+    role: Role = Role.CELL
+
+    def __str__(self) -> str:
+        return self._joined(f"b{self.batch_size}", self.extra)
+
+    @classmethod
+    def parse(cls, text: str) -> CaseId:
+        """The identity that was written as `text`. Raises ValueError for a text that is no id."""
+        found = _ID.fullmatch(text)
+        if found is None:
+            raise ValueError(f"'{text}' is no case's id")
+        fields: dict[str, Any] = found.groupdict()
+        setting, role = fields.pop("extra") or "", Role.CELL
+        for marked, mark in MARKS.items():
+            if setting.endswith(mark):
+                setting, role = setting.removesuffix(mark).removesuffix("/"), marked
+        fields |= {name: int(fields[name]) for name in ("batch_size", "replicate")}
+        return cls(**fields, setting=setting, role=role)
+
+    @property
+    def extra(self) -> str:
+        """The setting and the role's mark, as the id ends; empty without any."""
+        return "/".join(filter(None, (self.setting, MARKS.get(self.role))))
+
+    @property
+    def family(self) -> str:
+        """What the batch sizes of a sweep and the probes for its largest batch share: all but batch size and role."""
+        return self._joined("", self.setting)
+
+    @property
+    def file_name(self) -> str:
+        """The id as the name of a file."""
+        return str(self).replace("/", "-")
+
+    def _joined(self, batch: str, extra: str) -> str:
+        parts = (self.model, self.variant, self.pass_, self.precision, batch, f"r{self.replicate}", extra)
+        return "/".join(filter(None, parts))
+
+
 @dataclass(frozen=True)
 class Case:
     """One cell of the matrix. `engine` is the catalog's key, `variant` the preset's name or the label in the config.
 
-    `options` are the engine's, resolved for the device; `extra` is what else distinguishes the case (an optimizer, a
-    sweep) and is added to the id. `unsupported` holds the reason where the plan already knows that it cannot run.
+    `options` are the engine's, resolved for the device; `setting` and `role` are as in `CaseId`. `unsupported` holds
+    the reason where the plan already knows that it cannot run.
     """
 
     model: str
@@ -49,22 +124,36 @@ class Case:
     replicate: int
     source: ModelSource
     options: Mapping[str, Any] = field(default_factory=dict)
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    setting: str = ""
+    role: Role = Role.CELL
     training: Training = PLAIN
     unsupported: str | None = None
 
     @property
-    def id(self) -> str:
-        """Readable and stable: `resnet50/ort-tuned/inference/fp16/b16/r0`, then `/key=value` for each extra."""
-        parts = [self.model, self.variant, self.pass_, self.precision, f"b{self.batch_size}", f"r{self.replicate}"]
-        return "/".join([*parts, self.suffix] if self.suffix else parts)
+    def id(self) -> CaseId:
+        """What tells the case apart from the others of its run."""
+        return CaseId(
+            model=self.model,
+            variant=self.variant,
+            pass_=self.pass_,
+            precision=self.precision,
+            batch_size=self.batch_size,
+            replicate=self.replicate,
+            setting=self.setting,
+            role=self.role,
+        )
 
     @property
-    def suffix(self) -> str:
-        """The extras as they stand in the id, such as "optimizer=sgd/head=logits"; empty without any."""
-        return "/".join(f"{key}={value}" for key, value in self.extra.items())
+    def is_base(self) -> bool:
+        """Whether speed-ups are relative to this case."""
+        return (self.variant, self.precision) in BASES and self.role is not Role.PROBE
 
     @property
     def options_json(self) -> str:
         """The options as JSON, keys sorted."""
         return json.dumps(dict(self.options), sort_keys=True)
+
+
+def setting_words(setting: str) -> list[str]:
+    """What a setting says, like ["optimizer sgd", "head logits"]."""
+    return [part.replace("=", " ") for part in setting.split("/") if part]

@@ -12,7 +12,7 @@ from engines.catalog import ENGINES, PLAIN, PRESETS, Device, Training, unsupport
 from engines.requirements import explain, missing
 from exporters.catalog import CATALOG
 from profiler.errors import ConfigError
-from profiler.job.case import Budget, Case
+from profiler.job.case import Budget, Case, Role
 from profiler.job.conditions import Filter
 from profiler.job.config import Config, EngineEntry, LayerEntry, ModelEntry
 
@@ -82,8 +82,8 @@ def estimate_seconds(case: Case, budget: Budget) -> float:
 def estimate_total(cases: Sequence[Case], budget: Budget) -> float:
     """A rough guess of the wall time of all; the batch sizes of a sweep share a process, and so its overhead."""
     runnable = [case for case in cases if case.unsupported is None]
-    swept = [case for case in runnable if "sweep" in case.extra]
-    processes = {case.id.replace(f"/b{case.batch_size}/", "/", 1) for case in swept}
+    swept = [case for case in runnable if case.role is Role.SWEEP]
+    processes = {case.id.family for case in swept}
     shared = (len(swept) - len(processes)) * _OVERHEAD_SECONDS[swept[0].device] if swept else 0.0
     return sum(estimate_seconds(case, budget) for case in runnable) - shared
 
@@ -102,6 +102,7 @@ def _cells(
     settings = config.training.settings() if source.layer is None else [_LAYERS]
     if pass_ != "training":
         settings = [PLAIN]
+    role = Role.SWEEP if config.kind == "minibatch" else Role.CELL
     for precision, engine_entry, training in product(precisions, config.engines, settings):
         engine, options, reason = _resolve(engine_entry, device)
         reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind, capability)
@@ -110,19 +111,17 @@ def _cells(
             reason = explain(lacking)
         yield Case(
             entry.name, engine, engine_entry.label, pass_, precision, batch_size, device, replicate, source, options,
-            _extra(config, training), training, reason,
+            _setting(config, training), role, training, reason,
         )  # fmt: skip
 
 
-def _extra(config: Config, training: Training) -> dict[str, str]:
-    """What else distinguishes a case, as far as it is not the default."""
+def _setting(config: Config, training: Training) -> str:
+    """What else distinguishes a case, as far as it is not the default, like "optimizer=sgd/head=logits"."""
     if config.kind == "layers":
-        return {}
-    asked, usual = asdict(training), asdict(PLAIN)
-    extra = {key: value for key, value in asked.items() if value != usual[key]}
-    if "dropout" in extra:
-        extra["dropout"] = "on"
-    return extra | ({"sweep": "batch"} if config.kind == "minibatch" else {})
+        return ""
+    requested, usual = asdict(training), asdict(PLAIN)
+    words = {key: "on" if value is True else value for key, value in requested.items() if value != usual[key]}
+    return "/".join(f"{key}={word}" for key, word in words.items())
 
 
 def _resolve(entry: EngineEntry, device: Device) -> tuple[str, dict[str, Any], str | None]:

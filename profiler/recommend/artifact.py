@@ -159,7 +159,7 @@ def _build_order(case: Case, run: Run) -> BuildOrder:
 
 
 def _call(function: str, argument: object, logs: Path, subject: _Subject, variables: dict[str, str]) -> Call:
-    log = logs / f"artifact-{re.sub('[^A-Za-z0-9.-]+', '-', subject.case.id)}.log"
+    log = logs / f"artifact-{re.sub('[^A-Za-z0-9.-]+', '-', str(subject.case.id))}.log"
     limit = Budget().build_timeout
     return Call(function, argument, log, limit, limit, variables, subject.folders)
 

@@ -88,6 +88,10 @@ SET_UP_TOTAL = "set_up_s"
 
 def _case() -> Iterator[Column]:
     cell = "the cell; `engine` is the runtime, `variant` the preset or label"
+    parts = (
+        "`extra` in its two parts: the first without its end (`optimizer=sgd/head=logits`; empty for nothing), the "
+        "second as `cell`, `sweep` or `probe`"
+    )
     training = "what training did beside forward and backward; null in inference"
     yield _text("run_id", "", "the run's folder: UTC time, host, four hex digits")
     yield _text(
@@ -112,6 +116,11 @@ def _case() -> Iterator[Column]:
         "what else distinguishes the case, as at the end of its id: `optimizer=sgd/head=logits`, `sweep=batch` (a "
         "batch of a sweep, in one process with the others), `probe=largest` (a try of the search for the largest "
         "batch; it has the headline clock alone, and no throughput)",
+    )
+    yield _text("setting", "Setting", parts)
+    yield _text("role", "Role", parts)
+    yield _flag(
+        "is_base", "Base", "whether speed-ups are relative to this row: eager at fp32, `ort` for a user's ONNX file"
     )
     yield _text("optimizer", "Optimizer", training)
     yield _text("head", "Head", training)

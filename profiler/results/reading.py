@@ -7,11 +7,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import polars as pl
 
+from engines.catalog import BASES
 from profiler.errors import ConfigError, nearest
+from profiler.job.case import MARKS, Role
 from profiler.job.conditions import Filter
 from profiler.published import references
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES
@@ -23,6 +25,7 @@ ENVIRONMENT = (
 """Columns of the results that tell of the machine, for a run whose environment.json cannot be read."""
 _GIVE = "give a run's folder, such as results/2026…, a pattern such as 'results/*', or an address such as s3://…"
 Schema = Mapping[str, pl.DataType]
+Frame = TypeVar("Frame", pl.DataFrame, pl.LazyFrame)
 _OTHERS: dict[str, Schema] = {"samples": SAMPLES, "layers": LAYERS}
 
 
@@ -79,8 +82,10 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
             continue
         seen |= set(fresh)
         environment = _environment(address, next(iter(fresh.values())), notes)
-        # Written before the column was: as it would be now.
-        results = results.with_columns(machine=pl.coalesce("machine", "gpu", pl.lit(environment["machine"])))
+        # Written before the columns were: as they would be now.
+        results = identified(results).with_columns(
+            machine=pl.coalesce("machine", "gpu", pl.lit(environment["machine"]))
+        )
         frames = [results, *(_others(address, table, schema) for table, schema in _OTHERS.items())]
         if frames[1] is None:
             notes.append(f"{address}: there is no samples.parquet that can be read")
@@ -119,6 +124,19 @@ def chosen(conditions: Filter) -> pl.Expr:
     return pl.all_horizontal(pl.lit(value=True), *tests)
 
 
+def identified(results: Frame) -> Frame:
+    """With `setting`, `role` and `is_base` where the rows are older than these columns and have `extra` alone."""
+    setting, role = pl.col("extra").fill_null(""), pl.lit(Role.CELL)
+    for marked, mark in MARKS.items():
+        role = pl.when(setting.str.ends_with(mark)).then(pl.lit(marked)).otherwise(role)
+    for mark in MARKS.values():
+        setting = setting.str.strip_suffix(mark).str.strip_suffix("/")
+    bases = [(pl.col("variant") == variant) & (pl.col("precision") == precision) for variant, precision in BASES]
+    return results.with_columns(setting=pl.coalesce("setting", setting), role=pl.coalesce("role", role)).with_columns(
+        is_base=pl.coalesce("is_base", pl.any_horizontal(bases) & (pl.col("role") != Role.PROBE))
+    )
+
+
 def published_as_results(study: str) -> pl.DataFrame:
     """references/<study>.csv as results: a row a network, machine and library, in training, fp32.
 
@@ -141,7 +159,7 @@ def published_as_results(study: str) -> pl.DataFrame:
     ).drop_nulls("latency_ms")  # fmt: skip
     case_id = pl.format("{}/{}/training/fp32/b{}/{}", "model", "variant", "batch_size", "machine")
     rows = rows.with_columns(case_id=case_id)
-    return _in_form(rows.lazy(), RESULTS).collect()
+    return identified(_in_form(rows.lazy(), RESULTS)).collect()
 
 
 def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[str]:

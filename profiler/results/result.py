@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from profiler.job.case import Case
+from profiler.job.case import Case, CaseId
 from profiler.processes.process import Status
 from profiler.stats import samples as statistics
 
@@ -26,7 +26,7 @@ class Result:
     `throughput` is in items per second.
     """
 
-    case_id: str
+    case_id: CaseId
     status: Status
     reasons: list[str] = field(default_factory=list)
     """Why the status is not "ok"."""
@@ -63,20 +63,20 @@ class Result:
         """One line."""
         values = dataclasses.asdict(self)
         del values["reasons"]
-        return json.dumps({**values, "reason": self.reason})
+        return json.dumps({**values, "case_id": str(self.case_id), "reason": self.reason})
 
     @classmethod
     def from_json(cls, line: str) -> Result:
         """Raises ValueError or TypeError for a line that `to_json` did not write whole."""
         values = dict(json.loads(line))
-        reason = values.pop("reason", None)
-        return cls(**values, reasons=[reason] if reason else [])
+        case_id, reason = CaseId.parse(values.pop("case_id", "")), values.pop("reason", None)
+        return cls(case_id, **values, reasons=[reason] if reason else [])
 
     def row(self, run_id: str, suite: str, case: Case, environment: Mapping[str, Any]) -> dict[str, Any]:
         """The row of results.parquet; columns that this version does not fill are left out (null)."""
         row: dict[str, Any] = {
             "run_id": run_id,
-            "case_id": case.id,
+            "case_id": str(case.id),
             "suite": suite,
             "model": case.model,
             "engine": case.engine,
@@ -87,7 +87,10 @@ class Result:
             "device": case.device,
             "replicate": case.replicate,
             "model_kind": case.source.kind,
-            "extra": case.suffix or None,
+            "extra": case.id.extra or None,
+            "setting": case.setting,
+            "role": case.role,
+            "is_base": case.is_base,
             **(dataclasses.asdict(case.training) if case.pass_ == "training" else {}),
             "options": case.options_json,
             "status": self.status,

@@ -15,7 +15,7 @@ import polars as pl
 import yaml
 
 from profiler.errors import ConfigError
-from profiler.job.case import Case
+from profiler.job.case import Case, CaseId
 from profiler.job.config import Config
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES, whole_row
 from profiler.results.result import Result
@@ -75,9 +75,9 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
-    def results(self) -> dict[str, Result]:
+    def results(self) -> dict[CaseId, Result]:
         """The journal's results by case id; the last line of a case counts, a line cut off by a crash does not."""
-        found: dict[str, Result] = {}
+        found: dict[CaseId, Result] = {}
         if self.journal.exists():
             for line in self.journal.read_text().splitlines():
                 try:
@@ -109,7 +109,7 @@ def _layers(run_id: str, result: Result) -> list[dict[str, Any]]:
     return [
         {
             "run_id": run_id,
-            "case_id": result.case_id,
+            "case_id": str(result.case_id),
             "order": order,
             **layer,
             "share": layer["ms"] / total if total else 0.0,
@@ -125,7 +125,7 @@ def _samples(run_id: str, result: Result) -> pl.DataFrame:
             pl.DataFrame(
                 {
                     "run_id": run_id,
-                    "case_id": result.case_id,
+                    "case_id": str(result.case_id),
                     "clock": clock,
                     "index": range(len(values)),
                     "ms": values,

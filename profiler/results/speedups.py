@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from engines.catalog import BASES
 from profiler.stats.ratios import (
     REPLICATES_FOR_A_VERDICT,
     Side,
@@ -20,8 +21,6 @@ from profiler.stats.ratios import (
 from profiler.stats.samples import Floats, Interval
 
 GROUP = ["model", "pass", "batch_size", "extra"]
-BASES = (("eager", "fp32"), ("ort", "native"))
-"""Variant and precision that a group's speed-ups are relative to; the second is for a user's ONNX file."""
 
 Line = dict[str, Any]
 """A row of table.summary: figures in milliseconds, `clock`, and as `case_id` the list of its replicates."""

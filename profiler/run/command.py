@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from profiler.errors import ConfigError, nearest
-from profiler.job.case import Budget, Case
+from profiler.job.case import Budget, Case, Role
 from profiler.job.conditions import parse_only
 from profiler.job.config import Config, load_config, parse_machine
 from profiler.job.plan import estimate_seconds, estimate_total, make_plan
@@ -28,7 +28,7 @@ from profiler.results.lines import summary, without_probes, write_tables
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import describe as describe_time
-from profiler.run.probes import is_probe, probes_among, searched
+from profiler.run.probes import probes_among, searched
 from profiler.run.progress import duration, open_display
 from profiler.run.runner import REMEASURED, Runner
 from profiler.run.summary import print_results
@@ -107,7 +107,8 @@ def _measure(
     waiting = [case for case in cases if case.id not in done]
     limits = config.largest_batch
     to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
-    again = {id_ for id_, result in journal.items() if request.retry and is_probe(id_) and result.status != "ok"}
+    probes = {id_: result for id_, result in journal.items() if id_.role is Role.PROBE}
+    again = {id_ for id_, result in probes.items() if request.retry and result.status != "ok"}
     runnable = sum(case.unsupported is None for case in waiting)
     console.print(Text(f"{target.name}: {runnable} of {len(waiting)} cases can run; into {run.path}"), soft_wrap=True)
     interrupted = False
@@ -121,8 +122,8 @@ def _measure(
         except KeyboardInterrupt:
             interrupted = True
     plan = make_plan(config, target.kind, capability=target.compute_capability)
-    probes = probes_among(plan, run.results()) if config.largest_batch else []
-    results, samples = run.write_parquet(config.suite, [*plan, *probes], environment)
+    tried = probes_among(plan, run.results()) if config.largest_batch else []
+    results, samples = run.write_parquet(config.suite, [*plan, *tried], environment)
     lines = summary(results, samples)
     write_tables(run.tables, results, lines)
     study = config.published
@@ -240,7 +241,9 @@ def _print_plan(console: Console, cases: Sequence[Case], budget: Budget, target:
         table.add_column(head, justify="right" if head == "Estimate s" else "left", no_wrap=head != "Note")
     for case in cases:
         seconds = estimate_seconds(case, budget)
-        table.add_row(Text(case.id), f"{seconds:.0f}" if seconds else "", Text(case.unsupported or "", style="dim"))
+        table.add_row(
+            Text(str(case.id)), f"{seconds:.0f}" if seconds else "", Text(case.unsupported or "", style="dim")
+        )
     console.print(table)
     total = estimate_total(cases, budget)
     runnable = sum(case.unsupported is None for case in cases)

@@ -7,12 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from exporters.inputs import BATCH, TensorSpec
-from profiler.job.case import Budget, Case
+from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import LargestBatch
 from profiler.nvml import Gpu
 from profiler.results.result import Result
 from profiler.run.largest_batch import Probe, next_batch, predicted_mib
-from profiler.run.sweep import PROBED, batch_of, family_of, is_swept
 
 _SHARE = 0.8
 """Of the main memory that is available, what a probe may take: a machine that swaps is of no use to its user."""
@@ -23,28 +22,23 @@ def searched(plan: Iterable[Case]) -> list[Case]:
     """One case, any of its batches, for each family in which the largest batch is searched: the first replicate's."""
     found: dict[str, Case] = {}
     for case in plan:
-        if is_swept(case) and case.unsupported is None and case.replicate == 0:
-            found.setdefault(family_of(case.id), case)
+        if case.role is Role.SWEEP and case.unsupported is None and case.replicate == 0:
+            found.setdefault(case.id.family, case)
     return list(found.values())
 
 
 def probe_of(case: Case, batch_size: int) -> Case:
     """The probe of this batch in the family of `case`."""
-    settings = {key: value for key, value in case.extra.items() if key != "sweep"}
-    return replace(case, batch_size=batch_size, extra={**settings, "probe": "largest"})
+    return replace(case, batch_size=batch_size, role=Role.PROBE)
 
 
-def probes_among(plan: Iterable[Case], case_ids: Iterable[str]) -> list[Case]:
+def probes_among(plan: Iterable[Case], case_ids: Iterable[CaseId]) -> list[Case]:
     """The probes that `case_ids` name, family by family, smaller batches first."""
     batches: dict[str, list[int]] = {}
     for case_id in case_ids:
-        if is_probe(case_id):
-            batches.setdefault(family_of(case_id), []).append(batch_of(case_id))
-    return [probe_of(case, batch) for case in searched(plan) for batch in sorted(batches.get(family_of(case.id), []))]
-
-
-def is_probe(case_id: str) -> bool:
-    return PROBED in case_id.split("/")
+        if case_id.role is Role.PROBE:
+            batches.setdefault(case_id.family, []).append(case_id.batch_size)
+    return [probe_of(case, batch) for case in searched(plan) for batch in sorted(batches.get(case.id.family, []))]
 
 
 def short(budget: Budget) -> Budget:
@@ -63,17 +57,15 @@ class Search:
         case: Case,
         limits: LargestBatch,
         gpu: Gpu | None,
-        results: Mapping[str, Result],
-        again: Collection[str] = (),
+        results: Mapping[CaseId, Result],
+        again: Collection[CaseId] = (),
     ) -> None:
         self.case, self.limits, self.gpu = case, limits, gpu
-        own = {
-            id_: found for id_, found in results.items() if family_of(id_) == family_of(case.id) and id_ not in again
-        }
-        self._swept = {batch_of(id_): result.status for id_, result in own.items() if not is_probe(id_)}
+        own = {id_: found for id_, found in results.items() if id_.family == case.id.family and id_ not in again}
+        self._swept = {id_.batch_size: found.status for id_, found in own.items() if id_.role is not Role.PROBE}
         self.tried: list[Probe] = []
         self._occupied_mib = 0.0
-        for result in (found for id_, found in own.items() if is_probe(id_)):
+        for result in (found for id_, found in own.items() if id_.role is Role.PROBE):
             self.add(result)
 
     def next_batch(self, available_mib: float | None) -> int | None:
@@ -111,7 +103,7 @@ class Search:
         if self.case.device == "cpu":
             figures.append(result.memory.get("set_up_peak_mib"))
         memory = max((figure for figure in figures if figure is not None), default=None)
-        self.tried.append(Probe(batch_of(result.case_id), result.status, memory))
+        self.tried.append(Probe(result.case_id.batch_size, result.status, memory))
         self._occupied_mib = result.memory.get("baseline_mib") or self._occupied_mib
 
 

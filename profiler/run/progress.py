@@ -78,7 +78,7 @@ class LiveDisplay:
         line = Table.grid(padding=(0, 2))
         line.add_row(
             Text(f"{done + 1}/{total}", style="bold"),
-            Text(case.id, style="cyan"),
+            Text(str(case.id), style="cyan"),
             Text(phase, style="dim"),
             Text(f"about {duration(seconds_left)} left"),
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from profiler.job.case import Budget, Case
+from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import LargestBatch
 from profiler.job.plan import estimate_seconds
 from profiler.machine import Target, available_memory_mib
@@ -20,7 +20,7 @@ from profiler.results.wall_time import WallTime
 from profiler.run.prepare import failure, prepare
 from profiler.run.probes import Search, probe_of, short
 from profiler.run.supervise import measure_one
-from profiler.run.sweep import families, family_of, is_swept, measure_sweep
+from profiler.run.sweep import families, measure_sweep
 from profiler.run.telemetry import Watcher
 from profiler.worker.roofline import Roofs, wanted
 from profiler.worker.task import Task
@@ -67,7 +67,7 @@ class Runner:
         self.wall = WallTime()
         self._uuid = target.gpu.uuid if target.gpu else None
 
-    def measure(self, cases: Sequence[Case], searched: Sequence[Case] = (), again: Collection[str] = ()) -> None:
+    def measure(self, cases: Sequence[Case], searched: Sequence[Case] = (), again: Collection[CaseId] = ()) -> None:
         """Prepare and measure every case; each Result is in the journal as soon as it is there.
 
         Those measured while the card slowed down (for heat, or a hardware reason) are measured once more at the end.
@@ -138,18 +138,18 @@ class Runner:
             status, reason = why_not
             for task in family:
                 end(Result(task.case.id, status, [reason]))
-        elif is_swept(family[0].case):
+        elif family[0].case.role is Role.SWEEP:
             measure_sweep(family, self.run.logs, self.path, tick, watcher, end)
         else:
             end(measure_one(family[0], self.run.logs, self.path, lambda phase: tick(0, phase), watcher))
 
-    def _unfinished(self, searched: Sequence[Case], waiting: Sequence[Case], again: Collection[str]) -> list[Case]:
+    def _unfinished(self, searched: Sequence[Case], waiting: Sequence[Case], again: Collection[CaseId]) -> list[Case]:
         """Those of `searched` in whose families there is something to measure or to search."""
-        results, measured = self.run.results(), {family_of(case.id) for case in waiting}
+        results, measured = self.run.results(), {case.id.family for case in waiting}
         found = []
         for case in searched:
             search = Search(case, self._limits, self.target.gpu, results, again)
-            if family_of(case.id) in measured or search.next_batch(available_memory_mib()) is not None:
+            if case.id.family in measured or search.next_batch(available_memory_mib()) is not None:
                 found.append(case)
         return found
 

@@ -19,7 +19,7 @@ def measure_one(task: Task, logs: Path, path: tuple[str, ...], tick: Callable[[s
 
     An engine that builds does so in another process before, whose memory does not count.
     """
-    log = logs / f"{task.case.id.replace('/', '-')}.log"
+    log = logs / f"{task.case.id.file_name}.log"
     built = None
     if ENGINES[task.case.engine].builds is not None:
         ahead = call("profiler.worker.measure_case:build_ahead", task, task, log, path)

@@ -8,41 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from profiler.job.case import Case
+from profiler.job.case import Role
 from profiler.processes.process import Child, Part, run_one
 from profiler.results.result import Result
 from profiler.run.supervise import add_telemetry, call, drop_if_empty, result_of
 from profiler.run.telemetry import Watcher
 from profiler.worker.task import Task
 
-_BATCH = 4
-"""Where in an id the batch stands."""
-
-SWEPT, PROBED = "sweep=batch", "probe=largest"
-"""What the ids of a sweep's cases and of probes for the largest batch have at their end."""
-
-
-def family_of(case_id: str) -> str:
-    """What the cases of a sweep and the probes beside it share: the id without the batch and without what they are."""
-    parts = case_id.split("/")
-    return "/".join(part for i, part in enumerate(parts) if i != _BATCH and part not in (SWEPT, PROBED))
-
-
-def batch_of(case_id: str) -> int:
-    return int(case_id.split("/")[_BATCH].removeprefix("b"))
-
 
 def families(tasks: Sequence[Task]) -> list[list[Task]]:
     """The tasks in running order: those of one sweep together, where its first one stands; any other by itself."""
     found: dict[str, list[Task]] = {}
     for task in tasks:
-        found.setdefault(family_of(task.case.id) if is_swept(task.case) else task.case.id, []).append(task)
+        found.setdefault(task.case.id.family if task.case.role is Role.SWEEP else str(task.case.id), []).append(task)
     return list(found.values())
-
-
-def is_swept(case: Case) -> bool:
-    """Whether the case shares a process with the other batches of its sweep."""
-    return "sweep" in case.extra
 
 
 def measure_sweep(
@@ -58,7 +37,7 @@ def measure_sweep(
     `keep` gets a Result a task, in their order, each as soon as it is there; `tick` is told how many there are and what
     the process is doing.
     """
-    log = logs / f"{family_of(tasks[0].case.id).replace('/', '-')}-sweep.log"
+    log = logs / f"{tasks[0].case.id.family.replace('/', '-')}-sweep.log"
     ended = 0
 
     def end(result: Result) -> None:

@@ -28,7 +28,7 @@ from exporters.int8 import quantize
 from exporters.onnx_export import check_onnx, export_onnx
 from exporters.source import ModelSource
 from exporters.weights import cached_state, source_key
-from profiler.job.case import Budget, Case
+from profiler.job.case import Budget, Case, Role
 from profiler.nvml import Nvml
 from profiler.processes.process import Report
 from profiler.results.result import Result, sample_warnings
@@ -169,7 +169,7 @@ def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: P
     phases.enter("measure")
     budget = _within(task.budget, phases.spent())
     # Of a probe it is asked whether it fits; near the limit a call takes seconds.
-    is_probe = "probe" in case.extra
+    is_probe = case.role is Role.PROBE
     tell = partial(report, "samples")
     measured = measure(session, clock, budget, expected_ms, tell, headline_only=is_probe)
     report("samples", measured.samples)  # Whatever the checks below run into, these are not lost.
@@ -185,7 +185,7 @@ def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: P
     host_peak = host.peak_mib()  # Before the engine reads its own files again to declare its weights.
     phases.enter("check")
     memory: dict[str, float | None] = {}
-    if "sweep" not in case.extra:  # Its process holds what other batches left.
+    if case.role is not Role.SWEEP:  # Its process holds what other batches left.
         if case.device == "cuda":
             memory = device.parts(session.memory())
         else:
@@ -200,7 +200,7 @@ def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: P
         result.warnings.append("host-peak: the kernel does not count anew, so host_peak_mib includes the set-up")
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
     result.telemetry["energy_mj_per_item"] = None if energy_mj is None else energy_mj / case.batch_size
-    if "sweep" in case.extra or is_probe:
+    if case.role is not Role.CELL:
         report("fits", result)  # Whether or not there is memory for the checks beside it.
     outputs = session.outputs()
     _check(task, session, outputs, result)
@@ -268,7 +268,7 @@ def make_job(
 
 def _inputs(case: Case, specs: Sequence[TensorSpec]) -> list[Array]:
     """One batch. Of a sweep and its probes, whose batches are large, the items repeat those that the reference has."""
-    if "sweep" in case.extra or "probe" in case.extra:
+    if case.role is not Role.CELL:
         return repeated_inputs(specs, case.batch_size, REFERENCE_ITEMS)
     return seeded_inputs(specs, case.batch_size)
 

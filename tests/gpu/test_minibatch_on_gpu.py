@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 
 from profiler import load
+from profiler.job.case import CaseId, Role
 from profiler.results.batch_sweeps import largest, sentences
-from profiler.run.sweep import batch_of, family_of
 
 pytestmark = pytest.mark.gpu
 
@@ -97,6 +97,11 @@ def many(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any])
     return start(profiler, tmp_path_factory.mktemp("many"), MANY)
 
 
+def is_of(case_id: str, family: str, role: Role) -> bool:
+    found = CaseId.parse(case_id)
+    return (found.family, found.role) == (family, role)
+
+
 FAMILIES = [
     *(f"ladder/{variant}/inference/fp32/r0" for variant in ("eager", "eager-tuned", "ort", "ort-tuned")),
     *(f"ladder/{variant}/training/fp32/r0" for variant in ("eager", "eager-tuned")),
@@ -105,8 +110,8 @@ FAMILIES = [
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_memory_runs_out_and_the_next_batch_runs_in_the_same_process(ladder: Path, family: str) -> None:
-    own = [line for line in lines(ladder) if family_of(line["case_id"]) == family and "sweep=" in line["case_id"]]
-    told = [(batch_of(line["case_id"]), line["status"], line["reason"]) for line in own]
+    own = [line for line in lines(ladder) if is_of(line["case_id"], family, Role.SWEEP)]
+    told = [(CaseId.parse(line["case_id"]).batch_size, line["status"], line["reason"]) for line in own]
     assert [status for _, status, _ in told] == ["ok", "oom", "ok"], told
     assert ["fork" in line["phases"] for line in own] == [True, False, False]
     assert not any(warning.startswith("unchecked") for line in own for warning in line["warnings"])
@@ -114,8 +119,8 @@ def test_memory_runs_out_and_the_next_batch_runs_in_the_same_process(ladder: Pat
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_largest_batch_fits_and_the_next_does_not(ladder: Path, family: str) -> None:
-    own = [line for line in lines(ladder) if family_of(line["case_id"]) == family and "probe=" in line["case_id"]]
-    told = [(batch_of(line["case_id"]), line["status"], line["reason"]) for line in own]
+    own = [line for line in lines(ladder) if is_of(line["case_id"], family, Role.PROBE)]
+    told = [(CaseId.parse(line["case_id"]).batch_size, line["status"], line["reason"]) for line in own]
     good = max(batch for batch, status, _ in told if status == "ok")
     bad, status, reason = min(one for one in told if one[0] > good)
     # Recording its CUDA graph ends in an error of CUDA's, which does not speak of memory.

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.lines import summary, write_tables
+from profiler.results.reading import load
 from profiler.run.summary import print_results
 from profiler.stats.samples import median_interval
 
@@ -23,7 +24,8 @@ GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
 
 def golden(name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
-    return pl.read_parquet(GOLDEN / name / "results.parquet"), pl.read_parquet(GOLDEN / name / "samples.parquet")
+    results, samples = load(GOLDEN / name)
+    return results.collect(), samples.collect()
 
 
 @pytest.mark.parametrize("name", ["h200", "cpu"])

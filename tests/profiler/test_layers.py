@@ -130,7 +130,7 @@ def lines_with(text: str, *words: str) -> list[str]:
 def test_layers_are_read_back_as_they_were_measured(run: RunFolder) -> None:
     frame = load_layers(run.path).collect()
     assert dict(frame.schema) == LAYERS
-    own = frame.filter(case_id=case("ort").id)
+    own = frame.filter(case_id=str(case("ort").id))
     assert own["order"].to_list() == [0, 1, 2, 3, 4]
     assert own.select("layer", "kind", "nodes", "ms").to_dicts() == ORT
     assert own["share"].to_list() == pytest.approx([0.04, 0.6, 0.08, 0.0, 0.28])

@@ -12,7 +12,7 @@ import pytest
 from profiler.compare.cells import compare
 from profiler.errors import ConfigError
 from profiler.results.columns import RESULTS
-from profiler.results.reading import published_as_results, read_runs
+from profiler.results.reading import identified, published_as_results, read_runs
 from profiler.stats.ratios import Side, ratio_interval
 from profiler.stats.samples import Floats
 
@@ -25,7 +25,9 @@ def frame(*rows: dict[str, Any]) -> pl.DataFrame:
         "model": "resnet50", "variant": "eager", "pass": "inference", "precision": "fp32", "batch_size": 1,
         "status": "ok", "clock": "host", "options": "{}", "peak_memory_mib": 100.0,
     }  # fmt: skip
-    return pl.DataFrame([{name: {**usual, **row}.get(name) for name in RESULTS} for row in rows], schema=RESULTS)
+    return identified(
+        pl.DataFrame([{name: {**usual, **row}.get(name) for name in RESULTS} for row in rows], schema=RESULTS)
+    )
 
 
 def processes(run_id: str, *medians: float, **columns: Any) -> list[dict[str, Any]]:

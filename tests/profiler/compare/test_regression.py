@@ -11,6 +11,7 @@ from profiler.compare.cells import compare
 from profiler.compare.regression import find_regressions, parse_limit
 from profiler.errors import ConfigError
 from profiler.results.columns import RESULTS
+from profiler.results.reading import identified
 
 
 def cells(*sides: list[dict[str, Any]]) -> pl.DataFrame:
@@ -19,7 +20,9 @@ def cells(*sides: list[dict[str, Any]]) -> pl.DataFrame:
         "status": "ok", "clock": "host",
     }  # fmt: skip
     rows = [{**usual, "run_id": "ab"[i], **row} for i, side in enumerate(sides) for row in side]
-    return compare(pl.DataFrame([{name: row.get(name) for name in RESULTS} for row in rows], schema=RESULTS))
+    return compare(
+        identified(pl.DataFrame([{name: row.get(name) for name in RESULTS} for row in rows], schema=RESULTS))
+    )
 
 
 def replicated(*medians: float, **columns: Any) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import pytest
 from profiler.compare.cells import compare
 from profiler.compare.totals import sentences, times, totals
 from profiler.results.columns import RESULTS
-from profiler.results.reading import published_as_results
+from profiler.results.reading import identified, published_as_results
 
 
 def cells(times_ms: dict[str, dict[str, float | None]], processes: int = 1, **columns: Any) -> pl.DataFrame:
@@ -25,7 +25,9 @@ def cells(times_ms: dict[str, dict[str, float | None]], processes: int = 1, **co
         for model, ms in models.items()
         for replicate in range(processes)
     ]  # fmt: skip
-    return compare(pl.DataFrame([{name: row.get(name) for name in RESULTS} for row in rows], schema=RESULTS))
+    return compare(
+        identified(pl.DataFrame([{name: row.get(name) for name in RESULTS} for row in rows], schema=RESULTS))
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def test_models_or_passes_that_are_the_sides_themselves_are_not_named() -> None:
          "status": "ok", "latency_ms": ms, "clock": "host"}
         for model, pass_, ms in (("a", "inference", 4.0), ("b", "inference", 2.0), ("a", "training", 10.0))
     ]  # fmt: skip
-    results = pl.DataFrame([{name: row.get(name) for name in RESULTS} for row in rows], schema=RESULTS)
+    results = identified(pl.DataFrame([{name: row.get(name) for name in RESULTS} for row in rows], schema=RESULTS))
     by_model, by_pass = (totals(compare(results, by=by)) for by in ("model", "pass"))
     assert sentences(by_model) == ["b is 2.0x faster than a."]
     assert sentences(by_pass) == ["For a, the one model that both ran, training is 2.5x slower than inference."]

@@ -45,13 +45,8 @@ def reason(config, device: str, *, engine="eager", pass_="inference", precision=
 def test_an_id_is_readable(config):
     text = "models: [resnet50]\nengines: [ort-tuned]\nprecisions: [fp16]\nbatch_sizes: [16]\n"
     (case,) = make_plan(config(text), "cuda")
-    assert case.id == "resnet50/ort-tuned/inference/fp16/b16/r0"
+    assert str(case.id) == "resnet50/ort-tuned/inference/fp16/b16/r0"
     assert (case.engine, case.variant, case.device) == ("ort", "ort-tuned", "cuda")
-
-
-def test_what_else_distinguishes_a_case_is_added_to_its_id(config):
-    case = dataclasses.replace(make_plan(config(MATRIX), "cpu")[0], extra={"layer": "L1", "optimizer": "sgd"})
-    assert case.id == "alexnet/eager/inference/fp32/b1/r0/layer=L1/optimizer=sgd"
 
 
 def test_ids_are_the_same_every_time(config):
@@ -128,7 +123,7 @@ def test_any_entry_of_exclude_is_enough(config):
 def test_only_keeps_what_it_describes(config):
     only = parse_only(["model=alexnet,pass=training,batch_size=1,batch_size=4,replicate=0"])
     kept = make_plan(config(MATRIX), "cpu", only)
-    assert {case.id for case in kept} == {
+    assert {str(case.id) for case in kept} == {
         f"alexnet/{variant}/training/{precision}/b{batch}/r0"
         for variant in ("eager", "ort-two")
         for precision in ("fp32", "bf16")

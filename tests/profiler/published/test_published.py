@@ -15,6 +15,7 @@ from profiler.published.command import covers, execute, present, print_published
 from profiler.published.printed import Printed
 from profiler.published.tables import markdown, published_tables, write_published
 from profiler.results.columns import RESULTS
+from profiler.results.reading import identified
 
 TODAY = {"torch_version": "2.11.0+cu130", "onnxruntime_version": "1.31.1", "cudnn": "91900", "device": "cuda"}
 
@@ -35,7 +36,7 @@ def case(
 
 
 def frame(*cases: dict[str, Any]) -> pl.DataFrame:
-    return pl.DataFrame([{column: c.get(column) for column in RESULTS} for c in cases], schema=RESULTS)
+    return identified(pl.DataFrame([{column: c.get(column) for column in RESULTS} for c in cases], schema=RESULTS))
 
 
 def table(study: str, name: str, *cases: dict[str, Any]) -> Printed:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from engines.catalog import Device
 from profiler.errors import ConfigError
-from profiler.job.case import Case
+from profiler.job.case import Case, Role
 from profiler.job.config import load_config
 from profiler.job.plan import estimate_seconds, estimate_total, make_plan
 from profiler.nvml import Gpu
@@ -101,8 +101,7 @@ def test_on_a_gpu_all_of_them_are_few_enough_for_twenty_minutes() -> None:
     processes = Counter()
     for name in SUITES:
         for case in plan(name, "cuda"):
-            swept = case.extra.get("sweep") is not None
-            processes[name, case.id.replace(f"/b{case.batch_size}/", "/") if swept else case.id] += 1
+            processes[name, case.id.family if case.role is Role.SWEEP else str(case.id)] += 1
     assert len(processes) < 260
     deep = {"resnet101", "resnet152", "resnet200"}
     compiled = [c for name in SUITES for c in plan(name, "cuda") if c.engine == "compiled"]

@@ -25,7 +25,7 @@ from profiler.recommend.text import as_json, as_markdown, print_text
 from profiler.recommend.told import Told, tell
 from profiler.recommend.words import exponent, items, number, reason, seconds, span
 from profiler.results.columns import RESULTS, SAMPLES
-from profiler.results.reading import read_runs
+from profiler.results.reading import identified, read_runs
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 Frames = tuple[pl.DataFrame, pl.LazyFrame]
@@ -58,7 +58,7 @@ def thrice(variant: str, ms: float, *, spread: float = 0.002, gpu_ms: float | No
 
 def run(*rows: Row, count: int = 40, spread: float = 0.01) -> Frames:
     """Results and samples: each measured case has `count` samples within ±`spread` of its latency and device time."""
-    results = pl.DataFrame([{column: r.get(column) for column in RESULTS} for r in rows], schema=RESULTS)
+    results = identified(pl.DataFrame([{column: r.get(column) for column in RESULTS} for r in rows], schema=RESULTS))
     shape = 1 + spread * np.resize([-1, -0.5, 0.5, 1], count)
     samples = [
         pl.DataFrame(
@@ -433,7 +433,7 @@ def test_what_a_sweep_has_no_figure_of_cannot_meet_its_limit_and_probes_are_no_c
 
 def test_sizes_that_were_only_probed_were_not_measured():
     rows = [row("ort", ms=1.0), row("ort", ms=9.0, batch_size=99, extra="probe=largest")]
-    results = pl.DataFrame([{name: r.get(name) for name in RESULTS} for r in rows], schema=RESULTS)
+    results = identified(pl.DataFrame([{name: r.get(name) for name in RESULTS} for r in rows], schema=RESULTS))
     with pytest.raises(ConfigError, match=r"--batch: .*99|99.*not measured at that size"):
         make_wanted(Order(("run",), "net", batch="99"), results)
 

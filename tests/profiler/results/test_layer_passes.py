@@ -9,6 +9,7 @@ import pytest
 
 from profiler.results.columns import RESULTS
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
+from profiler.results.reading import identified
 
 GFLOP = 1e9
 
@@ -40,7 +41,7 @@ def failed(variant: str, status: str, reason: str, pass_: str = "training", **mo
 
 
 def frame(*cases: dict[str, Any]) -> pl.DataFrame:
-    return pl.DataFrame([{column: c.get(column) for column in RESULTS} for c in cases], schema=RESULTS)
+    return identified(pl.DataFrame([{column: c.get(column) for column in RESULTS} for c in cases], schema=RESULTS))
 
 
 def rows(*cases: dict[str, Any]) -> list[dict[str, Any]]:

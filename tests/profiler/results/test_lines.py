@@ -12,6 +12,7 @@ import pytest
 
 from profiler.results import lines as table
 from profiler.results.columns import RESULTS, SAMPLES
+from profiler.results.reading import identified
 from profiler.stats import samples as statistics
 
 Frames = tuple[pl.DataFrame, pl.DataFrame]
@@ -52,7 +53,7 @@ def thrice(case: Callable[..., dict[str, Any]], *names: str, spread: float = 0.0
 
 def run(*rows: dict[str, Any], spread: float = 0.01) -> Frames:
     """Results and samples; each measured case has 40 samples within ±`spread` of its latency and of its device time."""
-    results = pl.DataFrame([{column: r.get(column) for column in RESULTS} for r in rows], schema=RESULTS)
+    results = identified(pl.DataFrame([{column: r.get(column) for column in RESULTS} for r in rows], schema=RESULTS))
     samples = [
         {"run_id": "run", "case_id": r["case_id"], "clock": clock, "index": i, "ms": ms * factor}
         for r in rows

@@ -19,7 +19,7 @@ from profiler import load, load_layers
 from profiler.errors import ConfigError
 from profiler.job.conditions import Filter
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES
-from profiler.results.reading import chosen, published_as_results, read_runs
+from profiler.results.reading import chosen, identified, published_as_results, read_runs
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden"
@@ -313,3 +313,29 @@ def test_a_published_cpu_is_called_as_it_is() -> None:
 def test_a_study_that_is_none_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="did you mean 'cnn-benchmarks'"):
         published_as_results("cnn-benchmark")
+
+
+def test_an_older_row_has_the_identity_that_it_would_have_now() -> None:
+    old = {
+        "optimizer=sgd/head=logits": ("optimizer=sgd/head=logits", "cell", True),
+        "optimizer=sgd/sweep=batch": ("optimizer=sgd", "sweep", True),
+        "sweep=batch": ("", "sweep", True),
+        "probe=largest": ("", "probe", False),
+        None: ("", "cell", True),
+    }
+    rows = [{"variant": "eager", "precision": "fp32", "extra": extra} for extra in old]
+    found = identified(pl.DataFrame(rows, schema=RESULTS))
+    assert found.select("setting", "role", "is_base").rows() == list(old.values())
+    rows = [
+        {"variant": variant, "precision": precision} for variant in ("eager", "ort") for precision in ("fp16", "native")
+    ]
+    assert identified(pl.DataFrame(rows, schema=RESULTS))["is_base"].to_list() == [False, False, False, True]
+
+
+def test_what_a_row_has_of_its_identity_is_kept() -> None:
+    row = {"variant": "mine", "precision": "fp32", "setting": "a=b", "role": "cell", "is_base": True}
+    assert identified(pl.DataFrame([row], schema=RESULTS)).select("setting", "role", "is_base").row(0) == (
+        "a=b",
+        "cell",
+        True,
+    )

@@ -10,7 +10,7 @@ import pytest
 
 from engines.catalog import Training
 from exporters.source import ModelSource
-from profiler.job.case import Case
+from profiler.job.case import Case, CaseId
 from profiler.results.columns import RESULTS
 from profiler.results.reading import load
 from profiler.results.result import Result, sample_warnings
@@ -23,7 +23,7 @@ ENVIRONMENT = {"gpu": "H200", "host": "box", "cuda": "13.0", "torch_version": "2
 FIGURES = [c for c in RESULTS if c.endswith(("_ms", "_mib", "_s", "_error")) or c in ("samples", "throughput", "clock")]
 
 
-def full(case_id: str = CASE.id, status: str = "ok") -> Result:
+def full(case_id: CaseId = CASE.id, status: str = "ok") -> Result:
     return Result(
         case_id,
         status,
@@ -43,7 +43,7 @@ def full(case_id: str = CASE.id, status: str = "ok") -> Result:
     )
 
 
-@pytest.mark.parametrize("result", [full(), full(status="failed"), Result("a/b", "oom", ["out of memory"])])
+@pytest.mark.parametrize("result", [full(), full(status="failed"), Result(CASE.id, "oom", ["out of memory"])])
 def test_a_result_is_one_line_and_reads_back_the_same(result):
     line = result.to_json()
     assert "\n" not in line
@@ -59,10 +59,24 @@ def test_reasons_are_added_and_none_is_overwritten():
     assert Result.from_json(result.to_json()).reason == result.reason
 
 
-@pytest.mark.parametrize("line", [full().to_json()[:-20], "", "[1]", "3", '{"case_id": "a"}', '{"unknown": 1}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        full().to_json()[:-20],
+        "",
+        "[1]",
+        "3",
+        f'{{"case_id": "{CASE.id}"}}',
+        '{"case_id": "a", "status": "ok"}',
+        '{"unknown": 1}',
+    ],
+)
 def test_a_line_that_is_not_whole_is_an_error(line):
     with pytest.raises((ValueError, TypeError)):
         Result.from_json(line)
+
+
+ONE, TWO, THREE = (replace(CASE.id, model=model) for model in ("one", "two", "three"))
 
 
 @pytest.fixture
@@ -71,25 +85,25 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def test_a_journal_line_that_was_cut_off_is_skipped(run):
-    run.append(full("one"))
-    run.append(full("two"))
+    run.append(full(ONE))
+    run.append(full(TWO))
     text = run.journal.read_text()
     run.journal.write_text(text[:-30])
-    assert list(run.results()) == ["one"]
+    assert list(run.results()) == [ONE]
 
 
 def test_what_is_appended_after_a_line_that_was_cut_off_is_kept(run):
-    run.append(full("one"))
-    run.journal.write_text(run.journal.read_text() + full("two").to_json()[:50])
-    run.append(full("two"))
-    run.append(full("three"))
-    assert list(run.results()) == ["one", "two", "three"]
+    run.append(full(ONE))
+    run.journal.write_text(run.journal.read_text() + full(TWO).to_json()[:50])
+    run.append(full(TWO))
+    run.append(full(THREE))
+    assert list(run.results()) == [ONE, TWO, THREE]
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0c"])
 def test_a_reason_with_any_line_separator_stays_one_journal_line(run, separator):
-    run.append(Result("one", "failed", [f"first{separator}second"]))
-    assert run.results()["one"].reason == f"first{separator}second"
+    run.append(Result(CASE.id, "failed", [f"first{separator}second"]))
+    assert run.results()[CASE.id].reason == f"first{separator}second"
 
 
 def test_the_last_line_of_a_case_counts(run):
@@ -132,13 +146,14 @@ def test_a_row_says_which_case_it_is_and_where_it_ran():
 
 def test_a_row_says_what_else_distinguishes_its_case_and_what_its_training_did():
     case = replace(
-        CASE, engine="eager", variant="eager", pass_="training", extra={"optimizer": "sgd"}, training=Training("sgd")
+        CASE, engine="eager", variant="eager", pass_="training", setting="optimizer=sgd", training=Training("sgd")
     )
     row = full(case.id).row("run", "suite", case, ENVIRONMENT)
     assert (row["extra"], row["model_kind"]) == ("optimizer=sgd", "canonical")
+    assert (row["setting"], row["role"], row["is_base"]) == ("optimizer=sgd", "cell", False)
     assert (row["optimizer"], row["head"], row["dropout"]) == ("sgd", "cross-entropy", False)
     plain = full().row("run", "suite", CASE, ENVIRONMENT)
-    assert (plain["extra"], plain.get("optimizer"), plain.get("dropout")) == (None, None, None)
+    assert (plain["extra"], plain["setting"], plain.get("optimizer"), plain.get("dropout")) == (None, "", None, None)
 
 
 def test_the_parts_of_a_training_iteration_and_of_its_memory_are_columns():
@@ -205,7 +220,7 @@ def test_results_are_written_in_the_plans_order_and_read_back_with_the_schema(ru
     run.append(Result(first.id, "failed", ["why"]))
     run.write_parquet("suite", [first, second, never], ENVIRONMENT)
     results, samples = (frame.collect() for frame in load(run.path))
-    assert results["case_id"].to_list() == [first.id, second.id]
+    assert results["case_id"].to_list() == [str(first.id), str(second.id)]
     assert dict(results.schema) == RESULTS
     assert samples.filter(clock="event")["ms"].to_list() == [2.0, 1.0, 3.0]
     assert samples.filter(clock="event")["index"].to_list() == [0, 1, 2]

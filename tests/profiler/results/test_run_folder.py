@@ -92,7 +92,7 @@ def test_rows_are_in_the_plans_order_with_every_column(run: RunFolder) -> None:
     assert dict(samples.schema) == SAMPLES
     assert results["latency_ms"].to_list() == [2.0] * 3
     assert results["warnings"].to_list() == [["outliers: ü, of 3"]] * 3
-    assert samples.filter(pl.col("case_id") == cases[0].id).select("index", "ms").rows() == [
+    assert samples.filter(pl.col("case_id") == str(cases[0].id)).select("index", "ms").rows() == [
         (0, 3.0),
         (1, 1.0),
         (2, 2.0),

@@ -106,7 +106,7 @@ def test_a_second_time_that_failed_does_not_lose_the_first(run) -> None:
 def process(call: Call, tick: object) -> Outcome:
     """Stands for a case's process: it ended at once, and entered its phases at these times."""
     entered = {"fork": 0.0, "measure": 2.0, "energy": 4.0, "check": 9.0}
-    result = Result("x", "ok", memory={"peak_memory_mib": 10.0, "baseline_mib": 0.0})
+    result = Result(case("x").id, "ok", memory={"peak_memory_mib": 10.0, "baseline_mib": 0.0})
     return Outcome("ok", value=result, entered=entered)
 
 
@@ -145,7 +145,7 @@ def reading(memory_mib: float | None = None, reasons: int = 0) -> Reading:
 
 
 def test_reasons_seen_while_measuring_are_warnings_of_their_own(run) -> None:
-    got = Result("x", "ok")
+    got = Result(case("x").id, "ok")
     supervise._add_readings(got, [], [reading(reasons=0x4), reading(reasons=0x40)])
     assert got.telemetry["throttled"]
     assert [warning.split(":")[0] for warning in got.warnings] == ["throttled", "power-cap"]
@@ -159,7 +159,7 @@ def test_memory_that_only_a_poll_saw_is_in_the_peak_and_in_what_no_allocator_kno
         "slack_mib": 40.0,
         "baseline_mib": 600.0,
     }
-    got = Result("x", "ok", memory=dict(parts))
+    got = Result(case("x").id, "ok", memory=dict(parts))
     supervise._add_readings(got, [reading(1400.0), reading(None), reading(1530.0)], [])
     assert got.memory == parts | {"peak_memory_mib": 930.0, "other_mib": 130.0, "library_mib": 90.0}
     supervise._add_readings(got, [reading(1000.0)], [])
@@ -167,7 +167,7 @@ def test_memory_that_only_a_poll_saw_is_in_the_peak_and_in_what_no_allocator_kno
 
 
 def test_a_journal_of_such_a_result_can_be_read_back() -> None:
-    got = Result("x", "ok", telemetry={"throttled": True, "energy_mj_per_item": 61.5})
+    got = Result(case("x").id, "ok", telemetry={"throttled": True, "energy_mj_per_item": 61.5})
     assert Result.from_json(json.dumps(json.loads(got.to_json()))) == got
 
 
@@ -191,7 +191,7 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: 
             return Outcome("ok", value=build_ahead(call.argument, lambda *_: None), seconds={"build": 3.0})
         proof = {"build": {"seconds": 3.0, "cached": True}}
         entered = {"fork": 0.0, "measure": 2.0, "check": 9.0}
-        return Outcome("ok", value=Result("x", "ok", proof=proof), seconds={"load": 1.0}, entered=entered)
+        return Outcome("ok", value=Result(case("x").id, "ok", proof=proof), seconds={"load": 1.0}, entered=entered)
 
     monkeypatch.setattr(supervise, "run_one", process)
     watcher = SimpleNamespace(between=lambda *_: [], ended=lambda: False)

@@ -19,14 +19,14 @@ import pytest
 
 from exporters.inputs import TensorSpec
 from exporters.source import ModelSource
-from profiler.job.case import Budget, Case
+from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import LargestBatch
 from profiler.nvml import Gpu
 from profiler.processes.process import Status
 from profiler.results.result import Result
 from profiler.run.largest_batch import Probe
 from profiler.run.probes import Search, probe_of, probes_among, searched
-from profiler.run.sweep import batch_of, families, family_of
+from profiler.run.sweep import families
 from profiler.worker.task import Prepared, Task
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -124,10 +124,10 @@ class Finished:
     def rows(self) -> pl.DataFrame:
         return pl.read_parquet(self.folder / "results.parquet")
 
-    def statuses(self, family: str, role: str) -> dict[int, str]:
+    def statuses(self, family: str, role: Role) -> dict[int, str]:
         """By batch, in the journal's order."""
-        found = (line for line in self.journal if family_of(line["case_id"]) == family)
-        return {batch_of(line["case_id"]): line["status"] for line in found if line["case_id"].endswith(role)}
+        found = {CaseId.parse(line["case_id"]): line["status"] for line in self.journal}
+        return {id_.batch_size: status for id_, status in found.items() if (id_.family, id_.role) == (family, role)}
 
 
 SWEEP, PROBE = "sweep=batch", "probe=largest"
@@ -208,7 +208,7 @@ exclude: [{{engine: ort, model: [{", ".join(BROKEN)}]}}, {{pass: training, model
 @pytest.mark.parametrize("model", BROKEN)
 def test_a_batch_that_does_not_fit_is_a_row_and_the_next_one_runs(swept: Finished, model: str) -> None:
     status, words = BROKEN[model]
-    found = swept.statuses(f"{model}/eager/inference/fp32/r0", SWEEP)
+    found = swept.statuses(f"{model}/eager/inference/fp32/r0", Role.SWEEP)
     assert found == {1: "ok", 32: status, 64: status, 16: "ok"}
     bad = swept.rows.filter((pl.col("model") == model) & (pl.col("status") != "ok"))
     assert all(words in reason for reason in bad["reason"]), bad["reason"].to_list()
@@ -225,7 +225,7 @@ def test_the_process_is_alive_after_memory_ran_out(swept: Finished, model: str) 
 
 @pytest.mark.parametrize("engine", ["eager", "ort"])
 def test_an_engine_goes_on_after_its_allocator_gave_nothing(swept: Finished, engine: str) -> None:
-    found = swept.statuses(f"wide/{engine}/inference/fp32/r0", SWEEP)
+    found = swept.statuses(f"wide/{engine}/inference/fp32/r0", Role.SWEEP)
     assert found == dict(zip(WIDE, ("ok", "oom", "ok"), strict=True))
     own = [line for line in swept.journal if line["case_id"].startswith(f"wide/{engine}/")]
     assert ["fork" in line["phases"] for line in own] == [True, False, False]
@@ -270,7 +270,7 @@ def test_a_sweeps_rows_are_rows_like_others_without_memory(swept: Finished) -> N
 
 def test_each_batch_has_the_phases_of_its_own(swept: Finished) -> None:
     for line in (line for line in swept.journal if line["case_id"].startswith("plain/eager/")):
-        first = batch_of(line["case_id"]) == 2
+        first = CaseId.parse(line["case_id"]).batch_size == 2
         assert ("fork" in line["phases"]) == first
         assert line["phases"].keys() >= {"open", "load", "warm-up", "measure", "check"}
         times = list(line["entered"].values())
@@ -321,7 +321,7 @@ exclude: [{{model: [short, crashing], pass: training}}]
     ],
 )
 def test_the_largest_batch_is_found_to_the_item(largest: Finished, family: str) -> None:
-    found = largest.statuses(family, PROBE)
+    found = largest.statuses(family, Role.PROBE)
     boundary, status = (20, "oom") if family.startswith("hungry") else (40, "failed")
     assert max(batch for batch, how in found.items() if how == "ok") == boundary
     assert found[boundary + 1] == status
@@ -330,7 +330,7 @@ def test_the_largest_batch_is_found_to_the_item(largest: Finished, family: str) 
 
 
 def test_a_search_ends_at_its_limit(largest: Finished) -> None:
-    found = largest.statuses("crashing/eager/inference/fp32/r0", PROBE)
+    found = largest.statuses("crashing/eager/inference/fp32/r0", Role.PROBE)
     assert found[50] == "ok"
     assert set(found.values()) == {"ok"}
 
@@ -345,7 +345,7 @@ def test_every_probe_is_a_row_with_its_memory_and_a_process_of_its_own(largest: 
     for row in probes.to_dicts():
         assert (row["peak_memory_mib"] is not None) == (row["status"] == "ok"), row["case_id"]
         assert row["status"] == "ok" or row["reason"]
-        assert row["batch_size"] == batch_of(row["case_id"])
+        assert row["batch_size"] == CaseId.parse(row["case_id"]).batch_size
     of_probes = {line["case_id"]: line["entered"] for line in largest.journal if PROBE in line["case_id"]}
     assert all("fork" in entered for entered in of_probes.values())
 
@@ -433,7 +433,7 @@ def test_a_resumed_sweep_measures_the_missing_batches_alone(resumed: list[list[d
     first, second, whole, _ = map(ids, resumed)
     assert 1 <= len(first) < 6, "it was interrupted in the sweep"
     assert second[: len(first)] == first
-    assert [batch_of(id_) for id_ in whole if id_.endswith(SWEEP)] == [1, 2, 4, 8, 16, 32]
+    assert [CaseId.parse(id_).batch_size for id_ in whole if id_.endswith(SWEEP)] == [1, 2, 4, 8, 16, 32]
 
 
 def test_a_resumed_search_goes_on_with_the_next_probe(resumed: list[list[dict[str, Any]]]) -> None:
@@ -441,16 +441,20 @@ def test_a_resumed_search_goes_on_with_the_next_probe(resumed: list[list[dict[st
     assert 1 <= sum(id_.endswith(PROBE) for id_ in second) < sum(id_.endswith(PROBE) for id_ in whole)
     assert whole[: len(second)] == second
     assert len(set(whole)) == len(whole), "nothing is measured twice"
-    fitting = [batch_of(line["case_id"]) for line in resumed[2] if PROBE in line["case_id"] and line["status"] == "ok"]
+    fitting = [
+        CaseId.parse(line["case_id"]).batch_size
+        for line in resumed[2]
+        if PROBE in line["case_id"] and line["status"] == "ok"
+    ]
     assert max(fitting) == 20
 
 
 def test_retry_tries_what_did_not_fit_again(resumed: list[list[dict[str, Any]]]) -> None:
     whole, retried = resumed[2], resumed[3]
     more = retried[len(whole) :]
-    assert [batch_of(id_) for id_ in ids(more) if id_.endswith(SWEEP)] == [32]
+    assert [CaseId.parse(id_).batch_size for id_ in ids(more) if id_.endswith(SWEEP)] == [32]
     assert {line["status"] for line in more} == {"ok"}
-    assert max(batch_of(id_) for id_ in ids(more) if id_.endswith(PROBE)) == 40
+    assert max(CaseId.parse(id_).batch_size for id_ in ids(more) if id_.endswith(PROBE)) == 40
 
 
 # Main memory as the bound.
@@ -500,33 +504,26 @@ def case(batch: int, model: str = "alexnet", **other: Any) -> Case:
     found: dict[str, Any] = {
         "pass_": "inference",
         "replicate": 0,
-        "extra": {"sweep": "batch"},
+        "setting": "",
+        "role": Role.SWEEP,
         "device": "cpu",
         **other,
     }
     return Case(
         model, "eager", "eager", found["pass_"], "fp32", batch, found["device"], found["replicate"], ModelSource(model),
-        extra=found["extra"], unsupported=found.get("unsupported"),
+        setting=found["setting"], role=found["role"], unsupported=found.get("unsupported"),
     )  # fmt: skip
 
 
 def test_families_run_where_their_first_case_stands() -> None:
     order = [
         case(1), case(1, "vgg16"), case(1, pass_="training"), case(1, replicate=1), case(2), case(2, "vgg16"),
-        case(1, "resnet18", extra={}), case(2, "resnet18", extra={}),
+        case(1, "resnet18", role=Role.CELL), case(2, "resnet18", role=Role.CELL),
     ]  # fmt: skip
     found = families([Task(one, Prepared(), Budget()) for one in order])
     assert [[task.case for task in family] for family in found] == [
         [order[0], order[4]], [order[1], order[5]], [order[2]], [order[3]], [order[6]], [order[7]],
     ]  # fmt: skip
-
-
-def test_a_family_is_an_id_without_batch_and_role() -> None:
-    sgd = case(8, extra={"optimizer": "sgd", "sweep": "batch"})
-    assert family_of(sgd.id) == "alexnet/eager/inference/fp32/r0/optimizer=sgd"
-    assert probe_of(sgd, 99).id == "alexnet/eager/inference/fp32/b99/r0/optimizer=sgd/probe=largest"
-    assert family_of(probe_of(sgd, 99).id) == family_of(sgd.id)
-    assert batch_of(probe_of(sgd, 99).id) == 99
 
 
 def test_probes_are_made_again_from_the_journals_ids() -> None:
@@ -537,7 +534,7 @@ def test_probes_are_made_again_from_the_journals_ids() -> None:
     assert probes_among(plan, journal) == [made[2], made[1], made[0]]
 
 
-def results(swept: Mapping[int, Status], *probes: Result) -> dict[str, Result]:
+def results(swept: Mapping[int, Status], *probes: Result) -> dict[CaseId, Result]:
     found = {case(batch).id: Result(case(batch).id, status) for batch, status in swept.items()}
     return found | {result.case_id: result for result in probes}
 
