@@ -17,6 +17,10 @@ from profiler.results.columns import kind_of_warning
 from profiler.results.layer_passes import best_per_layer, layer_rows
 from profiler.results.speedups import GROUP, Line, Series, speedups
 from profiler.results.warning_kinds import KINDS
+from profiler.tables import numbers
+from profiler.tables.numbers import times
+from profiler.tables.table import of_frame
+from profiler.tables.writers import FORMATS
 
 LINE = [*GROUP, "variant", "precision"]
 
@@ -136,8 +140,8 @@ def sentence(key: dict[str, Any], lines: list[Line]) -> str | None:
     doubt = f" ({disturbed}: measure again)" if disturbed else ""
     if _name(best) == _turned(base):
         return f"{what}: nothing was faster than {base}{f', indistinguishable from {tied}' if tied else ''}{doubt}"
-    ratio = _times(best["speedup"], best["speedup_low"], best["speedup_high"], f" {base}")
-    error = f", error {_short(best['rel_l2_error'])}" if best["rel_l2_error"] is not None else ""
+    ratio = times(best["speedup"], best["speedup_low"], best["speedup_high"], f"× {base}")
+    error = f", error {numbers.error(best['rel_l2_error'], 1)}" if best["rel_l2_error"] is not None else ""
     low = best["speedup_low"]
     unclear = low is not None and low <= 1 if best["verdict"] is None else best["verdict"] == "indistinguishable"
     return f"{what}: {'no clear winner; ' if unclear else ''}{_name(best)} is {ratio}{error}{_judgement(best)}{doubt}"
@@ -162,13 +166,9 @@ def write_tables(folder: Path, results: pl.DataFrame, lines: pl.DataFrame) -> No
         tables["minibatch-curvature"] = batch_sweeps.curvature(swept)
         tables["largest-batch"] = batch_sweeps.largest(swept)
     for name, frame in tables.items():
-        flat = frame.with_columns(
-            pl.col(column).cast(pl.List(pl.String)).list.join("; ")
-            for column, dtype in frame.schema.items()
-            if dtype == pl.List
-        )
-        flat.write_csv(folder / f"{name}.csv")
-        (folder / f"{name}.md").write_text(_markdown(flat))
+        for ending in ("csv", "md"):
+            text = FORMATS[ending](of_frame(name, name, frame))
+            (folder / f"{name}.{ending}").write_text(text, encoding="utf-8")
 
 
 def extras(key: dict[str, Any]) -> list[str]:
@@ -210,14 +210,8 @@ def _judgement(best: Line) -> str:
         said += f", but indistinguishable from {tied}"
     if best["clock"] == "host":
         return f": {said}"
-    ratio = _times(*(best[f"device_speedup{end}"] for end in ("", "_low", "_high")))
+    ratio = times(*(best[f"device_speedup{end}"] for end in ("", "_low", "_high")))
     return f"; on device time {ratio}: {said}"
-
-
-def _times(ratio: float, low: float | None, high: float | None, what: str = "") -> str:
-    """Like "5.8× fp32 eager (5.7–5.9)"."""
-    places = _places(ratio)
-    return f"{ratio:.{places}f}×{what}" + (f" ({low:.{places}f}–{high:.{places}f})" if low is not None else "")
 
 
 def _name(line: Line) -> str:
@@ -227,24 +221,3 @@ def _name(line: Line) -> str:
 def _turned(name: str) -> str:
     """A line's name with its precision first, as bases are called; and back."""
     return " ".join(reversed(name.split()))
-
-
-def _places(number: float) -> int:
-    return 2 if number < 2 else 1 if number < 20 else 0
-
-
-def _short(number: float) -> str:
-    """One significant digit: 4e-4, 0."""
-    return f"{number:.0e}".replace("e-0", "e-") if number else "0"
-
-
-def _markdown(frame: pl.DataFrame) -> str:
-    """A GitHub table: figures with six significant digits, text whole and on one line."""
-
-    def cell(value: Any) -> str:
-        if isinstance(value, float):
-            return f"{value:.6g}"
-        return "" if value is None else " ".join(str(value).split()).replace("|", r"\|")
-
-    rows = [frame.columns, ["---"] * frame.width, *([cell(v) for v in row] for row in frame.iter_rows())]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)

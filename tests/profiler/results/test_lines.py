@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -493,3 +494,13 @@ def test_a_run_in_which_nothing_could_be_measured_has_its_tables_too(tmp_path):
     table.write_tables(tmp_path / "tables", results, table.summary(results, samples))
     assert pl.read_csv(tmp_path / "tables" / "latency.csv").height == 0
     assert pl.read_csv(tmp_path / "tables" / "not-measured.csv").height == 1
+
+
+def test_no_name_breaks_out_of_a_cell_of_markdown(hostile_run, tmp_path):
+    results = pl.read_parquet(hostile_run / "results.parquet")
+    lines = table.summary(results, pl.read_parquet(hostile_run / "samples.parquet"))
+    table.write_tables(tmp_path, results, lines)
+    for path in tmp_path.glob("*.md"):
+        rows = path.read_text().splitlines()
+        assert len({len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) for row in rows}) == 1, path.name
+        assert not re.search(r"(?<!\\)[<`*]", path.read_text()), path.name
