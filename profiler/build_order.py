@@ -12,10 +12,11 @@ from engines.catalog import ENGINES, PRECISIONS, Engine, foreign_capability, uns
 from engines.requirements import explain, missing
 from exporters.catalog import CATALOG
 from exporters.source import ModelSource
+from profiler import nvml
 from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Case
 from profiler.job.config_errors import nearest_engine
-from profiler.nvml import Gpu, visible_gpus
+from profiler.nvml import Gpu
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def find_engine(word: str) -> Engine:
         raise ConfigError(f"--engine: '{word}' builds nothing ahead of time{nearest_engine(word, able)}")
     lacking = missing(able[word], "cuda", to_build=True)
     # Without a GPU there is no use in installing what needs one.
-    if lacking and (able[word].builds == "anywhere" or visible_gpus()):
+    if lacking and (able[word].builds == "anywhere" or nvml.visible_gpus()):
         raise ConfigError(f"--engine {word}: {explain(lacking)}")
     return able[word]
 
@@ -80,7 +81,7 @@ def find_gpu(engine: Engine, target: str | None) -> Gpu | None:
         if engine.compute_capabilities is None:
             raise ConfigError(f"--target: {engine.name} builds for the GPU that it runs on alone; leave out --target")
         return None
-    gpu = next(iter(visible_gpus()), None)
+    gpu = next(iter(nvml.visible_gpus()), None)
     if gpu is None and engine.builds != "anywhere":
         raise ConfigError(
             f"--engine {engine.name}: its builder times kernels on the GPU, and no NVIDIA GPU answers here; build on "

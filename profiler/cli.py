@@ -233,27 +233,25 @@ def query(
 @app.command()
 def engines(device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto") -> None:
     """List every engine and preset: what it can do here, and what is missing."""
-    from profiler.listings import engines_table, options_table
+    from profiler.listings import Options, execute
 
-    console = _console()
-    console.print(engines_table(device))
-    console.print(options_table())
+    raise typer.Exit(execute(Options(subject="engines", device=device), _console()))
 
 
 @app.command()
 def models() -> None:
     """List the canonical networks."""
-    from profiler.listings import models_table
+    from profiler.listings import Options, execute
 
-    _console().print(models_table())
+    raise typer.Exit(execute(Options(subject="models"), _console()))
 
 
 @app.command()
 def suites(device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto") -> None:
     """List the published benchmarks that ship as jobs: what each measures, and how long it takes here."""
-    from profiler.published.suites import suites_table
+    from profiler.listings import Options, execute
 
-    _console().print(suites_table(device))
+    raise typer.Exit(execute(Options(subject="suites", device=device), _console()))
 
 
 @app.command()
@@ -271,9 +269,9 @@ def published(
 @app.command()
 def environment() -> None:
     """Print what a run would record of this machine, as JSON."""
-    from profiler.run.command import environment_now
+    from profiler.listings import Options, execute
 
-    _console().print_json(data=environment_now())
+    raise typer.Exit(execute(Options(subject="environment"), _console()))
 
 
 def main() -> NoReturn:

@@ -1,28 +1,55 @@
-"""What enters: the catalogs and this machine. What leaves: the tables of `python -m profiler engines` and `models`."""
+"""List what there is: engines, networks, suites, and what a run would record of this machine."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from engines.catalog import ENGINES, PRECISIONS, PRESETS, Device, Engine, Pass, Preset, foreign_capability
 from engines.requirements import explain, missing
 from exporters.catalog import CATALOG
-from profiler.errors import ConfigError
-from profiler.nvml import Gpu, visible_gpus
+from profiler import nvml
+from profiler.machine import check_device, describe, resolve_device
+from profiler.nvml import Gpu
+from profiler.processes.forkserver import libraries
+from profiler.published.suites import suites_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is listed: "engines", "models", "suites" or "environment"; and the device that it is listed for."""
+
+    subject: str
+    device: str = "auto"
+
+
+def execute(options: Options, console: Console) -> int:
+    """Print the listing. Raises ConfigError for a word that is no device."""
+    match options.subject:
+        case "engines":
+            console.print(engines_table(options.device))
+            console.print(options_table())
+        case "models":
+            console.print(models_table())
+        case "suites":
+            console.print(suites_table(options.device))
+        case "environment":
+            with libraries() as facts:
+                console.print_json(data=describe(resolve_device("auto", facts), facts))
+    return 0
 
 
 def engines_table(wanted: str) -> Table:
     """Every preset: what it can do on the device, by pass, and what is missing with the command that installs it.
 
-    Raises ConfigError for a device that is none of auto, cpu and cuda.
+    Raises ConfigError for a word that is no device.
     """
-    if wanted not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"--device {wanted}: expected auto, cpu or cuda")
-    gpus = visible_gpus()
-    device: Device = "cuda" if wanted == "cuda" or (wanted == "auto" and gpus) else "cpu"
-    gpu = gpus[0] if device == "cuda" and gpus else None
+    target = resolve_device(check_device(wanted))
+    device, gpu = target.kind, target.gpu
     name = f" ({gpu.name}, compute capability {gpu.compute_capability})" if gpu else ""
     if device == "cuda" and gpu is None:
         name = " (no NVIDIA driver answers here)"
@@ -31,7 +58,7 @@ def engines_table(wanted: str) -> Table:
         table.add_column(head, no_wrap=head in ("Preset", "Engine"))
     for preset in PRESETS.values():
         engine = ENGINES[preset.engine]
-        reason = _why_not(preset, device, gpu, bool(gpus))
+        reason = _why_not(preset, device, gpu, bool(nvml.visible_gpus()))
         able = reason is None
         note = Text(preset.summary)
         if reason is not None:

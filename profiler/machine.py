@@ -1,19 +1,22 @@
-"""What enters: this machine. What leaves: `Target`, the device to measure on, and what environment.json holds."""
+"""Choose the device to measure on, and describe this machine for environment.json."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from engines.catalog import Device
+from profiler import nvml
 from profiler.errors import ConfigError
-from profiler.nvml import Gpu, visible_gpus
+from profiler.nvml import Gpu
 
 _PACKAGES = (
     "torch",
@@ -31,6 +34,8 @@ _PACKAGES = (
     "polars",
 )
 
+DEVICES = "auto, cpu, cuda, cuda:1"
+"""What a device may be called, for messages."""
 _OWN_VARIABLES = ("PROFILER_FORKSERVER_LOG", "TORCHINDUCTOR_CACHE_DIR")
 """Which a run sets itself, to folders that are others every time."""
 
@@ -53,24 +58,38 @@ class Target:
         return self.gpu.compute_capability if self.gpu else None
 
 
-def choose_device(wanted: str, facts: dict[str, Any]) -> Target:
-    """The device that `wanted` ("auto", "cpu", "cuda", "cuda:1") means here; `facts` are the probe's.
+def check_device(requested: str) -> str:
+    """The argument of --device. Raises ConfigError for a word that is no device."""
+    if not is_device(requested):
+        raise ConfigError(f"--device {requested}: valid: {DEVICES}")
+    return requested
 
-    "auto" is the first GPU that torch can use, else the CPU. Raises ConfigError where a GPU was asked for by name and
-    cannot be had.
+
+def is_device(text: str) -> bool:
+    """Whether a word is one of those that resolve_device knows."""
+    return re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is not None
+
+
+def resolve_device(requested: str, facts: Mapping[str, Any] | None = None) -> Target:
+    """The device that `requested` ("auto", "cpu", "cuda", "cuda:1") means here; "auto" is the first GPU, else the CPU.
+
+    `facts` are what the installed libraries say (processes.forkserver.libraries): a GPU that torch cannot use is none.
+    Raises ConfigError where a GPU is requested and cannot be had; without `facts`, to see what a GPU could do, "cuda"
+    may be requested on a machine that has none.
     """
-    if wanted == "cpu":
+    gpus = nvml.visible_gpus()
+    usable = bool(gpus) and (facts is None or bool(facts.get("cuda_available")))
+    if requested == "cpu" or (requested == "auto" and not usable):
         return Target("cpu")
-    gpus = visible_gpus()
-    if not gpus or not facts.get("cuda_available"):
-        if wanted == "auto":
-            return Target("cpu")
+    if not usable:
+        if facts is None:
+            return Target("cuda")
         why = "torch was installed without CUDA" if gpus and not facts.get("torch_cuda") else "no NVIDIA GPU answers"
-        raise ConfigError(f"device {wanted}: {why}; use device: cpu, or auto for whatever there is")
-    index = int(wanted.partition(":")[2] or 0)
+        raise ConfigError(f"device {requested}: {why}; use device: cpu, or auto for whatever there is")
+    index = int(requested.partition(":")[2] or 0)
     if index >= len(gpus):
         listing = ", ".join(f"cuda:{g.index} ({g.name})" for g in gpus)
-        raise ConfigError(f"device {wanted}: there are {len(gpus)} GPUs: {listing}")
+        raise ConfigError(f"device {requested}: there are {len(gpus)} GPUs: {listing}")
     return Target("cuda", gpus[index])
 
 

@@ -33,8 +33,6 @@ WITH_POLARS = (
 )
 """The rooms in which tables are made or read. What measures, and what plans or builds, does without polars."""
 EXCEPTIONS = {
-    ("profiler.machine", "profiler.run.telemetry"): "the GPUs here are a matter of NVML: profiler/nvml.py",
-    ("profiler.worker.measure_case", "profiler.run.telemetry"): "a GPU's readings: profiler/nvml.py",
     (
         "profiler.worker.measure_sweep",
         "profiler.run.supervise",
@@ -44,7 +42,6 @@ EXCEPTIONS = {
     ("profiler.report.content", "profiler.layers"): "reading layers, not printing them: results/layer_profiles.py",
     ("profiler.report.data", "profiler.layers"): "reading layers, not printing them: results/layer_profiles.py",
     ("profiler.published.suites", "profiler.run.progress"): "seconds in words: tables/numbers.py",
-    ("profiler.published.suites", "profiler.run.telemetry"): "the device: machine.resolve_device",
 }
 """Imports that go against the order still, with what ends each. Never add one: it is empty once every room is done."""
 MOST_LOOSE_FILES = 12

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,6 +28,7 @@ from profiler.job.config_errors import (
     yaml_text,
 )
 from profiler.job.yaml_lines import Lines, read
+from profiler.machine import DEVICES, is_device
 
 _REQUESTABLE = tuple(p for p in PRECISIONS if p != "native")
 KINDS = ("models", "layers", "minibatch")
@@ -332,8 +332,8 @@ class Config(_Strict):
     @field_validator("device")
     @classmethod
     def _device(cls, device: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-            raise mistake(f"'{device}' is no device; valid: auto, cpu, cuda, cuda:1")
+        if not is_device(device):
+            raise mistake(f"'{device}' is no device; valid: {DEVICES}")
         return device
 
 

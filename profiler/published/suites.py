@@ -14,7 +14,7 @@ from engines.catalog import Device
 from profiler.errors import ConfigError
 from profiler.job.config import Config, load_config
 from profiler.job.plan import estimate_total, make_plan
-from profiler.nvml import visible_gpus
+from profiler.machine import check_device, resolve_device
 from profiler.published.references import STUDIES
 from profiler.run.progress import duration
 
@@ -54,11 +54,8 @@ def read_suites(device: Device) -> list[Suite]:
 
 def suites_table(wanted: str) -> Table:
     """File, source, what it measures, cases and time here, command. Raises ConfigError for an unknown device."""
-    if wanted not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"--device {wanted}: expected auto, cpu or cuda")
-    gpus = visible_gpus()
-    device: Device = "cuda" if wanted == "cuda" or (wanted == "auto" and gpus) else "cpu"
-    gpu = gpus[0] if device == "cuda" and gpus else None
+    target = resolve_device(check_device(wanted))
+    device, gpu = target.kind, target.gpu
     title = f"Suites on {device}{f' ({gpu.name})' if gpu else ''}; run one by its file:"
     command = f"python -m profiler {_shown(FOLDER / 'cnn-benchmarks.yaml')}"
     table = Table(title=Text(f"{title} {command}"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -67,7 +64,7 @@ def suites_table(wanted: str) -> Table:
     table.add_column("Cases", justify="right", no_wrap=True)
     table.add_column("About", justify="right", no_wrap=True)
     for suite in read_suites(device):
-        total, runnable, seconds = suite.plan(device, gpu.compute_capability if gpu else None)
+        total, runnable, seconds = suite.plan(device, target.compute_capability)
         what = Text(suite.measures)
         what.append(f"\nAfter {suite.source}" if suite.source else "", style="dim")
         cases = str(total) if runnable == total else f"{runnable} of {total}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import traceback
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from profiler.job.case import Budget, Case, Role
 from profiler.job.conditions import parse_only
 from profiler.job.config import Config, load_config, parse_machine
 from profiler.job.plan import estimate_seconds, estimate_total, make_plan
-from profiler.machine import Target, choose_device, describe
+from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.processes.forkserver import libraries
 from profiler.published.command import covers, present, require
 from profiler.results.lines import summary, without_probes, write_tables
@@ -62,7 +61,8 @@ def execute(request: Request, console: Console) -> int:
     """Run the job; returns the exit code. Raises ConfigError."""
     if request.retry and request.resume is None:
         raise ConfigError("--retry goes with --resume and a run's folder")
-    _check_device(request.device)
+    if request.device is not None:
+        check_device(request.device)
     only = parse_only(request.only)
     machine = parse_machine(request.machine)
     path = _config_path(request)
@@ -70,7 +70,7 @@ def execute(request: Request, console: Console) -> int:
     for kind in ("cpu", "cuda"):
         load_config(path, kind, _overrides(request))  # A mistake in the other device's block should show here too.
     with libraries() as facts:
-        target = choose_device(wanted, facts)
+        target = resolve_device(wanted, facts)
         config = load_config(path, target.kind, _overrides(request))
         config = config.model_copy(update={"machine": config.machine.model_copy(update=machine)})
         if request.resume is None:
@@ -84,12 +84,6 @@ def execute(request: Request, console: Console) -> int:
         environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
         run = _open_run(request, config, target, environment)
         return _measure(console, request, config, cases, run, budget, target, environment)
-
-
-def environment_now() -> dict[str, Any]:
-    """What a run started now would record of this machine."""
-    with libraries() as facts:
-        return describe(choose_device("auto", facts), facts)
 
 
 def _measure(
@@ -185,11 +179,6 @@ def _config_path(request: Request) -> Path:
         name = str(request.config)
         raise ConfigError(f"'{name}' is neither a file nor a command{nearest(name, _COMMANDS)}")
     return request.config
-
-
-def _check_device(device: str | None) -> None:
-    if device is not None and not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-        raise ConfigError(f"--device {device}: valid: auto, cpu, cuda, cuda:1")
 
 
 def _overrides(request: Request) -> dict[str, Any]:

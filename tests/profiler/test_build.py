@@ -21,7 +21,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from engines.catalog import ENGINES, Requirement
-from profiler import build_order
+from profiler import nvml
 from profiler.build_order import BuildOrder, find_engine, find_gpu, make_tasks
 from profiler.errors import ConfigError
 from profiler.nvml import Gpu
@@ -269,24 +269,24 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     running = Requirement("no_pycuda", "pip install pycuda", to_build=False)
     for name in ("trt", "trt-rtx"):
         monkeypatch.setitem(ENGINES, name, dataclasses.replace(ENGINES[name], requirements=(lacking, running)))
-    monkeypatch.setattr(build_order, "visible_gpus", lambda: [card("9.0")])
+    monkeypatch.setattr(nvml, "visible_gpus", lambda: [card("9.0")])
     for name in ("trt", "trt-rtx"):
         with pytest.raises(ConfigError) as raised:
             find_engine(name)
         assert str(raised.value) == (
             f"--engine {name}: no_bindings is not installed: pip install 'the-libs' 'the-bindings'"
         )
-    monkeypatch.setattr(build_order, "visible_gpus", list)
+    monkeypatch.setattr(nvml, "visible_gpus", list)
     assert find_engine("trt").name == "trt", "what it lacks would not help without a GPU"
 
 
 def test_card_that_the_library_does_not_support_needs_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_order, "visible_gpus", lambda: [card("9.0")])
+    monkeypatch.setattr(nvml, "visible_gpus", lambda: [card("9.0")])
     with pytest.raises(ConfigError, match=r"compute capability 9.0; .* give --target, such as sm89"):
         find_gpu(ENGINES["trt-rtx"], None)
     assert find_gpu(ENGINES["trt-rtx"], "sm89") is None, "it builds without the GPU"
     assert find_gpu(ENGINES["trt"], None) == card("9.0")
-    monkeypatch.setattr(build_order, "visible_gpus", lambda: [card("8.9")])
+    monkeypatch.setattr(nvml, "visible_gpus", lambda: [card("8.9")])
     assert find_gpu(ENGINES["trt-rtx"], None) == card("8.9")
 
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from engines.catalog import ENGINES, Requirement
-from profiler import listings
+from profiler import listings, nvml
 from profiler.nvml import Gpu
 
 
@@ -22,7 +22,7 @@ def row(monkeypatch: pytest.MonkeyPatch):
     """`row("trt", "cuda", [card("9.0")])` is what the table says of that preset on a machine with these GPUs."""
 
     def row(preset: str, device: str, gpus: list[Gpu]) -> str:
-        monkeypatch.setattr(listings, "visible_gpus", lambda: gpus)
+        monkeypatch.setattr(nvml, "visible_gpus", lambda: gpus)
         table = listings.engines_table(device)
         console = Console(file=io.StringIO(), width=2000)
         console.print(table)
@@ -92,5 +92,5 @@ def test_building_ahead_of_time_on_a_machine_without_a_gpu(monkeypatch, row):
 
 def test_title_names_the_card(monkeypatch):
     for gpus, words in (([card("9.0")], "A card, compute capability 9.0"), ([], "no NVIDIA driver answers here")):
-        monkeypatch.setattr(listings, "visible_gpus", lambda gpus=gpus: gpus)
+        monkeypatch.setattr(nvml, "visible_gpus", lambda gpus=gpus: gpus)
         assert words in str(listings.engines_table("cuda").title)

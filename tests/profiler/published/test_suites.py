@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from engines.catalog import Device
+from profiler import nvml
 from profiler.errors import ConfigError
 from profiler.job.case import Case, Role
 from profiler.job.config import load_config
@@ -136,16 +137,16 @@ def test_the_listing_names_every_file_its_source_cases_and_time(width: int) -> N
 
 
 def test_the_listing_is_for_the_device_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suites, "visible_gpus", lambda: [Gpu(0, "GPU-1", "A card", 81_920.0, "580.95", "9.0")])
+    monkeypatch.setattr(nvml, "visible_gpus", lambda: [Gpu(0, "GPU-1", "A card", 81_920.0, "580.95", "9.0")])
     assert "Suites on cuda (A card)" in listed("auto")
-    monkeypatch.setattr(suites, "visible_gpus", list)
+    monkeypatch.setattr(nvml, "visible_gpus", list)
     assert "Suites on cpu;" in listed("auto")
 
 
 def test_a_device_that_is_none_and_a_folder_without_suites_are_errors(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="--device gpu: expected auto, cpu or cuda"):
+    with pytest.raises(ConfigError, match="--device gpu: valid: auto, cpu, cuda"):
         suites.suites_table("gpu")
     monkeypatch.setattr(suites, "FOLDER", tmp_path)
     with pytest.raises(ConfigError, match="has no suites"):
@@ -187,7 +188,7 @@ def test_a_run_with_a_study_ends_with_its_tables(profiler: Profiler, tmp_path: P
         (["published", "nowhere", "--study", "cnn-benchmarks"], "nowhere: no finished run stands there"),
         (["published", "nowhere", "--study", "cnn"], "--study: unknown study 'cnn'; valid: cnn-benchmarks, "),
         (["job.yaml", "--machine", "lable=H200"], "--machine: unknown key 'lable'; did you mean 'label'?"),
-        (["suites", "--device", "gpu"], "--device gpu: expected auto, cpu or cuda"),
+        (["suites", "--device", "gpu"], "--device gpu: valid: auto, cpu, cuda"),
     ],
 )
 def test_what_cannot_be_used_gives_2_and_one_message(
