@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engines.catalog import ENGINES
 
 if TYPE_CHECKING:
-    from engines.base import Job, Session
+    from engines.base import BuiltAhead, Job, Session
 
 __all__ = ["build", "open_session"]
 
@@ -24,10 +24,10 @@ def open_session(engine: str, job: Job) -> Session:
     return session
 
 
-def build(engine: str, job: Job) -> dict[str, Any]:
+def build(engine: str, job: Job) -> BuiltAhead:
     """Have an engine that builds (`Engine.builds`) do so into its cache, for a session that is opened later.
 
-    Returns `cached`, whether it was there already, and `warnings`. Raises as `open_session` does.
+    Raises as `open_session` does.
     """
-    made: dict[str, Any] = importlib.import_module(ENGINES[engine].module).build(replace(job, engine=engine))
+    made: BuiltAhead = importlib.import_module(ENGINES[engine].module).build(replace(job, engine=engine))
     return made

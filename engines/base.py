@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -54,6 +54,70 @@ class Memory:
     """Of the weights, in training."""
     optimizer: int | None = None
     """The optimizer's state, in training."""
+
+
+@dataclass(kw_only=True)
+class Building:
+    """How an engine was built, when it was: seconds, whether it came from a cache now, and the builder's peaks."""
+
+    seconds: float
+    cached: bool
+    peak_host_mib: float | None = None
+    peak_device_mib: float | None = None
+
+
+@dataclass(frozen=True)
+class BuiltAhead:
+    """An engine that was built for a session that is opened later: whether it was in the cache already."""
+
+    cached: bool
+    warnings: Sequence[str] = ()
+
+
+@dataclass(kw_only=True)
+class Proof:
+    """What really ran. What is None the engine cannot say.
+
+    What is compared with the request, or becomes a warning, has a field; `details` holds what is only kept.
+    """
+
+    library: str | None = None
+    """Name and version."""
+    device: str | None = None
+    providers: Mapping[str, int] | None = None
+    """Nodes by execution provider."""
+    compute_providers: Mapping[str, int] | None = None
+    """Convolutions and matrix products by execution provider."""
+    compute_types: Mapping[str, int] | None = None
+    """Convolutions and matrix products by the type that they were computed in."""
+    tf32: bool | None = None
+    cudnn: bool | None = None
+    cuda_graph: bool | None = None
+    cuda_graph_fallback: str | None = None
+    """Why the engine had to do without a CUDA graph."""
+    cuda_graph_wanted: bool | None = None
+    cuda_graph_skips: int | None = None
+    """How many CUDA graphs torch.compile wanted and did not record."""
+    graph_breaks: int | None = None
+    build: Building | None = None
+    warnings: Sequence[str] | None = None
+    """These become the row's own."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """One level: the fields that are known, then the details."""
+        known = {name: value for name, value in vars(self).items() if value is not None and name != "details"}
+        build = {"build": asdict(self.build)} if self.build else {}
+        return {**known, **build, **self.details}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Proof:
+        """Read what `to_dict` wrote."""
+        names = {own.name for own in fields(cls)}
+        known = {name: value for name, value in values.items() if name in names}
+        if "build" in known:
+            known["build"] = Building(**known["build"])
+        return cls(**known, details={name: value for name, value in values.items() if name not in names})
 
 
 @dataclass(frozen=True)
@@ -112,14 +176,8 @@ class Session(Protocol):
     def memory(self) -> Memory:
         """What this engine declares of its memory now."""
 
-    def proof(self) -> dict[str, Any]:
-        """What really ran; called once, after everything has been measured.
-
-        Keys that are compared with the request: `providers` (node count by execution provider), `compute_types`
-        (operator count by type, for convolutions and matrix products), `tf32`, `cuda_graph`; with the last goes
-        `cuda_graph_fallback`, why the engine had to do without. `warnings` become the row's own, and the `seconds` of
-        `build` its build time.
-        """
+    def proof(self) -> Proof:
+        """What really ran; called once, after everything has been measured."""
 
     def layers(self) -> list[Layer]:
         """Profile some iterations and return their layers in running order; called, if at all, after `proof`."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import openvino
 
-from engines.base import Array, Job, Layer, Mark, Memory
+from engines.base import Array, Job, Layer, Mark, Memory, Proof
 from engines.layer_profile.node_mapping import node_name, read_graph
 from exporters.inputs import BATCH, input_specs
 
@@ -54,19 +54,19 @@ class OpenVinoSession:
     def memory(self) -> Memory:
         return Memory()
 
-    def proof(self) -> dict[str, Any]:
+    def proof(self) -> Proof:
         """The types that the compiled graph's nodes run in, as the plugin's own execution graph tells them."""
         nodes = [node.get_rt_info() for node in self.compiled.get_runtime_model().get_ordered_ops()]
         kinds = [(_info(node, "layerType"), _info(node, "runtimePrecision")) for node in nodes]
         types = Counter(_TYPES.get(precision, precision) for kind, precision in kinds if kind in _COMPUTE)
-        return {
-            "library": f"openvino {openvino.__version__}",
-            "device": "cpu",
-            "compute_types": dict(types),
-            "operators": len(nodes),
-            "tf32": False,
-            "cuda_graph": False,
-        }
+        return Proof(
+            library=f"openvino {openvino.__version__}",
+            device="cpu",
+            compute_types=dict(types),
+            tf32=False,
+            cuda_graph=False,
+            details={"operators": len(nodes)},
+        )
 
     def layers(self) -> list[Layer]:
         """What the plugin's execution graph says of a twin that counts: each layer's mean time over all its runs."""

@@ -20,7 +20,7 @@ import onnx
 import onnxruntime
 import torch
 
-from engines.base import Array, Job, Layer, Mark, Memory
+from engines.base import Array, Job, Layer, Mark, Memory, Proof
 from engines.catalog import Device
 from engines.layer_profile.node_mapping import covered_nodes, read_graph, steps_of
 from engines.layer_profile.torch_trace import ITERATIONS, record
@@ -106,7 +106,7 @@ class OrtSession:
         bound, held = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
         return Memory(weights, grown + bound, max(loaded - weights, 0) + held - bound)
 
-    def proof(self) -> dict[str, Any]:
+    def proof(self) -> Proof:
         """Each node's provider as the measured session assigned it, and the types of a twin session's optimized graph.
 
         The optimized graph is the only place where casts that ORT inserted can be seen; a twin with the same options
@@ -120,19 +120,21 @@ class OrtSession:
         known |= {t.name: t.data_type for t in graph.initializer}
         types = Counter(_operand_type(node, known) for node in graph.node if node.op_type in _COMPUTE)
         cuda = self.session.get_provider_options().get("CUDAExecutionProvider", {})
-        return {
-            "library": f"onnxruntime {onnxruntime.__version__}",
-            "device": self.job.device,
-            "providers": dict(Counter(provider for provider, _ in nodes)),
-            "compute_providers": dict(Counter(provider for provider, op in nodes if op in _COMPUTE)),
-            "compute_types": dict(types),
-            "operators": len(graph.node),
-            "casts": sum(node.op_type == "Cast" for node in graph.node),
-            "tf32": cuda.get("use_tf32") == "1",
-            "cuda_graph": cuda.get("enable_cuda_graph") == "1",
-            "channels_last": cuda.get("prefer_nhwc") == "1",
-            "conv_search": cuda.get("cudnn_conv_algo_search"),
-        }
+        return Proof(
+            library=f"onnxruntime {onnxruntime.__version__}",
+            device=self.job.device,
+            providers=dict(Counter(provider for provider, _ in nodes)),
+            compute_providers=dict(Counter(provider for provider, op in nodes if op in _COMPUTE)),
+            compute_types=dict(types),
+            tf32=cuda.get("use_tf32") == "1",
+            cuda_graph=cuda.get("enable_cuda_graph") == "1",
+            details={
+                "operators": len(graph.node),
+                "casts": sum(node.op_type == "Cast" for node in graph.node),
+                "channels_last": cuda.get("prefer_nhwc") == "1",
+                "conv_search": cuda.get("cudnn_conv_algo_search"),
+            },
+        )
 
     def layers(self) -> list[Layer]:
         """The nodes of a twin session that ONNX Runtime profiles; without a CUDA graph, whose replay runs no node."""

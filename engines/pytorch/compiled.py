@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
 from torch._inductor import config
 
-from engines.base import Job, Layer, Mark
+from engines.base import Job, Layer, Mark, Proof
 from engines.layer_profile.torch_trace import Iteration, median_layers, record
 from engines.pytorch.eager import EagerSession
 from engines.pytorch.layer_step import LayerStep
@@ -50,7 +51,7 @@ class CompiledSession(EagerSession):
     def run(self, mark: Mark) -> None:
         self.step(mark)
 
-    def proof(self) -> dict[str, Any]:
+    def proof(self) -> Proof:
         """The compiler's own counters, and the types of the operators that it was given to compile.
 
         Those inside a compiled graph cannot be seen by a dispatch mode.
@@ -58,15 +59,14 @@ class CompiledSession(EagerSession):
         if counters["stats"]["unique_graphs"] == 0:
             raise RuntimeError("torch.compile compiled nothing: the model ran in eager")
         wants_graph = self.job.device == "cuda" and self.mode in ("reduce-overhead", "max-autotune")
-        return self.facts() | {
-            "mode": self.mode,
-            "compute_types": dict(self.operators_seen().types),
-            "compiled_graphs": counters["stats"]["unique_graphs"],
-            "graph_breaks": sum(counters["graph_break"].values()),
-            "cuda_graph_wanted": wants_graph,
-            "cuda_graph": wants_graph and _recorded_graphs() > 0,
-            "cuda_graph_skips": counters["inductor"]["cudagraph_skips"] if wants_graph else 0,
-        }
+        types = self.operators_seen().types
+        return replace(
+            self.facts(types, mode=self.mode, compiled_graphs=counters["stats"]["unique_graphs"]),
+            graph_breaks=sum(counters["graph_break"].values()),
+            cuda_graph_wanted=wants_graph,
+            cuda_graph=wants_graph and _recorded_graphs() > 0,
+            cuda_graph_skips=counters["inductor"]["cudagraph_skips"] if wants_graph else 0,
+        )
 
     def layers(self) -> list[Layer]:
         """On CUDA every kernel in running order, also those of replayed graphs; on the CPU generated kernels and calls.

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engines.base import Array, Job, Layer, Mark, Memory
+from engines.base import Array, Job, Layer, Mark, Memory, Proof
 from engines.layer_profile.node_mapping import origins, read_graph
 from engines.layer_profile.torch_modules import profile_module
 from engines.pytorch.layer_step import LayerStep
@@ -110,10 +110,10 @@ class EagerSession:
         gradients = self.training.gradients(lambda: self.run(_ignore))
         return self.outputs()[0], gradients
 
-    def proof(self) -> dict[str, Any]:
+    def proof(self) -> Proof:
         """Run once more under a dispatch mode, which sees every operator with the types of its inputs."""
         seen = self.operators_seen()
-        return self.facts() | {"compute_types": dict(seen.types), "operators": sum(seen.operators.values())}
+        return self.facts(seen.types, operators=sum(seen.operators.values()))
 
     def operators_seen(self) -> Recorder:
         """The module's operators, without whatever compiles or replays them."""
@@ -128,21 +128,24 @@ class EagerSession:
                 self.step(_ignore)
         return seen
 
-    def facts(self) -> dict[str, Any]:
-        """What the process's switches and the session's state say."""
+    def facts(self, compute_types: Counter[str], **details: Any) -> Proof:
+        """What the process's switches and the session's state say, with the types that were seen."""
         cuda = self.job.device == "cuda"
         tf32 = torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
         images = [w for w in self.model.parameters() if w.dim() == 4]
-        weights = Counter(_name(p.dtype) for p in self.model.parameters())
-        return {
-            "library": f"torch {torch.__version__}",
-            "device": str(self.inputs[0].device),
-            "weight_types": dict(weights),
-            "tf32": cuda and tf32,
-            "cudnn": cuda and torch.backends.cudnn.enabled,
-            "cuda_graph": self.graph is not None,
+        own = {
+            "weight_types": dict(Counter(_name(p.dtype) for p in self.model.parameters())),
             "channels_last": bool(images) and all(w.is_contiguous(memory_format=torch.channels_last) for w in images),
         }
+        return Proof(
+            library=f"torch {torch.__version__}",
+            device=str(self.inputs[0].device),
+            compute_types=dict(compute_types),
+            tf32=cuda and tf32,
+            cudnn=cuda and torch.backends.cudnn.enabled,
+            cuda_graph=self.graph is not None,
+            details=own | details,
+        )
 
     def layers(self) -> list[Layer]:
         """Its operators, seen by torch.profiler; those of a captured graph as they run without it."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from engines.base import Array, Job, Layer, Mark, Memory, Unsupported
+from engines.base import Array, Building, BuiltAhead, Job, Layer, Mark, Memory, Proof, Unsupported
 from engines.batch_range import parse_batches
 from engines.catalog import ENGINES
 from engines.cuda_graph import capture
@@ -77,7 +77,7 @@ def open_session(job: Job) -> TrtSession:
     return TrtSession(job)
 
 
-def build(job: Job) -> dict[str, Any]:
+def build(job: Job) -> BuiltAhead:
     """Build `job`'s engine into the cache, if it is not there, or anew with the option `rebuild`.
 
     Raises what `open_session` does before it loads an engine.
@@ -86,7 +86,7 @@ def build(job: Job) -> dict[str, Any]:
     request = _request(module, job)
     job.phase("build")
     built = build_engine(module, request, Cache(), job.progress, bool(job.options.get("rebuild")))
-    return {"cached": built.cached, "warnings": list(built.warnings)}
+    return BuiltAhead(built.cached, built.warnings)
 
 
 class TrtSession:
@@ -144,27 +144,35 @@ class TrtSession:
             weights = sum(count * dtype.itemsize for dtype, count in elements.items())
         return Memory(weights, self.memory_taken.size, self.memory_taken.padding)
 
-    def proof(self) -> dict[str, Any]:
+    def proof(self) -> Proof:
         """What the engine's inspector says of its layers, and what this session did."""
         summary = summarize(self._layers(), self.products)
         if self.request.precision == "tf32" and summary["compute_types"] and not summary["tf32_kernels"]:
             self.warnings.append("unproven: TF32 was allowed, and no kernel's name says that it was used")
-        built = dataclasses.asdict(self.built)
-        return {
-            "library": f"{PRODUCTS[self.job.engine]} {self.library.__version__}",
-            "device": "cuda",
-            **summary,
+        built = self.built
+        return Proof(
+            library=f"{PRODUCTS[self.job.engine]} {self.library.__version__}",
+            device="cuda",
+            compute_types=summary.pop("compute_types"),
             # What the builder was told, or what a kernel's name gives away.
-            "tf32": self.request.precision == "tf32" or summary["tf32_kernels"] > 0,
-            "cuda_graph": self.graph is not None,
-            **({"cuda_graph_fallback": self.fallback} if self.fallback else {}),
-            "layers": self.engine.num_layers,
-            "refittable": self.engine.refittable,
-            "streamable_weights_bytes": self.engine.streamable_weights_size,
-            "auxiliary_streams": self.engine.num_aux_streams,
-            "build": {name: built[name] for name in ("seconds", "cached", "peak_host_mib", "peak_device_mib")},
-            "warnings": list(self.warnings),
-        }
+            tf32=self.request.precision == "tf32" or summary["tf32_kernels"] > 0,
+            cuda_graph=self.graph is not None,
+            cuda_graph_fallback=self.fallback,
+            build=Building(
+                seconds=built.seconds,
+                cached=built.cached,
+                peak_host_mib=built.peak_host_mib,
+                peak_device_mib=built.peak_device_mib,
+            ),
+            warnings=list(self.warnings),
+            details=summary
+            | {
+                "layers": self.engine.num_layers,
+                "refittable": self.engine.refittable,
+                "streamable_weights_bytes": self.engine.streamable_weights_size,
+                "auxiliary_streams": self.engine.num_aux_streams,
+            },
+        )
 
     def layers(self) -> list[Layer]:
         """Time each layer by TensorRT's own profiler, outside of any CUDA graph."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from engines.base import Proof
 from profiler.job.case import Case, CaseId
 from profiler.processes.process import Status
 from profiler.stats import samples as statistics
@@ -40,7 +41,7 @@ class Result:
     parity: dict[str, float | None] = field(default_factory=dict)
     telemetry: dict[str, Any] = field(default_factory=dict)
     roofline: dict[str, float | None] = field(default_factory=dict)
-    proof: dict[str, Any] = field(default_factory=dict)
+    proof: Proof | None = None
     warnings: list[str] = field(default_factory=list)
     layers: list[dict[str, Any]] = field(default_factory=list)
     """In running order, with `layer`, `kind`, `nodes` and `ms` as in layers.parquet; empty without --profile."""
@@ -63,14 +64,21 @@ class Result:
         """One line."""
         values = dataclasses.asdict(self)
         del values["reasons"]
-        return json.dumps({**values, "case_id": str(self.case_id), "reason": self.reason})
+        return json.dumps({**values, "case_id": str(self.case_id), "reason": self.reason, "proof": self._proof})
 
     @classmethod
     def from_json(cls, line: str) -> Result:
         """Raises ValueError or TypeError for a line that `to_json` did not write whole."""
         values = dict(json.loads(line))
         case_id, reason = CaseId.parse(values.pop("case_id", "")), values.pop("reason", None)
-        return cls(case_id, **values, reasons=[reason] if reason else [])
+        proof = values.pop("proof", None)
+        return cls(
+            case_id, **values, reasons=[reason] if reason else [], proof=Proof.from_dict(proof) if proof else None
+        )
+
+    @property
+    def _proof(self) -> dict[str, Any]:
+        return self.proof.to_dict() if self.proof else {}
 
     def row(self, run_id: str, suite: str, case: Case, environment: Mapping[str, Any]) -> dict[str, Any]:
         """The row of results.parquet; columns that this version does not fill are left out (null)."""
@@ -97,13 +105,13 @@ class Result:
             "reason": self.reason,
             "reference": self.reference,
             "warnings": self.warnings,
-            "proof": json.dumps(self.proof, sort_keys=True) if self.proof else None,
+            "proof": json.dumps(self._proof, sort_keys=True) if self.proof else None,
             "gpu": environment.get("gpu"),
             **{key: environment.get(key) for key in ("host", "cuda", "driver", "cudnn")},
             **_machine(environment),
             **{f"{name}_version": environment.get(f"{name}_version") for name in ("torch", "onnxruntime", "tensorrt")},
         }
-        library, _, release = str(self.proof.get("library", "")).rpartition(" ")
+        library, _, release = ((self.proof and self.proof.library) or "").rpartition(" ")
         if library.startswith("TensorRT"):  # Of two libraries; the environment's is the one that is not for RTX.
             row["tensorrt_version"] = release
         if self.status != "ok":

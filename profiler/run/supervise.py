@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from engines.base import BuiltAhead
 from engines.catalog import ENGINES
 from profiler.job.case import Case
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
@@ -81,9 +82,10 @@ def drop_if_empty(log: Path) -> None:
 
 def _add_build(result: Result, built: Outcome) -> None:
     """What the process said that built the engine, and the time that it took."""
-    result.warnings[:0] = built.value["warnings"]
-    if "build" in result.proof:
-        result.proof["build"]["cached"] = built.value["cached"]
+    ahead: BuiltAhead = built.value
+    result.warnings[:0] = ahead.warnings
+    if result.proof is not None and result.proof.build is not None:
+        result.proof.build.cached = ahead.cached
     for phase, seconds in built.seconds.items():
         result.phases[phase] = result.phases.get(phase, 0.0) + seconds
 

@@ -6,11 +6,10 @@ A row whose proof does not match its request is `failed`: nothing falls back in 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from engines.base import Array
+from engines.base import Array, Proof
 from exporters.gradients import Deviation
 from profiler.job.case import Case
 
@@ -127,31 +126,31 @@ def _or_zero(error: float) -> float:
     return error if np.isfinite(error) else 0.0
 
 
-def mismatch(case: Case, proof: dict[str, Any]) -> str | None:
+def mismatch(case: Case, proof: Proof) -> str | None:
     """What of the proof contradicts the case's request; None if nothing does."""
     wrong = []
     wanted = _TYPES.get(case.precision)
-    types = proof.get("compute_types")
+    types = proof.compute_types
     if types is None:
         wrong.append(f"asked for {case.precision}, and the engine does not say in which types it computed")
     elif wanted is not None and _strays(case, types) and not _mixed(case, types):
         wrong.append(f"asked for {case.precision}, computed in {_counts(types)}")
-    elsewhere = {p: n for p, n in proof.get("compute_providers", {}).items() if p != _PROVIDERS[case.device]}
+    elsewhere = {p: n for p, n in (proof.compute_providers or {}).items() if p != _PROVIDERS[case.device]}
     if elsewhere:
         wrong.append(f"convolutions and products ran on {_counts(elsewhere)}, not on {_PROVIDERS[case.device]}")
-    if bool(proof.get("tf32")) != (case.precision == "tf32"):
-        wrong.append(f"TF32 was {'on' if proof.get('tf32') else 'off'} at {case.precision}")
-    if case.options.get("cuda_graph") and not proof.get("cuda_graph") and not proof.get("cuda_graph_fallback"):
+    if bool(proof.tf32) != (case.precision == "tf32"):
+        wrong.append(f"TF32 was {'on' if proof.tf32 else 'off'} at {case.precision}")
+    if case.options.get("cuda_graph") and not proof.cuda_graph and not proof.cuda_graph_fallback:
         wrong.append("no CUDA graph was captured")
-    if case.options.get("cudnn") is False and proof.get("cudnn"):
+    if case.options.get("cudnn") is False and proof.cudnn:
         wrong.append("cuDNN was on")
     return "; ".join(wrong) or None
 
 
-def remarks(case: Case, proof: dict[str, Any]) -> list[str]:
+def remarks(case: Case, proof: Proof) -> list[str]:
     """Warnings for what is no contradiction but should be known."""
     found = []
-    types = proof.get("compute_types")
+    types = proof.compute_types
     if case.precision == "int8" and case.source.calibration is None:
         found.append("calibration: seeded data, so accuracy says nothing")
     if types and _mixed(case, types) and (strays := _strays(case, types)):
@@ -163,27 +162,28 @@ def remarks(case: Case, proof: dict[str, Any]) -> list[str]:
         found.append(
             f"unproven: the types of {types.get('unknown', 'all')} convolutions and products could not be seen"
         )
-    if proof.get("device") == "cuda" and proof.get("providers", {}).get("CPUExecutionProvider"):
-        found.append(f"cpu-nodes: {proof['providers']['CPUExecutionProvider']} nodes ran on the CPU provider")
-    if proof.get("graph_breaks"):
-        found.append(f"graph-breaks: torch.compile left the graph {proof['graph_breaks']} times")
-    if proof.get("cuda_graph_wanted") and (proof.get("cuda_graph_skips") or not proof.get("cuda_graph")):
+    on_cpu = (proof.providers or {}).get("CPUExecutionProvider")
+    if proof.device == "cuda" and on_cpu:
+        found.append(f"cpu-nodes: {on_cpu} nodes ran on the CPU provider")
+    if proof.graph_breaks:
+        found.append(f"graph-breaks: torch.compile left the graph {proof.graph_breaks} times")
+    if proof.cuda_graph_wanted and (proof.cuda_graph_skips or not proof.cuda_graph):
         found.append("no-cuda-graph: torch.compile recorded no CUDA graph, or not for all; the worker's log says why")
-    if proof.get("cuda_graph_fallback"):
-        found.append(f"no-cuda-graph: every call was enqueued anew ({proof['cuda_graph_fallback']})")
-    return found + list(proof.get("warnings", []))
+    if proof.cuda_graph_fallback:
+        found.append(f"no-cuda-graph: every call was enqueued anew ({proof.cuda_graph_fallback})")
+    return found + list(proof.warnings or [])
 
 
-def _strays(case: Case, types: dict[str, int]) -> dict[str, int]:
+def _strays(case: Case, types: Mapping[str, int]) -> dict[str, int]:
     """How many convolutions and products were computed in another type than the one that was asked for."""
     return {name: count for name, count in types.items() if name not in (_TYPES.get(case.precision), "unknown")}
 
 
-def _mixed(case: Case, types: dict[str, int]) -> bool:
+def _mixed(case: Case, types: Mapping[str, int]) -> bool:
     """Whether strays are to be expected: a Q/DQ graph leaves to the runtime what it computes in int8, and not every
     operator has an integer kernel. Without a single one, int8 did not happen."""
     return case.precision == "int8" and types.get("int8", 0) > 0
 
 
-def _counts(counts: dict[str, int]) -> str:
+def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} ({count}×)" for name, count in sorted(counts.items()))

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 import engines
-from engines.base import Array, Job, Session, Unsupported
+from engines.base import Array, BuiltAhead, Job, Session, Unsupported
 from engines.catalog import ENGINES
 from exporters import inputs
 from exporters.cache import Cache, file_sha256
@@ -126,7 +125,7 @@ def prepare_export(argument: tuple[ModelSource, str, Path], report: Report) -> t
     return export.path, export.seconds
 
 
-def build_ahead(task: Task, report: Report) -> dict[str, Any]:
+def build_ahead(task: Task, report: Report) -> BuiltAhead:
     """Have the case's engine built into its cache: memory that a builder takes is not to count as the case's."""
     case = task.case
     check_batch(task)
@@ -208,12 +207,13 @@ def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: P
     if isinstance(clock, CudaClock) and not is_probe:  # Pinning gigabytes would take longer than a probe.
         result.samples |= clock.time_copies(*copied)
     _add_roofline(task, result, sum(copied), report)
+    built = result.proof.build if result.proof else None
     result.seconds = {
         "export_s": task.prepared.export_s.get(graph_of(case.precision))
         if ENGINES[case.engine].needs == "onnx"
         else None,
         # What building took when it was done, for an engine that comes from a cache.
-        "build_s": (result.proof.get("build") or {}).get("seconds", phases.seconds.get("build")),
+        "build_s": built.seconds if built else phases.seconds.get("build"),
         "load_s": phases.seconds.get("load"),
         "first_run_s": first_s,
     }
@@ -307,9 +307,9 @@ def _check(task: Task, session: Session, outputs: Sequence[Array], result: Resul
         result.fail(f"the {what} not finite")
     elif case.pass_ == "training":
         check_gradients(task, session, result)
-    result.proof = session.proof()
-    result.warnings += checks.remarks(case, result.proof)
-    wrong = checks.mismatch(case, result.proof)
+    result.proof = proof = session.proof()
+    result.warnings += checks.remarks(case, proof)
+    wrong = checks.mismatch(case, proof)
     if wrong:
         result.fail(wrong)
 
@@ -333,7 +333,7 @@ def _profile(session: Session, result: Result, enough: bool) -> None:
 def _add_roofline(task: Task, result: Result, copied_bytes: int, report: Report) -> None:
     """Where the case lies below the device's roofs; a row that lies far above them becomes `failed`."""
     case, cost = task.case, task.prepared.cost
-    precision = roofline.computed_in(case.precision, result.proof.get("compute_types") or {})
+    precision = roofline.computed_in(case.precision, (result.proof and result.proof.compute_types) or {})
     weights = cost.weight_bytes(case.precision)
     moved = None if weights is None else weights + copied_bytes
     latency, gpu = (median(result.samples.get(name, [])) for name in (result.clock or "", "gpu"))

@@ -85,11 +85,11 @@ def test_every_convolution_and_product_is_int8(engine: str, open_session: Open) 
     error = np.linalg.norm(outputs(session) - expected) / np.linalg.norm(expected)
     assert 1e-3 < error < 0.1
     # Blocks whose input has two readers are where ONNX Runtime would leave convolutions in float.
-    assert session.proof()["compute_types"] == {"int8": PRODUCTS}
+    assert session.proof().compute_types == {"int8": PRODUCTS}
 
 
 def test_without_optimizations_onnx_runtime_computes_in_float_and_the_proof_says_so(open_session: Open) -> None:
-    assert open_session("ort", optimize=False).proof()["compute_types"] == {"float32": PRODUCTS}
+    assert open_session("ort", optimize=False).proof().compute_types == {"float32": PRODUCTS}
 
 
 def test_weights_take_a_quarter(open_session: Open) -> None:
@@ -125,5 +125,5 @@ def test_proof_of_products_of_integers_that_a_users_file_may_hold(tmp_path: Path
     job = Job(source, "inference", "native", 2, "cpu", {}, tuple(seeded_inputs(input_specs(source), 2)), onnx=path)
     session: Any = engines.open_session("ort", job)
     session.run(lambda name: None)
-    assert session.proof()["compute_types"] == {"int8": 2}
+    assert session.proof().compute_types == {"int8": 2}
     assert "DynamicQuantizeMatMul" in {node.op_type for node in session._optimized_graph().node}

@@ -115,7 +115,7 @@ def test_every_engine_gives_the_modules_outputs(engine: str, open_session: Open,
     session = open_session(engine)
     assert error(outputs(session), expected) < 1e-5
     assert error(outputs(session), expected) < 1e-5, "and again"
-    assert session.proof()["compute_types"].keys() == {"float32"}
+    assert session.proof().compute_types.keys() == {"float32"}
 
 
 @pytest.mark.parametrize("engine", ["eager", COMPILED])
@@ -188,10 +188,10 @@ def test_channels_last_really_is(open_session: Open) -> None:
     for tensor in (*session.inputs, session.model[0].weight, *seen):
         assert tensor.is_contiguous(memory_format=torch.channels_last)
         assert not tensor.is_contiguous()
-    assert session.proof()["channels_last"]
+    assert session.proof().details["channels_last"]
     plain: Any = open_session("eager")
     assert plain.inputs[0].is_contiguous()
-    assert not plain.proof()["channels_last"]
+    assert not plain.proof().details["channels_last"]
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("fp16", "float16"), ("bf16", "bfloat16")])
@@ -199,11 +199,11 @@ def test_proof_of_eager_counts_convolutions_and_products_by_type(
     open_session: Open, precision: str, dtype: str
 ) -> None:
     proof = open_session("eager", precision).proof()
-    assert proof["compute_types"] == {dtype: 3}, "two convolutions and a product"
-    assert proof["weight_types"].keys() == {dtype}
-    assert not proof["tf32"]
-    assert not proof["cuda_graph"]
-    assert proof["device"] == "cpu"
+    assert proof.compute_types == {dtype: 3}, "two convolutions and a product"
+    assert proof.details["weight_types"].keys() == {dtype}
+    assert not proof.tf32
+    assert not proof.cuda_graph
+    assert proof.device == "cpu"
 
 
 def test_proof_of_compiled_counts_its_graphs(open_session: Open) -> None:
@@ -213,27 +213,27 @@ def test_proof_of_compiled_counts_its_graphs(open_session: Open) -> None:
     session = open_session("compiled", phase=phases.append)
     assert phases == ["build", "load"]
     proof = session.proof()
-    assert proof["compiled_graphs"] >= 1
-    assert proof["graph_breaks"] == 0
-    assert proof["cuda_graph"] is False
+    assert proof.details["compiled_graphs"] >= 1
+    assert proof.graph_breaks == 0
+    assert proof.cuda_graph is False
 
 
 def test_proof_of_ort_has_every_nodes_provider(open_session: Open) -> None:
     session = open_session("ort")
     session.run(lambda name: None)
     proof = session.proof()
-    assert proof["providers"].keys() == {"CPUExecutionProvider"}
-    assert proof["compute_providers"] == {"CPUExecutionProvider": 3}
-    assert proof["compute_types"] == {"float32": 3}
-    assert proof["casts"] == 0
-    assert not proof["tf32"]
+    assert proof.providers.keys() == {"CPUExecutionProvider"}
+    assert proof.compute_providers == {"CPUExecutionProvider": 3}
+    assert proof.compute_types == {"float32": 3}
+    assert proof.details["casts"] == 0
+    assert not proof.tf32
 
 
 def test_ort_computes_an_fp16_graph_in_fp32_on_the_cpu(open_session: Open) -> None:
     """Why it is unsupported: nothing but the optimized graph tells."""
     proof = open_session("ort", "fp16").proof()
-    assert "float32" in proof["compute_types"]
-    assert proof["casts"] > 0
+    assert "float32" in proof.compute_types
+    assert proof.details["casts"] > 0
 
 
 def test_weights_of_a_torch_session_are_its_parameters_and_statistics(open_session: Open) -> None:

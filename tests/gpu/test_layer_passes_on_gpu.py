@@ -185,14 +185,14 @@ def test_without_cudnn_torchs_own_kernels_run(open_layer: Open) -> None:
 @variants
 def test_proof_says_what_ran(engine: str, options: dict[str, Any], open_layer: Open) -> None:
     proof = open_layer(engine, LAYERS["plain"], "fp16", **options).proof()
-    assert proof["compute_types"] == {"float16": 3}
-    assert proof["cudnn"] is options.get("cudnn", True)
-    assert proof["channels_last"] is options.get("channels_last", False)
+    assert proof.compute_types == {"float16": 3}
+    assert proof.cudnn is options.get("cudnn", True)
+    assert proof.details["channels_last"] is options.get("channels_last", False)
     if engine == "compiled":
         wanted = options.get("mode") != "default"
-        assert (proof["cuda_graph"], proof["cuda_graph_skips"], proof["graph_breaks"]) == (wanted, 0, 0)
+        assert (proof.cuda_graph, proof.cuda_graph_skips, proof.graph_breaks) == (wanted, 0, 0)
     else:
-        assert proof["cuda_graph"] is options.get("cuda_graph", False)
+        assert proof.cuda_graph is options.get("cuda_graph", False)
 
 
 @variants

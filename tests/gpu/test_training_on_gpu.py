@@ -287,7 +287,7 @@ def test_what_was_measured_shows_the_references_gradients(
         assert judge_gradients(precision, off, reference.own_at(precision, BATCH), truth.norms)[0] is None
         assert off.result < 0.01
     assert [p.data_ptr() for p in session.model.parameters()] == places
-    assert session.proof()["compute_types"].keys() == {TYPES.get(precision, "float32")}
+    assert session.proof().compute_types.keys() == {TYPES.get(precision, "float32")}
 
 
 def test_a_compiled_max_pool_has_gradients_before_it(open_session: Open) -> None:

@@ -279,9 +279,9 @@ def test_where_capture_fails_the_session_goes_on_without(library: StandIn, tmp_p
     (output,) = run(session, 3)
     np.testing.assert_allclose(output, expected(job.onnx, job.inputs)[0], rtol=1e-3, atol=1e-4)
     proof = session.proof()
-    assert proof["cuda_graph"] is False
+    assert proof.cuda_graph is False
     says = "cannot be captured" if how == "beforehand" else "not permitted when stream is capturing"
-    assert says in proof["cuda_graph_fallback"]
+    assert says in proof.cuda_graph_fallback
     session.close()
     torch.cuda.empty_cache()
 
@@ -428,14 +428,14 @@ def test_a_row_has_parity_clocks_memory_and_proof(measure: Measure) -> None:
         parts = [result.memory[f"{part}_mib"] for part in ("context", "weights", "activations", "other")]
         assert sum(parts) == pytest.approx(result.memory["peak_memory_mib"])
         assert result.seconds["build_s"] == 12.5
-        assert result.proof["compute_types"] == {"float32" if width == 4 else "float16": 3}
+        assert result.proof.compute_types == {"float32" if width == 4 else "float16": 3}
         assert "engine-cache: so says the stand-in" in result.warnings
 
 
 def test_a_replayed_row_enqueues_sooner(measure: Measure) -> None:
     plain, replayed = measure("fp16"), measure("fp16", cuda_graph=True)
     assert (replayed.status, replayed.reason) == ("ok", None)
-    assert replayed.proof["cuda_graph"] is True
+    assert replayed.proof.cuda_graph is True
     assert replayed.parity["rel_l2_error"] < 1e-2
     assert median(replayed.samples["enqueue"]) < median(plain.samples["enqueue"])  # type: ignore[operator]
 

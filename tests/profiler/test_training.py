@@ -174,7 +174,7 @@ def test_wrong_gradients_and_a_proof_that_contradicts_are_both_reasons(
     measure: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proof, marker = EagerSession.proof, tmp_path / "marker"
-    monkeypatch.setattr(EagerSession, "proof", lambda session: {**proof(session), "tf32": True})
+    monkeypatch.setattr(EagerSession, "proof", lambda session: replace(proof(session), tf32=True))
     result = measure(case("bad", options={"marker": str(marker), "how": "noise"}), then=marker.touch)
     assert result.status == "failed"
     assert "wrong gradients" in (result.reason or "")

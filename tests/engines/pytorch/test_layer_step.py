@@ -115,7 +115,7 @@ def test_each_part_is_compiled(layer: Layer, engine: str, open_layer: Open, cach
     assert marks == PARTS
     assert max(map(error, own_gradients(session), true_gradients(session, layer, cache))) < 1e-5
     proof = session.proof()
-    assert (proof["compiled_graphs"], proof["graph_breaks"]) == (3, 0)
+    assert (proof.details["compiled_graphs"], proof.graph_breaks) == (3, 0)
 
 
 @layers
@@ -124,7 +124,7 @@ def test_bf16_is_near(layer: Layer, open_layer: Open, cache: Cache) -> None:
     session.run(lambda name: None)
     errors = list(map(error, own_gradients(session), true_gradients(session, layer, cache)))
     assert 1e-4 < max(errors) < 2e-2
-    assert session.proof()["compute_types"] == {"bfloat16": 3}
+    assert session.proof().compute_types == {"bfloat16": 3}
 
 
 @layers
@@ -142,7 +142,7 @@ def test_output_is_inferences(layer: Layer, open_layer: Open) -> None:
 def test_proof_counts_one_operator_a_part(layer: Layer, open_layer: Open) -> None:
     session = open_layer("eager", layer)
     session.run(lambda name: None)
-    assert session.proof()["compute_types"] == {"float32": 3}
+    assert session.proof().compute_types == {"float32": 3}
 
 
 @layers

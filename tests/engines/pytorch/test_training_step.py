@@ -308,11 +308,11 @@ def test_proof_of_amp_has_narrow_products_and_wide_weights(
     session = open_session(precision, engine)
     session.run(ignore)
     proof = session.proof()
-    assert proof["compute_types"].keys() == {dtype}
+    assert proof.compute_types.keys() == {dtype}
     # Two convolutions and a product; backward, two and two (the image has no gradient, but one call gives both).
-    assert proof["compute_types"][dtype] == 7
-    assert proof["weight_types"].keys() == {"float32"}
-    assert not proof["tf32"]
+    assert proof.compute_types[dtype] == 7
+    assert proof.details["weight_types"].keys() == {"float32"}
+    assert not proof.tf32
 
 
 def test_the_proof_needs_no_second_batch(open_session: Open) -> None:

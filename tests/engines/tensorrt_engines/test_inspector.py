@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engines.base import Proof
 from engines.tensorrt_engines.inspector import EngineLayer, compute_types, read_layers, summarize
 from exporters.source import ModelSource
 from profiler.job.case import Case
@@ -235,8 +236,8 @@ def case(precision: str) -> Case:
     return Case("net", "trt", "trt", "inference", precision, 1, "cuda", 0, ModelSource("net"), {})  # type: ignore[arg-type]
 
 
-def proof(*layers: dict[str, Any], tf32: bool = False) -> dict[str, Any]:
-    return {**summarize(described(*layers), PRODUCTS), "tf32": tf32, "cuda_graph": False}
+def proof(*layers: dict[str, Any], tf32: bool = False) -> Proof:
+    return Proof.from_dict({**summarize(described(*layers), PRODUCTS), "tf32": tf32, "cuda_graph": False})
 
 
 def test_an_fp16_request_computed_in_fp32_fails() -> None:

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import engines
-from engines.base import Job, Unsupported
+from engines.base import Building, Job, Unsupported
 from engines.catalog import ENGINES
 from engines.tensorrt_engines import session as trt
 from engines.tensorrt_engines.buffers import ALIGNMENT
@@ -347,7 +347,7 @@ def test_a_cached_engine_that_does_not_load_is_built_again_once(
     session = trt.open_session(job_of(convolution))
     assert len(library.builds) == 2
     run(session)
-    (warning,) = (w for w in session.proof()["warnings"] if "does not load" in w)
+    (warning,) = (w for w in session.proof().warnings if "does not load" in w)
     assert warning.startswith("engine-cache: ")
     assert "magic tag" in warning
     session.close()
@@ -447,8 +447,8 @@ def test_the_first_run_is_plain_and_the_others_are_replays(machine: None, librar
     (output,) = run(session)
     np.testing.assert_allclose(output, expected(convolution, job)[0], rtol=1e-5, atol=1e-6)
     proof = session.proof()
-    assert proof["cuda_graph"] is True
-    assert "cuda_graph_fallback" not in proof
+    assert proof.cuda_graph is True
+    assert proof.cuda_graph_fallback is None
 
 
 @pytest.mark.parametrize(
@@ -467,8 +467,8 @@ def test_an_engine_that_cannot_be_captured_is_enqueued_anew_each_time(
     assert len(tried) == 1
     np.testing.assert_allclose(output, expected(convolution, job)[0], rtol=1e-5, atol=1e-6)
     proof = session.proof()
-    assert proof["cuda_graph"] is False
-    assert says in proof["cuda_graph_fallback"]
+    assert proof.cuda_graph is False
+    assert says in proof.cuda_graph_fallback
     case = case_of(job)
     assert checks.mismatch(case, proof) is None
     assert any(w.startswith("no-cuda-graph: ") and says in w for w in checks.remarks(case, proof))
@@ -512,12 +512,13 @@ def test_proof_has_types_build_and_state(machine: None, convolution: Path) -> No
     session = trt.open_session(job_of(convolution, "fp32"))
     run(session)
     proof = session.proof()
-    assert proof["library"] == "TensorRT 10.13.0"
-    assert proof["compute_types"] == {"float32": 2}
-    assert proof["layer_types"] == {"CaskConvolution": 1, "gemm": 1, "kgen": 3}
-    assert (proof["layers"], proof["tf32"], proof["refittable"], proof["cuda_graph"]) == (5, False, False, False)
-    assert proof["build"] == {"seconds": 12.5, "cached": False, "peak_host_mib": 900.0, "peak_device_mib": 300.0}
-    assert "engine-cache: so says the stand-in" in proof["warnings"]
+    assert proof.library == "TensorRT 10.13.0"
+    assert proof.compute_types == {"float32": 2}
+    assert proof.details["layer_types"] == {"CaskConvolution": 1, "gemm": 1, "kgen": 3}
+    assert (proof.details["layers"], proof.details["refittable"]) == (5, False)
+    assert (proof.tf32, proof.cuda_graph) == (False, False)
+    assert proof.build == Building(seconds=12.5, cached=False, peak_host_mib=900.0, peak_device_mib=300.0)
+    assert "engine-cache: so says the stand-in" in proof.warnings
     assert checks.mismatch(case_of(session.job), proof) is None
 
 
@@ -555,7 +556,7 @@ def test_an_unreadable_description_is_unproven_and_no_error(machine: None, libra
     library.fails = "get_engine_information"
     session = trt.open_session(job_of(convolution, "fp32"))
     proof = session.proof()
-    assert proof["compute_types"] == {"unknown": 2}
+    assert proof.compute_types == {"unknown": 2}
     remarks = checks.remarks(case_of(session.job), proof)
     assert any("the engine's description cannot be read" in r for r in remarks if r.startswith("unproven: "))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.base import Proof
 from engines.catalog import Training
 from exporters.source import ModelSource
 from profiler.job.case import Case, CaseId
@@ -37,7 +38,7 @@ def full(case_id: CaseId = CASE.id, status: str = "ok") -> Result:
         seconds={"load_s": 0.5, "build_s": None},
         parity={"rel_l2_error": 1e-3, "max_abs_error": 0.1, "top1_agreement": None},
         telemetry={"power_w": 250.0, "throttled": False},
-        proof={"tf32": False, "providers": {"CUDAExecutionProvider": 9}},
+        proof=Proof(tf32=False, providers={"CUDAExecutionProvider": 9}, details={"casts": 0}),
         warnings=["outliers: 3"],
         phases={"measure": 3.0},
     )
@@ -141,7 +142,7 @@ def test_a_row_says_which_case_it_is_and_where_it_ran():
     assert (row["model"], row["engine"], row["variant"], row["pass"]) == ("net", "ort", "ort-nhwc", "inference")
     assert (row["gpu"], row["host"], row["torch_version"], row["tensorrt_version"]) == ("H200", "box", "2.13.0", None)
     assert json.loads(row["options"]) == {"prefer_nhwc": True}
-    assert json.loads(row["proof"]) == full().proof
+    assert json.loads(row["proof"]) == {"tf32": False, "providers": {"CUDAExecutionProvider": 9}, "casts": 0}
 
 
 def test_a_row_says_what_else_distinguishes_its_case_and_what_its_training_did():
@@ -195,7 +196,7 @@ def test_the_price_of_an_hour_is_that_of_a_million_items():
 
 def test_the_version_of_tensorrt_is_that_of_the_library_that_ran():
     result = full()
-    result.proof = {"library": "TensorRT for RTX 1.7.1.116"}
+    result.proof = Proof(library="TensorRT for RTX 1.7.1.116")
     row = result.row("run", "suite", CASE, {**ENVIRONMENT, "tensorrt_version": "11.4.0"})
     assert row["tensorrt_version"] == "1.7.1.116"
 

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from engines.base import Job
+from engines.base import Building, BuiltAhead, Job, Proof
 from engines.catalog import ENGINES
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
@@ -174,10 +173,10 @@ def test_a_journal_of_such_a_result_can_be_read_back() -> None:
 def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: Path, monkeypatch) -> None:
     built: list[Job] = []
 
-    def build(job: Job) -> dict[str, Any]:
+    def build(job: Job) -> BuiltAhead:
         job.phase("build")
         built.append(job)
-        return {"cached": False, "warnings": ["engine-cache: a damaged or foreign file was built again"]}
+        return BuiltAhead(False, ["engine-cache: a damaged or foreign file was built again"])
 
     engine = replace(ENGINES["eager"], module="an_engine_that_builds", builds="anywhere")
     monkeypatch.setitem(sys.modules, engine.module, SimpleNamespace(build=build))
@@ -189,7 +188,7 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: 
         called.append(call.function)
         if call.function == "profiler.worker.measure_case:build_ahead":
             return Outcome("ok", value=build_ahead(call.argument, lambda *_: None), seconds={"build": 3.0})
-        proof = {"build": {"seconds": 3.0, "cached": True}}
+        proof = Proof(build=Building(seconds=3.0, cached=True))
         entered = {"fork": 0.0, "measure": 2.0, "check": 9.0}
         return Outcome("ok", value=Result(case("x").id, "ok", proof=proof), seconds={"load": 1.0}, entered=entered)
 
@@ -198,6 +197,6 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: 
     found = supervise.measure_one(Task(case("a"), Prepared(), Budget()), tmp_path, (), lambda phase: None, watcher)
     assert called == ["profiler.worker.measure_case:build_ahead", "profiler.worker.measure_case:measure_case"]
     assert (built[0].engine, built[0].batch_size) == ("eager", 1)
-    assert found.proof["build"] == {"seconds": 3.0, "cached": False}
+    assert found.proof == Proof(build=Building(seconds=3.0, cached=False))
     assert found.warnings == ["engine-cache: a damaged or foreign file was built again"]
     assert found.phases == {"build": 3.0, "load": 1.0}

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engines.base import Proof
 from exporters.gradients import Deviation
 from exporters.source import ModelSource
 from profiler.job.case import Case
@@ -21,13 +22,9 @@ def case(precision: str = "fp32", device: str = "cuda", calibration: Path | None
     return Case("net", "ort", "ort", "inference", precision, 1, device, 0, source, options)
 
 
-def proof(compute: str = "float32", provider: str = "CUDAExecutionProvider", **more: object) -> dict[str, object]:
-    return {
-        "compute_types": {compute: 20},
-        "compute_providers": {provider: 20},
-        "tf32": False,
-        "cuda_graph": False,
-    } | more
+def proof(compute: str = "float32", provider: str = "CUDAExecutionProvider", **more: object) -> Proof:
+    own = {"compute_types": {compute: 20}, "compute_providers": {provider: 20}, "tf32": False, "cuda_graph": False}
+    return Proof.from_dict(own | more)
 
 
 def test_equal_outputs_have_no_distance():
@@ -197,7 +194,7 @@ def test_all_contradictions_are_told_together():
 
 
 def test_a_proof_that_says_nothing_is_a_contradiction():
-    assert mismatch(case("fp32"), {}) is not None
+    assert mismatch(case("fp32"), Proof()) is not None
 
 
 @pytest.mark.parametrize(
@@ -212,13 +209,13 @@ def test_a_proof_that_says_nothing_is_a_contradiction():
     ],
 )
 def test_what_should_be_known_is_remarked(ran, kind, says):
-    (remark,) = remarks(case(), ran)
+    (remark,) = remarks(case(), Proof(**ran))
     assert remark.startswith(f"{kind}: ")
     assert says in remark
 
 
 @pytest.mark.parametrize(
-    "ran", [{}, proof(), {"device": "cpu", "providers": {"CPUExecutionProvider": 9}}, {"graph_breaks": 0}]
+    "ran", [Proof(), proof(), Proof(device="cpu", providers={"CPUExecutionProvider": 9}), Proof(graph_breaks=0)]
 )
 def test_nothing_is_remarked_of_what_is_as_it_should_be(ran):
     assert remarks(case(), ran) == []

@@ -64,8 +64,8 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_products_of_two_activations_are_proved(measure, engine: str) -> None:
     result = measure("attention", engine)
     assert (result.status, result.reason) == ("ok", None)
-    assert set(result.proof["compute_types"]) == {"float32"}
-    assert result.proof["compute_types"]["float32"] >= 2
+    assert set(result.proof.compute_types) == {"float32"}
+    assert result.proof.compute_types["float32"] >= 2
 
 
 @pytest.mark.parametrize("engine", ["eager", "ort"])
@@ -88,7 +88,7 @@ def test_outputs_that_are_not_finite_fail_the_row(measure) -> None:
 
 def test_wrong_outputs_and_a_proof_that_contradicts_are_both_reasons(measure, monkeypatch: pytest.MonkeyPatch) -> None:
     proof = EagerSession.proof
-    monkeypatch.setattr(EagerSession, "proof", lambda session: {**proof(session), "tf32": True})
+    monkeypatch.setattr(EagerSession, "proof", lambda session: replace(proof(session), tf32=True))
     result = measure("nan")
     assert result.status == "failed"
     assert "the outputs are not finite" in result.reason
