@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import polars as pl
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from profiler.results import batch_sweeps
 from profiler.results import lines as table
 from profiler.results.columns import kind_of_warning
+from profiler.results.fields import field, latency_spread
+from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.results.warning_kinds import meaning
-from profiler.run.summary_kinds import is_swept, print_findings, print_layers, print_sweeps
-from profiler.tables.grid import Row, fitting, number, text
+from profiler.tables import numbers
+from profiler.tables.numbers import each, ms, percent
+from profiler.tables.table import Table, figure
+from profiler.tables.writers import print_pairs, print_table
+
+Row = Mapping[str, Any]
 
 _WITHIN_PROCESS = "Intervals are within one process a side; between processes figures differ more: see replicates."
 _NO_INTERVAL = (
@@ -35,20 +42,19 @@ def print_results(
     """
     layers = set(results.filter(model_kind="layer")["model"])
     groups = [(key, group) for key, group in table.groups(lines) if key["model"] not in layers]
-    compared = [(key, group) for key, group in groups if not is_swept(key)]
+    compared = [(key, group) for key, group in groups if not _is_swept(key)]
     for key, group in compared:
         if not elsewhere(key):
-            columns = _TRAINING if key["pass"] == "training" else _INFERENCE
             console.print()
-            console.print(fitting(console, table.title(key), columns, group))
+            print_table(console, _table(key, group))
     if layers and not all(elsewhere({"model": name, "pass": "training", "extra": None}) for name in layers):
-        print_layers(console, results)
-    if not all(elsewhere(key) for key, _ in groups if is_swept(key)):
-        print_sweeps(console, results)
+        _print_layers(console, results)
+    if not all(elsewhere(key) for key, _ in groups if _is_swept(key)):
+        _print_sweeps(console, results)
     console.print()
     for sentence in filter(None, (table.sentence(key, group) for key, group in compared)):
         console.print(Text(sentence))
-    print_findings(console, results)
+    _print_findings(console, results)
     _print_notes(console, [line for _, group in compared for line in group])
     _print_problems(console, table.problems(results))
     _print_warnings(console, results)
@@ -65,77 +71,97 @@ def _print_notes(console: Console, lines: Sequence[Row]) -> None:
         console.print(Text(_VERDICTS, style="dim"))
 
 
-def _spread(rows: Sequence[Row]) -> list[str]:
-    """Half the width of the median's 95 % interval, in percent of the median."""
-    found = []
-    for row in rows:
-        low, high = row["latency_ci_low_ms"], row["latency_ci_high_ms"]
-        found.append("" if low is None or not row["latency_ms"] else f"{50 * (high - low) / row['latency_ms']:.1f}")
-    return found
-
-
-def _ratio(rows: Sequence[Row]) -> list[str]:
-    """The speed-up where no row has an interval; blank otherwise."""
-    if any(row["speedup_low"] is not None for row in rows):
-        return [""] * len(rows)
-    return ["" if row["speedup"] is None else f"{row['speedup']:.2f}" for row in rows]
-
-
-def _ratio_and_interval(rows: Sequence[Row]) -> list[str]:
-    """The speed-up where a row has an interval; blank otherwise."""
-    ends = [(row["speedup_low"], row["speedup_high"]) for row in rows]
-    intervals = ["" if low is None else f" ({low:.2f}–{high:.2f})" for low, high in ends]
-    if not any(intervals):
-        return intervals
-    width = max(map(len, intervals))
-    return [
-        "" if row["speedup"] is None else f"{row['speedup']:.2f}{interval:>{width}}"
-        for row, interval in zip(rows, intervals, strict=True)
+def _table(key: Row, lines: Sequence[Row]) -> Table:
+    """A group's lines."""
+    frame = pl.DataFrame(lines, infer_schema_length=None)
+    certain = frame["speedup_low"].count() > 0
+    speedup = ("speedup", "speedup_low", "speedup_high")
+    training = [field(name, format=ms) for name in ("forward_ms", "backward_ms", "step_ms")]
+    fields = [
+        *_VARIANT,
+        field("latency_ms"),
+        latency_spread(expendable=7),
+        *(training if key["pass"] == "training" else [field("gpu_ms", expendable=5)]),
+        field("fraction_of_peak", expendable=6),
+        figure("Speed-up (95 %)" if certain else "Speed-up", speedup, numbers.speedup),
+        figure("Verdict", "verdict", each(_VERDICT.__getitem__), expendable=1),
+        field("throughput", format=ms, expendable=4),
+        field("usd_per_million_items"),
+        field("peak_memory_mib", format=ms, expendable=2),
+        *(
+            []
+            if key["pass"] == "training"
+            else [field("rel_l2_error", format=each(lambda error: f"{error:.1e}"), expendable=3)]
+        ),
     ]
+    return Table("", table.title(dict(key)), frame, fields)
 
 
-def _of_peak(rows: Sequence[Row]) -> list[str]:
-    return ["" if (share := row["fraction_of_peak"]) is None else f"{100 * share:.1f}" for row in rows]
-
-
-def _verdict(rows: Sequence[Row]) -> list[str]:
-    """One short word; pollsters call figures whose margins overlap a statistical tie."""
-    words = {"faster": "faster", "slower": "slower", "indistinguishable": "tie", None: ""}
-    return [words[row["verdict"]] for row in rows]
-
-
-def _error(rows: Sequence[Row]) -> list[str]:
-    return ["" if row["rel_l2_error"] is None else f"{row['rel_l2_error']:.1e}" for row in rows]
-
-
-_COMMON = [
-    ("Engine", text("variant")),
-    ("Precision", text("precision")),
-    ("Latency ms", number("latency_ms")),
-    ("± %", _spread),
+_VARIANT = [field("variant", "Engine", repeated=True), field("precision", repeated=True)]
+_VERDICT = {"faster": "faster", "slower": "slower", "indistinguishable": "tie"}
+"""One short word; pollsters call figures whose margins overlap a statistical tie."""
+_LAYER = [
+    *_VARIANT,
+    field("forward_ms"),
+    field("grad_input_ms", "gradInput"),
+    field("grad_weight_ms", "gradWeight"),
+    figure("Total", "total_ms", unit="ms"),
+    figure("TFLOP/s forward", "forward_tflops"),
+    figure("TFLOP/s total", "total_tflops"),
+    field("peak_memory_mib", format=ms, expendable=2),
 ]
-_END = [
-    ("Of peak %", _of_peak),
-    ("Speed-up", _ratio),
-    ("Speed-up (95 %)", _ratio_and_interval),
-    ("Verdict", _verdict),
-    ("Items/s", number("throughput")),
-    ("USD/1M items", number("usd_per_million_items")),
-    ("Memory MiB", number("peak_memory_mib")),
+_SWEEP = [
+    figure("Batch", "batch_size", each(str)),
+    field("latency_ms"),
+    figure("Per item", "ms_per_item", unit="ms"),
+    field("throughput", format=ms, expendable=4),
+    figure("Of best", "efficiency", each(percent), unit="%"),
+    figure("Note", "note", numbers.words),
 ]
-_INFERENCE = [
-    *_COMMON,
-    ("Device ms", number("gpu_ms")),
-    *_END,
-    ("Rel. error", _error),
-]
-_TRAINING = [
-    *_COMMON,
-    ("Forward ms", number("forward_ms")),
-    ("Backward ms", number("backward_ms")),
-    ("Step ms", number("step_ms")),
-    *_END,
-]
+
+
+def _is_swept(key: Row) -> bool:
+    """Whether a group of results is one batch size of a sweep."""
+    return "sweep=" in (key["extra"] or "")
+
+
+def _swept(results: pl.DataFrame) -> pl.DataFrame:
+    """The rows of batch sweeps, and of the searches for the largest batch beside them."""
+    return results.filter(pl.col("extra").fill_null("").str.contains("(sweep|probe)="))
+
+
+def _print_layers(console: Console, results: pl.DataFrame) -> None:
+    """A table for each layer and batch size: every variant's passes, fastest first, and the best of each pass."""
+    rows = layer_rows(results)
+    best = best_per_layer(rows).filter(pl.col("layer") != ALL_LAYERS).with_columns(variant=pl.lit("best of each"))
+    several = pl.col("variant").n_unique().over("layer", "batch_size", "precision") > 1
+    kept = best.join(rows.filter(several), on=["layer", "batch_size", "precision"], how="semi")
+    both = pl.concat([rows, kept], how="diagonal").sort("total_ms", "forward_ms", nulls_last=True)
+    for layer, batch in rows.select("layer", "batch_size").unique(maintain_order=True).iter_rows():
+        found = both.filter(pl.col("forward_ms").is_not_null(), layer=layer, batch_size=batch)
+        if not found.is_empty():
+            console.print()
+            print_table(console, Table("", f"{layer}, batch {batch}", found, _LAYER))
+
+
+def _print_sweeps(console: Console, results: pl.DataFrame) -> None:
+    """A table for each family of a sweep: what every batch takes, for an item and of the best throughput."""
+    points = batch_sweeps.efficiency(_swept(results))
+    for key, rows in points.group_by(batch_sweeps.FAMILY, maintain_order=True):
+        family = dict(zip(batch_sweeps.FAMILY, key, strict=True))
+        console.print()
+        print_table(console, Table("", _title(family), rows, _SWEEP))
+
+
+def _print_findings(console: Console, results: pl.DataFrame) -> None:
+    """Where a sweep's curve bends, and the largest batch that fits, in sentences."""
+    for sentence in batch_sweeps.sentences(_swept(results)):
+        console.print(Text(sentence))
+
+
+def _title(family: Mapping[str, Any]) -> str:
+    words = [family["model"], family["pass"], f"{family['variant']} {family['precision']}"]
+    return ", ".join([*words, *(part.replace("=", " ") for part in family["settings"].split("/") if part)])
 
 
 def _print_problems(console: Console, problems: pl.DataFrame) -> None:
@@ -149,12 +175,8 @@ def _print_problems(console: Console, problems: pl.DataFrame) -> None:
             for column in ("variant", "precision", "pass", "model")
         ]
         what.append("batch " + ", ".join(map(str, group["batch_size"].explode().unique().sort())))
-        grid = Table.grid(padding=(0, 1))
-        grid.add_column(no_wrap=True)
-        grid.add_column(overflow="fold")
-        grid.add_row(Text(f"  {status}", style="yellow" if status == "unsupported" else "red"), Text(str(reason)))
-        grid.add_row("", Text(" · ".join(what), style="dim"))
-        console.print(grid)
+        label = Text(f"  {status}", style="yellow" if status == "unsupported" else "red")
+        print_pairs(console, [(label, Text(str(reason))), (Text(), Text(" · ".join(what), style="dim"))], gap=1)
     if set(problems["status"]) - {"unsupported"}:
         console.print(Text("  What the libraries printed stands in the run's folder, under logs.", style="dim"))
 

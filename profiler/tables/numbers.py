@@ -133,6 +133,26 @@ errors = each(error)
 rates = each(lambda value: significant(value, 4))
 
 
+UNITS: dict[str, tuple[str, Format]] = {
+    "": ("", whole),
+    "ms": ("ms", ms),
+    "s": ("s", aligned(most=2)),
+    "MiB": ("MiB", whole),
+    "items/s": ("", rates),
+    "TFLOP/s": ("", ms),
+    "share": ("%", shares),
+    "error": ("", errors),
+    "mJ": ("mJ", ms),
+    "W": ("W", whole),
+    "MHz": ("MHz", whole),
+    "°C": ("°C", whole),
+    "USD": ("", ms),
+    "items": ("", whole),
+    "FLOPs": ("", rates),
+}
+"""By the unit that a column of the results is declared with, what its heading says of it and how it is formatted."""
+
+
 def spread(low: Iterable[float | None], high: Iterable[float | None], middle: Iterable[float | None]) -> list[str]:
     """Half an interval's width in percent of its middle."""
     rows = zip(low, high, middle, strict=True)

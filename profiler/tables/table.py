@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """One column for a reader: its heading with the unit, the frame's columns that it is made from, and how."""
+    """One column for a reader: its heading and unit, the frame's columns that it is made from, and how."""
 
     heading: str
+    unit: str = ""
     columns: tuple[str, ...]
     format: Format
     kind: Literal["figure", "name", "words", "prose", "excerpt"]
@@ -31,6 +32,11 @@ class Field:
     """A heading over this field and its neighbours of the same."""
     style: str = ""
     """On a terminal, such as "dim"."""
+
+    @property
+    def title(self) -> str:
+        """The heading with the unit: "Latency, ms"."""
+        return ", ".join(filter(None, (self.heading, self.unit)))
 
 
 def figure(heading: str, columns: str | tuple[str, ...], format: Format = numbers.ms, **more: Any) -> Field:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
 
@@ -57,13 +57,24 @@ def print_table(console: Console, table: Table) -> None:
         console.print(grid, soft_wrap=True)
 
 
+def print_pairs(console: Console, pairs: Iterable[tuple[Text, Text]], gap: int = 2) -> None:
+    """Print labels and what they are of side by side; the latter folds."""
+    grid = Grid.grid(padding=(0, gap))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, text in pairs:
+        grid.add_row(label, text)
+    console.print(grid)
+
+
 class _Column:
     """A field's cells, and the widths in which they can be printed."""
 
     def __init__(self, field: Field, cells: Sequence[str]) -> None:
         self.field, self.cells = field, cells
         # Figures are narrow, so their headings break at the first blank.
-        self.heading = field.heading.replace(" ", "\n", 1) if field.kind == "figure" else field.heading
+        heading = f"{field.heading} {field.unit}".rstrip()
+        self.heading = heading.replace(" ", "\n", 1) if field.kind == "figure" else heading
         self.widest = max(map(cell_len, [*self.heading.split("\n"), *cells]))
         self.least = min(self.widest, _FOLDED.get(field.kind, self.widest))
 
@@ -133,7 +144,7 @@ def markdown(table: Table) -> str:
     """Write the table as GitHub's Markdown, without its title; rows that are marked are bold."""
     columns = table.columns()
     lines = [
-        [escape_markdown(field.heading) for field, _ in columns],
+        [escape_markdown(field.title) for field, _ in columns],
         ["---:" if field.kind == "figure" else "---" for field, _ in columns],
     ]
     rows = zip(*(cells for _, cells in columns), strict=True)
@@ -187,7 +198,7 @@ def html(table: Table) -> str:
 
 def _head(fields: Sequence[Field], marks: Sequence[str]) -> str:
     """One row of headings; two where some have another over them."""
-    below = [f"<th{mark} scope=col>{escape(field.heading)}</th>" for field, mark in zip(fields, marks, strict=True)]
+    below = [f"<th{mark} scope=col>{escape(field.title)}</th>" for field, mark in zip(fields, marks, strict=True)]
     if not any(field.over for field in fields):
         return f"<tr>{''.join(below)}</tr>"
     first, second = "", ""

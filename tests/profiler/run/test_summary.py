@@ -132,7 +132,7 @@ def test_a_long_name_is_folded_and_whole():
 
 def test_every_group_has_a_title_its_rows_fastest_first_and_a_sentence():
     text = printed(row("eager", ms=6.0), row("ort", ms=3.0), row("eager", ms=60.0, batch_size=16))
-    assert text.index("net, inference, batch 1 ") < text.index("net, inference, batch 16 ")
+    assert text.index("net, inference, batch 1\n") < text.index("net, inference, batch 16\n")
     assert text.index(" ort ") < text.index(" eager ")
     assert "net, batch 1: ort fp32 is 2.0× fp32 eager" in text
 

@@ -1,0 +1,25 @@
+"""Make the fields of a table from the columns' declarations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from profiler.results.columns import COLUMNS
+from profiler.tables.numbers import UNITS, Format, spread
+from profiler.tables.table import Field, figure, words
+
+
+def field(name: str, heading: str | None = None, format: Format | None = None, **more: Any) -> Field:
+    """The field of a column, under its own heading and in its unit's format unless others are given."""
+    column = COLUMNS[name]
+    heading = column.heading if heading is None else heading
+    if not column.type.is_numeric():
+        return words(heading, name, **more)
+    unit, own = UNITS[column.unit]
+    return figure(heading, name, format or own, **{"unit": unit, **more})
+
+
+def latency_spread(**more: Any) -> Field:
+    """Half the width of the interval of the median latency, in percent of it."""
+    columns = ("latency_ci_low_ms", "latency_ci_high_ms", "latency_ms")
+    return figure("±", columns, spread, unit="%", **more)
