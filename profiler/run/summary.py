@@ -16,8 +16,8 @@ from profiler.results.fields import field, latency_spread
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.results.warning_kinds import meaning
 from profiler.tables import numbers
-from profiler.tables.numbers import each, ms, percent
-from profiler.tables.table import Table, figure
+from profiler.tables.numbers import each, percent
+from profiler.tables.table import Table, figure, prose
 from profiler.tables.writers import print_pairs, print_table
 
 Row = Mapping[str, Any]
@@ -76,7 +76,7 @@ def _table(key: Row, lines: Sequence[Row]) -> Table:
     frame = pl.DataFrame(lines, infer_schema_length=None)
     certain = frame["speedup_low"].count() > 0
     speedup = ("speedup", "speedup_low", "speedup_high")
-    training = [field(name, format=ms) for name in ("forward_ms", "backward_ms", "step_ms")]
+    training = [field(name) for name in ("forward_ms", "backward_ms", "step_ms")]
     fields = [
         *_VARIANT,
         field("latency_ms"),
@@ -85,19 +85,15 @@ def _table(key: Row, lines: Sequence[Row]) -> Table:
         field("fraction_of_peak", expendable=6),
         figure("Speed-up (95 %)" if certain else "Speed-up", speedup, numbers.speedup),
         figure("Verdict", "verdict", each(_VERDICT.__getitem__), expendable=1),
-        field("throughput", format=ms, expendable=4),
+        field("throughput", expendable=4),
         field("usd_per_million_items"),
-        field("peak_memory_mib", format=ms, expendable=2),
-        *(
-            []
-            if key["pass"] == "training"
-            else [field("rel_l2_error", format=each(lambda error: f"{error:.1e}"), expendable=3)]
-        ),
+        field("peak_memory_mib", expendable=2),
+        *([] if key["pass"] == "training" else [field("rel_l2_error", expendable=3)]),
     ]
     return Table("", table.title(dict(key)), frame, fields)
 
 
-_VARIANT = [field("variant", "Engine", repeated=True), field("precision", repeated=True)]
+_VARIANT = [field("variant", repeated=True), field("precision", repeated=True)]
 _VERDICT = {"faster": "faster", "slower": "slower", "indistinguishable": "tie"}
 """One short word; pollsters call figures whose margins overlap a statistical tie."""
 _LAYER = [
@@ -108,15 +104,15 @@ _LAYER = [
     figure("Total", "total_ms", unit="ms"),
     figure("TFLOP/s forward", "forward_tflops"),
     figure("TFLOP/s total", "total_tflops"),
-    field("peak_memory_mib", format=ms, expendable=2),
+    field("peak_memory_mib", expendable=2),
 ]
 _SWEEP = [
     figure("Batch", "batch_size", each(str)),
     field("latency_ms"),
     figure("Per item", "ms_per_item", unit="ms"),
-    field("throughput", format=ms, expendable=4),
+    field("throughput", expendable=4),
     figure("Of best", "efficiency", each(percent), unit="%"),
-    figure("Note", "note", numbers.words),
+    prose("Note", "note"),
 ]
 
 

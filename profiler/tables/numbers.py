@@ -138,7 +138,7 @@ UNITS: dict[str, tuple[str, Format]] = {
     "ms": ("ms", ms),
     "s": ("s", aligned(most=2)),
     "MiB": ("MiB", whole),
-    "items/s": ("", rates),
+    "items/s": ("", ms),
     "TFLOP/s": ("", ms),
     "share": ("%", shares),
     "error": ("", errors),

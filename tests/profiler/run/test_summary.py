@@ -125,7 +125,7 @@ def test_a_long_name_is_folded_and_whole():
     # The figures stand in the columns to the right, so the name's pieces are what begins each line.
     name = "abcdefghijklmnopqrstuvwxyz-" * 4
     text = printed(row("eager", ms=6.0), row(name, "amp-fp16", ms=3.0))
-    table = text.partition("Engine")[2].partition("batch 1:")[0]
+    table = text.partition("Variant")[2].partition("batch 1:")[0]
     pieces = [line.split()[0] for line in table.splitlines() if line.split() and line.split()[0] in name]
     assert "".join(pieces) == name
 
@@ -141,7 +141,7 @@ def test_a_line_gives_its_figures():
     text = printed(row("eager", ms=6.0), row("ort", ms=3.0))
     engine, precision, latency, spread, device, speedup, interval, items, memory, error = words(text, "ort ")
     assert (engine, precision, latency, spread, device) == ("ort", "fp32", "3.00", "0.5", "3.00")
-    assert (speedup, items, memory, error) == ("2.00", "333", "12,346", "1.2e-04")
+    assert (speedup, items, memory, error) == ("2.00", "333", "12,346", "1.2e-4")
     low, high = (float(end) for end in interval.strip("()").split("–"))
     assert 1.9 < low <= 2.0 <= high < 2.1
 
