@@ -1,29 +1,90 @@
-"""What enters: what a worker measured. What leaves: `Result`, its journal line and its row of the results."""
+"""Hold what a case gave, as its journal line and as its row of the results."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from engines.base import Proof
 from profiler.job.case import Case, CaseId
+from profiler.nvml import Telemetry
 from profiler.processes.process import Status
 from profiler.stats import samples as statistics
 
 _PARTS = ("forward", "backward", "step", "grad_input", "grad_weight")
 """What a session marks inside an iteration; `gpu_` stands before them where they were taken behind a gate."""
 _CLOCKS = ("gpu", "enqueue", "host", "h2d", "d2h", *_PARTS, *(f"gpu_{part}" for part in _PARTS))
-_MEASURES = ("seconds", "memory", "parity", "telemetry", "roofline")
+
+
+@dataclass(kw_only=True)
+class MemoryParts:
+    """Memory in MiB."""
+
+    peak_memory_mib: float | None = None
+    context_mib: float | None = None
+    weights_mib: float | None = None
+    gradients_mib: float | None = None
+    optimizer_mib: float | None = None
+    activations_mib: float | None = None
+    other_mib: float | None = None
+    slack_mib: float | None = None
+    library_mib: float | None = None
+    torch_allocated_mib: float | None = None
+    torch_reserved_mib: float | None = None
+    host_peak_mib: float | None = None
+    set_up_peak_mib: float | None = None
+    baseline_mib: float | None = None
+
+
+@dataclass(kw_only=True)
+class SetUp:
+    """Seconds until the first result."""
+
+    export_s: float | None = None
+    build_s: float | None = None
+    load_s: float | None = None
+    first_run_s: float | None = None
+
+
+@dataclass(kw_only=True)
+class Parity:
+    """How far the case is from its reference."""
+
+    rel_l2_error: float | None = None
+    max_abs_error: float | None = None
+    top1_agreement: float | None = None
+    loss_error: float | None = None
+    gradient_error: float | None = None
+
+
+@dataclass(kw_only=True)
+class Roofline:
+    """Where the case lies below the device's roofs."""
+
+    flops_per_item: float | None = None
+    moved_mib: float | None = None
+    tflops: float | None = None
+    fraction_of_peak: float | None = None
+    floor_ms: float | None = None
+
+
+_GROUPS: Mapping[str, Callable[..., Any]] = {
+    "memory": MemoryParts,
+    "seconds": SetUp,
+    "parity": Parity,
+    "telemetry": Telemetry,
+    "roofline": Roofline,
+}
+"""Groups of figures, whose fields are columns; None is what was not measured."""
 
 
 @dataclass
 class Result:
     """How a case ended and what it gave. Raw samples are kept, in milliseconds; statistics are derived in `row`.
 
-    `memory` in MiB, `seconds` in seconds, `parity`, `telemetry` and `roofline` are named like their columns;
     `throughput` is in items per second.
     """
 
@@ -36,11 +97,11 @@ class Result:
     stop_reason: str | None = None
     throughput: float | None = None
     samples: dict[str, list[float]] = field(default_factory=dict)
-    memory: dict[str, float | None] = field(default_factory=dict)
-    seconds: dict[str, float | None] = field(default_factory=dict)
-    parity: dict[str, float | None] = field(default_factory=dict)
-    telemetry: dict[str, Any] = field(default_factory=dict)
-    roofline: dict[str, float | None] = field(default_factory=dict)
+    memory: MemoryParts = field(default_factory=MemoryParts)
+    seconds: SetUp = field(default_factory=SetUp)
+    parity: Parity = field(default_factory=Parity)
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    roofline: Roofline = field(default_factory=Roofline)
     proof: Proof | None = None
     warnings: list[str] = field(default_factory=list)
     layers: list[dict[str, Any]] = field(default_factory=list)
@@ -61,10 +122,11 @@ class Result:
         self.reasons.append(reason)
 
     def to_json(self) -> str:
-        """One line."""
-        values = dataclasses.asdict(self)
+        """The journal's line, which every version of this program can read."""
+        values = vars(self) | {name: _measured(getattr(self, name)) for name in _GROUPS}
         del values["reasons"]
-        return json.dumps({**values, "case_id": str(self.case_id), "reason": self.reason, "proof": self._proof})
+        proof = self.proof.to_dict() if self.proof else {}
+        return json.dumps({**values, "case_id": str(self.case_id), "reason": self.reason, "proof": proof})
 
     @classmethod
     def from_json(cls, line: str) -> Result:
@@ -72,13 +134,14 @@ class Result:
         values = dict(json.loads(line))
         case_id, reason = CaseId.parse(values.pop("case_id", "")), values.pop("reason", None)
         proof = values.pop("proof", None)
+        groups = {name: group(**values.pop(name, {})) for name, group in _GROUPS.items()}
         return cls(
-            case_id, **values, reasons=[reason] if reason else [], proof=Proof.from_dict(proof) if proof else None
+            case_id,
+            **values,
+            **groups,
+            reasons=[reason] if reason else [],
+            proof=Proof.from_dict(proof) if proof else None,
         )
-
-    @property
-    def _proof(self) -> dict[str, Any]:
-        return self.proof.to_dict() if self.proof else {}
 
     def row(self, run_id: str, suite: str, case: Case, environment: Mapping[str, Any]) -> dict[str, Any]:
         """The row of results.parquet; columns that this version does not fill are left out (null)."""
@@ -105,7 +168,7 @@ class Result:
             "reason": self.reason,
             "reference": self.reference,
             "warnings": self.warnings,
-            "proof": json.dumps(self._proof, sort_keys=True) if self.proof else None,
+            "proof": json.dumps(self.proof.to_dict(), sort_keys=True) if self.proof else None,
             "gpu": environment.get("gpu"),
             **{key: environment.get(key) for key in ("host", "cuda", "driver", "cudnn")},
             **_machine(environment),
@@ -116,8 +179,8 @@ class Result:
             row["tensorrt_version"] = release
         if self.status != "ok":
             return row
-        for name in _MEASURES:
-            row |= getattr(self, name)
+        for name in _GROUPS:
+            row |= vars(getattr(self, name))
         row |= {f"{name}_ms": statistics.median(self.samples.get(name, [])) for name in _CLOCKS}
         return (
             row
@@ -141,6 +204,11 @@ class Result:
             "latency_ci_high_ms": interval.high if interval else None,
             "samples": len(samples),
         }
+
+
+def _measured(group: object) -> dict[str, Any]:
+    """The fields of a group of figures that are not None."""
+    return {name: value for name, value in vars(group).items() if value is not None}
 
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def _report(console: Console, run: RunFolder, lines: Any) -> None:
 def _is_done(result: Result, retry: bool) -> bool:
     """Whether a resumed run leaves it as it is: not what was interrupted before a slowed-down card's second time."""
     second = any(warning.startswith(REMEASURED) for warning in result.warnings)
-    if result.telemetry.get("throttled") and not second:
+    if result.telemetry.throttled and not second:
         return False
     return not retry or result.status == "ok"
 

@@ -93,7 +93,7 @@ class Runner:
         slowed: list[Task] = []
 
         def keep(task: Task, result: Result) -> None:
-            if result.telemetry.get("throttled"):
+            if result.telemetry.throttled:
                 slowed.append(task)
             self._keep(task.case, result)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from engines.base import BuiltAhead
@@ -92,18 +93,18 @@ def _add_build(result: Result, built: Outcome) -> None:
 
 def _add_readings(result: Result, readings: Sequence[Reading], measured: Sequence[Reading]) -> None:
     """Telemetry while it was `measured`, and the device memory's peak where a poll saw more than the boundaries did."""
-    result.telemetry |= summarize(measured)
+    result.telemetry = replace(summarize(measured), energy_mj_per_item=result.telemetry.energy_mj_per_item)
     reasons = 0
     for reading in measured:
         reasons |= reading.reasons or 0
     result.warnings += [f"throttled: {name}" for name in slowdowns(reasons)]
     if power_capped(reasons):
         result.warnings.append("power-cap: the card was at its power limit, which lowers its clocks")
-    peak, baseline = result.memory.get("peak_memory_mib"), result.memory.get("baseline_mib")
+    memory = result.memory
     used = [reading.memory_mib for reading in readings if reading.memory_mib is not None]
-    if used and peak is not None and baseline is not None:
-        more = max(used) - baseline - peak
+    if used and memory.peak_memory_mib is not None and memory.baseline_mib is not None:
+        more = max(used) - memory.baseline_mib - memory.peak_memory_mib
         if more > 0:
             for name in ("peak_memory_mib", "other_mib", "library_mib"):
-                before = result.memory.get(name)
-                result.memory[name] = None if before is None else before + more
+                before = getattr(memory, name)
+                setattr(memory, name, None if before is None else before + more)

@@ -12,6 +12,7 @@ import numpy as np
 from engines.base import Array, Proof
 from exporters.gradients import Deviation
 from profiler.job.case import Case
+from profiler.results.result import Parity
 
 _TYPES = {
     "fp32": "float32",
@@ -25,7 +26,7 @@ _TYPES = {
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 
 
-def compare(outputs: Sequence[Array], reference: Sequence[Array], real_weights: bool) -> dict[str, float | None]:
+def compare(outputs: Sequence[Array], reference: Sequence[Array], real_weights: bool) -> Parity:
     """The largest relative L2 and absolute errors over the outputs, and how often the first output's top class agrees.
 
     Both sides have items along the first axis; as many are compared as both have. Top-1 agreement is given for two-
@@ -51,7 +52,7 @@ def compare(outputs: Sequence[Array], reference: Sequence[Array], real_weights: 
         largest = float(np.maximum(largest, np.max(np.abs(ours - truth), initial=0.0)))
         if number == 0 and real_weights and truth.ndim == 2:
             agreement = float(np.mean(ours.argmax(axis=1) == truth.argmax(axis=1)))
-    return {"rel_l2_error": l2, "max_abs_error": largest, "top1_agreement": agreement}
+    return Parity(rel_l2_error=l2, max_abs_error=largest, top1_agreement=agreement)
 
 
 _USUAL = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1, "int8": 2e-1}

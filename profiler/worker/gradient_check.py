@@ -6,7 +6,7 @@ from engines.base import Session, Trainable
 from exporters.gradients import GradientReference, Gradients, deviation, reference_items, tiled
 from exporters.inputs import seeded_inputs
 from profiler.job.case import Case
-from profiler.results.result import Result
+from profiler.results.result import Parity, Result
 from profiler.worker import checks
 from profiler.worker.task import Task
 
@@ -40,7 +40,7 @@ def check_gradients(task: Task, session: Session, result: Result) -> None:
     output, gradients = session.gradients(inputs, target)
     found = deviation(output[:items] if output.ndim else output, gradients, truth)
     result.reference = REFERENCE
-    result.parity = {"loss_error": found.result, "gradient_error": found.gradient}
+    result.parity = Parity(loss_error=found.result, gradient_error=found.gradient)
     own = reference.own_at(case.precision, case.batch_size)
     wrong, remarks = checks.judge_gradients(case.precision, found, own, truth.norms)
     result.warnings += remarks

@@ -30,7 +30,7 @@ from exporters.weights import cached_state, source_key
 from profiler.job.case import Budget, Case, Role
 from profiler.nvml import Nvml
 from profiler.processes.process import Report
-from profiler.results.result import Result, sample_warnings
+from profiler.results.result import MemoryParts, Result, SetUp, sample_warnings
 from profiler.stats.samples import median
 from profiler.worker import checks, roofline
 from profiler.worker.clock import Clock, CpuClock, CudaClock
@@ -183,22 +183,18 @@ def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: P
             measured.warnings.append(f"no-energy: budget.timeout leaves no time for the loop of {ENERGY_SECONDS:g} s")
     host_peak = host.peak_mib()  # Before the engine reads its own files again to declare its weights.
     phases.enter("check")
-    memory: dict[str, float | None] = {}
+    memory = MemoryParts()
     if case.role is not Role.SWEEP:  # Its process holds what other batches left.
-        if case.device == "cuda":
-            memory = device.parts(session.memory())
-        else:
-            memory = {"peak_memory_mib": host_peak}
-            memory |= declared_parts(session.memory()) if case.pass_ == "training" else {}
-        memory |= {"host_peak_mib": host_peak, "set_up_peak_mib": set_up_peak}
+        memory = _memory(case, session, device, host_peak)
+        memory.host_peak_mib, memory.set_up_peak_mib = host_peak, set_up_peak
     result = Result(case.id, "ok", clock=measured.clock, stop_reason=measured.stop_reason, samples=measured.samples)
     result.memory, result.warnings = memory, measured.warnings + sample_warnings(measured.samples, measured.clock)
     if not steady:
         result.warnings.append("unsteady: the warm-up ended before two windows agreed within 2 %")
-    if memory and not counted_anew:
+    if memory.host_peak_mib is not None and not counted_anew:
         result.warnings.append("host-peak: the kernel does not count anew, so host_peak_mib includes the set-up")
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
-    result.telemetry["energy_mj_per_item"] = None if energy_mj is None else energy_mj / case.batch_size
+    result.telemetry.energy_mj_per_item = None if energy_mj is None else energy_mj / case.batch_size
     if case.role is not Role.CELL:
         report("fits", result)  # Whether or not there is memory for the checks beside it.
     outputs = session.outputs()
@@ -208,15 +204,13 @@ def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: P
         result.samples |= clock.time_copies(*copied)
     _add_roofline(task, result, sum(copied), report)
     built = result.proof.build if result.proof else None
-    result.seconds = {
-        "export_s": task.prepared.export_s.get(graph_of(case.precision))
-        if ENGINES[case.engine].needs == "onnx"
-        else None,
+    result.seconds = SetUp(
+        export_s=task.prepared.export_s.get(graph_of(case.precision)) if ENGINES[case.engine].needs == "onnx" else None,
         # What building took when it was done, for an engine that comes from a cache.
-        "build_s": built.seconds if built else phases.seconds.get("build"),
-        "load_s": phases.seconds.get("load"),
-        "first_run_s": first_s,
-    }
+        build_s=built.seconds if built else phases.seconds.get("build"),
+        load_s=phases.seconds.get("load"),
+        first_run_s=first_s,
+    )
     if task.profile and result.status == "ok":
         report("result", result)  # Whatever profiling runs into, this is not lost.
         phases.enter("profile")
@@ -224,6 +218,15 @@ def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: P
         _profile(session, result, enough=left > _PROFILED_CALLS * expected_ms / 1000)
     phases.enter("end")
     return result
+
+
+def _memory(case: Case, session: Session, device: DeviceMeter, host_peak: float | None) -> MemoryParts:
+    """The parts of the memory that the case's device can tell; on the CPU the peak is the process's."""
+    if case.device == "cuda":
+        return device.parts(session.memory())
+    parts = declared_parts(session.memory()) if case.pass_ == "training" else MemoryParts()
+    parts.peak_memory_mib = host_peak
+    return parts
 
 
 def check_batch(task: Task) -> None:
@@ -298,7 +301,7 @@ def _check(task: Task, session: Session, outputs: Sequence[Array], result: Resul
         result.reference = "ort-cpu-unoptimized" if case.source.kind == "onnx" else "eager-fp32-cpu"
         real_weights = case.source.kind == "onnx" or case.source.weights is not None
         result.parity = checks.compare(outputs, reference, real_weights)
-        wrong, remarks = checks.judge(case.precision, result.parity["rel_l2_error"])
+        wrong, remarks = checks.judge(case.precision, result.parity.rel_l2_error)
         result.warnings += remarks
         if wrong:
             result.fail(wrong)

@@ -84,7 +84,7 @@ class _Process:
         assert self._session is not None
         result = take_figures(task, job, self._session, bench, phases)
         if rebatched:
-            result.seconds["load_s"] = None  # Nothing was loaded.
+            result.seconds.load_s = None  # Nothing was loaded.
         result.warnings = [warning for warning in result.warnings if warning.partition(":")[0] not in _OF_MEMORY]
         return result
 

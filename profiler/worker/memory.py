@@ -1,4 +1,4 @@
-"""What enters: a worker process before it touches a device. What leaves: its memory in MiB, in parts that add up.
+"""Measure the memory of a worker process, in parts that add up.
 
 Device memory is read for the whole device (by NVML), since per-process figures are not available everywhere; another
 process that uses the device meanwhile would be counted in.
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engines.base import Memory
+from profiler.results.result import MemoryParts
 
 MIB = 2**20
 
@@ -57,35 +58,29 @@ class DeviceMeter:
         """Call at any boundary: the peak may be there."""
         self._read()
 
-    def parts(self, declared: Memory) -> dict[str, float | None]:
-        """The columns peak, context, weights, gradients, optimizer, activations and other, which add up to the peak.
+    def parts(self, declared: Memory) -> MemoryParts:
+        """What adds up to the peak: context, weights, gradients, optimizer, activations and other.
 
         `other` is slack, which the engine's allocator holds unused, and library: what no allocator knows of, the
         kernels that were loaded and the handles of cuDNN and cuBLAS. Gradients and optimizer are None in inference.
         Where an engine does not declare its activations, what was added after loading (by the first run and the search
         for algorithms) counts as activations.
         """
-        peak = self._step(self._peak)
-        told = declared_parts(declared)
-        activations = _mib(declared.activations)
-        if activations is None and self._peak is not None and self._loaded is not None:
-            activations = max(self._peak - self._loaded, 0.0)
-        slack = _mib(declared.slack)
-        known = [self.context_mib, told["weights_mib"], activations]
-        added = sum(part for part in (self.context_mib, activations, *told.values()) if part is not None)
-        other = None if peak is None or None in known else peak - added
-        return {
-            "peak_memory_mib": peak,
-            "context_mib": self.context_mib,
-            **told,
-            "activations_mib": activations,
-            "other_mib": other,
-            "slack_mib": slack if other is not None else None,
-            "library_mib": None if other is None or slack is None else other - slack,
-            "baseline_mib": self._baseline,
-            "torch_allocated_mib": _mib(declared.torch_allocated),
-            "torch_reserved_mib": _mib(declared.torch_reserved),
-        }
+        parts = declared_parts(declared)
+        parts.baseline_mib, parts.context_mib = self._baseline, self.context_mib
+        parts.peak_memory_mib = peak = self._step(self._peak)
+        parts.activations_mib, slack = _mib(declared.activations), _mib(declared.slack)
+        parts.torch_allocated_mib = _mib(declared.torch_allocated)
+        parts.torch_reserved_mib = _mib(declared.torch_reserved)
+        if parts.activations_mib is None and self._peak is not None and self._loaded is not None:
+            parts.activations_mib = max(self._peak - self._loaded, 0.0)
+        own = (parts.context_mib, parts.weights_mib, parts.activations_mib)
+        if peak is not None and None not in own:
+            known = (*own, parts.gradients_mib, parts.optimizer_mib)
+            parts.other_mib = peak - sum(part for part in known if part is not None)
+            parts.slack_mib = slack
+            parts.library_mib = None if slack is None else parts.other_mib - slack
+        return parts
 
     def _read(self) -> float | None:
         used = self._used_mib()
@@ -97,13 +92,13 @@ class DeviceMeter:
         return None if used is None or self._baseline is None else used - self._baseline
 
 
-def declared_parts(declared: Memory) -> dict[str, float | None]:
-    """The columns that an engine can tell on any device: weights, gradients and optimizer."""
-    return {
-        "weights_mib": _mib(declared.weights),
-        "gradients_mib": _mib(declared.gradients),
-        "optimizer_mib": _mib(declared.optimizer),
-    }
+def declared_parts(declared: Memory) -> MemoryParts:
+    """What an engine can say on any device: weights, gradients and optimizer."""
+    return MemoryParts(
+        weights_mib=_mib(declared.weights),
+        gradients_mib=_mib(declared.gradients),
+        optimizer_mib=_mib(declared.optimizer),
+    )
 
 
 def _mib(size: int | None) -> float | None:

@@ -19,6 +19,7 @@ from exporters.single_layers import Conv2d, Layer
 from profiler.job.case import Case
 from profiler.machine import available_memory_mib
 from profiler.processes.process import Report
+from profiler.results.result import Roofline
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Mark, Run
 
 if TYPE_CHECKING:
@@ -91,21 +92,21 @@ def place(
     moved_bytes: float | None,
     precision: str | None,
     roofs: Roofs,
-) -> dict[str, float | None]:
-    """The columns flops_per_item, moved_mib, tflops, fraction_of_peak and floor_ms; what does not follow is None."""
+) -> Roofline:
+    """Where a case lies below the roofs; what does not follow is None."""
     tflops = fraction = None
     peak = roofs.get(f"{precision}_tflops")
     lowest = floor(flops_per_item, batch_size, moved_bytes, precision, roofs)
     if flops_per_item is not None and latency_ms:
         tflops = flops_per_item * batch_size / latency_ms / 1e9
         fraction = tflops / peak if peak else None
-    return {
-        "flops_per_item": flops_per_item,
-        "moved_mib": None if flops_per_item is None or moved_bytes is None else moved_bytes / MIB,
-        "tflops": tflops,
-        "fraction_of_peak": fraction,
-        "floor_ms": lowest and lowest[0],
-    }
+    return Roofline(
+        flops_per_item=flops_per_item,
+        moved_mib=None if flops_per_item is None or moved_bytes is None else moved_bytes / MIB,
+        tflops=tflops,
+        fraction_of_peak=fraction,
+        floor_ms=lowest and lowest[0],
+    )
 
 
 def floor(

@@ -286,7 +286,7 @@ def test_onnx_runtimes_arena_says_what_the_parser_expects(tmp_path: Path) -> Non
     """On the CPU the arena is another one, and its lines are the same."""
     script = f"""
 import numpy, onnx, onnxruntime, os, sys
-from engines import ort
+import engines.onnx_runtime.session  # which configures the log
 log = os.open({str(tmp_path / "log")!r}, os.O_CREAT | os.O_RDWR | os.O_APPEND)
 os.dup2(log, 2)
 value = onnx.helper.make_tensor_value_info

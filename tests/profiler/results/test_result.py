@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from engines.base import Proof
+from engines.base import Building, Proof
 from engines.catalog import Training
 from exporters.source import ModelSource
 from profiler.job.case import Case, CaseId
+from profiler.nvml import Telemetry
 from profiler.results.columns import RESULTS
 from profiler.results.reading import load
-from profiler.results.result import Result, sample_warnings
+from profiler.results.result import MemoryParts, Parity, Result, SetUp, sample_warnings
 from profiler.results.run_folder import RunFolder
 
 CASE = Case(
@@ -34,10 +35,10 @@ def full(case_id: CaseId = CASE.id, status: str = "ok") -> Result:
         stop_reason="precision",
         throughput=2000.0,
         samples={"event": [2.0, 1.0, 3.0], "gpu": [1.0, 1.5], "host": [4.0]},
-        memory={"peak_memory_mib": 100.5, "context_mib": None},
-        seconds={"load_s": 0.5, "build_s": None},
-        parity={"rel_l2_error": 1e-3, "max_abs_error": 0.1, "top1_agreement": None},
-        telemetry={"power_w": 250.0, "throttled": False},
+        memory=MemoryParts(peak_memory_mib=100.5),
+        seconds=SetUp(load_s=0.5),
+        parity=Parity(rel_l2_error=1e-3, max_abs_error=0.1),
+        telemetry=Telemetry(power_w=250.0, throttled=False),
         proof=Proof(tf32=False, providers={"CUDAExecutionProvider": 9}, details={"casts": 0}),
         warnings=["outliers: 3"],
         phases={"measure": 3.0},
@@ -58,6 +59,36 @@ def test_reasons_are_added_and_none_is_overwritten():
     assert (result.status, result.reason) == ("failed", "the outputs are wrong; TF32 was on at fp16")
     assert result.row("run", "suite", CASE, ENVIRONMENT)["reason"] == result.reason
     assert Result.from_json(result.to_json()).reason == result.reason
+
+
+OLD_LINE = """
+{"case_id": "net/ort/inference/fp32/b1/r0/sweep=batch", "status": "failed", "reason": "TF32 was on at fp32",
+"reference": null, "clock": "host", "stop_reason": "seconds", "throughput": 9.5, "samples": {"host": [1.0, 2.0]},
+"memory": {"peak_memory_mib": 9.0, "baseline_mib": 1.0, "context_mib": null}, "seconds": {"load_s": 0.5}, "parity": {},
+"telemetry": {"energy_mj_per_item": null, "throttled": true}, "roofline": {"flops_per_item": 5, "floor_ms": null},
+"proof": {"tf32": true, "casts": 0, "conv_search": null, "build": {"seconds": 2.0, "cached": true}},
+"warnings": ["outliers: 3 of 9"], "layers": [], "phases": {"measure": 3.0}, "entered": {"measure": 7.0}}
+""".replace("\n", "")
+"""As earlier versions wrote it: some figures null, others left out."""
+
+
+def test_a_journal_of_an_earlier_version_is_read(run):
+    run.journal.write_text(OLD_LINE + "\n")
+    (result,) = run.results().values()
+    assert (result.status, result.reason, result.samples) == ("failed", "TF32 was on at fp32", {"host": [1.0, 2.0]})
+    assert (result.memory.peak_memory_mib, result.memory.baseline_mib, result.memory.weights_mib) == (9.0, 1.0, None)
+    assert (result.seconds.load_s, result.telemetry.throttled, result.roofline.flops_per_item) == (0.5, True, 5)
+    assert result.proof is not None
+    assert (result.proof.tf32, result.proof.build) == (True, Building(seconds=2.0, cached=True))
+    assert result.proof.details == {"casts": 0, "conv_search": None}
+
+
+def test_an_earlier_version_can_read_the_journal(run):
+    """It knows these keys, and of the groups any."""
+    line = json.loads(Result.from_json(OLD_LINE).to_json())
+    assert line.keys() == json.loads(OLD_LINE).keys()
+    assert line["memory"] == {"peak_memory_mib": 9.0, "baseline_mib": 1.0}
+    assert (line["reason"], line["parity"], line["proof"]["conv_search"]) == ("TF32 was on at fp32", {}, None)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +191,8 @@ def test_a_row_says_what_else_distinguishes_its_case_and_what_its_training_did()
 def test_the_parts_of_a_training_iteration_and_of_its_memory_are_columns():
     result = full()
     result.samples |= {"step": [1.0, 3.0], "gpu_forward": [0.5], "grad_weight": [0.25]}
-    result.memory |= {"gradients_mib": 7.0, "optimizer_mib": 14.0}
-    result.parity |= {"loss_error": 1e-4, "gradient_error": 1e-3}
+    result.memory = MemoryParts(gradients_mib=7.0, optimizer_mib=14.0)
+    result.parity = Parity(loss_error=1e-4, gradient_error=1e-3)
     row = result.row("run", "suite", CASE, ENVIRONMENT)
     assert (row["step_ms"], row["gpu_forward_ms"], row["grad_weight_ms"], row["gpu_step_ms"]) == (2.0, 0.5, 0.25, None)
     assert (row["gradients_mib"], row["optimizer_mib"]) == (7.0, 14.0)

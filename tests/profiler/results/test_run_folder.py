@@ -11,7 +11,7 @@ from exporters.source import ModelSource
 from profiler import load
 from profiler.errors import ConfigError
 from profiler.job.case import Case
-from profiler.results.columns import RESULTS, SAMPLES
+from profiler.results.columns import RESULTS, SAMPLES, whole_row
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 
@@ -102,10 +102,9 @@ def test_rows_are_in_the_plans_order_with_every_column(run: RunFolder) -> None:
 
 def test_a_figure_that_is_no_column_is_an_error_and_not_lost(run: RunFolder) -> None:
     result = measured("a", 1.0)
-    result.memory["cache_mib"] = 3.0
-    run.append(result)
+    result.memory.cache_mib = 3.0  # type: ignore[attr-defined]
     with pytest.raises(KeyError, match="no column is called 'cache_mib'"):
-        run.write_parquet("suite", [case("a")], {})
+        whole_row(result.row(run.run_id, "suite", case("a"), {}))
 
 
 def test_samples_of_a_failed_case_are_kept_but_give_no_latency(run: RunFolder) -> None:

@@ -25,7 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engines.catalog import PRESETS
 from exporters.catalog import CATALOG
-from profiler.nvml import visible_gpus
+from profiler.nvml import Telemetry, visible_gpus
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.result import Result
 from profiler.run.command import _is_done
@@ -695,7 +695,7 @@ def test_resumed_sessions_are_added_up_in_the_environment(resumed: Resumed) -> N
 def test_a_resumed_run_measures_what_was_slowed_down_and_not_yet_again(
     status: Any, throttled: bool | None, warnings: list[str], retry: bool, done: bool
 ) -> None:
-    assert _is_done(Result("x", status, telemetry={"throttled": throttled}, warnings=warnings), retry) == done
+    assert _is_done(Result("x", status, telemetry=Telemetry(throttled=throttled), warnings=warnings), retry) == done
 
 
 def test_resume_with_only_keeps_the_other_rows(resumed: Resumed, run: Run) -> None:

@@ -23,7 +23,7 @@ from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import LargestBatch
 from profiler.nvml import Gpu
 from profiler.processes.process import Status
-from profiler.results.result import Result
+from profiler.results.result import MemoryParts, Result
 from profiler.run.largest_batch import Probe
 from profiler.run.probes import Search, probe_of, probes_among, searched
 from profiler.run.sweep import families
@@ -462,10 +462,10 @@ def test_retry_tries_what_did_not_fit_again(resumed: list[list[dict[str, Any]]])
 
 WITH_500_MIB = """
 import profiler.cli
-import profiler.run
+import profiler.run.runner
 
 if __name__ == "__main__":
-    profiler.run.available_memory_mib = lambda: 500.0
+    profiler.run.runner.available_memory_mib = lambda: 500.0
     profiler.cli.main()
 """
 
@@ -540,7 +540,7 @@ def results(swept: Mapping[int, Status], *probes: Result) -> dict[CaseId, Result
 
 
 def probe(batch: int, status: Status = "ok", **memory: float) -> Result:
-    return Result(probe_of(case(1), batch).id, status, memory=dict(memory))
+    return Result(probe_of(case(1), batch).id, status, memory=MemoryParts(**memory))
 
 
 def test_a_search_starts_at_the_largest_batch_of_its_sweep() -> None:

@@ -256,11 +256,11 @@ def test_row_has_its_place(measure: Callable[[dict[str, float]], Result]) -> Non
     result = measure({"fp32_tflops": 1.0, "copy_gb_s": 1.0, "cache_mib": 1e-9})
     samples = sorted(result.samples["host"])
     assert (result.status, result.reason) == ("ok", None)
-    assert result.roofline["flops_per_item"] == FLOPS
-    assert 2 * FLOPS / samples[-1] / 1e9 <= result.roofline["tflops"] <= 2 * FLOPS / samples[0] / 1e9
-    assert result.roofline["fraction_of_peak"] == result.roofline["tflops"]
+    assert result.roofline.flops_per_item == FLOPS
+    assert 2 * FLOPS / samples[-1] / 1e9 <= result.roofline.tflops <= 2 * FLOPS / samples[0] / 1e9
+    assert result.roofline.fraction_of_peak == result.roofline.tflops
     weights, inputs, outputs = (2 * 27 + 2) + (2 * 196 * 10 + 10), 2 * 3 * 16 * 16, 2 * 10
-    assert result.roofline["floor_ms"] == pytest.approx(max(2 * FLOPS / 1e9, 4 * (weights + inputs + outputs) / 1e6))
+    assert result.roofline.floor_ms == pytest.approx(max(2 * FLOPS / 1e9, 4 * (weights + inputs + outputs) / 1e6))
 
 
 def test_convolution_alone_may_go_by_fourier_transforms() -> None:
@@ -280,7 +280,7 @@ def test_impossible_row_is_judged_by_roofs_measured_again(
     monkeypatch.setattr(roofline, "measure_roofs", lambda argument, report: quiet)
     result = measure(busy)
     assert (result.status, result.reason) == ("ok", None)
-    assert result.roofline["fraction_of_peak"] == pytest.approx(result.roofline["tflops"] / 100)
+    assert result.roofline.fraction_of_peak == pytest.approx(result.roofline.tflops / 100)
     monkeypatch.setattr(roofline, "measure_roofs", lambda argument, report: busy)
     result = measure(busy)
     assert result.status == "failed"
