@@ -1,7 +1,7 @@
-"""What enters: the command line. What leaves: a run or a listing, and the exit code.
+"""Parse the command line and call the command that it names.
 
-0 done; 1 no row is ok, a regression, or with --strict a failed case; 2 a config, file or argument that cannot be used;
-3 no candidate meets the limits; 70 a fault of the profiler's own; 130 interrupted.
+Exit codes: 0 done; 1 no row is ok, a regression, or with --strict a failed case; 2 a config, file or argument that
+cannot be used; 3 no candidate meets the limits; 70 a fault of the profiler's own; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # What a command needs is imported in it: `--help` must answer at once.
+
+Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders of runs, patterns, or addresses")]
+Only = Annotated[list[str] | None, typer.Option(help="Conditions: model=resnet50,precision=fp16; may be repeated")]
+OutputFile = Annotated[Path | None, typer.Option(help="Write to this file, not to the terminal")]
+ListedDevice = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 
 
 class _DefaultsToRun(TyperGroup):
@@ -46,9 +51,7 @@ def run(
     config: Annotated[Path | None, typer.Argument(help="The job, a YAML file such as bench.yaml")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1, in place of the file's")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for the run's folder, in place of the file's")] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Conditions: model=resnet50,precision=fp16; may be repeated")
-    ] = None,
+    only: Only = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A fraction of the sampling time: rough figures, soon")
     ] = False,
@@ -68,13 +71,22 @@ def run(
     ] = None,
 ) -> None:
     """Run a job: prepare the models, measure every case, print the tables."""
-    from profiler.run.command import Request, execute
+    from profiler.run.command import Options, execute
 
-    signal.signal(signal.SIGTERM, _interrupt)
-    request = Request(
-        config, device, output, tuple(only or ()), quick, dry_run, resume, retry, strict, profile, machine
-    )  # fmt: skip
-    raise typer.Exit(execute(request, _console()))
+    options = Options(
+        config=config,
+        device=device,
+        output=output,
+        only=tuple(only or ()),
+        quick=quick,
+        dry_run=dry_run,
+        resume=resume,
+        retry=retry,
+        strict=strict,
+        profile=profile,
+        machine=machine,
+    )
+    raise typer.Exit(execute(options, _console()))
 
 
 @app.command()
@@ -101,7 +113,6 @@ def build(
     from profiler.build import execute
     from profiler.build_order import BuildOrder
 
-    signal.signal(signal.SIGTERM, _interrupt)
     order = BuildOrder(
         engine, tuple(model), tuple(precision or ()), batch, target, export, rebuild, optimization_level, workspace_mib,
         calibration, timeout,
@@ -120,10 +131,10 @@ def layers(
     top: Annotated[int | None, typer.Option(min=1, help="The longest so many rows of each table")] = None,
 ) -> None:
     """Print what each layer took, and the exported nodes with every variant's time side by side."""
-    from profiler.layers import print_layers
+    from profiler.layers import Options, execute
 
-    given = {"model": model, "variant": variant, "pass": pass_, "precision": precision, "batch_size": batch}
-    print_layers(_console(), run, {key: text.split(",") if text else [] for key, text in given.items()}, top)
+    options = Options(run=run, model=model, variant=variant, pass_=pass_, precision=precision, batch=batch, top=top)
+    raise typer.Exit(execute(options, _console()))
 
 
 @app.command()
@@ -136,21 +147,18 @@ def report(
         Path | None, typer.Option(help="File or folder; else the run's own folder, for several runs this one")
     ] = None,
     charts: Annotated[str | None, typer.Option(help="Every chart as an image too: svg or png")] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Conditions: model=resnet50,precision=fp16; may be repeated")
-    ] = None,
+    only: Only = None,
 ) -> None:
     """Write a report: what to deploy and why, with charts, every table, the environment and the method."""
-    from profiler.report.command import Order, write
+    from profiler.report.command import Options, execute
 
-    first, *more = write(Order(tuple(runs), format_, output, charts, tuple(only or ())))
-    beside = f" and {len(more)} more files" if more else ""
-    _console().print(f"{first}{beside}", soft_wrap=True, markup=False, highlight=False)
+    options = Options(runs=runs, format=format_, output=output, charts=charts, only=tuple(only or ()))
+    raise typer.Exit(execute(options, _console()))
 
 
 @app.command()
 def recommend(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders of runs, patterns, or addresses")],
+    runs: Runs,
     model: Annotated[str | None, typer.Option(help="The model to deploy, where the runs hold several")] = None,
     batch: Annotated[str | None, typer.Option(help="Batch sizes to choose from, such as 1,16; all if left out")] = None,
     pass_: Annotated[str, typer.Option("--pass", help="inference or training")] = "inference",
@@ -173,27 +181,36 @@ def recommend(
 ) -> None:
     """Say what to deploy, by how much it wins, and why each other candidate loses; exit code 3 if nothing fits."""
     from profiler.recommend.command import execute
-    from profiler.recommend.order import Order
+    from profiler.recommend.options import Options
 
-    signal.signal(signal.SIGTERM, _interrupt)
-    order = Order(
-        tuple(runs), model, batch, pass_, precision, extra, tuple(max_latency_ms or ()), min_throughput, max_memory_mib,
-        max_error, tuple(usd_per_hour or ()), objective, format_, export,
-    )  # fmt: skip
-    raise typer.Exit(execute(order, _console()))
+    options = Options(
+        runs=tuple(runs),
+        model=model,
+        batch=batch,
+        pass_=pass_,
+        precision=precision,
+        extra=extra,
+        max_latency_ms=tuple(max_latency_ms or ()),
+        min_throughput=min_throughput,
+        max_memory_mib=max_memory_mib,
+        max_error=max_error,
+        usd_per_hour=tuple(usd_per_hour or ()),
+        objective=objective,
+        format=format_,
+        export=export,
+    )
+    raise typer.Exit(execute(options, _console()))
 
 
 @app.command()
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders of runs, patterns, or addresses")],
+    runs: Runs,
     by: Annotated[
         str | None, typer.Option(help="What the sides are: run, machine, driver, torch_version or another text column")
     ] = None,
     base: Annotated[str | None, typer.Option(help="The side that the others are compared with; else the first")] = None,
     best: Annotated[bool, typer.Option("--best", help="Of each side the fastest variant, whatever its name")] = False,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Conditions: model=resnet50,precision=fp16; may be repeated")
-    ] = None,
+    only: Only = None,
     reference: Annotated[
         list[str] | None, typer.Option(help="Published figures to stand beside the runs, such as cnn-benchmarks")
     ] = None,
@@ -201,37 +218,47 @@ def compare(
         str | None, typer.Option(help="Exit with 1 if a cell is slower by more than this, such as 5%")
     ] = None,
     format_: Annotated[str, typer.Option("--format", help="text, md, csv or json")] = "text",
-    output: Annotated[Path | None, typer.Option(help="Write to this file, not to the terminal")] = None,
+    output: OutputFile = None,
     top: Annotated[int, typer.Option(min=1, help="Rows of each table in text and md: those that changed most")] = 40,
 ) -> None:
     """Compare runs, machines or versions: ratios with intervals, verdicts, and what differs between them."""
-    from profiler.compare.command import Request, execute
+    from profiler.compare.command import Options, execute
 
-    request = Request(
-        tuple(runs), by, base, best, tuple(only or ()), tuple(reference or ()), fail_on_regression, format_, output, top
+    options = Options(
+        runs=tuple(runs),
+        by=by,
+        base=base,
+        best=best,
+        only=tuple(only or ()),
+        references=tuple(reference or ()),
+        fail_on_regression=fail_on_regression,
+        format=format_,
+        output=output,
+        top=top,
     )
-    raise typer.Exit(execute(request, _console()))
+    raise typer.Exit(execute(options, _console()))
 
 
 @app.command()
 def query(
     runs: Annotated[list[str], typer.Argument(help="Folders of runs, patterns or addresses, and last the query")],
     format_: Annotated[str, typer.Option("--format", help="text, md, csv, json or parquet")] = "text",
-    output: Annotated[Path | None, typer.Option(help="Write to this file, not to the terminal")] = None,
+    output: OutputFile = None,
     rows: Annotated[int, typer.Option(min=1, help="Most rows on the terminal")] = 200,
 ) -> None:
     """Query the tables results, samples, layers and environments of runs by SQL.
 
     For example: query 'results/*' "select model, variant, min(latency_ms) from results group by model, variant"
     """
-    from profiler.query import Request, execute
+    from profiler.query import Options, execute
 
     *addresses, sql = runs
-    execute(Request(tuple(addresses), sql, format_, output, rows), _console())
+    options = Options(runs=tuple(addresses), sql=sql, format=format_, output=output, rows=rows)
+    raise typer.Exit(execute(options, _console()))
 
 
 @app.command()
-def engines(device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto") -> None:
+def engines(device: ListedDevice = "auto") -> None:
     """List every engine and preset: what it can do here, and what is missing."""
     from profiler.listings import Options, execute
 
@@ -247,7 +274,7 @@ def models() -> None:
 
 
 @app.command()
-def suites(device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto") -> None:
+def suites(device: ListedDevice = "auto") -> None:
     """List the published benchmarks that ship as jobs: what each measures, and how long it takes here."""
     from profiler.listings import Options, execute
 
@@ -256,14 +283,15 @@ def suites(device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "aut
 
 @app.command()
 def published(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, of one or several machines")],
+    runs: Annotated[list[str], typer.Argument(help="Folders of finished runs, of one or several machines")],
     study: Annotated[str, typer.Option(help="cnn-benchmarks, cloud-gpus, convnet-benchmarks or gpu-study")],
     into: Annotated[Path | None, typer.Option(help="Folder for the tables; without it they are only printed")] = None,
 ) -> None:
     """Print finished runs beside a published benchmark's figures, and who is how many times faster."""
-    from profiler.published.command import execute
+    from profiler.published.command import Options, execute
 
-    execute(runs, study, into, _console())
+    options = Options(runs=tuple(runs), study=study, into=into)
+    raise typer.Exit(execute(options, _console()))
 
 
 @app.command()
@@ -276,6 +304,7 @@ def environment() -> None:
 
 def main() -> NoReturn:
     """The entry point; see the module's docstring for exit codes."""
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         app(prog_name="python -m profiler", standalone_mode=True)
     except KeyboardInterrupt:

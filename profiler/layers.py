@@ -57,13 +57,26 @@ class Group:
         return float(sum(layer["ms"] for layer in self.layers.get(variant, [])))
 
 
-def print_layers(console: Console, run: Path, wanted: Mapping[str, Sequence[str]], top: int | None = None) -> None:
-    """Print every profiled case that has one of the `wanted` values under each key, then the variants side by side.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The command's options; see `python -m profiler layers --help`. What chooses cases holds words with commas."""
 
-    `top` keeps the longest so many rows of each table. Of replicates the first is printed. Raises ConfigError for a run
-    that is none or has no layers, and for a selection that is empty.
+    run: Path
+    model: str | None = None
+    variant: str | None = None
+    pass_: str | None = None
+    precision: str | None = None
+    batch: str | None = None
+    top: int | None = None
+
+
+def execute(options: Options, console: Console) -> int:
+    """Print every chosen case's layers, then the variants side by side; of replicates the first.
+
+    Raises ConfigError for a run that is none or has no layers, and for a choice that is empty.
     """
-    cases = select(read(run), wanted)
+    chosen = (options.model, options.variant, options.pass_, options.precision, options.batch)
+    top, cases = options.top, select(read(options.run), dict(zip(_KEYS, chosen, strict=True)))
     for case in cases:
         console.print()
         console.print(_case_table(case, console.width, top))
@@ -73,6 +86,7 @@ def print_layers(console: Console, run: Path, wanted: Mapping[str, Sequence[str]
         console.print(_side_by_side(together, console.width, top))
         console.print(Text(_READING, style="dim"))
     console.print(Text(f"\n{_METHOD}", style="dim"))
+    return 0
 
 
 def read(run: Path) -> list[Profiled]:
@@ -101,14 +115,18 @@ def read(run: Path) -> list[Profiled]:
     return sorted(first.values(), key=lambda case: order[case.row["case_id"]])
 
 
-def select(cases: Sequence[Profiled], wanted: Mapping[str, Sequence[str]]) -> list[Profiled]:
-    """The cases that have one of the values under each key. Raises ConfigError, with what there is, if none has."""
-    found = [c for c in cases if all(str(c.row[key]) in values for key, values in wanted.items() if values)]
+def select(cases: Sequence[Profiled], chosen: Mapping[str, str | None]) -> list[Profiled]:
+    """The cases that have one of the values, parted by commas, under each key.
+
+    Raises ConfigError, with what there is, if none has.
+    """
+    wanted = {key: text.split(",") for key, text in chosen.items() if text}
+    found = [c for c in cases if all(str(c.row[key]) in values for key, values in wanted.items())]
     if not found:
         there = "; ".join(
             f"{_WRITTEN.get(key, key)} {', '.join(dict.fromkeys(str(c.row[key]) for c in cases))}" for key in _KEYS
         )
-        asked = " and ".join(f"{_WRITTEN.get(key, key)} {' or '.join(v)}" for key, v in wanted.items() if v)
+        asked = " and ".join(f"{_WRITTEN.get(key, key)} {' or '.join(values)}" for key, values in wanted.items())
         raise ConfigError(f"no profiled case has {asked}; there is: {there}")
     return found
 

@@ -25,8 +25,8 @@ _READS = ("select", "with", "show", "explain", "describe", "values", "from")
 _EXAMPLE = "select variant, precision, latency_ms from results where model = 'resnet50' order by latency_ms"
 
 
-@dataclass(frozen=True)
-class Request:
+@dataclass(frozen=True, kw_only=True)
+class Options:
     """The command's arguments; see `python -m profiler query --help`."""
 
     runs: tuple[str, ...]
@@ -36,22 +36,23 @@ class Request:
     rows: int = 200
 
 
-def execute(request: Request, console: Console) -> None:
+def execute(options: Options, console: Console) -> int:
     """Run the query and print or write its rows. Raises ConfigError for what cannot be used."""
-    if request.format not in FORMATS:
-        raise ConfigError(f"--format: unknown format '{request.format}'{nearest(request.format, FORMATS)}")
-    if request.format == "parquet" and request.output is None:
+    if options.format not in FORMATS:
+        raise ConfigError(f"--format: unknown format '{options.format}'{nearest(options.format, FORMATS)}")
+    if options.format == "parquet" and options.output is None:
         raise ConfigError("--format parquet: say where to, by --output rows.parquet")
-    if not request.runs:
+    if not options.runs:
         raise ConfigError(f'query: give runs, and then the query; for example query results/2026… "{_EXAMPLE}"')
-    found = query(read_runs(request.runs), request.sql)
-    if request.output is not None:
-        _write(found, request)
-        console.print(Text(f"Written: {request.output}, {found.height:,} rows"), soft_wrap=True)
-    elif request.format == "text":
-        _print(console, found, request.rows)
+    found = query(read_runs(options.runs), options.sql)
+    if options.output is not None:
+        _write(found, options)
+        console.print(Text(f"Written: {options.output}, {found.height:,} rows"), soft_wrap=True)
+    elif options.format == "text":
+        _print(console, found, options.rows)
     else:
-        sys.stdout.write(_text(found, request.format))
+        sys.stdout.write(_text(found, options.format))
+    return 0
 
 
 def query(runs: Runs, sql: str) -> pl.DataFrame:
@@ -141,14 +142,14 @@ def _flat(found: pl.DataFrame) -> pl.DataFrame:
     return found.with_columns(pl.Series(name, [_cell(v) for v in found[name]], pl.String) for name in nested)
 
 
-def _write(found: pl.DataFrame, request: Request) -> None:
-    assert request.output is not None
+def _write(found: pl.DataFrame, options: Options) -> None:
+    assert options.output is not None
     try:
-        if request.format == "parquet":
-            found.write_parquet(request.output)
+        if options.format == "parquet":
+            found.write_parquet(options.output)
         else:
-            format_ = "md" if request.format == "text" else request.format
-            request.output.write_text(_text(found, format_), encoding="utf-8")
+            format_ = "md" if options.format == "text" else options.format
+            options.output.write_text(_text(found, format_), encoding="utf-8")
     except (OSError, pl.exceptions.PolarsError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"--output {request.output}: {why}; give another file") from None
+        raise ConfigError(f"--output {options.output}: {why}; give another file") from None

@@ -25,8 +25,8 @@ from profiler.tables.fitted import markdown_section, print_section
 FORMATS = ("text", "md", "csv", "json")
 
 
-@dataclass(frozen=True)
-class Request:
+@dataclass(frozen=True, kw_only=True)
+class Options:
     """The command's arguments; see `python -m profiler compare --help`."""
 
     runs: tuple[str, ...]
@@ -41,32 +41,32 @@ class Request:
     top: int = 40
 
 
-def execute(request: Request, console: Console) -> int:
+def execute(options: Options, console: Console) -> int:
     """Compare, print or write. Returns 1 for a regression, and where no cell could be compared; else 0.
 
     Raises ConfigError for what cannot be used.
     """
-    check_format(request.format, FORMATS)
-    limit = None if request.fail_on_regression is None else parse_limit(request.fail_on_regression)
-    comparison = make_comparison(request, limit)
-    show(comparison, request, console)
+    check_format(options.format, FORMATS)
+    limit = None if options.fail_on_regression is None else parse_limit(options.fail_on_regression)
+    comparison = make_comparison(options, limit)
+    show(comparison, options, console)
     compared = comparison.cells["ratio"].count() > 0
     return 0 if compared and not (comparison.regression and comparison.regression.found) else 1
 
 
-def make_comparison(request: Request, limit: float | None = None) -> Comparison:
+def make_comparison(options: Options, limit: float | None = None) -> Comparison:
     """Everything that the command says. Raises ConfigError for what cannot be used."""
-    runs = read_runs(request.runs)
-    published = [published_as_results(study) for study in dict.fromkeys(request.references)]
+    runs = read_runs(options.runs)
+    published = [published_as_results(study) for study in dict.fromkeys(options.references)]
     # A published library is none of our variants: of each machine the fastest stands for it.
-    by, best = request.by or ("machine" if published else "run"), request.best or bool(published)
-    names = {**_run_names(runs), **{study: study for study in request.references}}
+    by, best = options.by or ("machine" if published else "run"), options.best or bool(published)
+    names = {**_run_names(runs), **{study: study for study in options.references}}
     results = pl.concat([runs.results, *(frame.lazy() for frame in published)]).filter(~is_probe())
     results = results.with_columns(run=pl.col("run_id").replace_strict(names, return_dtype=pl.String))
     check_by(results, by)
     needed = dict.fromkeys([*COLUMNS, "run_id", "machine", "sm_clock_mhz", by])
-    rows = _only(results, request).select(*needed).collect()
-    cells = compare(rows, by, request.base, best)
+    rows = _only(results, options).select(*needed).collect()
+    cells = compare(rows, by, options.base, best)
     sides, environments = _sides(rows, by, runs)
     return Comparison(
         sides,
@@ -83,21 +83,21 @@ def check_format(given: str, valid: tuple[str, ...]) -> None:
         raise ConfigError(f"--format: unknown format '{given}'{nearest(given, valid)}")
 
 
-def show(comparison: Comparison, request: Request, console: Console) -> None:
+def show(comparison: Comparison, options: Options, console: Console) -> None:
     """The comparison in the format asked for, in the file or on the terminal."""
-    if request.format == "text" and request.output is None:
-        for section in sections(comparison, request.top):
+    if options.format == "text" and options.output is None:
+        for section in sections(comparison, options.top):
             print_section(console, section)
         return
-    text = _text(comparison, request)
-    if request.output is None:
+    text = _text(comparison, options)
+    if options.output is None:
         sys.stdout.write(text)
     else:
-        write(request.output, text)
-        console.print(f"Written: {request.output}", markup=False, soft_wrap=True)
+        write(options.output, text)
+        console.print(f"Written: {options.output}", markup=False, soft_wrap=True)
     if comparison.regression:
         # What is parsed goes to standard output; why the exit code is what it is, to standard error.
-        print(*comparison.regression.lines(request.top), sep="\n", file=sys.stderr)
+        print(*comparison.regression.lines(options.top), sep="\n", file=sys.stderr)
 
 
 def write(path: Path, text: str) -> None:
@@ -108,16 +108,16 @@ def write(path: Path, text: str) -> None:
         raise ConfigError(f"--output {path}: {error.strerror}; give another file") from None
 
 
-def _text(comparison: Comparison, request: Request) -> str:
-    if request.format == "json":
+def _text(comparison: Comparison, options: Options) -> str:
+    if options.format == "json":
         # With an indent it takes ten times as long.
         return json.dumps(data(comparison), ensure_ascii=False, allow_nan=False) + "\n"
-    if request.format == "csv":
+    if options.format == "csv":
         return comparison.cells.write_csv()
-    if request.format == "md":
-        return "\n".join(map(markdown_section, sections(comparison, request.top)))
+    if options.format == "md":
+        return "\n".join(map(markdown_section, sections(comparison, options.top)))
     page = io.StringIO()
-    for section in sections(comparison, request.top):
+    for section in sections(comparison, options.top):
         print_section(Console(file=page, width=120), section)
     return page.getvalue()
 
@@ -130,16 +130,16 @@ def _run_names(runs: Runs) -> dict[str, str]:
     return {run_id: name for run, name in zip(runs.runs, called, strict=True) for run_id in run.run_ids}
 
 
-def _only(results: pl.LazyFrame, request: Request) -> pl.LazyFrame:
+def _only(results: pl.LazyFrame, options: Options) -> pl.LazyFrame:
     """The rows that --only means; of what was published a variant and an engine are not asked."""
-    wanted = parse_only(request.only)
+    wanted = parse_only(options.only)
     if wanted is None:
         return results
     of_published = wanted.model_copy(update={"variant": None, "engine": None})
-    published = pl.col("run_id").is_in(list(request.references))
+    published = pl.col("run_id").is_in(list(options.references))
     found = results.filter(pl.when(published).then(chosen(of_published)).otherwise(chosen(wanted)))
     if found.select("run_id").head(1).collect().is_empty():
-        raise ConfigError(f"--only {','.join(request.only)}: no row of these runs is like that")
+        raise ConfigError(f"--only {','.join(options.only)}: no row of these runs is like that")
     return found
 
 

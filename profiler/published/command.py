@@ -1,9 +1,9 @@
-"""What enters: results of runs, and a study's name. What leaves: its tables and conclusions, printed and written."""
+"""Print and write the tables of a published benchmark with the results of runs among its figures, and conclusions."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from profiler.errors import ConfigError, nearest
-from profiler.published import conclusions, setups
+from profiler.published import conclusions
 from profiler.published.layers import LAYERS
 from profiler.published.printed import Printed
 from profiler.published.references import STUDIES, network_names
 from profiler.published.tables import Environment, published_tables, write_published
+from profiler.results.reading import read_runs
 
 _MARK = "▸"
 _WORDS_WIDTH = 16
@@ -26,13 +27,24 @@ _WORDS_WIDTH = 16
 _NO_ROWS = "no row of these runs belongs into a table of {}: it has other networks, or measured other passes"
 
 
-def execute(runs: Sequence[Path], study: str, into: Path | None, console: Console) -> None:
-    """`python -m profiler published`. Raises ConfigError for an unknown study, or a folder that holds no run."""
-    if study not in STUDIES:
-        raise ConfigError(f"--study: unknown study '{study}'{nearest(study, STUDIES)}")
-    results = setups.concatenate(*(_results(run) for run in runs))
-    if not present(console, study, results, [_environment(run) for run in runs], into):
-        raise ConfigError(_NO_ROWS.format(study))
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The command's options; see `python -m profiler published --help`."""
+
+    runs: Sequence[str]
+    study: str
+    into: Path | None = None
+
+
+def execute(options: Options, console: Console) -> int:
+    """Print runs next to a study's figures. Raises ConfigError for an unknown study, or a folder that holds no run."""
+    if options.study not in STUDIES:
+        raise ConfigError(f"--study: unknown study '{options.study}'{nearest(options.study, STUDIES)}")
+    runs = read_runs(options.runs)
+    environments = [run.environment for run in runs.runs]
+    if not present(console, options.study, runs.results.collect(), environments, options.into):
+        raise ConfigError(_NO_ROWS.format(options.study))
+    return 0
 
 
 def present(
@@ -137,20 +149,3 @@ def _print_conclusions(console: Console, study: str, results: pl.DataFrame) -> N
         console.print(Text("\nConclusions", style="bold underline"))
     for sentence in sentences:
         console.print(Text(f"- {sentence}"))
-
-
-def _results(run: Path) -> pl.DataFrame:
-    path = run / "results.parquet"
-    if not path.is_file():
-        raise ConfigError(
-            f"{run}: no finished run stands there (no results.parquet); give a folder such as results/2026…"
-        )
-    return pl.read_parquet(path)
-
-
-def _environment(run: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((run / "environment.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -12,7 +12,6 @@ from typing import Any
 
 import polars as pl
 
-from profiler.results.columns import RESULTS
 from profiler.results.lines import without_probes
 
 _LIBRARIES = {
@@ -32,18 +31,6 @@ KEYS = [
     *("model", "model_kind", "pass", "batch_size", "device", "machine", "cloud", "instance", "usd_per_hour"),
     *("library", "runtime", "variant", "precision", "setup", "swept", "updates", "plain"),
 ]
-
-
-def concatenate(*results: pl.DataFrame) -> pl.DataFrame:
-    """Results of several runs as one frame; columns that an older run lacks are null."""
-    whole = [
-        frame.select(
-            pl.col(name).cast(dtype) if name in frame.columns else pl.lit(None, dtype).alias(name)
-            for name, dtype in RESULTS.items()
-        )
-        for frame in results
-    ]
-    return pl.concat(whole)
 
 
 def times(results: pl.DataFrame) -> pl.DataFrame:

@@ -18,7 +18,7 @@ from profiler.published.printed import Printed
 from profiler.published.study import study_tables
 
 Environment = Mapping[str, Any]
-"""What environment.json holds."""
+"""What environment.json holds; `machine` is what to call it, as in profiler.results.reading.Run."""
 
 _PASSES = {"forward_ms": "Forward (ms)", "backward_ms": "Backward (ms)", "total_ms": "Total (ms)"}
 _HARDWARE = {
@@ -170,7 +170,6 @@ def write_published(folder: Path, study: str, tables: Sequence[Printed]) -> None
 
 def _environment_of(machine: str, environments: Sequence[Environment]) -> Environment:
     for facts in environments:
-        told = (facts.get("machine") or {}).get("label")
-        if machine in (told, facts.get("gpu"), facts.get("cpu")):
+        if machine in (facts.get("machine"), facts.get("gpu"), facts.get("cpu")):
             return facts
     return {}

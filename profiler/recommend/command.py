@@ -1,4 +1,4 @@
-"""What enters: an `Order` from the command line. What leaves: the recommendation, printed, and an exit code."""
+"""Recommend what to deploy: print the choice and its reasons, and export it ready to run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 from profiler.recommend.artifact import NotExported, check_folder, export
 from profiler.recommend.candidates import Candidate
 from profiler.recommend.choice import recommend
-from profiler.recommend.order import Order, check, make_wanted
+from profiler.recommend.options import Options, check, make_wanted
 from profiler.recommend.text import as_json, as_markdown, print_text
 from profiler.recommend.told import tell
 from profiler.results.reading import Run, Runs, read_runs
@@ -20,29 +20,29 @@ from profiler.results.reading import Run, Runs, read_runs
 NOTHING_FITS = 3
 
 
-def execute(order: Order, console: Console) -> int:
+def execute(options: Options, console: Console) -> int:
     """Print what to deploy; returns 0, 3 where nothing meets the limits, or 1 where no artifact could be made.
 
     Raises ConfigError.
     """
-    check(order)
-    if order.export is not None:
-        check_folder(order.export)
-    runs = read_runs(order.runs)
+    check(options)
+    if options.export is not None:
+        check_folder(options.export)
+    runs = read_runs(options.runs)
     for note in runs.notes:
         print(note, file=sys.stderr)
     results = runs.results.collect()
-    wanted = make_wanted(order, results)
+    wanted = make_wanted(options, results)
     found = recommend(results, runs.samples, wanted)
     subject = found.choice or found.nearest or found.losers[0].candidate
     told = tell(found, command(subject, _run_of(subject, runs)))
-    if order.format == "text":
+    if options.format == "text":
         print_text(console, told, wanted.objective)
     else:
-        print(as_json(found, told) if order.format == "json" else as_markdown(told, wanted.objective))
+        print(as_json(found, told) if options.format == "json" else as_markdown(told, wanted.objective))
     if found.choice is None:
         return NOTHING_FITS
-    return 0 if order.export is None else _export(found.choice, _run_of(found.choice, runs), order.export)
+    return 0 if options.export is None else _export(found.choice, _run_of(found.choice, runs), options.export)
 
 
 def command(candidate: Candidate, run: Run) -> str:

@@ -1,4 +1,4 @@
-"""What enters: addresses of runs. What leaves: a report of them: a page, Markdown or CSV, and its charts as images."""
+"""Write a report of runs: a page, Markdown or CSV, and its charts as images."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import polars as pl
+from rich.console import Console
 
 from profiler.errors import ConfigError, nearest
 from profiler.job.conditions import parse_only
@@ -21,10 +22,13 @@ from profiler.results.reading import read_runs
 Format = Literal["html", "md", "csv"]
 
 
-@dataclass(frozen=True)
-class Order:
-    """What the user asked for. `output` is a file, or a folder that gets a file named report; None is the run's own
-    folder, of several runs the current one. `charts` asks for every chart as an image, too."""
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The command's options; see `python -m profiler report --help`.
+
+    `output` is a file, or a folder that gets a file named report; None is the run's own folder, of several runs the
+    current one.
+    """
 
     runs: Sequence[str | Path]
     format: str = "html"
@@ -33,34 +37,42 @@ class Order:
     only: Sequence[str] = ()
 
 
-def write(order: Order, compared: pl.DataFrame | None = None) -> list[Path]:
+def execute(options: Options, console: Console) -> int:
+    """Write the report and print where it is. Raises ConfigError for what cannot be used."""
+    first, *more = write(options)
+    others = f" and {len(more)} more files" if more else ""
+    console.print(f"{first}{others}", soft_wrap=True, markup=False, highlight=False)
+    return 0
+
+
+def write(options: Options, compared: pl.DataFrame | None = None) -> list[Path]:
     """Write the report; what was written, the report first. Raises ConfigError.
 
-    `compared` is table.summary of the order's one run, where it is known already: half of the time goes into it.
+    `compared` is the summary (results.lines) of the one run, where it is known already: half of the time goes into it.
     """
     for word, given, valid in (
-        ("format", order.format, get_args(Format)),
-        ("charts", order.charts, get_args(ImageFormat)),
+        ("format", options.format, get_args(Format)),
+        ("charts", options.charts, get_args(ImageFormat)),
     ):
         if given is not None and given not in valid:
             raise ConfigError(f"--{word} {given}: unknown{nearest(given, valid)}; valid: {', '.join(valid)}")
-    only = parse_only(order.only)
-    runs = read_runs(order.runs)
+    only = parse_only(options.only)
+    runs = read_runs(options.runs)
     data = gather(runs, only, MOST_LINES, compared)
     if not data.statuses:
-        raise ConfigError(f"--only {' '.join(order.only)}: no case of {', '.join(map(str, order.runs))} is left")
-    target = _target(order)
+        raise ConfigError(f"--only {' '.join(options.only)}: no case of {', '.join(map(str, options.runs))} is left")
+    target = _target(options)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if order.format == "csv":
+        if options.format == "csv":
             # Files have room for every line, where a page or a drawing has not.
             tables = content.tables(gather(runs, only, None, compared))
             target.mkdir(exist_ok=True)
-            drawn = _images(order, target, compose(data)) if order.charts else []
+            drawn = _images(options, target, compose(data)) if options.charts else []
             return [*(table.write_csv(target) for table in tables.values()), *(image.path for image in drawn)]
         report = compose(data)
-        drawn = _images(order, target.with_name(f"{target.stem}-charts"), report)
-        text = page(report) if order.format == "html" else markdown.text(report, drawn, target.parent)
+        drawn = _images(options, target.with_name(f"{target.stem}-charts"), report)
+        text = page(report) if options.format == "html" else markdown.text(report, drawn, target.parent)
         # Written whole or not at all: a page may stand there already.
         scratch = target.with_name(f".{target.name}.tmp")
         scratch.write_text(text, encoding="utf-8")
@@ -70,17 +82,17 @@ def write(order: Order, compared: pl.DataFrame | None = None) -> list[Path]:
     return [target, *(image.path for image in drawn)]
 
 
-def _target(order: Order) -> Path:
+def _target(options: Options) -> Path:
     """The file, or the folder of CSV files, that is to be written."""
-    name = "report-tables" if order.format == "csv" else f"report.{order.format}"
-    if order.output is not None:
-        is_it = order.format == "csv" or (order.output.suffix == f".{order.format}" and not order.output.is_dir())
-        return order.output if is_it else order.output / name
-    own = Path(order.runs[0])
-    return own / name if len(order.runs) == 1 and own.is_dir() else Path(name)
+    name = "report-tables" if options.format == "csv" else f"report.{options.format}"
+    if options.output is not None:
+        is_file = options.output.suffix == f".{options.format}" and not options.output.is_dir()
+        return options.output if is_file or options.format == "csv" else options.output / name
+    own = Path(options.runs[0])
+    return own / name if len(options.runs) == 1 and own.is_dir() else Path(name)
 
 
-def _images(order: Order, folder: Path, report: Report) -> list[Image]:
-    if order.charts is None:
+def _images(options: Options, folder: Path, report: Report) -> list[Image]:
+    if options.charts is None:
         return []
-    return images.write(report, folder, "png" if order.charts == "png" else "svg")
+    return images.write(report, folder, "png" if options.charts == "png" else "svg")

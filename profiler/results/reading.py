@@ -271,10 +271,15 @@ def _environment(address: str, facts: dict[str, Any], notes: list[str]) -> dict[
     except (pl.exceptions.PolarsError, OSError, ValueError) as error:
         notes.append(f"{path}: cannot be read ({_first_line(error)}); the results' columns stand in for it")
         found = {}
-    machine = found.pop("machine", None)
-    price = machine if isinstance(machine, dict) else {}
-    label = facts["machine"] or price.pop("label", None) or found.get("gpu") or facts["gpu"] or found.get("cpu")
-    return {**facts, **found, **price, "machine": label}
+    return flat_environment({**facts, **found}, facts["machine"])
+
+
+def flat_environment(environment: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
+    """What environment.json says, with the machine's price and cloud as keys of their own; `machine` is its name."""
+    machine = environment.get("machine")
+    price = dict(machine) if isinstance(machine, dict) else {}
+    name = name or price.pop("label", None) or environment.get("gpu") or environment.get("cpu")
+    return {**environment, **price, "machine": name}
 
 
 def _names(addresses: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What enters: a `Request` from the command line. What leaves: an exit code, and a run's folder."""
+"""Run a job and write its results folder."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.processes.forkserver import libraries
 from profiler.published.command import covers, present, require
 from profiler.results.lines import summary, without_probes, write_tables
+from profiler.results.reading import flat_environment
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import describe as describe_time
@@ -40,9 +41,9 @@ _COMMANDS = (
 _MUST_AGREE = ("gpu", "device", "torch_version", "onnxruntime_version", "tensorrt_version")
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for; None where the config decides."""
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The command's options; None where the config decides."""
 
     config: Path | None = None
     device: str | None = None
@@ -57,38 +58,38 @@ class Request:
     machine: str | None = None
 
 
-def execute(request: Request, console: Console) -> int:
+def execute(options: Options, console: Console) -> int:
     """Run the job; returns the exit code. Raises ConfigError."""
-    if request.retry and request.resume is None:
+    if options.retry and options.resume is None:
         raise ConfigError("--retry goes with --resume and a run's folder")
-    if request.device is not None:
-        check_device(request.device)
-    only = parse_only(request.only)
-    machine = parse_machine(request.machine)
-    path = _config_path(request)
-    wanted = request.device or load_config(path).device
+    if options.device is not None:
+        check_device(options.device)
+    only = parse_only(options.only)
+    machine = parse_machine(options.machine)
+    path = _config_path(options)
+    wanted = options.device or load_config(path).device
     for kind in ("cpu", "cuda"):
-        load_config(path, kind, _overrides(request))  # A mistake in the other device's block should show here too.
+        load_config(path, kind, _overrides(options))  # A mistake in the other device's block should show here too.
     with libraries() as facts:
         target = resolve_device(wanted, facts)
-        config = load_config(path, target.kind, _overrides(request))
+        config = load_config(path, target.kind, _overrides(options))
         config = config.model_copy(update={"machine": config.machine.model_copy(update=machine)})
-        if request.resume is None:
-            config = config.model_copy(update={"suite": config.suite or path.stem, "budget": _budget(config, request)})
-        budget = _budget(config, request)
+        if options.resume is None:
+            config = config.model_copy(update={"suite": config.suite or path.stem, "budget": _budget(config, options)})
+        budget = _budget(config, options)
         require(config.published)
         cases = make_plan(config, target.kind, only, target.compute_capability)
-        if request.dry_run:
+        if options.dry_run:
             _print_plan(console, cases, budget, target)
             return 0
         environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
-        run = _open_run(request, config, target, environment)
-        return _measure(console, request, config, cases, run, budget, target, environment)
+        run = _open_run(options, config, target, environment)
+        return _measure(console, options, config, cases, run, budget, target, environment)
 
 
 def _measure(
     console: Console,
-    request: Request,
+    options: Options,
     config: Config,
     cases: Sequence[Case],
     run: RunFolder,
@@ -97,12 +98,12 @@ def _measure(
     environment: dict[str, Any],
 ) -> int:
     journal = run.results()
-    done = {case_id for case_id, result in journal.items() if _is_done(result, request.retry)}
+    done = {case_id for case_id, result in journal.items() if _is_done(result, options.retry)}
     waiting = [case for case in cases if case.id not in done]
     limits = config.largest_batch
     to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
     probes = {id_: result for id_, result in journal.items() if id_.role is Role.PROBE}
-    again = {id_ for id_, result in probes.items() if request.retry and result.status != "ok"}
+    again = {id_ for id_, result in probes.items() if options.retry and result.status != "ok"}
     runnable = sum(case.unsupported is None for case in waiting)
     console.print(Text(f"{target.name}: {runnable} of {len(waiting)} cases can run; into {run.path}"), soft_wrap=True)
     interrupted = False
@@ -123,7 +124,7 @@ def _measure(
     study = config.published
     print_results(console, results, lines, lambda group: study is not None and covers(study, group))
     if study is not None:
-        present(console, study, results, [environment], run.tables)
+        present(console, study, results, [flat_environment(environment)], run.tables)
     if waiting or to_search:
         split = runner.wall.split()
         total = Counter(environment.get("wall_seconds", {}))
@@ -135,12 +136,12 @@ def _measure(
     if (run.path / "layers.parquet").exists():
         console.print(Text(f"Its layers: python -m profiler layers {run.path}"), soft_wrap=True)
     if interrupted:
-        flags = (" --strict" if request.strict else "") + (" --profile" if request.profile else "")
-        same = "".join(f" --only {condition}" for condition in request.only) + flags
+        flags = (" --strict" if options.strict else "") + (" --profile" if options.profile else "")
+        same = "".join(f" --only {condition}" for condition in options.only) + flags
         console.print(Text(f"Interrupted; go on with: python -m profiler --resume {run.path}{same}"), soft_wrap=True)
         return 130
     statuses = set(without_probes(results)["status"])
-    if "ok" not in statuses or (request.strict and statuses - {"ok", "unsupported"}):
+    if "ok" not in statuses or (options.strict and statuses - {"ok", "unsupported"}):
         return 1
     return 0
 
@@ -148,9 +149,9 @@ def _measure(
 def _report(console: Console, run: RunFolder, lines: Any) -> None:
     """Write the run's report.html, `lines` being table.summary's. What goes wrong is told, and loses nothing."""
     try:
-        from profiler.report.command import Order, write
+        from profiler.report.command import Options, write
 
-        write(Order([run.path]), lines)
+        write(Options(runs=[run.path]), lines)
     except Exception as error:
         with contextlib.suppress(OSError):
             (run.logs / "report.log").write_text(traceback.format_exc())
@@ -167,57 +168,57 @@ def _is_done(result: Result, retry: bool) -> bool:
     return not retry or result.status == "ok"
 
 
-def _config_path(request: Request) -> Path:
-    if request.resume is not None:
-        if request.config is not None:
+def _config_path(options: Options) -> Path:
+    if options.resume is not None:
+        if options.config is not None:
             raise ConfigError("give a config or --resume, not both: a resumed run has its own bench.yaml")
-        RunFolder.resume(request.resume)
-        return request.resume / "bench.yaml"
-    if request.config is None:
+        RunFolder.resume(options.resume)
+        return options.resume / "bench.yaml"
+    if options.config is None:
         raise ConfigError("no config was given; try: python -m profiler bench.yaml")
-    if not request.config.suffix and not request.config.exists():
-        name = str(request.config)
+    if not options.config.suffix and not options.config.exists():
+        name = str(options.config)
         raise ConfigError(f"'{name}' is neither a file nor a command{nearest(name, _COMMANDS)}")
-    return request.config
+    return options.config
 
 
-def _overrides(request: Request) -> dict[str, Any]:
-    given = {"device": request.device, "output": str(request.output.resolve()) if request.output else None}
+def _overrides(options: Options) -> dict[str, Any]:
+    given = {"device": options.device, "output": str(options.output.resolve()) if options.output else None}
     # Recorded in the run's bench.yaml, so that resuming it goes on profiling.
-    profile = {"profile": True} if request.profile else {}
+    profile = {"profile": True} if options.profile else {}
     return {key: value for key, value in given.items() if value is not None} | profile
 
 
-def _budget(config: Config, request: Request) -> Budget:
-    if not request.quick:
+def _budget(config: Config, options: Options) -> Budget:
+    if not options.quick:
         return config.budget
     return replace(
         config.budget, seconds=min(config.budget.seconds, _QUICK["seconds"]), min_samples=int(_QUICK["min_samples"])
     )
 
 
-def _open_run(request: Request, config: Config, target: Target, environment: dict[str, Any]) -> RunFolder:
-    if request.resume is None:
+def _open_run(options: Options, config: Config, target: Target, environment: dict[str, Any]) -> RunFolder:
+    if options.resume is None:
         run = RunFolder.create(config.output)
         device = f"cuda:{target.gpu.index}" if target.gpu else "cpu"
         run.write_config(config.model_copy(update={"device": device, "output": config.output.resolve()}))
     else:
-        run = RunFolder.resume(request.resume)
+        run = RunFolder.resume(options.resume)
         try:
             before = json.loads((run.path / "environment.json").read_text())
         except (OSError, ValueError):
             raise ConfigError(
-                f"--resume {request.resume}: its environment.json cannot be read; start a new run"
+                f"--resume {options.resume}: its environment.json cannot be read; start a new run"
             ) from None
         for key in _MUST_AGREE:
             if before.get(key) != environment.get(key):
                 raise ConfigError(
-                    f"--resume {request.resume}: the run was made with {key} {before.get(key)}, here it is "
+                    f"--resume {options.resume}: the run was made with {key} {before.get(key)}, here it is "
                     f"{environment.get(key)}; figures of the two do not belong into one table: start a new run"
                 )
         environment |= {key: before[key] for key in ("roofs", "wall_seconds") if before.get(key)}
         # The config of the run is the first start's; what a later one told of the machine stands here.
-        told = {**before.get("machine", {}), **parse_machine(request.machine)}
+        told = {**before.get("machine", {}), **parse_machine(options.machine)}
         environment["machine"] = {**environment["machine"], **told}
         environment["earlier_commands"] = [*before.get("earlier_commands", []), before.get("command")]
     run.write_environment(environment)

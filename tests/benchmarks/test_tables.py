@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from profiler.compare.command import Request, make_comparison
+from profiler.compare.command import Options, make_comparison
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.reading import read_runs
 
@@ -52,7 +52,7 @@ def test_what_is_made_up_is_a_run(made: list[Path], script: dict[str, Any]) -> N
 
 
 def test_two_made_up_runs_are_indistinguishable(made: list[Path]) -> None:
-    cells = make_comparison(Request(tuple(map(str, made)))).cells
+    cells = make_comparison(Options(runs=tuple(map(str, made)))).cells
     verdicts = cells["verdict"].drop_nulls()
     assert (verdicts == "indistinguishable").mean() > 0.95  # type: ignore[operator]
     assert set(cells["side_status"]) >= {"ok"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from profiler.report import charts
-from profiler.report.command import Order, write
+from profiler.report.command import Options, write
 from profiler.report.data import gather
 from profiler.report.palette import DARK, LIGHT
 from profiler.report.sections import Report, compose
@@ -30,7 +30,7 @@ MODEL = "select[data-key=model]"
 def pages(tmp_path_factory: pytest.TempPathFactory, hostile_run: Path) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     runs = {**RUNS, "hostile": hostile_run}
-    return {name: write(Order([run], output=folder / f"{name}.html"))[0] for name, run in runs.items()}
+    return {name: write(Options(runs=[run], output=folder / f"{name}.html"))[0] for name, run in runs.items()}
 
 
 @pytest.fixture(scope="module")

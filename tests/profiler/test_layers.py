@@ -17,7 +17,7 @@ from exporters.source import ModelSource
 from profiler import load, load_layers
 from profiler.errors import ConfigError
 from profiler.job.case import Case
-from profiler.layers import groups, print_layers, read, select
+from profiler.layers import Options, execute, groups, read, select
 from profiler.processes.process import Outcome
 from profiler.results.columns import LAYERS
 from profiler.results.result import Result
@@ -117,7 +117,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 def printed(run: RunFolder, width: int = 120, top: int | None = None, **wanted: str) -> str:
     out = io.StringIO()
-    print_layers(Console(file=out, width=width), run.path, {key: [value] for key, value in wanted.items()}, top)
+    execute(Options(run=run.path, top=top, **wanted), Console(file=out, width=width))
     text = out.getvalue()
     assert all(len(line) <= width for line in text.splitlines())
     return text
@@ -235,7 +235,7 @@ def test_groups_are_as_fine_as_every_variant_tells_nodes_apart(run: RunFolder) -
     ]
     assert [group.ms("eager") for group in found] == [3.0, 0.25, 0.0, 0.75]
     assert [group.ms("ort") for group in found] == [1.5, 0.2, 0.0, 0.7]
-    alone = groups(select(read(run.path), {"variant": ["eager"]}))
+    alone = groups(select(read(run.path), {"variant": "eager"}))
     assert [group.nodes for group in alone] == [["node_Conv_1"], ["node_relu"], ["node_add"], ["node_linear"]]
 
 
@@ -254,7 +254,7 @@ def test_nothing_selected_says_what_there_is(run: RunFolder) -> None:
     with pytest.raises(ConfigError, match=r"no profiled case has model resnet51; there is: model net; variant eager, "):
         printed(run, model="resnet51")
     with pytest.raises(ConfigError, match=r"no profiled case has variant ort and batch 16; .*batch 1"):
-        printed(run, variant="ort", batch_size="16")
+        printed(run, variant="ort", batch="16")
 
 
 def test_a_folder_without_a_run_is_a_config_error(tmp_path: Path) -> None:

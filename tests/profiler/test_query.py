@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from profiler.errors import ConfigError
-from profiler.query import Request, execute, query
+from profiler.query import Options, execute, query
 from profiler.results.columns import RESULTS
 from profiler.results.reading import read_runs
 
@@ -27,7 +27,7 @@ def run(sql: str, *runs: str) -> pl.DataFrame:
 
 def shown(sql: str, width: int = 120, rows: int = 200) -> str:
     page = io.StringIO()
-    execute(Request((H200,), sql, rows=rows), Console(file=page, width=width))
+    execute(Options(runs=(H200,), sql=sql, rows=rows), Console(file=page, width=width))
     return page.getvalue()
 
 
@@ -108,7 +108,7 @@ def test_what_is_not_shown_is_said() -> None:
 def test_rows_are_written_to_a_file(tmp_path: Path, format_: str) -> None:
     path = tmp_path / "rows"
     sql = "select model, batch_size, latency_ms, warnings from results order by case_id limit 5"
-    execute(Request((H200,), sql, format_, path), Console(file=io.StringIO()))
+    execute(Options(runs=(H200,), sql=sql, format=format_, output=path), Console(file=io.StringIO()))
     expected = run(sql)
     if format_ == "parquet":
         assert pl.read_parquet(path).equals(expected)
@@ -124,7 +124,7 @@ def test_rows_are_written_to_a_file(tmp_path: Path, format_: str) -> None:
 @pytest.mark.parametrize("format_", ["csv", "json", "md"])
 def test_rows_go_to_standard_output_alone(capsys: pytest.CaptureFixture[str], format_: str) -> None:
     page = io.StringIO()
-    execute(Request((H200,), "select 1 as n", format_), Console(file=page))
+    execute(Options(runs=(H200,), sql="select 1 as n", format=format_), Console(file=page))
     assert page.getvalue() == ""
     expected = {"csv": "n\n1\n", "json": '[{"n":1}]\n', "md": "| n |\n| ---: |\n| 1 |\n"}
     assert capsys.readouterr().out == expected[format_]
@@ -133,13 +133,16 @@ def test_rows_go_to_standard_output_alone(capsys: pytest.CaptureFixture[str], fo
 @pytest.mark.parametrize(
     ("request_", "said"),
     [
-        (Request((), "results"), "give runs, and then the query"),
-        (Request((H200,), "select 1", "csvv"), "did you mean 'csv'"),
-        (Request((H200,), "select 1", "parquet"), "--format parquet: say where to"),
-        (Request((H200,), "select 1", "csv", Path("/no/such/folder/rows.csv")), "--output /no/such/folder/rows.csv"),
+        (Options(runs=(), sql="results"), "give runs, and then the query"),
+        (Options(runs=(H200,), sql="select 1", format="csvv"), "did you mean 'csv'"),
+        (Options(runs=(H200,), sql="select 1", format="parquet"), "--format parquet: say where to"),
+        (
+            Options(runs=(H200,), sql="select 1", format="csv", output=Path("/no/such/folder/rows.csv")),
+            "--output /no/such/folder/rows.csv",
+        ),
     ],
 )
-def test_what_cannot_be_used_is_a_config_error(request_: Request, said: str) -> None:
+def test_what_cannot_be_used_is_a_config_error(request_: Options, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         execute(request_, Console(file=io.StringIO()))
 

@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from profiler.compare.command import Request, execute, make_comparison
+from profiler.compare.command import Options, execute, make_comparison
 from profiler.errors import ConfigError
 from profiler.results.columns import SAMPLES
 from profiler.results.reading import read_runs
@@ -52,7 +52,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def page(request: Request, width: int = 120) -> tuple[int, str]:
+def page(request: Options, width: int = 120) -> tuple[int, str]:
     out = io.StringIO()
     code = execute(request, Console(file=out, width=width))
     return code, out.getvalue()
@@ -93,7 +93,7 @@ def test_two_equal_runs_end_with_0_and_a_slowed_one_with_1(runs: Path, profiler:
 )
 def test_what_cannot_be_used_is_a_config_error(runs: Path, names: list[str], options: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as error:
-        page(Request(tuple(f"{runs}/{name}" for name in names), **options))
+        page(Options(runs=tuple(f"{runs}/{name}" for name in names), **options))
     assert len(str(error.value).splitlines()) == 1
 
 
@@ -119,7 +119,7 @@ def test_json_holds_everything_and_standard_error_why_it_failed(runs: Path, prof
 
 
 def test_csv_is_the_cells_with_all_digits(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    request = Request((str(runs / "main"), str(runs / "slow")), format="csv")
+    request = Options(runs=(str(runs / "main"), str(runs / "slow")), format="csv")
     execute(request, Console(file=io.StringIO()))
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     cells = make_comparison(request).cells
@@ -130,13 +130,13 @@ def test_csv_is_the_cells_with_all_digits(runs: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("format_", ["text", "md", "csv", "json"])
 def test_every_format_can_be_written_to_a_file(runs: Path, format_: str) -> None:
     path = runs / "comparison"
-    code, said = page(Request((f"{runs}/main", f"{runs}/slow"), format=format_, output=path))
+    code, said = page(Options(runs=(f"{runs}/main", f"{runs}/slow"), format=format_, output=path))
     assert (code, said.strip()) == (0, f"Written: {path}")
     assert "resnet50" in path.read_text()
 
 
 def test_markdown_has_a_table_of_cells(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page(Request((f"{runs}/main", f"{runs}/slow"), format="md", only=("model=alexnet",)))
+    page(Options(runs=(f"{runs}/main", f"{runs}/slow"), format="md", only=("model=alexnet",)))
     lines = capsys.readouterr().out.splitlines()
     head = next(line for line in lines if line.startswith("| Model"))
     assert head.startswith("| Model | Variant | Precision | Batch | Base ms | Side ms | Ratio (95 %) | Verdict |")
@@ -147,30 +147,32 @@ def test_markdown_has_a_table_of_cells(runs: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_page_is_as_wide_as_the_terminal_and_cuts_no_figure(runs: Path, width: int) -> None:
-    _, text = page(Request((f"{runs}/main", f"{runs}/slow", H200)), width)
+    _, text = page(Options(runs=(f"{runs}/main", f"{runs}/slow", H200)), width)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
-    cell = make_comparison(Request((f"{runs}/main", f"{runs}/slow"))).cells.to_dicts()[0]
+    cell = make_comparison(Options(runs=(f"{runs}/main", f"{runs}/slow"))).cells.to_dicts()[0]
     assert f"{cell['ratio']:.3f} ({cell['ratio_low']:.3f}–{cell['ratio_high']:.3f})" in text
 
 
 def test_of_many_cells_those_that_changed_most_are_printed(runs: Path) -> None:
-    _, text = page(Request((f"{runs}/main", f"{runs}/slow"), top=4))
+    _, text = page(Options(runs=(f"{runs}/main", f"{runs}/slow"), top=4))
     assert "of 19 cells the 4 that changed most" in text
-    ratios = make_comparison(Request((f"{runs}/main", f"{runs}/slow"), only=("pass=inference",))).cells["ratio"].sort()
+    ratios = (
+        make_comparison(Options(runs=(f"{runs}/main", f"{runs}/slow"), only=("pass=inference",))).cells["ratio"].sort()
+    )
     assert all(f"{ratio:.3f} (" in text for ratio in (*ratios[:2], *ratios[-2:]))
 
 
 def test_sides_are_called_by_their_machines_where_those_tell_them_apart(runs: Path) -> None:
     make_run(runs / "other", seed=4, machine="a server")
-    names = [side.name for side in make_comparison(Request((f"{runs}/main", f"{runs}/other"))).sides]
+    names = [side.name for side in make_comparison(Options(runs=(f"{runs}/main", f"{runs}/other"))).sides]
     assert names == ["a laptop", "a server"]
-    assert [s.name for s in make_comparison(Request((f"{runs}/main", f"{runs}/slow"))).sides] == ["main", "slow"]
+    assert [s.name for s in make_comparison(Options(runs=(f"{runs}/main", f"{runs}/slow"))).sides] == ["main", "slow"]
 
 
 def test_runs_may_be_grouped_by_a_version(runs: Path) -> None:
     given = (f"{runs}/main", f"{runs}/again", f"{runs}/slow")
-    found = make_comparison(Request(given, by="torch_version"))
+    found = make_comparison(Options(runs=given, by="torch_version"))
     assert [(side.name, len(side.runs)) for side in found.sides] == [("2.13.0", 2), ("2.12.0", 1)]
     assert set(found.cells["base_processes"]) == {6}
     assert set(found.cells["verdict"]) == {"slower"}
@@ -180,12 +182,12 @@ def test_runs_may_be_grouped_by_a_version(runs: Path) -> None:
 def test_a_side_of_several_machines_is_said(runs: Path) -> None:
     make_run(runs / "other", seed=4, machine="a server")
     given = (f"{runs}/main", f"{runs}/other", f"{runs}/slow")
-    (note,) = make_comparison(Request(given, by="torch_version")).notes
+    (note,) = make_comparison(Options(runs=given, by="torch_version")).notes
     assert "2.13.0 puts several machines together (a laptop, a server)" in note
 
 
 def test_without_replicates_there_is_no_verdict_and_the_page_says_why() -> None:
-    code, text = page(Request((H200, str(GOLDEN.parents[1] / "docs" / "results" / "h200"))))
+    code, text = page(Options(runs=(H200, str(GOLDEN.parents[1] / "docs" / "results" / "h200"))))
     said = " ".join(text.split())
     assert code == 0
     assert "1 and 1 processes: a verdict needs 3 a side" in said
@@ -201,7 +203,7 @@ def test_cells_of_one_side_are_named_with_their_reason(runs: Path) -> None:
         reason=pl.when(failed).then(pl.lit("no memory [left]")).otherwise("reason"),
     )
     rows.filter(pl.col("model") != "resnet18").write_parquet(path)
-    code, text = page(Request((f"{runs}/main", f"{runs}/slow"), fail_on_regression="50%"))
+    code, text = page(Options(runs=(f"{runs}/main", f"{runs}/slow"), fail_on_regression="50%"))
     said = " ".join(text.split())
     assert code == 1, "a cell that ran no longer does"
     assert "slow oom 2 no memory [left] alexnet; eager; training; fp32; batch 1, 16" in said
@@ -210,20 +212,22 @@ def test_cells_of_one_side_are_named_with_their_reason(runs: Path) -> None:
 
 
 def test_published_figures_stand_beside_a_run_of_ours() -> None:
-    found = make_comparison(Request((H200,), references=("cnn-benchmarks",), only=("variant=eager", "pass=training")))
+    found = make_comparison(
+        Options(runs=(H200,), references=("cnn-benchmarks",), only=("variant=eager", "pass=training"))
+    )
     assert [side.name for side in found.sides][:3] == ["NVIDIA H200", "GTX 1080 Ti", "Pascal Titan X"]
     compared = found.cells.drop_nulls("ratio")
     assert set(compared["model"]) == {"alexnet", "resnet18", "resnet50"}
     assert (compared["ratio"] < 1).all(), "an H200 is faster than all of 2017's"
     assert compared.filter(side="GTX 1080 Ti", model="alexnet")["variant"].item() == "eager | cudnn 5.1.10"
-    upside_down = make_comparison(Request((H200,), references=("cnn-benchmarks",), base="GTX 1080 Ti"))
+    upside_down = make_comparison(Options(runs=(H200,), references=("cnn-benchmarks",), base="GTX 1080 Ti"))
     assert (upside_down.cells.filter(side="NVIDIA H200").drop_nulls("ratio")["ratio"] > 1).all()
 
 
 def test_sides_that_share_no_measured_cell_end_with_1(runs: Path) -> None:
     path = runs / "slow" / "results.parquet"
     pl.read_parquet(path).with_columns(status=pl.lit("failed"), reason=pl.lit("no luck")).write_parquet(path)
-    code, text = page(Request((f"{runs}/main", f"{runs}/slow")))
+    code, text = page(Options(runs=(f"{runs}/main", f"{runs}/slow")))
     assert code == 1
     assert "No cell was measured on both sides." in text
     assert "no luck" in text
@@ -231,8 +235,8 @@ def test_sides_that_share_no_measured_cell_end_with_1(runs: Path) -> None:
 
 def test_a_check_that_can_judge_nothing_is_a_config_error() -> None:
     published = str(GOLDEN.parents[1] / "docs" / "results" / "h200")
-    request = Request((H200, published), only=("model=resnet18", "variant=compiled"), fail_on_regression="5%")
+    request = Options(runs=(H200, published), only=("model=resnet18", "variant=compiled"), fail_on_regression="5%")
     assert make_comparison(request, 0.05).regression is not None
-    none = Request((H200,), references=("cnn-benchmarks",), fail_on_regression="5%")
+    none = Options(runs=(H200,), references=("cnn-benchmarks",), fail_on_regression="5%")
     with pytest.raises(ConfigError, match="no cell can be judged"):
         execute(none, Console(file=io.StringIO()))

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from profiler.errors import ConfigError
 from profiler.published import references, setups
-from profiler.published.command import covers, execute, present, print_published, require
+from profiler.published.command import Options, covers, execute, present, print_published, require
 from profiler.published.printed import Printed
 from profiler.published.tables import markdown, published_tables, write_published
 from profiler.results.columns import RESULTS
@@ -160,7 +160,7 @@ def rented(**more: Any) -> dict[str, Any]:
 
 
 def test_a_rented_machine_stands_among_the_published_with_cloud_and_instance():
-    environments = [{"machine": {"label": "H200"}, "gpu_memory_mib": 143_771.0, "roofs": {"fp32_tflops": 51.0}}]
+    environments = [{"machine": "H200", "gpu_memory_mib": 143_771.0, "roofs": {"fp32_tflops": 51.0}}]
     tables = published_tables("cloud-gpus", frame(case("alexnet", **rented())), environments)
     (hardware,) = [t for t in tables if t.name == "hardware"]
     row = hardware.frame.row(0, named=True)
@@ -395,21 +395,22 @@ def test_a_table_too_wide_for_the_terminal_comes_in_parts(width):
 def test_results_of_other_networks_are_an_error_that_says_so(tmp_path):
     frame(case("vgg11")).write_parquet(tmp_path / "results.parquet")
     with pytest.raises(ConfigError, match="no row of these runs belongs into a table of cnn-benchmarks"):
-        execute([tmp_path], "cnn-benchmarks", None, Console(file=io.StringIO()))
+        execute(Options(runs=[str(tmp_path)], study="cnn-benchmarks"), Console(file=io.StringIO()))
 
 
 @pytest.mark.parametrize(
-    ("study", "message"), [("cnn-benchmark", "did you mean 'cnn-benchmarks'"), ("cnn-benchmarks", "no finished run")]
+    ("study", "message"),
+    [("cnn-benchmark", "did you mean 'cnn-benchmarks'"), ("cnn-benchmarks", "there is no such folder")],
 )
 def test_what_cannot_be_compared_is_an_error(tmp_path, study, message):
     with pytest.raises(ConfigError, match=message):
-        execute([tmp_path / "nowhere"], study, None, Console(file=io.StringIO()))
+        execute(Options(runs=[str(tmp_path / "nowhere")], study=study), Console(file=io.StringIO()))
 
 
 def test_runs_of_an_older_version_lack_columns_and_are_read(tmp_path):
     frame(case("alexnet")).drop("machine", "model_kind", "extra", "head").write_parquet(tmp_path / "results.parquet")
     console = Console(file=io.StringIO(), width=120)
-    execute([tmp_path], "cnn-benchmarks", tmp_path / "tables", console)
+    execute(Options(runs=[str(tmp_path)], study="cnn-benchmarks", into=tmp_path / "tables"), console)
     assert "NVIDIA H200" in console.file.getvalue()  # type: ignore[attr-defined]
     assert (tmp_path / "tables" / "conclusions.md").is_file()
 

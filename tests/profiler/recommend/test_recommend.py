@@ -20,7 +20,7 @@ from profiler.errors import ConfigError
 from profiler.recommend.candidates import work_of
 from profiler.recommend.choice import HIGHER, OBJECTIVES, Limit, Recommendation, Wanted, break_even, recommend
 from profiler.recommend.command import execute
-from profiler.recommend.order import Order, check, make_wanted
+from profiler.recommend.options import Options, check, make_wanted
 from profiler.recommend.text import as_json, as_markdown, print_text
 from profiler.recommend.told import Told, tell
 from profiler.recommend.words import exponent, items, number, reason, seconds, span
@@ -435,7 +435,7 @@ def test_sizes_that_were_only_probed_were_not_measured():
     rows = [row("ort", ms=1.0), row("ort", ms=9.0, batch_size=99, extra="probe=largest")]
     results = identified(pl.DataFrame([{name: r.get(name) for name in RESULTS} for r in rows], schema=RESULTS))
     with pytest.raises(ConfigError, match=r"--batch: .*99|99.*not measured at that size"):
-        make_wanted(Order(("run",), "net", batch="99"), results)
+        make_wanted(Options(runs=("run",), model="net", batch="99"), results)
 
 
 def test_a_price_belongs_to_a_machine():
@@ -661,7 +661,7 @@ def written(path: Path, results: pl.DataFrame, samples: pl.LazyFrame) -> Path:
 
 def ask(folder: Path | str, **order: Any) -> tuple[int, str]:
     out = io.StringIO()
-    code = execute(Order((str(folder),), **order), Console(file=out, width=120))
+    code = execute(Options(runs=(str(folder),), **order), Console(file=out, width=120))
     return code, out.getvalue()
 
 
@@ -707,12 +707,17 @@ def test_an_order_that_cannot_be_used_says_how_to_mend_it(folder: Path, order: d
 def test_a_bare_price_is_refused_where_there_are_several_machines():
     results, _ = run(row("ort", machine="A"), row("ort", machine="B"))
     with pytest.raises(ConfigError, match=r"whose price is that\? The runs are of several machines: 'A=…', 'B=…'"):
-        make_wanted(Order(("run",), "net", usd_per_hour=("3",)), results)
-    assert make_wanted(Order(("run",), "net", usd_per_hour=("A=3", "B=2.5")), results).prices == {"A": 3.0, "B": 2.5}
+        make_wanted(Options(runs=("run",), model="net", usd_per_hour=("3",)), results)
+    assert make_wanted(Options(runs=("run",), model="net", usd_per_hour=("A=3", "B=2.5")), results).prices == {
+        "A": 3.0,
+        "B": 2.5,
+    }
 
 
 def test_limits_are_read_as_they_are_written():
-    order = Order(("run",), "net", max_latency_ms=("5,p99=8", "p90=6"), min_throughput=100.0, max_error=1e-2)
+    order = Options(
+        runs=("run",), model="net", max_latency_ms=("5,p99=8", "p90=6"), min_throughput=100.0, max_error=1e-2
+    )
     assert check(order) == (
         Limit("latency_ms", 5.0), Limit("latency_p99_ms", 8.0), Limit("latency_p90_ms", 6.0),
         Limit("throughput", 100.0), Limit("error", 1e-2),

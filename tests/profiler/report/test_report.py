@@ -22,7 +22,7 @@ from rich.console import Console
 from profiler.errors import ConfigError
 from profiler.report import content
 from profiler.report import page as report_page
-from profiler.report.command import Order, write
+from profiler.report.command import Options, write
 from profiler.report.data import LINE, TICKS, Data, gather, natural
 from profiler.report.findings import findings, headline, lead
 from profiler.report.sections import compose
@@ -99,7 +99,7 @@ class Reader(HTMLParser):
 
 
 def page_of(*runs: Path, folder: Path, **order: Any) -> str:
-    path = write(Order(runs, output=folder / "report.html", **order))[0]
+    path = write(Options(runs=runs, output=folder / "report.html", **order))[0]
     return path.read_text(encoding="utf-8")
 
 
@@ -166,7 +166,7 @@ def test_the_answer_is_each_groups_fastest_line(h200: str) -> None:
 
 
 def test_csv_holds_every_digit(tmp_path: Path) -> None:
-    written = write(Order([GOLDEN / "h200"], "csv", tmp_path / "tables"))
+    written = write(Options(runs=[GOLDEN / "h200"], format="csv", output=tmp_path / "tables"))
     names = {path.stem for path in written}
     assert names >= {"answer", "ladder", "latency", "memory", "training", "samples", "setup", "warnings", "environment"}
     latency = pl.read_csv(tmp_path / "tables" / "latency.csv")
@@ -184,7 +184,7 @@ def test_csv_of_more_lines_than_a_page_has_room_for_has_them_all(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("profiler.report.command.MOST_LINES", 40)
-    write(Order([GOLDEN / "h200"], "csv", tmp_path))
+    write(Options(runs=[GOLDEN / "h200"], format="csv", output=tmp_path))
     assert pl.read_csv(tmp_path / "latency.csv").height == 120
     page = page_of(GOLDEN / "h200", folder=tmp_path)
     assert "The page shows 36 of 120 lines, of 4 of 12 choices" in page
@@ -192,7 +192,7 @@ def test_csv_of_more_lines_than_a_page_has_room_for_has_them_all(
 
 
 def test_markdown_holds_the_same_tables(tmp_path: Path) -> None:
-    (path,) = write(Order([GOLDEN / "cpu"], "md", tmp_path))
+    (path,) = write(Options(runs=[GOLDEN / "cpu"], format="md", output=tmp_path))
     text = path.read_text()
     assert path.name == "report.md"
     assert "| resnet50 | inference | 16 | ort fp32 | 291.86 |" in text
@@ -204,7 +204,9 @@ def test_markdown_holds_the_same_tables(tmp_path: Path) -> None:
 
 def test_charts_become_images_beside_the_text(tmp_path: Path) -> None:
     only = ["model=resnet18,pass=inference"]
-    path, *images = write(Order([GOLDEN / "cpu"], "md", tmp_path / "here.md", "png", only))
+    path, *images = write(
+        Options(runs=[GOLDEN / "cpu"], format="md", output=tmp_path / "here.md", charts="png", only=only)
+    )
     assert {image.suffix for image in images} == {".png"}
     assert all(image.read_bytes().startswith(b"\x89PNG") for image in images)
     linked = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", path.read_text())
@@ -214,7 +216,13 @@ def test_charts_become_images_beside_the_text(tmp_path: Path) -> None:
 
 def test_svg_has_a_title_and_the_light_palette(tmp_path: Path) -> None:
     _, *images = write(
-        Order([GOLDEN / "h200"], "html", tmp_path, "svg", ["model=resnet50,pass=inference,batch_size=16"])
+        Options(
+            runs=[GOLDEN / "h200"],
+            format="html",
+            output=tmp_path,
+            charts="svg",
+            only=["model=resnet50,pass=inference,batch_size=16"],
+        )
     )
     throughput = next(image for image in images if image.stem == "throughput").read_text()
     assert "Throughput against latency" in throughput
@@ -269,7 +277,11 @@ def test_hostile_names_are_text(hostile: str) -> None:
 
 
 def test_hostile_names_do_not_break_markdown_nor_files(hostile_run: Path, tmp_path: Path) -> None:
-    path, *images = write(Order([hostile_run], "md", tmp_path / "out", "svg", ["pass=inference,batch_size=1"]))
+    path, *images = write(
+        Options(
+            runs=[hostile_run], format="md", output=tmp_path / "out", charts="svg", only=["pass=inference,batch_size=1"]
+        )
+    )
     text = re.sub(r"(?ms)^(`{3,})$.*?^\1$", "", path.read_text())
     assert "```" not in text
     assert not re.search(r"(?<!\\)<(script|img)", re.sub(r"`[^`\n]*`", "", text))
@@ -650,7 +662,7 @@ def test_command_writes_beside_the_run(profiler: Profiler, tmp_path: Path) -> No
 )
 def test_bad_orders_say_what_is_wrong(order: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        write(Order([GOLDEN / "cpu"], **order))
+        write(Options(runs=[GOLDEN / "cpu"], **order))
 
 
 def test_a_report_that_fails_is_told_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

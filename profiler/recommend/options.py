@@ -1,4 +1,4 @@
-"""What enters: arguments of `python -m profiler recommend`. What leaves: `Wanted`, or a `ConfigError`."""
+"""Check the options of `python -m profiler recommend`, and read from them what is wanted of some results."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from profiler.stats.samples import PERCENTILE_NEEDS
 FORMATS = ("text", "md", "json")
 
 
-@dataclass(frozen=True)
-class Order:
-    """What the user asked for, as it was written; empty or None where nothing was."""
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The command's options as they were written; empty or None where nothing was."""
 
     runs: tuple[str, ...]
     model: str | None = None
@@ -39,20 +39,20 @@ class Order:
     export: Path | None = None
 
 
-def check(order: Order) -> tuple[Limit, ...]:
+def check(options: Options) -> tuple[Limit, ...]:
     """The limits; raises ConfigError for what is wrong whatever the runs hold."""
-    _check_word("--objective", order.objective, OBJECTIVES)
-    _check_word("--format", order.format, FORMATS)
-    _check_word("--pass", order.pass_, PASSES)
-    if order.export is not None and order.pass_ != "inference":
+    _check_word("--objective", options.objective, OBJECTIVES)
+    _check_word("--format", options.format, FORMATS)
+    _check_word("--pass", options.pass_, PASSES)
+    if options.export is not None and options.pass_ != "inference":
         raise ConfigError("--export: an artifact runs inference; leave out --pass, or --export")
-    limits = [_latency(text.strip()) for given in order.max_latency_ms for text in given.split(",")]
+    limits = [_latency(text.strip()) for given in options.max_latency_ms for text in given.split(",")]
     others = {
-        "--min-throughput": Limit("throughput", order.min_throughput or 0.0),
-        "--max-memory-mib": Limit("peak_memory_mib", order.max_memory_mib or 0.0),
-        "--max-error": Limit("error", order.max_error or 0.0),
+        "--min-throughput": Limit("throughput", options.min_throughput or 0.0),
+        "--max-memory-mib": Limit("peak_memory_mib", options.max_memory_mib or 0.0),
+        "--max-error": Limit("error", options.max_error or 0.0),
     }
-    given = (order.min_throughput, order.max_memory_mib, order.max_error)
+    given = (options.min_throughput, options.max_memory_mib, options.max_error)
     for (option, limit), number in zip(others.items(), given, strict=True):
         if number is not None:
             _check_positive(option, str(number), number)
@@ -60,23 +60,23 @@ def check(order: Order) -> tuple[Limit, ...]:
     return tuple(limits)
 
 
-def make_wanted(order: Order, results: pl.DataFrame) -> Wanted:
+def make_wanted(options: Options, results: pl.DataFrame) -> Wanted:
     """What is asked of these results, one row a case. Raises ConfigError for what they do not hold."""
-    limits = check(order)
+    limits = check(options)
     results = without_probes(results)
-    model = _model(order.model, results)
+    model = _model(options.model, results)
     rows = results.filter(model=model)
-    _check_there("--pass", [order.pass_], rows["pass"], f"{model} was not measured in that pass")
-    rows = rows.filter(pl.col("pass") == order.pass_)
-    precisions = _list(order.precision)
+    _check_there("--pass", [options.pass_], rows["pass"], f"{model} was not measured in that pass")
+    rows = rows.filter(pl.col("pass") == options.pass_)
+    precisions = _list(options.precision)
     for word in precisions:
         _check_word("--precision", word, PRECISIONS)
     _check_there("--precision", precisions, rows["precision"], f"{model} was not measured at that precision")
-    batches = _batches(order.batch)
+    batches = _batches(options.batch)
     _check_there("--batch", batches, rows["batch_size"], f"{model} was not measured at that size")
     machines = list(dict.fromkeys(machine_of(row) for row in rows.select("machine", "device").to_dicts()))
-    prices = _prices(order.usd_per_hour, machines)
-    wanted = Wanted(model, order.pass_, batches, precisions, _work(order, rows), limits, order.objective, prices)
+    prices = _prices(options.usd_per_hour, machines)
+    wanted = Wanted(model, options.pass_, batches, precisions, _work(options, rows), limits, options.objective, prices)
     if rows_of(results, wanted).is_empty():
         raise ConfigError("--batch, --precision: each stands in these runs, but no row has both")
     _check_objective(wanted, rows)
@@ -144,10 +144,10 @@ def _batches(text: str | None) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def _work(order: Order, rows: pl.DataFrame) -> str:
+def _work(options: Options, rows: pl.DataFrame) -> str:
     """Which of the settings of training; the plain one where nothing is said, or the only one."""
     there = list(dict.fromkeys(work_of(extra) for extra in rows["extra"]))
-    wanted = "" if order.extra == "plain" else order.extra
+    wanted = "" if options.extra == "plain" else options.extra
     listed = ", ".join(work or "plain" for work in there)
     if wanted is None:
         if "" in there or len(there) == 1:
