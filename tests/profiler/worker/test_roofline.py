@@ -18,7 +18,7 @@ from engines.catalog import Pass
 from exporters.single_layers import LAYERS, Conv2d, Linear
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
-from profiler.results.result import Result
+from profiler.results.result import Result, Roofline
 from profiler.run.prepare import prepare
 from profiler.worker import roofline
 from profiler.worker.measure_case import measure_case, prepare_cost, prepare_model
@@ -48,26 +48,26 @@ def ignore(kind: str, value: Any) -> None:
 
 def test_case_bound_by_computation() -> None:
     found = place(8e9, 16, 6.0, 150 * MIB, "fp32", ROOFS)
-    assert found["flops_per_item"] == 8e9
-    assert found["tflops"] == pytest.approx(16 * 8e9 / 6e-3 / 1e12)
-    assert found["fraction_of_peak"] == pytest.approx(16 * 8e9 / 6e-3 / 50e12)
-    assert found["floor_ms"] == pytest.approx(16 * 8e9 / 50e12 * 1e3)
+    assert found.flops_per_item == 8e9
+    assert found.tflops == pytest.approx(16 * 8e9 / 6e-3 / 1e12)
+    assert found.fraction_of_peak == pytest.approx(16 * 8e9 / 6e-3 / 50e12)
+    assert found.floor_ms == pytest.approx(16 * 8e9 / 50e12 * 1e3)
 
 
 def test_case_bound_by_memory() -> None:
     found = place(1e6, 1, 1.0, 850 * MIB, "fp16", ROOFS)
-    assert found["tflops"] == pytest.approx(1e-3)
-    assert found["floor_ms"] == pytest.approx(800 * MIB / 4000e9 * 1e3), "50 MiB may stay in the cache"
+    assert found.tflops == pytest.approx(1e-3)
+    assert found.floor_ms == pytest.approx(800 * MIB / 4000e9 * 1e3), "50 MiB may stay in the cache"
 
 
 def test_case_that_fits_into_the_cache_is_bound_by_computation() -> None:
-    assert place(1e6, 1, 1.0, 50 * MIB, "fp32", ROOFS)["floor_ms"] == pytest.approx(1e6 / 50e12 * 1e3)
+    assert place(1e6, 1, 1.0, 50 * MIB, "fp32", ROOFS).floor_ms == pytest.approx(1e6 / 50e12 * 1e3)
 
 
 @pytest.mark.parametrize("unknown", [{}, {"cache_mib": 0.0}])
 def test_memory_is_no_limit_while_the_size_of_the_cache_is_unknown(unknown: dict[str, float]) -> None:
     roofs = {name: roof for name, roof in ROOFS.items() if name != "cache_mib"} | unknown
-    assert place(1e6, 1, 1.0, 4e6, "fp32", roofs)["floor_ms"] == pytest.approx(1e6 / 50e12 * 1e3)
+    assert place(1e6, 1, 1.0, 4e6, "fp32", roofs).floor_ms == pytest.approx(1e6 / 50e12 * 1e3)
 
 
 def test_floor_names_its_limit() -> None:
@@ -76,37 +76,37 @@ def test_floor_names_its_limit() -> None:
 
 
 def test_unknown_flops_leave_everything_unknown() -> None:
-    assert set(place(None, 1, 1.0, 850 * MIB, "fp16", ROOFS).values()) == {None}
+    assert place(None, 1, 1.0, 850 * MIB, "fp16", ROOFS) == Roofline()
 
 
 @pytest.mark.parametrize("precision", ["bf16", None])
 def test_unknown_roof_leaves_what_is_relative_to_it_unknown(precision: str | None) -> None:
     found = place(8e9, 1, 8.0, 1e6, precision, ROOFS)
-    assert (found["flops_per_item"], found["tflops"]) == (8e9, pytest.approx(1.0))
-    assert (found["fraction_of_peak"], found["floor_ms"]) == (None, None)
+    assert (found.flops_per_item, found.tflops) == (8e9, pytest.approx(1.0))
+    assert (found.fraction_of_peak, found.floor_ms) == (None, None)
 
 
 def test_without_roofs_or_sizes_there_is_no_floor() -> None:
-    assert place(8e9, 1, 8.0, 1e6, "fp32", {})["floor_ms"] is None
-    assert place(8e9, 1, 8.0, None, "fp32", ROOFS)["floor_ms"] is None
-    assert place(8e9, 1, 8.0, 1e6, "fp32", {"fp32_tflops": 50.0})["floor_ms"] is None
+    assert place(8e9, 1, 8.0, 1e6, "fp32", {}).floor_ms is None
+    assert place(8e9, 1, 8.0, None, "fp32", ROOFS).floor_ms is None
+    assert place(8e9, 1, 8.0, 1e6, "fp32", {"fp32_tflops": 50.0}).floor_ms is None
 
 
 def test_a_precision_whose_roof_is_not_measured_has_a_rate_and_no_more() -> None:
     found = place(8e9, 1, 8.0, 1e6, "int8", ROOFS)
-    assert (found["tflops"], found["fraction_of_peak"], found["floor_ms"]) == (1.0, None, None)
+    assert (found.tflops, found.fraction_of_peak, found.floor_ms) == (1.0, None, None)
 
 
 def test_without_samples_there_is_no_rate() -> None:
     found = place(8e9, 1, None, 1e6, "fp32", ROOFS)
-    assert (found["tflops"], found["fraction_of_peak"]) == (None, None)
-    assert found["floor_ms"]
+    assert (found.tflops, found.fraction_of_peak) == (None, None)
+    assert found.floor_ms
 
 
 def test_model_without_products_has_no_rate_but_a_floor() -> None:
     found = place(0, 1, 1.0, 850 * MIB, "fp32", ROOFS)
-    assert (found["tflops"], found["fraction_of_peak"]) == (0.0, 0.0)
-    assert found["floor_ms"] == pytest.approx(800 * MIB / 4000e9 * 1e3)
+    assert (found.tflops, found.fraction_of_peak) == (0.0, 0.0)
+    assert found.floor_ms == pytest.approx(800 * MIB / 4000e9 * 1e3)
 
 
 # What is too fast.
