@@ -26,8 +26,10 @@ import polars as pl
 import yaml
 
 from engines.base import Warning
+from profiler.job.case import setting_words
 from profiler.results import lines as table
 from profiler.results.columns import kind_of_warning
+from profiler.results.reading import with_all_columns
 from profiler.results.wall_time import describe
 from profiler.results.warning_kinds import KINDS
 
@@ -138,7 +140,7 @@ def read(folder: Path) -> Run:
         sys.exit(f"{folder}: no whole run stands there: it lacks {', '.join(missing)}")
     results, samples, environment, job = (folder / name for name in FILES)
     return Run(
-        pl.read_parquet(results),
+        with_all_columns(pl.read_parquet(results)),
         pl.read_parquet(samples),
         json.loads(environment.read_text()),
         yaml.safe_load(job.read_text()),
@@ -309,7 +311,7 @@ def _page(model: str, groups: Sequence[Group], results: pl.DataFrame, environmen
         *(f"- {sentence}" for sentence in said),
     ]
     for key, lines in groups:
-        what = ", ".join([key["pass"].capitalize(), f"batch {key['batch_size']}", *table.extras(key)])
+        what = ", ".join([key["pass"].capitalize(), f"batch {key['batch_size']}", *setting_words(key["setting"])])
         text += ["", f"## {what}", ""]
         text += _table([head for head, _ in COLUMNS], [[cell(line) for _, cell in COLUMNS] for line in lines])
     kinds = {kind for _, lines in groups for line in lines for kind in line["warnings"]}
@@ -373,7 +375,7 @@ def _winners(groups: Sequence[Group]) -> list[str]:
     rows = []
     for key, lines in groups:
         best = lines[0]
-        base = next((line for line in lines if line["base"] == f"{line['precision']} {line['variant']}"), None)
+        base = next((line for line in lines if line["is_base"]), None)
         base_ms = "" if base is None else _figure(base["latency_ms"], 4)
         if base is not None and _name(base) != "eager fp32":
             base_ms += f" ({_name(base)})"
@@ -382,7 +384,7 @@ def _winners(groups: Sequence[Group]) -> list[str]:
         rows.append(
             [
                 _link(key["model"]),
-                ", ".join([str(key["batch_size"]), *table.extras(key)]),
+                ", ".join([str(key["batch_size"]), *setting_words(key["setting"])]),
                 base_ms,
                 _name(best) + (f" ≈ {tied}" if tied else ""),
                 _figure(best["latency_ms"], 4),

@@ -37,7 +37,6 @@ EXCEPTIONS = {
         "profiler.worker.measure_sweep",
         "profiler.run.supervise",
     ): "what an ended process gives for its case belongs to worker/ or results/",
-    ("profiler.results.reading", "profiler.published.references"): "printed figures become results in published/",
     ("profiler.report.content", "profiler.run.summary"): "what a warning means: results/warning_kinds.py",
     ("profiler.report.content", "profiler.layers"): "reading layers, not printing them: results/layer_profiles.py",
     ("profiler.report.data", "profiler.layers"): "reading layers, not printing them: results/layer_profiles.py",

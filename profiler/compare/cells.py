@@ -14,7 +14,7 @@ import polars as pl
 
 from profiler.compare.ratios import Means, intervals
 from profiler.errors import ConfigError, nearest
-from profiler.results.lines import is_probe
+from profiler.job.case import Role
 from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
 
 CELL = ["model", "variant", "pass", "precision", "batch_size", "extra"]
@@ -24,7 +24,7 @@ where they are not the same (a GPU's and a CPU's) or not known (published figure
 BETWEEN, WITHIN = "between processes", "within process"
 COLUMNS = [
     *CELL,
-    *("status", "reason", "clock", "options", "flops_per_item", "latency_ms", "latency_ci_low_ms"),
+    *("role", "status", "reason", "clock", "options", "flops_per_item", "latency_ms", "latency_ci_low_ms"),
     *("latency_ci_high_ms", "gpu_ms", "peak_memory_mib"),
 ]
 """The columns of the results that a comparison needs, besides the sides'."""
@@ -78,7 +78,8 @@ def check_by(results: pl.LazyFrame | pl.DataFrame, by: str) -> None:
 def _rows(results: pl.LazyFrame | pl.DataFrame, by: str) -> pl.DataFrame:
     """The columns that a comparison needs, with `side`."""
     check_by(results, by)
-    asked = results.lazy().filter(~is_probe())  # What a probe says is where memory ends, not how fast anything is.
+    # A probe shows where memory ends, not how fast anything is.
+    asked = results.lazy().filter(pl.col("role") != Role.PROBE)
     rows = asked.select(*COLUMNS, pl.col(by).alias("side")).filter(pl.col("side").is_not_null()).collect()
     if rows.is_empty():
         raise ConfigError(f"--by {by}: no row says anything there; give a column that does, such as run or machine")

@@ -154,6 +154,11 @@ class Case:
         return json.dumps(dict(self.options), sort_keys=True)
 
 
+def settings(setting: str) -> dict[str, str]:
+    """A case's setting by key, like {"optimizer": "sgd", "head": "logits"}."""
+    return dict(part.split("=", 1) for part in setting.split("/") if part)
+
+
 def setting_words(setting: str) -> list[str]:
-    """What a setting says, like ["optimizer sgd", "head logits"]."""
-    return [part.replace("=", " ") for part in setting.split("/") if part]
+    """A case's setting in words, like ["optimizer sgd", "head logits"]."""
+    return [f"{key} {value}" for key, value in settings(setting).items()]

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from profiler.errors import ConfigError, nearest
+from profiler.job.case import settings
 from profiler.published import conclusions
 from profiler.published.layers import LAYERS
 from profiler.published.printed import Printed
@@ -76,10 +77,10 @@ def require(study: str | None) -> None:
 
 
 def covers(study: str, group: Mapping[str, Any]) -> bool:
-    """Whether a group of results, by its model, pass and extra, has its table among the study's."""
+    """Whether a group of results, by its model, pass and setting, has its table among the study's."""
     names = set(network_names(study)) | (set(LAYERS) if study == "convnet-benchmarks" else set())
     passes = ("inference", "training") if study == "gpu-study" or group["model"] in LAYERS else ("training",)
-    return group["model"] in names and group["pass"] in passes and "optimizer=" not in (group["extra"] or "")
+    return group["model"] in names and group["pass"] in passes and "optimizer" not in settings(group["setting"])
 
 
 def print_published(console: Console, table: Printed) -> None:

@@ -220,8 +220,7 @@ def write_conclusions(folder: Path, study: str, results: pl.DataFrame) -> None:
 
 def _minibatch(results: pl.DataFrame) -> list[str]:
     """What a batch sweep found, and the published excess over twice the time of half the batch."""
-    swept = results.filter(pl.col("extra").fill_null("").str.contains("(sweep|probe)="))
-    if not (findings := batch_sweeps.sentences(swept)):
+    if not (findings := batch_sweeps.sentences(results)):
         return []
     half, whole = references.minibatch().sort("batch_size").to_dicts()
     excess = whole["total_ms"] - 2 * half["total_ms"]

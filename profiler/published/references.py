@@ -10,7 +10,8 @@ from pathlib import Path
 
 import polars as pl
 
-from profiler.errors import ConfigError
+from profiler.errors import ConfigError, nearest
+from profiler.results.reading import with_all_columns
 
 FOLDER = Path(__file__).resolve().parents[2] / "references"
 _COUNTS = ("rank", "batch_size", "runs", "cuda_cores", "layers")
@@ -51,6 +52,31 @@ def read(name: str) -> pl.DataFrame:
         pl.col([c for c in _COUNTS if c in frame.columns]).cast(pl.Int64),
         pl.col([c for c in _MEASURES if c in frame.columns]).cast(pl.Float64),
     )
+
+
+def published_as_results(study: str) -> pl.DataFrame:
+    """references/<study>.csv as results: a row a network, machine and library, in training, fp32.
+
+    Times are as printed, in milliseconds: forward, backward and, as latency, both. There is no clock, no interval and
+    no memory. Raises ConfigError for a study that is none.
+    """
+    if study not in STUDIES:
+        raise ConfigError(f"--reference: no published figures of '{study}'{nearest(study, STUDIES)}")
+    keys = ["network", "gpu", "device", "library", "library_version", "batch_size"]
+    printed = read(study).drop_nulls("network").with_columns(ms=pl.col("milliseconds").cast(pl.Float64))
+    wide = printed.pivot("pass", index=keys, values="ms", maintain_order=True, aggregate_function="first")
+    times = {"latency_ms": "total", "forward_ms": "forward", "backward_ms": "backward"}
+    machine = pl.col("gpu").str.strip_prefix("CPU: ")
+    rows = wide.select(
+        run_id=pl.lit(study), suite=pl.lit(study), status=pl.lit("ok"), precision=pl.lit("fp32"),
+        model="network", engine="library", batch_size="batch_size", device="device", machine=machine,
+        variant=pl.concat_str("library", "library_version", separator=" ", ignore_nulls=True),
+        replicate=pl.lit(0), gpu=pl.when(device="cuda").then(machine), **{"pass": pl.lit("training")},
+        **{name: pl.col(pass_) for name, pass_ in times.items() if pass_ in wide.columns},
+    ).drop_nulls("latency_ms")  # fmt: skip
+    case_id = pl.format("{}/{}/training/fp32/b{}/{}", "model", "variant", "batch_size", "machine")
+    rows = rows.with_columns(case_id=case_id)
+    return with_all_columns(rows)
 
 
 def networks(study: str) -> pl.DataFrame:

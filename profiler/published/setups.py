@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 
+from profiler.job.case import Role
 from profiler.results.lines import without_probes
 
 _LIBRARIES = {
@@ -49,8 +50,8 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
         pl.Series("runtime", [library({**row, "variant": ""}) for row in cells], pl.String),
         machine=pl.coalesce("machine", "gpu", on_cpu),
         model_kind=pl.col("model_kind").fill_null("canonical"),
-        swept=pl.col("extra").fill_null("").str.contains("sweep="),
-        updates=pl.col("extra").fill_null("").str.contains("optimizer="),
+        swept=pl.col("role") == Role.SWEEP,
+        updates=pl.col("optimizer").fill_null("none") != "none",
         plain=(pl.col("variant") == "eager") & (pl.col("precision") == "fp32"),
         note=pl.when(status="oom").then(pl.lit("out of memory")).when(pl.col("status") != "ok").then(why),
     ).with_columns(setup=pl.format("{} with {}", "machine", "library"))
@@ -75,9 +76,9 @@ def library(row: Mapping[str, Any]) -> str:
 
 def _unusual(row: Mapping[str, Any]) -> str:
     """What else a training row did than the published ones, which began with a gradient of the network's output."""
-    extras = dict(part.split("=", 1) for part in (row["extra"] or "").split("/") if part)
-    words = [f"{key} {extras[key]}" for key in ("optimizer", "dropout") if key in extras]
-    if row["pass"] == "training" and row["model_kind"] != "layer" and extras.get("head") != "logits":
+    words = [f"optimizer {row['optimizer']}"] if row["optimizer"] not in (None, "none") else []
+    words += ["dropout on"] if row["dropout"] else []
+    if row["pass"] == "training" and row["model_kind"] != "layer" and row["head"] != "logits":
         words.append("with loss")
     return "".join(f", {word}" for word in words)
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import polars as pl
 
+from profiler.job.case import Role
+
 VERSIONS = ("driver", "cuda", "cudnn", "torch_version", "onnxruntime_version", "tensorrt_version")
 SET_UP = ("export_s", "build_s", "load_s")
 _KEY = ["machine", *VERSIONS, "device", "engine", "variant", "precision", "batch_size", "extra", "options"]
@@ -19,8 +21,6 @@ _FIGURES = (
     *("latency_ms", "latency_p90_ms", "latency_p95_ms", "latency_p99_ms", "latency_ci_low_ms", "latency_ci_high_ms"),
     *("gpu_ms", "host_ms", "throughput", "peak_memory_mib", "energy_mj_per_item", "samples", *SET_UP),
 )
-_SWEEP, _PROBE = "sweep=", "probe="
-"""Extras that do not change the work: of a row of a batch sweep, and of the search for the largest batch."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Candidate:
     row: Mapping[str, Any]
     """Its first measured row, or its first one."""
     run_ids: tuple[str, ...]
-    cases: tuple[str, ...]
-    """Of every measured replicate its name among several runs, as `case_key` writes it."""
+    cases: tuple[tuple[str, str], ...]
+    """Of every measured replicate the run and the case."""
     each: Mapping[str, tuple[float, ...]]
     unmeasured: tuple[str, ...]
     """Status and reason of every replicate that gave no figures."""
@@ -80,28 +80,9 @@ def candidates(results: pl.DataFrame, prices: Mapping[str, float]) -> list[Candi
     return _named([_candidate(part.to_dicts(), prices) for part in parts])
 
 
-def case_key(run_id: str, case_id: str) -> str:
-    """A case's name among several runs."""
-    return f"{run_id}/{case_id}"
-
-
 def machine_of(row: Mapping[str, Any]) -> str:
     """What a row's machine is called."""
     return str(row["machine"] or ("an unnamed CPU" if row["device"] == "cpu" else "an unnamed machine"))
-
-
-def work_of(extra: str | None) -> str:
-    """What an iteration does beside the plain one, as ids end, such as "optimizer=sgd"; empty for the plain one."""
-    return "/".join(part for part in _extras(extra) if not part.startswith((_SWEEP, _PROBE)))
-
-
-def is_probe(extra: str | None) -> bool:
-    """Whether a row only says if a batch fits."""
-    return any(part.startswith(_PROBE) for part in _extras(extra))
-
-
-def _extras(extra: str | None) -> list[str]:
-    return [part for part in (extra or "").split("/") if part]
 
 
 def _candidate(rows: Sequence[Mapping[str, Any]], prices: Mapping[str, float]) -> Candidate:
@@ -120,7 +101,7 @@ def _candidate(rows: Sequence[Mapping[str, Any]], prices: Mapping[str, float]) -
         machine=machine,
         row=first,
         run_ids=tuple(dict.fromkeys(row["run_id"] for row in measured or rows)),
-        cases=tuple(case_key(row["run_id"], row["case_id"]) for row in measured),
+        cases=tuple((row["run_id"], row["case_id"]) for row in measured),
         each=_gathered(values),
         unmeasured=tuple(_why_not(row) for row in rows if not _is_measured(row)),
         warnings=frozenset(kinds),
@@ -174,5 +155,5 @@ def _named(found: list[Candidate]) -> list[Candidate]:
 def _longer(candidate: Candidate, by: str) -> Candidate:
     if by == "run":
         return replace(candidate, name=f"{candidate.name} (run {candidate.run_ids[0]})")
-    swept = any(part.startswith(_SWEEP) for part in _extras(candidate.row["extra"]))
-    return replace(candidate, name=f"{candidate.name}, in a sweep") if swept else candidate
+    is_swept = candidate.row["role"] == Role.SWEEP
+    return replace(candidate, name=f"{candidate.name}, in a sweep") if is_swept else candidate

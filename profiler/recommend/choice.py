@@ -14,7 +14,8 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from profiler.recommend.candidates import Candidate, candidates, case_key, is_probe, work_of
+from profiler.job.case import Role
+from profiler.recommend.candidates import Candidate, candidates
 from profiler.results.speedups import VERDICT_CLOCKS, Line, Sides, compare
 from profiler.stats.ratios import (
     REPLICATES_FOR_A_VERDICT,
@@ -64,7 +65,7 @@ class Wanted:
     batch_sizes: tuple[int, ...] = ()
     precisions: tuple[str, ...] = ()
     work: str = ""
-    """What a training iteration does besides, as `candidates.work_of` writes it."""
+    """What a training iteration does besides: the column `setting`."""
     limits: tuple[Limit, ...] = ()
     objective: str = "latency"
     prices: Mapping[str, float] = field(default_factory=dict)
@@ -176,8 +177,7 @@ def rows_of(results: pl.DataFrame, wanted: Wanted) -> pl.DataFrame:
         chosen = chosen.filter(pl.col("batch_size").is_in(wanted.batch_sizes))
     if wanted.precisions:
         chosen = chosen.filter(pl.col("precision").is_in(wanted.precisions))
-    keep = [not is_probe(extra) and work_of(extra) == wanted.work for extra in chosen["extra"]]
-    return chosen.filter(pl.Series(keep, dtype=pl.Boolean))
+    return chosen.filter(pl.col("role") != Role.PROBE, pl.col("setting") == wanted.work)
 
 
 def margin_of(better: Candidate, worse: Candidate, objective: str, sides: Sides) -> Margin:
@@ -267,20 +267,20 @@ def _line(candidate: Candidate) -> Line:
 def _sides(samples: pl.LazyFrame, compared: Sequence[Candidate], objective: str) -> Sides:
     """The samples of the candidates; none but for latency, whose intervals alone come from them."""
     keys = {key for c in compared for key in c.cases} if objective == "latency" and len(compared) > 1 else set()
-    series: dict[tuple[str, str], Floats] = {}
+    series: dict[tuple[tuple[str, str], str], Floats] = {}
     if keys:
         wanted = {
             "run_id": {run_id for c in compared for run_id in c.run_ids},
-            "case_id": {key.partition("/")[2] for key in keys},
+            "case_id": {case_id for _, case_id in keys},
             "clock": {clock for c in compared for clock in (c.clock, VERDICT_CLOCKS[c.clock][0])},
         }
         chosen = samples.filter(pl.col(name).is_in(list(values)) for name, values in wanted.items()).collect()
         parts = chosen.partition_by(list(wanted), as_dict=True)
         for (run_id, case_id, clock), part in parts.items():
-            series[case_key(str(run_id), str(case_id)), str(clock)] = part["ms"].to_numpy()
+            series[(str(run_id), str(case_id)), str(clock)] = part["ms"].to_numpy()
 
     @cache
-    def sides(names: tuple[str, ...], clock: str, seed: int) -> Side:
+    def sides(names: tuple[tuple[str, str], ...], clock: str, seed: int) -> Side:
         return Side([series.get((name, clock), np.empty(0)) for name in names], seed)
 
     return sides

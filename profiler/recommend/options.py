@@ -11,7 +11,7 @@ import polars as pl
 
 from engines.catalog import PASSES, PRECISIONS
 from profiler.errors import ConfigError, nearest
-from profiler.recommend.candidates import machine_of, work_of
+from profiler.recommend.candidates import machine_of
 from profiler.recommend.choice import OBJECTIVES, Limit, Wanted, rows_of
 from profiler.results.lines import without_probes
 from profiler.stats.samples import PERCENTILE_NEEDS
@@ -146,7 +146,7 @@ def _batches(text: str | None) -> tuple[int, ...]:
 
 def _work(options: Options, rows: pl.DataFrame) -> str:
     """Which of the settings of training; the plain one where nothing is said, or the only one."""
-    there = list(dict.fromkeys(work_of(extra) for extra in rows["extra"]))
+    there = rows["setting"].unique(maintain_order=True).to_list()
     wanted = "" if options.extra == "plain" else options.extra
     listed = ", ".join(work or "plain" for work in there)
     if wanted is None:

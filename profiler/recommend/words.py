@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from profiler.job.case import Role
 from profiler.recommend.candidates import Candidate
 from profiler.recommend.choice import HIGHER, OBJECTIVES, Limit, Loser, Margin, Recommendation, Relaxation, Shortfall
 from profiler.stats.samples import PERCENTILE_NEEDS
@@ -164,7 +165,7 @@ def _unknown(candidate: Candidate, figure: str) -> str:
         return f"no p{q}: it takes {PERCENTILE_NEEDS[q]} samples, and there are {samples}"
     if figure == "usd_per_million_items" and candidate.row["throughput"] is not None:
         return f"no price of {candidate.machine}: give --usd-per-hour"
-    swept = "sweep=" in (candidate.row["extra"] or "")
+    swept = candidate.row["role"] == Role.SWEEP
     why = {
         "energy_mj_per_item": ": measure with energy: true",
         "peak_memory_mib": ": rows that share a process have none" if swept else "",

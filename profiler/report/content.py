@@ -155,7 +155,7 @@ def layer_rows(cell: Sequence[layers.Profiled]) -> list[dict[str, Any]]:
 
 def largest(probes: pl.DataFrame) -> Table:
     """The largest batch that ran in each line, and the smallest above it that did not, from a search for it."""
-    keys = ["run", "model", "pass", "extra", "variant", "precision"]
+    keys = ["run", "model", "pass", "setting", "variant", "precision"]
     ok, batch = pl.col("status") == "ok", pl.col("batch_size")
     most = batch.filter(ok).max()
     # Memory need not grow with the batch: a smaller one than the largest may have failed.
@@ -166,10 +166,9 @@ def largest(probes: pl.DataFrame) -> Table:
         too_large=batch.filter(refused).min(),
         status=pl.col("status").filter(refused).sort_by(batch.filter(refused)).first(),
     )
-    found = found.with_columns(pl.col("extra").str.replace("/?probe=[^/]*", ""))
     columns = [
         *_identity(found, batch=False),
-        *([text("Setting", "extra")] if found["extra"].n_unique() > 1 else []),
+        *([text("Setting", "setting")] if found["setting"].n_unique() > 1 else []),
         whole("Largest batch", "largest"),
         whole("Memory, MiB", "peak_memory_mib"),
         whole("Too large", "too_large"),

@@ -14,10 +14,10 @@ import polars as pl
 
 from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
 from profiler import layers
+from profiler.job.case import Role, settings
 from profiler.job.conditions import Filter
 from profiler.results import lines as table
 from profiler.results.columns import RESULTS, SAMPLES, kind_of_warning
-from profiler.results.lines import is_probe
 from profiler.results.reading import Runs, chosen
 from profiler.results.speedups import GROUP
 
@@ -92,20 +92,20 @@ def gather(
         results = results.filter(chosen(only))
     labels = _labels(runs, results)
     named = results.with_columns(run=pl.col("run_id").replace_strict(labels, default=None, return_dtype=pl.String))
-    statuses = named.filter(~is_probe()).group_by("status").len().sort("len", descending=True).collect()
-    measured = named.filter(~is_probe(), pl.col("status") == "ok", pl.col("latency_ms").is_not_null())
+    cells, probes = named.filter(pl.col("role") != Role.PROBE), named.filter(pl.col("role") == Role.PROBE)
+    statuses = cells.group_by("status").len().sort("len", descending=True).collect()
+    measured = cells.filter(pl.col("status") == "ok", pl.col("latency_ms").is_not_null())
     rows = measured.drop("options", "proof", "reason", "host").collect()
     notes = list(runs.notes)
     shown = _capped(rows, most_lines, notes)
     samples = _samples(runs, shown, notes)
-    probes = named.filter(is_probe()).select(*LINE, "status", "reason", "latency_ms", "throughput", "peak_memory_mib")
     return Data(
         runs,
         labels,
         _derived(_lines(shown, samples, compared)),
         _drawn(shown, samples),
-        probes.collect(),
-        _problems(named.filter(~is_probe(), pl.col("status") != "ok"), notes),
+        probes.select(*LINE, "setting", "status", "peak_memory_mib").collect(),
+        _problems(cells.filter(pl.col("status") != "ok"), notes),
         _warnings(rows),
         _layers(runs, shown, notes),
         {str(status): count for status, count in statuses.iter_rows()},
@@ -173,7 +173,7 @@ def _lines(rows: pl.DataFrame, samples: pl.DataFrame, compared: pl.DataFrame | N
     kinds = kind_of_warning(pl.col("warnings").explode().drop_nulls()).unique(maintain_order=True)
     medians = rows.group_by(LINE, maintain_order=True).agg(
         pl.col(_MEASURES).median(),
-        pl.col("engine", "model_kind", "clock", "stop_reason", "optimizer", "head").first(),
+        pl.col("engine", "model_kind", "clock", "stop_reason", "optimizer", "head", *table.IDENTITY).first(),
         pl.col("throttled").any(),
         pl.col("samples").sum(),
         pl.len().alias("replicates"),
@@ -199,13 +199,7 @@ def _derived(lines: pl.DataFrame) -> pl.DataFrame:
     """
     batch, latency = pl.col("batch_size"), pl.col("latency_ms")
     item_s = 1 / pl.coalesce("throughput", 1000 * batch / latency)
-    said = (
-        pl.col("extra")
-        .fill_null("")
-        .str.replace_all(r"sweep=batch|optimizer=|head=", "")
-        .str.replace_all("/", " ")
-        .str.strip_chars()
-    )
+    said = pl.col("setting").map_elements(_short, pl.String)
     rest = pl.col("peak_memory_mib") - pl.sum_horizontal(_PARTS)
     setup = pl.when(pl.any_horizontal(pl.col(_SETUP).is_not_null())).then(pl.sum_horizontal(_SETUP))
     lines = lines.with_columns(
@@ -226,12 +220,17 @@ def _derived(lines: pl.DataFrame) -> pl.DataFrame:
     best_so_far = (1 / pl.col("item_s")).cum_max().over(_SWEEP, order_by="latency_ms")
     alone = pl.col("item_ms").first().over([*_SWEEP, "variant", "precision"], order_by="batch_size")
     lines = lines.with_columns(front=1 / pl.col("item_s") >= best_so_far, item_gain=alone / pl.col("item_ms"))
-    base = lines.filter(pl.concat_str("precision", "variant", separator=" ") == pl.col("base"))
-    base = base.select(*KEY, base_setup_s="setup_s", base_item_s="item_s", base_ms="latency_ms")
+    base = lines.filter("is_base").select(*KEY, base_setup_s="setup_s", base_item_s="item_s", base_ms="latency_ms")
     lines = lines.join(base, on=KEY, how="left", nulls_equal=True, maintain_order="left")
     gain, cost = pl.col("base_item_s") - pl.col("item_s"), pl.col("setup_s") - pl.col("base_setup_s")
     pays = pl.when(gain > 0).then((cost / gain).clip(lower_bound=0).ceil())
     return lines.with_columns(pays_off_items=pays, best_from_items=_best_from(lines))
+
+
+def _short(setting: str) -> str:
+    """A setting in a few words, like "sgd logits dropout=on"."""
+    named = settings(setting).items()
+    return " ".join(value if key in ("optimizer", "head") else f"{key}={value}" for key, value in named)
 
 
 def _sorted(lines: pl.DataFrame) -> pl.DataFrame:

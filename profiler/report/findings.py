@@ -9,11 +9,11 @@ from typing import Any
 
 import polars as pl
 
+from profiler.job.case import setting_words
 from profiler.report.chart_specs import MEMORY, TRAINING
 from profiler.report.content import layer_rows
 from profiler.report.data import KEY, Data
 from profiler.report.tables import amount
-from profiler.results.lines import extras
 
 Row = Mapping[str, Any]
 Finding = dict[str, Any]
@@ -40,12 +40,12 @@ def lead(lines: pl.DataFrame) -> list[str]:
     rivals = lines.filter(pl.len().over(KEY) > 1)  # What ran alone is as fast as itself.
     best = _inference_first(rivals.filter(pl.col("speedup").is_not_null(), rank=1))
     said = []
-    for (run, pass_, batch, extra, base), part in best.group_by(
-        ["run", "pass", "batch_size", "extra", "base"], maintain_order=True
+    for (run, pass_, batch, _, setting, base), part in best.group_by(
+        ["run", "pass", "batch_size", "extra", "setting", "base"], maintain_order=True
     ):
         ratios = part["speedup"].to_list()
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        where = [f"batch {batch}"] + extras({"extra": extra}) + ([str(run)] if best["run"].n_unique() > 1 else [])
+        where = [f"batch {batch}"] + setting_words(str(setting)) + ([str(run)] if best["run"].n_unique() > 1 else [])
         over = f"geometric mean of {part.height} models" if part.height > 1 else str(part["model"][0])
         spread = f", which range from {times(min(ratios))} to {times(max(ratios))}" if part.height > 1 else ""
         training = "training, " if pass_ == "training" and best["pass"].n_unique() > 1 else ""
@@ -93,7 +93,7 @@ def _ladder(rows: Sequence[Row]) -> str | None:
     # With several optimizers each has a base of its own; the chart shows one of them.
     rows = [row for row in rows if row["speedup"] is not None and row["extra"] == rows[0]["extra"]]
     batch, group = max(_by_batch(rows).items(), default=(0, []))
-    base = next((row for row in group if row["base"] == f"{row['precision']} {row['variant']}"), None)
+    base = next((row for row in group if row["is_base"]), None)
     if base is None or len(group) < 2:
         return None
     steps = [row for row in group if row["variant"] == base["variant"] and row is not base]

@@ -15,6 +15,8 @@ from typing import Any
 
 import polars as pl
 
+from profiler.job.case import Role, setting_words
+
 FAMILY = ["run_id", "machine", "model", "variant", "pass", "precision", "settings"]
 """`settings` is what else distinguishes a family, such as "optimizer=sgd"; empty for none."""
 KNEE_SHARE = 0.9
@@ -37,8 +39,8 @@ def efficiency(results: pl.DataFrame) -> pl.DataFrame:
     ok = pl.col("status") == "ok"
     low, high = pl.col("latency_ci_low_ms"), pl.col("latency_ci_high_ms")
     points = (
-        _with_settings(results)
-        .filter(pl.col("role") != "probe")
+        results.filter(pl.col("role") == Role.SWEEP)
+        .with_columns(settings="setting")
         .group_by([*FAMILY, "batch_size"], maintain_order=True)
         .agg(
             pl.col("latency_ms", "throughput").filter(ok).median(),
@@ -115,13 +117,14 @@ def largest(results: pl.DataFrame) -> pl.DataFrame:
     `refused_reason`, null where nothing larger was tried. Where it was `searched`, all that is the probes' word: each
     had a process of its own. Elsewhere it is the sweep's.
     """
-    ok, probe = pl.col("status") == "ok", pl.col("role") == "probe"
+    ok, probe = pl.col("status") == "ok", pl.col("role") == Role.PROBE
     most = pl.col("batch_size").filter(ok).max()
     refused = ~ok & (pl.col("batch_size") > most.fill_null(0))
     smallest = pl.col("batch_size").filter(refused).min()
     told = (
-        _with_settings(results)
-        .filter(pl.col("role") != "", (probe | (pl.col("status") == "oom")).any().over(FAMILY))
+        results.filter(pl.col("role") != Role.CELL)
+        .with_columns(settings="setting")
+        .filter((probe | (pl.col("status") == "oom")).any().over(FAMILY))
         .filter(probe | ~probe.any().over(FAMILY))
     )
     return told.group_by(FAMILY, maintain_order=True).agg(
@@ -136,6 +139,7 @@ def largest(results: pl.DataFrame) -> pl.DataFrame:
 
 def sentences(results: pl.DataFrame) -> list[str]:
     """What the frames say, a sentence a finding, family by family within each kind of finding."""
+    results = results.filter(pl.col("role") != Role.CELL)
     several = results["machine"].n_unique() > 1
     again = results["run_id"].n_unique() > results["machine"].n_unique()
     found = [
@@ -150,18 +154,9 @@ def sentences(results: pl.DataFrame) -> list[str]:
 def _name(row: Row, with_machine: bool, with_run: bool) -> str:
     """A family in words, like "vgg16 training, eager fp32"."""
     model = f"{row['model']} training" if row["pass"] == "training" else row["model"]
-    settings = [part.replace("=", " ") for part in row["settings"].split("/") if part]
     machine = [f"on {row['machine']}"] if with_machine else []
     run = [f"run {row['run_id']}"] if with_run else []
-    return ", ".join([model, f"{row['variant']} {row['precision']}", *settings, *machine, *run])
-
-
-def _with_settings(results: pl.DataFrame) -> pl.DataFrame:
-    """With the columns `role` ("sweep", "probe" or empty) and `settings`, the extras without it."""
-    parts = pl.col("extra").fill_null("").str.split("/")
-    role = pl.col("extra").fill_null("").str.extract(r"(sweep|probe)=").fill_null("")
-    mine = pl.element().str.contains("^(sweep|probe)=")
-    return results.with_columns(role=role, settings=parts.list.eval(pl.element().filter(~mine)).list.join("/"))
+    return ", ".join([model, f"{row['variant']} {row['precision']}", *setting_words(row["settings"]), *machine, *run])
 
 
 def _note() -> pl.Expr:

@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 
+from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
 from profiler.results.columns import kind_of_warning
 from profiler.results.layer_passes import best_per_layer, layer_rows
@@ -23,6 +24,8 @@ from profiler.tables.table import of_frame
 from profiler.tables.writers import FORMATS
 
 LINE = [*GROUP, "variant", "precision"]
+IDENTITY = ["setting", "role", "is_base"]
+"""What else is the same in all replicates of a line."""
 
 _LATENCY = [
     "latency_ms",
@@ -99,9 +102,17 @@ def summary(results: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
         "fraction_of_peak",
         "floor_ms",
     ]
-    lines = _ok(results).group_by(LINE, maintain_order=True).agg(
-        pl.col(measures).median(), pl.col("clock").first(), pl.col("case_id"), pl.len().alias("replicates"), kinds
-    )  # fmt: skip
+    lines = (
+        _ok(results)
+        .group_by(LINE, maintain_order=True)
+        .agg(
+            pl.col(measures).median(),
+            pl.col("clock", *IDENTITY).first(),
+            pl.col("case_id"),
+            pl.len().alias("replicates"),
+            kinds,
+        )
+    )
     schema = {
         **dict.fromkeys(("speedup", "speedup_low", "speedup_high"), pl.Float64),
         **dict.fromkeys(("base", "interval"), pl.String),
@@ -115,12 +126,13 @@ def summary(results: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
 def groups(lines: pl.DataFrame) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Each group's key and its lines, fastest first."""
     for key, group in lines.group_by(GROUP, maintain_order=True):
-        yield dict(zip(GROUP, key, strict=True)), group.sort("latency_ms").to_dicts()
+        rows = group.sort("latency_ms").to_dicts()
+        yield {**dict(zip(GROUP, key, strict=True)), **{name: rows[0][name] for name in ("setting", "role")}}, rows
 
 
 def title(key: dict[str, Any]) -> str:
     """A group's, like "resnet50, training, batch 16, optimizer sgd"."""
-    return ", ".join([key["model"], key["pass"], f"batch {key['batch_size']}", *extras(key)])
+    return ", ".join([key["model"], key["pass"], f"batch {key['batch_size']}", *setting_words(key["setting"])])
 
 
 def sentence(key: dict[str, Any], lines: list[Line]) -> str | None:
@@ -133,18 +145,19 @@ def sentence(key: dict[str, Any], lines: list[Line]) -> str | None:
     if best["speedup"] is None or len(lines) < 2:
         return None
     model = f"{key['model']}{' training' if key['pass'] == 'training' else ''}"
-    what = ", ".join([model, f"batch {key['batch_size']}", *extras(key)])
+    what = ", ".join([model, f"batch {key['batch_size']}", *setting_words(best["setting"])])
     base, tied = best["base"], best["indistinguishable_from"]
-    carried = {kind for line in lines if line is best or _name(line) == _turned(base) for kind in line["warnings"]}
+    carried = {kind for line in lines if line is best or line["is_base"] for kind in line["warnings"]}
     disturbed = ", ".join(kind.kind for kind in KINDS.values() if kind.unsteady and kind.kind in carried)
     doubt = f" ({disturbed}: measure again)" if disturbed else ""
-    if _name(best) == _turned(base):
+    if best["is_base"]:
         return f"{what}: nothing was faster than {base}{f', indistinguishable from {tied}' if tied else ''}{doubt}"
     ratio = times(best["speedup"], best["speedup_low"], best["speedup_high"], f"× {base}")
     error = f", error {numbers.error(best['rel_l2_error'], 1)}" if best["rel_l2_error"] is not None else ""
     low = best["speedup_low"]
     unclear = low is not None and low <= 1 if best["verdict"] is None else best["verdict"] == "indistinguishable"
-    return f"{what}: {'no clear winner; ' if unclear else ''}{_name(best)} is {ratio}{error}{_judgement(best)}{doubt}"
+    clear = "no clear winner; " if unclear else ""
+    return f"{what}: {clear}{_name(best)} is {ratio}{error}{_judgement(best, lines)}{doubt}"
 
 
 def write_tables(folder: Path, results: pl.DataFrame, lines: pl.DataFrame) -> None:
@@ -153,38 +166,26 @@ def write_tables(folder: Path, results: pl.DataFrame, lines: pl.DataFrame) -> No
     tables = {
         "latency": latency(results),
         "memory": memory(results),
-        "speedup": lines,
+        "speedup": lines.drop(IDENTITY),
         "not-measured": problems(results),
     }
     if "layer" in results["model_kind"]:
         tables["layer-passes"] = layer_rows(results)
         tables["best-per-layer"] = best_per_layer(tables["layer-passes"])
-    swept = results.filter(pl.col("extra").fill_null("").str.contains("(sweep|probe)="))
-    if not swept.is_empty():
-        tables["minibatch"] = batch_sweeps.efficiency(swept)
-        tables["minibatch-knees"] = batch_sweeps.knees(swept)
-        tables["minibatch-curvature"] = batch_sweeps.curvature(swept)
-        tables["largest-batch"] = batch_sweeps.largest(swept)
+    if (results["role"] != Role.CELL).any():
+        tables["minibatch"] = batch_sweeps.efficiency(results)
+        tables["minibatch-knees"] = batch_sweeps.knees(results)
+        tables["minibatch-curvature"] = batch_sweeps.curvature(results)
+        tables["largest-batch"] = batch_sweeps.largest(results)
     for name, frame in tables.items():
         for ending in ("csv", "md"):
             text = FORMATS[ending](of_frame(name, name, frame))
             (folder / f"{name}.{ending}").write_text(text, encoding="utf-8")
 
 
-def extras(key: dict[str, Any]) -> list[str]:
-    """What distinguishes a group beside model, pass and batch size, in words; a sweep's rows are alike in that."""
-    parts = (part.split("=", 1) for part in (key["extra"] or "").split("/") if part)
-    return [f"{name} {value}" for name, value in parts if name != "sweep"]
-
-
-def is_probe() -> pl.Expr:
-    """Whether a row of the results is a try of the search for the largest batch (profiler.results.batch_sweeps)."""
-    return pl.col("extra").fill_null("").str.contains("probe=", literal=True)
-
-
 def without_probes(results: pl.DataFrame) -> pl.DataFrame:
     """The rows that the job asked for: without those by which the largest batch was searched."""
-    return results.filter(~is_probe())
+    return results.filter(pl.col("role") != Role.PROBE)
 
 
 def _ok(results: pl.DataFrame) -> pl.DataFrame:
@@ -196,10 +197,10 @@ def _series(samples: pl.DataFrame) -> Series:
     return {(str(case_id), str(clock)): part["ms"].to_numpy() for (case_id, clock), part in parts.items()}
 
 
-def _judgement(best: Line) -> str:
-    """How the best line stands to the base and to the runner-up; empty without replicates."""
+def _judgement(best: Line, lines: list[Line]) -> str:
+    """How the best of `lines` compares with the base and with the runner-up; empty without replicates."""
     base, tied = best["base"], best["indistinguishable_from"]
-    if tied == _turned(base):
+    if tied in [_name(line) for line in lines if line["is_base"]]:
         tied = None  # The verdict on the base says it already.
     if best["verdict"] is None:
         return f"; indistinguishable from {tied}" if tied else ""
@@ -216,8 +217,3 @@ def _judgement(best: Line) -> str:
 
 def _name(line: Line) -> str:
     return f"{line['variant']} {line['precision']}"
-
-
-def _turned(name: str) -> str:
-    """A line's name with its precision first, as bases are called; and back."""
-    return " ".join(reversed(name.split()))

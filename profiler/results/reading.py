@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 import polars as pl
 
 from engines.catalog import BASES
-from profiler.errors import ConfigError, nearest
+from profiler.errors import ConfigError
 from profiler.job.case import MARKS, Role
 from profiler.job.conditions import Filter
-from profiler.published import references
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES
 
 ENVIRONMENT = (
@@ -83,7 +82,7 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
         seen |= set(fresh)
         environment = _environment(address, next(iter(fresh.values())), notes)
         # Written before the columns were: as they would be now.
-        results = identified(results).with_columns(
+        results = with_all_columns(results).with_columns(
             machine=pl.coalesce("machine", "gpu", pl.lit(environment["machine"]))
         )
         frames = [results, *(_others(address, table, schema) for table, schema in _OTHERS.items())]
@@ -124,42 +123,21 @@ def chosen(conditions: Filter) -> pl.Expr:
     return pl.all_horizontal(pl.lit(value=True), *tests)
 
 
-def identified(results: Frame) -> Frame:
-    """With `setting`, `role` and `is_base` where the rows are older than these columns and have `extra` alone."""
+def with_all_columns(results: Frame) -> Frame:
+    """The rows with exactly the columns of this version; those that they lack are null.
+
+    Rows older than the columns `setting`, `role` and `is_base` get them from `extra`, variant and precision.
+    """
     setting, role = pl.col("extra").fill_null(""), pl.lit(Role.CELL)
     for marked, mark in MARKS.items():
         role = pl.when(setting.str.ends_with(mark)).then(pl.lit(marked)).otherwise(role)
     for mark in MARKS.values():
         setting = setting.str.strip_suffix(mark).str.strip_suffix("/")
     bases = [(pl.col("variant") == variant) & (pl.col("precision") == precision) for variant, precision in BASES]
-    return results.with_columns(setting=pl.coalesce("setting", setting), role=pl.coalesce("role", role)).with_columns(
-        is_base=pl.coalesce("is_base", pl.any_horizontal(bases) & (pl.col("role") != Role.PROBE))
-    )
-
-
-def published_as_results(study: str) -> pl.DataFrame:
-    """references/<study>.csv as results: a row a network, machine and library, in training, fp32.
-
-    Times are as printed, in milliseconds: forward, backward and, as latency, both. There is no clock, no interval and
-    no memory. Raises ConfigError for a study that is none.
-    """
-    if study not in references.STUDIES:
-        raise ConfigError(f"--reference: no published figures of '{study}'{nearest(study, references.STUDIES)}")
-    keys = ["network", "gpu", "device", "library", "library_version", "batch_size"]
-    printed = references.read(study).drop_nulls("network").with_columns(ms=pl.col("milliseconds").cast(pl.Float64))
-    wide = printed.pivot("pass", index=keys, values="ms", maintain_order=True, aggregate_function="first")
-    times = {"latency_ms": "total", "forward_ms": "forward", "backward_ms": "backward"}
-    machine = pl.col("gpu").str.strip_prefix("CPU: ")
-    rows = wide.select(
-        run_id=pl.lit(study), suite=pl.lit(study), status=pl.lit("ok"), precision=pl.lit("fp32"),
-        model="network", engine="library", batch_size="batch_size", device="device", machine=machine,
-        variant=pl.concat_str("library", "library_version", separator=" ", ignore_nulls=True),
-        replicate=pl.lit(0), gpu=pl.when(device="cuda").then(machine), **{"pass": pl.lit("training")},
-        **{name: pl.col(pass_) for name, pass_ in times.items() if pass_ in wide.columns},
-    ).drop_nulls("latency_ms")  # fmt: skip
-    case_id = pl.format("{}/{}/training/fp32/b{}/{}", "model", "variant", "batch_size", "machine")
-    rows = rows.with_columns(case_id=case_id)
-    return identified(_in_form(rows.lazy(), RESULTS)).collect()
+    is_base = pl.any_horizontal(bases) & (pl.col("role") != Role.PROBE)
+    known = _in_form(results, RESULTS)
+    known = known.with_columns(setting=pl.coalesce("setting", setting), role=pl.coalesce("role", role))
+    return known.with_columns(is_base=pl.coalesce("is_base", is_base))
 
 
 def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[str]:
@@ -229,7 +207,7 @@ def _scan(path: str, schema: Schema) -> pl.LazyFrame:
     return _in_form(frame, schema)
 
 
-def _in_form(frame: pl.LazyFrame, schema: Schema) -> pl.LazyFrame:
+def _in_form(frame: Frame, schema: Schema) -> Frame:
     there = frame.collect_schema().names()
     return frame.select(
         (pl.col(name) if name in there else pl.lit(None).alias(name)).cast(dtype) for name, dtype in schema.items()

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from engines.catalog import BASES
 from profiler.stats.ratios import (
     REPLICATES_FOR_A_VERDICT,
     Side,
@@ -26,7 +25,7 @@ Line = dict[str, Any]
 """A row of table.summary: figures in milliseconds, `clock`, and as `case_id` the list of its replicates."""
 Series = Mapping[tuple[str, str], Floats]
 """Samples in milliseconds by case and clock."""
-Sides = Callable[[tuple[str, ...], str, int], Side]
+Sides = Callable[[tuple[Any, ...], str, int], Side]
 """The samples of some cases on a clock, as a side of ratios with that seed."""
 
 VERDICT_CLOCKS = {"event": ("gpu", 0.01), "host": ("host", 0.03)}
@@ -102,8 +101,7 @@ def speedups(lines: Sequence[Line], series: Series) -> list[Line]:
         groups.setdefault(tuple(line[k] for k in GROUP), []).append(i)
     for members in groups.values():
         members.sort(key=lambda i: lines[i]["latency_ms"])
-        named = {(lines[i]["variant"], lines[i]["precision"]): lines[i] for i in members}
-        base = next((named[name] for name in BASES if name in named), None)
+        base = next((lines[i] for i in members if lines[i]["is_base"]), None)
         if base is not None:
             for i in members:
                 found[i] = _against_base(base, lines[i], sides)

@@ -9,6 +9,7 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
+from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
 from profiler.results import lines as table
 from profiler.results.columns import kind_of_warning
@@ -42,14 +43,14 @@ def print_results(
     """
     layers = set(results.filter(model_kind="layer")["model"])
     groups = [(key, group) for key, group in table.groups(lines) if key["model"] not in layers]
-    compared = [(key, group) for key, group in groups if not _is_swept(key)]
+    compared = [(key, group) for key, group in groups if key["role"] != Role.SWEEP]
     for key, group in compared:
         if not elsewhere(key):
             console.print()
             print_table(console, _table(key, group))
-    if layers and not all(elsewhere({"model": name, "pass": "training", "extra": None}) for name in layers):
+    if layers and not all(elsewhere({"model": name, "pass": "training", "setting": ""}) for name in layers):
         _print_layers(console, results)
-    if not all(elsewhere(key) for key, _ in groups if _is_swept(key)):
+    if not all(elsewhere(key) for key, _ in groups if key["role"] == Role.SWEEP):
         _print_sweeps(console, results)
     console.print()
     for sentence in filter(None, (table.sentence(key, group) for key, group in compared)):
@@ -64,7 +65,7 @@ def _print_notes(console: Console, lines: Sequence[Row]) -> None:
     """What the intervals, and the lack of them, mean; nothing where no speed-up was shown."""
     if any(line["speedup_low"] is not None and line["interval"] == "within process" for line in lines):
         console.print(Text(_WITHIN_PROCESS, style="dim"))
-    others = (line for line in lines if line["base"] and line["base"] != f"{line['precision']} {line['variant']}")
+    others = (line for line in lines if line["base"] and not line["is_base"])
     if any(line["speedup_low"] is None for line in others):
         console.print(Text(_NO_INTERVAL, style="dim"))
     if any(line["verdict"] for line in lines):
@@ -116,16 +117,6 @@ _SWEEP = [
 ]
 
 
-def _is_swept(key: Row) -> bool:
-    """Whether a group of results is one batch size of a sweep."""
-    return "sweep=" in (key["extra"] or "")
-
-
-def _swept(results: pl.DataFrame) -> pl.DataFrame:
-    """The rows of batch sweeps, and of the searches for the largest batch beside them."""
-    return results.filter(pl.col("extra").fill_null("").str.contains("(sweep|probe)="))
-
-
 def _print_layers(console: Console, results: pl.DataFrame) -> None:
     """A table for each layer and batch size: every variant's passes, fastest first, and the best of each pass."""
     rows = layer_rows(results)
@@ -142,7 +133,7 @@ def _print_layers(console: Console, results: pl.DataFrame) -> None:
 
 def _print_sweeps(console: Console, results: pl.DataFrame) -> None:
     """A table for each family of a sweep: what every batch takes, for an item and of the best throughput."""
-    points = batch_sweeps.efficiency(_swept(results))
+    points = batch_sweeps.efficiency(results)
     for key, rows in points.group_by(batch_sweeps.FAMILY, maintain_order=True):
         family = dict(zip(batch_sweeps.FAMILY, key, strict=True))
         console.print()
@@ -151,13 +142,13 @@ def _print_sweeps(console: Console, results: pl.DataFrame) -> None:
 
 def _print_findings(console: Console, results: pl.DataFrame) -> None:
     """Where a sweep's curve bends, and the largest batch that fits, in sentences."""
-    for sentence in batch_sweeps.sentences(_swept(results)):
+    for sentence in batch_sweeps.sentences(results):
         console.print(Text(sentence))
 
 
 def _title(family: Mapping[str, Any]) -> str:
     words = [family["model"], family["pass"], f"{family['variant']} {family['precision']}"]
-    return ", ".join([*words, *(part.replace("=", " ") for part in family["settings"].split("/") if part)])
+    return ", ".join([*words, *setting_words(family["settings"])])
 
 
 def _print_problems(console: Console, problems: pl.DataFrame) -> None:

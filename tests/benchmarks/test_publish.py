@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from profiler.job.config import load_config
+from profiler.results.reading import with_all_columns
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "h200"
@@ -76,7 +77,7 @@ def golden() -> tuple[pl.DataFrame, pl.DataFrame]:
     """The golden run on a host with a name of its own, with FLOPs, and with one case that failed."""
     results, samples = (pl.read_parquet(GOLDEN / f"{name}.parquet") for name in ("results", "samples"))
     failed, tflops = pl.col("case_id") == FAILED, 4.1 * pl.col("batch_size") / pl.col("latency_ms")
-    return results.with_columns(
+    return with_all_columns(results).with_columns(
         host=pl.lit(HOST),
         tflops=tflops,
         fraction_of_peak=tflops / 500,

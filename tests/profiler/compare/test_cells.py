@@ -11,8 +11,9 @@ import pytest
 
 from profiler.compare.cells import compare
 from profiler.errors import ConfigError
+from profiler.published.references import published_as_results
 from profiler.results.columns import RESULTS
-from profiler.results.reading import identified, published_as_results, read_runs
+from profiler.results.reading import read_runs, with_all_columns
 from profiler.stats.ratios import Side, ratio_interval
 from profiler.stats.samples import Floats
 
@@ -25,7 +26,7 @@ def frame(*rows: dict[str, Any]) -> pl.DataFrame:
         "model": "resnet50", "variant": "eager", "pass": "inference", "precision": "fp32", "batch_size": 1,
         "status": "ok", "clock": "host", "options": "{}", "peak_memory_mib": 100.0,
     }  # fmt: skip
-    return identified(
+    return with_all_columns(
         pl.DataFrame([{name: {**usual, **row}.get(name) for name in RESULTS} for row in rows], schema=RESULTS)
     )
 

@@ -11,7 +11,7 @@ from profiler.compare.cells import compare
 from profiler.compare.regression import find_regressions, parse_limit
 from profiler.errors import ConfigError
 from profiler.results.columns import RESULTS
-from profiler.results.reading import identified
+from profiler.results.reading import with_all_columns
 
 
 def cells(*sides: list[dict[str, Any]]) -> pl.DataFrame:
@@ -20,9 +20,7 @@ def cells(*sides: list[dict[str, Any]]) -> pl.DataFrame:
         "status": "ok", "clock": "host",
     }  # fmt: skip
     rows = [{**usual, "run_id": "ab"[i], **row} for i, side in enumerate(sides) for row in side]
-    return compare(
-        identified(pl.DataFrame([{name: row.get(name) for name in RESULTS} for row in rows], schema=RESULTS))
-    )
+    return compare(with_all_columns(pl.DataFrame(rows, schema=RESULTS)))
 
 
 def replicated(*medians: float, **columns: Any) -> list[dict[str, Any]]:

@@ -9,8 +9,9 @@ import pytest
 
 from profiler.compare.cells import compare
 from profiler.compare.totals import sentences, times, totals
+from profiler.published.references import published_as_results
 from profiler.results.columns import RESULTS
-from profiler.results.reading import identified, published_as_results
+from profiler.results.reading import with_all_columns
 
 
 def cells(times_ms: dict[str, dict[str, float | None]], processes: int = 1, **columns: Any) -> pl.DataFrame:
@@ -25,9 +26,7 @@ def cells(times_ms: dict[str, dict[str, float | None]], processes: int = 1, **co
         for model, ms in models.items()
         for replicate in range(processes)
     ]  # fmt: skip
-    return compare(
-        identified(pl.DataFrame([{name: row.get(name) for name in RESULTS} for row in rows], schema=RESULTS))
-    )
+    return compare(with_all_columns(pl.DataFrame(rows, schema=RESULTS)))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_models_or_passes_that_are_the_sides_themselves_are_not_named() -> None:
          "status": "ok", "latency_ms": ms, "clock": "host"}
         for model, pass_, ms in (("a", "inference", 4.0), ("b", "inference", 2.0), ("a", "training", 10.0))
     ]  # fmt: skip
-    results = identified(pl.DataFrame([{name: row.get(name) for name in RESULTS} for row in rows], schema=RESULTS))
+    results = with_all_columns(pl.DataFrame(rows, schema=RESULTS))
     by_model, by_pass = (totals(compare(results, by=by)) for by in ("model", "pass"))
     assert sentences(by_model) == ["b is 2.0x faster than a."]
     assert sentences(by_pass) == ["For a, the one model that both ran, training is 2.5x slower than inference."]

@@ -19,7 +19,7 @@ from profiler.published.conclusions import (
     most_telling,
 )
 from profiler.results.columns import RESULTS
-from profiler.results.reading import identified
+from profiler.results.reading import with_all_columns
 
 README = Path(__file__).resolve().parents[3] / "references" / "README.md"
 
@@ -42,7 +42,7 @@ def layer(name: str, *parts: float) -> dict[str, Any]:
 
 
 def frame(*cases: dict[str, Any]) -> pl.DataFrame:
-    return identified(pl.DataFrame([{column: c.get(column) for column in RESULTS} for c in cases], schema=RESULTS))
+    return with_all_columns(pl.DataFrame(list(cases), schema=RESULTS))
 
 
 def published_speeds() -> list[dict[str, str]]:

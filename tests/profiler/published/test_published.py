@@ -15,7 +15,7 @@ from profiler.published.command import Options, covers, execute, present, print_
 from profiler.published.printed import Printed
 from profiler.published.tables import markdown, published_tables, write_published
 from profiler.results.columns import RESULTS
-from profiler.results.reading import identified
+from profiler.results.reading import with_all_columns
 
 TODAY = {"torch_version": "2.11.0+cu130", "onnxruntime_version": "1.31.1", "cudnn": "91900", "device": "cuda"}
 
@@ -36,7 +36,7 @@ def case(
 
 
 def frame(*cases: dict[str, Any]) -> pl.DataFrame:
-    return identified(pl.DataFrame([{column: c.get(column) for column in RESULTS} for c in cases], schema=RESULTS))
+    return with_all_columns(pl.DataFrame(list(cases), schema=RESULTS))
 
 
 def table(study: str, name: str, *cases: dict[str, Any]) -> Printed:
@@ -62,7 +62,7 @@ def own(printed: Printed) -> list[dict[str, Any]]:
         ({"device": "cpu", "cudnn": None}, "PyTorch 2.11 eager fp32"),
         ({"cudnn": "8902"}, "PyTorch 2.11 eager fp32, cuDNN 8.9"),
         ({"head": "cross-entropy", "extra": None}, "PyTorch 2.11 eager fp32, cuDNN 9.19, with loss"),
-        ({"extra": "optimizer=sgd/head=logits"}, "PyTorch 2.11 eager fp32, cuDNN 9.19, optimizer sgd"),
+        ({"optimizer": "sgd"}, "PyTorch 2.11 eager fp32, cuDNN 9.19, optimizer sgd"),
     ],
 )
 def test_a_library_is_called_by_all_that_tells_it_from_another(more, called):
@@ -112,7 +112,7 @@ def test_what_gave_no_figures_is_a_row_of_blanks_with_the_reason(status, reason,
 
 def test_rows_that_are_no_forward_and_backward_pass_are_left_out():
     stray = [
-        case("alexnet", **{"pass": "inference"}), case("alexnet", extra="optimizer=sgd/head=logits"),
+        case("alexnet", **{"pass": "inference"}), case("alexnet", extra="optimizer=sgd/head=logits", optimizer="sgd"),
         case("alexnet", extra="head=logits/sweep=batch"), case("alexnet", extra="head=logits/probe=largest"),
         case("overfeat"), case("alexnet", model_kind="layer"),
     ]  # fmt: skip
@@ -418,12 +418,12 @@ def test_runs_of_an_older_version_lack_columns_and_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("study", "group", "expected"),
     [
-        ("cnn-benchmarks", {"model": "vgg16", "pass": "training", "extra": "head=logits"}, True),
-        ("cnn-benchmarks", {"model": "vgg16", "pass": "inference", "extra": None}, False),
-        ("cnn-benchmarks", {"model": "mine", "pass": "training", "extra": None}, False),
-        ("cnn-benchmarks", {"model": "vgg16", "pass": "training", "extra": "optimizer=sgd"}, False),
-        ("gpu-study", {"model": "vgg16", "pass": "inference", "extra": None}, True),
-        ("convnet-benchmarks", {"model": "L2", "pass": "inference", "extra": None}, True),
+        ("cnn-benchmarks", {"model": "vgg16", "pass": "training", "setting": "head=logits"}, True),
+        ("cnn-benchmarks", {"model": "vgg16", "pass": "inference", "setting": ""}, False),
+        ("cnn-benchmarks", {"model": "mine", "pass": "training", "setting": ""}, False),
+        ("cnn-benchmarks", {"model": "vgg16", "pass": "training", "setting": "optimizer=sgd"}, False),
+        ("gpu-study", {"model": "vgg16", "pass": "inference", "setting": ""}, True),
+        ("convnet-benchmarks", {"model": "L2", "pass": "inference", "setting": ""}, True),
     ],
 )
 def test_a_group_is_printed_once(study, group, expected):

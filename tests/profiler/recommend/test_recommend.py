@@ -17,7 +17,6 @@ from rich.console import Console
 from scipy import stats
 
 from profiler.errors import ConfigError
-from profiler.recommend.candidates import work_of
 from profiler.recommend.choice import HIGHER, OBJECTIVES, Limit, Recommendation, Wanted, break_even, recommend
 from profiler.recommend.command import execute
 from profiler.recommend.options import Options, check, make_wanted
@@ -25,7 +24,7 @@ from profiler.recommend.text import as_json, as_markdown, print_text
 from profiler.recommend.told import Told, tell
 from profiler.recommend.words import exponent, items, number, reason, seconds, span
 from profiler.results.columns import RESULTS, SAMPLES
-from profiler.results.reading import identified, read_runs
+from profiler.results.reading import read_runs, with_all_columns
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 Frames = tuple[pl.DataFrame, pl.LazyFrame]
@@ -58,7 +57,7 @@ def thrice(variant: str, ms: float, *, spread: float = 0.002, gpu_ms: float | No
 
 def run(*rows: Row, count: int = 40, spread: float = 0.01) -> Frames:
     """Results and samples: each measured case has `count` samples within ±`spread` of its latency and device time."""
-    results = identified(pl.DataFrame([{column: r.get(column) for column in RESULTS} for r in rows], schema=RESULTS))
+    results = with_all_columns(pl.DataFrame(list(rows), schema=RESULTS))
     shape = 1 + spread * np.resize([-1, -0.5, 0.5, 1], count)
     samples = [
         pl.DataFrame(
@@ -433,7 +432,7 @@ def test_what_a_sweep_has_no_figure_of_cannot_meet_its_limit_and_probes_are_no_c
 
 def test_sizes_that_were_only_probed_were_not_measured():
     rows = [row("ort", ms=1.0), row("ort", ms=9.0, batch_size=99, extra="probe=largest")]
-    results = identified(pl.DataFrame([{name: r.get(name) for name in RESULTS} for r in rows], schema=RESULTS))
+    results = with_all_columns(pl.DataFrame(rows, schema=RESULTS))
     with pytest.raises(ConfigError, match=r"--batch: .*99|99.*not measured at that size"):
         make_wanted(Options(runs=("run",), model="net", batch="99"), results)
 
@@ -468,7 +467,6 @@ def test_training_is_judged_by_its_gradients_and_by_what_it_does():
     sgd = choose(*rows, pass_="training", work="optimizer=sgd")
     assert sgd.choice and sgd.choice.figures["latency_ms"] == 0.5
     assert not sgd.losers
-    assert work_of("optimizer=sgd/sweep=batch") == "optimizer=sgd"
 
 
 def test_errors_that_would_read_alike_get_more_digits():

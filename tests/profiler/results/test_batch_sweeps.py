@@ -11,7 +11,7 @@ import pytest
 from profiler.results.batch_sweeps import curvature, efficiency, knees, largest, more_than_twice, sentences
 from profiler.results.columns import RESULTS
 from profiler.results.lines import latency, memory, problems, summary
-from profiler.results.reading import identified
+from profiler.results.reading import with_all_columns
 
 
 def row(batch: int, ms: float | None, role: str = "sweep=batch", settings: str = "", **other: Any) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def row(batch: int, ms: float | None, role: str = "sweep=batch", settings: str =
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
-    return identified(pl.DataFrame([{column: row.get(column) for column in RESULTS} for row in rows], schema=RESULTS))
+    return with_all_columns(pl.DataFrame(rows, schema=RESULTS))
 
 
 def sweep(per_item: Mapping[int, float], **other: Any) -> list[dict[str, Any]]:

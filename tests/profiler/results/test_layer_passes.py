@@ -9,7 +9,7 @@ import pytest
 
 from profiler.results.columns import RESULTS
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
-from profiler.results.reading import identified
+from profiler.results.reading import with_all_columns
 
 GFLOP = 1e9
 
@@ -41,7 +41,7 @@ def failed(variant: str, status: str, reason: str, pass_: str = "training", **mo
 
 
 def frame(*cases: dict[str, Any]) -> pl.DataFrame:
-    return identified(pl.DataFrame([{column: c.get(column) for column in RESULTS} for c in cases], schema=RESULTS))
+    return with_all_columns(pl.DataFrame(list(cases), schema=RESULTS))
 
 
 def rows(*cases: dict[str, Any]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import pytest
 
 from profiler.results import lines as table
 from profiler.results.columns import RESULTS, SAMPLES
-from profiler.results.reading import identified
+from profiler.results.reading import load, with_all_columns
 from profiler.stats import samples as statistics
 
 Frames = tuple[pl.DataFrame, pl.DataFrame]
@@ -54,7 +54,7 @@ def thrice(case: Callable[..., dict[str, Any]], *names: str, spread: float = 0.0
 
 def run(*rows: dict[str, Any], spread: float = 0.01) -> Frames:
     """Results and samples; each measured case has 40 samples within ±`spread` of its latency and of its device time."""
-    results = identified(pl.DataFrame([{column: r.get(column) for column in RESULTS} for r in rows], schema=RESULTS))
+    results = with_all_columns(pl.DataFrame(list(rows), schema=RESULTS))
     samples = [
         {"run_id": "run", "case_id": r["case_id"], "clock": clock, "index": i, "ms": ms * factor}
         for r in rows
@@ -248,7 +248,14 @@ def test_a_failed_replicate_leaves_the_others():
 def test_a_groups_lines_are_fastest_first():
     frames = run(row("eager", ms=6.0), row("compiled", ms=2.0), row("ort", ms=3.0))
     ((key, lines),) = table.groups(table.summary(*frames))
-    assert key == {"model": "net", "pass": "inference", "batch_size": 1, "extra": None}
+    assert key == {
+        "model": "net",
+        "pass": "inference",
+        "batch_size": 1,
+        "extra": None,
+        "setting": "",
+        "role": "cell",
+    }
     assert [one["variant"] for one in lines] == ["compiled", "ort", "eager"]
 
 
@@ -497,8 +504,8 @@ def test_a_run_in_which_nothing_could_be_measured_has_its_tables_too(tmp_path):
 
 
 def test_no_name_breaks_out_of_a_cell_of_markdown(hostile_run, tmp_path):
-    results = pl.read_parquet(hostile_run / "results.parquet")
-    lines = table.summary(results, pl.read_parquet(hostile_run / "samples.parquet"))
+    results, samples = (frame.collect() for frame in load(hostile_run))
+    lines = table.summary(results, samples)
     table.write_tables(tmp_path, results, lines)
     for path in tmp_path.glob("*.md"):
         rows = path.read_text().splitlines()

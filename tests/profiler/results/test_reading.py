@@ -18,8 +18,9 @@ from object_store import bucket
 from profiler import load, load_layers
 from profiler.errors import ConfigError
 from profiler.job.conditions import Filter
+from profiler.published.references import published_as_results
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES
-from profiler.results.reading import chosen, identified, published_as_results, read_runs
+from profiler.results.reading import chosen, read_runs, with_all_columns
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden"
@@ -324,17 +325,17 @@ def test_an_older_row_has_the_identity_that_it_would_have_now() -> None:
         None: ("", "cell", True),
     }
     rows = [{"variant": "eager", "precision": "fp32", "extra": extra} for extra in old]
-    found = identified(pl.DataFrame(rows, schema=RESULTS))
+    found = with_all_columns(pl.DataFrame(rows, schema=RESULTS))
     assert found.select("setting", "role", "is_base").rows() == list(old.values())
     rows = [
         {"variant": variant, "precision": precision} for variant in ("eager", "ort") for precision in ("fp16", "native")
     ]
-    assert identified(pl.DataFrame(rows, schema=RESULTS))["is_base"].to_list() == [False, False, False, True]
+    assert with_all_columns(pl.DataFrame(rows, schema=RESULTS))["is_base"].to_list() == [False, False, False, True]
 
 
 def test_what_a_row_has_of_its_identity_is_kept() -> None:
     row = {"variant": "mine", "precision": "fp32", "setting": "a=b", "role": "cell", "is_base": True}
-    assert identified(pl.DataFrame([row], schema=RESULTS)).select("setting", "role", "is_base").row(0) == (
+    assert with_all_columns(pl.DataFrame([row], schema=RESULTS)).select("setting", "role", "is_base").row(0) == (
         "a=b",
         "cell",
         True,

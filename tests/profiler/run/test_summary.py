@@ -11,7 +11,7 @@ from rich.console import Console
 
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.lines import summary
-from profiler.results.reading import identified
+from profiler.results.reading import with_all_columns
 from profiler.run.summary import print_results
 
 
@@ -45,7 +45,7 @@ def thrice(variant: str, precision: str = "fp32", ms: float = 1.0, **more: Any) 
 
 def frames(*rows: dict[str, Any]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Results and samples; each measured case has 40 samples a clock within ±1 % of its latency."""
-    results = identified(pl.DataFrame([{column: r.get(column) for column in RESULTS} for r in rows], schema=RESULTS))
+    results = with_all_columns(pl.DataFrame(list(rows), schema=RESULTS))
     samples = [
         {"run_id": "run", "case_id": r["case_id"], "clock": clock, "index": i, "ms": r["latency_ms"] * factor}
         for r in rows

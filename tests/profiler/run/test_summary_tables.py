@@ -11,7 +11,7 @@ from rich.console import Console
 
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.lines import summary
-from profiler.results.reading import identified
+from profiler.results.reading import with_all_columns
 from profiler.run.summary import print_results
 
 
@@ -38,7 +38,7 @@ def swept(batch: int, ms: float | None, **more: Any) -> dict[str, Any]:
 
 
 def printed(*cases: dict[str, Any], width: int = 120, **how: Any) -> str:
-    results = identified(pl.DataFrame([{column: c.get(column) for column in RESULTS} for c in cases], schema=RESULTS))
+    results = with_all_columns(pl.DataFrame(list(cases), schema=RESULTS))
     console = Console(file=io.StringIO(), width=width)
     print_results(console, results, summary(results, pl.DataFrame(schema=SAMPLES)), **how)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
