@@ -242,7 +242,7 @@ def compare(
 @app.command()
 def query(
     runs: Annotated[list[str], typer.Argument(help="Folders of runs, patterns or addresses, and last the query")],
-    format_: Annotated[str, typer.Option("--format", help="text, md, csv, json or parquet")] = "text",
+    format_: Annotated[str, typer.Option("--format", help="text, md, csv, html, json or parquet")] = "text",
     output: OutputFile = None,
     rows: Annotated[int, typer.Option(min=1, help="Most rows on the terminal")] = 200,
 ) -> None:

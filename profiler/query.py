@@ -1,4 +1,4 @@
-"""What enters: runs and a query in SQL. What leaves: its rows, printed or written."""
+"""Run a query in SQL over the tables of runs, and print or write its rows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from rich.text import Text
 
 from profiler.errors import ConfigError, nearest
 from profiler.results.reading import Runs, read_runs
-from profiler.tables.fitted import Column, grids, markdown, number
+from profiler.tables.numbers import count, counted
+from profiler.tables.table import of_frame
+from profiler.tables.writers import TEXTS, print_table
 
-FORMATS = ("text", "md", "csv", "json", "parquet")
-_DIGITS = 6
+FORMATS = ("text", *TEXTS, "json", "parquet")
 _READS = ("select", "with", "show", "explain", "describe", "values", "from")
 """What a query may begin with: nothing is ever written, so what would change a table is refused."""
 _EXAMPLE = "select variant, precision, latency_ms from results where model = 'resnet50' order by latency_ms"
@@ -47,7 +48,7 @@ def execute(options: Options, console: Console) -> int:
     found = query(read_runs(options.runs), options.sql)
     if options.output is not None:
         _write(found, options)
-        console.print(Text(f"Written: {options.output}, {found.height:,} rows"), soft_wrap=True)
+        console.print(Text(f"Written: {options.output}, {counted(found.height, 'row')}"), soft_wrap=True)
     elif options.format == "text":
         _print(console, found, options.rows)
     else:
@@ -107,39 +108,20 @@ def _explain(error: Exception, tables: Mapping[str, pl.LazyFrame]) -> str:
 
 
 def _print(console: Console, found: pl.DataFrame, most: int) -> None:
-    """As tables, one below the other where the columns do not fit beside each other: no figure is ever cut."""
-    columns = _columns(found.head(most))
-    for table in grids(columns, console.width):
-        console.print(table)
-    more = f"{most:,} of {found.height:,} rows; --rows or --format csv gives more" if found.height > most else ""
-    console.print(Text(more or f"{found.height:,} row{'' if found.height == 1 else 's'}", style="dim"))
-
-
-def _columns(found: pl.DataFrame) -> list[Column]:
-    return [
-        Column(name, [_cell(value) for value in column], figures=column.dtype.is_numeric())
-        for name, column in zip(found.columns, found.iter_columns(), strict=True)
-    ]
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, pl.Series | list):
-        return "; ".join(_cell(item) for item in value)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return number(value, _DIGITS)
-    return "" if value is None else str(value)
+    """Print the first rows; a table that is too wide is split, and no figure is ever cut."""
+    print_table(console, of_frame("", "", found.head(most)))
+    more = (
+        f"{count(most)} of {counted(found.height, 'row')}; --rows or --format csv gives more"
+        if found.height > most
+        else ""
+    )
+    console.print(Text(more or counted(found.height, "row"), style="dim"))
 
 
 def _text(found: pl.DataFrame, format_: str) -> str:
     if format_ == "json":
         return found.write_json() + "\n"
-    return _flat(found).write_csv() if format_ == "csv" else markdown(_columns(found)) + "\n"
-
-
-def _flat(found: pl.DataFrame) -> pl.DataFrame:
-    """Lists as text, for CSV."""
-    nested = [name for name, dtype in found.schema.items() if dtype.is_nested()]
-    return found.with_columns(pl.Series(name, [_cell(v) for v in found[name]], pl.String) for name in nested)
+    return TEXTS[format_](of_frame("", "", found))
 
 
 def _write(found: pl.DataFrame, options: Options) -> None:

@@ -21,7 +21,7 @@ from profiler.results.warning_kinds import KINDS
 from profiler.tables import numbers
 from profiler.tables.numbers import times
 from profiler.tables.table import of_frame
-from profiler.tables.writers import FORMATS
+from profiler.tables.writers import TEXTS
 
 LINE = [*GROUP, "variant", "precision"]
 IDENTITY = ["setting", "role", "is_base"]
@@ -179,7 +179,7 @@ def write_tables(folder: Path, results: pl.DataFrame, lines: pl.DataFrame) -> No
         tables["largest-batch"] = batch_sweeps.largest(results)
     for name, frame in tables.items():
         for ending in ("csv", "md"):
-            text = FORMATS[ending](of_frame(name, name, frame))
+            text = TEXTS[ending](of_frame(name, name, frame))
             (folder / f"{name}.{ending}").write_text(text, encoding="utf-8")
 
 

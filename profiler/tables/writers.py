@@ -37,7 +37,7 @@ def print_section(console: Console, section: Section) -> None:
 def print_table(console: Console, table: Table) -> None:
     """Print the table so that it fits the terminal and no figure is cut.
 
-    Where it is too wide its columns move together, then the expendable ones are left out, then it is split.
+    Where it is too wide its columns move together and fold, then the expendable ones are left out, then it is split.
     """
     columns = [_Column(field, cells) for field, cells in table.columns()]
     if not columns:
@@ -84,30 +84,32 @@ def _parts(columns: list[_Column], width: int) -> Iterator[tuple[list[_Column], 
     expendable = sorted((c for c in columns if c.field.expendable), key=lambda c: -c.field.expendable)
     for dropped in (None, *expendable):
         columns = [column for column in columns if column is not dropped]
-        for gap in (3, 2):
-            if _least(columns, gap) <= width:
-                yield columns, gap
-                return
+        if sum(column.widest + 3 for column in columns) - 1 <= width:
+            yield columns, 3
+            return
+        if _least(columns) <= width:
+            yield columns, 2
+            return
     repeated = [column for column in columns if column.field.repeated]
     part = list(repeated)
     for column in (column for column in columns if column not in repeated):
-        if part != repeated and _least([*part, column], 2) > width:
+        if part != repeated and _least([*part, column]) > width:
             yield part, 2
             part = list(repeated)
         part.append(column)
     yield part, 2
 
 
-def _least(columns: Sequence[_Column], gap: int) -> int:
-    """The least width of a table, which has a blank at either edge."""
-    return sum(column.least + gap for column in columns) - gap + 2
+def _least(columns: Sequence[_Column]) -> int:
+    """The least width of a table, with two blanks between columns and one at either edge."""
+    return sum(column.least + 2 for column in columns)
 
 
 def _grid(columns: Sequence[_Column], gap: int, width: int) -> Grid:
-    """The empty table. What the least widths leave is shared by the columns that can use it."""
-    widths = {column: column.least for column in columns}
+    """The empty table. What the columns leave that cannot be narrower is shared by the others."""
+    widths = {column: column.widest for column in columns}
     flexible = sorted((c for c in columns if c.least < c.widest), key=lambda c: c.widest)
-    room = max(width, _least(columns, gap)) - _least(columns, gap) + sum(column.least for column in flexible)
+    room = width - gap * (len(columns) - 1) - 2 - sum(c.widest for c in columns if c not in flexible)
     for place, column in enumerate(flexible):
         # What a short column leaves, the longer ones may use.
         widths[column] = max(column.least, min(column.widest, room // (len(flexible) - place)))
@@ -212,5 +214,5 @@ def _head(fields: Sequence[Field], marks: Sequence[str]) -> str:
     return f"<tr>{first}</tr><tr>{second}</tr>"
 
 
-FORMATS = {"md": markdown, "csv": csv, "html": html}
+TEXTS = {"md": markdown, "csv": csv, "html": html}
 """The writers to text, by the ending of their files."""

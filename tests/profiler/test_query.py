@@ -104,7 +104,7 @@ def test_what_is_not_shown_is_said() -> None:
     assert "1 row\n" in shown("select count(*) as n from results")
 
 
-@pytest.mark.parametrize("format_", ["csv", "json", "md", "parquet", "text"])
+@pytest.mark.parametrize("format_", ["csv", "html", "json", "md", "parquet", "text"])
 def test_rows_are_written_to_a_file(tmp_path: Path, format_: str) -> None:
     path = tmp_path / "rows"
     sql = "select model, batch_size, latency_ms, warnings from results order by case_id limit 5"
@@ -116,9 +116,11 @@ def test_rows_are_written_to_a_file(tmp_path: Path, format_: str) -> None:
         assert pl.read_csv(path).select("model", "batch_size", "latency_ms").equals(expected.drop("warnings"))
     elif format_ == "json":
         assert json.loads(path.read_text()) == expected.to_dicts()
+    elif format_ == "html":
+        assert path.read_text().count("<tr>") == 6
     else:
         assert len(path.read_text().splitlines()) == 7
-        assert path.read_text().startswith(r"| model | batch\_size | latency\_ms | warnings |")
+        assert path.read_text().startswith(r"| model | batch_size | latency_ms | warnings |")
 
 
 @pytest.mark.parametrize("format_", ["csv", "json", "md"])

@@ -13,7 +13,7 @@ from rich.console import Console
 from profiler.tables.numbers import aligned, whole
 from profiler.tables.table import Field, Section, Table, figure, name, of_frame, of_rows, prose, under, words
 from profiler.tables.writers import (
-    FORMATS,
+    TEXTS,
     csv,
     escape_markdown,
     html,
@@ -63,11 +63,11 @@ def test_a_narrow_terminal_loses_the_most_expendable_columns_first(width: int, k
 
 def test_columns_move_together_before_one_is_lost() -> None:
     gaps = {}
-    for width in range(50, 40, -1):
+    for width in (61, 60, 59, 57, 45, 44, 43):
         first, second = printed(TABLE, width)[1:3]
         if "Device" in first:
             gaps[width] = len(second) - len(second.rpartition("ms")[0]) - len("ms")
-    assert gaps == {50: 10, 49: 10, 48: 10, 47: 10, 46: 9, 45: 9, 44: 9}, "Verdict and the blanks before it"
+    assert gaps == {61: 10, 60: 10, 59: 9, 57: 9, 45: 9, 44: 9}, "Verdict and the blanks before it"
 
 
 def test_a_long_name_folds_and_loses_nothing() -> None:
@@ -79,7 +79,7 @@ def test_an_excerpt_is_cut_and_a_name_is_not() -> None:
     rows = [["x" * 30, "y" * 30]]
     table = of_rows("", [words("Cut", "cut", kind="excerpt"), name("Whole", "whole")], rows)
     (line,) = [line for line in printed(table, 50) if "y" in line]
-    assert line.split() == ["x" * 14 + "…", "y" * 30]
+    assert line.split() == ["x" * 15 + "…", "y" * 30]
 
 
 @pytest.mark.parametrize("width", [40, 60, 200])
@@ -190,7 +190,7 @@ def test_hostile_names_are_text_in_every_format(hostile: str) -> None:
     assert pl.read_csv(io.StringIO(csv(table)))["a"].to_list() == [hostile]
     for line in markdown(table).splitlines():
         assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) == 3, "no name ends its cell"
-    assert set(FORMATS) == {"md", "csv", "html"}
+    assert set(TEXTS) == {"md", "csv", "html"}
 
 
 @pytest.mark.parametrize(
