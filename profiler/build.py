@@ -1,7 +1,7 @@
-"""What enters: a `BuildOrder` from the command line. What leaves: engines in the cache, not run, and an exit code.
+"""Build TensorRT engines into the cache, ahead of time, without running them.
 
 Each engine is built in a process of its own, one after another: TensorRT times kernels while it builds, and a builder
-that crashes costs its own engine alone.
+that crashes costs only its own engine.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rich import box
@@ -20,7 +21,8 @@ from rich.text import Text
 
 from engines.base import Unsupported
 from engines.batch_range import parse_batches
-from engines.catalog import Engine
+from engines.catalog import ENGINES, PRECISIONS, Engine, foreign_capability, unsupported
+from engines.requirements import explain, missing
 from engines.tensorrt_engines.build import (
     ALL_TARGETS,
     BuildRequest,
@@ -31,50 +33,186 @@ from engines.tensorrt_engines.build import (
     targets,
 )
 from exporters.cache import Cache, default_root
+from exporters.catalog import CATALOG
 from exporters.inputs import fixed_batch, onnx_specs
 from exporters.onnx_export import check_onnx
-from profiler.build_order import BuildOrder, BuildTask, find_engine, find_gpu, make_tasks
-from profiler.errors import ConfigError
-from profiler.job.case import Budget
+from exporters.source import ModelSource
+from profiler import nvml
+from profiler.errors import ConfigError, nearest
+from profiler.job.case import Budget, Case
+from profiler.job.config_errors import nearest_engine
 from profiler.nvml import Gpu
 from profiler.processes.forkserver import libraries
-from profiler.processes.process import Call, Child, Outcome, Report, run_all
+from profiler.processes.process import Call, Outcome, Report, run_one
 from profiler.run.prepare import failure, prepare_graphs
 from profiler.run.progress import LiveDisplay, PlainDisplay, open_display
 from profiler.worker.task import graph_of
 
 MIB = 2**20
 _SEEDED = "calibration: seeded data, so the engine's accuracy says nothing; give --calibration a folder of inputs"
-_TICK_SECONDS = 0.2
 _PROBE_SECONDS = 120.0
 
 
-def execute(order: BuildOrder, console: Console) -> int:
-    """Build what is ordered and print a table; returns 0, or 1 if an engine could not be built. Raises ConfigError."""
-    engine = find_engine(order.engine)
-    gpu = find_gpu(engine, order.target)
-    tasks = make_tasks(engine, order)
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The command's options; see `python -m profiler build --help`."""
+
+    engine: str
+    models: tuple[str, ...]
+    """Canonical networks and paths of ONNX files."""
+    batches: str
+    """Sizes and ranges, "1,16,1:8:32": an engine each."""
+    precisions: tuple[str, ...] = ()
+    """None for ONNX files, which have their own."""
+    target: str | None = None
+    export: Path | None = None
+    rebuild: bool = False
+    optimization_level: int | None = None
+    workspace_mib: int | None = None
+    calibration: Path | None = None
+    timeout: float = Budget().build_timeout
+    """Seconds for each export and each build."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildTask:
+    """One engine to build. `target` is None for the GPU here; `onnx` is None until the graph is there."""
+
+    case: Case
+    batches: str
+    target: str | None = None
+    optimization_level: int | None = None
+    workspace_mib: int | None = None
+    rebuild: bool = False
+    onnx: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is, in words."""
+        return f"{self.case.model} {self.case.precision} batch {self.batches}"
+
+
+def execute(options: Options, console: Console) -> int:
+    """Build the engines and print a table; returns 0, or 1 if an engine could not be built. Raises ConfigError."""
+    engine = find_engine(options.engine)
+    gpu = find_gpu(engine, options.target)
+    tasks = make_tasks(engine, options)
     logs = default_root() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with libraries(), open_display(console) as display:
-        _check_target(engine, order.target, gpu, logs)
-        outcomes = _build_all(tasks, gpu, logs, display)
-    _print(console, f"Engines of {engine.name} for {order.target or (gpu.name if gpu else '')}", tasks, outcomes)
-    for task, outcome in zip(tasks, outcomes, strict=True):
-        style = "yellow" if outcome.status == "ok" else "red"
-        for words in _remarks(task, outcome):
-            console.print(Text(f"{task.name}: {words}", style=style), soft_wrap=True)
+        if gpu is None:
+            _check_target(engine, options.target, logs)
+        outcomes = _build_all(tasks, gpu, options.timeout, logs, display)
+    _print(console, f"Engines of {engine.name} for {options.target or (gpu.name if gpu else '')}", tasks, outcomes)
     if any(outcome.status != "ok" for outcome in outcomes):
         console.print(Text(f"What the library said stands in {logs}"), soft_wrap=True)
         return 1
-    if order.export is not None:
-        try:
-            _copy(outcomes[0].value.path, order.export)
-        except OSError as error:
-            where = f"the engine stands in {outcomes[0].value.path}"
-            raise ConfigError(f"--export {order.export}: {error.strerror}; {where}") from None
-        console.print(Text(f"Copied to {order.export}"), soft_wrap=True)
+    if options.export is not None:
+        _copy(outcomes[0].value.path, options.export)
+        console.print(Text(f"Copied to {options.export}"), soft_wrap=True)
     return 0
+
+
+def find_engine(word: str, option: str = "--engine") -> Engine:
+    """The engine of that name, if it builds ahead of time and its library is here. Raises ConfigError.
+
+    `option` is what the user gave it by.
+    """
+    able = {name: engine for name, engine in ENGINES.items() if engine.builds is not None}
+    if word not in able:
+        raise ConfigError(f"{option}: '{word}' builds nothing ahead of time{nearest_engine(word, able)}")
+    lacking = missing(able[word], "cuda", to_build=True)
+    # Without a GPU there is no use in installing what needs one.
+    if lacking and (able[word].builds == "anywhere" or nvml.visible_gpus()):
+        raise ConfigError(f"{option} {word}: {explain(lacking)}")
+    return able[word]
+
+
+def find_gpu(engine: Engine, target: str | None, option: str = "--engine") -> Gpu | None:
+    """The GPU to build on and for; None with a target, or without a GPU. Raises ConfigError where one is needed."""
+    if target is not None:
+        if engine.compute_capabilities is None:
+            raise ConfigError(f"--target: {engine.name} builds for the GPU that it runs on alone; leave out --target")
+        return None
+    gpu = next(iter(nvml.visible_gpus()), None)
+    if gpu is None and engine.builds != "anywhere":
+        raise ConfigError(
+            f"{option} {engine.name}: its builder times kernels on the GPU, and no NVIDIA GPU answers here; build on "
+            "the machine that the engine is for"
+        )
+    reason = foreign_capability(engine, "cuda", gpu.compute_capability if gpu else None)
+    if reason is not None:
+        raise ConfigError(f"{option} {engine.name}: {reason}; to build for another GPU give --target, such as sm89")
+    return gpu
+
+
+def make_tasks(engine: Engine, options: Options) -> list[BuildTask]:
+    """Every model in every precision at every batch. Raises ConfigError."""
+    if options.calibration is not None and not any(options.calibration.glob("*.npy")):
+        raise ConfigError(f"--calibration: there are no .npy files in {options.calibration}")
+    tasks = list(_tasks(engine, options))
+    if options.export is not None and len(tasks) > 1:
+        raise ConfigError(f"--export takes one engine, and this builds {len(tasks)}: {tasks[0].name}, {tasks[1].name}…")
+    if options.export is not None and (options.export.is_dir() or not options.export.parent.is_dir()):
+        raise ConfigError(f"--export {options.export}: give a file in a folder that exists")
+    return tasks
+
+
+def _tasks(engine: Engine, options: Options) -> Iterator[BuildTask]:
+    names: dict[str, str] = {}
+    for word in dict.fromkeys(options.models):
+        source = _source(word, options)
+        if names.setdefault(source.name, word) != word:
+            raise ConfigError(f"--model: {names[source.name]} and {word} have one name; build them one after another")
+        for precision in dict.fromkeys(_precisions(engine, source, options.precisions)):
+            case = Case(source.name, engine.name, engine.name, "inference", precision, 1, "cuda", 0, source)
+            for batches in dict.fromkeys(options.batches.split(",")):
+                try:
+                    parse_batches(batches)
+                except ValueError as error:
+                    raise ConfigError(f"--batch: {error}") from None
+                yield BuildTask(
+                    case=case,
+                    batches=batches,
+                    target=options.target,
+                    optimization_level=options.optimization_level,
+                    workspace_mib=options.workspace_mib,
+                    rebuild=options.rebuild,
+                )
+
+
+def _source(word: str, options: Options) -> ModelSource:
+    path = Path(word)
+    if path.suffix == ".onnx" or os.sep in word:
+        if not path.is_file():
+            raise ConfigError(f"--model: {path} is a folder" if path.is_dir() else f"--model: there is no file {path}")
+        return ModelSource(path.stem, onnx=path.resolve())
+    if word not in CATALOG:
+        raise ConfigError(f"--model: '{word}' is neither a network nor a path to an .onnx file{nearest(word, CATALOG)}")
+    return ModelSource(word, calibration=options.calibration)
+
+
+def _precisions(engine: Engine, source: ModelSource, requested: Sequence[str]) -> Sequence[str]:
+    if source.kind == "onnx":
+        if set(requested) - {"native"}:
+            raise ConfigError(f"--precision: {source.name} is an ONNX file, which has its own types; leave it out")
+        return ["native"]
+    valid = [precision for precision in PRECISIONS if precision != "native"]
+    if not requested:
+        raise ConfigError(f"--precision is missing; valid: {', '.join(valid)}")
+    for precision in requested:
+        if precision not in valid:
+            raise ConfigError(f"--precision: unknown '{precision}'{nearest(precision, valid)}")
+        if reason := unsupported(engine, "inference", "cuda", precision, source.kind):
+            raise ConfigError(f"--precision {precision}: {reason}")
+    return requested
+
+
+def build(task: BuildTask, gpu: Gpu | None, log: Path, timeout: float, tick: Callable[[str], None]) -> Outcome:
+    """Build one engine in a process of its own; `tick` is called a few times a second with how far it is."""
+    variables = {"CUDA_VISIBLE_DEVICES": gpu.uuid if gpu else ""}
+    call = Call("profiler.build:build_one", task, log, timeout, timeout, variables, option="--timeout")
+    return run_one(call, lambda child: tick(child.progress or child.phase))
 
 
 def known_targets(engine: str, report: Report) -> tuple[str, ...]:
@@ -90,7 +228,7 @@ def build_one(task: BuildTask, report: Report) -> Built:
     from engines.tensorrt_engines.session import current_gpu, library
 
     assert task.onnx is not None, "its graph is made before"
-    module, order, batches = library(task.case.engine), task.order, parse_batches(task.batches)
+    module, batches = library(task.case.engine), parse_batches(task.batches)
     if task.case.source.kind == "onnx":
         check_onnx(task.onnx)
     specs = onnx_specs(replace(task.case.source, onnx=task.onnx))
@@ -101,20 +239,18 @@ def build_one(task: BuildTask, report: Report) -> Built:
         onnx=task.onnx,
         precision=task.case.precision,
         shapes=batch_shapes(specs, batches),
-        optimization_level=order.optimization_level,
-        workspace_mib=order.workspace_mib,
-        **({"target": order.target} if order.target else built_for(module, *current_gpu())),
+        optimization_level=task.optimization_level,
+        workspace_mib=task.workspace_mib,
+        **({"target": task.target} if task.target else built_for(module, *current_gpu())),
     )
     report("phase", "build")
-    return build_engine(module, request, Cache(), lambda words: report("progress", words), order.rebuild)
+    return build_engine(module, request, Cache(), lambda words: report("progress", words), task.rebuild)
 
 
-def _check_target(engine: Engine, target: str | None, gpu: Gpu | None, logs: Path) -> None:
-    """Ask the library itself: the parent does not import it."""
-    if gpu is not None:
-        return
-    call = Call("profiler.build:known_targets", engine.name, logs / "targets.log", _PROBE_SECONDS)
-    (outcome,) = run_all([replace(call, environment={"CUDA_VISIBLE_DEVICES": ""})], 1)
+def _check_target(engine: Engine, target: str | None, logs: Path) -> None:
+    """Ask the library itself, which the parent does not import, what it can build for without a GPU."""
+    log, no_gpu = logs / "targets.log", {"CUDA_VISIBLE_DEVICES": ""}
+    outcome = run_one(Call("profiler.build:known_targets", engine.name, log, _PROBE_SECONDS, environment=no_gpu))
     if outcome.status != "ok":
         raise ConfigError(f"--engine {engine.name}: {outcome.reason}")
     valid = ", ".join(outcome.value)
@@ -126,9 +262,8 @@ def _check_target(engine: Engine, target: str | None, gpu: Gpu | None, logs: Pat
 
 
 def _build_all(
-    tasks: Sequence[BuildTask], gpu: Gpu | None, logs: Path, display: PlainDisplay | LiveDisplay
+    tasks: Sequence[BuildTask], gpu: Gpu | None, limit: float, logs: Path, display: PlainDisplay | LiveDisplay
 ) -> list[Outcome]:
-    limit = tasks[0].order.timeout
     budget = Budget(timeout=limit, build_timeout=limit)
     prepared = prepare_graphs([task.case for task in tasks], budget, logs, (), display.preparing)
     outcomes = []
@@ -138,19 +273,11 @@ def _build_all(
         if why_not is not None:
             outcomes.append(Outcome(*why_not))
             continue
-        ready = replace(task, onnx=of_model.onnx[graph_of(task.case.precision)])
         log = logs / f"build-{task.case.engine}-{re.sub('[^A-Za-z0-9.-]+', '-', task.name)}.log"
         log.unlink(missing_ok=True)
-        variables = {"CUDA_VISIBLE_DEVICES": gpu.uuid if gpu else ""}
-        child = Child(Call("profiler.build:build_one", ready, log, limit, limit, variables))
-        try:
-            while (outcome := child.poll(_TICK_SECONDS)) is None:
-                display.building(task.name, child.progress or child.phase, number, len(tasks))
-        finally:
-            child.kill()
-        if outcome.reason:
-            outcome.reason = re.sub(r"budget\.(build_)?timeout", "--timeout", outcome.reason)
-        outcomes.append(outcome)
+        ready = replace(task, onnx=of_model.onnx[graph_of(task.case.precision)])
+        tick = partial(display.building, task.name, done=number, total=len(tasks))
+        outcomes.append(build(ready, gpu, log, limit, tick))
     return outcomes
 
 
@@ -176,13 +303,17 @@ def _print(console: Console, title: str, tasks: Sequence[BuildTask], outcomes: S
     console.width = max(width, console.measure(table).maximum)
     console.print(table)
     console.width = width
+    for task, outcome in zip(tasks, outcomes, strict=True):
+        style = "yellow" if outcome.status == "ok" else "red"
+        for words in _remarks(task, outcome):
+            console.print(Text(f"{task.name}: {words}", style=style), soft_wrap=True)
 
 
 def _remarks(task: BuildTask, outcome: Outcome) -> list[str]:
     """Warnings of an engine, or why there is none."""
     if outcome.status != "ok":
         return [f"{outcome.status}: {outcome.reason}"]
-    seeded = task.case.precision == "int8" and task.order.calibration is None
+    seeded = task.case.precision == "int8" and task.case.source.calibration is None
     return [*outcome.value.warnings, *([_SEEDED] if seeded else [])]
 
 
@@ -192,5 +323,7 @@ def _copy(engine: Path, export: Path) -> None:
     try:
         shutil.copyfile(engine, scratch)
         os.replace(scratch, export)
+    except OSError as error:
+        raise ConfigError(f"--export {export}: {error.strerror}; the engine stands in {engine}") from None
     finally:
         scratch.unlink(missing_ok=True)

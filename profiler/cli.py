@@ -110,14 +110,22 @@ def build(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for each export and each build")] = 900.0,
 ) -> None:
     """Build TensorRT engines into the cache, ahead of time, without running them."""
-    from profiler.build import execute
-    from profiler.build_order import BuildOrder
+    from profiler.build import Options, execute
 
-    order = BuildOrder(
-        engine, tuple(model), tuple(precision or ()), batch, target, export, rebuild, optimization_level, workspace_mib,
-        calibration, timeout,
-    )  # fmt: skip
-    raise typer.Exit(execute(order, _console()))
+    options = Options(
+        engine=engine,
+        models=tuple(model),
+        batches=batch,
+        precisions=tuple(precision or ()),
+        target=target,
+        export=export,
+        rebuild=rebuild,
+        optimization_level=optimization_level,
+        workspace_mib=workspace_mib,
+        calibration=calibration,
+        timeout=timeout,
+    )
+    raise typer.Exit(execute(options, _console()))
 
 
 @app.command()

@@ -67,6 +67,8 @@ class Call:
     """Folders put in front of sys.path, where a user's factories are found."""
     threads: int | None = None
     """How many torch computes with; None leaves it one a core, which calls side by side must not have."""
+    option: str | None = None
+    """What the user raises to give it longer; None is the job's budget."""
 
 
 @dataclass
@@ -152,7 +154,8 @@ class Child:
             return None
         key = "build_timeout" if self.phase == "build" else "timeout"
         limit = getattr(self.call, key)
-        reason = f"ended after {limit:g} s, in phase {self.phase}; raise budget.{key} if it needs longer"
+        option = self.call.option or f"budget.{key}"
+        reason = f"ended after {limit:g} s, in phase {self.phase}; raise {option} if it needs longer"
         return self._finish(Outcome("timeout", reason))
 
     @property

@@ -6,8 +6,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from engines.catalog import ENGINES, Device
 from exporters.cache import default_root
 from exporters.catalog import CATALOG
 from exporters.source import ModelSource
-from profiler.build_order import BuildOrder, BuildTask, find_engine, find_gpu
+from profiler.build import BuildTask, build, find_engine, find_gpu
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
 from profiler.job.config import Config, load_config
 from profiler.processes.forkserver import libraries
-from profiler.processes.process import Call, Child
+from profiler.processes.process import Call, Outcome, run_one
 from profiler.recommend.artifact_files import FilesOrder
 from profiler.recommend.artifact_papers import write_papers
 from profiler.recommend.candidates import Candidate
@@ -30,8 +30,6 @@ from profiler.results.reading import Run
 from profiler.run.prepare import failure, prepare_graphs
 from profiler.run.progress import open_display
 from profiler.worker.task import graph_of
-
-_TICK_SECONDS = 0.2
 
 
 class NotExported(Exception):
@@ -109,7 +107,7 @@ def _make(subject: _Subject, run: Run, folder: Path, console: Console) -> dict[s
     case, budget = subject.case, Budget()
     logs = default_root() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    order = _build_order(case, run) if ENGINES[case.engine].builds else None
+    task = _build_task(case, run) if ENGINES[case.engine].builds else None
     with libraries(), open_display(console) as display:
         onnx = engine = None
         if ENGINES[case.engine].needs == "onnx":
@@ -118,59 +116,46 @@ def _make(subject: _Subject, run: Run, folder: Path, console: Console) -> dict[s
             if why_not is not None:
                 raise NotExported(why_not[1])
             onnx = prepared.onnx["native" if case.source.kind == "onnx" else graph_of(case.precision)]
-        if order is not None:
-            task = BuildTask(order, case, order.batches, onnx)
-            gpu = None if order.target else find_gpu(ENGINES[case.engine], None)
-            variables = {"CUDA_VISIBLE_DEVICES": gpu.uuid if gpu else ""}
-            call = _call("profiler.build:build_one", task, logs, subject, variables)
-            engine = _wait(call, lambda: display.building(task.name, "", 0, 1)).path
-        files = FilesOrder(case, folder, default_root(), onnx, engine)
-        made: dict[str, Any] = _wait(
-            _call("profiler.recommend.artifact_files:write_files", files, logs, subject, {"CUDA_VISIBLE_DEVICES": ""}),
-            lambda: display.building(f"{case.model} for {case.engine}", "", 0, 1),
+        if task is not None:
+            gpu = None if task.target else find_gpu(ENGINES[case.engine], None)
+            ready, log = replace(task, onnx=onnx), _log(logs, case)
+            tick = partial(display.building, task.name, done=0, total=1)
+            engine = _made(build(ready, gpu, log, Budget().build_timeout, tick), log).path
+        files, log = FilesOrder(case, folder, default_root(), onnx, engine), _log(logs, case)
+        limit, no_gpu = Budget().build_timeout, {"CUDA_VISIBLE_DEVICES": ""}
+        call = Call("profiler.recommend.artifact_files:write_files", files, log, limit, limit, no_gpu, subject.folders)
+        made: dict[str, Any] = _made(
+            run_one(call, lambda child: display.building(f"{case.model} for {case.engine}", "", 0, 1)), log
         )
         return made
 
 
-def _build_order(case: Case, run: Run) -> BuildOrder:
+def _build_task(case: Case, run: Run) -> BuildTask:
     """For the GPU that was measured. Raises ConfigError where this machine cannot build for it."""
     options, capability = case.options, run.environment.get("compute_capability")
-    try:
-        engine = find_engine(case.engine)
-        target = f"sm{capability.replace('.', '')}" if capability and engine.builds == "anywhere" else None
-        gpu = find_gpu(engine, target)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("--engine", "--export", 1)) from None
+    engine = find_engine(case.engine, "--export")
+    target = f"sm{capability.replace('.', '')}" if capability and engine.builds == "anywhere" else None
+    gpu = find_gpu(engine, target, "--export")
     if gpu is not None and gpu.name != run.environment.get("gpu"):
         raise ConfigError(
             f"--export: the figures are of {run.environment.get('gpu')}, and {engine.name} builds for the GPU that it "
             f"runs on, here {gpu.name}; export on the machine that it is for"
         )
     level = int(options.get("optimization_level", -1))
-    return BuildOrder(
-        case.engine,
-        (case.model,),
-        (case.precision,),
-        str(options.get("batch_range") or case.batch_size),
-        target,
+    return BuildTask(
+        case=case,
+        batches=str(options.get("batch_range") or case.batch_size),
+        target=target,
         optimization_level=None if level < 0 else level,
         workspace_mib=options.get("workspace_mib") or None,
     )
 
 
-def _call(function: str, argument: object, logs: Path, subject: _Subject, variables: dict[str, str]) -> Call:
-    log = logs / f"artifact-{re.sub('[^A-Za-z0-9.-]+', '-', str(subject.case.id))}.log"
-    limit = Budget().build_timeout
-    return Call(function, argument, log, limit, limit, variables, subject.folders)
+def _log(logs: Path, case: Case) -> Path:
+    return logs / f"artifact-{re.sub('[^A-Za-z0-9.-]+', '-', str(case.id))}.log"
 
 
-def _wait(call: Call, tick: Callable[[], None]) -> Any:
-    child = Child(call)
-    try:
-        while (outcome := child.poll(_TICK_SECONDS)) is None:
-            tick()
-    finally:
-        child.kill()
+def _made(outcome: Outcome, log: Path) -> Any:
     if outcome.status != "ok":
-        raise NotExported(f"{outcome.reason} (what was printed stands in {call.log})")
+        raise NotExported(f"{outcome.reason} (what was printed stands in {log})")
     return outcome.value

@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engines.catalog import ENGINES, Requirement
 from profiler import nvml
-from profiler.build_order import BuildOrder, find_engine, find_gpu, make_tasks
+from profiler.build import Options, find_engine, find_gpu, make_tasks
 from profiler.errors import ConfigError
 from profiler.nvml import Gpu
 
@@ -291,7 +291,13 @@ def test_card_that_the_library_does_not_support_needs_a_target(monkeypatch: pyte
 
 
 def test_an_engine_for_every_model_precision_and_batch() -> None:
-    order = BuildOrder("trt-rtx", ("vgg16", "alexnet", "vgg16"), ("fp16", "fp32"), "1,16,1,1:8:32", "sm89")
-    names = [task.name for task in make_tasks(ENGINES["trt-rtx"], order)]
+    options = Options(
+        engine="trt-rtx",
+        models=("vgg16", "alexnet", "vgg16"),
+        precisions=("fp16", "fp32"),
+        batches="1,16,1,1:8:32",
+        target="sm89",
+    )
+    names = [task.name for task in make_tasks(ENGINES["trt-rtx"], options)]
     assert names == [f"{m} {p} batch {b}" for m in ("vgg16", "alexnet") for p in ("fp16", "fp32")
                      for b in ("1", "16", "1:8:32")]  # fmt: skip
