@@ -1,4 +1,4 @@
-"""What enters: a run that was made with --profile. What leaves: its cases layer by layer, and variants side by side."""
+"""Print the layers of a run that was made with --profile, case by case and variants side by side."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rich.table import Table
 from rich.text import Text
 
 from profiler.errors import ConfigError
-from profiler.results.reading import load, load_layers
+from profiler.job.case import setting_words
+from profiler.results.layer_profiles import Profiled, groups, modules, names, profiled, together
+from profiler.results.reading import read_runs
 
 _KEYS = ("model", "variant", "pass", "precision", "batch_size")
-_GROUP = ("model", "pass", "precision", "batch_size")
+_GROUP = ("model", "pass", "precision", "batch_size", "setting")
 """What the variants that stand side by side have in common."""
 _WRITTEN = {"batch_size": "batch"}
 _BAR = 10
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _LEAST = 10
 """Characters that a name keeps on the narrowest terminal."""
-_PREFIX = "node_"
-"""Which torch.onnx puts before the names of the nodes that it exports."""
 _METHOD = (
     "Layers are timed in some calls of their own, with a profiler on. On CUDA their time is the device's, without the"
     " gaps between kernels; on the CPU it is the host's."
@@ -32,29 +32,6 @@ _METHOD = (
 _READING = (
     "×3 is three layers together. A row holds the nodes that some runtime runs as one; they cannot be told apart."
 )
-
-
-@dataclass(frozen=True)
-class Profiled:
-    """A case's row of the results, and its layers in running order."""
-
-    row: Mapping[str, Any]
-    layers: Sequence[Mapping[str, Any]]
-
-    @property
-    def ms(self) -> float:
-        return float(sum(layer["ms"] for layer in self.layers))
-
-
-@dataclass
-class Group:
-    """Exported nodes that cannot be told apart, since some variant runs them as one; each variant's layers for them."""
-
-    nodes: list[str]
-    layers: dict[str, list[Mapping[str, Any]]]
-
-    def ms(self, variant: str) -> float:
-        return float(sum(layer["ms"] for layer in self.layers.get(variant, [])))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +58,9 @@ def execute(options: Options, console: Console) -> int:
         console.print()
         console.print(_case_table(case, console.width, top))
         console.print(Text(_summary(case)), soft_wrap=True)
-    for together in _together(cases):
+    for alike in _comparable(cases):
         console.print()
-        console.print(_side_by_side(together, console.width, top))
+        console.print(_side_by_side(alike, console.width, top))
         console.print(Text(_READING, style="dim"))
     console.print(Text(f"\n{_METHOD}", style="dim"))
     return 0
@@ -91,28 +68,18 @@ def execute(options: Options, console: Console) -> int:
 
 def read(run: Path) -> list[Profiled]:
     """The run's profiled cases in the plan's order, of replicates the first. Raises ConfigError if there are none."""
-    if not (run / "results.parquet").is_file():
+    runs = read_runs([run])
+    rows = runs.results.collect()
+    if runs.layers is None:
+        told = rows["warnings"].explode().drop_nulls()
+        told = told.filter(told.str.starts_with("no-layers"))
+        why = f" ({told[0]})" if len(told) else ""
         raise ConfigError(
-            f"layers {run}: no run stands there (no results.parquet); give a folder such as results/2026…"
-        )
-    rows = load(run)[0].collect().to_dicts()
-    if not (run / "layers.parquet").is_file():
-        said = next((w for row in rows for w in row["warnings"] or [] if w.startswith("no-layers")), None)
-        raise ConfigError(
-            f"layers {run}: this run has no layers{f' ({said})' if said else ''}; a run gets them by --profile, for "
+            f"layers {run}: this run has no layers{why}; a run gets them by --profile, for "
             f"example python -m profiler bench.yaml --profile; one that is not complete, for what it lacks, by "
             f"python -m profiler --resume {run} --profile"
         )
-    layers: dict[str, list[dict[str, Any]]] = {}
-    for layer in load_layers(run).collect().to_dicts():
-        layers.setdefault(layer["case_id"], []).append(layer)
-    first: dict[tuple[Any, ...], Profiled] = {}
-    for row in sorted(rows, key=lambda row: row["replicate"]):
-        if row["case_id"] in layers:
-            key = *(row[name] for name in _KEYS), row["case_id"].rpartition("/r")[0]
-            first.setdefault(key, Profiled(row, layers[row["case_id"]]))
-    order = {row["case_id"]: number for number, row in enumerate(rows)}
-    return sorted(first.values(), key=lambda case: order[case.row["case_id"]])
+    return profiled(rows, runs.layers, [*_KEYS, "setting"])
 
 
 def select(cases: Sequence[Profiled], chosen: Mapping[str, str | None]) -> list[Profiled]:
@@ -131,55 +98,12 @@ def select(cases: Sequence[Profiled], chosen: Mapping[str, str | None]) -> list[
     return found
 
 
-def groups(cases: Sequence[Profiled]) -> list[Group]:
-    """The exported nodes in the graph's order, as finely as every variant tells them apart, with each one's layers."""
-    root: dict[str, str] = {}
-
-    def find(node: str) -> str:
-        while root.setdefault(node, node) != node:
-            node = root[node]
-        return node
-
-    for case in cases:
-        for layer in case.layers:
-            for node in layer["nodes"]:
-                root[find(node)] = find(layer["nodes"][0])
-    found: dict[str, Group] = {}
-    for node in _order(cases):
-        found.setdefault(find(node), Group([], {})).nodes.append(node)
-    for case in cases:
-        for layer in case.layers:
-            if layer["nodes"]:
-                group = found[find(layer["nodes"][0])]
-                group.layers.setdefault(case.row["variant"], []).append(layer)
-    return list(found.values())
-
-
-def _order(cases: Sequence[Profiled]) -> list[str]:
-    """Every node that some layer covers: the order of the case that knows most, the others' own nodes put between."""
-    runs = [list(dict.fromkeys(node for layer in case.layers for node in layer["nodes"])) for case in cases]
-    runs.sort(key=len, reverse=True)
-    order = list(runs[0]) if runs else []
-    for nodes in runs[1:]:
-        place = 0
-        for node in nodes:
-            if node in order:
-                place = order.index(node) + 1
-            else:
-                order.insert(place, node)
-                place += 1
-    return order
-
-
-def _together(cases: Sequence[Profiled]) -> list[list[Profiled]]:
-    """Cases that differ by the variant alone, where more than one is there and one knows the exported nodes."""
-    found: dict[tuple[Any, ...], list[Profiled]] = {}
-    for case in cases:
-        found.setdefault(tuple(case.row[key] for key in _GROUP), []).append(case)
+def _comparable(cases: Sequence[Profiled]) -> list[list[Profiled]]:
+    """Cases that differ only by the variant, where more than one is there and one knows the exported nodes."""
     return [
-        together
-        for together in found.values()
-        if len({c.row["variant"] for c in together}) > 1 and any(layer["nodes"] for c in together for layer in c.layers)
+        alike
+        for alike in together(cases, _GROUP)
+        if len(alike) > 1 and any(layer["nodes"] for case in alike for layer in case.layers)
     ]
 
 
@@ -236,7 +160,8 @@ def _side_by_side(cases: Sequence[Profiled], width: int, top: int | None) -> Tab
         figures = [case.row[column] for case in cases]
         if any(figures):
             rows.append(["", head, *("" if ms is None else f"{ms:,.3f}     " for ms in figures)])
-    title = f"{row['model']}, {row['pass']}, {row['precision']}, batch {row['batch_size']}: node by node, ms"
+    what = [row["model"], row["pass"], row["precision"], f"batch {row['batch_size']}", *setting_words(row["setting"])]
+    title = f"{', '.join(what)}: node by node, ms"
     heads = ["PyTorch modules", "ONNX nodes", *variants]
     columns = range(0 if eager else 1, len(heads))
     return _grid(title, width, heads, rows, columns, right=set(range(2, len(heads))), text={0, 1}, body=body)
@@ -292,30 +217,6 @@ def _cell(layers: Sequence[Mapping[str, Any]]) -> str:
 def _bar(part: float) -> str:
     eighths = round(8 * _BAR * part)
     return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
-
-
-def names(nodes: Iterable[str]) -> str:
-    """The exported nodes without what torch.onnx puts before them, like "Conv_754 + relu"."""
-    return " + ".join(node.removeprefix(_PREFIX) for node in nodes)
-
-
-def modules(layers: Sequence[Mapping[str, Any]]) -> str:
-    """Like "layer1.0: conv3, bn3, add, relu"; a module's own operator goes by its kind."""
-    paths = [layer["layer"].split(".") for layer in layers]
-    if not paths:
-        return ""
-    common = paths[0]
-    for path in paths[1:]:
-        length = next((n for n, (a, b) in enumerate(zip(common, path, strict=False)) if a != b), None)
-        common = common[: min(len(common), len(path)) if length is None else length]
-    if all(path == common for path in paths):
-        return ".".join(common)
-    own = [
-        ".".join(path[len(common) :]) or str(layer["kind"]).strip("_")
-        for path, layer in zip(paths, layers, strict=True)
-    ]
-    head = ".".join(common)
-    return f"{head + ': ' if head else ''}{', '.join(dict.fromkeys(own))}"
 
 
 def _clip(text: str, width: int) -> str:

@@ -37,9 +37,6 @@ EXCEPTIONS = {
         "profiler.worker.measure_sweep",
         "profiler.run.supervise",
     ): "what an ended process gives for its case belongs to worker/ or results/",
-    ("profiler.report.content", "profiler.run.summary"): "what a warning means: results/warning_kinds.py",
-    ("profiler.report.content", "profiler.layers"): "reading layers, not printing them: results/layer_profiles.py",
-    ("profiler.report.data", "profiler.layers"): "reading layers, not printing them: results/layer_profiles.py",
     ("profiler.published.suites", "profiler.run.progress"): "seconds in words: tables/numbers.py",
 }
 """Imports that go against the order still, with what ends each. Never add one: it is empty once every room is done."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import polars as pl
 
-from profiler import layers
 from profiler.report.data import KEY, LINE, Data
 from profiler.report.tables import (
     Column,
@@ -25,6 +24,7 @@ from profiler.report.tables import (
     under,
     whole,
 )
+from profiler.results.layer_profiles import Profiled, groups, modules, names
 from profiler.results.warning_kinds import meaning
 
 _FACTS = {
@@ -113,7 +113,7 @@ def answer(lines: pl.DataFrame) -> Table:
     return Table("answer", "What to deploy", columns, best, [*KEY, "restricted_to"])
 
 
-def layer_table(number: int, cell: Sequence[layers.Profiled]) -> Table:
+def layer_table(number: int, cell: Sequence[Profiled]) -> Table:
     """The exported nodes with every variant's time side by side; where no variant knows the nodes, its layers."""
     row, variants = cell[0].row, [str(case.row["variant"]) for case in cell]
     rows = layer_rows(cell)
@@ -130,15 +130,13 @@ def layer_table(number: int, cell: Sequence[layers.Profiled]) -> Table:
     return Table(f"layers-{number}", what, columns, frame, keys)
 
 
-def layer_rows(cell: Sequence[layers.Profiled]) -> list[dict[str, Any]]:
+def layer_rows(cell: Sequence[Profiled]) -> list[dict[str, Any]]:
     """A row a group of nodes that some variant runs as one, in the graph's order, and one for all that is in none."""
     eager = next((str(case.row["variant"]) for case in cell if case.row["engine"] == "eager"), "")
     rows = []
-    for group in layers.groups(cell):
+    for group in groups(cell):
         times = {f"ms_{variant}": group.ms(variant) for variant in group.layers}
-        rows.append(
-            {"modules": layers.modules(group.layers.get(eager, [])), "nodes": layers.names(group.nodes), **times}
-        )
+        rows.append({"modules": modules(group.layers.get(eager, [])), "nodes": names(group.nodes), **times})
     strangers: dict[str, float] = {}
     if not rows:
         (case,) = cell[:1]

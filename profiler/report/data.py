@@ -13,11 +13,11 @@ from typing import Any
 import polars as pl
 
 from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
-from profiler import layers
 from profiler.job.case import Role, settings
 from profiler.job.conditions import Filter
 from profiler.results import lines as table
 from profiler.results.columns import RESULTS, SAMPLES, kind_of_warning
+from profiler.results.layer_profiles import Profiled, profiled, together
 from profiler.results.reading import Runs, chosen
 from profiler.results.speedups import GROUP
 
@@ -63,7 +63,7 @@ class Data:
     probes: pl.DataFrame
     problems: pl.DataFrame
     warnings: pl.DataFrame
-    layers: Sequence[Sequence[layers.Profiled]]
+    layers: Sequence[Sequence[Profiled]]
     statuses: Mapping[str, int]
     notes: Sequence[str]
 
@@ -327,31 +327,22 @@ def _warnings(rows: pl.DataFrame) -> pl.DataFrame:
     return found.sort("cases", descending=True, maintain_order=True)
 
 
-def _layers(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> list[list[layers.Profiled]]:
+def _layers(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> list[list[Profiled]]:
     """The first replicate of each profiled line, those together that differ by the variant alone."""
     if runs.layers is None:
         return []
-    case = ["run_id", "case_id"]
-    found = runs.layers.join(rows.select(case).lazy(), on=case, how="semi").collect()
-    parts = found.sort("order").partition_by(case, as_dict=True)
-    cells: dict[tuple[Any, ...], dict[str, layers.Profiled]] = {}
-    for row in rows.sort("replicate", maintain_order=True).join(found, on=case, how="semi").to_dicts():
-        cell = cells.setdefault(tuple(row[key] for key in (*KEY, "precision")), {})
-        cell.setdefault(row["variant"], layers.Profiled(row, parts[row["run_id"], row["case_id"]].to_dicts()))
+    keys = [*KEY, "precision"]
+    cells = together(profiled(rows, runs.layers, [*keys, "variant"]), keys)
     if len(cells) > MOST_LAYERED:
         notes.append(
             f"The layers of {MOST_LAYERED} of {len(cells):,} profiled choices are shown; python -m profiler layers "
             "prints the others."
         )
     # The fullest first: most variants side by side, then the largest batch. What is kept is sorted as the lines are.
-    fullest = sorted(cells.values(), key=lambda cell: (-len(cell), -_row(cell)["batch_size"]))[:MOST_LAYERED]
-    return [list(cell.values()) for cell in sorted(fullest, key=_place)]
+    fullest = sorted(cells, key=lambda cell: (-len(cell), -cell[0].row["batch_size"]))[:MOST_LAYERED]
+    return sorted(fullest, key=_place)
 
 
-def _row(cell: Mapping[str, layers.Profiled]) -> Mapping[str, Any]:
-    return next(iter(cell.values())).row
-
-
-def _place(cell: Mapping[str, layers.Profiled]) -> tuple[Any, ...]:
-    row = _row(cell)
+def _place(cell: Sequence[Profiled]) -> tuple[Any, ...]:
+    row = cell[0].row
     return row["run"], PASSES.index(row["pass"]), natural(row["model"]), row["extra"] or "", -row["batch_size"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -13,11 +14,12 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from engines.catalog import Training
 from exporters.source import ModelSource
 from profiler import load, load_layers
 from profiler.errors import ConfigError
 from profiler.job.case import Case
-from profiler.layers import Options, execute, groups, read, select
+from profiler.layers import Options, execute, read
 from profiler.processes.process import Outcome
 from profiler.results.columns import LAYERS
 from profiler.results.result import Result
@@ -225,20 +227,6 @@ def test_a_narrow_terminal_cuts_names_and_no_figure(run: RunFolder, width: int) 
     assert lines_with(text, "all layers", "4.000 ×5", "2.500 ×5", "1.250")
 
 
-def test_groups_are_as_fine_as_every_variant_tells_nodes_apart(run: RunFolder) -> None:
-    found = groups(read(run.path))
-    assert [group.nodes for group in found] == [
-        ["node_Conv_1", "node_relu"],
-        ["node_add"],
-        ["node_reshape"],
-        ["node_linear"],
-    ]
-    assert [group.ms("eager") for group in found] == [3.0, 0.25, 0.0, 0.75]
-    assert [group.ms("ort") for group in found] == [1.5, 0.2, 0.0, 0.7]
-    alone = groups(select(read(run.path), {"variant": "eager"}))
-    assert [group.nodes for group in alone] == [["node_Conv_1"], ["node_relu"], ["node_add"], ["node_linear"]]
-
-
 def test_latency_on_the_device_has_its_own_line(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "results")
     cases = [case("eager"), case("ort")]
@@ -250,6 +238,22 @@ def test_latency_on_the_device_has_its_own_line(tmp_path: Path) -> None:
     assert lines_with(text, "on the device", "5.000")[-1].split() == ["on", "the", "device", "5.000", "5.000"]
 
 
+def test_cases_that_differ_by_a_setting_are_all_printed_and_stand_apart(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "results")
+    plain = [replace(case(variant), pass_="training") for variant in ("eager", "ort")]
+    cases = [
+        *plain,
+        *(replace(of, setting="optimizer=sgd/head=logits", training=Training("sgd", "logits")) for of in plain),
+    ]
+    for of, layers in zip(cases, (EAGER, ORT, EAGER, ORT), strict=True):
+        folder.append(result(of, layers))
+    folder.write_parquet("suite", cases, {})
+    text = " ".join(printed(folder).split())
+    assert text.count("5 layers, ") == 4
+    assert text.count("net, training, fp32, batch 1: node by node") == 1
+    assert text.count("net, training, fp32, batch 1, optimizer sgd, head logits: node by node") == 1
+
+
 def test_nothing_selected_says_what_there_is(run: RunFolder) -> None:
     with pytest.raises(ConfigError, match=r"no profiled case has model resnet51; there is: model net; variant eager, "):
         printed(run, model="resnet51")
@@ -258,7 +262,7 @@ def test_nothing_selected_says_what_there_is(run: RunFolder) -> None:
 
 
 def test_a_folder_without_a_run_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no run stands there"):
+    with pytest.raises(ConfigError, match="there is no such folder"):
         read(tmp_path / "nothing")
 
 
@@ -357,4 +361,4 @@ def test_the_command_prints_and_refuses(profiled: tuple[Path, CompletedProcess[s
     assert lines_with(said, "batch_norm") or lines_with(said, "conv2d")
     wrong = start(profiler, folder, "layers", str(run), "--precision", "fp16", code=2)
     assert wrong.stderr.startswith("no profiled case has precision fp16; there is: model good")
-    assert "no run stands there" in start(profiler, folder, "layers", "nothing", code=2).stderr
+    assert "there is no such folder" in start(profiler, folder, "layers", "nothing", code=2).stderr

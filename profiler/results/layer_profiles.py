@@ -1,0 +1,117 @@
+"""Read what a run measured layer by layer, and set variants side by side by the exported nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+_PREFIX = "node_"
+"""Which torch.onnx puts before the names of the nodes that it exports."""
+_CASE = ["run_id", "case_id"]
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A case's row of the results, and its layers in running order."""
+
+    row: Mapping[str, Any]
+    layers: Sequence[Mapping[str, Any]]
+
+    @property
+    def ms(self) -> float:
+        return float(sum(layer["ms"] for layer in self.layers))
+
+
+@dataclass
+class Group:
+    """Exported nodes that cannot be told apart, since some variant runs them as one; each variant's layers for them."""
+
+    nodes: list[str]
+    layers: dict[str, list[Mapping[str, Any]]]
+
+    def ms(self, variant: str) -> float:
+        return float(sum(layer["ms"] for layer in self.layers.get(variant, [])))
+
+
+def profiled(rows: pl.DataFrame, layers: pl.LazyFrame, keys: Sequence[str]) -> list[Profiled]:
+    """The rows that have layers, in their order; of those that are alike in the keys the first replicate."""
+    found = layers.join(rows.lazy().select(_CASE), on=_CASE, how="semi").collect()
+    parts = found.sort("order").partition_by(_CASE, as_dict=True)
+    own = rows.with_row_index("place").join(found, on=_CASE, how="semi", maintain_order="left")
+    first = own.sort("replicate", maintain_order=True).unique(keys, keep="first", maintain_order=True)
+    return [Profiled(row, parts[row["run_id"], row["case_id"]].to_dicts()) for row in first.sort("place").to_dicts()]
+
+
+def together(cases: Iterable[Profiled], keys: Sequence[str]) -> list[list[Profiled]]:
+    """The cases that are alike in the keys, together."""
+    found: dict[tuple[Any, ...], list[Profiled]] = {}
+    for case in cases:
+        found.setdefault(tuple(case.row[key] for key in keys), []).append(case)
+    return list(found.values())
+
+
+def groups(cases: Sequence[Profiled]) -> list[Group]:
+    """The exported nodes in the graph's order, as finely as every variant tells them apart, with each one's layers."""
+    root: dict[str, str] = {}
+
+    def find(node: str) -> str:
+        while root.setdefault(node, node) != node:
+            node = root[node]
+        return node
+
+    for case in cases:
+        for layer in case.layers:
+            for node in layer["nodes"]:
+                root[find(node)] = find(layer["nodes"][0])
+    found: dict[str, Group] = {}
+    for node in _order(cases):
+        found.setdefault(find(node), Group([], {})).nodes.append(node)
+    for case in cases:
+        for layer in case.layers:
+            if layer["nodes"]:
+                group = found[find(layer["nodes"][0])]
+                group.layers.setdefault(case.row["variant"], []).append(layer)
+    return list(found.values())
+
+
+def _order(cases: Sequence[Profiled]) -> list[str]:
+    """Every node that some layer covers: the order of the case that knows most, the others' own nodes put between."""
+    runs = [list(dict.fromkeys(node for layer in case.layers for node in layer["nodes"])) for case in cases]
+    runs.sort(key=len, reverse=True)
+    order = list(runs[0]) if runs else []
+    for nodes in runs[1:]:
+        place = 0
+        for node in nodes:
+            if node in order:
+                place = order.index(node) + 1
+            else:
+                order.insert(place, node)
+                place += 1
+    return order
+
+
+def names(nodes: Iterable[str]) -> str:
+    """The exported nodes without what torch.onnx puts before them, like "Conv_754 + relu"."""
+    return " + ".join(node.removeprefix(_PREFIX) for node in nodes)
+
+
+def modules(layers: Sequence[Mapping[str, Any]]) -> str:
+    """Like "layer1.0: conv3, bn3, add, relu"; a module's own operator goes by its kind."""
+    paths = [layer["layer"].split(".") for layer in layers]
+    if not paths:
+        return ""
+    common = paths[0]
+    for path in paths[1:]:
+        length = next((n for n, (a, b) in enumerate(zip(common, path, strict=False)) if a != b), None)
+        common = common[: min(len(common), len(path)) if length is None else length]
+    if all(path == common for path in paths):
+        return ".".join(common)
+    own = [
+        ".".join(path[len(common) :]) or str(layer["kind"]).strip("_")
+        for path, layer in zip(paths, layers, strict=True)
+    ]
+    head = ".".join(common)
+    return f"{head + ': ' if head else ''}{', '.join(dict.fromkeys(own))}"

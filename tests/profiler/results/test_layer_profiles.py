@@ -1,0 +1,97 @@
+"""Layers by case: the first replicate, put next to other variants' by the nodes that some runtime runs as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pytest
+
+from profiler.results.layer_profiles import Profiled, groups, modules, names, profiled, together
+
+KEYS = ["model", "variant", "setting"]
+
+
+def layer(name: str, kind: str, ms: float, *nodes: str) -> dict[str, Any]:
+    return {"layer": name, "kind": kind, "nodes": list(nodes), "ms": ms}
+
+
+EAGER = Profiled(
+    {"variant": "eager"},
+    [
+        layer("stem.conv", "conv2d", 2.0, "node_Conv_1"),
+        layer("stem.bn", "batch_norm", 0.5, "node_Conv_1"),
+        layer("stem.relu", "relu_", 0.5, "node_relu"),
+        layer("block", "add_", 0.25, "node_add"),
+        layer("head.fc", "linear", 0.75, "node_linear"),
+    ],
+)
+ORT = Profiled(
+    {"variant": "ort"},
+    [
+        layer("Reorder", "ReorderInput", 0.1),
+        layer("fused", "FusedConv", 1.5, "node_Conv_1", "node_relu"),
+        layer("node_add", "Add", 0.2, "node_add"),
+        layer("node_reshape", "Reshape", 0.0, "node_reshape"),
+        layer("node_linear", "Gemm", 0.7, "node_linear"),
+    ],
+)
+
+
+def test_groups_are_as_fine_as_every_variant_tells_nodes_apart() -> None:
+    found = groups([EAGER, ORT])
+    assert [group.nodes for group in found] == [
+        ["node_Conv_1", "node_relu"],
+        ["node_add"],
+        ["node_reshape"],
+        ["node_linear"],
+    ]
+    assert [group.ms("eager") for group in found] == [3.0, 0.25, 0.0, 0.75]
+    assert [group.ms("ort") for group in found] == [1.5, 0.2, 0.0, 0.7]
+    assert [group.nodes for group in groups([EAGER])] == [
+        ["node_Conv_1"],
+        ["node_relu"],
+        ["node_add"],
+        ["node_linear"],
+    ]
+
+
+def test_of_replicates_the_first_is_taken_and_of_settings_each() -> None:
+    rows = [
+        ("a", "eager", "", 1),
+        ("b", "eager", "optimizer=sgd", 0),
+        ("c", "eager", "", 0),
+        ("d", "ort", "", 0),
+        ("without-layers", "compiled", "", 0),
+    ]
+    frame = pl.DataFrame(
+        [
+            {"run_id": "r", "case_id": id_, "model": "net", "variant": variant, "setting": setting, "replicate": number}
+            for id_, variant, setting, number in rows
+        ]
+    )
+    measured = [{"run_id": "r", "case_id": id_, "order": n, "ms": 1.0 + n} for id_ in "dcba" for n in (1, 0)]
+    found = profiled(frame, pl.LazyFrame(measured), KEYS)
+    assert [case.row["case_id"] for case in found] == ["b", "c", "d"]
+    assert [row["ms"] for row in found[0].layers] == [1.0, 2.0]
+    assert found[0].ms == 3.0
+    alike = together(found, ["model", "setting"])
+    assert [[case.row["case_id"] for case in cases] for cases in alike] == [["b"], ["c", "d"]]
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ([], ""),
+        ([layer("block.conv", "conv2d", 1.0)], "block.conv"),
+        ([layer("block.conv", "conv2d", 1.0), layer("block.bn", "bn", 1.0)], "block: conv, bn"),
+        ([layer("block.conv", "conv2d", 1.0), layer("block", "relu_", 1.0)], "block: conv, relu"),
+        ([layer("a", "conv2d", 1.0), layer("b", "relu_", 1.0)], "a, b"),
+    ],
+)
+def test_modules_are_named_by_what_they_have_in_common(layers: list[dict[str, Any]], said: str) -> None:
+    assert modules(layers) == said
+
+
+def test_nodes_go_without_the_exporters_prefix() -> None:
+    assert names(["node_Conv_754", "relu"]) == "Conv_754 + relu"
