@@ -73,7 +73,8 @@ def _measure_in_one_process(
 
     def look(child: Child) -> None:
         take(child.parts)
-        tick(child.doing)
+        if taken < len(tasks):  # Else the process is about to end.
+            tick(child.doing)
 
     batches = call("profiler.worker.measure_sweep:measure_batches", tuple(tasks), tasks[0], log, path)
     outcome = run_one(batches, look)
