@@ -1,39 +1,104 @@
-"""Rules for tests marked `gpu`: without a GPU they are skipped; with one, a run in which none of them ran fails."""
+"""Run commands, in this process and as a user does, share one forkserver, and apply the rules of the mark `gpu`."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import importlib.abc
+import importlib.machinery
+import io
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 
 import polars as pl
 import pytest
 
+from profiler import cli
 from profiler.nvml import visible_gpus
+from profiler.processes import process
 
 ROOT = Path(__file__).resolve().parent.parent
 Profiler = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def profiler() -> Profiler:
-    """`profiler("job.yaml", cwd=folder)` runs `python -m profiler job.yaml` there, as a user would."""
+def forkserver(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Start the forkserver of this session, from which every worker is forked: torch is imported once, meanwhile.
 
-    def run(*arguments: str, cwd: Path, timeout: float = 250, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        return subprocess.run(
-            [sys.executable, "-m", "profiler", *arguments],
-            cwd=cwd,
-            env={**environment, **variables},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+    A worker gets the environment and the number of threads that the test asks for, not those of the forkserver's start.
+    """
+    start = process.Child.__init__
 
-    return run
+    def start_as_now(child: process.Child, call: process.Call) -> None:
+        threads = call.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or None
+        start(child, replace(call, environment={**os.environ, **call.environment}, threads=threads))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONUNBUFFERED", raising=False)  # It takes the buffer from C's stdout, too.
+        process.start_forkserver(tmp_path_factory.mktemp("forkserver") / "log")
+    process.Child.__init__ = start_as_now  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="session")
+def profiler(forkserver: None) -> Profiler:
+    """`profiler("job.yaml", cwd=folder)` does what `python -m profiler job.yaml` does there, but in this process.
+
+    Its workers are forked from the session's forkserver, which spares each run some seconds of imports.
+    """
+    return _run_here
+
+
+@pytest.fixture(scope="session")
+def command() -> Profiler:
+    """Like `profiler`, for commands that start no process."""
+    return _run_here
+
+
+@pytest.fixture(scope="session")
+def command_line() -> Profiler:
+    """`command_line("job.yaml", cwd=folder)` runs `python -m profiler job.yaml` there, as a user would."""
+    return _run_as_a_user
+
+
+def _run_here(*arguments: str, cwd: Path, timeout: float = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, whose folder, environment and signal handlers are put back afterwards."""
+    output, errors, code = io.StringIO(), io.StringIO(), 0
+    argv, environment, handler = sys.argv, dict(os.environ), signal.getsignal(signal.SIGTERM)
+    sys.argv = ["profiler", *arguments]
+    os.environ.update(variables)
+    try:
+        with contextlib.chdir(cwd), contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            cli.main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        sys.argv = argv
+        os.environ.clear()
+        os.environ.update(environment)
+    return subprocess.CompletedProcess(list(arguments), code, output.getvalue(), errors.getvalue())
+
+
+def _run_as_a_user(
+    *arguments: str, cwd: Path, timeout: float = 250, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.run(
+        [sys.executable, "-m", "profiler", *arguments],
+        cwd=cwd,
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
 
 
 HOSTILE = {
@@ -65,15 +130,80 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# The fast part of the tests.
+
+SLOW_FIXTURES = {"forkserver", "command_line", "tab"}
+"""A test that asks for one of these, itself or through another fixture, starts a process."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only tests that start no process and import no torch")
     parser.addoption("--require-gpu", action="store_true", help="fail if there is no GPU or no gpu test ran")
 
 
+def _is_slow(file: Path) -> bool:
+    """Whether the file imports torch, or marks all of its tests `slow` or `gpu`."""
+    for statement in ast.parse(file.read_text()).body:
+        match statement:
+            case ast.Import(names) if any(name.name.partition(".")[0] == "torch" for name in names):
+                return True
+            case ast.ImportFrom(module) if (module or "").partition(".")[0] == "torch":
+                return True
+            case ast.Assign([ast.Name("pytestmark")], value) if ast.unparse(value) in _FILE_MARKS:
+                return True
+    return False
+
+
+_FILE_MARKS = ("pytest.mark.slow", "pytest.mark.gpu")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --fast leave slow files unread, since reading them would import torch."""
+    if config.getoption("--fast") and collection_path.match("test_*.py") and _is_slow(collection_path):
+        return True
+    return None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not visible_gpus() and not config.getoption("--require-gpu"):
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU answers"))
+    slow = {path for path in {item.path for item in items} if _is_slow(path)}
+    for item in items:
+        if item.path in slow or SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("gpu") and not visible_gpus() and not config.getoption("--require-gpu"):
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU answers"))
+    if config.getoption("--fast"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("slow")])
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that starts a process and is not marked `slow`."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("this test starts a process: mark it pytest.mark.slow")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not item.get_closest_marker("slow"):
+            patch.setattr(subprocess.Popen, "__init__", refuse)
+            patch.setattr(BaseProcess, "start", refuse)
+        return (yield)
+
+
+class _NoTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Fails every import of torch, which can be found all the same."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        if name != "torch":
+            return None
+        found = importlib.machinery.PathFinder.find_spec(name)
+        return found and importlib.machinery.ModuleSpec(name, self, origin=found.origin)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """Have exec_module get an empty module."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        raise AssertionError("this test imports torch: mark it, or its file, pytest.mark.slow")
 
 
 class _GpuTestsRan:
@@ -97,4 +227,7 @@ class _GpuTestsRan:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
+    config.addinivalue_line("markers", "slow: starts a process or imports torch; left out by --fast")
+    if config.getoption("--fast"):
+        sys.meta_path.insert(0, _NoTorch())
     config.pluginmanager.register(_GpuTestsRan(config))

@@ -223,18 +223,29 @@ def test_a_module_opens_with_a_sentence(module):
     assert not source or ast.get_docstring(ast.parse(source))
 
 
-def loaded_by(module: str) -> set[str]:
-    """The top-level modules in a fresh interpreter that has imported `module`."""
-    code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+LOADED = ("exporters.catalog", "engines.catalog", "profiler", "profiler.cli")
+"""What must not be slow to import, the lightest first."""
+PARENT = ("job.plan", "listings", "build", "run.runner", "run.command", "recommend.command")
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, set[str]]:
+    """The top-level modules in a fresh interpreter after the import of that module, and of those before it."""
+    modules = [*LOADED, *(f"profiler.{name}" for name in PARENT)]
+    code = "".join(
+        f"import {module}; print({module!r}, *{{name.partition('.')[0] for name in sys.modules}})\n"
+        for module in modules
+    )
+    command = [sys.executable, "-c", f"import sys\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return {module: set(names) for module, *names in lines}
 
 
-@pytest.mark.parametrize(
-    "name", ["cli", "run.command", "run.runner", "job.plan", "listings", "build", "recommend.command"]
-)
-def test_the_parent_process_imports_no_framework(name):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cli", *PARENT])
+def test_the_parent_process_imports_no_framework(loaded, name):
     frameworks = {
         "torch",
         "onnxruntime",
@@ -245,19 +256,22 @@ def test_the_parent_process_imports_no_framework(name):
         "openvino",
         "onnx",
     }
-    assert loaded_by(f"profiler.{name}") & frameworks == set()
+    assert loaded[f"profiler.{name}"] & frameworks == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["profiler.cli", "profiler"])
-def test_help_loads_nothing_that_is_slow(module):
-    assert loaded_by(module) & {"polars", "pydantic", "numpy", "torch"} == set()
+def test_help_loads_nothing_that_is_slow(loaded, module):
+    assert loaded[module] & {"polars", "pydantic", "numpy", "torch"} == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("catalog", ["exporters.catalog", "engines.catalog"])
-def test_importing_a_catalog_loads_no_library(catalog):
-    assert loaded_by(catalog) & {"torch", "numpy", "onnx", "onnxruntime", "polars", "pydantic"} == set()
+def test_importing_a_catalog_loads_no_library(loaded, catalog):
+    assert loaded[catalog] & {"torch", "numpy", "onnx", "onnxruntime", "polars", "pydantic"} == set()
 
 
+@pytest.mark.slow
 def test_help_answers():
     done = subprocess.run([sys.executable, "-m", "profiler", "--help"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0

@@ -76,6 +76,7 @@ def test_on_a_gpu_a_call_is_slowed_by_a_share_of_the_same_cells_device_time(tmp_
     assert times == {key_of({**cell, "options": dict(reversed(options.items()))}): 3.0}
 
 
+@pytest.mark.slow
 def test_in_a_process_that_is_told_to_every_session_is_slowed(tmp_path: Path) -> None:
     """A call that takes 20 ms of its own is followed by half as much."""
     code = """

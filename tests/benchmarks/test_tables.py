@@ -58,6 +58,7 @@ def test_two_made_up_runs_are_indistinguishable(made: list[Path]) -> None:
     assert set(cells["side_status"]) >= {"ok"}
 
 
+@pytest.mark.slow
 def test_a_whole_process_is_measured(script: dict[str, Any], tmp_path: Path) -> None:
     wall, cpu, mib, code = script["measure"](["models"], tmp_path)
     assert code == 0

@@ -176,6 +176,7 @@ def test_compute_capability_of_the_card() -> None:
     assert unsupported(ENGINES["ort"], "inference", "cuda", "fp16", "canonical", "9.0") is None
 
 
+@pytest.mark.slow
 def test_compute_capabilities_are_the_librarys() -> None:
     from engines.tensorrt_engines.build import targets
     from engines.tensorrt_engines.session import library

@@ -21,6 +21,8 @@ from exporters.int8 import quantize
 from exporters.onnx_export import export_onnx
 from exporters.source import ModelSource
 
+pytestmark = pytest.mark.slow
+
 FACTORY = """
 from torch import nn
 

@@ -26,6 +26,7 @@ def ask(root: Path, barrier: object, results: object) -> None:
     results.put((path.read_text(), cached))  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_two_processes_produce_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(2), context.Queue()

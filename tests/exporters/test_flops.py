@@ -19,6 +19,8 @@ from exporters.inputs import input_specs
 from exporters.onnx_export import export_onnx
 from exporters.source import ModelSource
 
+pytestmark = pytest.mark.slow
+
 FIRST_LAYERS = {
     "alexnet": (96, 11, 54),
     "overfeat": (96, 11, 56),

@@ -19,6 +19,8 @@ from exporters.int8 import quantize
 from exporters.onnx_export import Export, export_onnx
 from exporters.source import ModelError, ModelSource
 
+pytestmark = pytest.mark.slow
+
 SHAPE = (3, 16, 16)
 """Of an item of the fixture `small`."""
 

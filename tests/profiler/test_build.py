@@ -217,6 +217,7 @@ def test_export_that_cannot_be_written(build: Build) -> None:
     assert re.fullmatch(r"--export /proc/engine: .*; the engine stands in \S+\.engine\n", done.stderr)
 
 
+@pytest.mark.slow
 def test_ctrl_c(workplace: Path) -> None:
     """It ends the parent with 130 and takes the child along."""
     log = workplace / "cache" / "logs" / "build-trt-rtx-heavy-native-batch-64.log"

@@ -215,6 +215,7 @@ def test_no_steps_cover_nothing() -> None:
     assert covered_nodes(graph(BLOCK), [step("Mystery", "q", "z")]) == [()]
 
 
+@pytest.mark.slow
 def test_origins_are_the_modules_and_operators_that_torch_ran(small: ModelSource, cache: Cache) -> None:
     found = origins(read_graph(export_onnx(small, "fp32", cache).path))
     by_operator = {origin.operator: origin for origin in found}

@@ -45,6 +45,8 @@ from exporters.int8 import quantize
 from exporters.onnx_export import export_onnx
 from exporters.source import ModelError, ModelSource
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 DAMAGED = "engine-cache: a damaged or foreign file was built again"
 

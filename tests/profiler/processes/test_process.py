@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from profiler.processes.process import Call, Child, explain, run_all, run_one, start_forkserver
+from profiler.processes.process import Call, Child, explain, run_all, run_one
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -171,16 +171,11 @@ Calls = Callable[..., Call]
 
 
 @pytest.fixture(scope="module")
-def functions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def functions(tmp_path_factory: pytest.TempPathFactory, forkserver: None) -> Path:
     folder = tmp_path_factory.mktemp("functions")
     (folder / "child_functions.py").write_text(FUNCTIONS)
-    before = dict(os.environ)
-    os.environ.pop("PYTHONUNBUFFERED", None)  # It takes the buffer from C's stdout, too.
-    start_forkserver(folder / "forkserver.log")
     # The first process waits until everything is imported; no timeout below should have that in it.
     outcome = run_one(Call("profiler.worker.preload:probe", None, folder / "probe.log"))
-    os.environ.clear()
-    os.environ.update(before)
     assert outcome.status == "ok", outcome.reason
     return folder
 

@@ -26,6 +26,8 @@ from profiler.run import supervise
 from profiler.worker.measure_case import build_ahead
 from profiler.worker.task import Prepared, Task
 
+pytestmark = pytest.mark.slow
+
 
 class Silent:
     def __init__(self) -> None:

@@ -460,29 +460,17 @@ def test_retry_tries_what_did_not_fit_again(resumed: list[list[dict[str, Any]]])
 # Main memory as the bound.
 
 
-WITH_500_MIB = """
-import profiler.cli
-import profiler.run.runner
-
-if __name__ == "__main__":
-    profiler.run.runner.available_memory_mib = lambda: 500.0
-    profiler.cli.main()
-"""
-
-
-def test_on_a_cpu_the_search_ends_before_memory_does(tmp_path: Path, cache: Path) -> None:
+def test_on_a_cpu_the_search_ends_before_memory_does(
+    tmp_path: Path, cache: Path, profiler: Profiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Really measured, on a machine that says that it has 500 MiB."""
+    monkeypatch.setattr("profiler.run.runner.available_memory_mib", lambda: 500.0)
     (tmp_path / "tiny.py").write_text(FACTORIES)
-    (tmp_path / "start.py").write_text(WITH_500_MIB)
     (tmp_path / "job.yaml").write_text(
         'kind: minibatch\nmodels: [{name: growing, factory: "tiny:Growing", input: [3, 8, 8]}]\nengines: [eager]\n'
         f"batch_sizes: [1]\nlargest_batch: {{}}\ndevice: cpu\nbudget: {FAST}\n"
     )
-    variables = {"PYTHONPATH": str(ROOT), "PROFILER_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "start.py", "job.yaml", "--strict"], cwd=tmp_path, env={**os.environ, **variables},
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+    done = profiler("job.yaml", "--strict", cwd=tmp_path, PROFILER_CACHE=str(cache), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = (tmp_path / "results").iterdir()
     rows = {row["batch_size"]: row for row in Finished("", path).rows.to_dicts() if row["extra"] == PROBE}

@@ -16,6 +16,8 @@ from profiler.results.result import Result
 from profiler.worker.measure_case import measure_case, prepare_export, prepare_model
 from profiler.worker.task import Prepared, Task
 
+pytestmark = pytest.mark.slow
+
 FACTORIES = """
 import torch
 from torch import nn

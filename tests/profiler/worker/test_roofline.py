@@ -35,6 +35,8 @@ from profiler.worker.roofline import (
 )
 from profiler.worker.task import Prepared, Task
 
+pytestmark = pytest.mark.slow
+
 ROOFS = {"fp32_tflops": 50.0, "fp16_tflops": 600.0, "copy_gb_s": 4000.0, "cache_mib": 50.0}
 MIB = 2**20
 
