@@ -40,7 +40,10 @@ def forkserver(tmp_path_factory: pytest.TempPathFactory) -> None:
         threads = call.threads or int(os.environ.get("OMP_NUM_THREADS", 0)) or None
         start(child, replace(call, environment={**os.environ, **call.environment}, threads=threads))
 
+    preload = process._CONTEXT.set_forkserver_preload
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process._CONTEXT, "set_forkserver_preload", lambda names: preload([*names, "quick_workers"]))
+        patch.setenv("PYTHONPATH", str(ROOT / "tests"), prepend=os.pathsep)
         patch.delenv("PYTHONUNBUFFERED", raising=False)  # It takes the buffer from C's stdout, too.
         process.start_forkserver(tmp_path_factory.mktemp("forkserver") / "log")
     process.Child.__init__ = start_as_now  # type: ignore[method-assign]
