@@ -21,7 +21,7 @@ from profiler.job.case import Role
 from profiler.job.conditions import parse_only
 from profiler.published.references import published_as_results
 from profiler.results.reading import Runs, chosen, read_runs
-from profiler.tables.fitted import markdown_section, print_section
+from profiler.tables.writers import markdown_section, print_section
 
 FORMATS = ("text", "md", "csv", "json")
 

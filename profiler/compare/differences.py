@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from profiler.tables.numbers import compact
+
 Environment = Mapping[str, Any]
 
 _FIRST = (
@@ -88,4 +90,4 @@ def _close(one: Any, other: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    return "none" if value is None else f"{value:,.5g}" if isinstance(value, float) else str(value)
+    return "none" if value is None else compact(value, 5) if isinstance(value, float) else str(value)

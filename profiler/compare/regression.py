@@ -11,6 +11,7 @@ import polars as pl
 
 from profiler.compare.cells import BETWEEN, WITHIN
 from profiler.errors import ConfigError
+from profiler.tables.numbers import count, counted, percent
 
 BROKEN = ("failed", "oom", "timeout", "crashed")
 _CLOCKS = {"gpu": "device time", "host": "latency", "latency": "latency"}
@@ -52,13 +53,13 @@ class Regression:
         if self.slower.is_empty():
             said = [f"No cell is slower by more than {limit} with enough evidence."]
         said += [f"{_name(row)}: {_how_much(row)}" for row in self.slower.head(top).to_dicts()]
-        said += [f"and {self.slower.height - top:,} more"] if self.slower.height > top else []
+        said += [f"and {count(self.slower.height - top)} more"] if self.slower.height > top else []
         if self.broken.height:
             said.append(f"{counted(self.broken.height, 'cell')} that the base ran failed:")
         said += [
             f"{_name(row)}: {row['side_status']}, {row['side_reason']}" for row in self.broken.head(top).to_dicts()
         ]
-        said += [f"and {self.broken.height - top:,} more"] if self.broken.height > top else []
+        said += [f"and {count(self.broken.height - top)} more"] if self.broken.height > top else []
         if self.perhaps.height:
             more = "look slower by more, but the intervals allow less; more replicates would tell"
             said.append(f"{counted(self.perhaps.height, 'cell')} {more}.")
@@ -92,11 +93,6 @@ def cell_key(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: row[key] for key in ("side", "model", "variant", "pass", "precision", "batch_size", "extra")}
 
 
-def counted(count: int, noun: str) -> str:
-    """1 cell, 2 cells."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def _name(row: Mapping[str, Any]) -> str:
     key = cell_key(row)
     batch = key["batch_size"]
@@ -108,6 +104,6 @@ def _how_much(row: Mapping[str, Any]) -> str:
     """Like "7.1 % slower (6.2 to 8.0, between processes, on device time)"."""
     within = row["interval"] == WITHIN
     name = "ratio" if within else "device_ratio"
-    middle, least, most = (100 * (1 / row[f"{name}{end}"] - 1) for end in ("", "_high", "_low"))
+    middle, least, most = (percent(1 / row[f"{name}{end}"] - 1, 1) for end in ("", "_high", "_low"))
     kind = "within process" if within else f"between processes, on {_CLOCKS[row['judged_on']]}"
-    return f"{middle:.1f} % slower ({least:.1f} to {most:.1f}, {kind})"
+    return f"{middle} % slower ({least} to {most}, {kind})"

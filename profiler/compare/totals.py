@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from profiler.compare.cells import MARGINS
+from profiler.tables.numbers import percent, times
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,13 @@ class Total:
         if self.indistinguishable == self.cells:
             return f"{self.side} is indistinguishable from {self.base} ({times_range(self.low, self.high)})"
         if 1 / (1 + self.margin) <= self.low and self.high <= 1 + self.margin:
-            return f"{self.side} is within {100 * self.margin:.0f} % of {self.base}"
+            return f"{self.side} is within {percent(self.margin)} % of {self.base}"
         if self.low >= 1:
             return f"{self.side} is {times_range(self.low, self.high)} faster than {self.base}"
         if self.high <= 1:
             return f"{self.side} is {times_range(1 / self.high, 1 / self.low)} slower than {self.base}"
-        return f"{self.side} is from {times(1 / self.low)} slower to {times(self.high)} faster than {self.base}"
+        ends = f"from {times(1 / self.low, sign='x')} slower to {times(self.high, sign='x')} faster"
+        return f"{self.side} is {ends} than {self.base}"
 
 
 def totals(cells: pl.DataFrame) -> list[Total]:
@@ -89,14 +91,10 @@ def sentences(found: list[Total]) -> list[str]:
     return [total.sentence(f"In {total.pass_}" if several and total.pass_ else "") for total in found]
 
 
-def times(ratio: float) -> str:
-    """1.05x, 2.2x, 143x."""
-    return f"{ratio:.{2 if ratio < 2 else 1 if ratio < 100 else 0}f}x"
-
-
 def times_range(low: float, high: float) -> str:
     """2.2x to 2.5x, or 2.2x where both are that."""
-    return times(low) if times(low) == times(high) else f"{times(low)} to {times(high)}"
+    ends = times(low, sign="x"), times(high, sign="x")
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
 
 def _geometric_mean(ratios: pl.Series) -> float | None:

@@ -1,8 +1,7 @@
-"""What enters: a comparison. What leaves: the sections that a terminal or Markdown shows, and the data for JSON."""
+"""Say what a comparison found: in sections for a terminal or Markdown, and as data for JSON."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -11,9 +10,12 @@ from typing import Any
 import polars as pl
 
 from profiler.compare.cells import MARGINS, WITHIN
-from profiler.compare.regression import Regression, cell_key, counted
+from profiler.compare.regression import Regression, cell_key
 from profiler.compare.totals import Total, sentences, totals
-from profiler.tables.fitted import Column, Section, filled, number
+from profiler.results.fields import field, verdict
+from profiler.tables import numbers
+from profiler.tables.numbers import counted, each, percent, significant, times, whole
+from profiler.tables.table import Section, Table, figure, of_rows, prose, words
 
 Row = Mapping[str, Any]
 _NAMED = ("model", "variant", "pass", "precision", "batch_size", "extra")
@@ -27,8 +29,11 @@ _RATIO_SAID = (
 _INTERVAL_SAID = " In parentheses the 95 % interval."
 _RANGE_SAID = "In a range over models each model stands with the geometric mean of its cells."
 _VERDICT_SAID = (
-    "Verdict: tie is indistinguishable within the interval between processes and a margin of {margin:.0f} %{on}."
+    "Verdict: tie is indistinguishable within the interval between processes and a margin of {margin} %{on}."
 )
+
+
+_FOUR_DIGITS = each(lambda ms: significant(ms, 4))
 
 
 @dataclass(frozen=True)
@@ -101,14 +106,15 @@ def data(comparison: Comparison) -> dict[str, Any]:
 def _sides(comparison: Comparison) -> Section:
     sides = comparison.sides
     told = any(side.machine != side.name for side in sides)
-    columns = [
-        Column("Side", [side.name for side in sides], figures=False),
-        Column("Machine", [side.machine if told else "" for side in sides], figures=False),
-        Column("Runs", [str(len(side.runs)) for side in sides]),
-        Column("Rows", [f"{side.rows:,}" for side in sides]),
+    fields = [
+        words("Side", "side"),
+        words("Machine", "machine"),
+        figure("Runs", "runs", whole),
+        figure("Rows", "rows", whole),
     ]
+    rows = [(side.name, side.machine if told else "", len(side.runs), side.rows) for side in sides]
     others = ", ".join(side.name for side in sides if side.name != comparison.base)
-    return Section(f"{others} against {comparison.base}", (), [("", filled(columns))])
+    return Section(f"{others} against {comparison.base}", (), [of_rows("", fields, rows)])
 
 
 def _conclusions(comparison: Comparison) -> Section:
@@ -128,19 +134,18 @@ def _means(total: Total) -> str:
     if total.device_ratio is not None and _faster(total.device_ratio) != figures[0]:
         figures.append(f"{_faster(total.device_ratio)} on device time")
     if total.memory_ratio is not None:
-        figures.append(f"memory {total.memory_ratio:.2f}x")
+        figures.append(f"memory {times(total.memory_ratio, sign='x')}")
     return f"Geometric mean of {counted(total.cells, 'cell')}: {', '.join(figures)}."
 
 
 def _faster(ratio: float) -> str:
     """Like "1.012x faster" or "2.35x slower"."""
-    times = ratio if ratio >= 1 else 1 / ratio
-    return f"{times:.{_places(times)}f}x {'faster' if ratio >= 1 else 'slower'}"
+    return f"{numbers.ratio(max(ratio, 1 / ratio))}x {'faster' if ratio >= 1 else 'slower'}"
 
 
 def _counts(total: Total) -> str:
     counts = {"faster": total.faster, "slower": total.slower, "indistinguishable": total.indistinguishable}
-    told = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
+    told = ", ".join(f"{numbers.count(count)} {word}" for word, count in counts.items() if count)
     return f" Verdicts: {told}." if told else ""
 
 
@@ -151,10 +156,10 @@ def _cells(comparison: Comparison, side: str, top: int) -> Section:
     for (pass_,), part in compared.group_by("pass", maintain_order=True):
         title = ", ".join(filter(None, [f"{side} against {comparison.base}", pass_]))
         if part.height > top:
-            title += f": of {part.height:,} cells the {top} that changed most"
+            title += f": of {numbers.count(part.height)} cells the {top} that changed most"
             part = part.sort("ratio", maintain_order=True)
             part = pl.concat([part.head(top - top // 2), part.tail(top // 2)])
-        tables.append((title, _columns(part)))
+        tables.append(_table(title, part))
     return Section("", (), tables)
 
 
@@ -169,52 +174,27 @@ def _legend(comparison: Comparison) -> Section:
     if compared["verdict"].count():
         clocks = compared.drop_nulls("verdict")["judged_on"].unique()
         on = ", on device time" if "gpu" in clocks else ""
-        said.append(_VERDICT_SAID.format(margin=100 * max(MARGINS[clock] for clock in clocks), on=on))
+        said.append(_VERDICT_SAID.format(margin=percent(max(MARGINS[clock] for clock in clocks)), on=on))
     return Section("", said)
 
 
-def _columns(cells: pl.DataFrame) -> list[Column]:
-    rows = cells.to_dicts()
-    on_device = "gpu" in cells["judged_on"]
-    words = {"faster": "faster", "slower": "slower", "indistinguishable": "tie", None: ""}
-
-    def texts(key: str) -> list[str]:
-        return ["" if row[key] is None else str(row[key]) for row in rows]
-
-    return filled(
-        [
-            Column("Model", texts("model"), figures=False),
-            Column("Variant", texts("variant"), figures=False),
-            Column("Precision", texts("precision")),
-            Column("Batch", texts("batch_size")),
-            Column("Extra", texts("extra"), figures=False),
-            Column("Base ms", [number(row["base_ms"]) for row in rows], expendable=2),
-            Column("Side ms", [number(row["side_ms"]) for row in rows], expendable=1),
-            Column("Ratio (95 %)", [_ratio(row, "ratio") for row in rows]),
-            Column("Device (95 %)", [_ratio(row, "device_ratio") if on_device else "" for row in rows], expendable=3),
-            Column("Verdict", [words[row["verdict"]] for row in rows]),
-            Column("Memory ratio", [_memory(row) for row in rows], expendable=4),
-            Column("Differs", texts("differs"), figures=False),
-        ]
-    )  # fmt: skip
-
-
-def _memory(row: Row) -> str:
-    return "" if row["memory_ratio"] is None else f"{row['memory_ratio']:.2f}"
-
-
-def _ratio(row: Row, name: str) -> str:
-    """Like "1.052 (1.041–1.063)"."""
-    ratio, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
-    if ratio is None:
-        return ""
-    places = _places(ratio)
-    return f"{ratio:.{places}f}" + ("" if low is None else f" ({low:.{places}f}–{high:.{places}f})")
-
-
-def _places(ratio: float) -> int:
-    """Decimals for three significant digits, and three where a ratio is near 1."""
-    return 3 if 0.5 < ratio < 2 else max(0, 2 - math.floor(math.log10(ratio)))
+def _table(title: str, cells: pl.DataFrame) -> Table:
+    clocks = {"ratio": "Ratio (95 %)"} | ({"device_ratio": "Device (95 %)"} if "gpu" in cells["judged_on"] else {})
+    ratio, *device = (
+        figure(heading, (name, f"{name}_low", f"{name}_high"), numbers.ratios, expendable=3 * (name != "ratio"))
+        for name, heading in clocks.items()
+    )
+    fields = [
+        *map(field, ("model", "variant", "precision", "batch_size", "extra")),
+        figure("Base", "base_ms", _FOUR_DIGITS, unit="ms", expendable=2),
+        figure("Side", "side_ms", _FOUR_DIGITS, unit="ms", expendable=1),
+        ratio,
+        *device,
+        verdict(),
+        figure("Memory ratio", "memory_ratio", numbers.aligned(most=2), expendable=4),
+        words("Differs", "differs"),
+    ]
+    return Table("", title, cells, fields)
 
 
 def _missing(comparison: Comparison) -> Section:
@@ -230,15 +210,15 @@ def _missing(comparison: Comparison) -> Section:
         )
     lacking = pl.concat(found)
     groups = lacking.group_by("who", "status", "reason", maintain_order=True)
-    rows = [(str(who), status or "not in it", reason or "", part) for (who, status, reason), part in groups]
-    columns = [
-        Column("Side", [who for who, *_ in rows], figures=False),
-        Column("Status", [str(status) for _, status, *_ in rows], figures=False),
-        Column("Cells", [str(part.height) for *_, part in rows]),
-        Column("Reason", [str(reason) for *_, reason, _ in rows], figures=False),
-        Column("Which", [_which(part) for *_, part in rows], figures=False),
+    rows = [(who, status or "not in it", part.height, reason, _which(part)) for (who, status, reason), part in groups]
+    fields = [
+        words("Side", "side"),
+        words("Status", "status"),
+        figure("Cells", "cells", whole),
+        prose("Reason", "reason"),
+        words("Which", "which"),
     ]
-    return Section("Measured on one side only", (), [("", columns)] if rows else [])
+    return Section("Measured on one side only", (), [of_rows("", fields, rows)] if rows else [])
 
 
 def _which(cells: pl.DataFrame) -> str:
@@ -250,8 +230,8 @@ def _which(cells: pl.DataFrame) -> str:
 
 def _differences(comparison: Comparison) -> Section:
     rows = comparison.differences
-    columns = [Column("What", [row["what"] for row in rows], figures=False)]
-    columns += [Column(side.name, [row.get(side.name, "") for row in rows], figures=False) for side in comparison.sides]
+    names = ["what", *(side.name for side in comparison.sides)]
+    fields = [words("What", "what"), *(words(name, name) for name in names[1:])]
     said = [
         f"{counted(count, 'cell')}: {_DIFFERS[what]}"
         for what in _DIFFERS
@@ -259,7 +239,7 @@ def _differences(comparison: Comparison) -> Section:
     ]
     if not rows:
         return Section("What differs", ["Nothing that the environments say.", *said])
-    return Section("What differs", said, [("", columns)])
+    return Section("What differs", said, [of_rows("", fields, [[row.get(name) for name in names] for row in rows])])
 
 
 _DIFFERS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from profiler.results.columns import COLUMNS
-from profiler.tables.numbers import UNITS, Format, spread
+from profiler.tables.numbers import UNITS, Format, each, spread
 from profiler.tables.table import Field, figure, words
 
 
@@ -23,3 +23,8 @@ def latency_spread(**more: Any) -> Field:
     """Half the width of the interval of the median latency, in percent of it."""
     columns = ("latency_ci_low_ms", "latency_ci_high_ms", "latency_ms")
     return figure("±", columns, spread, unit="%", **more)
+
+
+def verdict(**more: Any) -> Field:
+    """The verdict in one short word; pollsters call figures whose margins overlap a statistical tie."""
+    return figure("Verdict", "verdict", each(lambda word: "tie" if word == "indistinguishable" else str(word)), **more)

@@ -13,7 +13,7 @@ from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
 from profiler.results import lines as table
 from profiler.results.columns import kind_of_warning
-from profiler.results.fields import field, latency_spread
+from profiler.results.fields import field, latency_spread, verdict
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.results.warning_kinds import meaning
 from profiler.tables import numbers
@@ -85,7 +85,7 @@ def _table(key: Row, lines: Sequence[Row]) -> Table:
         *(training if key["pass"] == "training" else [field("gpu_ms", expendable=5)]),
         field("fraction_of_peak", expendable=6),
         figure("Speed-up (95 %)" if certain else "Speed-up", speedup, numbers.speedup),
-        figure("Verdict", "verdict", each(_VERDICT.__getitem__), expendable=1),
+        verdict(expendable=1),
         field("throughput", expendable=4),
         field("usd_per_million_items"),
         field("peak_memory_mib", expendable=2),
@@ -95,8 +95,6 @@ def _table(key: Row, lines: Sequence[Row]) -> Table:
 
 
 _VARIANT = [field("variant", repeated=True), field("precision", repeated=True)]
-_VERDICT = {"faster": "faster", "slower": "slower", "indistinguishable": "tie"}
-"""One short word; pollsters call figures whose margins overlap a statistical tie."""
 _LAYER = [
     *_VARIANT,
     field("forward_ms"),

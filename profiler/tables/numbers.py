@@ -34,6 +34,12 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:,.{max(0, digits - 1 - magnitude)}f}"
 
 
+def compact(value: float, digits: int = 4) -> str:
+    """The same without zeros at the end of a fraction: 0.25, 1,980."""
+    text = significant(value, digits)
+    return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
+
+
 def rounded(value: float, digits: int = 3) -> str:
     """A large count of which so many digits are known: 183,251 is 183,000."""
     magnitude = math.floor(math.log10(abs(value))) if abs(value) >= 1 else 0
@@ -57,8 +63,8 @@ def ratio(value: float, low: float | None = None, high: float | None = None, sig
 
 
 def times(value: float, low: float | None = None, high: float | None = None, sign: str = "×") -> str:
-    """A speed-up in a sentence, with its interval: 1.05×, 5.8× (5.7–5.9), 143×."""
-    return _with_interval(value, low, high, 2 if value < 2 else 1 if value < 20 else 0, sign)
+    """A speed-up in a sentence, with its interval: 1.05×, 5.8× (5.7–5.9), 25.3×, 143×."""
+    return _with_interval(value, low, high, 2 if value < 2 else 1 if value < 100 else 0, sign)
 
 
 def span(low: float, high: float) -> str:

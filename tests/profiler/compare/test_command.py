@@ -139,7 +139,7 @@ def test_markdown_has_a_table_of_cells(runs: Path, capsys: pytest.CaptureFixture
     page(Options(runs=(f"{runs}/main", f"{runs}/slow"), format="md", only=("model=alexnet",)))
     lines = capsys.readouterr().out.splitlines()
     head = next(line for line in lines if line.startswith("| Model"))
-    assert head.startswith("| Model | Variant | Precision | Batch | Base ms | Side ms | Ratio (95 %) | Verdict |")
+    assert head.startswith("| Model | Variant | Precision | Batch | Base, ms | Side, ms | Ratio (95 %) | Verdict |")
     rows = [line for line in lines if line.startswith("| alexnet")]
     assert len(rows) == len(read_runs([CPU]).results.filter(model="alexnet").collect())
     assert all(line.count(" | ") == head.count(" | ") for line in rows)

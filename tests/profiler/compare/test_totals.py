@@ -8,10 +8,11 @@ import polars as pl
 import pytest
 
 from profiler.compare.cells import compare
-from profiler.compare.totals import sentences, times, totals
+from profiler.compare.totals import sentences, totals
 from profiler.published.references import published_as_results
 from profiler.results.columns import RESULTS
 from profiler.results.reading import with_all_columns
+from profiler.tables.numbers import times
 
 
 def cells(times_ms: dict[str, dict[str, float | None]], processes: int = 1, **columns: Any) -> pl.DataFrame:
@@ -113,4 +114,4 @@ def test_the_published_machines_stand_to_each_other_as_their_tables_say() -> Non
 
 @pytest.mark.parametrize(("ratio", "text"), [(1.049, "1.05x"), (2.24, "2.2x"), (25.3, "25.3x"), (142.6, "143x")])
 def test_ratios_have_as_many_digits_as_tell(ratio: float, text: str) -> None:
-    assert times(ratio) == text
+    assert times(ratio, sign="x") == text

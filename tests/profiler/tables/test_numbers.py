@@ -27,6 +27,10 @@ def test_significant_digits_lose_none_before_the_point(value: float, text: str) 
     ("form", "value", "text"),
     [
         (numbers.count, 12345.6, "12,346"),
+        (numbers.compact, 0.25, "0.25"),
+        (numbers.compact, 1980.0, "1,980"),
+        (numbers.compact, 12.30, "12.3"),
+        (numbers.compact, 1e-5, "1.000e-5"),
         (numbers.rounded, 183_251, "183,000"),
         (numbers.rounded, 0.4, "0"),
         (numbers.percent, 0.178, "18"),
@@ -38,6 +42,7 @@ def test_significant_digits_lose_none_before_the_point(value: float, text: str) 
         (numbers.ratio, 23.49, "23.5"),
         (numbers.times, 1.049, "1.05×"),
         (numbers.times, 5.83, "5.8×"),
+        (numbers.times, 25.34, "25.3×"),
         (numbers.times, 143.2, "143×"),
         (numbers.seconds, 0.04, "0.040 s"),
         (numbers.seconds, 3.14, "3.1 s"),
