@@ -1,4 +1,4 @@
-"""What enters: a Config and the device. What leaves: the Cases in running order, some with a reason why not."""
+"""Make the cases of a config in running order, some with a reason why they cannot run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters: results of single layers. What leaves: convnet-benchmarks' tables of L1 to L5, ours marked."""
+"""Make convnet-benchmarks' tables of L1 to L5 with our rows marked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters: times by setup. What leaves: gpu-study's tables: GPU × framework × network, and time per sample."""
+"""Make gpu-study's tables: GPU × framework × network, and time per sample."""
 
 from __future__ import annotations
 

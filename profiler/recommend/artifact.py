@@ -1,4 +1,4 @@
-"""What enters: the chosen candidate and its run. What leaves: a folder with the model, config.json and run.py."""
+"""Write the chosen configuration as a folder that runs by itself: model, config.json, run.py."""
 
 from __future__ import annotations
 

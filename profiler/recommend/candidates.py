@@ -1,4 +1,4 @@
-"""What enters: rows of results of one model. What leaves: its `Candidate`s for deployment, replicates put together."""
+"""Make the candidates for deployment from the results of one model, replicates combined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters: what is told of a recommendation. What leaves: a page for the terminal, Markdown, or JSON."""
+"""Write a recommendation as text, Markdown or JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters: the lines of a report. What leaves: sentences, what each chart shows of a model and what all say."""
+"""Put into sentences what each chart shows of a model, and what all models have in common."""
 
 from __future__ import annotations
 

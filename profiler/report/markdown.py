@@ -1,4 +1,4 @@
-"""What enters: a `Report` and its images. What leaves: the report as one Markdown text."""
+"""Write a report as one Markdown text."""
 
 from __future__ import annotations
 
