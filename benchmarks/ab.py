@@ -1,4 +1,4 @@
-"""Count how often `compare` is right about real runs of one machine.
+"""What enters: nothing. What leaves: how often `compare` is right about real runs of one machine.
 
 Three runs of benchmarks/ab.yaml, three replicates each: A, B, which is the same again, and C, every call of which is
 slowed on purpose (benchmarks/slowed). B should be indistinguishable from A and C slower, each in 95 % of the cells.

@@ -1,4 +1,4 @@
-"""Write the pages, data and job to keep in docs/ from runs of one job on one kind of machine.
+"""What enters: folders of runs of one job on one kind of machine. What leaves: pages, data and job to keep in docs/.
 
     python benchmarks/publish.py results/<run> results/<run> --into docs/results/h200
 

@@ -1,4 +1,4 @@
-"""Write the published tables, conclusions and data to keep in docs/ from runs of suites.
+"""What enters: folders of runs of suites. What leaves: their published tables, conclusions and data to keep in docs/.
 
     PYTHONPATH=. python benchmarks/publish_suites.py results/<run> results/<run> --into docs/results/suites
 

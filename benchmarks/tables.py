@@ -1,4 +1,4 @@
-"""Time compare and report over 100,000 cases, and measure their memory.
+"""What enters: nothing. What leaves: how long compare and report take over 100,000 cases, and in how much memory.
 
 Two runs of one machine are made up: three processes a cell, a hundred raw samples a case, ten million in all. Each
 command is run as a whole process on two cores, as a user would; the target is 10 s and 2 GB.

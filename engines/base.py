@@ -71,7 +71,7 @@ class BuiltAhead:
     """An engine that was built for a session that is opened later: whether it was in the cache already."""
 
     cached: bool
-    warnings: Sequence[str] = ()
+    warnings: Sequence[Warning] = ()
 
 
 @dataclass(kw_only=True)
@@ -100,15 +100,18 @@ class Proof:
     """How many CUDA graphs torch.compile wanted and did not record."""
     graph_breaks: int | None = None
     build: Building | None = None
-    warnings: Sequence[str] | None = None
+    warnings: Sequence[Warning] | None = None
     """These become the row's own."""
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """One level: the fields that are known, then the details."""
         known = {name: value for name, value in vars(self).items() if value is not None and name != "details"}
-        build = {"build": asdict(self.build)} if self.build else {}
-        return {**known, **build, **self.details}
+        if self.build:
+            known["build"] = asdict(self.build)
+        if self.warnings:
+            known["warnings"] = list(map(str, self.warnings))
+        return {**known, **self.details}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Proof:
@@ -117,6 +120,8 @@ class Proof:
         known = {name: value for name, value in values.items() if name in names}
         if "build" in known:
             known["build"] = Building(**known["build"])
+        if "warnings" in known:
+            known["warnings"] = list(map(Warning.parse, known["warnings"]))
         return cls(**known, details={name: value for name, value in values.items() if name not in names})
 
 

@@ -1,4 +1,4 @@
-"""Build the torch.nn.Module of a `ModelSource`: in eval mode, fp32, on the CPU."""
+"""What enters: a `ModelSource`. What leaves: the torch.nn.Module, in eval mode, fp32, on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep files under a key of their content, each made once for all runs."""
+"""What enters: a content key and a way to produce its file. What leaves: the file, made once for all runs."""
 
 from __future__ import annotations
 

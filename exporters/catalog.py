@@ -1,4 +1,4 @@
-"""List the canonical networks and their published facts, as data without torch."""
+"""What enters: a network's name. What leaves: its published facts, as data, without torch."""
 
 from __future__ import annotations
 

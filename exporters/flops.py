@@ -1,4 +1,4 @@
-"""Count a model's FLOPs for one item, and the weights it reads.
+"""What enters: a `ModelSource` and its inputs. What leaves: `Cost`: the FLOPs of one item, and the weights it reads.
 
 Convolutions and matrix products are counted, two FLOPs a multiply-add; what else a network does counts 0. That is the
 convention of the roofline and of the published counts (MAC counts, doubled), and it never counts too much.

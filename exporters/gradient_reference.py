@@ -1,4 +1,4 @@
-"""Compute the gradients of a model's first training step on the CPU, once for all runs.
+"""What enters: a model and precisions. What leaves: the gradients of its first training step on the CPU, made once.
 
 fp64 is the reference. A narrower precision is simulated in fp32, as a runtime would store it: what each leaf module
 returns, and what comes back to it, is rounded to the type, while sums inside of it are fp32. Of fp32 there are further

@@ -1,4 +1,4 @@
-"""Compare gradients of a training step with a reference; the data, without torch.
+"""What enters: gradients of a training step. What leaves: how far they lie from a reference; the data, without torch.
 
 Of each parameter's gradient as many elements are kept as tell its error.
 exporters.gradient_reference makes the reference.

@@ -1,4 +1,4 @@
-"""Count the FLOPs of one call of an ONNX graph, and the weights it reads."""
+"""What enters: an ONNX graph and its inputs' sizes. What leaves: the FLOPs of one call, and the weights it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the names, shapes and types of a model's inputs, and make seeded arrays for them."""
+"""What enters: a `ModelSource`. What leaves: the names, shapes and types of its inputs, and seeded arrays for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantize a model's fp32 graph with int8 Q/DQ pairs, as an ONNX file in the cache.
+"""What enters: a `ModelSource`. What leaves: its fp32 graph with int8 Q/DQ pairs, an ONNX file in the cache.
 
 One graph serves TensorRT, TensorRT for RTX and ONNX Runtime: int8 is a property of the graph, not a mode of an engine.
 """

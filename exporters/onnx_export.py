@@ -1,4 +1,4 @@
-"""Export a model at a precision to an ONNX file in the cache, checked, its batch symbolic."""
+"""What enters: a `ModelSource` and a precision. What leaves: an ONNX file in the cache, checked, its batch symbolic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describe where a model comes from, in a form that any process can hold without torch."""
+"""What enters: a model as the config names it. What leaves: `ModelSource`, which any process can hold without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute the content key of a model and its weights, and cache its state dict."""
+"""What enters: a `ModelSource`. What leaves: the content key of its model and weights, and its cached state dict."""
 
 from __future__ import annotations
 

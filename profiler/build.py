@@ -314,7 +314,7 @@ def _remarks(task: BuildTask, outcome: Outcome) -> list[str]:
     if outcome.status != "ok":
         return [f"{outcome.status}: {outcome.reason}"]
     seeded = task.case.precision == "int8" and task.case.source.calibration is None
-    return [*outcome.value.warnings, *([_SEEDED] if seeded else [])]
+    return [*map(str, outcome.value.warnings), *([_SEEDED] if seeded else [])]
 
 
 def _copy(engine: Path, export: Path) -> None:

@@ -16,7 +16,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from engines.base import Unsupported
+from engines.base import Unsupported, Warning
 from engines.tensorrt_engines.build_monitor import check, logger_of, new_monitor, reasons, watch_memory
 from engines.tensorrt_engines.timing_cache import attach_timings, keep_timings
 from exporters.cache import Cache, file_sha256
@@ -63,7 +63,7 @@ class Built:
     peak_host_mib: float | None
     """The building process's peak above its start."""
     peak_device_mib: float | None
-    warnings: tuple[str, ...]
+    warnings: tuple[Warning, ...]
 
 
 def batch_shapes(specs: Sequence[TensorSpec], batches: tuple[int, int, int]) -> dict[str, tuple[Shape, Shape, Shape]]:
@@ -94,7 +94,7 @@ def build_engine(
     `progress` is called a few times a second. Raises ModelError for a graph that the library's parser refuses (with
     node, operator and reason), Unsupported for a target that it does not have, RuntimeError where the builder fails.
     """
-    warnings: list[str] = []
+    warnings: list[Warning] = []
 
     def produce(path: Path) -> None:
         made = _build(library, request, cache, progress, path)
@@ -103,7 +103,7 @@ def build_engine(
         record_of(path).write_text(json.dumps(made))
 
     def damaged(path: Path) -> None:
-        warnings.append("engine-cache: a damaged or foreign file was built again")
+        warnings.append(Warning("engine-cache", "a damaged or foreign file was built again"))
 
     path, cached = cache.entry("engines", engine_key(library, request), ".engine", produce, rebuild, damaged)
     return Built(path, cached, **json.loads(record_of(path).read_text()), warnings=tuple(warnings))
@@ -149,7 +149,7 @@ def _build(
 ) -> dict[str, Any]:
     """Build and serialize to `path`; the rest of what `Built` tells."""
     started = time.perf_counter()
-    warnings: list[str] = []
+    warnings: list[Warning] = []
     logger, monitor = logger_of(library), new_monitor(library, progress)
     logger.errors.clear()
     # TensorRT for RTX measures nothing, and with a timing cache it would look for a GPU.

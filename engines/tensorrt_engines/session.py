@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from engines.base import Array, Building, BuiltAhead, Job, Layer, Mark, Memory, Proof, Unsupported
+from engines.base import Array, Building, BuiltAhead, Job, Layer, Mark, Memory, Proof, Unsupported, Warning
 from engines.batch_range import parse_batches
 from engines.catalog import ENGINES
 from engines.cuda_graph import capture
@@ -100,7 +100,7 @@ class TrtSession:
         self.specs = _specs(job)
         driver = _driver(job.engine)
         self.output_names, self.products = _names(job.onnx)
-        self.warnings: list[str] = []
+        self.warnings: list[Warning] = []
         self.runtime: Any = None
         self.engine: Any = None
         self.runtime_config: Any = None
@@ -148,7 +148,7 @@ class TrtSession:
         """What the engine's inspector says of its layers, and what this session did."""
         summary = summarize(self._layers(), self.products)
         if self.request.precision == "tf32" and summary["compute_types"] and not summary["tf32_kernels"]:
-            self.warnings.append("unproven: TF32 was allowed, and no kernel's name says that it was used")
+            self.warnings.append(Warning("unproven", "TF32 was allowed, and no kernel's name says that it was used"))
         built = self.built
         return Proof(
             library=f"{PRODUCTS[self.job.engine]} {self.library.__version__}",
@@ -200,10 +200,8 @@ class TrtSession:
         self.job.phase("load")
         self.warnings += built.warnings
         if not built.cached:
-            self.warnings.append(
-                "built-here: peak_memory_mib and other_mib include what building took in this process; the next run "
-                "takes the engine from the cache"
-            )
+            included = "peak_memory_mib and other_mib include what building took in this process"
+            self.warnings.append(Warning("built-here", f"{included}; the next run takes the engine from the cache"))
         return built
 
     def _load(self) -> None:
@@ -211,7 +209,8 @@ class TrtSession:
         self.runtime = self.library.Runtime(self.logger)
         self.engine = self.runtime.deserialize_cuda_engine(self.built.path.read_bytes())
         if self.engine is None and self.built.cached:
-            self.warnings.append(f"engine-cache: an engine that does not load was built again ({self._said()})")
+            reason = f"an engine that does not load was built again ({self._said()})"
+            self.warnings.append(Warning("engine-cache", reason))
             self.logger.errors.clear()
             self.built = self._build(anew=True)
             self.engine = self.runtime.deserialize_cuda_engine(self.built.path.read_bytes())
@@ -293,7 +292,7 @@ class TrtSession:
         try:
             return read_layers(inspector.get_engine_information(self.library.LayerInformationFormat.JSON))
         except ValueError as error:
-            self.warnings.append(f"unproven: the engine's description cannot be read ({error})")
+            self.warnings.append(Warning("unproven", f"the engine's description cannot be read ({error})"))
             return []
 
     def _check(self, accepted: Any, what: str) -> None:

@@ -14,18 +14,20 @@ import os
 from pathlib import Path
 from typing import Any
 
+from engines.base import Warning
 from exporters.cache import locked
 
 _DIGEST_BYTES = 32
 
 
-def attach_timings(config: Any, path: Path) -> list[str]:
+def attach_timings(config: Any, path: Path) -> list[Warning]:
     """Give `config` the timing cache in `path`, or an empty one; returns warnings."""
     data, intact = _read(path)
-    warnings = [] if intact else ["timing-cache: a damaged file was dropped"]
+    warnings = [] if intact else [Warning("timing-cache", "a damaged file was dropped")]
     timings = config.create_timing_cache(data)
     if data and (timings is None or not config.set_timing_cache(timings, ignore_mismatch=False)):
-        warnings.append("timing-cache: the library refuses the file, as of another device or version; it was dropped")
+        said = "the library refuses the file, as of another device or version; it was dropped"
+        warnings.append(Warning("timing-cache", said))
         data = b""
     if not data:
         config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)

@@ -1,4 +1,4 @@
-"""Normalize activations (batch, channels, height, width) across channels."""
+"""What enters: activations (batch, channels, height, width). What leaves: the same, normalized across channels."""
 
 from __future__ import annotations
 

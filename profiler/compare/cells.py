@@ -1,4 +1,4 @@
-"""Compare the results of several sides, such as two machines, cell by cell.
+"""What enters: results of several sides, such as two machines. What leaves: a row a cell, with ratio and verdict.
 
 A ratio is the base's time over the side's: how many times faster the side is. Its interval and verdict follow the rules
 of profiler/results/speedups.py: between processes on device time from three processes a side, else within them and no

@@ -1,4 +1,4 @@
-"""Find what the environments of the sides do not have in common."""
+"""What enters: the environments of each side's runs. What leaves: what the sides do not have in common."""
 
 from __future__ import annotations
 

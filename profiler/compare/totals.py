@@ -1,4 +1,4 @@
-"""Compute geometric means over the cells of a comparison, and put them into sentences.
+"""What enters: the cells of a comparison. What leaves: geometric means, and who is how many times faster, in words.
 
 The sentences are worded like those of the published benchmarks: "Across all models, the Quadro M4000 is 1.05x to 1.25x
 faster than Tesla K80".

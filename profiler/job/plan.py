@@ -1,4 +1,4 @@
-"""Make the cases of a config in running order, some with a reason why they cannot run."""
+"""What enters: a Config and the device. What leaves: the Cases in running order, some with a reason why not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute who is how many times faster on all models, next to the published conclusions.
+"""What enters: results and the published figures. What leaves: sentences on who is how many times faster on all models.
 
 A comparison is the range, over all networks that both ran, of the ratios of their times for a forward and a backward
 pass, worded like the source's: "Across all models, the Quadro P5000 is 2.2x to 2.5x faster than Quadro M4000."

@@ -1,4 +1,4 @@
-"""Make convnet-benchmarks' tables of L1 to L5 with our rows marked."""
+"""What enters: results of single layers. What leaves: convnet-benchmarks' tables of L1 to L5, ours marked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the published figures in references/*.csv, and what each study is called.
+"""What enters: references/*.csv. What leaves: the published figures as polars frames, and what each study is called.
 
 references/README.md explains the files, their columns and the slips of their sources, which are kept.
 """

@@ -1,4 +1,4 @@
-"""Make gpu-study's tables: GPU × framework × network, and time per sample."""
+"""What enters: times by setup. What leaves: gpu-study's tables: GPU × framework × network, and time per sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List the suites that ship as jobs: what each measures, and how long it takes."""
+"""What enters: suites/*.yaml. What leaves: the table of `python -m profiler suites`: what each measures, how long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make tables in the published form from results and references/, with our rows marked.
+"""What enters: results of one or several runs, and references/. What leaves: tables in the published form, ours marked.
 
 The published rows and ours stand together, ranked by time. A row of ours that was measured at another batch size than
 the published is ranked by its time per image, and the table says so.

@@ -1,4 +1,4 @@
-"""Write the chosen configuration as a folder that runs by itself: model, config.json, run.py."""
+"""What enters: the chosen candidate and its run. What leaves: a folder with the model, config.json and run.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write config.json, run.py, requirements.txt and README.txt of an exported folder."""
+"""What enters: the chosen candidate and the files of its model. What leaves: the papers that go with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make the candidates for deployment from the results of one model, replicates combined."""
+"""What enters: rows of results of one model. What leaves: its `Candidate`s for deployment, replicates put together."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from engines.base import Warning
 from profiler.job.case import Role
 
 VERSIONS = ("driver", "cuda", "cudnn", "torch_version", "onnxruntime_version", "tensorrt_version")
@@ -90,7 +91,7 @@ def _candidate(rows: Sequence[Mapping[str, Any]], prices: Mapping[str, float]) -
     first = (measured or rows)[0]
     machine = machine_of(first)
     values = [_values(row, prices.get(machine, row["usd_per_hour"])) for row in measured]
-    kinds = {warning.partition(":")[0] for row in measured for warning in row["warnings"] or ()}
+    kinds = {Warning.parse(warning).kind for row in measured for warning in row["warnings"] or ()}
     if any(row["throttled"] for row in measured):
         kinds.add("throttled")
     return Candidate(

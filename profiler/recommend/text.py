@@ -1,4 +1,4 @@
-"""Write a recommendation as text, Markdown or JSON."""
+"""What enters: what is told of a recommendation. What leaves: a page for the terminal, Markdown, or JSON."""
 
 from __future__ import annotations
 

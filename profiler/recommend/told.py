@@ -1,4 +1,4 @@
-"""Collect what a reader should know of a recommendation, piece by piece, in reading order."""
+"""What enters: a `Recommendation`. What leaves: all that a reader is told of it, piece by piece, in reading order."""
 
 from __future__ import annotations
 

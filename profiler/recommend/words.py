@@ -1,4 +1,4 @@
-"""Explain why a candidate was not chosen, with the figures that decide."""
+"""What enters: a candidate that was not chosen. What leaves: the reason, in words and in figures fit to be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make the Vega-Lite specifications of the charts, without their data.
+"""What enters: what the scales must hold. What leaves: Vega-Lite specifications of charts, without their data.
 
 No text of the user's stands in one but as a value in a scale's domain, which no renderer interprets.
 """

@@ -1,4 +1,4 @@
-"""List the charts of a report and the rows that each is drawn from."""
+"""What enters: what the scales must hold. What leaves: every chart of a report, and which rows it is drawn from."""
 
 from __future__ import annotations
 

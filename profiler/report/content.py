@@ -1,4 +1,4 @@
-"""Make the tables of a report, by name."""
+"""What enters: `Data`. What leaves: the tables of a report, by name."""
 
 from __future__ import annotations
 

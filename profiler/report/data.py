@@ -1,4 +1,4 @@
-"""Aggregate runs to what a report shows, within what a page can hold.
+"""What enters: `Runs`. What leaves: `Data`, all that a report shows, aggregated and within what a page can hold.
 
 Of a case's raw samples nothing is read but those of the lines that are shown.
 """

@@ -1,4 +1,4 @@
-"""Put into sentences what each chart shows of a model, and what all models have in common."""
+"""What enters: the lines of a report. What leaves: sentences, what each chart shows of a model and what all say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw each chart of a report as an SVG or PNG file, one for every model and pass."""
+"""What enters: a `Report`. What leaves: each of its charts as an SVG or PNG file, one for every model and pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write a report as one Markdown text."""
+"""What enters: a `Report` and its images. What leaves: the report as one Markdown text."""
 
 from __future__ import annotations
 

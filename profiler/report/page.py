@@ -1,4 +1,4 @@
-"""Write a report as one HTML page that loads nothing: scripts, styles and data are in it."""
+"""What enters: a `Report`. What leaves: one HTML page that loads nothing: scripts, styles and data are in it."""
 
 from __future__ import annotations
 

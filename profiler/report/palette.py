@@ -1,4 +1,4 @@
-"""Define the report's colours for light and dark, and Vega-Lite's configuration."""
+"""What enters: nothing. What leaves: the report's colours on light and on dark paper, and Vega-Lite's configuration."""
 
 from __future__ import annotations
 

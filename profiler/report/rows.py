@@ -1,4 +1,4 @@
-"""Make the rows that the charts draw, by data set, and what their scales must hold."""
+"""What enters: `Data`. What leaves: the rows that the charts draw, by data set, and what their scales must hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Put a report's sections into reading order, whatever they are written as."""
+"""What enters: `Data`. What leaves: `Report`, its sections in the order of reading, whatever they are written as."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write the paragraphs between a report's charts and tables; `…` is code."""
+"""What enters: `Data`. What leaves: what the report's sections say beside their charts and tables; `…` is code."""
 
 from __future__ import annotations
 

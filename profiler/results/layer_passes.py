@@ -1,4 +1,4 @@
-"""Put the passes of single layers side by side, and find the best of each layer.
+"""What enters: results of single layers. What leaves: their passes side by side, and the best of each layer.
 
 The form of convnet-benchmarks' layer-wise tables (https://github.com/soumith/convnet-benchmarks), whose last row picks
 the fastest library for each layer and pass: what an engine would reach that chose among all of them.

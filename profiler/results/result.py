@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engines.base import Proof
+from engines.base import Proof, Warning
 from profiler.job.case import Case, CaseId
 from profiler.nvml import Telemetry
 from profiler.processes.process import Status
@@ -103,7 +103,7 @@ class Result:
     telemetry: Telemetry = field(default_factory=Telemetry)
     roofline: Roofline = field(default_factory=Roofline)
     proof: Proof | None = None
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[Warning] = field(default_factory=list)
     layers: list[dict[str, Any]] = field(default_factory=list)
     """In running order, with `layer`, `kind`, `nodes` and `ms` as in layers.parquet; empty without --profile."""
     phases: dict[str, float] = field(default_factory=dict)
@@ -125,21 +125,22 @@ class Result:
         """The journal's line, which every version of this program can read."""
         values = vars(self) | {name: _measured(getattr(self, name)) for name in _GROUPS}
         del values["reasons"]
-        proof = self.proof.to_dict() if self.proof else {}
-        return json.dumps({**values, "case_id": str(self.case_id), "reason": self.reason, "proof": proof})
+        values |= {"case_id": str(self.case_id), "reason": self.reason, "warnings": list(map(str, self.warnings))}
+        return json.dumps(values | {"proof": self.proof.to_dict() if self.proof else {}})
 
     @classmethod
     def from_json(cls, line: str) -> Result:
         """Raises ValueError or TypeError for a line that `to_json` did not write whole."""
         values = dict(json.loads(line))
         case_id, reason = CaseId.parse(values.pop("case_id", "")), values.pop("reason", None)
-        proof = values.pop("proof", None)
+        proof, warnings = values.pop("proof", None), values.pop("warnings", [])
         groups = {name: group(**values.pop(name, {})) for name, group in _GROUPS.items()}
         return cls(
             case_id,
             **values,
             **groups,
             reasons=[reason] if reason else [],
+            warnings=list(map(Warning.parse, warnings)),
             proof=Proof.from_dict(proof) if proof else None,
         )
 
@@ -167,7 +168,7 @@ class Result:
             "status": self.status,
             "reason": self.reason,
             "reference": self.reference,
-            "warnings": self.warnings,
+            "warnings": list(map(str, self.warnings)),
             "proof": json.dumps(self.proof.to_dict(), sort_keys=True) if self.proof else None,
             "gpu": environment.get("gpu"),
             **{key: environment.get(key) for key in ("host", "cuda", "driver", "cudnn")},
@@ -226,15 +227,15 @@ def _cost(throughput: float | None, usd_per_hour: float | None) -> dict[str, flo
     return {"usd_per_million_items": 1e6 / items, "items_per_usd": items}
 
 
-def sample_warnings(samples: Mapping[str, list[float]], clock: str) -> list[str]:
+def sample_warnings(samples: Mapping[str, list[float]], clock: str) -> list[Warning]:
     """Warnings where more than one sample in twenty lies outside Tukey's fences, and where the samples drift."""
     values = samples.get(clock, [])
     count = statistics.outliers(values)
     warnings = []
     if count > len(values) / 20:
-        warnings.append(f"outliers: {count} of {len(values)} samples lie outside Tukey's fences")
+        warnings.append(Warning("outliers", f"{count} of {len(values)} samples lie outside Tukey's fences"))
     change = statistics.drift(values)
     if change is not None:
         how = f"{100 * abs(change):.1f} % {'slower' if change > 0 else 'faster'}"
-        warnings.append(f"drift: the last third of the samples is {how} than the first")
+        warnings.append(Warning("drift", f"the last third of the samples is {how} than the first"))
     return warnings

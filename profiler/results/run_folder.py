@@ -17,6 +17,7 @@ import yaml
 from profiler.errors import ConfigError
 from profiler.job.case import Case, CaseId
 from profiler.job.config import Config
+from profiler.results import warning_kinds
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES, whole_row
 from profiler.results.result import Result
 
@@ -66,7 +67,8 @@ class RunFolder:
         (self.path / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
 
     def append(self, result: Result) -> None:
-        """Add one line to the journal and flush it to the disk: what has been measured survives whatever comes."""
+        """Add one line to the journal and flush it to the disk: what has been measured survives a crash."""
+        warning_kinds.check(result.warnings)
         with self.journal.open("ab+") as file:
             # A line that a crash cut off must not swallow this one.
             if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":

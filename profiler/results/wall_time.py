@@ -1,4 +1,4 @@
-"""Add up what a run's wall time was spent on."""
+"""What enters: how long a run's parts took. What leaves: what its wall time went into, in seconds and in a sentence."""
 
 from __future__ import annotations
 

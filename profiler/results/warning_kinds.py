@@ -34,6 +34,9 @@ class WarningKind:
     measured_again: bool = False
 
 
+REMEASURED = "remeasured"
+"""Of a row that was measured a second time."""
+
 _LATENCY: frozenset[Doubt] = frozenset({"latency"})
 _MEMORY: frozenset[Doubt] = frozenset({"memory"})
 _ERROR: frozenset[Doubt] = frozenset({"error"})
@@ -92,7 +95,7 @@ _KINDS = (
         measured_again=True,
     ),
     WarningKind(
-        kind="remeasured",
+        kind=REMEASURED,
         mark="r",
         meaning="first taken while the card slowed down; measured again at the run's end",
         when="the case was first taken while the card slowed down; these figures are of a second time, at the run's "
@@ -249,6 +252,12 @@ def check(warnings: Iterable[Warning]) -> None:
     for warning in warnings:
         if warning.kind not in KINDS:
             raise KeyError(f"no kind of warning is called '{warning.kind}'; declare it in warning_kinds.py")
+
+
+def is_measured_again(warnings: Iterable[Warning]) -> bool:
+    """Whether a row that carries these is to be measured a second time, and was not yet."""
+    kinds = [warning.kind for warning in warnings]
+    return REMEASURED not in kinds and any(kind in KINDS and KINDS[kind].measured_again for kind in kinds)
 
 
 def meaning(kind: str, otherwise: str) -> str:

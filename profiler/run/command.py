@@ -28,9 +28,10 @@ from profiler.results.reading import flat_environment
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import describe as describe_time
+from profiler.results.warning_kinds import is_measured_again
 from profiler.run.probes import probes_among, searched
 from profiler.run.progress import duration, open_display
-from profiler.run.runner import REMEASURED, Runner
+from profiler.run.runner import Runner
 from profiler.run.summary import print_results
 
 _QUICK = {"seconds": 0.3, "min_samples": 5}
@@ -162,10 +163,7 @@ def _report(console: Console, run: RunFolder, lines: Any) -> None:
 
 def _is_done(result: Result, retry: bool) -> bool:
     """Whether a resumed run leaves it as it is: not what was interrupted before a slowed-down card's second time."""
-    second = any(warning.startswith(REMEASURED) for warning in result.warnings)
-    if result.telemetry.throttled and not second:
-        return False
-    return not retry or result.status == "ok"
+    return not is_measured_again(result.warnings) and (not retry or result.status == "ok")
 
 
 def _config_path(options: Options) -> Path:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from engines.base import Warning
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import LargestBatch
 from profiler.job.plan import estimate_seconds
@@ -17,6 +18,7 @@ from profiler.processes.process import Call, run_one
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import WallTime
+from profiler.results.warning_kinds import REMEASURED, is_measured_again
 from profiler.run.prepare import failure, prepare
 from profiler.run.probes import Search, probe_of, short
 from profiler.run.supervise import measure_one
@@ -26,8 +28,6 @@ from profiler.worker.roofline import Roofs, wanted
 from profiler.worker.task import Task
 
 _ROOF_SECONDS = 60.0
-REMEASURED = "remeasured"
-"""The warning of a row that was measured a second time."""
 
 
 class Display(Protocol):
@@ -93,14 +93,14 @@ class Runner:
         slowed: list[Task] = []
 
         def keep(task: Task, result: Result) -> None:
-            if result.telemetry.throttled:
+            if is_measured_again(result.warnings):
                 slowed.append(task)
             self._keep(task.case, result)
 
         def keep_second(task: Task, result: Result) -> None:
             # A second time that failed is no reason to lose the first.
             if result.status == "ok":
-                result.warnings.append(f"{REMEASURED}: first taken while the card slowed down")
+                result.warnings.append(Warning(REMEASURED, "first taken while the card slowed down"))
                 self._keep(task.case, result)
 
         with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:

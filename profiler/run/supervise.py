@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from engines.base import BuiltAhead
+from engines.base import BuiltAhead, Warning
 from engines.catalog import ENGINES
 from profiler.job.case import Case
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
@@ -51,10 +51,10 @@ def result_of(case: Case, outcome: Outcome) -> Result:
     elif isinstance(measured, Result):
         # Everything was measured and checked when profiling the layers ended the process.
         result = measured
-        result.warnings.append(f"no-layers: {outcome.reason}")
+        result.warnings.append(Warning("no-layers", str(outcome.reason)))
     elif isinstance(fitted, Result) and outcome.status == "oom":
         result = fitted
-        result.warnings.append(f"unchecked: no memory was left for the checks: {outcome.reason}")
+        result.warnings.append(Warning("unchecked", f"no memory was left for the checks: {outcome.reason}"))
     else:
         reasons = [outcome.reason] if outcome.reason else []
         result = Result(case.id, outcome.status, reasons, samples=outcome.partial.get("samples", {}))
@@ -72,7 +72,8 @@ def add_telemetry(result: Result, watcher: Watcher) -> None:
     sampled = entered["measure"], entered.get("energy", entered["check"])
     _add_readings(result, readings, [r for r in readings if sampled[0] <= r.seconds <= sampled[1]])
     if watcher.ended():
-        result.warnings.append("telemetry: the process that reads the GPU's sensors ended; see logs/telemetry.log")
+        reason = "the process that reads the GPU's sensors ended; see logs/telemetry.log"
+        result.warnings.append(Warning("telemetry", reason))
 
 
 def drop_if_empty(log: Path) -> None:
@@ -97,9 +98,9 @@ def _add_readings(result: Result, readings: Sequence[Reading], measured: Sequenc
     reasons = 0
     for reading in measured:
         reasons |= reading.reasons or 0
-    result.warnings += [f"throttled: {name}" for name in slowdowns(reasons)]
+    result.warnings += [Warning("throttled", name) for name in slowdowns(reasons)]
     if power_capped(reasons):
-        result.warnings.append("power-cap: the card was at its power limit, which lowers its clocks")
+        result.warnings.append(Warning("power-cap", "the card was at its power limit, which lowers its clocks"))
     memory = result.memory
     used = [reading.memory_mib for reading in readings if reading.memory_mib is not None]
     if used and memory.peak_memory_mib is not None and memory.baseline_mib is not None:

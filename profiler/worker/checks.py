@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engines.base import Array, Proof
+from engines.base import Array, Proof, Warning
 from exporters.gradients import Deviation
 from profiler.job.case import Case
 from profiler.results.result import Parity
@@ -63,16 +63,16 @@ _WRONG = 0.5
 """Relative L2 error from which half of the output is noise: no rounding does that, only a wrong result."""
 
 
-def judge(precision: str, error: float | None) -> tuple[str | None, list[str]]:
+def judge(precision: str, error: float | None) -> tuple[str | None, list[Warning]]:
     """Why a relative L2 error makes the row `failed`, or None; then a warning if it is unusual for the precision."""
     if error is None or not np.isfinite(error):
         return "the outputs are not finite: NaN or infinity where the reference has numbers", []
     if error >= _WRONG:
         return f"the outputs are wrong: relative L2 error {error:.1e} to the reference", []
     usual = _USUAL.get(precision, _USUAL["fp16"])
-    return None, [f"inaccurate: relative L2 error {error:.1e}, usual at {precision} is below {usual:.0e}"] * (
-        error > usual
-    )
+    if error <= usual:
+        return None, []
+    return None, [Warning("inaccurate", f"relative L2 error {error:.1e}, usual at {precision} is below {usual:.0e}")]
 
 
 _FLOOR = 1e-6
@@ -84,7 +84,7 @@ _NOTABLE = 0.01
 
 def judge_gradients(
     precision: str, found: Deviation, own: Deviation, norms: Mapping[str, float]
-) -> tuple[str | None, list[str]]:
+) -> tuple[str | None, list[Warning]]:
     """Why gradients make the row `failed`, or None; then a warning if they are further off than usual.
 
     `found` is the session's, `own` the reference's at that precision, `norms` are those of the reference's gradients.
@@ -110,10 +110,9 @@ def judge_gradients(
     usual = _TIMES * max(_or_zero(own.gradient), _FLOOR)
     if found.gradient <= usual:
         return None, []
-    return None, [
-        f"inaccurate-gradients: relative L2 error {found.gradient:.1e} to fp64, usual at {precision} is below "
-        f"{usual:.1e} for this model"
-    ]
+    error = f"relative L2 error {found.gradient:.1e} to fp64"
+    reason = f"{error}, usual at {precision} is below {usual:.1e} for this model"
+    return None, [Warning("inaccurate-gradients", reason)]
 
 
 _NOT_FINITE = {
@@ -148,30 +147,29 @@ def mismatch(case: Case, proof: Proof) -> str | None:
     return "; ".join(wrong) or None
 
 
-def remarks(case: Case, proof: Proof) -> list[str]:
+def remarks(case: Case, proof: Proof) -> list[Warning]:
     """Warnings for what is no contradiction but should be known."""
     found = []
     types = proof.compute_types
     if case.precision == "int8" and case.source.calibration is None:
-        found.append("calibration: seeded data, so accuracy says nothing")
+        found.append(Warning("calibration", "seeded data, so accuracy says nothing"))
     if types and _mixed(case, types) and (strays := _strays(case, types)):
-        found.append(
-            f"mixed-precision: {sum(strays.values())} of {sum(types.values())} convolutions and products computed in "
-            + " and ".join(sorted(strays))
-        )
+        share = f"{sum(strays.values())} of {sum(types.values())}"
+        reason = f"{share} convolutions and products computed in {' and '.join(sorted(strays))}"
+        found.append(Warning("mixed-precision", reason))
     if types is not None and (not types or "unknown" in types):
-        found.append(
-            f"unproven: the types of {types.get('unknown', 'all')} convolutions and products could not be seen"
-        )
+        unknown = types.get("unknown", "all")
+        found.append(Warning("unproven", f"the types of {unknown} convolutions and products could not be seen"))
     on_cpu = (proof.providers or {}).get("CPUExecutionProvider")
     if proof.device == "cuda" and on_cpu:
-        found.append(f"cpu-nodes: {on_cpu} nodes ran on the CPU provider")
+        found.append(Warning("cpu-nodes", f"{on_cpu} nodes ran on the CPU provider"))
     if proof.graph_breaks:
-        found.append(f"graph-breaks: torch.compile left the graph {proof.graph_breaks} times")
+        found.append(Warning("graph-breaks", f"torch.compile left the graph {proof.graph_breaks} times"))
     if proof.cuda_graph_wanted and (proof.cuda_graph_skips or not proof.cuda_graph):
-        found.append("no-cuda-graph: torch.compile recorded no CUDA graph, or not for all; the worker's log says why")
+        reason = "torch.compile recorded no CUDA graph, or not for all; the worker's log says why"
+        found.append(Warning("no-cuda-graph", reason))
     if proof.cuda_graph_fallback:
-        found.append(f"no-cuda-graph: every call was enqueued anew ({proof.cuda_graph_fallback})")
+        found.append(Warning("no-cuda-graph", f"every call was enqueued anew ({proof.cuda_graph_fallback})"))
     return found + list(proof.warnings or [])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engines.base import Session, Trainable
+from engines.base import Session, Trainable, Warning
 from exporters.gradients import GradientReference, Gradients, deviation, reference_items, tiled
 from exporters.inputs import seeded_inputs
 from profiler.job.case import Case
@@ -22,14 +22,14 @@ def check_gradients(task: Task, session: Session, result: Result) -> None:
     """Adds the columns loss_error and gradient_error; a row whose gradients are wrong becomes `failed`."""
     case = task.case
     if case.training.dropout:
-        result.warnings.append("unchecked-gradients: dropout is on, so they are others in every iteration")
+        result.warnings.append(Warning("unchecked-gradients", "dropout is on, so they are others in every iteration"))
         return
     if not is_checked(case):
         return
     items = reference_items(case.batch_size)
     reference = task.prepared.gradients.get((case.training.head, items), "none was made")
     if not isinstance(reference, GradientReference):
-        result.warnings.append(f"unchecked-gradients: there is no reference: {reference}")
+        result.warnings.append(Warning("unchecked-gradients", f"there is no reference: {reference}"))
         return
     assert isinstance(session, Trainable), f"{case.engine} trains and cannot show its gradients"
     truth = Gradients.read(reference.path)

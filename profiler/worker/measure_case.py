@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import engines
-from engines.base import Array, BuiltAhead, Job, Session, Unsupported
+from engines.base import Array, BuiltAhead, Job, Session, Unsupported, Warning
 from engines.catalog import ENGINES
 from exporters import inputs
 from exporters.cache import Cache, file_sha256
@@ -180,7 +180,8 @@ def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: P
         if left > ENERGY_SECONDS + 2 * expected_ms / 1000:
             energy_mj = energy_per_call(session, clock, lambda: nvml.energy_mj() or 0.0, expected_ms)
         else:
-            measured.warnings.append(f"no-energy: budget.timeout leaves no time for the loop of {ENERGY_SECONDS:g} s")
+            reason = f"budget.timeout leaves no time for the loop of {ENERGY_SECONDS:g} s"
+            measured.warnings.append(Warning("no-energy", reason))
     host_peak = host.peak_mib()  # Before the engine reads its own files again to declare its weights.
     phases.enter("check")
     memory = MemoryParts()
@@ -190,9 +191,10 @@ def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: P
     result = Result(case.id, "ok", clock=measured.clock, stop_reason=measured.stop_reason, samples=measured.samples)
     result.memory, result.warnings = memory, measured.warnings + sample_warnings(measured.samples, measured.clock)
     if not steady:
-        result.warnings.append("unsteady: the warm-up ended before two windows agreed within 2 %")
+        result.warnings.append(Warning("unsteady", "the warm-up ended before two windows agreed within 2 %"))
     if memory.host_peak_mib is not None and not counted_anew:
-        result.warnings.append("host-peak: the kernel does not count anew, so host_peak_mib includes the set-up")
+        reason = "the kernel does not count anew, so host_peak_mib includes the set-up"
+        result.warnings.append(Warning("host-peak", reason))
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
     result.telemetry.energy_mj_per_item = None if energy_mj is None else energy_mj / case.batch_size
     if case.role is not Role.CELL:
@@ -320,13 +322,13 @@ def _check(task: Task, session: Session, outputs: Sequence[Array], result: Resul
 def _profile(session: Session, result: Result, enough: bool) -> None:
     """Add the layers, or a warning why there are none: they are no reason to lose what was measured."""
     if not enough:
-        result.warnings.append("no-layers: budget.timeout leaves no time to profile them")
+        result.warnings.append(Warning("no-layers", "budget.timeout leaves no time to profile them"))
         return
     try:
         layers = session.layers()
     except Exception as error:
         traceback.print_exc()
-        result.warnings.append(f"no-layers: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        result.warnings.append(Warning("no-layers", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
         return
     result.layers = [
         {"layer": layer.name, "kind": layer.kind, "nodes": list(layer.nodes), "ms": layer.ms} for layer in layers
@@ -342,7 +344,7 @@ def _add_roofline(task: Task, result: Result, copied_bytes: int, report: Report)
     latency, gpu = (median(result.samples.get(name, [])) for name in (result.clock or "", "gpu"))
     fastest = min((ms for ms in (latency, gpu) if ms is not None), default=None)
 
-    def judge(roofs: roofline.Roofs) -> tuple[str | None, list[str]]:
+    def judge(roofs: roofline.Roofs) -> tuple[str | None, list[Warning]]:
         flops = cost.flops(case.pass_)
         result.roofline = roofline.place(flops, case.batch_size, latency, moved, precision, roofs)
         lowest = roofline.floor(flops, case.batch_size, moved, precision, roofs)

@@ -18,12 +18,10 @@ import engines
 from engines.base import Rebatchable, Session
 from profiler.processes.process import Report, explain
 from profiler.results.result import Result
+from profiler.results.warning_kinds import doubting
 from profiler.run.supervise import result_of
 from profiler.worker.measure_case import Bench, Phases, check_batch, make_job, open_bench, take_figures
 from profiler.worker.task import Task
-
-_OF_MEMORY = ("built-here", "host-peak")
-"""Warnings about memory figures, of which these rows have none."""
 
 
 def measure_batches(tasks: Sequence[Task], report: Report) -> None:
@@ -85,7 +83,8 @@ class _Process:
         result = take_figures(task, job, self._session, bench, phases)
         if rebatched:
             result.seconds.load_s = None  # Nothing was loaded.
-        result.warnings = [warning for warning in result.warnings if warning.partition(":")[0] not in _OF_MEMORY]
+        # Its rows have no figures of memory: its process holds what other batches left.
+        result.warnings = [warning for warning in result.warnings if warning.kind not in doubting("memory")]
         return result
 
     def _close(self) -> None:

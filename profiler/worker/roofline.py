@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from engines.base import Warning
 from engines.catalog import Device
 from exporters.single_layers import Conv2d, Layer
 from profiler.job.case import Case
@@ -135,7 +136,9 @@ def arithmetic_saved(layer: Layer | None) -> float:
     return max(_IMPOSSIBLE, math.prod(layer.kernel)) if isinstance(layer, Conv2d) else _IMPOSSIBLE
 
 
-def judge(fastest_ms: float | None, floor: Floor | None, saved: float = _IMPOSSIBLE) -> tuple[str | None, list[str]]:
+def judge(
+    fastest_ms: float | None, floor: Floor | None, saved: float = _IMPOSSIBLE
+) -> tuple[str | None, list[Warning]]:
     """Why a time so far below its floor makes the row `failed`, or None; then a warning if it is below at all.
 
     `saved` is how far below the limit of arithmetic a time may be.
@@ -151,7 +154,7 @@ def judge(fastest_ms: float | None, floor: Floor | None, saved: float = _IMPOSSI
     if times <= (saved if limit == "arithmetic" else _IMPOSSIBLE):
         arithmetic = "convolutions by Winograd need fewer multiplications"
         memory = "reading can be faster than the copy that was measured, and an engine may store weights in less"
-        return None, [f"below-floor: {below}; {arithmetic if limit == 'arithmetic' else memory}"]
+        return None, [Warning("below-floor", f"{below}; {arithmetic if limit == 'arithmetic' else memory}")]
     if limit == "arithmetic":
         excuse = (
             "Winograd's F(4×4) can do with a quarter of a convolution's multiplications, but hardly of a whole call's"

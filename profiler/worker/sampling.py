@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engines.base import Warning
 from profiler.job.case import Budget
 from profiler.stats.samples import median
 from profiler.stats.stop_rule import StopRule
@@ -46,7 +47,7 @@ class Measurement:
     samples: Samples = field(default_factory=dict)
     throughput: float | None = None
     stop_reason: str = ""
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[Warning] = field(default_factory=list)
 
 
 def first_run(session: Runnable, clock: Clock) -> float:
@@ -94,7 +95,7 @@ def measure(
     only = clock.headline == "host"
     block = 1 if expected_ms >= _SHORT_MS else max(1, round(_SHORT_MS / max(expected_ms, 1e-4)))
     if block > 1:
-        result.warnings.append(f"short-calls: timed in blocks of {block}")
+        result.warnings.append(Warning("short-calls", f"timed in blocks of {block}"))
     seconds = budget.seconds * (1.0 if only else _SHARES["headline"])
     rule = StopRule(budget.min_samples, budget.max_samples, seconds, min_seconds=seconds / 2)
     result.stop_reason = _sample(
@@ -146,7 +147,7 @@ def energy_per_call(
     return (energy_mj() - before) / calls
 
 
-def host_bound(samples: Samples) -> list[str]:
+def host_bound(samples: Samples) -> list[Warning]:
     """The warning that the host sets the latency or is close to it: enqueueing takes over 0.8 of the device's time.
 
     `event` / `gpu` > 1.05 tells of gaps between launches. Where enqueueing is far faster than the device works, it is
@@ -157,25 +158,28 @@ def host_bound(samples: Samples) -> list[str]:
         return []
     if not gpu:
         gaps = enqueue is not None and enqueue > 0.8 * event
-        return [f"host-bound: of {event:.3g} ms a call the host enqueues for {enqueue:.3g} ms"] if gaps else []
+        return (
+            [Warning("host-bound", f"of {event:.3g} ms a call the host enqueues for {enqueue:.3g} ms")] if gaps else []
+        )
     slow_host = enqueue is None or enqueue > 0.8 * gpu
     if event / gpu > 1.05:
         if slow_host:
-            return [f"host-bound: of {event:.3g} ms a call the device works {gpu:.3g} ms"]
-        return [f"queue-bound: {event:.3g} ms a call with more calls queued behind it, {gpu:.3g} ms alone"]
+            return [Warning("host-bound", f"of {event:.3g} ms a call the device works {gpu:.3g} ms")]
+        return [Warning("queue-bound", f"{event:.3g} ms a call with more calls queued behind it, {gpu:.3g} ms alone")]
     if slow_host and enqueue is not None:
-        return [f"host-bound: enqueueing takes {enqueue:.3g} ms of the device's {gpu:.3g} ms; a slower host would show"]
+        said = f"enqueueing takes {enqueue:.3g} ms of the device's {gpu:.3g} ms; a slower host would show"
+        return [Warning("host-bound", said)]
     return []
 
 
-def inconsistent(event_ms: float, call_ms: float) -> list[str]:
+def inconsistent(event_ms: float, call_ms: float) -> list[Warning]:
     """The warning that two clocks contradict each other by over 10 %, as they do where the machine was disturbed.
 
     `call_ms` is a call's time in the back-to-back loop, which events measure one by one.
     """
     if max(event_ms / call_ms, call_ms / event_ms) <= _CONTRADICTION:
         return []
-    return [f"inconsistent: {event_ms:.3g} ms a call by events, {call_ms:.3g} ms in the back-to-back loop"]
+    return [Warning("inconsistent", f"{event_ms:.3g} ms a call by events, {call_ms:.3g} ms in the back-to-back loop")]
 
 
 def _gated(session: Runnable, clock: Clock, budget: Budget, block: int, result: Measurement, now: Now) -> None:
@@ -195,7 +199,7 @@ def _gated(session: Runnable, clock: Clock, budget: Budget, block: int, result: 
         now,
     )
     if reason == _NOT_TAKEN:
-        result.warnings.append("gate-overrun: the launches of one call outlast any gate")
+        result.warnings.append(Warning("gate-overrun", "the launches of one call outlast any gate"))
     else:
         result.samples |= gated
 

@@ -22,6 +22,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto
 
+from engines.base import Warning
 from engines.tensorrt_engines.build import BuildRequest, Built
 
 ALIGNMENT = 256
@@ -130,7 +131,7 @@ class StandIn:
         model = onnx.load(request.onnx)
         onnx.helper.set_model_props(model, {"profile": json.dumps(request.shapes)})
         path.write_bytes(model.SerializeToString())
-        return Built(path, False, 12.5, 900.0, 300.0, ("engine-cache: so says the stand-in",))
+        return Built(path, False, 12.5, 900.0, 300.0, (Warning("engine-cache", "so says the stand-in"),))
 
     def goes_wrong(self, step: str, logger: ILogger) -> bool:
         """Whether this is the step that is to fail; then the log says so."""

@@ -19,7 +19,7 @@ import onnxruntime
 import pytest
 import torch
 
-from engines.base import Unsupported
+from engines.base import Unsupported, Warning
 from engines.cuda_graph import capture
 from engines.tensorrt_engines import session as trt
 from engines.tensorrt_engines.buffers import ALIGNMENT, Buffers
@@ -429,7 +429,7 @@ def test_a_row_has_parity_clocks_memory_and_proof(measure: Measure) -> None:
         assert sum(parts) == pytest.approx(result.memory.peak_memory_mib)
         assert result.seconds.build_s == 12.5
         assert result.proof.compute_types == {"float32" if width == 4 else "float16": 3}
-        assert "engine-cache: so says the stand-in" in result.warnings
+        assert Warning("engine-cache", "so says the stand-in") in result.warnings
 
 
 def test_a_replayed_row_enqueues_sooner(measure: Measure) -> None:
@@ -444,8 +444,8 @@ def test_a_row_whose_capture_breaks_off_is_ok_and_warned_of(measure: Measure, li
     library.refuses_capture = "by waiting"
     result = measure("fp16", cuda_graph=True)
     assert (result.status, result.reason) == ("ok", None)
-    (warning,) = (w for w in result.warnings if w.startswith("no-cuda-graph"))
-    assert "not permitted when stream is capturing" in warning
+    (warning,) = (w for w in result.warnings if w.kind == "no-cuda-graph")
+    assert "not permitted when stream is capturing" in warning.text
     assert min(len(result.samples[name]) for name in ("event", "gpu", "h2d", "d2h")) > 0
 
 

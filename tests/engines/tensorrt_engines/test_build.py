@@ -23,7 +23,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from engines.base import Unsupported
+from engines.base import Unsupported, Warning
 from engines.batch_range import parse_batches
 from engines.tensorrt_engines.build import (
     BuildRequest,
@@ -48,7 +48,7 @@ from exporters.source import ModelError, ModelSource
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[3]
-DAMAGED = "engine-cache: a damaged or foreign file was built again"
+DAMAGED = Warning("engine-cache", "a damaged or foreign file was built again")
 
 
 @pytest.fixture(scope="session")
@@ -491,7 +491,7 @@ def test_damaged_timings_are_dropped(plain: Any, small: BuildRequest, cache: Cac
     intact = timing_file(cache).read_bytes()
     timing_file(cache).write_bytes(intact[:-5])
     again = built(plain, request, cache, rebuild=True)
-    assert again.warnings == ("timing-cache: a damaged file was dropped",)
+    assert again.warnings == (Warning("timing-cache", "a damaged file was dropped"),)
     assert timing_file(cache).read_bytes() == intact
 
 
@@ -554,7 +554,7 @@ def test_timings_that_the_library_refuses_are_dropped(tmp_path: Path) -> None:
     first.timings.entries.add("of another device")
     keep_timings(first, path)
     (warning,) = attach_timings(second, path)
-    assert warning.startswith("timing-cache: the library refuses the file")
+    assert str(warning).startswith("timing-cache: the library refuses the file")
     assert second.timings.entries == set()
 
 

@@ -250,7 +250,7 @@ def test_int8_needs_one_product_in_int8_and_the_rest_is_remarked() -> None:
     narrow = changed(CONVOLUTION, TacticName="sm80_xmma_fprop_implicit_gemm_i8i8_i8i32_f32_nhwckrsc_nhwc")
     wide = changed(GEMM, TacticName="sm80_xmma_gemm_f32f32_f32f32_f32_tn_n")
     assert mismatch(case("int8"), proof(narrow, wide)) is None
-    said = [remark for remark in remarks(case("int8"), proof(narrow, wide)) if remark.startswith("mixed-precision: ")]
+    said = [remark for remark in remarks(case("int8"), proof(narrow, wide)) if remark.kind == "mixed-precision"]
     assert said == ["mixed-precision: 1 of 2 convolutions and products computed in float32"]
     assert "asked for int8, computed in float32 (1×), unknown (1×)" in (mismatch(case("int8"), proof(wide)) or "")
 
@@ -259,4 +259,4 @@ def test_what_cannot_be_seen_is_unproven_and_no_failure() -> None:
     opaque = proof(changed(POINTWISE, LayerType="Myelin", Metadata=""))
     assert mismatch(case("fp16"), opaque) is None
     (remark,) = remarks(case("fp16"), opaque)
-    assert remark == "unproven: the types of 2 convolutions and products could not be seen"
+    assert str(remark) == "unproven: the types of 2 convolutions and products could not be seen"

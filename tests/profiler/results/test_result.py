@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.base import Building, Proof
+from engines.base import Building, Proof, Warning
 from engines.catalog import Training
 from exporters.source import ModelSource
 from profiler.job.case import Case, CaseId
@@ -40,7 +40,7 @@ def full(case_id: CaseId = CASE.id, status: str = "ok") -> Result:
         parity=Parity(rel_l2_error=1e-3, max_abs_error=0.1),
         telemetry=Telemetry(power_w=250.0, throttled=False),
         proof=Proof(tf32=False, providers={"CUDAExecutionProvider": 9}, details={"casts": 0}),
-        warnings=["outliers: 3"],
+        warnings=[Warning("outliers", "3")],
         phases={"measure": 3.0},
     )
 
@@ -276,11 +276,11 @@ def test_outliers_are_warned_of_above_one_sample_in_twenty(strays, warned):
 def test_a_drift_is_warned_of_in_words(factor, says):
     first = [1.0, 1.001, 0.999] * 10
     samples = {"host": [*first, *first, *(factor * ms for ms in first)]}
-    expected = [f"drift: the last third of the samples is {says} than the first"] if says else []
+    expected = [Warning("drift", f"the last third of the samples is {says} than the first")] if says else []
     assert sample_warnings(samples, "host") == expected
     assert sample_warnings(samples, "event") == []
 
 
 def test_outliers_and_a_drift_are_both_warned_of():
     samples = {"host": [*([1.0, 1.001] * 15), *([1.02, 1.021] * 15), *([1.04, 1.041] * 12), *([9.0] * 6)]}
-    assert [warning.split(":")[0] for warning in sample_warnings(samples, "host")] == ["outliers", "drift"]
+    assert [warning.kind for warning in sample_warnings(samples, "host")] == ["outliers", "drift"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from engines.base import Warning
 from exporters.source import ModelSource
 from profiler import load
 from profiler.errors import ConfigError
@@ -21,7 +22,9 @@ def case(model: str) -> Case:
 
 
 def measured(model: str, *ms: float) -> Result:
-    return Result(case(model).id, "ok", clock="host", samples={"host": list(ms)}, warnings=["outliers: ü, of 3"])
+    return Result(
+        case(model).id, "ok", clock="host", samples={"host": list(ms)}, warnings=[Warning("outliers", "ü, of 3")]
+    )
 
 
 @pytest.fixture

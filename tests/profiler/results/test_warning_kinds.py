@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import polars as pl
@@ -10,7 +11,7 @@ import pytest
 from engines.base import Warning
 from profiler.results import warning_kinds
 from profiler.results.columns import kind_of_warning
-from profiler.results.warning_kinds import KINDS
+from profiler.results.warning_kinds import KINDS, is_measured_again
 
 OUTLIERS = Warning("outliers", "7 of 40: far from the median")
 
@@ -44,3 +45,26 @@ def test_a_kind_that_is_not_declared_is_refused_and_one_of_another_version_under
 def test_the_kinds_that_make_a_figure_doubtful():
     assert set(warning_kinds.doubting("memory")) == {"built-here", "host-peak"}
     assert {"drift", "throttled"} < set(warning_kinds.doubting("latency"))
+
+
+def made_in_the_sources() -> set[str]:
+    """The kinds of every `Warning(…)` in the product, from the literal or the constant that names them."""
+    root = Path(__file__).resolve().parents[3]
+    found = set()
+    for file in (file for package in ("engines", "profiler") for file in (root / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Warning":
+                kind = node.args[0]
+                found.add(kind.value if isinstance(kind, ast.Constant) else getattr(warning_kinds, ast.unparse(kind)))
+    return found
+
+
+def test_every_kind_is_made_somewhere_and_every_warning_is_of_a_declared_kind():
+    assert made_in_the_sources() == set(KINDS)
+
+
+def test_what_was_slowed_down_is_measured_once_more_and_not_twice():
+    slow, again = Warning("throttled", "hw-slowdown"), Warning("remeasured", "first taken while the card slowed down")
+    assert is_measured_again([OUTLIERS, slow])
+    assert not is_measured_again([slow, again])
+    assert not is_measured_again([OUTLIERS, Warning("moonlight", "it was bright")])

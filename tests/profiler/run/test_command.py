@@ -24,9 +24,10 @@ import pytest
 import yaml
 from onnx import TensorProto, helper, numpy_helper
 
+from engines.base import Warning
 from engines.catalog import PRESETS
 from exporters.catalog import CATALOG
-from profiler.nvml import Telemetry, visible_gpus
+from profiler.nvml import visible_gpus
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.result import Result
 from profiler.run.command import _is_done
@@ -685,20 +686,20 @@ def test_resumed_sessions_are_added_up_in_the_environment(resumed: Resumed) -> N
 
 
 @pytest.mark.parametrize(
-    ("status", "throttled", "warnings", "retry", "done"),
+    ("status", "kinds", "retry", "done"),
     [
-        ("ok", False, [], False, True),
-        ("ok", True, [], False, False),
-        ("ok", True, ["remeasured: first taken while the card slowed down"], False, True),
-        ("failed", None, [], False, True),
-        ("failed", None, [], True, False),
-        ("ok", None, [], True, True),
+        ("ok", ["outliers"], False, True),
+        ("ok", ["throttled"], False, False),
+        ("ok", ["throttled", "remeasured"], False, True),
+        ("failed", [], False, True),
+        ("failed", [], True, False),
+        ("ok", [], True, True),
     ],
 )
 def test_a_resumed_run_measures_what_was_slowed_down_and_not_yet_again(
-    status: Any, throttled: bool | None, warnings: list[str], retry: bool, done: bool
+    status: Any, kinds: list[str], retry: bool, done: bool
 ) -> None:
-    assert _is_done(Result("x", status, telemetry=Telemetry(throttled=throttled), warnings=warnings), retry) == done
+    assert _is_done(Result("x", status, warnings=[Warning(kind, "as it was") for kind in kinds]), retry) == done
 
 
 def test_resume_with_only_keeps_the_other_rows(resumed: Resumed, run: Run) -> None:

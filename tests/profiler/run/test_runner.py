@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engines.base import Building, BuiltAhead, Job, Proof
+from engines.base import Building, BuiltAhead, Job, Proof, Warning
 from engines.catalog import ENGINES
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
@@ -69,7 +69,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
 
 
 def result(case: Case, ms: float, throttled: bool) -> Result:
-    return Result(case.id, "ok", clock="host", samples={"host": [ms]}, telemetry=Telemetry(throttled=throttled))
+    warnings = [Warning("throttled", "sw-thermal-slowdown")] if throttled else []
+    return Result(case.id, "ok", clock="host", samples={"host": [ms]}, warnings=warnings)
 
 
 def test_a_case_taken_while_the_card_slowed_down_is_measured_once_more_at_the_end(run) -> None:
@@ -82,7 +83,7 @@ def test_a_case_taken_while_the_card_slowed_down_is_measured_once_more_at_the_en
     assert display.told == [first.id, second.id, first.id]
     found = folder.results()
     assert found[first.id].samples == {"host": [5.0]}
-    assert found[first.id].warnings == ["remeasured: first taken while the card slowed down"]
+    assert found[first.id].warnings == [Warning("remeasured", "first taken while the card slowed down")]
     assert found[second.id].warnings == []
     assert len(folder.journal.read_text().splitlines()) == 3
     assert wall.seconds["measure"] == 6.0
@@ -92,7 +93,7 @@ def test_a_case_that_is_slowed_down_again_is_not_measured_a_third_time(run) -> N
     hot = case("a")
     folder, display, _ = run([hot], {hot.id: [result(hot, 9.0, throttled=True), result(hot, 8.0, throttled=True)]})
     assert display.told == [hot.id] * 2
-    assert folder.results()[hot.id].telemetry.throttled
+    assert [warning.kind for warning in folder.results()[hot.id].warnings] == ["throttled", "remeasured"]
 
 
 def test_a_second_time_that_failed_does_not_lose_the_first(run) -> None:
@@ -138,7 +139,7 @@ def test_a_row_without_telemetry_says_so(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(supervise, "run_one", process)
     monkeypatch.setattr(Watched, "dead", True)
     got = supervise.measure_one(Task(case("a"), Prepared(), Budget()), tmp_path, (), lambda phase: None, Watched())
-    assert [warning.split(":")[0] for warning in got.warnings] == ["telemetry"]
+    assert [warning.kind for warning in got.warnings] == ["telemetry"]
 
 
 def reading(memory_mib: float | None = None, reasons: int = 0) -> Reading:
@@ -149,7 +150,7 @@ def test_reasons_seen_while_measuring_are_warnings_of_their_own(run) -> None:
     got = Result(case("x").id, "ok")
     supervise._add_readings(got, [], [reading(reasons=0x4), reading(reasons=0x40)])
     assert got.telemetry.throttled
-    assert [warning.split(":")[0] for warning in got.warnings] == ["throttled", "power-cap"]
+    assert [warning.kind for warning in got.warnings] == ["throttled", "power-cap"]
 
 
 def test_memory_that_only_a_poll_saw_is_in_the_peak_and_in_what_no_allocator_knows_of() -> None:
@@ -178,7 +179,7 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: 
     def build(job: Job) -> BuiltAhead:
         job.phase("build")
         built.append(job)
-        return BuiltAhead(False, ["engine-cache: a damaged or foreign file was built again"])
+        return BuiltAhead(False, [Warning("engine-cache", "a damaged or foreign file was built again")])
 
     engine = replace(ENGINES["eager"], module="an_engine_that_builds", builds="anywhere")
     monkeypatch.setitem(sys.modules, engine.module, SimpleNamespace(build=build))
@@ -200,5 +201,5 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: 
     assert called == ["profiler.worker.measure_case:build_ahead", "profiler.worker.measure_case:measure_case"]
     assert (built[0].engine, built[0].batch_size) == ("eager", 1)
     assert found.proof == Proof(build=Building(seconds=3.0, cached=False))
-    assert found.warnings == ["engine-cache: a damaged or foreign file was built again"]
+    assert found.warnings == [Warning("engine-cache", "a damaged or foreign file was built again")]
     assert found.phases == {"build": 3.0, "load": 1.0}

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from engines.base import Warning
 from profiler.job.case import Budget
 from profiler.worker.clock import GATE_SLACK_MS, CpuClock, Mark, Run, Samples
 from profiler.worker.sampling import Measurement, energy_per_call, first_run, host_bound, inconsistent, measure, warm_up
@@ -261,7 +262,7 @@ def test_a_gate_that_cannot_hold_leaves_gpu_null_and_warns():
     world.gates_hold = False
     result = world.measure()
     assert "gpu" not in result.samples
-    assert [warning.split(":")[0] for warning in result.warnings] == ["gate-overrun"]
+    assert [warning.kind for warning in result.warnings] == ["gate-overrun"]
     assert result.throughput is not None
 
 
@@ -271,7 +272,7 @@ def test_short_calls_are_timed_in_blocks_and_the_row_says_so(headline):
     result = world.measure()
     blocks = {block for what, _, block in world.asked if what in ("time_calls", "time_gated")}
     assert blocks == {5}
-    assert "short-calls: timed in blocks of 5" in result.warnings
+    assert Warning("short-calls", "timed in blocks of 5") in result.warnings
     assert result.samples[headline][0] == pytest.approx(0.01, rel=0.1)
 
 
@@ -304,20 +305,20 @@ def test_host_bound(event, gpu, enqueue, says):
     given = {"event": event, "gpu": gpu, "enqueue": enqueue}
     warnings = host_bound({name: [value] * 3 for name, value in given.items() if value is not None})
     assert len(warnings) == (says is not None)
-    assert all(warning.startswith("host-bound: ") and says in warning for warning in warnings)
+    assert all(warning.kind == "host-bound" and says in warning.text for warning in warnings)
 
 
 @pytest.mark.parametrize(("event", "enqueue"), [(2.79, 1.2), (1.06, 0.79)])
 def test_gaps_that_the_host_does_not_make_are_the_queues(event, enqueue):
     (warning,) = host_bound({"event": [event], "gpu": [event / 1.06 if event < 2 else 2.45], "enqueue": [enqueue]})
-    assert warning.startswith("queue-bound: ")
-    assert f"{event:.3g} ms a call with more calls queued behind it" in warning
+    assert warning.kind == "queue-bound"
+    assert f"{event:.3g} ms a call with more calls queued behind it" in warning.text
 
 
 @pytest.mark.parametrize(("event", "loop"), [(31.7, 20.9), (5.1, 8.4)])
 def test_clocks_that_contradict_each_other(event, loop):
     (warning,) = inconsistent(event, loop)
-    assert warning == f"inconsistent: {event} ms a call by events, {loop} ms in the back-to-back loop"
+    assert str(warning) == f"inconsistent: {event} ms a call by events, {loop} ms in the back-to-back loop"
 
 
 @pytest.mark.parametrize(("event", "loop"), [(5.0, 5.4), (5.0, 4.6)])
@@ -339,7 +340,7 @@ def test_no_more_gated_samples_are_taken_than_allowed():
 @pytest.mark.parametrize(("enqueue_ms", "kind"), [(0.9, "host-bound"), (0.1, "queue-bound")])
 def test_a_session_with_gaps_carries_the_warning(enqueue_ms, kind):
     result = World("event", call_ms=1.0, event_ms=2.0, enqueue_ms=enqueue_ms).measure()
-    assert [warning.split(":")[0] for warning in result.warnings] == [kind]
+    assert [warning.kind for warning in result.warnings] == [kind]
 
 
 def test_energy_is_the_counters_difference_over_the_calls_of_at_least_five_seconds():
