@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from profiler.errors import ConfigError
 from profiler.job.case import setting_words
 from profiler.results.layer_profiles import Profiled, groups, modules, names, profiled, together
 from profiler.results.reading import read_runs
+from profiler.tables.numbers import decimals, each, percent, shares, whole
+from profiler.tables.table import Table, excerpt, figure, name, of_rows
+from profiler.tables.writers import print_table
 
 _KEYS = ("model", "variant", "pass", "precision", "batch_size")
 _GROUP = ("model", "pass", "precision", "batch_size", "setting")
@@ -23,8 +24,6 @@ _GROUP = ("model", "pass", "precision", "batch_size", "setting")
 _WRITTEN = {"batch_size": "batch"}
 _BAR = 10
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_LEAST = 10
-"""Characters that a name keeps on the narrowest terminal."""
 _METHOD = (
     "Layers are timed in some calls of their own, with a profiler on. On CUDA their time is the device's, without the"
     " gaps between kernels; on the CPU it is the host's."
@@ -56,11 +55,11 @@ def execute(options: Options, console: Console) -> int:
     top, cases = options.top, select(read(options.run), dict(zip(_KEYS, chosen, strict=True)))
     for case in cases:
         console.print()
-        console.print(_case_table(case, console.width, top))
+        print_table(console, _case_table(case, top))
         console.print(Text(_summary(case)), soft_wrap=True)
     for alike in _comparable(cases):
         console.print()
-        console.print(_side_by_side(alike, console.width, top))
+        print_table(console, _side_by_side(alike, top))
         console.print(Text(_READING, style="dim"))
     console.print(Text(f"\n{_METHOD}", style="dim"))
     return 0
@@ -107,38 +106,43 @@ def _comparable(cases: Sequence[Profiled]) -> list[list[Profiled]]:
     ]
 
 
-def _case_table(case: Profiled, width: int, top: int | None) -> Table:
-    nodes = any(layer["nodes"] for layer in case.layers)
+def _case_table(case: Profiled, top: int | None) -> Table:
     longest = max((layer["share"] for layer in case.layers), default=0.0)
     shown = _longest([layer["ms"] for layer in case.layers], top)
     rows = []
     for number in shown:
         layer = case.layers[number]
         bar = _bar(layer["share"] / longest if longest else 0.0)
-        figures = [str(layer["order"] + 1), f"{layer['ms']:,.3f}", f"{100 * layer['share']:.1f}", bar]
+        figures = [layer["order"] + 1, layer["ms"], layer["share"], bar]
         rows.append([*figures, layer["kind"], layer["layer"], names(layer["nodes"])])
     if len(shown) < len(case.layers):
         rest = [layer["ms"] for number, layer in enumerate(case.layers) if number not in shown]
-        share = 100 * sum(rest) / (case.ms or 1)
-        rows.append(["", f"{sum(rest):,.3f}", f"{share:.1f}", "", "", f"{len(rest)} more", ""])
-    heads = ["#", "ms", "%", "", "Kind", "Layer", "ONNX nodes"]
-    columns = range(7 if nodes else 6)
-    return _grid(case.row["case_id"], width, heads, rows, columns, right={0, 1, 2}, text={4, 5, 6})
+        rows.append([None, sum(rest), sum(rest) / (case.ms or 1), "", "", f"{len(rest)} more", ""])
+    fields = [
+        figure("#", "order", whole),
+        figure("ms", "ms", each(decimals)),
+        figure("%", "share", shares),
+        name("", "bar"),
+        excerpt("Kind", "kind"),
+        excerpt("Layer", "layer"),
+        excerpt("ONNX nodes", "nodes"),
+    ]
+    return of_rows(case.row["case_id"], fields, rows)
 
 
 def _summary(case: Profiled) -> str:
     """Like "175 layers, 1.066 ms together: 44 % of the latency of 2.400 ms, 96 % of the 1.110 ms on the device"."""
-    said = f"{len(case.layers)} layers, {case.ms:,.3f} ms together"
+    said = f"{len(case.layers)} layers, {decimals(case.ms)} ms together"
     figures = (("latency_ms", "the latency of {} ms"), ("gpu_ms", "the {} ms on the device"))
     parts = [
-        f"{100 * case.ms / case.row[column]:.0f} % of {words.format(f'{case.row[column]:,.3f}')}"
+        f"{percent(case.ms / case.row[column])} % of {words.format(decimals(case.row[column]))}"
         for column, words in figures
         if case.row[column]
     ]
     return said + (f": {', '.join(parts)}" if parts else "")
 
 
-def _side_by_side(cases: Sequence[Profiled], width: int, top: int | None) -> Table:
+def _side_by_side(cases: Sequence[Profiled], top: int | None) -> Table:
     row, variants = cases[0].row, [case.row["variant"] for case in cases]
     eager = next((c.row["variant"] for c in cases if c.row["engine"] == "eager"), "")
     every = groups(cases)
@@ -159,43 +163,14 @@ def _side_by_side(cases: Sequence[Profiled], width: int, top: int | None) -> Tab
     for head, column in (("latency", "latency_ms"), ("on the device", "gpu_ms")):
         figures = [case.row[column] for case in cases]
         if any(figures):
-            rows.append(["", head, *("" if ms is None else f"{ms:,.3f}     " for ms in figures)])
+            rows.append(["", head, *("" if ms is None else f"{decimals(ms)}     " for ms in figures)])
     what = [row["model"], row["pass"], row["precision"], f"batch {row['batch_size']}", *setting_words(row["setting"])]
-    title = f"{', '.join(what)}: node by node, ms"
-    heads = ["PyTorch modules", "ONNX nodes", *variants]
-    columns = range(0 if eager else 1, len(heads))
-    return _grid(title, width, heads, rows, columns, right=set(range(2, len(heads))), text={0, 1}, body=body)
-
-
-def _grid(
-    title: str,
-    width: int,
-    heads: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    columns: Sequence[int],
-    right: set[int],
-    text: set[int],
-    body: int | None = None,
-) -> Table:
-    """The `columns` of the rows, of which only those of `text` are cut to fit `width`; a line follows row `body`."""
-    needs = {c: max(len(heads[c]), *(len(row[c]) for row in rows)) for c in columns}
-    # Three blanks between columns, one at either edge.
-    room = width - sum(needs[c] for c in columns if c not in text) - 3 * (len(columns) - 1) - 2
-    flexible = sorted((c for c in columns if c in text), key=lambda c: needs[c])
-    for place, c in enumerate(flexible):
-        # What a short column leaves, the longer ones may use.
-        needs[c] = min(needs[c], max(room // (len(flexible) - place), _LEAST))
-        room -= needs[c]
-    # Text, not str: a name may look like markup.
-    table = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for c in columns:
-        head = Text(_clip(heads[c], needs[c]))
-        table.add_column(head, justify="right" if c in right else "left", no_wrap=True, min_width=needs[c])
-    for number, row in enumerate(rows):
-        if number == body:
-            table.add_section()
-        table.add_row(*(Text(_clip(row[c], needs[c])) for c in columns))
-    return table
+    fields = [
+        excerpt("PyTorch modules", "modules"),
+        excerpt("ONNX nodes", "nodes"),
+        *(figure(variant, f"ms_{variant}", list) for variant in variants),
+    ]
+    return of_rows(f"{', '.join(what)}: node by node, ms", fields, rows, totals=len(rows) - body)
 
 
 def _longest(times: Sequence[float], top: int | None) -> list[int]:
@@ -211,13 +186,9 @@ def _cells(layers: Mapping[str, Sequence[Mapping[str, Any]]], variants: Iterable
 
 def _cell(layers: Sequence[Mapping[str, Any]]) -> str:
     count = f" ×{len(layers)}" if len(layers) > 1 else ""
-    return f"{sum(layer['ms'] for layer in layers):,.3f}{count:<5}" if layers else ""
+    return f"{decimals(sum(layer['ms'] for layer in layers))}{count:<5}" if layers else ""
 
 
 def _bar(part: float) -> str:
     eighths = round(8 * _BAR * part)
     return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
-
-
-def _clip(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"

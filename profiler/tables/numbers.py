@@ -19,6 +19,11 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def decimals(value: float, places: int = 3) -> str:
+    """So many decimals: 1,234.500."""
+    return f"{value:,.{places}f}"
+
+
 def counted(number: int, noun: str) -> str:
     """1 cell, 2 cells."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -55,6 +55,11 @@ def name(heading: str, column: str, **more: Any) -> Field:
     return words(heading, column, kind="name", **more)
 
 
+def excerpt(heading: str, column: str, **more: Any) -> Field:
+    """A column of long names, of which the beginning will do."""
+    return words(heading, column, kind="excerpt", **more)
+
+
 def prose(heading: str, column: str, **more: Any) -> Field:
     """A column of sentences."""
     return words(heading, column, kind="prose", **more)
@@ -118,7 +123,8 @@ def of_frame(name: str, title: str, frame: pl.DataFrame) -> Table:
     return Table(name, title, frame, fields, every=True)
 
 
-def of_rows(title: str, fields: Sequence[Field], rows: Iterable[Sequence[Any]]) -> Table:
+def of_rows(title: str, fields: Sequence[Field], rows: Iterable[Sequence[Any]], **more: Any) -> Table:
     """A table of rows that have a value for each field."""
     values = list(zip(*rows, strict=True)) or [()] * len(fields)
-    return Table("", title, {field.columns[0]: column for field, column in zip(fields, values, strict=True)}, fields)
+    frame = {field.columns[0]: column for field, column in zip(fields, values, strict=True)}
+    return Table("", title, frame, fields, **more)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from profiler.tables.numbers import aligned, whole
-from profiler.tables.table import Field, Section, Table, figure, name, of_frame, of_rows, prose, under, words
+from profiler.tables.table import Field, Section, Table, excerpt, figure, name, of_frame, of_rows, prose, under, words
 from profiler.tables.writers import (
     TEXTS,
     csv,
@@ -77,7 +77,7 @@ def test_a_long_name_folds_and_loses_nothing() -> None:
 
 def test_an_excerpt_is_cut_and_a_name_is_not() -> None:
     rows = [["x" * 30, "y" * 30]]
-    table = of_rows("", [words("Cut", "cut", kind="excerpt"), name("Whole", "whole")], rows)
+    table = of_rows("", [excerpt("Cut", "cut"), name("Whole", "whole")], rows)
     (line,) = [line for line in printed(table, 50) if "y" in line]
     assert line.split() == ["x" * 15 + "…", "y" * 30]
 
