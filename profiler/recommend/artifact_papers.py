@@ -12,7 +12,8 @@ from typing import Any
 
 from engines.catalog import ENGINES, Engine
 from profiler.job.case import Case
-from profiler.recommend.candidates import VERSIONS, Candidate
+from profiler.recommend.candidates import Candidate
+from profiler.results.columns import Group, names
 
 EXAMPLES = {
     "eager": "module",
@@ -39,7 +40,7 @@ def write_papers(candidate: Candidate, case: Case, made: Mapping[str, Any], fold
         **made,
         "measured": {
             "machine": candidate.machine,
-            **{name: row[name] for name in ("gpu", *VERSIONS)},
+            **{name: row[name] for name in ("gpu", *names(Group.VERSIONS))},
             "run_ids": list(candidate.run_ids),
             "replicates": candidate.replicates,
             "figures": candidate.figures,

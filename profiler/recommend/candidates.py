@@ -13,15 +13,16 @@ import polars as pl
 
 from engines.base import Warning
 from profiler.job.case import Role
+from profiler.results.columns import COLUMNS, DERIVED, Group, columns, names, parts
 
-VERSIONS = ("driver", "cuda", "cudnn", "torch_version", "onnxruntime_version", "tensorrt_version")
-SET_UP = ("export_s", "build_s", "load_s")
-_KEY = ["machine", *VERSIONS, "device", "engine", "variant", "precision", "batch_size", "extra", "options"]
+_KEY = ["machine", *names(Group.VERSIONS), "device", "engine", "variant", "precision", "batch_size", "extra", "options"]
 """Rows that agree in all of these are replicates of one another, be it in several runs."""
-_FIGURES = (
-    *("latency_ms", "latency_p90_ms", "latency_p95_ms", "latency_p99_ms", "latency_ci_low_ms", "latency_ci_high_ms"),
-    *("gpu_ms", "host_ms", "throughput", "peak_memory_mib", "energy_mj_per_item", "samples", *SET_UP),
-)
+FIGURES = {
+    **{c.name: c for c in columns(Group.LATENCY, Group.CLOCKS, Group.SET_UP) if c.type.is_numeric()},
+    **{c.name: c for c in COLUMNS.values() if c.objective},
+    **DERIVED,
+}
+"""What a candidate is compared by and what is printed of it."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,7 @@ class Candidate:
     """A variant at a precision and a batch size on one machine: what may be deployed, or why it was not measured.
 
     `each` holds a figure's values by its column, one for each measured replicate that has it. To the results' columns
-    come `error` (`rel_l2_error`, in training `gradient_error`), `set_up_s` (export, build and load together, seconds)
-    and `usd_per_million_items` at the price that is asked for.
+    come those derived of them; `usd_per_million_items` is at the price that is asked for.
     """
 
     name: str
@@ -115,17 +115,16 @@ def _is_measured(row: Mapping[str, Any]) -> bool:
 
 def _gathered(values: Sequence[Mapping[str, float | None]]) -> dict[str, tuple[float, ...]]:
     """By figure those of the replicates that have it."""
-    names = dict.fromkeys(name for value in values for name in value)
-    return {name: tuple(v for value in values if (v := value[name]) is not None) for name in names}
+    return {name: tuple(v for value in values if (v := value[name]) is not None) for name in FIGURES}
 
 
 def _values(row: Mapping[str, Any], usd_per_hour: float | None) -> dict[str, float | None]:
     """One replicate's figures."""
-    set_up = [row[name] for name in SET_UP if row[name] is not None]
+    set_up = [row[name] for name in parts("set_up_s") if row[name] is not None]
     throughput = row["throughput"]
     cost = 1e6 * usd_per_hour / (3600 * throughput) if throughput and usd_per_hour is not None else None
     return {
-        **{name: row[name] for name in _FIGURES},
+        **{name: row[name] for name in FIGURES if name not in DERIVED},
         "error": row["gradient_error" if row["pass"] == "training" else "rel_l2_error"],
         "set_up_s": sum(set_up) if set_up else None,
         "usd_per_million_items": cost,

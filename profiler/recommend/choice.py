@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from profiler.job.case import Role
-from profiler.recommend.candidates import Candidate, candidates
+from profiler.recommend.candidates import FIGURES, Candidate, candidates
 from profiler.results.speedups import VERDICT_CLOCKS, Line, Sides, compare
 from profiler.stats.ratios import (
     REPLICATES_FOR_A_VERDICT,
@@ -26,15 +26,9 @@ from profiler.stats.ratios import (
 )
 from profiler.stats.samples import Floats, Interval
 
-OBJECTIVES = {
-    "latency": "latency_ms",
-    "throughput": "throughput",
-    "memory": "peak_memory_mib",
-    "energy": "energy_mj_per_item",
-    "cost": "usd_per_million_items",
-}
-"""By objective the figure that is to be as low as possible, or as high as possible for those in HIGHER."""
-HIGHER = frozenset({"throughput"})
+OBJECTIVES = {figure.objective: name for name, figure in FIGURES.items() if figure.objective}
+"""By objective the figure that is to be as good as possible."""
+HIGHER = frozenset(name for name, figure in FIGURES.items() if figure.better == "more")
 
 Why = Literal["worse", "tied", "unfit", "unknown", "unmeasured"]
 

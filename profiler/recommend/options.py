@@ -11,7 +11,7 @@ import polars as pl
 
 from engines.catalog import PASSES, PRECISIONS
 from profiler.errors import ConfigError, nearest
-from profiler.recommend.candidates import machine_of
+from profiler.recommend.candidates import FIGURES, machine_of
 from profiler.recommend.choice import OBJECTIVES, Limit, Wanted, rows_of
 from profiler.results.lines import without_probes
 from profiler.stats.samples import PERCENTILE_NEEDS
@@ -90,7 +90,7 @@ def _latency(text: str) -> Limit:
     if not match:
         raise ConfigError(f"--max-latency-ms: '{text}' is no limit; give {valid}")
     name = match["name"]
-    known = {"p50": "latency_ms", **{f"p{q}": f"latency_p{q}_ms" for q in PERCENTILE_NEEDS}}
+    known = {"p50": "latency_ms", **{f"p{c.percentile}": c.name for c in FIGURES.values() if c.percentile}}
     if name is not None and name not in known:
         raise ConfigError(f"--max-latency-ms: unknown '{name}'; give {valid}")
     try:

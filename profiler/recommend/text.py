@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiler.recommend.candidates import Candidate
+from profiler.recommend.candidates import FIGURES, Candidate
 from profiler.recommend.choice import OBJECTIVES, Loser, Margin, Recommendation, break_even
 from profiler.recommend.told import Told, versions
-from profiler.recommend.words import NAMES, reason
+from profiler.recommend.words import reason
 
 
 def print_text(console: Console, told: Told, objective: str) -> None:
@@ -126,8 +126,8 @@ def _margin(margin: Margin) -> dict[str, Any]:
 
 
 def _head(objective: str) -> str:
-    name, unit = NAMES[OBJECTIVES[objective]]
-    return f"{name.capitalize()} {unit}"
+    figure = FIGURES[OBJECTIVES[objective]]
+    return f"{figure.noun.capitalize()} {figure.unit}"
 
 
 def _losers(told: Told, objective: str) -> Table:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from profiler.recommend.candidates import SET_UP, Candidate
+from profiler.recommend.candidates import FIGURES, Candidate
 from profiler.recommend.choice import OBJECTIVES, Limit, Margin, Recommendation, break_even
 from profiler.recommend.words import (
-    NAMES,
     WORSE,
     amount,
     is_unsure,
@@ -24,6 +23,7 @@ from profiler.recommend.words import (
     span,
     times,
 )
+from profiler.results.columns import Group, columns, parts
 from profiler.results.warning_kinds import doubting, meaning
 from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
 from profiler.stats.samples import PERCENTILE_NEEDS
@@ -63,7 +63,7 @@ class Told:
 def tell(found: Recommendation, command: str) -> Told:
     """`command` measures the choice again, or says why none can be given."""
     wanted, choice = found.wanted, found.choice
-    limits = ", ".join(f"{NAMES[limit.figure][0]} {limit_words(limit)}" for limit in wanted.limits)
+    limits = ", ".join(f"{FIGURES[limit.figure].noun} {limit_words(limit)}" for limit in wanted.limits)
     machines = list(dict.fromkeys(c.machine for c in _all(found)))
     place = f" on {machines[0]}" if len(machines) == 1 else f" on one of {', '.join(machines)}" if machines else ""
     what = f"{wanted.model}, {wanted.pass_}{f' ({wanted.work})' if wanted.work else ''}{place}"
@@ -102,15 +102,20 @@ def _nothing(found: Recommendation, measured: int) -> str:
 def _facts(choice: Candidate, limits: Sequence[Limit]) -> list[tuple[str, str]]:
     """Its figures, as far as it has them, each beside its limit."""
     figures = choice.figures
-    tails = [f"p{q} {number(figures[f'latency_p{q}_ms'])}" for q in PERCENTILE_NEEDS if f"latency_p{q}_ms" in figures]
+    tails = [f"{c.heading} {number(figures[c.name])}" for c in FIGURES.values() if c.percentile and c.name in figures]
     latency = ", ".join([f"{amount('latency_ms', figures['latency_ms'])} a call{_spread(choice)}", *tails])
     names = ("throughput", "peak_memory_mib", "error", "energy_mj_per_item", "usd_per_million_items")
-    told = {"latency": latency, **{NAMES[name][0]: amount(name, figures[name]) for name in names if name in figures}}
+    told = {
+        "latency": latency,
+        **{FIGURES[name].noun: amount(name, figures[name]) for name in names if name in figures},
+    }
     if "set_up_s" in figures:
-        parts = [f"{name[:-2]} {seconds(figures[name])}" for name in SET_UP if name in figures]
-        told["set-up"] = seconds(figures["set_up_s"]) + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
+        total = figures["set_up_s"]
+        own = [(FIGURES[name].heading.lower(), figures.get(name, 0.0)) for name in parts("set_up_s")]
+        split = [f"{name} {seconds(value)}" for name, value in own if value >= 0.005 * total]
+        told["set-up"] = seconds(total) + (f" ({', '.join(split)})" if len(split) > 1 else "")
     for limit in limits:
-        name = NAMES[limit.figure][0]
+        name = FIGURES[limit.figure].noun
         told[name.rpartition(" ")[2]] += f"; wanted {f'{name} ' if ' ' in name else ''}{limit_words(limit)}"
     return list(told.items())
 
@@ -196,7 +201,7 @@ def _doubts(found: Recommendation) -> list[str]:
 
 def _close(choice: Candidate, limit: Limit) -> str:
     """Whether a limit that the choice meets is missed by a replicate of it, or lies within the median's interval."""
-    name, values = NAMES[limit.figure][0], choice.each[limit.figure]
+    name, values = FIGURES[limit.figure].noun, choice.each[limit.figure]
     missing = [value for value in values if not limit.holds(value)]
     if missing:
         worst = amount(limit.figure, max(missing, key=limit.excess))
@@ -243,11 +248,10 @@ def _sources(found: Recommendation) -> list[str]:
 
 
 def _notes(found: Recommendation) -> list[str]:
-    tails = [limit for limit in found.wanted.limits if limit.figure.startswith("latency_p")]
     short = {x.limit.figure for loser in found.losers for x in loser.shortfalls if x.value is None}
     margins = [loser.margin for loser in found.losers if loser.margin is not None]
     needs, latency = REPLICATES_FOR_A_VERDICT, found.wanted.objective == "latency"
-    lacking = [PERCENTILE_NEEDS[int(limit.figure[9:11])] for limit in tails if limit.figure in short]
+    lacking = [PERCENTILE_NEEDS[q] for figure in short if (q := FIGURES[figure].percentile)]
     within = [m for m in margins if m.interval is not None and not m.between]
     notes = [f"In parentheses stand 95 % intervals, within one process a side; between processes figures differ more: "
              f"give replicates: {needs} in the job."] if within else []  # fmt: skip
@@ -261,12 +265,5 @@ def _notes(found: Recommendation) -> list[str]:
 
 def versions(row: Mapping[str, object]) -> str:
     """Of the software that a row was measured with."""
-    names = {
-        "driver": "driver",
-        "cuda": "CUDA",
-        "cudnn": "cuDNN",
-        "torch_version": "torch",
-        "onnxruntime_version": "ONNX Runtime",
-        "tensorrt_version": "TensorRT",
-    }
-    return ", ".join(f"{name} {row[key]}" for key, name in names.items() if row[key]) or "versions unknown"
+    known = [f"{c.noun or c.heading} {row[c.name]}" for c in columns(Group.VERSIONS) if row[c.name]]
+    return ", ".join(known) or "versions unknown"

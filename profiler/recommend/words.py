@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from profiler.job.case import Role
-from profiler.recommend.candidates import Candidate
+from profiler.recommend.candidates import FIGURES, Candidate
 from profiler.recommend.choice import HIGHER, OBJECTIVES, Limit, Loser, Margin, Recommendation, Relaxation, Shortfall
 from profiler.stats.samples import PERCENTILE_NEEDS
 
-NAMES = {
-    "latency_ms": ("latency", "ms"),
-    **{f"latency_p{q}_ms": (f"p{q} latency", "ms") for q in PERCENTILE_NEEDS},
-    "throughput": ("throughput", "items/s"),
-    "peak_memory_mib": ("memory", "MiB"),
-    "error": ("error", ""),
-    "energy_mj_per_item": ("energy", "mJ an item"),
-    "usd_per_million_items": ("cost", "USD a million items"),
-}
-"""What a figure is called, and its unit."""
 WORSE = {
     "latency": ("is", "slower by"),
     "throughput": ("does", "fewer items a second, by"),
@@ -38,7 +28,7 @@ def reason(loser: Loser, found: Recommendation) -> str:
         return _unknown(candidate, OBJECTIVES[objective])
     assert loser.margin is not None and found.choice is not None and found.best is not None, "it met every limit"
     if loser.why == "tied":
-        same = "indistinguishable" if loser.margin.tied else f"the same {NAMES[OBJECTIVES[objective]][0]}"
+        same = "indistinguishable" if loser.margin.tied else f"the same {FIGURES[OBJECTIVES[objective]].noun}"
         return f"{same}, but {needs_more(candidate, found.choice)}"
     than = "" if found.best is found.choice else f" than {found.best.name}"
     unsure = ", which is not certain" if is_unsure(loser.margin) else ""
@@ -62,20 +52,19 @@ def relaxation(relaxed: Relaxation, found: Recommendation) -> str:
 
 
 def limit_name(limit: Limit) -> str:
-    return f"{NAMES[limit.figure][0]} {limit_words(limit)}"
+    return f"{FIGURES[limit.figure].noun} {limit_words(limit)}"
 
 
 def limit_words(limit: Limit) -> str:
     """Like "≤ 2 ms"."""
-    unit = NAMES[limit.figure][1]
-    return f"{'≥' if limit.figure in HIGHER else '≤'} {limit.value:,.10g}{f' {unit}' if unit else ''}"
+    unit = FIGURES[limit.figure].unit
+    return f"{'≥' if limit.figure in HIGHER else '≤'} {limit.value:,.10g}{'' if unit == 'error' else f' {unit}'}"
 
 
 def amount(figure: str, value: float) -> str:
     """A figure with its unit, to three significant digits."""
-    if figure == "error":
-        return exponent(value)
-    return f"{number(value)} {NAMES[figure][1]}"
+    unit = FIGURES[figure].unit
+    return exponent(value) if unit == "error" else f"{number(value)} {unit}"
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -147,7 +136,7 @@ def is_unsure(margin: Margin) -> bool:
 
 def _shortfall(candidate: Candidate, missed: Shortfall) -> str:
     limit, value = missed.limit, missed.value
-    name = NAMES[limit.figure][0]
+    name = FIGURES[limit.figure].noun
     if value is None:
         return _unknown(candidate, limit.figure)
     if limit.figure == "error":
@@ -159,10 +148,10 @@ def _shortfall(candidate: Candidate, missed: Shortfall) -> str:
 
 def _unknown(candidate: Candidate, figure: str) -> str:
     """Why a candidate lacks a figure, as far as that is known."""
-    name = NAMES[figure][0]
-    if figure.startswith("latency_p"):
-        q, samples = int(figure[9:11]), int(candidate.figures.get("samples", 0))
-        return f"no p{q}: it takes {PERCENTILE_NEEDS[q]} samples, and there are {samples}"
+    name = FIGURES[figure].noun
+    if percentile := FIGURES[figure].percentile:
+        samples = int(candidate.figures.get("samples", 0))
+        return f"no p{percentile}: it takes {PERCENTILE_NEEDS[percentile]} samples, and there are {samples}"
     if figure == "usd_per_million_items" and candidate.row["throughput"] is not None:
         return f"no price of {candidate.machine}: give --usd-per-hour"
     swept = candidate.row["role"] == Role.SWEEP

@@ -34,7 +34,8 @@ class Group(StrEnum):
     ENERGY = "energy"
     MACHINE = "machine"
     COST = "cost"
-    ENVIRONMENT = "environment"
+    PLACE = "place"
+    VERSIONS = "versions"
 
 
 class Shown(IntEnum):
@@ -66,6 +67,8 @@ class Column:
     better: Literal["less", "more"] | None = None
     part_of: str = ""
     percentile: int | None = None
+    objective: str = ""
+    """What `recommend --objective` calls it."""
     shown: Shown = Shown.FILES
 
 
@@ -81,9 +84,6 @@ _ms = partial(_figure, unit="ms", better="less")
 _mib = partial(_figure, unit="MiB", better="less")
 _seconds = partial(_figure, unit="s", better="less")
 _error = partial(_figure, unit="error", better="less")
-
-SET_UP_TOTAL = "set_up_s"
-"""What the columns of a set-up are parts of; no file has it."""
 
 
 def _case() -> Iterator[Column]:
@@ -149,7 +149,8 @@ def _latency() -> Iterator[Column]:
     tail = "percentiles, null below 64, 130 and 662 samples"
     sampling = "how many samples, and why sampling stopped: `precision`, `plateau`, `budget`, `max_samples`"
     yield _text("clock", "Clock", "the headline clock: `event` on a GPU, `host` on a CPU")
-    yield _ms("latency_ms", "Latency", "median of one call on that clock", shown=Shown.TERMINAL)
+    median = "median of one call on that clock"
+    yield _ms("latency_ms", "Latency", median, noun="latency", objective="latency", shown=Shown.TERMINAL)
     yield _ms("latency_mean_ms", "Mean", "mean and minimum", shown=Shown.FILES)
     yield _ms("latency_min_ms", "Least", "mean and minimum", shown=Shown.FILES)
     yield _ms("latency_p90_ms", "p90", tail, noun="p90 latency", percentile=90)
@@ -196,8 +197,8 @@ def _parts() -> Iterator[Column]:
 
 def _throughput() -> Iterator[Column]:
     meaning = "items per second of a back-to-back loop of at least 0.5 s"
-    unit, shown = "items/s", Shown.TERMINAL
-    yield _figure("throughput", "Items/s", meaning, noun="throughput", unit=unit, better="more", shown=shown)
+    own = {"noun": "throughput", "objective": "throughput", "unit": "items/s", "better": "more"}
+    yield _figure("throughput", "Items/s", meaning, **own, shown=Shown.TERMINAL)
 
 
 def _memory() -> Iterator[Column]:
@@ -210,7 +211,7 @@ def _memory() -> Iterator[Column]:
         "the two parts of the rest: what the engine's allocator holds unused, and what no allocator knows of (loaded "
         "kernels, handles of cuDNN and cuBLAS)"
     )
-    yield _mib("peak_memory_mib", "Memory", peak, shown=Shown.TERMINAL)
+    yield _mib("peak_memory_mib", "Memory", peak, noun="memory", objective="memory", shown=Shown.TERMINAL)
     yield _mib("context_mib", "Context", of_peak, part_of="peak_memory_mib")
     yield _mib("weights_mib", "Weights", of_peak, part_of="peak_memory_mib")
     yield _mib("gradients_mib", "Gradients", of_peak, part_of="peak_memory_mib")
@@ -232,10 +233,10 @@ def _set_up() -> Iterator[Column]:
         "set-up: export to ONNX, compiling, loading, the first call after that (torch.compile's very first call is in "
         "`build_s`; its cache on disk is the run's own, so a later case of a run may find parts of an earlier one)"
     )
-    yield _seconds("export_s", "Export", meaning, part_of=SET_UP_TOTAL)
-    yield _seconds("build_s", "Build", meaning, part_of=SET_UP_TOTAL)
-    yield _seconds("load_s", "Load", meaning, part_of=SET_UP_TOTAL)
-    yield _seconds("first_run_s", "First run", meaning, part_of=SET_UP_TOTAL)
+    yield _seconds("export_s", "Export", meaning, part_of="set_up_s")
+    yield _seconds("build_s", "Build", meaning, part_of="set_up_s")
+    yield _seconds("load_s", "Load", meaning, part_of="set_up_s")
+    yield _seconds("first_run_s", "First run", meaning, part_of="set_up_s")
 
 
 def _accuracy() -> Iterator[Column]:
@@ -274,7 +275,8 @@ def _roofline() -> Iterator[Column]:
 def _energy() -> Iterator[Column]:
     energy = "millijoules of the whole card, from a loop of at least 5 s; null without `energy: true`"
     medians = "NVML's medians while sampling, the energy loop apart; `throttled` for thermal or hardware slowdown"
-    yield _figure("energy_mj_per_item", "Energy an item", energy, noun="energy", unit="mJ", better="less")
+    own = {"noun": "energy", "objective": "energy", "unit": "mJ/item", "better": "less"}
+    yield _figure("energy_mj_per_item", "Energy", energy, **own)
     yield _figure("power_w", "Power", medians, unit="W")
     yield _figure("sm_clock_mhz", "SM clock", medians, unit="MHz")
     yield _figure("temperature_c", "Temperature", medians, unit="°C")
@@ -296,17 +298,21 @@ def _machine() -> Iterator[Column]:
 
 def _cost() -> Iterator[Column]:
     price = "at `throughput` and that price"
-    items = "USD/1M items"
-    yield _figure("usd_per_million_items", items, price, noun="cost", unit="USD", better="less", shown=Shown.TERMINAL)
+    unit = "USD/1M items"
+    own = {"noun": "cost", "objective": "cost", "unit": unit, "better": "less"}
+    yield _figure("usd_per_million_items", unit, price, **own, shown=Shown.TERMINAL)
     yield _figure("items_per_usd", "Items per $", price, unit="items", better="more")
 
 
-def _environment() -> Iterator[Column]:
+def _place() -> Iterator[Column]:
+    yield _text("gpu", "GPU", "the environment")
+    yield _text("host", "Host", "the environment")
+
+
+def _versions() -> Iterator[Column]:
     meaning = "the environment"
-    yield _text("gpu", "GPU", meaning)
-    yield _text("host", "Host", meaning)
     yield _text("cuda", "CUDA", meaning)
-    yield _text("driver", "Driver", meaning)
+    yield _text("driver", "Driver", meaning, noun="driver")
     yield _text("cudnn", "cuDNN", meaning)
     yield _text("torch_version", "torch", meaning)
     yield _text("onnxruntime_version", "ONNX Runtime", meaning)
@@ -328,11 +334,18 @@ _DECLARED = (
     (Group.OUTCOME, _evidence),
     (Group.MACHINE, _machine),
     (Group.COST, _cost),
-    (Group.ENVIRONMENT, _environment),
+    (Group.PLACE, _place),
+    (Group.VERSIONS, _versions),
 )
 
 COLUMNS = {column.name: replace(column, group=group) for group, declared in _DECLARED for column in declared()}
 """By name, in the order of results.parquet."""
+
+DERIVED = {
+    "set_up_s": _seconds("set_up_s", "Set-up", "what its parts come to", noun="set-up"),
+    "error": _error("error", "Error", "`rel_l2_error`, in training `gradient_error`", noun="error"),
+}
+"""Figures that are made of columns; no file has them."""
 
 RESULTS: dict[str, pl.DataType] = {column.name: column.type for column in COLUMNS.values()}
 """One row a case."""

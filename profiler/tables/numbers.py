@@ -153,11 +153,12 @@ UNITS: dict[str, tuple[str, Format]] = {
     "TFLOP/s": ("", ms),
     "share": ("%", shares),
     "error": ("", errors),
-    "mJ": ("mJ", ms),
+    "mJ/item": ("mJ/item", ms),
     "W": ("W", whole),
     "MHz": ("MHz", whole),
     "°C": ("°C", whole),
     "USD": ("", ms),
+    "USD/1M items": ("", ms),
     "items": ("", whole),
     "FLOPs": ("", rates),
 }

@@ -23,6 +23,7 @@ from profiler.recommend.options import Options, check, make_wanted
 from profiler.recommend.text import as_json, as_markdown, print_text
 from profiler.recommend.told import Told, tell
 from profiler.recommend.words import exponent, items, number, reason, seconds, span
+from profiler.report.data import gather
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.reading import read_runs, with_all_columns
 
@@ -110,7 +111,7 @@ def random_rows(rng: np.random.Generator) -> list[Row]:
                 "peak_memory_mib": memory * (1 + spread * rng.standard_normal()),
                 "rel_l2_error": float(rng.choice([1e-6, 4e-4, 1e-2])), "energy_mj_per_item": 40 * own,
                 "latency_p99_ms": 1.1 * own if rng.random() < 0.7 else None,
-                "export_s": set_up[0] or None, "build_s": set_up[1] or None, "load_s": set_up[2] or None,
+                "export_s": set_up[0] or None, "build_s": set_up[1] or None, "first_run_s": set_up[2] or None,
                 "clock": "host" if device == "cpu" else "event", "device": device, "usd_per_hour": 3.6,
             }  # fmt: skip
             figures |= dict.fromkeys(hidden)
@@ -150,7 +151,7 @@ class Cell:
         self.values["error"] = [r["rel_l2_error"] for r in self.ok if r.get("rel_l2_error") is not None]
         # 3.6 dollars an hour are a thousandth of a dollar a second.
         self.values["usd_per_million_items"] = [1e6 / 1000 / value for value in self.values["throughput"]]
-        set_ups = [[r[k] for k in ("export_s", "build_s", "load_s") if r[k] is not None] for r in self.ok]
+        set_ups = [[r[k] for k in ("export_s", "build_s", "first_run_s") if r[k] is not None] for r in self.ok]
         self.set_up = float(np.median([sum(s) for s in set_ups if s])) if any(set_ups) else math.inf
         self.memory = self.figure("peak_memory_mib", math.inf)
         self.medians = {
@@ -490,6 +491,17 @@ def test_a_build_pays_off_after_so_many_items():
     )
     # (44 - 0.5) s / (2 - 1) ms
     assert "Its build pays off after 44,000 items against eager fp16, batch 1 (set-up of 44 s against 0.5 s)." in told
+
+
+def test_a_break_even_is_that_of_the_report():
+    runs = read_runs([GOLDEN / "h200"])
+    lines = gather(runs).lines.filter(model="resnet50", batch_size=16, **{"pass": "inference"})
+    found = recommend(runs.results.collect(), runs.samples, Wanted("resnet50", batch_sizes=(16,)))
+    named = {f"{c.variant} {c.precision}": c for c in (found.choice, *(x.candidate for x in found.losers)) if c}
+    shown = {line: pays for line, pays in lines.select("line", "pays_off_items").iter_rows() if pays}
+    assert len(shown) > 5
+    for line, pays in shown.items():
+        assert math.ceil(break_even(named[line], named["eager fp32"]) or 0) == pays, line
 
 
 def test_what_makes_a_figure_unreliable_is_told():
