@@ -47,6 +47,10 @@ class Target:
     kind: Device
     gpu: Gpu | None = None
 
+    def __str__(self) -> str:
+        """As a job names it, such as "cuda:0"."""
+        return f"cuda:{self.gpu.index}" if self.gpu else self.kind
+
     @property
     def name(self) -> str:
         """What to call it in a table's title."""

@@ -66,6 +66,14 @@ class RunFolder:
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         (self.path / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
 
+    def read_environment(self) -> dict[str, Any]:
+        """What environment.json says. Raises ConfigError where it cannot be read."""
+        try:
+            environment: dict[str, Any] = json.loads((self.path / "environment.json").read_text())
+        except (OSError, ValueError):
+            raise ConfigError(f"--resume {self.path}: its environment.json cannot be read; start a new run") from None
+        return environment
+
     def append(self, result: Result) -> None:
         """Add one line to the journal and flush it to the disk: what has been measured survives a crash."""
         warning_kinds.check(result.warnings)

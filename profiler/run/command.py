@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -19,22 +19,21 @@ from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Case, Role
 from profiler.job.conditions import parse_only
 from profiler.job.config import Config, load_config, parse_machine
+from profiler.job.config_errors import DEVICE_BLOCKS
 from profiler.job.plan import estimate_seconds, estimate_total, make_plan
 from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.processes.forkserver import libraries
 from profiler.published.command import covers, present, require
 from profiler.results.lines import summary, without_probes, write_tables
 from profiler.results.reading import flat_environment
-from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import describe as describe_time
-from profiler.results.warning_kinds import is_measured_again
 from profiler.run.probes import probes_among, searched
 from profiler.run.progress import duration, open_display
-from profiler.run.runner import Runner
+from profiler.run.runner import Runner, is_done
 from profiler.run.summary import print_results
 
-_QUICK = {"seconds": 0.3, "min_samples": 5}
+_QUICK_SECONDS, _QUICK_SAMPLES = 0.3, 5
 _COMMANDS = (
     *("run", "build", "report", "compare", "recommend", "query", "layers", "published"),
     *("suites", "engines", "models", "environment"),
@@ -59,96 +58,146 @@ class Options:
     machine: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Started:
+    """A run under way: its folder, its job as resolved for the device, and what its environment.json says."""
+
+    run: RunFolder
+    config: Config
+    target: Target
+    environment: dict[str, Any]
+
+
 def execute(options: Options, console: Console) -> int:
     """Run the job; returns the exit code. Raises ConfigError."""
-    if options.retry and options.resume is None:
-        raise ConfigError("--retry goes with --resume and a run's folder")
-    if options.device is not None:
-        check_device(options.device)
-    only = parse_only(options.only)
-    machine = parse_machine(options.machine)
-    path = _config_path(options)
-    wanted = options.device or load_config(path).device
-    for kind in ("cpu", "cuda"):
-        load_config(path, kind, _overrides(options))  # A mistake in the other device's block should show here too.
+    path, only = _job_file(options), parse_only(options.only)
+    requested = check_device(options.device) if options.device else load_config(path).device
+    for kind in DEVICE_BLOCKS:
+        _read_job(options, path, kind)  # A mistake in the other device's block should show here too.
     with libraries() as facts:
-        target = resolve_device(wanted, facts)
-        config = load_config(path, target.kind, _overrides(options))
-        config = config.model_copy(update={"machine": config.machine.model_copy(update=machine)})
-        if options.resume is None:
-            config = config.model_copy(update={"suite": config.suite or path.stem, "budget": _budget(config, options)})
-        budget = _budget(config, options)
+        target = resolve_device(requested, facts)
+        config = _read_job(options, path, target.kind)
         require(config.published)
         cases = make_plan(config, target.kind, only, target.compute_capability)
         if options.dry_run:
-            _print_plan(console, cases, budget, target)
+            _print_plan(console, cases, config.budget, target)
             return 0
         environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
         run = _open_run(options, config, target, environment)
-        return _measure(console, options, config, cases, run, budget, target, environment)
+        started = _Started(run=run, config=config, target=target, environment=environment)
+        interrupted, seconds = _measure(started, cases, options.retry, console)
+        results = _write_results(started, seconds, console)
+    console.print(Text(f"\nEverything stands in {run.path}"), soft_wrap=True)
+    if (run.path / "layers.parquet").exists():
+        console.print(Text(f"Its layers: python -m profiler layers {run.path}"), soft_wrap=True)
+    if interrupted:
+        console.print(Text(f"Interrupted; go on with: {_resuming(options, run)}"), soft_wrap=True)
+        return 130
+    statuses = set(without_probes(results)["status"])
+    return int("ok" not in statuses or (options.strict and bool(statuses - {"ok", "unsupported"})))
 
 
-def _measure(
-    console: Console,
-    options: Options,
-    config: Config,
-    cases: Sequence[Case],
-    run: RunFolder,
-    budget: Budget,
-    target: Target,
-    environment: dict[str, Any],
-) -> int:
+def _job_file(options: Options) -> Path:
+    """The YAML to read: the one that is given, or the resumed run's own."""
+    if options.resume is not None:
+        if options.config is not None:
+            raise ConfigError("give a config or --resume, not both: a resumed run has its own bench.yaml")
+        RunFolder.resume(options.resume)
+        return options.resume / "bench.yaml"
+    if options.retry:
+        raise ConfigError("--retry goes with --resume and a run's folder")
+    if options.config is None:
+        raise ConfigError("no config was given; try: python -m profiler bench.yaml")
+    if not options.config.suffix and not options.config.exists():
+        name = str(options.config)
+        raise ConfigError(f"'{name}' is neither a file nor a command{nearest(name, _COMMANDS)}")
+    return options.config
+
+
+def _read_job(options: Options, path: Path, kind: str) -> Config:
+    """The job on a device of this kind, with the command's options in place of its own."""
+    overrides: dict[str, Any] = {}
+    if options.device:
+        overrides["device"] = options.device
+    if options.output:
+        overrides["output"] = str(options.output.resolve())
+    if options.profile:
+        # Recorded in the run's bench.yaml, so that resuming it goes on profiling.
+        overrides["profile"] = True
+    config = load_config(path, kind, overrides)
+    machine = config.machine.model_copy(update=parse_machine(options.machine))
+    budget = config.budget
+    if options.quick:
+        budget = replace(budget, seconds=min(budget.seconds, _QUICK_SECONDS), min_samples=_QUICK_SAMPLES)
+    return config.model_copy(update={"suite": config.suite or path.stem, "machine": machine, "budget": budget})
+
+
+def _open_run(options: Options, config: Config, target: Target, environment: dict[str, Any]) -> RunFolder:
+    """A new run's folder, or the resumed one's, whose earlier `environment` is carried on."""
+    if options.resume is None:
+        run = RunFolder.create(config.output)
+        run.write_config(config.model_copy(update={"device": str(target), "output": config.output.resolve()}))
+    else:
+        run = RunFolder.resume(options.resume)
+        before = run.read_environment()
+        for key in _MUST_AGREE:
+            if before.get(key) != environment.get(key):
+                raise ConfigError(
+                    f"--resume {options.resume}: the run was made with {key} {before.get(key)}, here it is "
+                    f"{environment.get(key)}; figures of the two do not belong into one table: start a new run"
+                )
+        environment |= {key: before[key] for key in ("roofs", "wall_seconds") if before.get(key)}
+        # The run's bench.yaml is the first start's; what later ones said of the machine is only in here.
+        environment["machine"] |= before.get("machine", {}) | parse_machine(options.machine)
+        environment["earlier_commands"] = [*before.get("earlier_commands", []), before.get("command")]
+    run.write_environment(environment)
+    return run
+
+
+def _measure(started: _Started, cases: Sequence[Case], retry: bool, console: Console) -> tuple[bool, dict[str, float]]:
+    """Measure the cases that the journal lacks; returns whether that was interrupted, and its seconds by phase."""
+    run, config = started.run, started.config
     journal = run.results()
-    done = {case_id for case_id, result in journal.items() if _is_done(result, options.retry)}
-    waiting = [case for case in cases if case.id not in done]
+    waiting = [case for case in cases if case.id not in journal or not is_done(journal[case.id], retry)]
     limits = config.largest_batch
     to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
-    probes = {id_: result for id_, result in journal.items() if id_.role is Role.PROBE}
-    again = {id_ for id_, result in probes.items() if options.retry and result.status != "ok"}
-    runnable = sum(case.unsupported is None for case in waiting)
-    console.print(Text(f"{target.name}: {runnable} of {len(waiting)} cases can run; into {run.path}"), soft_wrap=True)
-    interrupted = False
+    again = {id_ for id_, result in journal.items() if retry and id_.role is Role.PROBE and result.status != "ok"}
+    can_run = sum(case.unsupported is None for case in waiting)
+    what = f"{started.target.name}: {can_run} of {len(waiting)} cases can run; into {run.path}"
+    console.print(Text(what), soft_wrap=True)
     with open_display(console) as display:
-        folders = tuple(map(str, config.import_from))
-        runner = Runner(
-            run, budget, target, display, folders, config.energy, environment, config.profile, config.largest_batch
-        )
+        runner = Runner(run=run, config=config, target=started.target, environment=started.environment, display=display)
         try:
             runner.measure(waiting, to_search, again)
+            interrupted = False
         except KeyboardInterrupt:
             interrupted = True
-    plan = make_plan(config, target.kind, capability=target.compute_capability)
-    tried = probes_among(plan, run.results()) if config.largest_batch else []
-    results, samples = run.write_parquet(config.suite, [*plan, *tried], environment)
+    return interrupted, runner.wall.split() if waiting or to_search else {}
+
+
+def _write_results(started: _Started, seconds: Mapping[str, float], console: Console) -> pl.DataFrame:
+    """Write and print what the journal holds; returns the results. `seconds` is what the time went into, if any did."""
+    run, config, environment = started.run, started.config, started.environment
+    plan = make_plan(config, started.target.kind, capability=started.target.compute_capability)
+    probes = probes_among(plan, run.results()) if config.largest_batch else []
+    results, samples = run.write_parquet(config.suite, [*plan, *probes], environment)
     lines = summary(results, samples)
     write_tables(run.tables, results, lines)
     study = config.published
     print_results(console, results, lines, lambda group: study is not None and covers(study, group))
     if study is not None:
         present(console, study, results, [flat_environment(environment)], run.tables)
-    if waiting or to_search:
-        split = runner.wall.split()
+    if seconds:
         total = Counter(environment.get("wall_seconds", {}))
-        total.update(split)
+        total.update(seconds)
         run.write_environment({**environment, "wall_seconds": {k: round(v, 3) for k, v in total.most_common()}})
-        console.print(Text(f"\n{describe_time(split)}"))
+        console.print(Text(f"\n{describe_time(seconds)}"))
     _report(console, run, lines)
-    console.print(Text(f"\nEverything stands in {run.path}"), soft_wrap=True)
-    if (run.path / "layers.parquet").exists():
-        console.print(Text(f"Its layers: python -m profiler layers {run.path}"), soft_wrap=True)
-    if interrupted:
-        flags = (" --strict" if options.strict else "") + (" --profile" if options.profile else "")
-        same = "".join(f" --only {condition}" for condition in options.only) + flags
-        console.print(Text(f"Interrupted; go on with: python -m profiler --resume {run.path}{same}"), soft_wrap=True)
-        return 130
-    statuses = set(without_probes(results)["status"])
-    if "ok" not in statuses or (options.strict and statuses - {"ok", "unsupported"}):
-        return 1
-    return 0
+    return results
 
 
-def _report(console: Console, run: RunFolder, lines: Any) -> None:
-    """Write the run's report.html, `lines` being table.summary's. What goes wrong is told, and loses nothing."""
+def _report(console: Console, run: RunFolder, lines: pl.DataFrame) -> None:
+    """Write the run's report.html, `lines` being the results' summary. A report that fails loses nothing."""
     try:
         from profiler.report.command import Options, write
 
@@ -161,66 +210,11 @@ def _report(console: Console, run: RunFolder, lines: Any) -> None:
         console.print(Text(told, style="yellow"), soft_wrap=True)
 
 
-def _is_done(result: Result, retry: bool) -> bool:
-    """Whether a resumed run leaves it as it is: not what was interrupted before a slowed-down card's second time."""
-    return not is_measured_again(result.warnings) and (not retry or result.status == "ok")
-
-
-def _config_path(options: Options) -> Path:
-    if options.resume is not None:
-        if options.config is not None:
-            raise ConfigError("give a config or --resume, not both: a resumed run has its own bench.yaml")
-        RunFolder.resume(options.resume)
-        return options.resume / "bench.yaml"
-    if options.config is None:
-        raise ConfigError("no config was given; try: python -m profiler bench.yaml")
-    if not options.config.suffix and not options.config.exists():
-        name = str(options.config)
-        raise ConfigError(f"'{name}' is neither a file nor a command{nearest(name, _COMMANDS)}")
-    return options.config
-
-
-def _overrides(options: Options) -> dict[str, Any]:
-    given = {"device": options.device, "output": str(options.output.resolve()) if options.output else None}
-    # Recorded in the run's bench.yaml, so that resuming it goes on profiling.
-    profile = {"profile": True} if options.profile else {}
-    return {key: value for key, value in given.items() if value is not None} | profile
-
-
-def _budget(config: Config, options: Options) -> Budget:
-    if not options.quick:
-        return config.budget
-    return replace(
-        config.budget, seconds=min(config.budget.seconds, _QUICK["seconds"]), min_samples=int(_QUICK["min_samples"])
-    )
-
-
-def _open_run(options: Options, config: Config, target: Target, environment: dict[str, Any]) -> RunFolder:
-    if options.resume is None:
-        run = RunFolder.create(config.output)
-        device = f"cuda:{target.gpu.index}" if target.gpu else "cpu"
-        run.write_config(config.model_copy(update={"device": device, "output": config.output.resolve()}))
-    else:
-        run = RunFolder.resume(options.resume)
-        try:
-            before = json.loads((run.path / "environment.json").read_text())
-        except (OSError, ValueError):
-            raise ConfigError(
-                f"--resume {options.resume}: its environment.json cannot be read; start a new run"
-            ) from None
-        for key in _MUST_AGREE:
-            if before.get(key) != environment.get(key):
-                raise ConfigError(
-                    f"--resume {options.resume}: the run was made with {key} {before.get(key)}, here it is "
-                    f"{environment.get(key)}; figures of the two do not belong into one table: start a new run"
-                )
-        environment |= {key: before[key] for key in ("roofs", "wall_seconds") if before.get(key)}
-        # The config of the run is the first start's; what a later one told of the machine stands here.
-        told = {**before.get("machine", {}), **parse_machine(options.machine)}
-        environment["machine"] = {**environment["machine"], **told}
-        environment["earlier_commands"] = [*before.get("earlier_commands", []), before.get("command")]
-    run.write_environment(environment)
-    return run
+def _resuming(options: Options, run: RunFolder) -> str:
+    """The command that goes on with an interrupted run."""
+    only = "".join(f" --only {condition}" for condition in options.only)
+    flags = (" --strict" if options.strict else "") + (" --profile" if options.profile else "")
+    return f"python -m profiler --resume {run.path}{only}{flags}"
 
 
 def _print_plan(console: Console, cases: Sequence[Case], budget: Budget, target: Target) -> None:

@@ -1,4 +1,4 @@
-"""What enters: the planned Cases. What leaves: a journal of Results, one forked process a Case, one at a time.
+"""Measure the planned cases into a run's journal, one forked process a case, one at a time.
 
 The cases of a batch sweep share a process; each probe for the largest batch is a case of its own.
 """
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from engines.base import Warning
 from profiler.job.case import Budget, Case, CaseId, Role
-from profiler.job.config import LargestBatch
+from profiler.job.config import Config, LargestBatch
 from profiler.job.plan import estimate_seconds
 from profiler.machine import Target, available_memory_mib
 from profiler.processes.process import Call, run_one
@@ -43,28 +43,25 @@ class Display(Protocol):
         """Called once a case has ended."""
 
 
-class Runner:
-    """Measures the cases of one run; `wall` tells what the time went into.
+def is_done(result: Result, retry: bool) -> bool:
+    """Whether a resumed run leaves a result as it is: not one that its warnings say is to be measured again."""
+    return not is_measured_again(result.warnings) and (not retry or result.status == "ok")
 
-    `path` are folders where a user's factories are found; `environment` gets the device's roofs, if it has none.
+
+class Runner:
+    """Measures the cases of one run; `wall` holds what the time went into.
+
+    `config` is the job as resolved for `target`; `environment` gets the device's roofs, if it has none.
     """
 
     def __init__(
-        self,
-        run: RunFolder,
-        budget: Budget,
-        target: Target,
-        display: Display,
-        path: tuple[str, ...] = (),
-        energy: bool = False,
-        environment: dict[str, Any] | None = None,
-        profile: bool = False,
-        largest: LargestBatch | None = None,
+        self, *, run: RunFolder, config: Config, target: Target, environment: dict[str, Any], display: Display
     ) -> None:
-        self.run, self.budget, self.target, self.display = run, budget, target, display
-        self.path, self.energy, self.environment, self.profile = path, energy, environment, profile
-        self.largest = largest
+        self.run, self.config, self.target, self.environment = run, config, target, environment
+        self.display = display
+        self.budget, self.path = config.budget, tuple(map(str, config.import_from))
         self.wall = WallTime()
+        self._limits = config.largest_batch or LargestBatch()
         self._uuid = target.gpu.uuid if target.gpu else None
 
     def measure(self, cases: Sequence[Case], searched: Sequence[Case] = (), again: Collection[CaseId] = ()) -> None:
@@ -88,7 +85,8 @@ class Runner:
             roofs = self._roofs(ready)
 
         def task(case: Case) -> Task:
-            return Task(case, prepared[case.model], self.budget, self._uuid, self.energy, self.profile, roofs)
+            config = self.config
+            return Task(case, prepared[case.model], self.budget, self._uuid, config.energy, config.profile, roofs)
 
         slowed: list[Task] = []
 
@@ -153,10 +151,6 @@ class Runner:
                 found.append(case)
         return found
 
-    @property
-    def _limits(self) -> LargestBatch:
-        return self.largest or LargestBatch()
-
     def _search(self, search: Search, task: Task, number: int, total: int, watcher: Watcher) -> None:
         """Probe after probe, until it is known where memory ends; `task` is one of the family's."""
         while (batch := search.next_batch(available := available_memory_mib())) is not None:
@@ -181,8 +175,6 @@ class Runner:
 
     def _roofs(self, cases: Sequence[Case]) -> Roofs:
         """The device's roofs that these cases need: a resumed run's own, and those that it lacks measured now."""
-        if self.environment is None:
-            return {}
         known: Roofs = self.environment.get("roofs") or {}
         precisions = wanted(self.target.kind, cases)
         if not cases or known.keys() >= {"copy_gb_s", *(f"{precision}_tflops" for precision in precisions)}:

@@ -24,13 +24,10 @@ import pytest
 import yaml
 from onnx import TensorProto, helper, numpy_helper
 
-from engines.base import Warning
 from engines.catalog import PRESETS
 from exporters.catalog import CATALOG
 from profiler.nvml import visible_gpus
 from profiler.results.columns import RESULTS, SAMPLES
-from profiler.results.result import Result
-from profiler.run.command import _is_done
 
 ROOT = Path(__file__).resolve().parents[3]
 OPENVINO = importlib.util.find_spec("openvino") is not None
@@ -683,23 +680,6 @@ def test_resumed_sessions_are_added_up_in_the_environment(resumed: Resumed) -> N
     lines = [json.loads(line) for line in (resumed.folder / "journal.jsonl").read_text().splitlines()]
     measured = sum(line["phases"].get("measure", 0.0) for line in lines)
     assert environment["wall_seconds"]["measure"] == pytest.approx(measured, abs=0.1)
-
-
-@pytest.mark.parametrize(
-    ("status", "kinds", "retry", "done"),
-    [
-        ("ok", ["outliers"], False, True),
-        ("ok", ["throttled"], False, False),
-        ("ok", ["throttled", "remeasured"], False, True),
-        ("failed", [], False, True),
-        ("failed", [], True, False),
-        ("ok", [], True, True),
-    ],
-)
-def test_a_resumed_run_measures_what_was_slowed_down_and_not_yet_again(
-    status: Any, kinds: list[str], retry: bool, done: bool
-) -> None:
-    assert _is_done(Result("x", status, warnings=[Warning(kind, "as it was") for kind in kinds]), retry) == done
 
 
 def test_resume_with_only_keeps_the_other_rows(resumed: Resumed, run: Run) -> None:

@@ -15,9 +15,10 @@ from engines.base import Building, BuiltAhead, Job, Proof, Warning
 from engines.catalog import ENGINES
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
+from profiler.job.config import Config
 from profiler.machine import Target
 from profiler.nvml import Reading, Telemetry
-from profiler.processes.process import Call, Outcome
+from profiler.processes.process import Call, Outcome, Status
 from profiler.results.result import MemoryParts, Result
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import WallTime
@@ -61,7 +62,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
 
         monkeypatch.setattr(module, "measure_one", measure_one)
         monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
-        runner = module.Runner(folder, Budget(), Target("cpu"), display)
+        config = Config.model_validate({"models": [{"name": "alexnet"}], "engines": [{"name": "eager"}]})
+        roofs = {"copy_gb_s": 10.0, "fp32_tflops": 1.0}
+        runner = module.Runner(
+            run=folder, config=config, target=Target("cpu"), environment={"roofs": roofs}, display=display
+        )
         runner.measure(cases)
         return folder, display, runner.wall
 
@@ -203,3 +208,21 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: 
     assert found.proof == Proof(build=Building(seconds=3.0, cached=False))
     assert found.warnings == [Warning("engine-cache", "a damaged or foreign file was built again")]
     assert found.phases == {"build": 3.0, "load": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("status", "kinds", "retry", "done"),
+    [
+        ("ok", ["outliers"], False, True),
+        ("ok", ["throttled"], False, False),
+        ("ok", ["throttled", "remeasured"], False, True),
+        ("failed", [], False, True),
+        ("failed", [], True, False),
+        ("ok", [], True, True),
+    ],
+)
+def test_a_resumed_run_measures_what_was_slowed_down_and_not_yet_again(
+    status: Status, kinds: list[str], retry: bool, done: bool
+) -> None:
+    result = Result(case("x").id, status, warnings=[Warning(kind, "as it was") for kind in kinds])
+    assert module.is_done(result, retry) == done
