@@ -1,4 +1,5 @@
 # make bench   set up and run the main job          make test       set up and run all tests
+# make test-fast  those that start no process and import no torch: after each edit
 # make lint types                                   make test-gpu   the tests that need a GPU
 # make verify-gpu   our clocks beside NVBench's     make bench-overhead   what a process costs each case
 # make bench-tables   compare and report over 100,000 cases and 10 million samples
@@ -18,13 +19,16 @@ TEST_READY :=
 VERIFY_READY :=
 endif
 
-.PHONY: bench test test-gpu lint types bench-overhead bench-tables verify-gpu
+.PHONY: bench test test-fast test-gpu lint types bench-overhead bench-tables verify-gpu
 
 bench: $(BENCH_READY)
 	$(RUN) -m profiler bench.yaml
 
 test: $(TEST_READY)
 	$(RUN) -m pytest
+
+test-fast: $(TEST_READY)
+	$(RUN) -m pytest --fast
 
 test-gpu: $(TEST_READY)
 	$(RUN) -m pytest -m gpu --require-gpu
