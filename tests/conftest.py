@@ -230,7 +230,7 @@ class _GpuTestsRan:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
-    config.addinivalue_line("markers", "slow: starts a process or imports torch; left out by --fast")
+    config.addinivalue_line("markers", "slow: starts a process, imports torch, or simulates for seconds")
     if config.getoption("--fast"):
         sys.meta_path.insert(0, _NoTorch())
     config.pluginmanager.register(_GpuTestsRan(config))

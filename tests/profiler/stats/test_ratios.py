@@ -42,6 +42,7 @@ def test_the_ratios_interval_covers_a_known_ratio_and_not_its_inverse():
     assert interval.high - interval.low < 0.2
 
 
+@pytest.mark.slow
 def test_the_ratios_interval_within_processes_covers_the_truth_as_often_as_it_says():
     rng = np.random.default_rng(11)
     intervals = [ratio_interval([rng.normal(6.0, 0.6, 80)], [rng.normal(2.0, 0.2, 80)]) for _ in range(SIMULATIONS)]

@@ -89,6 +89,7 @@ def test_the_interval_of_independent_samples_covers_the_median_as_often_as_it_sa
     assert 0.93 <= coverage(series, truth) <= 0.97
 
 
+@pytest.mark.slow
 def test_the_interval_of_correlated_samples_covers_the_median_nearly_as_often_as_it_says():
     series = correlated(np.random.default_rng(8), SIMULATIONS, 2000, rho=0.5)
     assert 0.91 <= coverage(series, 0.0, resamples=120) <= 0.98
@@ -103,7 +104,7 @@ def test_the_interval_of_a_lopsided_pair_of_modes_covers_the_median():
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.05])
-@pytest.mark.parametrize("n", [100, 500, 2000])
+@pytest.mark.parametrize("n", [100, 500, pytest.param(2000, marks=pytest.mark.slow)])
 def test_a_drifting_series_is_warned_of_or_has_no_interval_or_one_that_covers_the_median(n, noise):
     rng = np.random.default_rng(10)
     series = np.linspace(1.0, 1.05, n) * rng.normal(1.0, noise, size=(200, n))
@@ -204,6 +205,7 @@ def test_a_long_series_is_resampled_in_parts_of_bounded_size():
     assert np.unique(medians).size > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rho", [0.0, 0.5])
 @pytest.mark.parametrize("n", [60, 100, 500])
 def test_a_steady_series_is_rarely_taken_for_a_drifting_one(n, rho):
