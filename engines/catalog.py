@@ -95,6 +95,8 @@ class Engine:
     """Of the GPUs that it runs on; None where the library decides."""
     builds: Literal["with a GPU", "anywhere"] | None = None
     """Whether `python -m profiler build` can have it build an engine ahead of time, and where."""
+    layers_are_modules: bool = False
+    """Whether its profiled layers are called by the paths of PyTorch's modules."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ ENGINES: dict[str, Engine] = {
             module="engines.pytorch.eager",
             summary="PyTorch, one kernel launch an operator",
             needs="torch",
+            layers_are_modules=True,
             precisions=_TORCH_PRECISIONS,
             requirements=(_TORCH,),
             options={

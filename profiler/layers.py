@@ -12,7 +12,7 @@ from rich.text import Text
 
 from profiler.errors import ConfigError
 from profiler.job.case import setting_words
-from profiler.results.layer_profiles import Profiled, groups, modules, names, profiled, together
+from profiler.results.layer_profiles import Profiled, groups, names, profiled, together
 from profiler.results.reading import read_runs
 from profiler.tables.numbers import decimals, each, percent, shares, whole
 from profiler.tables.table import Table, excerpt, figure, name, of_rows
@@ -144,18 +144,14 @@ def _summary(case: Profiled) -> str:
 
 def _side_by_side(cases: Sequence[Profiled], top: int | None) -> Table:
     row, variants = cases[0].row, [case.row["variant"] for case in cases]
-    eager = next((c.row["variant"] for c in cases if c.row["engine"] == "eager"), "")
     every = groups(cases)
     shown = _longest([max(group.ms(variant) for variant in variants) for group in every], top)
-    rows = [
-        [modules(every[n].layers.get(eager, [])), names(every[n].nodes), *_cells(every[n].layers, variants)]
-        for n in shown
-    ]
+    rows = [[every[n].modules, every[n].name, *_cells(every[n].layers, variants)] for n in shown]
     hidden = [group for number, group in enumerate(every) if number not in shown]
     if hidden:
         layers = {v: [layer for group in hidden for layer in group.layers.get(v, [])] for v in variants}
         rows.append(["", f"{len(hidden)} more rows", *_cells(layers, variants)])
-    strangers = {c.row["variant"]: [layer for layer in c.layers if not layer["nodes"]] for c in cases}
+    strangers = {case.row["variant"]: case.without_nodes for case in cases}
     if any(strangers.values()):
         rows.append(["", "no exported node", *_cells(strangers, variants)])
     body = len(rows)

@@ -48,7 +48,7 @@ def layer_times(results: pl.DataFrame) -> pl.DataFrame:
     mine = _named(rows, results).filter(pl.col("layer").is_in(LAYERS)).select(
         "setup", "machine", "library", "called", "device", network="layer", published_network="layer",
         ms=pl.col("total_ms") / pl.col("batch_size"), ours=pl.lit(True),
-        plain=(pl.col("variant") == "eager") & (pl.col("precision") == "fp32"),
+        plain=pl.col("plain").fill_null(value=False),
     )  # fmt: skip
     printed = references.layers().filter(
         pl.col("table").is_in(["forward", "backward"]), pl.col("library") != "cherry-picking"
@@ -72,7 +72,7 @@ def _named(rows: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
     """`layer_rows` with setup and library by name, then the best of each machine, precision and batch size."""
     keys = ["machine", "device", "variant", "precision", "batch_size"]
     names = setups.times(results.filter(model_kind="layer")).unique(keys, keep="first", maintain_order=True)
-    names = names.select(*keys, "setup", called="library", library="runtime")
+    names = names.select(*keys, "setup", "plain", called="library", library="runtime")
     named = rows.join(names, on=keys, how="left", maintain_order="left")
     best = best_per_layer(rows).filter(pl.col("layer") != ALL_LAYERS).with_columns(
         library=pl.format("best of ours, {}", "precision"),

@@ -38,7 +38,7 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
     """One row a cell of the matrix, KEYS and medians over its replicates; `note` says why a cell has no figures.
 
     `library` names runtime, version, variant, precision and cuDNN, `runtime` the same without the variant; `plain`
-    marks eager in fp32, which the others are held against, `swept` the rows of a batch sweep, `updates` those with an
+    marks what the others are held against, `swept` the rows of a batch sweep, `updates` those with an
     optimizer's step. Rows that only looked for the largest batch are left out.
     """
     rows = without_probes(results)
@@ -52,7 +52,7 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
         model_kind=pl.col("model_kind").fill_null("canonical"),
         swept=pl.col("role") == Role.SWEEP,
         updates=pl.col("optimizer").fill_null("none") != "none",
-        plain=(pl.col("variant") == "eager") & (pl.col("precision") == "fp32"),
+        plain="is_base",
         note=pl.when(status="oom").then(pl.lit("out of memory")).when(pl.col("status") != "ok").then(why),
     ).with_columns(setup=pl.format("{} with {}", "machine", "library"))
     measured = pl.col("latency_ms").is_not_null().any()

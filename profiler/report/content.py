@@ -24,7 +24,7 @@ from profiler.report.tables import (
     under,
     whole,
 )
-from profiler.results.layer_profiles import Profiled, groups, modules, names
+from profiler.results.layer_profiles import Profiled, groups
 from profiler.results.warning_kinds import meaning
 
 _FACTS = {
@@ -132,11 +132,10 @@ def layer_table(number: int, cell: Sequence[Profiled]) -> Table:
 
 def layer_rows(cell: Sequence[Profiled]) -> list[dict[str, Any]]:
     """A row a group of nodes that some variant runs as one, in the graph's order, and one for all that is in none."""
-    eager = next((str(case.row["variant"]) for case in cell if case.row["engine"] == "eager"), "")
     rows = []
     for group in groups(cell):
         times = {f"ms_{variant}": group.ms(variant) for variant in group.layers}
-        rows.append({"modules": modules(group.layers.get(eager, [])), "nodes": names(group.nodes), **times})
+        rows.append({"modules": group.modules, "nodes": group.name, **times})
     strangers: dict[str, float] = {}
     if not rows:
         (case,) = cell[:1]
@@ -145,9 +144,8 @@ def layer_rows(cell: Sequence[Profiled]) -> list[dict[str, Any]]:
             for layer in case.layers
         ]
     for case in cell:
-        own = [layer["ms"] for layer in case.layers if not layer["nodes"]]
-        if own:
-            strangers[f"ms_{case.row['variant']}"] = sum(own)
+        if own := case.without_nodes:
+            strangers[f"ms_{case.row['variant']}"] = sum(layer["ms"] for layer in own)
     return rows + ([{"modules": None, "nodes": "no exported node", **strangers}] if strangers else [])
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import polars as pl
+
+from engines.catalog import ENGINES
 
 _PREFIX = "node_"
 """Which torch.onnx puts before the names of the nodes that it exports."""
@@ -24,13 +27,30 @@ class Profiled:
     def ms(self) -> float:
         return float(sum(layer["ms"] for layer in self.layers))
 
+    @property
+    def names_modules(self) -> bool:
+        """Whether its layers are called by the paths of PyTorch's modules."""
+        engine = ENGINES.get(self.row["engine"])
+        return engine is not None and engine.layers_are_modules
+
+    @property
+    def without_nodes(self) -> list[Mapping[str, Any]]:
+        """The layers that cover no exported node."""
+        return [layer for layer in self.layers if not layer["nodes"]]
+
 
 @dataclass
 class Group:
     """Exported nodes that cannot be told apart, since some variant runs them as one; each variant's layers for them."""
 
-    nodes: list[str]
-    layers: dict[str, list[Mapping[str, Any]]]
+    nodes: list[str] = field(default_factory=list)
+    layers: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
+    modules: str = ""
+    """The PyTorch modules that they come from, like "layer1.0: conv3, bn3, add, relu"; empty where none is known."""
+
+    @property
+    def name(self) -> str:
+        return names(self.nodes)
 
     def ms(self, variant: str) -> float:
         return float(sum(layer["ms"] for layer in self.layers.get(variant, [])))
@@ -68,12 +88,15 @@ def groups(cases: Sequence[Profiled]) -> list[Group]:
                 root[find(node)] = find(layer["nodes"][0])
     found: dict[str, Group] = {}
     for node in _order(cases):
-        found.setdefault(find(node), Group([], {})).nodes.append(node)
+        found.setdefault(find(node), Group()).nodes.append(node)
     for case in cases:
         for layer in case.layers:
             if layer["nodes"]:
                 group = found[find(layer["nodes"][0])]
                 group.layers.setdefault(case.row["variant"], []).append(layer)
+    namer = next((str(case.row["variant"]) for case in cases if case.names_modules), "")
+    for group in found.values():
+        group.modules = _modules(group.layers.get(namer, []))
     return list(found.values())
 
 
@@ -98,20 +121,18 @@ def names(nodes: Iterable[str]) -> str:
     return " + ".join(node.removeprefix(_PREFIX) for node in nodes)
 
 
-def modules(layers: Sequence[Mapping[str, Any]]) -> str:
-    """Like "layer1.0: conv3, bn3, add, relu"; a module's own operator goes by its kind."""
+def _modules(layers: Sequence[Mapping[str, Any]]) -> str:
+    """What the modules' paths have in common, then the rest of each; a module's own operator goes by its kind."""
     paths = [layer["layer"].split(".") for layer in layers]
     if not paths:
         return ""
-    common = paths[0]
-    for path in paths[1:]:
-        length = next((n for n, (a, b) in enumerate(zip(common, path, strict=False)) if a != b), None)
-        common = common[: min(len(common), len(path)) if length is None else length]
+    levels = takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
+    common = [name for name, *_ in levels]
+    head = ".".join(common)
     if all(path == common for path in paths):
-        return ".".join(common)
+        return head
     own = [
         ".".join(path[len(common) :]) or str(layer["kind"]).strip("_")
         for path, layer in zip(paths, layers, strict=True)
     ]
-    head = ".".join(common)
     return f"{head + ': ' if head else ''}{', '.join(dict.fromkeys(own))}"

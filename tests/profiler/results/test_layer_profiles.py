@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from profiler.results.layer_profiles import Profiled, groups, modules, names, profiled, together
+from profiler.results.layer_profiles import Profiled, groups, names, profiled, together
 
 KEYS = ["model", "variant", "setting"]
 
@@ -17,7 +17,7 @@ def layer(name: str, kind: str, ms: float, *nodes: str) -> dict[str, Any]:
 
 
 EAGER = Profiled(
-    {"variant": "eager"},
+    {"engine": "eager", "variant": "mine"},
     [
         layer("stem.conv", "conv2d", 2.0, "node_Conv_1"),
         layer("stem.bn", "batch_norm", 0.5, "node_Conv_1"),
@@ -27,7 +27,7 @@ EAGER = Profiled(
     ],
 )
 ORT = Profiled(
-    {"variant": "ort"},
+    {"engine": "ort", "variant": "ort"},
     [
         layer("Reorder", "ReorderInput", 0.1),
         layer("fused", "FusedConv", 1.5, "node_Conv_1", "node_relu"),
@@ -46,7 +46,7 @@ def test_groups_are_as_fine_as_every_variant_tells_nodes_apart() -> None:
         ["node_reshape"],
         ["node_linear"],
     ]
-    assert [group.ms("eager") for group in found] == [3.0, 0.25, 0.0, 0.75]
+    assert [group.ms("mine") for group in found] == [3.0, 0.25, 0.0, 0.75]
     assert [group.ms("ort") for group in found] == [1.5, 0.2, 0.0, 0.7]
     assert [group.nodes for group in groups([EAGER])] == [
         ["node_Conv_1"],
@@ -82,7 +82,6 @@ def test_of_replicates_the_first_is_taken_and_of_settings_each() -> None:
 @pytest.mark.parametrize(
     ("layers", "said"),
     [
-        ([], ""),
         ([layer("block.conv", "conv2d", 1.0)], "block.conv"),
         ([layer("block.conv", "conv2d", 1.0), layer("block.bn", "bn", 1.0)], "block: conv, bn"),
         ([layer("block.conv", "conv2d", 1.0), layer("block", "relu_", 1.0)], "block: conv, relu"),
@@ -90,7 +89,15 @@ def test_of_replicates_the_first_is_taken_and_of_settings_each() -> None:
     ],
 )
 def test_modules_are_named_by_what_they_have_in_common(layers: list[dict[str, Any]], said: str) -> None:
-    assert modules(layers) == said
+    together = [{**one, "nodes": ["node_Conv"]} for one in layers]
+    found = groups([ORT, Profiled({"engine": "eager", "variant": "mine"}, together)])
+    assert {group.name: group.modules for group in found if group.modules} == {"Conv": said}
+
+
+def test_where_no_layers_are_called_by_modules_none_are_named() -> None:
+    assert not ORT.names_modules
+    assert {group.modules for group in groups([ORT])} == {""}
+    assert not Profiled({"engine": "of-an-older-version", "variant": "x"}, []).names_modules
 
 
 def test_nodes_go_without_the_exporters_prefix() -> None:
