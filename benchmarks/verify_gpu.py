@@ -27,7 +27,8 @@ from profiler.job.conditions import parse_only
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.nvml import power_capped, visible_gpus
-from profiler.processes.process import Call, Outcome, Report, run_one, start_forkserver
+from profiler.processes.messages import Entered, Outcome, Report
+from profiler.processes.process import Call, run_one, start_forkserver
 from profiler.run.prepare import failure, prepare
 from profiler.run.telemetry import Watcher
 from profiler.worker.task import Task
@@ -180,21 +181,21 @@ def time_cell(task: Task, report: Report) -> dict[str, float]:
     def call() -> None:
         session.run(_ignore)
 
-    report("phase", "ours")
+    report(Entered("ours"))
     found = _ours(session, clock, task.budget, call_ms)
-    report("phase", "do_bench")
+    report(Entered("do_bench"))
     found["do_bench"] = triton.testing.do_bench(call, warmup=50, rep=200, return_mode="median")
-    report("phase", "torch_timer")
+    report(Entered("torch_timer"))
     found["torch_timer"] = Timer("call()", globals={"call": call}).blocked_autorange(min_run_time=0.2).median * 1e3
     cache = torch.empty(torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.uint8, device="cuda")
     clock.before_gated = cache.zero_
-    report("phase", "flushed")
+    report(Entered("flushed"))
     found["gpu_flushed"] = _gpu(session, clock, found)
     clock.before_gated = lambda: None
     one_launch = bool(task.case.options.get("cuda_graph")) or task.case.engine == "compiled"
-    report("phase", "nvbench")
+    report(Entered("nvbench"))
     found |= _nvbench(call, clock.stream, one_launch)
-    report("phase", "again")
+    report(Entered("again"))
     found["gpu_again"] = _gpu(session, clock, found)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,6 +16,27 @@ from exporters.source import ModelSource
 Array = NDArray[Any]
 Mark = Callable[[str], None]
 """Called by a session at an inner boundary of an iteration, such as the end of the forward pass."""
+
+
+class Phase(StrEnum):
+    """What a case's process is doing."""
+
+    FORK = "fork"
+    """Until it answers."""
+    OPEN = "open"
+    CONTEXT = "context"
+    BUILD = "build"
+    LOAD = "load"
+    WARM_UP = "warm-up"
+    MEASURE = "measure"
+    ENERGY = "energy"
+    CHECK = "check"
+    PROFILE = "profile"
+    END = "end"
+    """Closing the session."""
+    EXIT = "exit"
+    """From its last word until it is gone."""
+    ENDED = "ended"
 
 
 class Unsupported(Exception):
@@ -145,9 +167,9 @@ class Job:
     `inputs` are the host arrays of one batch (floats as float32: the engine casts them to the precision); `state` is a
     file with the model's fp32 state dict, `onnx` the exported graph, each None where the engine does not need it.
     All work must be enqueued on torch's current stream (the worker has set a non-default one); `phase` is to be called
-    with "build" before an engine builds or compiles, and with "load" after it; `progress` with how far a build is, in
-    words for the display; `at_peak` before memory is given back that may have been the most in use. `engine` is the
-    catalog's key, for a module that serves several.
+    with Phase.BUILD before an engine builds or compiles, and with Phase.LOAD after it; `progress` with how far a build
+    is, in words for the display; `at_peak` before memory is given back that may have been the most in use. `engine` is
+    the catalog's key, for a module that serves several.
     """
 
     source: ModelSource
@@ -159,7 +181,7 @@ class Job:
     inputs: tuple[Array, ...]
     state: Path | None = None
     onnx: Path | None = None
-    phase: Callable[[str], None] = lambda name: None
+    phase: Callable[[Phase], None] = lambda phase: None
     at_peak: Callable[[], None] = lambda: None
     progress: Callable[[str], None] = lambda words: None
     engine: str = ""

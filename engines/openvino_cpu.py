@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import openvino
 
-from engines.base import Array, Job, Layer, Mark, Memory, Proof
+from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof
 from engines.layer_profile.node_mapping import node_name, read_graph
 from exporters.inputs import BATCH, input_specs
 
@@ -37,9 +37,9 @@ class OpenVinoSession:
         model = core.read_model(job.onnx)
         shapes = [[job.batch_size if d == BATCH else d for d in spec.shape] for spec in input_specs(job.source)]
         model.reshape(dict(zip(model.inputs, shapes, strict=True)))
-        job.phase("build")
+        job.phase(Phase.BUILD)
         self.compiled = core.compile_model(model, "CPU", {**cpu_properties(job), **properties})
-        job.phase("load")
+        job.phase(Phase.LOAD)
         self.request = self.compiled.create_infer_request()
         for number, array in enumerate(job.inputs):
             self.request.set_input_tensor(number, openvino.Tensor(array))
@@ -72,7 +72,7 @@ class OpenVinoSession:
         """What the plugin's execution graph says of a twin that counts: each layer's mean time over all its runs."""
         assert self.job.onnx is not None
         twin = OpenVinoSession(self.job, PERF_COUNT=True)
-        self.job.phase("profile")
+        self.job.phase(Phase.PROFILE)
         for _ in range(_PROFILED_RUNS):
             twin.run(lambda name: None)
         exported = read_graph(self.job.onnx).node

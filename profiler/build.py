@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from engines.base import Unsupported
+from engines.base import Phase, Unsupported
 from engines.batch_range import parse_batches
 from engines.catalog import ENGINES, PRECISIONS, Engine, foreign_capability, unsupported
 from engines.requirements import explain, missing
@@ -43,7 +43,8 @@ from profiler.job.case import Budget, Case
 from profiler.job.config_errors import nearest_engine
 from profiler.nvml import Gpu
 from profiler.processes.forkserver import libraries
-from profiler.processes.process import Call, Outcome, Report, run_one
+from profiler.processes.messages import Entered, Outcome, Progress, Report
+from profiler.processes.process import Call, run_one
 from profiler.run.prepare import failure, prepare_graphs
 from profiler.run.progress import LiveDisplay, PlainDisplay, open_display
 from profiler.worker.task import graph_of
@@ -243,8 +244,8 @@ def build_one(task: BuildTask, report: Report) -> Built:
         workspace_mib=task.workspace_mib,
         **({"target": task.target} if task.target else built_for(module, *current_gpu())),
     )
-    report("phase", "build")
-    return build_engine(module, request, Cache(), lambda words: report("progress", words), task.rebuild)
+    report(Entered(Phase.BUILD))
+    return build_engine(module, request, Cache(), lambda text: report(Progress(text)), task.rebuild)
 
 
 def _check_target(engine: Engine, target: str | None, logs: Path) -> None:

@@ -18,7 +18,7 @@ import onnxscript.function_libs.torch_lib.ops  # noqa: F401
 import torch.export
 import torch.utils.flop_counter  # noqa: F401
 
-from profiler.processes.process import Report
+from profiler.processes.messages import Report
 from profiler.worker import roofline, sampling
 
 FOLDER = Path(os.environ["PROFILER_FORKSERVER_LOG"]).parent

@@ -11,7 +11,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch._inductor import config
 
-from engines.base import Job, Layer, Mark, Proof
+from engines.base import Job, Layer, Mark, Phase, Proof
 from engines.layer_profile.torch_trace import Iteration, median_layers, record
 from engines.pytorch.eager import EagerSession
 from engines.pytorch.layer_step import LayerStep
@@ -34,9 +34,9 @@ class CompiledSession(EagerSession):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self.mode = str(job.options.get("mode", "reduce-overhead"))
-        job.phase("build")
+        job.phase(Phase.BUILD)
         self._compile()
-        job.phase("load")
+        job.phase(Phase.LOAD)
 
     def rebatch(self, job: Job) -> None:
         """Compiled anew, with nothing left of the old shapes: after eight recompilations torch runs in eager."""
@@ -44,9 +44,9 @@ class CompiledSession(EagerSession):
         torch._dynamo.reset()
         counters.clear()
         super().rebatch(job)
-        job.phase("build")
+        job.phase(Phase.BUILD)
         self._compile()
-        job.phase("load")
+        job.phase(Phase.LOAD)
 
     def run(self, mark: Mark) -> None:
         self.step(mark)
@@ -79,9 +79,9 @@ class CompiledSession(EagerSession):
             return median_layers([[Layer(k.name, _kind(k.name), (), k.ms) for k in i.kernels] for i in iterations])
         torch._dynamo.reset()
         with config.patch({"cpp.enable_kernel_profile": True}):
-            self.job.phase("build")
+            self.job.phase(Phase.BUILD)
             self._compile()
-            self.job.phase("profile")
+            self.job.phase(Phase.PROFILE)
         iterations = record(lambda: self.run(lambda name: None), "cpu").iterations
         return median_layers([_host_layers(i) for i in iterations])
 

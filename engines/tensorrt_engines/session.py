@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from engines.base import Array, Building, BuiltAhead, Job, Layer, Mark, Memory, Proof, Unsupported, Warning
+from engines.base import Array, Building, BuiltAhead, Job, Layer, Mark, Memory, Phase, Proof, Unsupported, Warning
 from engines.batch_range import parse_batches
 from engines.catalog import ENGINES
 from engines.cuda_graph import capture
@@ -84,7 +84,7 @@ def build(job: Job) -> BuiltAhead:
     """
     module = library(job.engine)
     request = _request(module, job)
-    job.phase("build")
+    job.phase(Phase.BUILD)
     built = build_engine(module, request, Cache(), job.progress, bool(job.options.get("rebuild")))
     return BuiltAhead(built.cached, built.warnings)
 
@@ -195,9 +195,9 @@ class TrtSession:
         self.taken.close()
 
     def _build(self, anew: bool) -> Built:
-        self.job.phase("build")
+        self.job.phase(Phase.BUILD)
         built = build_engine(self.library, self.request, Cache(), self.job.progress, anew)
-        self.job.phase("load")
+        self.job.phase(Phase.LOAD)
         self.warnings += built.warnings
         if not built.cached:
             included = "peak_memory_mib and other_mib include what building took in this process"

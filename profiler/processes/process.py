@@ -1,4 +1,4 @@
-"""What enters: a function's name and its argument. What leaves: the `Outcome` of calling it in a process of its own.
+"""Call a function in a process of its own, and say how that ended.
 
 A forkserver imports torch and onnxruntime once, without touching a device, and forks a process per call, so that no
 figure leaks from one case to the next and no case pays the imports. Whatever happens to the process (an exception, a
@@ -24,15 +24,22 @@ from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from engines.base import Unsupported
+from engines.base import Phase, Unsupported
 from exporters.source import ModelError
-
-Report = Callable[[str, Any], None]
-"""How a child tells its parent of a new phase, ("phase", name), of its progress in it, ("progress", words), of a case
-that has ended while others follow, ("case", value), or of partial results."""
-Status = Literal["ok", "oom", "unsupported", "failed", "timeout", "crashed"]
+from profiler.processes.messages import (
+    CaseEnded,
+    Ended,
+    Entered,
+    Message,
+    Outcome,
+    Part,
+    Progress,
+    Report,
+    Salvage,
+    Status,
+)
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _OUT_OF_MEMORY = (
@@ -54,7 +61,7 @@ _TICK_SECONDS = 0.2
 class Call:
     """A function, written "package.module:function", that takes (argument, report); where its output goes; its limits.
 
-    `timeout` bounds all phases together but for "build", each of which has `build_timeout`; both in seconds.
+    `timeout` bounds all phases together but for Phase.BUILD, each of which has `build_timeout`; both in seconds.
     """
 
     function: str
@@ -69,31 +76,6 @@ class Call:
     """How many torch computes with; None leaves it one a core, which calls side by side must not have."""
     option: str | None = None
     """What the user raises to give it longer; None is the job's budget."""
-
-
-@dataclass
-class Part:
-    """One case of a call that runs several. `seconds` and `entered` are those of its own phases."""
-
-    value: Any
-    seconds: dict[str, float]
-    entered: dict[str, float]
-
-
-@dataclass
-class Outcome:
-    """How a call ended. `value` is what the function returned, `partial` the last report of each other kind."""
-
-    status: Status
-    reason: str | None = None
-    value: Any = None
-    partial: dict[str, Any] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Time spent by phase; "fork" is the time until the child answered."""
-    entered: dict[str, float] = field(default_factory=dict)
-    """When each phase was entered first, on time.monotonic()."""
-    parts: list[Part] = field(default_factory=list)
-    """The cases that ended before, of a call that runs several; the fields above are of what came after them."""
 
 
 def start_forkserver(log: Path) -> None:
@@ -117,15 +99,15 @@ class Child:
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        self.phase = "fork"
+        self.phase: str = Phase.FORK
         self.progress = ""
         """How far the phase is, in words; empty where the child says nothing."""
         self._phase_started = time.monotonic()
-        self._entered = {"fork": self._phase_started}
+        self._entered: dict[str, float] = {Phase.FORK: self._phase_started}
         self.parts: list[Part] = []
-        """The cases that have ended, of a call that runs several; limits, phases and partial results start anew."""
+        """The cases that have ended, of a call that runs several; limits, phases and salvage begin again."""
         self._seconds: dict[str, float] = {}
-        self._partial: dict[str, Any] = {}
+        self._salvage: Any = None
         self._oom_kills = _oom_kills()
         self._connection, theirs = _CONTEXT.Pipe(duplex=False)
         self.process = _CONTEXT.Process(target=_enter, args=(theirs, call))
@@ -137,22 +119,23 @@ class Child:
         multiprocessing.connection.wait([self._connection], max(0.0, min(timeout, self._remaining())))
         try:
             while self._connection.poll():
-                kind, value = self._connection.recv()
-                if kind == "end":
-                    return self._finish(value)
-                if kind == "phase":
-                    self._enter_phase(value)
-                elif kind == "progress":
-                    self.progress = value
-                elif kind == "case":
-                    self._end_part(value)
-                else:
-                    self._partial[kind] = value
+                message: Message = self._connection.recv()
+                match message:
+                    case Entered(phase):
+                        self._enter_phase(phase)
+                    case Progress(text):
+                        self.progress = text
+                    case Salvage(value):
+                        self._salvage = value
+                    case CaseEnded(value):
+                        self._end_part(value)
+                    case Ended(outcome):
+                        return self._finish(outcome)
         except (EOFError, ConnectionResetError):
             return self._finish(self._post_mortem())
         if self._remaining() > 0:
             return None
-        key = "build_timeout" if self.phase == "build" else "timeout"
+        key = "build_timeout" if self.phase == Phase.BUILD else "timeout"
         limit = getattr(self.call, key)
         option = self.call.option or f"budget.{key}"
         reason = f"ended after {limit:g} s, in phase {self.phase}; raise {option} if it needs longer"
@@ -180,9 +163,9 @@ class Child:
 
     def _remaining(self) -> float:
         spent = time.monotonic() - self._phase_started
-        if self.phase == "build":
+        if self.phase == Phase.BUILD:
             return self.call.build_timeout - spent
-        return self.call.timeout - spent - sum(s for phase, s in self._seconds.items() if phase != "build")
+        return self.call.timeout - spent - sum(s for phase, s in self._seconds.items() if phase != Phase.BUILD)
 
     def _enter_phase(self, phase: str) -> None:
         now = time.monotonic()
@@ -191,21 +174,22 @@ class Child:
         self._entered.setdefault(phase, now)
 
     def _end_part(self, value: Any) -> None:
-        self._enter_phase("open")
+        self._enter_phase(Phase.OPEN)
         self.parts.append(Part(value, self._seconds, self._entered))
-        self._seconds, self._partial, self._entered = {}, {}, {"open": self._phase_started}
+        self._seconds, self._salvage, self._entered = {}, None, {Phase.OPEN: self._phase_started}
 
     def _finish(self, outcome: Outcome) -> Outcome:
-        self._enter_phase("exit")
+        outcome.phase = self.phase
+        self._enter_phase(Phase.EXIT)
         if outcome.status == "timeout":
             self.kill()
         else:
             # A process that has reported its end leaves by itself; what it started (compiler pools) does not.
             self.process.join(timeout=10)
             self.kill()
-        self._enter_phase("ended")
-        outcome.partial, outcome.seconds, outcome.entered = self._partial, self._seconds, self._entered
-        outcome.parts = self.parts
+        self._enter_phase(Phase.ENDED)
+        outcome.salvage, outcome.parts = self._salvage, self.parts
+        outcome.seconds, outcome.entered = self._seconds, self._entered
         return outcome
 
     def _post_mortem(self) -> Outcome:
@@ -274,24 +258,22 @@ def _enter(connection: Connection, call: Call) -> None:
     if call.threads is not None and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(call.threads)
 
-    def report(kind: str, value: Any) -> None:
-        connection.send((kind, value))
-
+    report: Report = connection.send
     outcome = _call(call, report)
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
     try:
-        connection.send(("end", outcome))
+        report(Ended(outcome))
     except Exception as error:
-        connection.send(("end", Outcome("failed", f"its result cannot be sent: {type(error).__name__}: {error}")))
+        report(Ended(Outcome("failed", f"its result cannot be sent: {type(error).__name__}: {error}")))
     # Neither exit handlers nor destructors: all that matters has been sent.
     os._exit(0)
 
 
 def _call(call: Call, report: Report) -> Outcome:
     try:
-        report("phase", "open")
+        report(Entered(Phase.OPEN))
         module, _, name = call.function.partition(":")
         return Outcome("ok", value=getattr(importlib.import_module(module), name)(call.argument, report))
     except BaseException as error:
@@ -307,8 +289,8 @@ def explain(error: BaseException) -> Outcome:
     if isinstance(error, ModelError):
         return Outcome(status, str(error))
     traceback.print_exception(error)
-    told = out_of_memory or error
-    return Outcome(status, f"{type(told).__name__}: {_first_lines(str(told))}")
+    cause = out_of_memory or error
+    return Outcome(status, f"{type(cause).__name__}: {_first_lines(str(cause))}")
 
 
 def _out_of_memory(error: BaseException | None) -> BaseException | None:

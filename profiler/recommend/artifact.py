@@ -22,7 +22,8 @@ from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
 from profiler.job.config import Config, load_config
 from profiler.processes.forkserver import libraries
-from profiler.processes.process import Call, Outcome, run_one
+from profiler.processes.messages import Outcome
+from profiler.processes.process import Call, run_one
 from profiler.recommend.artifact_files import FilesOrder
 from profiler.recommend.artifact_papers import write_papers
 from profiler.recommend.candidates import Candidate

@@ -16,7 +16,7 @@ from exporters.onnx_export import check_onnx, quiet
 from exporters.source import ModelError
 from exporters.weights import cached_state, external_locations
 from profiler.job.case import Case
-from profiler.processes.process import Report
+from profiler.processes.messages import Report
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from engines.base import Proof, Warning
 from profiler.job.case import Case, CaseId
 from profiler.nvml import Telemetry
-from profiler.processes.process import Status
+from profiler.processes.messages import Outcome, Status
 from profiler.stats import samples as statistics
 
 _PARTS = ("forward", "backward", "step", "grad_input", "grad_weight")
@@ -225,6 +226,52 @@ def _cost(throughput: float | None, usd_per_hour: float | None) -> dict[str, flo
         return {}
     items = throughput * 3600 / usd_per_hour
     return {"usd_per_million_items": 1e6 / items, "items_per_usd": items}
+
+
+class Stage(StrEnum):
+    """How far a case is whose Result a worker reports to be kept, in case its process ends before."""
+
+    SAMPLED = "sampled"
+    """Its samples are there, or some of them."""
+    FITTED = "fitted"
+    """All but the checks, which take memory of their own."""
+    CHECKED = "checked"
+    """All but the layers."""
+    COMPLETE = "complete"
+    """All that is left is to close its session, in which a runtime can abort."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A Result on its way."""
+
+    result: Result
+    stage: Stage
+
+
+def result_of(case_id: CaseId, outcome: Outcome) -> Result:
+    """What a process that ended so gives for its case."""
+    if isinstance(outcome.value, Result):
+        result = outcome.value
+    elif isinstance(outcome.salvage, Kept) and (warning := _loss(outcome.salvage.stage, outcome)):
+        result = outcome.salvage.result
+        result.warnings.append(warning)
+    else:
+        samples = outcome.salvage.result.samples if isinstance(outcome.salvage, Kept) else {}
+        result = Result(case_id, outcome.status, [outcome.reason] if outcome.reason else [], samples=samples)
+    result.phases, result.entered = outcome.seconds, outcome.entered
+    return result
+
+
+def _loss(stage: Stage, outcome: Outcome) -> Warning | None:
+    """What a Result lacks whose process ended at this stage; None if too much for a figure."""
+    if stage is Stage.COMPLETE:
+        return Warning("unclosed", str(outcome.reason))
+    if stage is Stage.CHECKED:
+        return Warning("no-layers", str(outcome.reason))
+    if stage is Stage.FITTED and outcome.status == "oom":
+        return Warning("unchecked", f"no memory was left for the checks: {outcome.reason}")
+    return None
 
 
 def sample_warnings(samples: Mapping[str, list[float]], clock: str) -> list[Warning]:

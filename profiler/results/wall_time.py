@@ -7,7 +7,9 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-_PRODUCTIVE = ("measure", "energy", "build")
+from engines.base import Phase
+
+_PRODUCTIVE = (Phase.MEASURE, Phase.ENERGY, Phase.BUILD)
 """What a run is for; the rest is the price of measuring."""
 
 

@@ -231,6 +231,12 @@ _KINDS = (
         when="`--profile` was given and the layers could not be timed; all else stands",
     ),
     WarningKind(
+        kind="unclosed",
+        mark="#",
+        meaning="the runtime failed while it closed the session, after everything had been measured",
+        when="the process failed, as the text says, while it closed the session: everything had been measured",
+    ),
+    WarningKind(
         kind="no-energy",
         mark="e",
         meaning="the timeout left no time for the energy loop",

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from profiler.processes.process import Status
+from profiler.processes.messages import Status
 
 _FARTHEST = 16
 """By how much a probe may exceed the largest batch that fitted: memory at small batches says little of large ones."""

@@ -17,7 +17,8 @@ from exporters.gradients import reference_items
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
 from profiler.machine import available_memory_mib, usable_cores
-from profiler.processes.process import Call, Outcome, Status, run_all
+from profiler.processes.messages import Outcome, Status
+from profiler.processes.process import Call, run_all
 from profiler.worker.gradient_check import is_checked
 from profiler.worker.task import Prepared, graph_of
 
@@ -126,7 +127,7 @@ class _Stages:
             calls.append(replace(call, timeout=min(_COUNT_SECONDS, call.timeout)))
         outcomes = self._run(calls, names, "counts of FLOPs")
         for name, call, outcome in zip(names, calls, outcomes, strict=True):
-            cost = outcome.value if outcome.status == "ok" else outcome.partial.get("cost", Cost())
+            cost: Cost = (outcome.value if outcome.status == "ok" else outcome.salvage) or Cost()
             prepared[name] = replace(prepared[name], cost=cost)
             if outcome.status != "ok":
                 reason = f"ended after {call.timeout:g} s" if outcome.status == "timeout" else outcome.reason

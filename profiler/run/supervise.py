@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from engines.base import BuiltAhead, Warning
+from engines.base import BuiltAhead, Phase, Warning
 from engines.catalog import ENGINES
-from profiler.job.case import Case
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
-from profiler.processes.process import Call, Outcome, run_one
-from profiler.results.result import Result
+from profiler.processes.messages import Outcome
+from profiler.processes.process import Call, run_one
+from profiler.results.result import Result, result_of
 from profiler.run.telemetry import Watcher
 from profiler.worker.task import Task
 
@@ -27,9 +27,9 @@ def measure_one(task: Task, logs: Path, path: tuple[str, ...], tick: Callable[[s
         ahead = call("profiler.worker.measure_case:build_ahead", task, task, log, path)
         built = run_one(ahead, lambda child: tick(child.doing))
         if built.status != "ok":
-            return result_of(task.case, built)
+            return result_of(task.case.id, built)
     measuring = call("profiler.worker.measure_case:measure_case", task, task, log, path)
-    result = result_of(task.case, run_one(measuring, lambda child: tick(child.doing)))
+    result = result_of(task.case.id, run_one(measuring, lambda child: tick(child.doing)))
     if built is not None:
         _add_build(result, built)
     add_telemetry(result, watcher)
@@ -43,33 +43,14 @@ def call(function: str, argument: object, task: Task, log: Path, path: tuple[str
     return Call(function, argument, log, task.budget.timeout, task.budget.build_timeout, variables, path)
 
 
-def result_of(case: Case, outcome: Outcome) -> Result:
-    """What a process that ended so gives for its case."""
-    measured, fitted = outcome.partial.get("result"), outcome.partial.get("fits")
-    if isinstance(outcome.value, Result):
-        result = outcome.value
-    elif isinstance(measured, Result):
-        # Everything was measured and checked when profiling the layers ended the process.
-        result = measured
-        result.warnings.append(Warning("no-layers", str(outcome.reason)))
-    elif isinstance(fitted, Result) and outcome.status == "oom":
-        result = fitted
-        result.warnings.append(Warning("unchecked", f"no memory was left for the checks: {outcome.reason}"))
-    else:
-        reasons = [outcome.reason] if outcome.reason else []
-        result = Result(case.id, outcome.status, reasons, samples=outcome.partial.get("samples", {}))
-    result.phases, result.entered = outcome.seconds, outcome.entered
-    return result
-
-
 def add_telemetry(result: Result, watcher: Watcher) -> None:
     """The device's readings while the case was measured, by the phases that it `entered`."""
     if result.status != "ok":
         return
     # The checks open a second session, and none of it is the case's; the energy loop loads the card differently.
     entered = result.entered
-    readings = watcher.between(min(entered.values()), entered["check"])
-    sampled = entered["measure"], entered.get("energy", entered["check"])
+    readings = watcher.between(min(entered.values()), entered[Phase.CHECK])
+    sampled = entered[Phase.MEASURE], entered.get(Phase.ENERGY, entered[Phase.CHECK])
     _add_readings(result, readings, [r for r in readings if sampled[0] <= r.seconds <= sampled[1]])
     if watcher.ended():
         reason = "the process that reads the GPU's sensors ended; see logs/telemetry.log"

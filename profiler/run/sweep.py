@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from engines.base import Phase
 from profiler.job.case import Role
-from profiler.processes.process import Child, Part, run_one
-from profiler.results.result import Result
-from profiler.run.supervise import add_telemetry, call, drop_if_empty, result_of
+from profiler.processes.messages import Part
+from profiler.processes.process import Child, run_one
+from profiler.results.result import Result, result_of
+from profiler.run.supervise import add_telemetry, call, drop_if_empty
 from profiler.run.telemetry import Watcher
 from profiler.worker.task import Task
 
@@ -79,6 +81,6 @@ def _measure_in_one_process(
     batches = call("profiler.worker.measure_sweep:measure_batches", tuple(tasks), tasks[0], log, path)
     outcome = run_one(batches, look)
     take(outcome.parts)
-    if outcome.status != "ok" and taken < len(tasks):
-        # The process ended before it could tell how this one went.
-        end(result_of(tasks[taken].case, outcome))
+    # In its last phase a process closes the session of a case that has ended.
+    if outcome.status != "ok" and taken < len(tasks) and outcome.phase != Phase.END:
+        end(result_of(tasks[taken].case.id, outcome))

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from profiler.nvml import Nvml, Reading
-from profiler.processes.process import Call, Child, Report
+from profiler.processes.messages import Report
+from profiler.processes.process import Call, Child
 
 _HERTZ = 10.0
 _FIELDS = tuple(field.name for field in dataclasses.fields(Reading))

@@ -7,7 +7,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 import engines
-from engines.base import Array, BuiltAhead, Job, Session, Unsupported, Warning
+from engines.base import Array, BuiltAhead, Job, Phase, Session, Unsupported, Warning
 from engines.catalog import ENGINES
 from exporters import inputs
 from exporters.cache import Cache, file_sha256
@@ -29,11 +28,11 @@ from exporters.source import ModelSource
 from exporters.weights import cached_state, source_key
 from profiler.job.case import Budget, Case, Role
 from profiler.nvml import Nvml
-from profiler.processes.process import Report
-from profiler.results.result import MemoryParts, Result, SetUp, sample_warnings
+from profiler.processes.messages import Entered, Progress, Report, Salvage
+from profiler.results.result import Kept, MemoryParts, Result, SetUp, Stage, sample_warnings
 from profiler.stats.samples import median
 from profiler.worker import checks, roofline
-from profiler.worker.clock import Clock, CpuClock, CudaClock
+from profiler.worker.clock import Clock, CpuClock, CudaClock, Samples
 from profiler.worker.gradient_check import check_gradients
 from profiler.worker.memory import DeviceMeter, HostMeter, declared_parts
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
@@ -63,18 +62,18 @@ class Phases:
 
     def __init__(self, report: Report) -> None:
         self._report, self._started = report, time.monotonic()
-        self._name, self._since = "open", time.perf_counter()
-        self.seconds: dict[str, float] = {}
+        self._phase, self._since = Phase.OPEN, time.perf_counter()
+        self.seconds: dict[Phase, float] = {}
 
-    def enter(self, name: str) -> None:
+    def enter(self, phase: Phase) -> None:
         now = time.perf_counter()
-        self.seconds[self._name] = self.seconds.get(self._name, 0.0) + now - self._since
-        self._name, self._since = name, now
-        self._report("phase", name)
+        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._since
+        self._phase, self._since = phase, now
+        self._report(Entered(phase))
 
     def spent(self) -> float:
         """Seconds since the case began, without building."""
-        return time.monotonic() - self._started - self.seconds.get("build", 0.0)
+        return time.monotonic() - self._started - self.seconds.get(Phase.BUILD, 0.0)
 
 
 def nothing(device: str, report: Report) -> None:
@@ -105,7 +104,7 @@ def prepare_cost(argument: tuple[ModelSource, Prepared, bool, Path], report: Rep
     source, prepared, trains, root = argument
     # FLOPs are the same in every precision's graph.
     graph = prepared.onnx.get("fp32") or next(iter(prepared.onnx.values()), None)
-    return cached_cost(source, prepared.specs, Cache(root), graph, trains, lambda cost: report("cost", cost))
+    return cached_cost(source, prepared.specs, Cache(root), graph, trains, lambda cost: report(Salvage(cost)))
 
 
 def prepare_gradients(
@@ -131,25 +130,31 @@ def build_ahead(task: Task, report: Report) -> BuiltAhead:
     check_batch(task)
     if case.device == "cuda":
         torch.cuda.init()
-    job = make_job(task, lambda name: report("phase", name), lambda: None, lambda words: report("progress", words))
+    job = make_job(task, lambda phase: report(Entered(phase)), lambda: None, lambda text: report(Progress(text)))
     return engines.build(case.engine, job)
 
 
 def measure_case(task: Task, report: Report) -> Result:
-    """Open, warm up, measure and check one case."""
+    """Open, warm up, measure and check one case; the Result leaves before the session is closed."""
     phases = Phases(report)
     check_batch(task)
     bench = open_bench(task, phases, report)
-    job = make_job(task, phases.enter, bench.device.read, lambda words: report("progress", words))
-    phases.enter("load")
-    return take_figures(task, job, engines.open_session(task.case.engine, job), bench, phases)
+    job = make_job(task, phases.enter, bench.device.read, lambda text: report(Progress(text)))
+    phases.enter(Phase.LOAD)
+    session = engines.open_session(task.case.engine, job)
+    result = take_figures(task, job, session, bench, phases)
+    phases.enter(Phase.END)
+    # ONNX Runtime can abort while it frees what a session holds.
+    report(Salvage(Kept(result, Stage.COMPLETE)))
+    session.close()
+    return result
 
 
 def open_bench(task: Task, phases: Phases, report: Report) -> Bench:
     """Clock and meters; called before anything else touches the device."""
     nvml = Nvml(task.gpu)
     host, device = HostMeter(), DeviceMeter(nvml.memory_mib)
-    phases.enter("context")
+    phases.enter(Phase.CONTEXT)
     return Bench(nvml, host, device, _open_clock(task.case, device), report)
 
 
@@ -159,23 +164,26 @@ def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: P
     nvml, host, device = bench.nvml, bench.host, bench.device
     clock.synchronize()
     device.loaded()
-    phases.enter("warm-up")
+    phases.enter(Phase.WARM_UP)
     first_s = first_run(session, clock)
     device.read()
     expected_ms, steady = warm_up(session, clock, task.budget)
     set_up_peak = host.peak_mib()
     counted_anew = host.start_measuring()
-    phases.enter("measure")
+    phases.enter(Phase.MEASURE)
     budget = _within(task.budget, phases.spent())
     # Of a probe it is asked whether it fits; near the limit a call takes seconds.
     is_probe = case.role is Role.PROBE
-    tell = partial(report, "samples")
-    measured = measure(session, clock, budget, expected_ms, tell, headline_only=is_probe)
-    report("samples", measured.samples)  # Whatever the checks below run into, these are not lost.
+
+    def keep(samples: Samples) -> None:
+        report(Salvage(Kept(Result(case.id, "ok", samples=samples), Stage.SAMPLED)))
+
+    measured = measure(session, clock, budget, expected_ms, keep, headline_only=is_probe)
+    keep(measured.samples)  # Whatever the checks below run into, these are not lost.
     device.read()
     energy_mj = None
     if task.energy and not is_probe and nvml.energy_mj() is not None:
-        phases.enter("energy")
+        phases.enter(Phase.ENERGY)
         left = _left(task.budget, phases.spent())
         if left > ENERGY_SECONDS + 2 * expected_ms / 1000:
             energy_mj = energy_per_call(session, clock, lambda: nvml.energy_mj() or 0.0, expected_ms)
@@ -183,7 +191,7 @@ def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: P
             reason = f"budget.timeout leaves no time for the loop of {ENERGY_SECONDS:g} s"
             measured.warnings.append(Warning("no-energy", reason))
     host_peak = host.peak_mib()  # Before the engine reads its own files again to declare its weights.
-    phases.enter("check")
+    phases.enter(Phase.CHECK)
     memory = MemoryParts()
     if case.role is not Role.SWEEP:  # Its process holds what other batches left.
         memory = _memory(case, session, device, host_peak)
@@ -198,7 +206,7 @@ def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: P
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
     result.telemetry.energy_mj_per_item = None if energy_mj is None else energy_mj / case.batch_size
     if case.role is not Role.CELL:
-        report("fits", result)  # Whether or not there is memory for the checks beside it.
+        report(Salvage(Kept(result, Stage.FITTED)))  # Whether or not there is memory for the checks beside it.
     outputs = session.outputs()
     _check(task, session, outputs, result)
     copied = _bytes(case, job.inputs), _bytes(case, outputs)
@@ -209,16 +217,15 @@ def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: P
     result.seconds = SetUp(
         export_s=task.prepared.export_s.get(graph_of(case.precision)) if ENGINES[case.engine].needs == "onnx" else None,
         # What building took when it was done, for an engine that comes from a cache.
-        build_s=built.seconds if built else phases.seconds.get("build"),
-        load_s=phases.seconds.get("load"),
+        build_s=built.seconds if built else phases.seconds.get(Phase.BUILD),
+        load_s=phases.seconds.get(Phase.LOAD),
         first_run_s=first_s,
     )
     if task.profile and result.status == "ok":
-        report("result", result)  # Whatever profiling runs into, this is not lost.
-        phases.enter("profile")
+        report(Salvage(Kept(result, Stage.CHECKED)))  # Whatever profiling runs into, this is not lost.
+        phases.enter(Phase.PROFILE)
         left = _left(task.budget, phases.spent())
         _profile(session, result, enough=left > _PROFILED_CALLS * expected_ms / 1000)
-    phases.enter("end")
     return result
 
 
@@ -249,9 +256,9 @@ def _open_clock(case: Case, device: DeviceMeter) -> Clock:
 
 def make_job(
     task: Task,
-    phase: Callable[[str], None],
+    phase: Callable[[Phase], None],
     at_peak: Callable[[], None],
-    progress: Callable[[str], None] = lambda words: None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Job:
     case, prepared = task.case, task.prepared
     return Job(

@@ -1,7 +1,7 @@
-"""What enters: the Tasks of one batch sweep, in a process of their own. What leaves: a Result a batch, as it ends.
+"""Measure the batches of a sweep in one process, and report each as it ends.
 
-The model is loaded once and given one batch after another, where its engine can do that; elsewhere it is opened anew in
-the same process. A batch that does not fit is a row, its memory is freed, and the next batch runs.
+The model is loaded once and given one batch after another, where its engine can do that; elsewhere it is opened again
+in the same process. A batch that does not fit is a row, its memory is freed, and the next batch runs.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ import contextlib
 import gc
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 import engines
-from engines.base import Rebatchable, Session
-from profiler.processes.process import Report, explain
-from profiler.results.result import Result
+from engines.base import Phase, Rebatchable, Session
+from profiler.processes.messages import CaseEnded, Entered, Message, Report, Salvage, Status
+from profiler.processes.process import explain
+from profiler.results.result import Result, result_of
 from profiler.results.warning_kinds import doubting
-from profiler.run.supervise import result_of
 from profiler.worker.measure_case import Bench, Phases, check_batch, make_job, open_bench, take_figures
 from profiler.worker.task import Task
 
 
 def measure_batches(tasks: Sequence[Task], report: Report) -> None:
-    """Measure one batch after another, and report each as a "case".
+    """Measure one batch after another.
 
-    Returns early after a failure that may have left the process unfit (a CUDA error does): the caller starts another.
+    Returns early after an error that may have left the process unfit (a CUDA error does): the caller starts another.
     """
     process = _Process(report)
     for task in tasks:
-        result, sound = process.measure(task)
-        report("case", result)
-        if not sound:
+        result, error = process.measure(task)
+        # Before anything is freed: ONNX Runtime can abort there.
+        report(CaseEnded(result))
+        if not process.is_ready_for_another(task, error):
             return
 
 
@@ -45,24 +45,32 @@ class _Process:
         self._bench: Bench | None = None
         self._session: Session | None = None
 
-    def measure(self, task: Task) -> tuple[Result, bool]:
-        """A batch's Result, and whether another one may follow."""
-        partial: dict[str, Any] = {}
+    def measure(self, task: Task) -> tuple[Result, Status | None]:
+        """A batch's Result, and how it ended if an error did it."""
+        salvage = None
 
-        def report(kind: str, value: Any) -> None:
-            if kind not in ("phase", "progress"):
-                partial[kind] = value
-            self._report(kind, value)
+        def report(message: Message) -> None:
+            nonlocal salvage
+            if isinstance(message, Salvage):
+                salvage = message.value
+            self._report(message)
 
         try:
-            return self._measure(task, report), True
+            return self._measure(task, report), None
         except Exception as error:
             outcome = explain(error)
         # The error is gone by now, and with it the tensors in its frames.
-        outcome.partial = partial
+        outcome.salvage = salvage
+        return result_of(task.case.id, outcome), outcome.status
+
+    def is_ready_for_another(self, task: Task, error: Status | None) -> bool:
+        """Free what the next batch cannot use; whether there may be one."""
+        if error is None and isinstance(self._session, Rebatchable):
+            return True
+        self._report(Entered(Phase.END))
         self._close()
-        sound = outcome.status == "unsupported" or (outcome.status == "oom" and self._recovers(task))
-        return result_of(task.case, outcome), sound
+        self._report(Entered(Phase.OPEN))
+        return error in (None, "unsupported") or (error == "oom" and self._recovers(task))
 
     def _measure(self, task: Task, report: Report) -> Result:
         phases = Phases(report)
@@ -71,15 +79,13 @@ class _Process:
             self._bench = open_bench(task, phases, report)
         bench = replace(self._bench, report=report)
         bench.clock.forget()
-        phases.enter("load")
+        phases.enter(Phase.LOAD)
         job = replace(make_job(task, phases.enter, bench.device.read), engine=task.case.engine)
         rebatched = isinstance(self._session, Rebatchable)
         if isinstance(self._session, Rebatchable):
             self._session.rebatch(job)
         else:
-            self._close()
             self._session = engines.open_session(task.case.engine, job)
-        assert self._session is not None
         result = take_figures(task, job, self._session, bench, phases)
         if rebatched:
             result.seconds.load_s = None  # Nothing was loaded.

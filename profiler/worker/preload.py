@@ -12,7 +12,7 @@ import sys
 import traceback
 from typing import Any
 
-from profiler.processes.process import Report
+from profiler.processes.messages import Report
 
 PID = os.getpid()
 ERROR: str | None = None

@@ -19,7 +19,7 @@ from engines.catalog import Device
 from exporters.single_layers import Conv2d, Layer
 from profiler.job.case import Case
 from profiler.machine import available_memory_mib
-from profiler.processes.process import Report
+from profiler.processes.messages import Report
 from profiler.results.result import Roofline
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Mark, Run
 

@@ -10,7 +10,7 @@ from exporters.flops import Cost
 from exporters.gradients import GradientReference
 from exporters.inputs import TensorSpec
 from profiler.job.case import Budget, Case
-from profiler.processes.process import Status
+from profiler.processes.messages import Status
 
 
 @dataclass(frozen=True)

@@ -396,7 +396,7 @@ def measure(library: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "tiny_for_trt", raising=False)
 
-    def tell(kind: str, value: Any) -> None:
+    def tell(message: object) -> None:
         pass
 
     def run_case(precision: str, onnx: Path | None = None, **options: Any) -> Any:

@@ -14,17 +14,17 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from engines.base import Warning
 from engines.catalog import Training
 from exporters.source import ModelSource
 from profiler import load, load_layers
 from profiler.errors import ConfigError
 from profiler.job.case import Case
 from profiler.layers import Options, execute, read
-from profiler.processes.process import Outcome
+from profiler.processes.messages import Outcome
 from profiler.results.columns import LAYERS
-from profiler.results.result import Result
+from profiler.results.result import Kept, Result, Stage, result_of
 from profiler.results.run_folder import RunFolder
-from profiler.run.supervise import result_of
 
 TINY = """
 import os
@@ -273,7 +273,7 @@ def test_a_run_without_layers_says_how_to_get_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no layers; .*bench\.yaml --profile; .*--resume \S+ --profile"):
         read(folder.path)
     refused = result(case("eager"), [])
-    refused.warnings.append("no-layers: RuntimeError: CUPTI")
+    refused.warnings.append(Warning("no-layers", "RuntimeError: CUPTI"))
     folder.append(refused)
     folder.write_parquet("suite", [case("eager")], {})
     with pytest.raises(ConfigError, match=r"has no layers \(no-layers: RuntimeError: CUPTI\)"):
@@ -283,11 +283,10 @@ def test_a_run_without_layers_says_how_to_get_them(tmp_path: Path) -> None:
 def test_what_was_measured_outlives_a_process_that_profiling_ended() -> None:
     measured = result(case("eager"), [])
     reason = "ended after 300 s, in phase profile; raise budget.timeout if it needs longer"
-    outcome = Outcome("timeout", reason, partial={"result": measured, "samples": measured.samples})
-    kept = result_of(case("eager"), outcome)
+    kept = result_of(case("eager").id, Outcome("timeout", reason, salvage=Kept(measured, Stage.CHECKED)))
     assert (kept.status, kept.reason) == ("ok", None)
-    assert kept.warnings == [f"no-layers: {reason}"]
-    lost = result_of(case("eager"), Outcome("timeout", reason, partial={"samples": measured.samples}))
+    assert kept.warnings == [Warning("no-layers", reason)]
+    lost = result_of(case("eager").id, Outcome("timeout", reason, salvage=Kept(measured, Stage.SAMPLED)))
     assert (lost.status, lost.reason) == ("timeout", reason)
 
 

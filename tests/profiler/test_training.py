@@ -84,7 +84,7 @@ class Single(nn.Module):
 def single():
     return Single()
 """
-QUIET: Any = lambda kind, value: None  # noqa: E731
+QUIET: Any = lambda message: None  # noqa: E731
 Measure = Callable[..., Result]
 
 

@@ -585,11 +585,11 @@ def measure(machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
 
     def run_case(onnx: Path, precision: str = "native", graph: Path | None = None, **options: Any) -> Any:
         source = ModelSource("net", onnx=onnx)
-        prepared = measure_case.prepare_model((source, tmp_path / "cache"), lambda kind, value: None)
+        prepared = measure_case.prepare_model((source, tmp_path / "cache"), lambda message: None)
         prepared = replace(prepared, onnx={precision: graph or onnx})
         case = Case("net", "trt", "trt", "inference", precision, graphs.BATCH, "cuda", 0, source, options)  # type: ignore[arg-type]
         return measure_case.measure_case(
-            Task(case, prepared, Budget(seconds=0.05, min_samples=3)), lambda kind, value: None
+            Task(case, prepared, Budget(seconds=0.05, min_samples=3)), lambda message: None
         )
 
     return run_case

@@ -32,6 +32,7 @@ from pathlib import Path
 
 from engines.base import Unsupported
 from exporters.source import ModelError
+from profiler.processes.messages import CaseEnded, Entered, Progress, Salvage
 
 DEADLINE = 60  # A partner that never comes must not hang the test.
 
@@ -69,42 +70,42 @@ def prints_by_libc(_, report):
     ctypes.CDLL(None).puts(b"libc-stdout")
 
 def leaves(code, report):
-    report("phase", "load")
+    report(Entered("load"))
     os._exit(code)
 
 def gets_signal(number, report):
-    report("phase", "warm-up")
+    report(Entered("warm-up"))
     os.kill(os.getpid(), number)
 
 def hangs_in(phase, report):
-    report("phase", phase)
-    report("samples", {"host": [1.0]})
-    report("samples", {"host": [1.0, 2.0]})
+    report(Entered(phase))
+    report(Salvage({"host": [1.0]}))
+    report(Salvage({"host": [1.0, 2.0]}))
     time.sleep(600)
 
 def builds_for(seconds, report):
-    report("phase", "build")
+    report(Entered("build"))
     time.sleep(seconds)
-    report("phase", "load")
+    report(Entered("load"))
     return "built"
 
 def tells_progress(there, report):
-    report("phase", "build")
-    report("progress", "building 45 %")
+    report(Entered("build"))
+    report(Progress("building 45 %"))
     wait_for(there)
-    report("phase", "load")
+    report(Entered("load"))
     wait_for(there + "-too")
 
 def runs_three(how, report):
     for number in range(3):
-        report("phase", "measure")
-        report("samples", [number])
+        report(Entered("measure"))
+        report(Salvage([number]))
         if number == 2 and how == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
         if number == 2 and how == "hang":
             time.sleep(600)
         time.sleep(2 if how == "hang" else 0)
-        report("case", number)
+        report(CaseEnded(number))
 
 def memory_error(_, report):
     raise MemoryError
@@ -127,7 +128,7 @@ def model_without_memory(_, report):
 
 def starts_another(how, report):
     another = subprocess.Popen(["sleep", "600"])
-    report("grandchild", another.pid)
+    report(Salvage(another.pid))
     if how == "hang":
         time.sleep(600)
     if how == "crash":
@@ -233,7 +234,7 @@ def test_cases_that_had_ended_outlive_their_process(call: Calls, how: str, statu
     outcome = run_one(call("runs_three", how, timeout=3.5 if how == "hang" else 60))
     assert outcome.status == status
     assert [part.value for part in outcome.parts] == [0, 1]
-    assert outcome.partial == {"samples": [2]}
+    assert outcome.salvage == [2]
 
 
 @pytest.mark.parametrize(("function", "status"), [("model_error", "failed"), ("unsupported", "unsupported")])
@@ -269,12 +270,12 @@ def test_signal_is_a_crash_with_its_name(call: Calls, name: str) -> None:
     assert "warm-up" in (outcome.reason or "")
 
 
-def test_hang_ends_at_the_timeout_and_keeps_partial_reports(call: Calls) -> None:
+def test_hang_ends_at_the_timeout_and_keeps_what_was_reported(call: Calls) -> None:
     outcome = run_one(call("hangs_in", "measure", timeout=3, build_timeout=600))
     assert outcome.status == "timeout"
     assert "measure" in (outcome.reason or "")
     assert "3 s" in (outcome.reason or "")
-    assert outcome.partial == {"samples": {"host": [1.0, 2.0]}}
+    assert (outcome.salvage, outcome.phase) == ({"host": [1.0, 2.0]}, "measure")
     assert "measure" in outcome.seconds
 
 
@@ -302,7 +303,7 @@ def test_progress_is_told_until_the_phase_ends(call: Calls, tmp_path: Path) -> N
     assert outcome.status == "ok", outcome.reason
     assert ("build", "building 45 %") in seen
     assert ("load", "") in seen
-    assert outcome.partial == {}
+    assert outcome.salvage is None
 
 
 def test_build_does_not_count_towards_the_timeout(call: Calls) -> None:
@@ -334,7 +335,7 @@ def test_a_reason_says_how_onnx_runtime_failed_and_not_in_which_template() -> No
 def test_nothing_that_a_child_started_outlives_it(call: Calls, how: str, status: str) -> None:
     outcome = run_one(call("starts_another", how, timeout=3))
     assert outcome.status == status
-    assert ends(outcome.partial["grandchild"])
+    assert ends(outcome.salvage)
 
 
 def test_child_leads_a_session_of_its_own(call: Calls) -> None:

@@ -9,7 +9,7 @@ from statistics import mean
 
 import pytest
 
-from profiler.processes.process import Status
+from profiler.processes.messages import Status
 from profiler.run.largest_batch import Probe, bounds, next_batch, predicted_mib
 
 

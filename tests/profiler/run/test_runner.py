@@ -18,7 +18,8 @@ from profiler.job.case import Budget, Case
 from profiler.job.config import Config
 from profiler.machine import Target
 from profiler.nvml import Reading, Telemetry
-from profiler.processes.process import Call, Outcome, Status
+from profiler.processes.messages import Outcome, Status
+from profiler.processes.process import Call
 from profiler.results.result import MemoryParts, Result
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import WallTime
@@ -195,7 +196,7 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: 
         """Building is done for real, in this process, and measuring is simulated."""
         called.append(call.function)
         if call.function == "profiler.worker.measure_case:build_ahead":
-            return Outcome("ok", value=build_ahead(call.argument, lambda *_: None), seconds={"build": 3.0})
+            return Outcome("ok", value=build_ahead(call.argument, lambda message: None), seconds={"build": 3.0})
         proof = Proof(build=Building(seconds=3.0, cached=True))
         entered = {"fork": 0.0, "measure": 2.0, "check": 9.0}
         return Outcome("ok", value=Result(case("x").id, "ok", proof=proof), seconds={"load": 1.0}, entered=entered)

@@ -22,7 +22,7 @@ from exporters.source import ModelSource
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import LargestBatch
 from profiler.nvml import Gpu
-from profiler.processes.process import Status
+from profiler.processes.messages import Status
 from profiler.results.result import MemoryParts, Result
 from profiler.run.largest_batch import Probe
 from profiler.run.probes import Search, probe_of, probes_among, searched

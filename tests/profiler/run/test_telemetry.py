@@ -9,7 +9,8 @@ import pytest
 
 from profiler import nvml
 from profiler.nvml import Reading
-from profiler.processes.process import Call, Outcome
+from profiler.processes.messages import Outcome
+from profiler.processes.process import Call
 from profiler.run import telemetry
 from profiler.run.telemetry import Watcher
 
@@ -88,7 +89,7 @@ def test_watching_writes_lines_that_can_be_read(path: Path, monkeypatch: pytest.
     monkeypatch.setattr(telemetry.time, "sleep", sleep)
     with Watcher("GPU-1", path, path) as watcher:
         with pytest.raises(KeyboardInterrupt):
-            telemetry.watch(("GPU-1", path), lambda kind, value: None)
+            telemetry.watch(("GPU-1", path), lambda message: None)
         readings = watcher.between(0.0, float("inf"))
     assert [reading.power_w for reading in readings] == [90.5] * 4
     assert {reading.reasons for reading in readings} == {None}

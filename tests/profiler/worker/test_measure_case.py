@@ -52,12 +52,12 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def run(factory: str, engine: str = "eager", pass_: str = "inference") -> Result:
         source = ModelSource(factory, factory=f"worker_factories:{factory}", input_shape=(4, 8))
-        prepared: Prepared = prepare_model((source, tmp_path / "cache"), lambda kind, value: None)
+        prepared: Prepared = prepare_model((source, tmp_path / "cache"), lambda message: None)
         if engine == "ort":
-            path, seconds = prepare_export((source, "fp32", tmp_path / "cache"), lambda kind, value: None)
+            path, seconds = prepare_export((source, "fp32", tmp_path / "cache"), lambda message: None)
             prepared = replace(prepared, onnx={"fp32": path}, export_s={"fp32": seconds})
         case = Case(factory, engine, engine, pass_, "fp32", 2, "cpu", 0, source)  # type: ignore[arg-type]
-        return measure_case(Task(case, prepared, Budget(seconds=0.05, min_samples=3)), lambda kind, value: None)
+        return measure_case(Task(case, prepared, Budget(seconds=0.05, min_samples=3)), lambda message: None)
 
     return run
 

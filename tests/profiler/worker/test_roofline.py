@@ -41,7 +41,7 @@ ROOFS = {"fp32_tflops": 50.0, "fp16_tflops": 600.0, "copy_gb_s": 4000.0, "cache_
 MIB = 2**20
 
 
-def ignore(kind: str, value: Any) -> None:
+def ignore(message: object) -> None:
     pass
 
 

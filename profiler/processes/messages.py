@@ -1,0 +1,77 @@
+"""Define what a child process tells its parent while it runs a call, and what the parent makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from engines.base import Phase
+
+Status = Literal["ok", "oom", "unsupported", "failed", "timeout", "crashed"]
+
+
+@dataclass(frozen=True)
+class Entered:
+    """The child begins a phase: one of engines.base.Phase, or a script's own."""
+
+    phase: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the phase is, in words for the display."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Salvage:
+    """What is not to be lost if the process ends before its function returns; the last one counts."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class CaseEnded:
+    """A case of a call that runs several has ended; limits, phases and salvage begin again."""
+
+    value: Any
+
+
+@dataclass
+class Part:
+    """One case of a call that runs several. `seconds` and `entered` are those of its own phases."""
+
+    value: Any
+    seconds: dict[str, float]
+    entered: dict[str, float]
+
+
+@dataclass
+class Outcome:
+    """How a call ended. `value` is what the function returned, `salvage` what it had reported to be kept."""
+
+    status: Status
+    reason: str | None = None
+    value: Any = None
+    salvage: Any = None
+    phase: str = Phase.FORK
+    """The phase in which the call ended."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Time spent by phase."""
+    entered: dict[str, float] = field(default_factory=dict)
+    """When each phase was entered first, on time.monotonic()."""
+    parts: list[Part] = field(default_factory=list)
+    """The cases that ended before, of a call that runs several; the fields above are of what came after them."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The function has returned or raised: status, reason and value of the outcome are known."""
+
+    outcome: Outcome
+
+
+Message = Entered | Progress | Salvage | CaseEnded | Ended
+Report = Callable[[Message], None]
