@@ -37,7 +37,6 @@ EXCEPTIONS = {
         "profiler.worker.measure_sweep",
         "profiler.run.supervise",
     ): "what an ended process gives for its case belongs to worker/ or results/",
-    ("profiler.published.suites", "profiler.run.progress"): "seconds in words: tables/numbers.py",
 }
 """Imports that go against the order still, with what ends each. Never add one: it is empty once every room is done."""
 MOST_LOOSE_FILES = 12

@@ -1,4 +1,4 @@
-"""What enters: suites/*.yaml. What leaves: the table of `python -m profiler suites`: what each measures, how long."""
+"""List the suites: what each of suites/*.yaml measures, and how long it takes here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from profiler.job.config import Config, load_config
 from profiler.job.plan import estimate_total, make_plan
 from profiler.machine import check_device, resolve_device
 from profiler.published.references import STUDIES
-from profiler.run.progress import duration
+from profiler.tables.numbers import duration
 
 FOLDER = Path(__file__).resolve().parents[2] / "suites"
 

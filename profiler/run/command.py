@@ -29,9 +29,10 @@ from profiler.results.reading import flat_environment
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import describe as describe_time
 from profiler.run.probes import probes_among, searched
-from profiler.run.progress import duration, open_display
+from profiler.run.progress import open_display
 from profiler.run.runner import Runner, is_done
 from profiler.run.summary import print_results
+from profiler.tables.numbers import duration
 
 _QUICK_SECONDS, _QUICK_SAMPLES = 0.3, 5
 _COMMANDS = (

@@ -1,4 +1,4 @@
-"""What enters: a run's progress. What leaves: a live line on a terminal, or plain lines where the output is none."""
+"""Show a run's progress: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from profiler.job.case import Case
 from profiler.results.result import Result
+from profiler.tables.numbers import duration
 
 _REDRAW_SECONDS = 1.0
 _STYLES = {"ok": "green", "unsupported": "dim"}
@@ -62,7 +63,6 @@ class LiveDisplay:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._drawn = 0.0
-        self._started = time.monotonic()
 
     def __enter__(self) -> LiveDisplay:
         self._live.start()
@@ -100,24 +100,11 @@ class LiveDisplay:
             self._live.update(what, refresh=True)
 
 
-def duration(seconds: float) -> str:
-    """Seconds in words, "3 min 20 s"."""
-    whole = max(0, round(seconds))
-    return (
-        f"{whole} s"
-        if whole < 60
-        else f"{whole // 60} min {whole % 60} s"
-        if whole < 3600
-        else f"{whole // 3600} h {whole % 3600 // 60} min"
-    )
-
-
 def _line(case: Case, result: Result) -> Text:
+    """How a case ended: its median, or why it has none."""
     samples = sorted(result.samples.get(result.clock or "", []))
-    what = (
-        f"{samples[len(samples) // 2]:.3f} ms, {len(samples)} samples"
-        if result.status == "ok" and samples
-        else result.reason
-    )
+    what = result.reason or ""
+    if result.status == "ok" and samples:
+        what = f"{samples[len(samples) // 2]:.3f} ms, {len(samples)} samples"
     status = Text(f"{result.status:<11} ", style=_STYLES.get(result.status, "red"))
-    return status.append(f"{case.id}  ", style="default").append(what or "", style="dim")
+    return status.append(f"{case.id}  ", style="default").append(what, style="dim")
