@@ -1,6 +1,6 @@
 """Two real runs of bench.yaml, on an H200 and on a 2-core CPU: what the tables make of them must not change unseen.
 
-After a change that is meant: UPDATE_GOLDEN=1 python -m pytest tests/profiler/test_golden.py, then read the difference.
+After a change that is meant: UPDATE_GOLDEN=1 pytest tests/profiler/run/test_golden.py, then read the difference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from profiler.results.reading import load
 from profiler.run.summary import print_results
 from profiler.stats.samples import median_interval
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
 
 def golden(name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
