@@ -1,20 +1,23 @@
-"""Open a job in the engine of a given name: a Job in, a Session out."""
+"""Open a job in the engine of a given name."""
 
 from __future__ import annotations
 
 import importlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engines.catalog import ENGINES
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from engines.base import BuiltAhead, Job, Session
+    from engines.deployment import Deployed
 
-__all__ = ["build", "open_session"]
+__all__ = ["build", "deploy", "open_session"]
 
 
-def open_session(engine: str, job: Job) -> Session:
+def open_session(engine: str, job: Job[Any]) -> Session:
     """Open `job` in the engine of that name.
 
     Raises engines.base.Unsupported where this machine or build cannot do it, and whatever the runtime itself raises.
@@ -24,10 +27,22 @@ def open_session(engine: str, job: Job) -> Session:
     return session
 
 
-def build(engine: str, job: Job) -> BuiltAhead:
+def build(engine: str, job: Job[Any]) -> BuiltAhead:
     """Have an engine that builds (`Engine.builds`) do so into its cache, for a session that is opened later.
 
     Raises as `open_session` does.
     """
     made: BuiltAhead = importlib.import_module(ENGINES[engine].module).build(replace(job, engine=engine))
     return made
+
+
+def deploy(engine: str, job: Job[Any], folder: Path, built: Path | None) -> Deployed:
+    """Have an engine that can be deployed (`Engine.deployment`) write what `job` needs to run without this project.
+
+    `built` is the file of an engine that builds. Raises exporters.source.ModelError where the model cannot be written.
+    """
+    deployment = ENGINES[engine].deployment
+    assert deployment is not None, "the caller asks for engines that can be deployed"
+    module, _, function = deployment.write.partition(":")
+    deployed: Deployed = getattr(importlib.import_module(module), function)(replace(job, engine=engine), folder, built)
+    return deployed

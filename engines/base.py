@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from numpy.typing import NDArray
 
-from engines.catalog import PLAIN, Device, Pass, Training
+from engines.catalog import PLAIN, Device, Options, Pass, Training
 from exporters.source import ModelSource
 
 Array = NDArray[Any]
 Mark = Callable[[str], None]
 """Called by a session at an inner boundary of an iteration, such as the end of the forward pass."""
+
+OptionsT = TypeVar("OptionsT", bound=Options, covariant=True)
 
 
 class Phase(StrEnum):
@@ -161,7 +163,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(Generic[OptionsT]):
     """One model to be opened by one engine.
 
     `inputs` are the host arrays of one batch (floats as float32: the engine casts them to the precision); `state` is a
@@ -177,7 +179,7 @@ class Job:
     precision: str
     batch_size: int
     device: Device
-    options: Mapping[str, Any]
+    options: OptionsT
     inputs: tuple[Array, ...]
     state: Path | None = None
     onnx: Path | None = None
@@ -229,6 +231,6 @@ class Trainable(Session, Protocol):
 class Rebatchable(Session, Protocol):
     """A session that can go on with another batch size without loading its model again."""
 
-    def rebatch(self, job: Job) -> None:
+    def rebatch(self, job: Job[Any]) -> None:
         """Take the inputs and the batch size of `job`, which is the session's own in all else, and free what the old
         ones took. The weights stay as they are. Raises what opening the session would."""

@@ -1,13 +1,13 @@
-"""What enters: nothing. What leaves: ENGINES and PRESETS, what each engine can do and needs, as data without torch.
+"""List what each engine can do and needs, as data without torch.
 
-A new engine is one module beside this file and one row in ENGINES; see docs/extending.md.
+A new engine is one module in this package and one row in ENGINES; see docs/extending.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
 
 from engines.batch_range import parse_batches
 
@@ -26,7 +26,7 @@ HEADS = ("cross-entropy", "logits")
 
 @dataclass(frozen=True)
 class Training:
-    """What a training iteration does beside its forward and backward pass.
+    """What a training iteration does besides its forward and backward pass.
 
     With the head "logits" the backward pass starts from a fixed gradient of the network's output, and no loss is
     computed, as convnet-benchmarks did. Dropout is off unless asked for: with it no gradient could be checked.
@@ -37,16 +37,13 @@ class Training:
     dropout: bool = False
 
 
-BASES = (("eager", "fp32"), ("ort", "native"))
-"""Variant and precision that speed-ups are relative to; the second is for a user's ONNX file."""
-
 PLAIN = Training()
 """A forward and a backward pass of the loss, and nothing else."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option of an engine, as written beside its name in the YAML."""
+    """What a user must know of one option of an engine, as written next to its name in the YAML."""
 
     type: type
     default: object
@@ -57,6 +54,21 @@ class Option:
     """Least and largest value of a number."""
     check: Callable[[str], object] | None = None
     """Raises ValueError, which says why, for a text that is not of its form; the empty one is not asked."""
+
+
+def option(default: Any, meaning: str, **facts: Any) -> Any:
+    """Declare a field of Options: its type is its default's, the other facts are Option's."""
+    return field(default=default, metadata={"option": Option(type(default), default, meaning, **facts)})
+
+
+@dataclass(frozen=True)
+class Options:
+    """An engine's options, with their values; of an engine that has some, a dataclass derived from this one."""
+
+    @classmethod
+    def declared(cls) -> dict[str, Option]:
+        """What there is to know of each option, by name."""
+        return {f.name: f.metadata["option"] for f in fields(cls)}
 
 
 @dataclass(frozen=True)
@@ -76,27 +88,60 @@ class Requirement:
 
 
 @dataclass(frozen=True)
-class Engine:
-    """One runtime.
+class Deployment:
+    """How `recommend --export` writes a folder that runs without this project."""
 
-    `precisions` says what it can do, by pass and device; whatever is missing there is an `unsupported` row. `reasons`,
-    by device and precision or by device and pass, explains it where a general sentence would say too little.
-    """
+    write: str
+    """"module:function", which writes the model's files and run.py: see engines/deployment.py."""
+    requirements: Mapping[Device, tuple[str, ...]]
+    """Lines of its requirements.txt; {release} becomes "==" and the measured version, or nothing if none is known."""
+
+
+@dataclass(frozen=True)
+class LibraryVersion:
+    """Where the results have the version of an engine's library."""
+
+    column: str
+    packages: tuple[str, ...]
+    """The distributions that may hold it; environment.json has the version of the first that is installed."""
+    from_proof: bool = False
+    """Whether a row has its proof's instead, since engines with several libraries share the column."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """One runtime, with all that the rest of the program has to know of it."""
 
     name: str
     module: str
+    """Has `open_session(job, options)`; engines/base.py says what a session is."""
+    library: str
+    """How tables call the runtime."""
     summary: str
     needs: Literal["torch", "onnx"]
     precisions: Mapping[tuple[Pass, Device], frozenset[str]]
-    requirements: tuple[Requirement, ...]
-    options: Mapping[str, Option] = field(default_factory=dict)
+    """What it can do, by pass and device; whatever is missing here is an `unsupported` row."""
     reasons: Mapping[tuple[Device, str], str] = field(default_factory=dict)
+    """Why not, by device and precision or pass, where a general sentence would say too little."""
+    requirements: tuple[Requirement, ...] = ()
+    options: type[Options] = Options
+    spellings: tuple[str, ...] = ()
+    """What people write when they mean it."""
+    version: LibraryVersion | None = None
+    """None where no column of the results has it."""
+    packages: tuple[str, ...] = ()
+    """Further distributions whose versions environment.json records."""
+    compiles: bool = False
+    """Whether it compiles in the process that measures, for the better part of a minute."""
+    uses_cudnn: bool = False
+    layers_are_modules: bool = False
+    """Whether its profiled layers are called by the paths of PyTorch's modules."""
     compute_capabilities: tuple[str, ...] | None = None
     """Of the GPUs that it runs on; None where the library decides."""
     builds: Literal["with a GPU", "anywhere"] | None = None
     """Whether `python -m profiler build` can have it build an engine ahead of time, and where."""
-    layers_are_modules: bool = False
-    """Whether its profiled layers are called by the paths of PyTorch's modules."""
+    deployment: Deployment | None = None
+    """None where it cannot be exported."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +153,16 @@ class Preset:
     summary: str
     options: Mapping[Device, Mapping[str, object]]
     reasons: Mapping[Device, str] = field(default_factory=dict)
+    base_at: str | None = None
+    """The precision at which it is what other cases' speed-ups are relative to."""
 
 
+_CUDA: tuple[Device, ...] = ("cuda",)
+_CPU: tuple[Device, ...] = ("cpu",)
 _NO_TF32_ON_CPU = "TF32 is a mode of NVIDIA's tensor cores; on the CPU ask for fp32"
+
 _TORCH = Requirement("torch", "pip install 'torch>=2.11,<2.14'")
+_TORCH_VERSION = LibraryVersion("torch_version", ("torch",))
 _TORCH_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
     ("inference", "cpu"): frozenset({"fp32", "fp16", "bf16"}),
     ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16"}),
@@ -127,14 +178,95 @@ _TORCH_REASONS: Mapping[tuple[Device, str], str] = {
     ("cpu", "int8"): _NO_INT8_IN_TORCH,
     ("cuda", "int8"): _NO_INT8_IN_TORCH,
 }
-_CHANNELS_LAST = Option(bool, False, "weights and activations in NHWC memory order")
-_CUDNN_BENCHMARK = Option(bool, False, "let cuDNN time its algorithms and keep the fastest", devices=("cuda",))
+_TORCH_DEPLOYMENT = Deployment(
+    "engines.pytorch.deploy:write_program",
+    {
+        "cpu": ("# PyTorch's own index has a build for the CPU alone, which is far smaller.", "torch{release}"),
+        "cuda": ("torch{release}",),
+    },
+)
+
+
+@dataclass(frozen=True)
+class EagerOptions(Options):
+    """Options of PyTorch eager."""
+
+    channels_last: bool = option(False, "weights and activations in NHWC memory order")
+    cuda_graph: bool = option(False, "record one iteration and replay it", devices=_CUDA)
+    cudnn: bool = option(True, "convolutions by cuDNN; false takes PyTorch's own kernels", devices=_CUDA)
+    cudnn_benchmark: bool = option(False, "let cuDNN time its algorithms and keep the fastest", devices=_CUDA)
+
+
+@dataclass(frozen=True)
+class CompiledOptions(Options):
+    """Options of torch.compile."""
+
+    mode: str = option(
+        "reduce-overhead",
+        "torch.compile's mode; reduce-overhead records CUDA graphs",
+        choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    )
+    channels_last: bool = option(False, "weights and activations in NHWC memory order")
+    cudnn_benchmark: bool = option(False, "let cuDNN time its algorithms and keep the fastest", devices=_CUDA)
+    # What eager alone can be asked for:
+    cuda_graph: ClassVar[bool] = False
+    cudnn: ClassVar[bool] = True
+
+
+TorchOptions = EagerOptions | CompiledOptions
+
+
+@dataclass(frozen=True)
+class OrtOptions(Options):
+    """Options of ONNX Runtime."""
+
+    prefer_nhwc: bool = option(False, "convolutions in NHWC memory order", devices=_CUDA)
+    cuda_graph: bool = option(False, "record one run and replay it", devices=_CUDA)
+    conv_search: str = option(
+        "EXHAUSTIVE",
+        "how cuDNN's convolution algorithm is chosen (the library's default is EXHAUSTIVE)",
+        choices=("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+        devices=_CUDA,
+    )
+    fuse_conv_bias: bool = option(False, "bias and convolution in one cuDNN graph", devices=_CUDA)
+    optimize: bool = option(True, "graph optimizations (fusions, constant folding, layout)")
+    threads: int = option(0, "threads inside an operator; 0 is one per core", devices=_CPU)
+
+
+@dataclass(frozen=True)
+class TrtOptions(Options):
+    """Options of TensorRT and of TensorRT for RTX."""
+
+    cuda_graph: bool = option(False, "record one run and replay it", devices=_CUDA)
+    optimization_level: int = option(
+        -1, "the builder's optimization level, 0 to 5; -1 is the library's own", devices=_CUDA, range=(-1, 5)
+    )
+    workspace_mib: int = option(
+        0, "most scratch memory a layer may use; 0 is the whole card", devices=_CUDA, range=(0, 2**20)
+    )
+    batch_range: str = option(
+        "",
+        'an optimization profile for a range, "min:opt:max"; empty is the batch alone',
+        devices=_CUDA,
+        check=parse_batches,
+    )
+    rebuild: bool = option(False, "build even what the engine cache has", devices=_CUDA)
+
+
+@dataclass(frozen=True)
+class OpenVinoOptions(Options):
+    """Options of OpenVINO."""
+
+    threads: int = option(0, "inference threads; 0 lets OpenVINO choose", devices=_CPU)
+
 
 _TRT_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
     ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "int8", "native"}),
 }
 _INSTALL_TRT = "pip install 'tensorrt>=10.13' (it fetches its libraries from NVIDIA)"
+_UPGRADE_TRT = _INSTALL_TRT.replace("install", "install --upgrade")
 _INSTALL_RTX = "pip install 'tensorrt-rtx-cu13-libs>=1.7' 'tensorrt-rtx-cu13-bindings>=1.7'"
+_UPGRADE_RTX = _INSTALL_RTX.replace("install", "install --upgrade")
 _PYCUDA = Requirement(
     "pycuda", "pip install pycuda (it is compiled: the CUDA toolkit's headers must be there)", to_build=False
 )
@@ -143,23 +275,6 @@ _TRT_REASONS: Mapping[tuple[Device, str], str] = {
     ("cpu", "inference"): _TRT_NEEDS_A_GPU,
     ("cpu", "training"): _TRT_NEEDS_A_GPU,
 }
-_TRT_OPTIONS: Mapping[str, Option] = {
-    "cuda_graph": Option(bool, False, "record one run and replay it", devices=("cuda",)),
-    "optimization_level": Option(
-        int, -1, "the builder's optimization level, 0 to 5; -1 is the library's own", devices=("cuda",), range=(-1, 5)
-    ),
-    "workspace_mib": Option(
-        int, 0, "most scratch memory a layer may use; 0 is the whole card", devices=("cuda",), range=(0, 2**20)
-    ),
-    "batch_range": Option(
-        str,
-        "",
-        'an optimization profile for a range, "min:opt:max"; empty is the batch alone',
-        devices=("cuda",),
-        check=parse_batches,
-    ),
-    "rebuild": Option(bool, False, "build even what the engine cache has", devices=("cuda",)),
-}
 
 ENGINES: dict[str, Engine] = {
     engine.name: engine
@@ -167,148 +282,137 @@ ENGINES: dict[str, Engine] = {
         Engine(
             name="eager",
             module="engines.pytorch.eager",
+            library="PyTorch",
             summary="PyTorch, one kernel launch an operator",
             needs="torch",
             layers_are_modules=True,
             precisions=_TORCH_PRECISIONS,
-            requirements=(_TORCH,),
-            options={
-                "channels_last": _CHANNELS_LAST,
-                "cuda_graph": Option(bool, False, "record one iteration and replay it", devices=("cuda",)),
-                "cudnn": Option(
-                    bool, True, "convolutions by cuDNN; false takes PyTorch's own kernels", devices=("cuda",)
-                ),
-                "cudnn_benchmark": _CUDNN_BENCHMARK,
-            },
             reasons=_TORCH_REASONS,
+            requirements=(_TORCH,),
+            options=EagerOptions,
+            version=_TORCH_VERSION,
+            uses_cudnn=True,
+            deployment=_TORCH_DEPLOYMENT,
         ),
         Engine(
             name="compiled",
             module="engines.pytorch.compiled",
+            library="PyTorch",
             summary="torch.compile with TorchInductor",
             needs="torch",
             precisions=_TORCH_PRECISIONS,
+            reasons=_TORCH_REASONS,
             requirements=(
                 _TORCH,
-                Requirement("triton", "pip install triton", devices=("cuda",)),
-                Requirement("g++", "apt-get install g++ (or set CXX to a C++ compiler)", "program", devices=("cpu",)),
+                Requirement("triton", "pip install triton", devices=_CUDA),
+                Requirement("g++", "apt-get install g++ (or set CXX to a C++ compiler)", "program", devices=_CPU),
             ),
-            options={
-                "mode": Option(
-                    str,
-                    "reduce-overhead",
-                    "torch.compile's mode; reduce-overhead records CUDA graphs",
-                    choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
-                ),
-                "channels_last": _CHANNELS_LAST,
-                "cudnn_benchmark": _CUDNN_BENCHMARK,
-            },
-            reasons=_TORCH_REASONS,
+            options=CompiledOptions,
+            version=_TORCH_VERSION,
+            packages=("triton",),
+            compiles=True,
+            uses_cudnn=True,
+            deployment=_TORCH_DEPLOYMENT,
         ),
         Engine(
             name="ort",
             module="engines.onnx_runtime.session",
+            library="ONNX Runtime",
             summary="ONNX Runtime: CUDA provider on a GPU, CPU provider elsewhere",
             needs="onnx",
             precisions={
                 ("inference", "cpu"): frozenset({"fp32", "int8", "native"}),
                 ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "native"}),
             },
-            requirements=(Requirement("onnxruntime", "pip install 'onnxruntime-gpu>=1.31'"),),
-            options={
-                "prefer_nhwc": Option(bool, False, "convolutions in NHWC memory order", devices=("cuda",)),
-                "cuda_graph": Option(bool, False, "record one run and replay it", devices=("cuda",)),
-                "conv_search": Option(
-                    str,
-                    "EXHAUSTIVE",
-                    "how cuDNN's convolution algorithm is chosen (the library's default is EXHAUSTIVE)",
-                    choices=("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
-                    devices=("cuda",),
-                ),
-                "fuse_conv_bias": Option(bool, False, "bias and convolution in one cuDNN graph", devices=("cuda",)),
-                "optimize": Option(bool, True, "graph optimizations (fusions, constant folding, layout)"),
-                "threads": Option(int, 0, "threads inside an operator; 0 is one per core", devices=("cpu",)),
-            },
             reasons={
                 ("cpu", "tf32"): _NO_TF32_ON_CPU,
-                (
-                    "cpu",
-                    "fp16",
-                ): "ONNX Runtime's CPU provider has no fp16 convolution: it would insert casts and compute in fp32",
+                ("cpu", "fp16"): (
+                    "ONNX Runtime's CPU provider has no fp16 convolution: it would insert casts and compute in fp32"
+                ),
                 ("cpu", "bf16"): "ONNX Runtime's CPU provider has no bf16 convolution",
                 ("cuda", "bf16"): "ONNX Runtime's CUDA provider has no bf16 convolution",
-                (
-                    "cuda",
-                    "int8",
-                ): "ONNX Runtime's CUDA provider has no int8 convolution: it would dequantize and compute in float",
+                ("cuda", "int8"): (
+                    "ONNX Runtime's CUDA provider has no int8 convolution: it would dequantize and compute in float"
+                ),
             },
+            requirements=(Requirement("onnxruntime", "pip install 'onnxruntime-gpu>=1.31'"),),
+            options=OrtOptions,
+            version=LibraryVersion("onnxruntime_version", ("onnxruntime-gpu", "onnxruntime")),
+            uses_cudnn=True,
+            deployment=Deployment(
+                "engines.onnx_runtime.deploy:write_graph",
+                {"cpu": ("onnxruntime{release}",), "cuda": ("onnxruntime-gpu[cuda,cudnn]{release}",)},
+            ),
         ),
         Engine(
             name="trt",
             module="engines.tensorrt_engines.session",
+            library="TensorRT",
             summary="TensorRT: an engine built for this GPU",
             needs="onnx",
             precisions=_TRT_PRECISIONS,
+            reasons=_TRT_REASONS,
             requirements=(
                 Requirement("tensorrt", _INSTALL_TRT),
-                Requirement(
-                    "tensorrt-cu13-bindings=tensorrt-cu13-libs",
-                    _INSTALL_TRT.replace("install", "install --upgrade"),
-                    "same version",
-                ),
-                Requirement(
-                    "tensorrt-cu12-bindings=tensorrt-cu12-libs",
-                    _INSTALL_TRT.replace("install", "install --upgrade"),
-                    "same version",
-                ),
+                Requirement("tensorrt-cu13-bindings=tensorrt-cu13-libs", _UPGRADE_TRT, "same version"),
+                Requirement("tensorrt-cu12-bindings=tensorrt-cu12-libs", _UPGRADE_TRT, "same version"),
                 _PYCUDA,
             ),
-            options=_TRT_OPTIONS,
-            reasons=_TRT_REASONS,
+            options=TrtOptions,
+            spellings=("tensorrt", "tensort"),
+            version=LibraryVersion("tensorrt_version", ("tensorrt",), from_proof=True),
+            packages=("pycuda",),
             builds="with a GPU",
+            deployment=Deployment(
+                "engines.tensorrt_engines.deploy:write_engine", {"cuda": ("tensorrt{release}", "cuda-python")}
+            ),
         ),
         Engine(
             name="trt-rtx",
             module="engines.tensorrt_engines.session",
+            library="TensorRT for RTX",
             summary="TensorRT for RTX: an engine built ahead of time for GeForce and RTX GPUs",
             needs="onnx",
             precisions=_TRT_PRECISIONS,
+            reasons=_TRT_REASONS,
             requirements=(
                 Requirement("tensorrt_rtx|tensorrt_rtx_bindings", _INSTALL_RTX),
                 Requirement("tensorrt_rtx|tensorrt_rtx_libs", _INSTALL_RTX),
-                Requirement(
-                    "tensorrt-rtx-cu13-bindings=tensorrt-rtx-cu13-libs",
-                    _INSTALL_RTX.replace("install", "install --upgrade"),
-                    "same version",
-                ),
+                Requirement("tensorrt-rtx-cu13-bindings=tensorrt-rtx-cu13-libs", _UPGRADE_RTX, "same version"),
                 _PYCUDA,
             ),
-            options=_TRT_OPTIONS,
-            reasons=_TRT_REASONS,
+            options=TrtOptions,
+            spellings=("tensorrt-rtx", "tensort-rtx"),
+            version=LibraryVersion("tensorrt_version", (), from_proof=True),
+            packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs", "pycuda"),
             # https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/cpu-engines.html
             compute_capabilities=("7.5", "8.0", "8.6", "8.9", "12.0", "12.1"),
             builds="anywhere",
+            deployment=Deployment(
+                "engines.tensorrt_engines.deploy:write_engine",
+                {"cuda": ("tensorrt-rtx-cu13-bindings{release}", "tensorrt-rtx-cu13-libs{release}", "cuda-python")},
+            ),
         ),
         Engine(
             name="openvino",
-            module="engines.openvino_cpu",
+            module="engines.openvino_cpu.session",
+            library="OpenVINO",
             summary="OpenVINO on the CPU",
             needs="onnx",
             precisions={("inference", "cpu"): frozenset({"fp32", "int8", "native"})},
-            requirements=(Requirement("openvino", "pip install 'cnn-runtime-profiler[openvino]'"),),
-            options={
-                "threads": Option(int, 0, "inference threads; 0 lets OpenVINO choose", devices=("cpu",)),
-            },
             reasons={
                 ("cpu", "tf32"): _NO_TF32_ON_CPU,
-                (
-                    "cpu",
-                    "fp16",
-                ): "OpenVINO's CPU plugin computes an fp16 graph in fp32 or bf16, whichever the processor has",
+                ("cpu", "fp16"): (
+                    "OpenVINO's CPU plugin computes an fp16 graph in fp32 or bf16, whichever the processor has"
+                ),
                 ("cpu", "bf16"): "OpenVINO chooses bf16 by an inference hint, not by the graph's type",
                 ("cuda", "inference"): "OpenVINO has no NVIDIA device",
                 ("cuda", "training"): "OpenVINO has no NVIDIA device",
             },
+            requirements=(Requirement("openvino", "pip install 'cnn-runtime-profiler[openvino]'"),),
+            options=OpenVinoOptions,
+            packages=("openvino",),
+            deployment=Deployment("engines.openvino_cpu.session:write_graph", {"cpu": ("openvino{release}",)}),
         ),
     )
 }
@@ -316,7 +420,7 @@ ENGINES: dict[str, Engine] = {
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
-        Preset("eager", "eager", "PyTorch eager as it comes", {"cpu": {}, "cuda": {}}),
+        Preset("eager", "eager", "PyTorch eager as it comes", {"cpu": {}, "cuda": {}}, base_at="fp32"),
         Preset(
             "eager-tuned",
             "eager",
@@ -344,7 +448,8 @@ PRESETS: dict[str, Preset] = {
             {"cpu": {"channels_last": True}, "cuda": {"channels_last": True}},
         ),
         Preset("compiled", "compiled", "torch.compile, mode reduce-overhead", {"cpu": {}, "cuda": {}}),
-        Preset("ort", "ort", "ONNX Runtime as it comes", {"cpu": {}, "cuda": {}}),
+        # A user's ONNX file, for which there is no eager.
+        Preset("ort", "ort", "ONNX Runtime as it comes", {"cpu": {}, "cuda": {}}, base_at="native"),
         Preset(
             "ort-tuned",
             "ort",
@@ -363,6 +468,15 @@ PRESETS: dict[str, Preset] = {
         Preset("openvino", "openvino", "OpenVINO as it comes", {"cpu": {}}, {"cuda": "OpenVINO has no NVIDIA device"}),
     )
 }
+
+BASES = tuple((preset.name, preset.base_at) for preset in PRESETS.values() if preset.base_at)
+"""Variant and precision that speed-ups are relative to, in the order of preference."""
+
+
+def known(name: str) -> Engine:
+    """The row of that name; an empty one for an engine in the results of another version of this program."""
+    nothing = Engine(name=name, module="", library=name, summary="", needs="onnx", precisions={})
+    return ENGINES.get(name, nothing)
 
 
 def unsupported(

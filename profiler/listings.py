@@ -78,7 +78,7 @@ def options_table() -> Table:
     for head in ("Engine", "Option", "Default", "On", "Meaning"):
         table.add_column(head, no_wrap=head != "Meaning")
     for engine in ENGINES.values():
-        for name, option in engine.options.items():
+        for name, option in engine.options.declared().items():
             choices = f": {', '.join(option.choices)}" if option.choices else ""
             default = str(option.default).lower() if isinstance(option.default, bool) else str(option.default)
             table.add_row(engine.name, name, default, ", ".join(option.devices), option.meaning + choices)

@@ -13,26 +13,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from engines.catalog import Device
+from engines.catalog import ENGINES, Device
 from profiler import nvml
 from profiler.errors import ConfigError
 from profiler.nvml import Gpu
 
-_PACKAGES = (
-    "torch",
-    "onnxruntime-gpu",
-    "onnxruntime",
-    "onnx",
-    "onnxscript",
-    "openvino",
-    "tensorrt",
-    "tensorrt-rtx-cu13-bindings",
-    "tensorrt-rtx-cu13-libs",
-    "pycuda",
-    "triton",
-    "numpy",
-    "polars",
-)
+_OWN_PACKAGES = ("onnx", "onnxscript", "numpy", "polars")
+"""Distributions whose versions are recorded besides those of the engines."""
 
 DEVICES = "auto, cpu, cuda, cuda:1"
 """What a device may be called, for messages."""
@@ -105,9 +92,7 @@ def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
         "cuda": facts.get("torch_cuda") if target.gpu else None,
         "driver": target.gpu.driver if target.gpu else None,
         "cudnn": facts.get("cudnn") if target.gpu else None,
-        "torch_version": _version("torch"),
-        "onnxruntime_version": _version("onnxruntime-gpu") or _version("onnxruntime"),
-        "tensorrt_version": _version("tensorrt"),
+        **library_versions(),
         "device": target.kind,
         "gpu_memory_mib": target.gpu.memory_mib if target.gpu else None,
         "compute_capability": facts.get("compute_capability") if target.gpu else None,
@@ -117,7 +102,7 @@ def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
         "torch_threads": facts.get("torch_threads"),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "packages": _package_versions(),
         "command": sys.argv,
         "variables": {
             k: v
@@ -159,6 +144,20 @@ def _proc(file: str, key: str) -> str | None:
     except OSError:
         return None
     return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), None)
+
+
+def library_versions() -> dict[str, str | None]:
+    """By column of the results, the version of the engines' library that is installed; None where none is."""
+    columns: dict[str, str | None] = {}
+    for library in (engine.version for engine in ENGINES.values() if engine.version):
+        installed = next(filter(None, map(_version, library.packages)), None)
+        columns[library.column] = columns.get(library.column) or installed
+    return columns
+
+
+def _package_versions() -> dict[str, str]:
+    packages = [p for e in ENGINES.values() for p in (*(e.version.packages if e.version else ()), *e.packages)]
+    return {name: found for name in dict.fromkeys([*packages, *_OWN_PACKAGES]) if (found := _version(name))}
 
 
 def _version(package: str) -> str | None:

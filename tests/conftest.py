@@ -20,6 +20,7 @@ from types import ModuleType
 import polars as pl
 import pytest
 
+from exporters.source import ModelSource
 from profiler import cli
 from profiler.nvml import visible_gpus
 from profiler.processes import process
@@ -131,6 +132,45 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "samples.parquet").write_bytes((golden / "samples.parquet").read_bytes())
     (folder / "bench.yaml").write_text(f"models: ['{evil}']  # ```\n")
     return folder
+
+
+FACTORIES = """
+from torch import nn
+
+def small(width=8):
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.LocalResponseNorm(3),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(width * 49, 5),
+    )
+
+def other():
+    return {"a": 1}
+
+def raising():
+    raise ValueError("no luck")
+
+class Branching(nn.Module):
+    def forward(self, x):
+        return x + 1 if x.sum() > 0 else x
+
+def branching():
+    return Branching()
+"""
+
+
+@pytest.fixture
+def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Puts the module `small_factories` on the path."""
+    path = tmp_path / "small_factories.py"
+    path.write_text(FACTORIES)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "small_factories", raising=False)
+    return path
+
+
+@pytest.fixture
+def small(factories: Path) -> ModelSource:
+    return ModelSource("mine", factory="small_factories:small", input_shape=(3, 16, 16))
 
 
 # The fast part of the tests.

@@ -11,11 +11,13 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import engines
 from engines.base import Job, Mark
+from engines.catalog import ENGINES
 
 _SHARE = float(os.environ.get("SLOWED_BY", "0"))
 _CYCLES = 2_000_000
@@ -23,12 +25,13 @@ _open = engines.open_session
 
 
 def key_of(row: Mapping[str, Any]) -> str:
-    """What a job and a row of results.parquet have in common; `options` as a mapping."""
+    """What a job and a row of results.parquet have in common; `options` as a mapping, which may leave out defaults."""
+    options = asdict(ENGINES[row["engine"]].options(**row["options"]))
     cell = "/".join(str(row[name]) for name in ("model", "engine", "pass", "precision", "batch_size"))
-    return f"{cell}/{json.dumps(row['options'], sort_keys=True)}"
+    return f"{cell}/{json.dumps(options, sort_keys=True)}"
 
 
-def _open_slowed(engine: str, job: Job) -> Any:
+def _open_slowed(engine: str, job: Job[Any]) -> Any:
     session: Any = _open(engine, job)
     session.run = _on_gpu(session.run, engine, job) if job.device == "cuda" else _on_cpu(session.run)
     return session
@@ -45,7 +48,7 @@ def _on_cpu(run: Callable[[Mark], None]) -> Callable[[Mark], None]:
     return slowed
 
 
-def _on_gpu(run: Callable[[Mark], None], engine: str, job: Job) -> Callable[[Mark], None]:
+def _on_gpu(run: Callable[[Mark], None], engine: str, job: Job[Any]) -> Callable[[Mark], None]:
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -55,7 +58,7 @@ def _on_gpu(run: Callable[[Mark], None], engine: str, job: Job) -> Callable[[Mar
         end.record()
     end.synchronize()
     cell = {"model": job.source.name, "engine": engine, "pass": job.pass_, "batch_size": job.batch_size}
-    key = key_of({**cell, "precision": job.precision, "options": dict(job.options)})
+    key = key_of({**cell, "precision": job.precision, "options": asdict(job.options)})
     milliseconds = json.loads(Path(os.environ["SLOWED_FROM"]).read_text())[key] * _SHARE
     cycles = int(milliseconds * _CYCLES / start.elapsed_time(end))
 

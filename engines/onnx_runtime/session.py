@@ -21,11 +21,12 @@ import onnxruntime
 import torch
 
 from engines.base import Array, Job, Layer, Mark, Memory, Proof
-from engines.catalog import Device
+from engines.catalog import Device, OrtOptions
 from engines.layer_profile.node_mapping import covered_nodes, read_graph, steps_of
 from engines.layer_profile.torch_trace import ITERATIONS, record
 from engines.onnx_runtime.node_profile import device_layers, host_layers, read_runs
 from exporters.inputs import BATCH, read_onnx
+from exporters.source import ModelSource
 
 _TYPES = {
     "tensor(float)": (torch.float32, onnx.TensorProto.FLOAT),
@@ -53,7 +54,7 @@ _INFO, _WARNING = 1, 2
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 
 
-def open_session(job: Job) -> OrtSession:
+def open_session(job: Job[OrtOptions]) -> OrtSession:
     """Open `job`'s graph in ONNX Runtime. Raises RuntimeError where the provider cannot be had, or ORT's own errors."""
     return OrtSession(job)
 
@@ -65,7 +66,7 @@ class OrtSession:
     batches took, so that a large one ran out of memory before its time.
     """
 
-    def __init__(self, job: Job, options: onnxruntime.SessionOptions | None = None) -> None:
+    def __init__(self, job: Job[OrtOptions], options: onnxruntime.SessionOptions | None = None) -> None:
         """`options` replace those that follow from `job`."""
         assert job.onnx is not None, "an engine that needs a graph gets the exported one"
         self.job = job
@@ -144,7 +145,7 @@ class OrtSession:
             _write_optimized(options, optimized)
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "profile")
-            twin = OrtSession(replace(self.job, options={**self.job.options, "cuda_graph": False}), options)
+            twin = OrtSession(replace(self.job, options=replace(self.job.options, cuda_graph=False)), options)
             # On the CPU torch.profiler sees nothing of it, and counts the iterations.
             trace = record(lambda: twin.run(lambda name: None), self.job.device)
             started = twin.session.get_profiling_start_time_ns()
@@ -164,7 +165,10 @@ class OrtSession:
     def _open(self, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
         providers: list[Any] = [self.provider]
         if self.job.device == "cuda":
-            providers = [(self.provider, _cuda_options(self.job)), "CPUExecutionProvider"]
+            # torch's default stream has handle 0, which ORT takes for "none": the worker has set another one.
+            stream = {"user_compute_stream": str(torch.cuda.current_stream().cuda_stream)}
+            settings = {**cuda_settings(self.job.precision, self.job.options), **stream}
+            providers = [(self.provider, settings), "CPUExecutionProvider"]
         session = onnxruntime.InferenceSession(self.job.onnx, options, providers=providers)
         if session.get_providers()[0] != self.provider:
             raise RuntimeError(
@@ -205,18 +209,18 @@ class OrtSession:
         bind(node.name, self.job.device, 0, element, list(tensor.shape), tensor.data_ptr())
 
 
-def _session_options(job: Job) -> onnxruntime.SessionOptions:
+def _session_options(job: Job[OrtOptions]) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     # At this level the arena says in the process's log what it allocates; sessions and runs stay quiet.
     onnxruntime.set_default_logger_severity(_INFO if job.device == "cuda" else _WARNING)
     options.log_severity_level = _WARNING
-    options.intra_op_num_threads = int(job.options.get("threads", 0))
-    if not job.options.get("optimize", True):
+    options.intra_op_num_threads = job.options.threads
+    if not job.options.optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     for key, value in session_entries(job.precision, job.device).items():
         options.add_session_config_entry(key, value)
-    for dimension, size in symbol_sizes(job).items():
+    for dimension, size in symbol_sizes(job.source, job.batch_size).items():
         options.add_free_dimension_override_by_name(dimension, size)
     return options
 
@@ -238,37 +242,29 @@ def _write_optimized(options: onnxruntime.SessionOptions, path: Path) -> None:
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
 
 
-def symbol_sizes(job: Job) -> dict[str, int]:
+def symbol_sizes(source: ModelSource, batch_size: int) -> dict[str, int]:
     """Sizes of the graph's symbolic dimensions; the batch is the leading one of the first input."""
     batch = BATCH
-    if job.source.onnx is not None:
-        graph = read_onnx(job.source.onnx).graph
+    if source.onnx is not None:
+        graph = read_onnx(source.onnx).graph
         constants = {tensor.name for tensor in graph.initializer}
         first = next((value for value in graph.input if value.name not in constants), None)
         dimensions = first.type.tensor_type.shape.dim if first is not None else []
         batch = dimensions[0].dim_param if dimensions else ""
-    return {**job.source.dimensions, **({batch: job.batch_size} if batch else {})}
+    return {**source.dimensions, **({batch: batch_size} if batch else {})}
 
 
-def _cuda_options(job: Job) -> dict[str, str]:
-    return {
-        "device_id": "0",
-        # torch's default stream has handle 0, which ORT takes for "none": the worker has set another one.
-        "user_compute_stream": str(torch.cuda.current_stream().cuda_stream),
-        **cuda_settings(job),
-    }
-
-
-def cuda_settings(job: Job) -> dict[str, str]:
+def cuda_settings(precision: str, options: OrtOptions) -> dict[str, str]:
     """The CUDA provider's options with which a deployment gets the figures measured here."""
     return {
+        "device_id": "0",
         # Growth by powers of two would count as the engine's need what is only the arena's slack.
         "arena_extend_strategy": "kSameAsRequested",
-        "use_tf32": "1" if job.precision == "tf32" else "0",
-        "cudnn_conv_algo_search": str(job.options.get("conv_search", "EXHAUSTIVE")),
-        "prefer_nhwc": _flag(job, "prefer_nhwc"),
-        "enable_cuda_graph": _flag(job, "cuda_graph"),
-        "fuse_conv_bias": _flag(job, "fuse_conv_bias"),
+        "use_tf32": _flag(precision == "tf32"),
+        "cudnn_conv_algo_search": options.conv_search,
+        "prefer_nhwc": _flag(options.prefer_nhwc),
+        "enable_cuda_graph": _flag(options.cuda_graph),
+        "fuse_conv_bias": _flag(options.fuse_conv_bias),
     }
 
 
@@ -296,8 +292,8 @@ def _log_size() -> int:
     return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
-def _flag(job: Job, option: str) -> str:
-    return "1" if job.options.get(option) else "0"
+def _flag(is_on: bool) -> str:
+    return "1" if is_on else "0"
 
 
 def _nbytes(tensor: onnx.TensorProto) -> int:

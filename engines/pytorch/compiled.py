@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 from torch._inductor import config
 
 from engines.base import Job, Layer, Mark, Phase, Proof
+from engines.catalog import CompiledOptions, TorchOptions
 from engines.layer_profile.torch_trace import Iteration, median_layers, record
 from engines.pytorch.eager import EagerSession
 from engines.pytorch.layer_step import LayerStep
@@ -23,7 +24,7 @@ _LIBRARIES = ("triton", "cudnn", "cutlass", "cublas", "nvjet", "xmma", "gemm", "
 """Words that stand in the names of kernels and tell where they come from."""
 
 
-def open_session(job: Job) -> CompiledSession:
+def open_session(job: Job[CompiledOptions]) -> CompiledSession:
     """Compile `job`'s model with torch.compile. Raises what the compiler raises."""
     return CompiledSession(job)
 
@@ -31,14 +32,14 @@ def open_session(job: Job) -> CompiledSession:
 class CompiledSession(EagerSession):
     """An eager session whose module goes through torch.compile; compiled before `open_session` returns."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job[CompiledOptions]) -> None:
         super().__init__(job)
-        self.mode = str(job.options.get("mode", "reduce-overhead"))
+        self.mode = job.options.mode
         job.phase(Phase.BUILD)
         self._compile()
         job.phase(Phase.LOAD)
 
-    def rebatch(self, job: Job) -> None:
+    def rebatch(self, job: Job[TorchOptions]) -> None:
         """Compiled anew, with nothing left of the old shapes: after eight recompilations torch runs in eager."""
         self.call = self.model
         torch._dynamo.reset()

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from engines.base import Array, Job, Layer, Mark, Memory, Proof
+from engines.catalog import EagerOptions, TorchOptions
 from engines.layer_profile.node_mapping import origins, read_graph
 from engines.layer_profile.torch_modules import profile_module
 from engines.pytorch.layer_step import LayerStep
@@ -32,12 +33,12 @@ _PROOF_ITEMS = 2
 """That many of a batch show all operators, and need no second batch's memory beside what a graph holds."""
 
 
-def open_session(job: Job) -> EagerSession:
+def open_session(job: Job[EagerOptions]) -> EagerSession:
     """Open `job` in PyTorch eager. Raises exporters.build_model.ModelError, or what the model itself raises."""
     return EagerSession(job)
 
 
-def set_switches(job: Job) -> None:
+def set_switches(job: Job[TorchOptions]) -> None:
     """Set TF32 and cuDNN as the job asks.
 
     Through torch's older TF32 flags: setting them keeps the newer `fp32_precision` in step, while setting that makes
@@ -45,18 +46,18 @@ def set_switches(job: Job) -> None:
     """
     torch.backends.cuda.matmul.allow_tf32 = job.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = job.precision == "tf32"
-    torch.backends.cudnn.enabled = bool(job.options.get("cudnn", True))
-    torch.backends.cudnn.benchmark = bool(job.options.get("cudnn_benchmark", False))
+    torch.backends.cudnn.enabled = job.options.cudnn
+    torch.backends.cudnn.benchmark = job.options.cudnn_benchmark
 
 
 class EagerSession:
     """A torch module, its inputs on the device, and how to run one iteration of it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job[TorchOptions]) -> None:
         set_switches(job)
         self.job = job
         self.dtype = DTYPES[job.precision]
-        self.format = torch.channels_last if job.options.get("channels_last") else torch.contiguous_format
+        self.format = torch.channels_last if job.options.channels_last else torch.contiguous_format
         self.model = self._to_device(_restore(job))
         self.inputs: list[torch.Tensor] = []
         self.call: Callable[..., Any] = self.model
@@ -66,7 +67,7 @@ class EagerSession:
         self.step: Callable[[Mark], None] = self._infer if job.pass_ == "inference" else self._train
         self._take_batch()
 
-    def rebatch(self, job: Job) -> None:
+    def rebatch(self, job: Job[TorchOptions]) -> None:
         """What the old batch brought goes: inputs, results, gradients, the optimizer's state, a captured graph."""
         self.graph = self.result = self.training = None
         self.model.zero_grad(set_to_none=True)
@@ -80,7 +81,7 @@ class EagerSession:
         """Enqueue one forward pass, or a training iteration with the boundaries "forward", "backward" and "step"."""
         if self.graph is not None:
             self.graph.replay()
-        elif self.job.options.get("cuda_graph"):
+        elif self.job.options.cuda_graph:
             self.graph = self._capture(mark)
             self.graph.replay()
         else:
@@ -196,7 +197,7 @@ class EagerSession:
         return thing.to(self.job.device, self.dtype).to(memory_format=self.format)
 
 
-def _restore(job: Job) -> torch.nn.Module:
+def _restore(job: Job[TorchOptions]) -> torch.nn.Module:
     assert job.state is not None, "an engine that needs torch gets the prepared weights"
     return restore(job.source, job.state)
 

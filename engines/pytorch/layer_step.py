@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engines.base import Array, Job, Mark
+from engines.catalog import TorchOptions
 from engines.pytorch.training_step import TrainingStep
 from exporters.gradients import positions, reference_items
 
@@ -23,10 +24,12 @@ class LayerStep(TrainingStep):
     autograd would have put them, in `grad` of the input and of the parameters.
     """
 
-    def __init__(self, job: Job, model: nn.Module, inputs: Sequence[Tensor], call: Callable[..., Any]) -> None:
+    def __init__(
+        self, job: Job[TorchOptions], model: nn.Module, inputs: Sequence[Tensor], call: Callable[..., Any]
+    ) -> None:
         super().__init__(job, model, inputs, call)
         assert self.target is not None, "a layer's training pass starts from a gradient of its output"
-        if job.options.get("channels_last") and self.target.dim() == 4:
+        if job.options.channels_last and self.target.dim() == 4:
             self.target = self.target.to(memory_format=torch.channels_last)
         self.gradient = self.target
         self.plain = _convolution(model) if isinstance(model, nn.Conv2d) else _linear(model)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engines.base import Array, Job, Mark
+from engines.catalog import TorchOptions
 from exporters.gradients import positions
 from exporters.loss import first_output, prepare_to_train, seeded_target, start_of_backward
 
@@ -33,7 +34,9 @@ class TrainingStep:
     been compiled of it. Gradients are left in the parameters.
     """
 
-    def __init__(self, job: Job, model: torch.nn.Module, inputs: Sequence[Tensor], call: Callable[..., Any]) -> None:
+    def __init__(
+        self, job: Job[TorchOptions], model: torch.nn.Module, inputs: Sequence[Tensor], call: Callable[..., Any]
+    ) -> None:
         self.head, self.device = job.training.head, job.device
         self.model, self.inputs, self.call = model, inputs, call
         self._type = AUTOCAST.get(job.precision)
@@ -144,7 +147,7 @@ class TrainingStep:
         return contextlib.nullcontext() if self._type is None else torch.autocast(self.device, self._type)
 
 
-def make_optimizer(job: Job, model: torch.nn.Module) -> torch.optim.Optimizer | None:
+def make_optimizer(job: Job[TorchOptions], model: torch.nn.Module) -> torch.optim.Optimizer | None:
     """One kernel a step (`fused`), whose work on a GPU can be captured.
 
     SGD with momentum 0.9 and weight decay 1e-4, AdamW with torch's defaults.
@@ -158,7 +161,7 @@ def make_optimizer(job: Job, model: torch.nn.Module) -> torch.optim.Optimizer | 
         return sgd
     if job.training.optimizer == "adamw":
         epsilon = _HALF_EPSILON if job.precision == "fp16" else 1e-8
-        captured = bool(job.options.get("cuda_graph"))
+        captured = job.options.cuda_graph
         return torch.optim.AdamW(parameters, lr=_LEARNING_RATE, eps=epsilon, fused=True, capturable=captured)
     return None
 

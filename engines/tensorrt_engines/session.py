@@ -19,7 +19,7 @@ import torch
 
 from engines.base import Array, Building, BuiltAhead, Job, Layer, Mark, Memory, Phase, Proof, Unsupported, Warning
 from engines.batch_range import parse_batches
-from engines.catalog import ENGINES
+from engines.catalog import ENGINES, TrtOptions
 from engines.cuda_graph import capture
 from engines.requirements import explain, missing
 from engines.tensorrt_engines.buffers import Buffer, Buffers
@@ -30,7 +30,6 @@ from exporters.cache import Cache
 from exporters.graph_flops import computes, graph_weights
 from exporters.inputs import BATCH, TensorSpec, onnx_specs, read_onnx
 
-PRODUCTS = {"trt": "TensorRT", "trt-rtx": "TensorRT for RTX"}
 _OLDEST = {"trt": (10, 13), "trt-rtx": (1, 7)}
 _DTYPES = {
     "FLOAT": torch.float32,
@@ -49,7 +48,7 @@ _SAID_CHARACTERS = 400
 
 def library(engine: str) -> Any:
     """The module of the engine "trt" or "trt-rtx". Raises Unsupported, which says what to install."""
-    product, install = PRODUCTS[engine], ENGINES[engine].requirements[0].install
+    product, install = ENGINES[engine].library, ENGINES[engine].requirements[0].install
     lacking = missing(ENGINES[engine], "cuda", to_build=True)
     if lacking:
         raise Unsupported(explain(lacking))
@@ -68,7 +67,7 @@ def library(engine: str) -> Any:
     return module
 
 
-def open_session(job: Job) -> TrtSession:
+def open_session(job: Job[TrtOptions]) -> TrtSession:
     """Build `job`'s graph, or take it from the engine cache, and load it.
 
     Raises Unsupported where library, GPU or batch cannot do it, ModelError for a graph that the parser refuses, and
@@ -77,7 +76,7 @@ def open_session(job: Job) -> TrtSession:
     return TrtSession(job)
 
 
-def build(job: Job) -> BuiltAhead:
+def build(job: Job[TrtOptions]) -> BuiltAhead:
     """Build `job`'s engine into the cache, if it is not there, or anew with the option `rebuild`.
 
     Raises what `open_session` does before it loads an engine.
@@ -85,17 +84,17 @@ def build(job: Job) -> BuiltAhead:
     module = library(job.engine)
     request = _request(module, job)
     job.phase(Phase.BUILD)
-    built = build_engine(module, request, Cache(), job.progress, bool(job.options.get("rebuild")))
+    built = build_engine(module, request, Cache(), job.progress, job.options.rebuild)
     return BuiltAhead(built.cached, built.warnings)
 
 
 class TrtSession:
     """An engine with its execution context, and every buffer bound."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job[TrtOptions]) -> None:
         assert job.onnx is not None, "an engine that needs a graph gets the exported one"
         self.job = job
-        self.library = library(job.engine)
+        self.library, self.product = library(job.engine), ENGINES[job.engine].library
         self.request = _request(self.library, job)
         self.specs = _specs(job)
         driver = _driver(job.engine)
@@ -128,7 +127,7 @@ class TrtSession:
             self.graph.replay()
             return
         self._enqueue()
-        if self.job.options.get("cuda_graph") and self.fallback is None:
+        if self.job.options.cuda_graph and self.fallback is None:
             self._capture()
 
     def outputs(self) -> list[Array]:
@@ -151,7 +150,7 @@ class TrtSession:
             self.warnings.append(Warning("unproven", "TF32 was allowed, and no kernel's name says that it was used"))
         built = self.built
         return Proof(
-            library=f"{PRODUCTS[self.job.engine]} {self.library.__version__}",
+            library=f"{self.product} {self.library.__version__}",
             device="cuda",
             compute_types=summary.pop("compute_types"),
             # What the builder was told, or what a kernel's name gives away.
@@ -183,7 +182,7 @@ class TrtSession:
             self._enqueue()
             stream.synchronize()
             if not self.context.report_to_profiler():
-                raise RuntimeError(f"{PRODUCTS[self.job.engine]} gave no layer times: {self._said()}")
+                raise RuntimeError(f"{self.product} gave no layer times: {self._said()}")
         known = {layer.name: layer for layer in self._layers()}
         unknown = EngineLayer("", "unknown")
         return [
@@ -276,7 +275,7 @@ class TrtSession:
         self.job.at_peak()  # Capturing begins with returning what torch's allocator had cached.
         capturable = getattr(self.context, "is_stream_capturable", None)  # TensorRT for RTX alone has it.
         if capturable is not None and not capturable(stream.cuda_stream):
-            self.fallback = f"{PRODUCTS[self.job.engine]} says that this engine cannot be captured"
+            self.fallback = f"{self.product} says that this engine cannot be captured"
             return
         try:
             self.graph = capture(self._enqueue)
@@ -298,35 +297,35 @@ class TrtSession:
     def _check(self, accepted: Any, what: str) -> None:
         """Raise RuntimeError with what the library logged, unless `accepted`."""
         if accepted is None or accepted is False:
-            raise RuntimeError(f"{PRODUCTS[self.job.engine]} {what}: {self._said()}")
+            raise RuntimeError(f"{self.product} {what}: {self._said()}")
 
     def _said(self) -> str:
         return reasons(list(self.logger.errors), _SAID_CHARACTERS) or "it logged no reason"
 
 
-def _specs(job: Job) -> list[TensorSpec]:
+def _specs(job: Job[TrtOptions]) -> list[TensorSpec]:
     return onnx_specs(dataclasses.replace(job.source, onnx=job.onnx))
 
 
-def _request(library: Any, job: Job) -> BuildRequest:
+def _request(library: Any, job: Job[TrtOptions]) -> BuildRequest:
     """What to build for the current GPU. Raises Unsupported where the library does not know it."""
     assert job.onnx is not None, "an engine that needs a graph gets the exported one"
     gpu, capability = current_gpu()
     _check_capability(library, job.engine, gpu, capability)
-    specs, level = _specs(job), job.options.get("optimization_level", -1)
+    specs, level = _specs(job), job.options.optimization_level
     return BuildRequest(
         onnx=job.onnx,
         precision=job.precision,
         shapes=batch_shapes(specs, _batches(job, specs)),
         optimization_level=None if level < 0 else level,
-        workspace_mib=job.options.get("workspace_mib") or None,
+        workspace_mib=job.options.workspace_mib or None,
         **built_for(library, gpu, capability),
     )
 
 
-def _batches(job: Job, specs: Sequence[TensorSpec]) -> tuple[int, int, int]:
+def _batches(job: Job[TrtOptions], specs: Sequence[TensorSpec]) -> tuple[int, int, int]:
     """The batch sizes that the engine is for: least, most likely, largest."""
-    wanted, batch = job.options.get("batch_range"), job.batch_size
+    wanted, batch = job.options.batch_range, job.batch_size
     if not wanted:
         return batch, batch, batch
     batches = parse_batches(wanted)
@@ -358,7 +357,7 @@ def _check_capability(library: Any, engine: str, gpu: str, capability: str) -> N
     if supported and capability not in supported:
         release = ".".join(library.__version__.split(".")[:3])
         raise Unsupported(
-            f"{PRODUCTS[engine]} {release} does not support compute capability {capability} ({gpu}); "
+            f"{ENGINES[engine].library} {release} does not support compute capability {capability} ({gpu}); "
             f"it supports {', '.join(supported)}"
         )
 

@@ -226,8 +226,9 @@ class EngineEntry(BaseModel):
     def _options(self) -> EngineEntry:
         engine = PRESETS[self.name].engine if self.name in PRESETS else self.name
         for key, value in (self.model_extra or {}).items():
-            check_word(key, ENGINES[engine].options, f"option of {engine}", at=key)
-            _check_option(key, value, ENGINES[engine].options[key])
+            options = ENGINES[engine].options.declared()
+            check_word(key, options, f"option of {engine}", at=key)
+            _check_option(key, value, options[key])
         if self.label in PRESETS and self.label != self.name:
             raise mistake(f"the label {self.label} is a preset's name; choose another")
         return self

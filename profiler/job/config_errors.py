@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from engines.catalog import ENGINES
 from profiler.errors import ConfigError, nearest
 from profiler.job.yaml_lines import Lines, Location
 
@@ -57,8 +58,11 @@ def check_word(word: Any, valid: Iterable[str], what: str, note: str = "", at: s
 
 
 def nearest_engine(word: str, valid: Iterable[str]) -> str:
-    """`nearest`, but TensorRT is spelt as in the catalog, for what people write: tensorrt, tensort, TensorRT_RTX."""
-    return nearest(re.sub(r"^tensor-?r?t", "trt", word.lower()).replace("_", "-"), valid)
+    """`nearest`, which also knows what people write for an engine's name, such as TensorRT_RTX for trt-rtx."""
+    words = list(valid)
+    spellings = {spelling: e.name for e in ENGINES.values() if e.name in words for spelling in e.spellings}
+    close = difflib.get_close_matches(word.lower().replace("_", "-"), [*words, *spellings], n=1, cutoff=0.7)
+    return nearest(spellings.get(close[0], close[0]) if close else word, words)
 
 
 def yaml_text(value: Any) -> str:

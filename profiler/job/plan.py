@@ -75,7 +75,7 @@ def estimate_seconds(case: Case, budget: Budget) -> float:
     return (
         sampling
         + _OVERHEAD_SECONDS[case.device]
-        + (_COMPILE_SECONDS[case.device] if case.engine == "compiled" else 0.0)
+        + (_COMPILE_SECONDS[case.device] if ENGINES[case.engine].compiles else 0.0)
     )
 
 
@@ -131,6 +131,6 @@ def _resolve(entry: EngineEntry, device: Device) -> tuple[str, dict[str, Any], s
     if preset and device not in preset.options:
         return engine, entry.options, f"{entry.name}: {preset.reasons[device]}"
     options = {**(preset.options[device] if preset else {}), **entry.options}
-    foreign = [key for key in options if device not in ENGINES[engine].options[key].devices]
+    foreign = [key for key in options if device not in ENGINES[engine].options.declared()[key].devices]
     reason = f"option {foreign[0]} of {engine} has no meaning on {device}" if foreign else None
     return engine, options, reason

@@ -12,18 +12,10 @@ from typing import Any
 
 import polars as pl
 
+from engines.catalog import known
 from profiler.job.case import Role
 from profiler.results.lines import without_probes
 
-_LIBRARIES = {
-    "eager": ("PyTorch", "torch_version"),
-    "compiled": ("PyTorch", "torch_version"),
-    "ort": ("ONNX Runtime", "onnxruntime_version"),
-    "trt": ("TensorRT", "tensorrt_version"),
-    "trt-rtx": ("TensorRT for RTX", "tensorrt_version"),
-    "openvino": ("OpenVINO", None),
-}
-_WITH_CUDNN = ("eager", "compiled", "ort")
 _FIGURES = [
     *("latency_ms", "forward_ms", "backward_ms", "grad_input_ms", "grad_weight_ms", "throughput", "peak_memory_mib"),
     *("tflops", "usd_per_million_items", "items_per_usd"),
@@ -69,8 +61,9 @@ def nearest_batch(*keys: str) -> pl.Expr:
 
 def library(row: Mapping[str, Any]) -> str:
     """How a row of results calls its library, like "PyTorch 2.11 eager fp32, cuDNN 9.19"."""
-    name, column = _LIBRARIES.get(row["engine"], (row["engine"], None))
-    words = [name, _release(row[column]) if column else "", row["variant"], row["precision"]]
+    engine = known(row["engine"])
+    version = _release(row[engine.version.column]) if engine.version else ""
+    words = [engine.library, version, row["variant"], row["precision"]]
     return " ".join(filter(None, words)) + _cudnn(row) + _unusual(row)
 
 
@@ -84,7 +77,7 @@ def _unusual(row: Mapping[str, Any]) -> str:
 
 
 def _cudnn(row: Mapping[str, Any]) -> str:
-    if row["device"] != "cuda" or row["engine"] not in _WITH_CUDNN or row["cudnn"] is None:
+    if row["device"] != "cuda" or not known(row["engine"]).uses_cudnn or row["cudnn"] is None:
         return ""
     if json.loads(row["options"] or "{}").get("cudnn", True) is False:
         return ", no cuDNN"

@@ -1,4 +1,4 @@
-"""What enters: the chosen candidate and its run. What leaves: a folder with the model, config.json and run.py."""
+"""Export what is recommended: a folder with the model, config.json and run.py, which runs without this project."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from typing import Any
 
 from rich.console import Console
 
-from engines.catalog import ENGINES, Device
+import engines
+from engines.base import Job
+from engines.catalog import ENGINES, Device, TrtOptions, known
+from engines.deployment import Deployed
 from exporters.cache import default_root
 from exporters.catalog import CATALOG
 from exporters.source import ModelSource
@@ -22,9 +25,8 @@ from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
 from profiler.job.config import Config, load_config
 from profiler.processes.forkserver import libraries
-from profiler.processes.messages import Outcome
+from profiler.processes.messages import Outcome, Report
 from profiler.processes.process import Call, run_one
-from profiler.recommend.artifact_files import FilesOrder
 from profiler.recommend.artifact_papers import write_papers
 from profiler.recommend.candidates import Candidate
 from profiler.results.reading import Run
@@ -66,8 +68,8 @@ def export(candidate: Candidate, run: Run, folder: Path, console: Console) -> No
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         scratch.mkdir()
-        made = _make(subject, run, scratch, console)
-        write_papers(candidate, subject.case, made, scratch)
+        deployed = _make(subject, run, scratch, console)
+        write_papers(candidate, subject.case, deployed, scratch)
         if folder.is_dir():
             folder.rmdir()
         os.replace(scratch, folder)
@@ -80,6 +82,8 @@ def export(candidate: Candidate, run: Run, folder: Path, console: Console) -> No
 def _subject(candidate: Candidate, run: Run) -> _Subject:
     """The case as the run's job has it; a canonical network needs no job, unless it had weights of its own."""
     row, path = candidate.row, Path(run.address) / "bench.yaml"
+    if known(row["engine"]).deployment is None:
+        raise ConfigError(f"--export: nothing is known of how {row['engine']} is deployed; see docs/extending.md")
     if "://" in run.address:
         raise ConfigError(f"--export: {run.address} is an object store; copy the run here first")
     device: Device = "cuda" if row["device"] == "cuda" else "cpu"
@@ -103,37 +107,56 @@ def _source(config: Config, model: str, path: Path) -> tuple[ModelSource, tuple[
     return entry.source(), tuple(map(str, config.import_from))
 
 
-def _make(subject: _Subject, run: Run, folder: Path, console: Console) -> dict[str, Any]:
-    """Graph, engine and files, each in a process of its own; returns what `write_files` does."""
-    case, budget = subject.case, Budget()
+@dataclass(frozen=True)
+class FilesOrder:
+    """What is to be written into `folder`: `onnx` for an engine that reads a graph, `built` for one that builds."""
+
+    case: Case
+    folder: Path
+    onnx: Path | None
+    built: Path | None
+
+
+def write_files(order: FilesOrder, report: Report) -> Deployed:
+    """In a process of its own: have the engine write its files. Raises what `engines.deploy` does."""
+    case = order.case
+    options = ENGINES[case.engine].options(**case.options)
+    job = Job(
+        case.source, case.pass_, case.precision, case.batch_size, case.device, options, inputs=(), onnx=order.onnx
+    )
+    return engines.deploy(case.engine, job, order.folder, order.built)
+
+
+def _make(subject: _Subject, run: Run, folder: Path, console: Console) -> Deployed:
+    """Graph, engine and files, each in a process of its own."""
+    case, engine = subject.case, ENGINES[subject.case.engine]
     logs = default_root() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    task = _build_task(case, run) if ENGINES[case.engine].builds else None
+    task = _build_task(case, run) if engine.builds else None
     with libraries(), open_display(console) as display:
-        onnx = engine = None
-        if ENGINES[case.engine].needs == "onnx":
-            prepared = prepare_graphs([case], budget, logs, subject.folders, display.preparing)[case.model]
+        onnx = built = None
+        if engine.needs == "onnx":
+            prepared = prepare_graphs([case], Budget(), logs, subject.folders, display.preparing)[case.model]
             why_not = failure(case, prepared)
             if why_not is not None:
                 raise NotExported(why_not[1])
             onnx = prepared.onnx["native" if case.source.kind == "onnx" else graph_of(case.precision)]
+        log, limit = logs / f"artifact-{re.sub('[^A-Za-z0-9.-]+', '-', str(case.id))}.log", Budget().build_timeout
         if task is not None:
-            gpu = None if task.target else find_gpu(ENGINES[case.engine], None)
-            ready, log = replace(task, onnx=onnx), _log(logs, case)
+            gpu = None if task.target else find_gpu(engine, None)
             tick = partial(display.building, task.name, done=0, total=1)
-            engine = _made(build(ready, gpu, log, Budget().build_timeout, tick), log).path
-        files, log = FilesOrder(case, folder, default_root(), onnx, engine), _log(logs, case)
-        limit, no_gpu = Budget().build_timeout, {"CUDA_VISIBLE_DEVICES": ""}
-        call = Call("profiler.recommend.artifact_files:write_files", files, log, limit, limit, no_gpu, subject.folders)
-        made: dict[str, Any] = _made(
-            run_one(call, lambda child: display.building(f"{case.model} for {case.engine}", "", 0, 1)), log
+            built = _made(build(replace(task, onnx=onnx), gpu, log, limit, tick), log).path
+        files, no_gpu = FilesOrder(case, folder, onnx, built), {"CUDA_VISIBLE_DEVICES": ""}
+        call = Call("profiler.recommend.artifact:write_files", files, log, limit, limit, no_gpu, subject.folders)
+        deployed: Deployed = _made(
+            run_one(call, lambda child: display.building(f"{case.model} for {engine.name}", "", 0, 1)), log
         )
-        return made
+        return deployed
 
 
 def _build_task(case: Case, run: Run) -> BuildTask:
     """For the GPU that was measured. Raises ConfigError where this machine cannot build for it."""
-    options, capability = case.options, run.environment.get("compute_capability")
+    capability = run.environment.get("compute_capability")
     engine = find_engine(case.engine, "--export")
     target = f"sm{capability.replace('.', '')}" if capability and engine.builds == "anywhere" else None
     gpu = find_gpu(engine, target, "--export")
@@ -142,18 +165,14 @@ def _build_task(case: Case, run: Run) -> BuildTask:
             f"--export: the figures are of {run.environment.get('gpu')}, and {engine.name} builds for the GPU that it "
             f"runs on, here {gpu.name}; export on the machine that it is for"
         )
-    level = int(options.get("optimization_level", -1))
+    options = TrtOptions(**case.options)
     return BuildTask(
         case=case,
-        batches=str(options.get("batch_range") or case.batch_size),
+        batches=options.batch_range or str(case.batch_size),
         target=target,
-        optimization_level=None if level < 0 else level,
-        workspace_mib=options.get("workspace_mib") or None,
+        optimization_level=None if options.optimization_level < 0 else options.optimization_level,
+        workspace_mib=options.workspace_mib or None,
     )
-
-
-def _log(logs: Path, case: Case) -> Path:
-    return logs / f"artifact-{re.sub('[^A-Za-z0-9.-]+', '-', str(case.id))}.log"
 
 
 def _made(outcome: Outcome, log: Path) -> Any:

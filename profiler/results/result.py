@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from engines.base import Proof, Warning
+from engines.catalog import ENGINES
 from profiler.job.case import Case, CaseId
 from profiler.nvml import Telemetry
 from profiler.processes.messages import Outcome, Status
@@ -174,11 +175,11 @@ class Result:
             "gpu": environment.get("gpu"),
             **{key: environment.get(key) for key in ("host", "cuda", "driver", "cudnn")},
             **_machine(environment),
-            **{f"{name}_version": environment.get(f"{name}_version") for name in ("torch", "onnxruntime", "tensorrt")},
+            **{e.version.column: environment.get(e.version.column) for e in ENGINES.values() if e.version},
         }
-        library, _, release = ((self.proof and self.proof.library) or "").rpartition(" ")
-        if library.startswith("TensorRT"):  # Of two libraries; the environment's is the one that is not for RTX.
-            row["tensorrt_version"] = release
+        version = ENGINES[case.engine].version
+        if version and version.from_proof and self.proof and self.proof.library:
+            row[version.column] = self.proof.library.rpartition(" ")[2]
         if self.status != "ok":
             return row
         for name in _GROUPS:

@@ -15,7 +15,7 @@ import torch
 
 import engines
 from engines.base import Array, BuiltAhead, Job, Phase, Session, Unsupported, Warning
-from engines.catalog import ENGINES
+from engines.catalog import ENGINES, EagerOptions, Options, OrtOptions
 from exporters import inputs
 from exporters.cache import Cache, file_sha256
 from exporters.flops import Cost, cached_cost
@@ -158,7 +158,7 @@ def open_bench(task: Task, phases: Phases, report: Report) -> Bench:
     return Bench(nvml, host, device, _open_clock(task.case, device), report)
 
 
-def take_figures(task: Task, job: Job, session: Session, bench: Bench, phases: Phases) -> Result:
+def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench, phases: Phases) -> Result:
     """Warm up, measure and check a session that has just been opened for `job`."""
     case, clock, report = task.case, bench.clock, bench.report
     nvml, host, device = bench.nvml, bench.host, bench.device
@@ -259,7 +259,7 @@ def make_job(
     phase: Callable[[Phase], None],
     at_peak: Callable[[], None],
     progress: Callable[[str], None] = lambda text: None,
-) -> Job:
+) -> Job[Options]:
     case, prepared = task.case, task.prepared
     return Job(
         source=case.source,
@@ -267,7 +267,7 @@ def make_job(
         precision=case.precision,
         batch_size=case.batch_size,
         device=case.device,
-        options=case.options,
+        options=ENGINES[case.engine].options(**case.options),
         inputs=tuple(_inputs(case, prepared.specs)),
         state=prepared.state,
         onnx=prepared.onnx.get(graph_of(case.precision)),
@@ -384,7 +384,7 @@ def _reference_key(source: ModelSource) -> str:
 def _reference_of_torch(source: ModelSource, specs: tuple[TensorSpec, ...], state: Path, path: Path) -> None:
     """fp32 eager on the CPU, which is an ordinary eager session."""
     arrays = tuple(seeded_inputs(specs, REFERENCE_ITEMS))
-    job = Job(source, "inference", "fp32", REFERENCE_ITEMS, "cpu", {}, arrays, state)
+    job = Job(source, "inference", "fp32", REFERENCE_ITEMS, "cpu", EagerOptions(), arrays, state)
     _save_outputs(engines.open_session("eager", job), path)
 
 
@@ -392,7 +392,7 @@ def _reference_of_onnx(source: ModelSource, specs: tuple[TensorSpec, ...], path:
     """ONNX Runtime's CPU provider with all graph optimizations off."""
     batch = fixed_batch(specs) or REFERENCE_ITEMS
     arrays = tuple(seeded_inputs(specs, batch))
-    job = Job(source, "inference", "native", batch, "cpu", {"optimize": False}, arrays, onnx=source.onnx)
+    job = Job(source, "inference", "native", batch, "cpu", OrtOptions(optimize=False), arrays, onnx=source.onnx)
     _save_outputs(engines.open_session("ort", job), path)
 
 

@@ -90,7 +90,8 @@ class Fake:
         time.sleep(0.02)
         self.ended = time.perf_counter()
 from engines.base import Job
-session = engines.open_session("eager", Job(None, "inference", "fp32", 1, "cpu", {}, ()))
+from engines.catalog import EagerOptions
+session = engines.open_session("eager", Job(None, "inference", "fp32", 1, "cpu", EagerOptions(), ()))
 start = time.perf_counter(); session.run(None); end = time.perf_counter()
 print((end - session.ended) / (session.ended - start))
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from engines.catalog import (
     Engine,
     Preset,
     Requirement,
+    known,
     unsupported,
 )
 from engines.requirements import explain, missing
@@ -75,7 +77,7 @@ def test_what_an_engine_cannot_has_a_reason(
 
 
 def test_engine_without_the_device_at_all_says_so() -> None:
-    nowhere = Engine("nowhere", "engines.nowhere", "", "onnx", {}, ())
+    nowhere = known("nowhere")
     assert unsupported(nowhere, "inference", "cpu", "fp32", "canonical") == "nowhere does nothing on cpu, no inference"
 
 
@@ -99,7 +101,7 @@ def test_engine_has_a_module_and_known_words(engine: Engine) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
 def test_options_have_defaults_of_their_type(engine: Engine) -> None:
-    for name, option in engine.options.items():
+    for name, option in engine.options.declared().items():
         assert type(option.default) is option.type, name
         assert option.meaning
         assert not option.choices or option.default in option.choices
@@ -113,7 +115,7 @@ def test_preset_has_options_of_its_engine_or_a_reason_on_every_device(preset: Pr
     for device in DEVICES:
         assert (device in preset.options) != (device in preset.reasons)
         for name, value in preset.options.get(device, {}).items():
-            option = engine.options[name]
+            option = engine.options.declared()[name]
             assert type(value) is option.type
             assert device in option.devices
             assert not option.choices or value in option.choices
@@ -124,7 +126,7 @@ def test_the_ladders_presets_are_there() -> None:
 
 
 def made_up(*requirements: Requirement) -> Engine:
-    return Engine("made-up", "engines.made_up", "", "torch", {}, requirements)
+    return replace(known("made-up"), requirements=requirements)
 
 
 def test_missing_names_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import engines
 from engines.base import Job, Session
+from engines.catalog import ENGINES, OrtOptions
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.int8 import quantize
@@ -58,8 +59,9 @@ def open_session(cache: Cache) -> Open:
     def start(engine: str, precision: str = "int8", **options: Any) -> Session:
         inputs = tuple(seeded_inputs(input_specs(SOURCE), BATCH))
         graph = quantize(SOURCE, cache) if precision == "int8" else export_onnx(SOURCE, precision, cache)
+        own = ENGINES[engine].options(**options)
         return engines.open_session(
-            engine, Job(SOURCE, "inference", precision, BATCH, "cpu", options, inputs, onnx=graph.path)
+            engine, Job(SOURCE, "inference", precision, BATCH, "cpu", own, inputs, onnx=graph.path)
         )
 
     return start
@@ -124,7 +126,8 @@ def test_proof_of_products_of_integers_that_a_users_file_may_hold(tmp_path: Path
         helper.make_model(helper.make_graph(nodes, "g", [x], [y], weights), opset_imports=opsets, ir_version=10), path
     )
     source = ModelSource("theirs", onnx=path)
-    job = Job(source, "inference", "native", 2, "cpu", {}, tuple(seeded_inputs(input_specs(source), 2)), onnx=path)
+    inputs = tuple(seeded_inputs(input_specs(source), 2))
+    job = Job(source, "inference", "native", 2, "cpu", OrtOptions(), inputs, onnx=path)
     session: Any = engines.open_session("ort", job)
     session.run(lambda name: None)
     assert session.proof().compute_types == {"int8": 2}

@@ -102,7 +102,8 @@ def make_job(cache: Cache) -> Callable[..., Job]:
     def make(engine: str, pass_: Any = "inference", exported: bool = True, **options: Any) -> Job:
         inputs = tuple(seeded_inputs(input_specs(SOURCE), BATCH))
         onnx = export_onnx(SOURCE, "fp32", cache).path if exported or ENGINES[engine].needs == "onnx" else None
-        return Job(SOURCE, pass_, "fp32", BATCH, "cpu", options, inputs, cached_state(SOURCE, cache), onnx)
+        own = ENGINES[engine].options(**options)
+        return Job(SOURCE, pass_, "fp32", BATCH, "cpu", own, inputs, cached_state(SOURCE, cache), onnx)
 
     return make
 

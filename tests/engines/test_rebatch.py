@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 import engines
 from engines.base import Job, Rebatchable, Session
-from engines.catalog import PLAIN, Training
+from engines.catalog import PLAIN, EagerOptions, Training
 from engines.pytorch.compiled import CompiledSession
 from engines.pytorch.eager import EagerSession
 from exporters.cache import Cache
@@ -50,7 +50,7 @@ def make_job(cache: Cache) -> MakeJob:
     def make(batch: int, pass_: Any = "inference", training: Training = PLAIN, **options: Any) -> Job:
         inputs = tuple(seeded_inputs(input_specs(SOURCE), batch))
         state = cached_state(SOURCE, cache)
-        return Job(SOURCE, pass_, "fp32", batch, "cpu", options, inputs, state, training=training)
+        return Job(SOURCE, pass_, "fp32", batch, "cpu", EagerOptions(**options), inputs, state, training=training)
 
     return make
 

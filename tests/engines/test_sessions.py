@@ -84,7 +84,8 @@ def open_session(cache: Cache) -> Open:
         inputs = tuple(seeded_inputs(input_specs(SOURCE), BATCH))
         onnx = export_onnx(SOURCE, precision, cache).path if ENGINES[engine].needs == "onnx" else None
         state = cached_state(SOURCE, cache)
-        job = Job(SOURCE, pass_, precision, BATCH, "cpu", options, inputs, state, onnx, phase)
+        own = ENGINES[engine].options(**options)
+        job = Job(SOURCE, pass_, precision, BATCH, "cpu", own, inputs, state, onnx, phase)
         return engines.open_session(engine, job)
 
     return start

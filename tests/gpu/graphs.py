@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from engines.base import Job
+from engines.catalog import TrtOptions
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelSource
 
@@ -68,7 +69,7 @@ def job_of(onnx: Path, precision: str = "native", batch: int = BATCH, **options:
     """A job of TensorRT's for a user's ONNX file, with seeded inputs."""
     source = ModelSource("net", onnx=onnx)
     inputs = tuple(seeded_inputs(input_specs(source), batch))
-    return Job(source, "inference", precision, batch, "cuda", options, inputs, onnx=onnx, engine="trt")
+    return Job(source, "inference", precision, batch, "cuda", TrtOptions(**options), inputs, onnx=onnx, engine="trt")
 
 
 def run(session: Any, times: int = 1) -> Any:

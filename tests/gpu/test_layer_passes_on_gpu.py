@@ -13,7 +13,7 @@ import torch
 
 import engines
 from engines.base import Job
-from engines.catalog import Training
+from engines.catalog import ENGINES, Training
 from engines.layer_profile.torch_trace import record
 from exporters.build_model import restore
 from exporters.cache import Cache
@@ -90,7 +90,8 @@ def open_layer(cache: Cache, clock: CudaClock) -> Open:
         source = ModelSource("a-layer", layer=layer)
         inputs, state = tuple(seeded_inputs(input_specs(source), batch)), cached_state(source, cache)
         training = Training(head="logits")
-        job = Job(source, "training", precision, batch, "cuda", options, inputs, state, training=training)
+        own = ENGINES[engine].options(**options)
+        job = Job(source, "training", precision, batch, "cuda", own, inputs, state, training=training)
         session = engines.open_session(engine, job)
         for _ in range(3):
             session.run(clock.mark)

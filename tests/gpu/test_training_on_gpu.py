@@ -13,7 +13,7 @@ import torch
 
 import engines
 from engines.base import Job
-from engines.catalog import Training
+from engines.catalog import ENGINES, Training
 from exporters.cache import Cache
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import Gradients, deviation, reference_items, tiled
@@ -191,7 +191,8 @@ def open_session(cache: Cache, clock: CudaClock) -> Open:
         clock.forget()
         inputs = tuple(seeded_inputs(input_specs(MODEL), BATCH))
         state = cached_state(MODEL, cache)
-        job = Job(MODEL, "training", precision, BATCH, "cuda", options, inputs, state, training=Training(optimizer))
+        own = ENGINES[engine].options(**options)
+        job = Job(MODEL, "training", precision, BATCH, "cuda", own, inputs, state, training=Training(optimizer))
         return engines.open_session(engine, job)
 
     return start

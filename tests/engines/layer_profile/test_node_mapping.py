@@ -216,8 +216,8 @@ def test_no_steps_cover_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_origins_are_the_modules_and_operators_that_torch_ran(small: ModelSource, cache: Cache) -> None:
-    found = origins(read_graph(export_onnx(small, "fp32", cache).path))
+def test_origins_are_the_modules_and_operators_that_torch_ran(small: ModelSource, tmp_path: Path) -> None:
+    found = origins(read_graph(export_onnx(small, "fp32", Cache(tmp_path / "cache")).path))
     by_operator = {origin.operator: origin for origin in found}
     assert {"relu", "max_pool2d", "linear"} <= by_operator.keys()
     assert by_operator["relu"].path == "2"

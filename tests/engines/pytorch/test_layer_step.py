@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 
 import engines
 from engines.base import Job, Session
-from engines.catalog import Training
+from engines.catalog import ENGINES, EagerOptions, Training
 from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.gradient_reference import cached_gradients
@@ -64,7 +64,8 @@ def open_layer(cache: Cache) -> Open:
         source = ModelSource("a-layer", layer=layer)
         inputs, state = tuple(seeded_inputs(input_specs(source), BATCH)), cached_state(source, cache)
         training = Training(head="logits")
-        job = Job(source, pass_, precision, BATCH, "cpu", options, inputs, state, training=training)
+        own = ENGINES[engine].options(**options)
+        job = Job(source, pass_, precision, BATCH, "cpu", own, inputs, state, training=training)
         return engines.open_session(engine, job)
 
     return start
@@ -209,7 +210,7 @@ def test_parts_add_up_to_the_call(cache: Cache) -> None:
     """Call by call, so that a busy machine cannot part them: what lies between the parts is in neither."""
     source = ModelSource("a-layer", layer=Conv2d((32, 32, 32), 32, (3, 3), padding=(1, 1)))
     inputs, state = tuple(seeded_inputs(input_specs(source), BATCH)), cached_state(source, cache)
-    job = Job(source, "training", "fp32", BATCH, "cpu", {}, inputs, state, training=Training(head="logits"))
+    job = Job(source, "training", "fp32", BATCH, "cpu", EagerOptions(), inputs, state, training=Training(head="logits"))
     session = engines.open_session("eager", job)
     session.run(lambda name: None)
     samples = CpuClock().time_calls(session.run, 15)

@@ -15,7 +15,7 @@ import torch
 
 import engines
 from engines.base import Job, Trainable
-from engines.catalog import Training
+from engines.catalog import ENGINES, EagerOptions, Training
 from exporters.cache import Cache
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import Deviation, Gradients, deviation, reference_items, tiled
@@ -78,8 +78,9 @@ def open_session(cache: Cache) -> Open:
         inputs = tuple(seeded_inputs(input_specs(model), batch))
         state = cached_state(model, cache)
         training = Training(optimizer, head, dropout)
+        own = ENGINES[engine].options(**options)
         return engines.open_session(
-            engine, Job(model, "training", precision, batch, "cpu", options, inputs, state, training=training)
+            engine, Job(model, "training", precision, batch, "cpu", own, inputs, state, training=training)
         )
 
     return start
@@ -152,7 +153,7 @@ def test_the_prepared_weights_are_not_written_to(open_session: Open, cache: Cach
     state = cached_state(model, cache)
     before = hashlib.sha256(state.read_bytes()).hexdigest()
     inputs = tuple(seeded_inputs(input_specs(model), 1))
-    job = Job(model, "training", "fp32", 1, "cpu", {}, inputs, state, training=Training(optimizer))  # type: ignore[arg-type]
+    job = Job(model, "training", "fp32", 1, "cpu", EagerOptions(), inputs, state, training=Training(optimizer))  # type: ignore[arg-type]
     session: Any = engines.open_session("eager", job)
     first = session.model.get_parameter("fc.bias").detach().clone()
     session.run(ignore)
@@ -329,7 +330,7 @@ def test_fp16_weights_survive_thousands_of_steps_of_adamw() -> None:
     from engines.pytorch.training_step import make_optimizer
 
     module = torch.nn.Linear(64, 64).half()
-    job = Job(source("tiny"), "training", "fp16", 1, "cpu", {}, (), training=Training("adamw"))
+    job = Job(source("tiny"), "training", "fp16", 1, "cpu", EagerOptions(), (), training=Training("adamw"))
     optimizer = make_optimizer(job, module)
     assert optimizer is not None
     generator = torch.Generator().manual_seed(0)

@@ -11,7 +11,7 @@ import importlib.util
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 
 import engines
 from engines.base import Building, Job, Unsupported, Warning
-from engines.catalog import ENGINES
+from engines.catalog import ENGINES, TrtOptions
 from engines.tensorrt_engines import session as trt
 from engines.tensorrt_engines.buffers import ALIGNMENT
 from exporters.inputs import input_specs, seeded_inputs
@@ -309,7 +309,7 @@ def test_dimensions_that_the_user_named_are_in_the_profile(machine: None, librar
     onnx.save(model, path)
     source = ModelSource("net", onnx=path, dimensions={"width": 5})
     inputs = tuple(seeded_inputs(input_specs(source), 2))
-    run(trt.open_session(Job(source, "inference", "native", 2, "cuda", {}, inputs, onnx=path, engine="trt")))
+    run(trt.open_session(Job(source, "inference", "native", 2, "cuda", TrtOptions(), inputs, onnx=path, engine="trt")))
     assert library.builds[0].shapes == {"numbers": ((2, 5),) * 3, "halves": ((2, 5),) * 3}
 
 
@@ -479,7 +479,7 @@ def test_an_engine_that_cannot_be_captured_is_enqueued_anew_each_time(
 
 def case_of(job: Job) -> Case:
     return Case(
-        "net", "trt", "trt", "inference", job.precision, job.batch_size, "cuda", 0, job.source, dict(job.options)
+        "net", "trt", "trt", "inference", job.precision, job.batch_size, "cuda", 0, job.source, asdict(job.options)
     )
 
 

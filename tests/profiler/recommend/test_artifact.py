@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ast
-import ctypes
 import importlib.util
 import json
 import os
-import runpy
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,12 +28,7 @@ from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Case
 from profiler.recommend.artifact import check_folder
-from profiler.recommend.artifact_files import FilesOrder, _ort_settings
-from profiler.recommend.artifact_papers import EXAMPLES, requirements
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "gpu"))
-import stand_in
-from stand_in import StandIn
+from profiler.recommend.artifact_papers import requirements
 
 ROOT = Path(__file__).resolve().parents[3]
 BATCH = 2
@@ -408,103 +400,6 @@ def test_the_example_runs_on_the_gpu(
     assert bool(config["options"].get("cuda_graph")) == variant.endswith("tuned")
 
 
-class HostCuda(ModuleType):
-    """cuda.bindings.runtime as far as the example uses it: host memory plays the device's."""
-
-    cudaError_t = SimpleNamespace(cudaSuccess=0)
-    cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
-    cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)
-
-    def __init__(self, library: StandIn) -> None:
-        super().__init__("cuda.bindings.runtime")
-        self.library, self.taken, self.replays = library, [np.zeros(0, np.uint8)], 0
-
-    def cudaStreamCreate(self) -> tuple[int, int]:
-        return 0, 7
-
-    def cudaMalloc(self, size: int) -> tuple[int, int]:
-        self.taken.append(np.zeros(size + 256, np.uint8))
-        return 0, -(-self.taken[-1].ctypes.data // 256) * 256
-
-    def cudaMemcpy(self, target: int, source: int, size: int, kind: int) -> tuple[int]:
-        ctypes.memmove(target, source, size)
-        return (0,)
-
-    def cudaStreamSynchronize(self, stream: int) -> tuple[int]:
-        return (0,)
-
-    def cudaStreamBeginCapture(self, stream: int, mode: int) -> tuple[int]:
-        self.library.recording = []
-        return (0,)
-
-    def cudaStreamEndCapture(self, stream: int) -> tuple[int, Any]:
-        work, self.library.recording = self.library.recording, None
-        return 0, work
-
-    def cudaGraphInstantiate(self, graph: Any, flags: int) -> tuple[int, Any]:
-        return 0, graph
-
-    def cudaGraphLaunch(self, graph: Any, stream: int) -> tuple[int]:
-        self.replays += 1
-        for step in graph:
-            step()
-        return (0,)
-
-
-def run_trt_example(folder: Path, library: StandIn, monkeypatch: pytest.MonkeyPatch, x: NDArray[Any]) -> NDArray[Any]:
-    """The example's output on the stand-in for TensorRT, whose engines are ONNX files with a profile."""
-    graphs = onnx.load(folder / "model.onnx")  # With its weights.
-    shapes = {"values": [list(x.shape)] * 3}
-    helper.set_model_props(graphs, {"profile": json.dumps(shapes)})
-    (folder / "model.engine").write_bytes(graphs.SerializeToString())
-    spec = {"name": "values", "shape": list(x.shape), "dtype": "float32"}
-    settings = {"settings": {"module": "tensorrt"}, "options": {"cuda_graph": True}, "model": "theirs"}
-    (folder / "config.json").write_text(json.dumps({**settings, "inputs": [spec], "outputs": ["scores"]}))
-    shutil.copyfile(ROOT / "profiler" / "recommend" / "examples" / "trt.py", folder / "run.py")
-    monkeypatch.setitem(sys.modules, "tensorrt", library)  # type: ignore[arg-type]
-    logger = type("Logger", (stand_in.ILogger,), {"__init__": lambda self, level: None, "made": True, "log": print})
-    monkeypatch.setattr(library, "Logger", logger, raising=False)
-    np.save(folder / "x.npy", x)
-    monkeypatch.setattr(sys, "argv", ["run.py", "--input", str(folder / "x.npy"), "--output", str(folder / "y.npy")])
-    runpy.run_path(str(folder / "run.py"), run_name="__main__")
-    output: NDArray[Any] = np.load(folder / "y.npy")
-    return output
-
-
-def test_tensorrts_example_binds_and_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_graph(tmp_path / "model.onnx")
-    library = StandIn("cpu", scratch=4096)
-    cuda = HostCuda(library)
-    names = ("cuda", "cuda.bindings")
-    for name in names:
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setattr(sys.modules["cuda.bindings"], "runtime", cuda, raising=False)
-    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", cuda)
-    x = seeded(BATCH, 6)
-    y = run_trt_example(tmp_path, library, monkeypatch, x)
-    np.testing.assert_allclose(y, x @ np.random.default_rng(1).standard_normal((6, 5), dtype=np.float32), rtol=1e-5)
-    assert cuda.replays >= 20
-
-
-@pytest.mark.gpu
-def test_tensorrts_example_uses_cuda_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("cuda.bindings.runtime")
-    write_graph(tmp_path / "model.onnx")
-    x = seeded(BATCH, 6)
-    y = run_trt_example(tmp_path, StandIn("cuda"), monkeypatch, x)
-    np.testing.assert_allclose(y, x @ np.random.default_rng(1).standard_normal((6, 5), dtype=np.float32), rtol=1e-4)
-
-
-def test_bf16_is_rounded_to_the_nearest() -> None:
-    source = ast.parse((ROOT / "profiler" / "recommend" / "examples" / "trt.py").read_text())
-    (function,) = (n for n in source.body if isinstance(n, ast.FunctionDef) and n.name == "to_bf16")
-    space: dict[str, Any] = {"np": np, "Any": Any}
-    exec(compile(ast.Module([function], []), "trt.py", "exec"), space)
-    values = np.float32([1.0, 1.00390625, 1.01171875, -3.1415927, 1e-30, 65280.0, 0.0])
-    expected = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
-    np.testing.assert_array_equal(space["to_bf16"](values), expected)
-
-
 # The papers
 
 
@@ -535,39 +430,22 @@ def test_requirements_without_a_proof_take_the_runs_version() -> None:
     assert "torch==2.13.0" in requirements(case("compiled", "cpu"), row).splitlines()
 
 
-def test_onnx_runtime_gets_the_options_that_were_measured() -> None:
-    from engines.onnx_runtime.session import _cuda_options
-
-    chosen = case("ort", precision="tf32", prefer_nhwc=True, cuda_graph=True, conv_search="HEURISTIC")
-    (name, options), other = _ort_settings(FilesOrder(chosen, Path(), Path()))["providers"]
-    assert (name, other) == ("CUDAExecutionProvider", ["CPUExecutionProvider", {}])
-    assert options == {
-        "device_id": "0", "use_tf32": "1", "prefer_nhwc": "1", "enable_cuda_graph": "1", "fuse_conv_bias": "0",
-        "cudnn_conv_algo_search": "HEURISTIC", "arena_extend_strategy": "kSameAsRequested",
-    }  # fmt: skip
-    assert _cuda_options.__module__ == "engines.onnx_runtime.session"
-
-
-def test_every_engine_has_an_example_that_stands_alone() -> None:
-    assert set(EXAMPLES) == set(ENGINES)
-    for name in EXAMPLES.values():
-        source = (ROOT / "profiler" / "recommend" / "examples" / f"{name}.py").read_text()
-        nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import | ast.ImportFrom)]
+def test_every_engine_is_deployed_by_a_script_that_stands_alone() -> None:
+    assert all(engine.deployment for engine in ENGINES.values())
+    scripts = list((ROOT / "engines").glob("*/run_example.py"))
+    assert len(scripts) == len({e.deployment.write.split(".")[1] for e in ENGINES.values() if e.deployment})
+    for script in scripts:
+        nodes = [n for n in ast.walk(ast.parse(script.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
         imported = {a.name if isinstance(n, ast.Import) else n.module for n in nodes for a in n.names}
         ours = {m for m in imported if m and m.partition(".")[0] in ("profiler", "engines", "exporters", "tests")}
-        assert not ours, name
+        assert not ours, script
 
 
-@pytest.mark.parametrize("version", ["10.13", "11.4"])
-def test_every_name_that_the_example_takes_from_tensorrt_is_there(version: str) -> None:
-    names = set((ROOT / "tests/engines/tensorrt_names" / f"{version}.txt").read_text().splitlines())
-    classes = {"library": "", "runtime": "Runtime.", "engine": "ICudaEngine.", "context": "IExecutionContext."}
-    tree = ast.parse((ROOT / "profiler/recommend/examples/trt.py").read_text())
-    used = {
-        f"{classes[node.value.id]}{node.attr}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in classes
-    }
-    # Of TensorRT for RTX alone, and asked for after hasattr.
-    assert used - names == {"ICudaEngine.create_runtime_config"} - names
-    assert "IExecutionContext.execute_async_v3" in used
+def test_an_engine_without_a_deployment_is_an_error(results: Path, profiler: Profiler, tmp_path: Path) -> None:
+    shutil.copytree(results, tmp_path / "run")
+    rows = pl.read_parquet(results / "results.parquet").filter(model="good", variant="ort")
+    rows.with_columns(engine=pl.lit("foreign")).write_parquet(tmp_path / "run" / "results.parquet")
+    done = profiler("recommend", "run", "--export", "out", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--export: nothing is known of how foreign is deployed" in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -228,7 +228,7 @@ def test_the_price_of_an_hour_is_that_of_a_million_items():
 def test_the_version_of_tensorrt_is_that_of_the_library_that_ran():
     result = full()
     result.proof = Proof(library="TensorRT for RTX 1.7.1.116")
-    row = result.row("run", "suite", CASE, {**ENVIRONMENT, "tensorrt_version": "11.4.0"})
+    row = result.row("run", "suite", replace(CASE, engine="trt-rtx"), {**ENVIRONMENT, "tensorrt_version": "11.4.0"})
     assert row["tensorrt_version"] == "1.7.1.116"
 
 

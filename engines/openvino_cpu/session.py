@@ -1,27 +1,29 @@
-"""What enters: a Job. What leaves: a session of OpenVINO on the CPU."""
+"""Run a graph in OpenVINO on the CPU."""
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino
 
 from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof
+from engines.catalog import OpenVinoOptions
+from engines.deployment import Deployed, copy_graph
 from engines.layer_profile.node_mapping import node_name, read_graph
 from exporters.inputs import BATCH, input_specs
 
 _COMPUTE = {"Convolution", "FullyConnected", "MatMul", "GroupConvolution"}
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "u8": "int8"}
 """By the type of the activations: uint8 times int8 is int8's arithmetic."""
-
-
 _PROFILED_RUNS = 10
 """The first of them, which is slower, is in the mean."""
 
 
-def open_session(job: Job) -> OpenVinoSession:
+def open_session(job: Job[OpenVinoOptions]) -> OpenVinoSession:
     """Compile `job`'s graph for the CPU. Raises OpenVINO's own errors."""
     return OpenVinoSession(job)
 
@@ -29,7 +31,7 @@ def open_session(job: Job) -> OpenVinoSession:
 class OpenVinoSession:
     """A compiled model and one inference request with its inputs set."""
 
-    def __init__(self, job: Job, **properties: Any) -> None:
+    def __init__(self, job: Job[OpenVinoOptions], **properties: Any) -> None:
         """`properties` are further ones of OpenVINO's, such as PERF_COUNT."""
         assert job.onnx is not None, "an engine that needs a graph gets the exported one"
         self.job = job
@@ -38,7 +40,7 @@ class OpenVinoSession:
         shapes = [[job.batch_size if d == BATCH else d for d in spec.shape] for spec in input_specs(job.source)]
         model.reshape(dict(zip(model.inputs, shapes, strict=True)))
         job.phase(Phase.BUILD)
-        self.compiled = core.compile_model(model, "CPU", {**cpu_properties(job), **properties})
+        self.compiled = core.compile_model(model, "CPU", {**cpu_properties(job.options), **properties})
         job.phase(Phase.LOAD)
         self.request = self.compiled.create_infer_request()
         for number, array in enumerate(job.inputs):
@@ -92,14 +94,20 @@ class OpenVinoSession:
         del self.request, self.compiled
 
 
-def cpu_properties(job: Job) -> dict[str, str | int]:
+def cpu_properties(options: OpenVinoOptions) -> dict[str, str | int]:
     """The CPU plugin's properties with which a deployment gets the figures measured here."""
     return {
         # The hint's default lets the plugin compute an fp32 graph in bf16 where the processor can.
         "INFERENCE_PRECISION_HINT": "f32",
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": int(job.options.get("threads", 0)),
+        "INFERENCE_NUM_THREADS": options.threads,
     }
+
+
+def write_graph(job: Job[OpenVinoOptions], folder: Path, built: Path | None) -> Deployed:
+    """Write a folder that runs the graph with the settings that were measured."""
+    shutil.copyfile(Path(__file__).with_name("run_example.py"), folder / "run.py")
+    return Deployed({**copy_graph(job, folder), "settings": cpu_properties(job.options)}, "model.onnx is the model.")
 
 
 def _info(info: Any, key: str) -> str:

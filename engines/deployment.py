@@ -1,0 +1,54 @@
+"""Write what every deployed folder has, whatever its runtime, and say what config.json and README.txt state of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engines.base import Job
+from exporters.inputs import BATCH, TensorSpec, fixed_batch, onnx_specs, read_onnx
+from exporters.onnx_export import check_onnx
+from exporters.source import ModelError
+from exporters.weights import external_locations
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """What an engine's `Deployment.write` returns."""
+
+    config: dict[str, Any]
+    """Its part of config.json: `inputs`, `settings` and, of a graph, `outputs`."""
+    contents: str
+    """A sentence on the model's files for README.txt; {machine} is where they were measured."""
+
+
+def described_inputs(specs: Sequence[TensorSpec], batch: int) -> list[dict[str, Any]]:
+    """The inputs as config.json has them."""
+    return [
+        {"name": spec.name, "shape": [batch if size == BATCH else size for size in spec.shape], "dtype": spec.dtype}
+        for spec in specs
+    ]
+
+
+def copy_graph(job: Job[Any], folder: Path) -> dict[str, Any]:
+    """Copy the graph as model.onnx, with the data that it keeps in other files; its inputs and outputs for config.json.
+
+    Raises ModelError for a file that ONNX cannot take, and for another batch than its fixed one.
+    """
+    assert job.onnx is not None, "an engine that needs a graph gets the exported one"
+    if job.source.kind == "onnx":
+        check_onnx(job.onnx)
+    specs, name = onnx_specs(replace(job.source, onnx=job.onnx)), job.source.name
+    fixed = fixed_batch(specs)
+    if fixed not in (None, job.batch_size):
+        raise ModelError(f"model {name!r}: its batch is fixed to {fixed}, and {job.batch_size} was measured")
+    shutil.copyfile(job.onnx, folder / "model.onnx")
+    for location in sorted(set(external_locations(job.onnx).values())):
+        target = folder / location
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(job.onnx.parent / location, target)
+    outputs = [value.name for value in read_onnx(job.onnx).graph.output]
+    return {"inputs": described_inputs(specs, job.batch_size), "outputs": outputs}

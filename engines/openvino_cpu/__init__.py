@@ -1,0 +1,1 @@
+"""Sessions of OpenVINO on the CPU."""

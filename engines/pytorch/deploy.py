@@ -1,0 +1,49 @@
+"""Write a folder that runs a model in PyTorch."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_model
+
+from engines.base import Job
+from engines.catalog import TorchOptions
+from engines.deployment import Deployed, described_inputs
+from engines.pytorch.eager import DTYPES
+from exporters.build_model import restore
+from exporters.cache import Cache
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.onnx_export import quiet
+from exporters.source import ModelError
+from exporters.weights import cached_state
+
+
+def write_program(job: Job[TorchOptions], folder: Path, built: Path | None) -> Deployed:
+    """Write model.pt2, a program for the batch size of the job, and the weights again for other uses.
+
+    Raises ModelError for a model that torch.export cannot take.
+    """
+    dtype, specs = DTYPES[job.precision], input_specs(job.source)
+    model = restore(job.source, cached_state(job.source, Cache())).to(dtype)
+    tensors = [torch.from_numpy(array) for array in seeded_inputs(specs, job.batch_size)]
+    example = tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
+    try:
+        with quiet(), torch.no_grad():
+            torch.export.save(torch.export.export(model, example), folder / "model.pt2")
+    except Exception as error:
+        cause = " ".join(str(error).split())[:400]
+        raise ModelError(
+            f"model {job.source.name!r}: torch.export cannot take it ({type(error).__name__}: {cause}), so no program "
+            "can be written that runs without its source"
+        ) from error
+    weights = folder / "weights.safetensors"
+    save_model(model, str(weights))
+    weights.chmod(0o644)  # It is made for its owner's eyes alone.
+    shutil.copyfile(Path(__file__).with_name("run_example.py"), folder / "run.py")
+    return Deployed(
+        {"inputs": described_inputs(specs, job.batch_size), "settings": {}},
+        f"model.pt2 is a program with its weights, for batches of {job.batch_size} alone; weights.safetensors has the "
+        "weights for other uses.",
+    )

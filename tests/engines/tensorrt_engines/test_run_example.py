@@ -1,0 +1,156 @@
+"""The script that runs a deployed engine, on the stand-in for TensorRT."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import json
+import runpy
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "gpu"))
+import stand_in
+from stand_in import StandIn
+
+SCRIPT = Path(__file__).resolve().parents[3] / "engines" / "tensorrt_engines" / "run_example.py"
+BATCH = 2
+
+pytestmark = pytest.mark.slow
+
+
+def write_graph(path: Path) -> None:
+    """A matrix product whose weights lie in a file beside it."""
+    weight = np.random.default_rng(1).standard_normal((6, 5), dtype=np.float32)
+    shapes = {"values": ["n", 6], "scores": ["n", 5]}
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    nodes = [helper.make_node("MatMul", ["values", "w"], ["scores"])]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [numpy_helper.from_array(weight, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+
+
+def seeded(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(5).standard_normal(shape, dtype=np.float32)
+
+
+class HostCuda(ModuleType):
+    """cuda.bindings.runtime as far as the example uses it: host memory plays the device's."""
+
+    cudaError_t = SimpleNamespace(cudaSuccess=0)
+    cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
+    cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)
+
+    def __init__(self, library: StandIn) -> None:
+        super().__init__("cuda.bindings.runtime")
+        self.library, self.taken, self.replays = library, [np.zeros(0, np.uint8)], 0
+
+    def cudaStreamCreate(self) -> tuple[int, int]:
+        return 0, 7
+
+    def cudaMalloc(self, size: int) -> tuple[int, int]:
+        self.taken.append(np.zeros(size + 256, np.uint8))
+        return 0, -(-self.taken[-1].ctypes.data // 256) * 256
+
+    def cudaMemcpy(self, target: int, source: int, size: int, kind: int) -> tuple[int]:
+        ctypes.memmove(target, source, size)
+        return (0,)
+
+    def cudaStreamSynchronize(self, stream: int) -> tuple[int]:
+        return (0,)
+
+    def cudaStreamBeginCapture(self, stream: int, mode: int) -> tuple[int]:
+        self.library.recording = []
+        return (0,)
+
+    def cudaStreamEndCapture(self, stream: int) -> tuple[int, Any]:
+        work, self.library.recording = self.library.recording, None
+        return 0, work
+
+    def cudaGraphInstantiate(self, graph: Any, flags: int) -> tuple[int, Any]:
+        return 0, graph
+
+    def cudaGraphLaunch(self, graph: Any, stream: int) -> tuple[int]:
+        self.replays += 1
+        for step in graph:
+            step()
+        return (0,)
+
+
+def run_trt_example(folder: Path, library: StandIn, monkeypatch: pytest.MonkeyPatch, x: NDArray[Any]) -> NDArray[Any]:
+    """The example's output on the stand-in for TensorRT, whose engines are ONNX files with a profile."""
+    graphs = onnx.load(folder / "model.onnx")  # With its weights.
+    shapes = {"values": [list(x.shape)] * 3}
+    helper.set_model_props(graphs, {"profile": json.dumps(shapes)})
+    (folder / "model.engine").write_bytes(graphs.SerializeToString())
+    spec = {"name": "values", "shape": list(x.shape), "dtype": "float32"}
+    settings = {"settings": {"module": "tensorrt"}, "options": {"cuda_graph": True}, "model": "theirs"}
+    (folder / "config.json").write_text(json.dumps({**settings, "inputs": [spec], "outputs": ["scores"]}))
+    shutil.copyfile(SCRIPT, folder / "run.py")
+    monkeypatch.setitem(sys.modules, "tensorrt", library)  # type: ignore[arg-type]
+    logger = type("Logger", (stand_in.ILogger,), {"__init__": lambda self, level: None, "made": True, "log": print})
+    monkeypatch.setattr(library, "Logger", logger, raising=False)
+    np.save(folder / "x.npy", x)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--input", str(folder / "x.npy"), "--output", str(folder / "y.npy")])
+    runpy.run_path(str(folder / "run.py"), run_name="__main__")
+    output: NDArray[Any] = np.load(folder / "y.npy")
+    return output
+
+
+def test_tensorrts_example_binds_and_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_graph(tmp_path / "model.onnx")
+    library = StandIn("cpu", scratch=4096)
+    cuda = HostCuda(library)
+    names = ("cuda", "cuda.bindings")
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules["cuda.bindings"], "runtime", cuda, raising=False)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", cuda)
+    x = seeded(BATCH, 6)
+    y = run_trt_example(tmp_path, library, monkeypatch, x)
+    np.testing.assert_allclose(y, x @ np.random.default_rng(1).standard_normal((6, 5), dtype=np.float32), rtol=1e-5)
+    assert cuda.replays >= 20
+
+
+@pytest.mark.gpu
+def test_tensorrts_example_uses_cuda_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings.runtime")
+    write_graph(tmp_path / "model.onnx")
+    x = seeded(BATCH, 6)
+    y = run_trt_example(tmp_path, StandIn("cuda"), monkeypatch, x)
+    np.testing.assert_allclose(y, x @ np.random.default_rng(1).standard_normal((6, 5), dtype=np.float32), rtol=1e-4)
+
+
+def test_bf16_is_rounded_to_the_nearest() -> None:
+    source = ast.parse(SCRIPT.read_text())
+    (function,) = (n for n in source.body if isinstance(n, ast.FunctionDef) and n.name == "to_bf16")
+    space: dict[str, Any] = {"np": np, "Any": Any}
+    exec(compile(ast.Module([function], []), "trt.py", "exec"), space)
+    values = np.float32([1.0, 1.00390625, 1.01171875, -3.1415927, 1e-30, 65280.0, 0.0])
+    expected = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    np.testing.assert_array_equal(space["to_bf16"](values), expected)
+
+
+@pytest.mark.parametrize("version", ["10.13", "11.4"])
+def test_every_name_that_the_example_takes_from_tensorrt_is_there(version: str) -> None:
+    names = set((Path(__file__).parent / "tensorrt_names" / f"{version}.txt").read_text().splitlines())
+    classes = {"library": "", "runtime": "Runtime.", "engine": "ICudaEngine.", "context": "IExecutionContext."}
+    tree = ast.parse(SCRIPT.read_text())
+    used = {
+        f"{classes[node.value.id]}{node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in classes
+    }
+    # Of TensorRT for RTX alone, and asked for after hasattr.
+    assert used - names == {"ICudaEngine.create_runtime_config"} - names
+    assert "IExecutionContext.execute_async_v3" in used
