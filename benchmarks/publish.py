@@ -32,6 +32,7 @@ from profiler.results.columns import kind_of_warning
 from profiler.results.reading import with_all_columns
 from profiler.results.wall_time import describe
 from profiler.results.warning_kinds import KINDS
+from profiler.stats.ratios import label
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MADE = "<!-- Made by benchmarks/publish.py; do not edit. -->"
@@ -248,7 +249,7 @@ def _speedup(line: Line) -> str:
 
 def _verdict(line: Line, clock: str) -> str:
     """Only of lines on this headline clock; on a GPU with the ratio that it judges."""
-    said = {"indistinguishable": "tie"}.get(line["verdict"], line["verdict"])
+    said = label(line["verdict"])
     ratio = f"{_figure(line['device_speedup'])} " if clock == "event" else ""
     return f"{ratio}{said}" if said and line["clock"] == clock else ""
 

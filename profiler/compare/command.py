@@ -21,6 +21,7 @@ from profiler.job.case import Role
 from profiler.job.conditions import parse_only
 from profiler.published.references import published_as_results
 from profiler.results.reading import Runs, chosen, read_runs
+from profiler.results.speedups import spreads
 from profiler.tables.writers import markdown_section, print_section
 
 FORMATS = ("text", "md", "csv", "json")
@@ -67,7 +68,7 @@ def make_comparison(options: Options, limit: float | None = None) -> Comparison:
     check_by(results, by)
     needed = dict.fromkeys([*COLUMNS, "run_id", "machine", "sm_clock_mhz", by])
     rows = _only(results, options).select(*needed).collect()
-    cells = compare(rows, by, options.base, best)
+    cells = compare(rows, by, options.base, best, spreads(results))
     sides, environments = _sides(rows, by, runs)
     return Comparison(
         sides,

@@ -9,8 +9,8 @@ from typing import Any
 
 import polars as pl
 
-from profiler.compare.cells import BETWEEN, WITHIN
 from profiler.errors import ConfigError
+from profiler.stats.ratios import BETWEEN, WITHIN
 from profiler.tables.numbers import count, counted, percent
 
 BROKEN = ("failed", "oom", "timeout", "crashed")

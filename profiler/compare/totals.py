@@ -7,11 +7,12 @@ faster than Tesla K80".
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import polars as pl
 
-from profiler.compare.cells import MARGINS
+from profiler.stats.ratios import MARGINS, Verdict
 from profiler.tables.numbers import percent, times
 
 
@@ -21,7 +22,7 @@ class Total:
 
     `ratio`, `device_ratio` and `memory_ratio` are geometric means over the cells that both sides ran; `low` and `high`
     are the least and the greatest geometric mean of a model's ratios. Both ran `models`, of the `of` that either has.
-    `margin` is the difference that does not count.
+    `verdicts` counts the cells, and `margin` is the difference that does not count.
     """
 
     base: str
@@ -35,9 +36,7 @@ class Total:
     high: float
     models: tuple[str, ...]
     of: int
-    faster: int
-    slower: int
-    indistinguishable: int
+    verdicts: Mapping[Verdict, int]
     margin: float
 
     def sentence(self, told: str = "") -> str:
@@ -52,8 +51,9 @@ class Total:
         return f"{start}, {self._relation()}."
 
     def _relation(self) -> str:
-        if self.indistinguishable == self.cells:
-            return f"{self.side} is indistinguishable from {self.base} ({times_range(self.low, self.high)})"
+        for verdict, count in self.verdicts.items():
+            if count == self.cells and not verdict.differs:
+                return f"{self.side} is {verdict.relation} {self.base} ({times_range(self.low, self.high)})"
         if 1 / (1 + self.margin) <= self.low and self.high <= 1 + self.margin:
             return f"{self.side} is within {percent(self.margin)} % of {self.base}"
         if self.low >= 1:
@@ -78,7 +78,7 @@ def totals(cells: pl.DataFrame) -> list[Total]:
                 str(base), str(side), str(pass_ or ""), part.height, ratio, device, memory,
                 min(models["ratio"]), max(models["ratio"]), tuple(map(str, models["model"].drop_nulls())),
                 sum(row["pass"] == pass_ for row in of[side]),
-                verdicts.get("faster", 0), verdicts.get("slower", 0), verdicts.get("indistinguishable", 0),
+                {verdict: verdicts.get(verdict, 0) for verdict in Verdict},
                 max(MARGINS[clock] for clock in part["judged_on"].unique()),
             )
         )  # fmt: skip

@@ -9,10 +9,10 @@ from typing import Any
 
 import polars as pl
 
-from profiler.compare.cells import MARGINS, WITHIN
 from profiler.compare.regression import Regression, cell_key
 from profiler.compare.totals import Total, sentences, totals
 from profiler.results.fields import field, verdict
+from profiler.stats.ratios import MARGINS, WITHIN, legend
 from profiler.tables import numbers
 from profiler.tables.numbers import counted, each, percent, significant, times, whole
 from profiler.tables.table import Section, Table, figure, of_rows, prose, words
@@ -28,9 +28,6 @@ _RATIO_SAID = (
 )
 _INTERVAL_SAID = " In parentheses the 95 % interval."
 _RANGE_SAID = "In a range over models each model stands with the geometric mean of its cells."
-_VERDICT_SAID = (
-    "Verdict: tie is indistinguishable within the interval between processes and a margin of {margin} %{on}."
-)
 
 
 _FOUR_DIGITS = each(lambda ms: significant(ms, 4))
@@ -92,15 +89,18 @@ def data(comparison: Comparison) -> dict[str, Any]:
     return {
         "base": comparison.base,
         "sides": [asdict(side) for side in comparison.sides],
-        "totals": [
-            {**{key.rstrip("_"): value for key, value in asdict(total).items()}, "sentence": text}
-            for total, text in zip(comparison.totals, said, strict=True)
-        ],
+        "totals": [{**_plain(total), "sentence": text} for total, text in zip(comparison.totals, said, strict=True)],
         "differences": list(comparison.differences),
         "regression": {"limit": regression.limit, **judged} if regression else None,
         "notes": list(comparison.notes),
         "cells": comparison.cells.to_dicts(),
     }
+
+
+def _plain(total: Total) -> dict[str, Any]:
+    """As JSON has it, the verdicts among the other fields."""
+    values = {key.rstrip("_"): value for key, value in asdict(total).items()}
+    return {**values, **values.pop("verdicts")}
 
 
 def _sides(comparison: Comparison) -> Section:
@@ -144,8 +144,7 @@ def _faster(ratio: float) -> str:
 
 
 def _counts(total: Total) -> str:
-    counts = {"faster": total.faster, "slower": total.slower, "indistinguishable": total.indistinguishable}
-    told = ", ".join(f"{numbers.count(count)} {word}" for word, count in counts.items() if count)
+    told = ", ".join(f"{numbers.count(count)} {verdict}" for verdict, count in total.verdicts.items() if count)
     return f" Verdicts: {told}." if told else ""
 
 
@@ -173,8 +172,8 @@ def _legend(comparison: Comparison) -> Section:
         said.append(_RANGE_SAID)
     if compared["verdict"].count():
         clocks = compared.drop_nulls("verdict")["judged_on"].unique()
-        on = ", on device time" if "gpu" in clocks else ""
-        said.append(_VERDICT_SAID.format(margin=percent(max(MARGINS[clock] for clock in clocks)), on=on))
+        on = " on device time" if "gpu" in clocks else ""
+        said.append(f"Verdict{on}: {legend(f'{percent(max(MARGINS[clock] for clock in clocks))} %')}.")
     return Section("", said)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -16,15 +15,19 @@ import polars as pl
 
 from profiler.job.case import Role
 from profiler.recommend.candidates import FIGURES, Candidate, candidates
-from profiler.results.speedups import VERDICT_CLOCKS, Line, Sides, compare
+from profiler.results.speedups import side_of, sides, spreads
 from profiler.stats.ratios import (
+    MARGINS,
     REPLICATES_FOR_A_VERDICT,
-    Side,
-    ratio_between,
-    ratio_interval,
-    verdict,
+    Ratio,
+    Verdict,
+    compare,
+    margin,
+    overall,
+    ratio_of,
+    times_of,
 )
-from profiler.stats.samples import Floats, Interval
+from profiler.stats.samples import Interval
 
 OBJECTIVES = {figure.objective: name for name, figure in FIGURES.items() if figure.objective}
 """By objective the figure that is to be as good as possible."""
@@ -70,14 +73,18 @@ class Wanted:
 class Margin:
     """How many times better one candidate is than another by the objective, with a 95 % interval.
 
-    `between` says whether the interval is between processes, of three replicates a side; then the ratio is of geometric
-    means. Only then there is a verdict, `tied`: whether they cannot be told apart.
+    `between` says whether the interval is between processes, of three replicates a side; only then there is a verdict.
     """
 
     ratio: float
     interval: Interval | None
     between: bool
-    tied: bool | None
+    verdict: Verdict | None
+
+    @property
+    def tied(self) -> bool | None:
+        """Whether they cannot be told apart; None without a verdict."""
+        return None if self.verdict is None else not self.verdict.differs
 
 
 @dataclass(frozen=True)
@@ -133,10 +140,10 @@ class Recommendation:
     """The one that misses its worst limit by the least share, where nothing meets them."""
 
 
-def recommend(results: pl.DataFrame, samples: pl.LazyFrame, wanted: Wanted) -> Recommendation:
+def recommend(results: pl.DataFrame, wanted: Wanted) -> Recommendation:
     """The best candidate by the objective that meets the limits, the runner-up, and every loser with its reason.
 
-    The results and samples may be of any number of runs; their columns are profiler.results.columns's.
+    The results may be of any number of runs, all of each; their columns are profiler.results.columns's.
     """
     found = candidates(rows_of(results, wanted), wanted.prices)
     figure = OBJECTIVES[wanted.objective]
@@ -151,8 +158,8 @@ def recommend(results: pl.DataFrame, samples: pl.LazyFrame, wanted: Wanted) -> R
     if not fit:
         relaxed = tuple(_relaxation(limit, ranked, wanted.limits) for limit in wanted.limits if ranked)
         return Recommendation(wanted, None, None, None, None, tuple(rest), relaxed, _nearest(ranked, wanted.limits))
-    best, sides = fit[0], _sides(samples, fit, wanted.objective)
-    margins = {c.name: margin_of(best, c, wanted.objective, sides) for c in fit[1:]}
+    best, times = fit[0], _times(results, fit)
+    margins = {c.name: margin_of(best, c, wanted.objective, times) for c in fit[1:]}
     replicated = [c for c in fit[1:] if margins[c.name].tied]
     equal = {c.name for c in fit[1:] if margins[c.name].tied or c.figures[figure] == best.figures[figure]}
     choice = min([best, *replicated], key=_set_up)
@@ -160,7 +167,7 @@ def recommend(results: pl.DataFrame, samples: pl.LazyFrame, wanted: Wanted) -> R
     if choice is not best:
         beaten.insert(0, Loser(best, "tied", margins[choice.name]))
     runner_up = beaten[0].candidate if beaten else None
-    margin = margin_of(choice, runner_up, wanted.objective, sides) if runner_up else None
+    margin = margin_of(choice, runner_up, wanted.objective, times) if runner_up else None
     return Recommendation(wanted, choice, best, runner_up, margin, (*beaten, *rest))
 
 
@@ -174,33 +181,34 @@ def rows_of(results: pl.DataFrame, wanted: Wanted) -> pl.DataFrame:
     return chosen.filter(pl.col("role") != Role.PROBE, pl.col("setting") == wanted.work)
 
 
-def margin_of(better: Candidate, worse: Candidate, objective: str, sides: Sides) -> Margin:
-    """How many times better `better` is than `worse`."""
+def margin_of(better: Candidate, worse: Candidate, objective: str, times: pl.DataFrame) -> Margin:
+    """How many times better `better` is than `worse`; `times` are their `sides`."""
     figure = OBJECTIVES[objective]
     between = min(len(better.each[figure]), len(worse.each[figure])) >= REPLICATES_FOR_A_VERDICT
-    width = VERDICT_CLOCKS[better.clock][1]
-    if objective == "latency" and better.clock == worse.clock:
-        found = compare(_line(worse), _line(better), sides)
-        ratio, interval, intervals = found.ratio, found.interval, [found.interval, found.device_interval]
-    else:
+    ratio, verdict = None, None
+    if objective == "latency":
+        slow, fast = (side_of(times.filter(candidate=one.name)) for one in (worse, better))
+        found = compare(slow, fast)
+        ratio, within = found.latency, MARGINS[found.judged_on[0]]
+        # A candidate that waits for its host is slower by latency, another one by device time: either tells them apart.
+        verdict = overall([*ratio.verdicts([within]), *found.verdict])
+    elif between and min(*better.each[figure], *worse.each[figure]) > 0:
         # One figure a process: without replicates nothing is known of how it spreads.
         worst, finest = (better, worse) if figure in HIGHER else (worse, better)
-        ratio, interval = _between(worst.each[figure], finest.each[figure]) if between else (None, None)
-        intervals = [interval]
-    if ratio is None:
-        ratio = _ratio(better.figures[figure], worse.figures[figure], figure)
-    known = [one for one in intervals if one is not None]
-    # A candidate that waits for its host is slower by latency, another one by device time: either tells them apart.
-    tied = all(verdict(one, width) == "indistinguishable" for one in known) if between and known else None
-    return Margin(ratio, interval, between, tied)
+        ratio = ratio_of(times_of([worst.each[figure]]), times_of([finest.each[figure]]))
+        (verdict,) = ratio.verdicts([margin(better.clock)])
+    middle, interval = _first(ratio)
+    if middle is None:
+        middle = _ratio(better.figures[figure], worse.figures[figure], figure)
+    return Margin(middle, interval, between, verdict)
 
 
-def _between(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float | None, Interval | None]:
-    """The ratio of figures of which each process has one, and its interval between processes."""
-    if min(*numerator, *denominator) <= 0:
+def _first(ratio: Ratio | None) -> tuple[float | None, Interval | None]:
+    """The first cell's ratio and interval, as far as there are any."""
+    if ratio is None or np.isnan(ratio.ratio[0]):
         return None, None
-    sides = Side([[value] for value in numerator], 1), Side([[value] for value in denominator], 1001)
-    return ratio_between(*sides), ratio_interval(*sides)
+    known = not np.isnan(ratio.low[0])
+    return float(ratio.ratio[0]), Interval(float(ratio.low[0]), float(ratio.high[0])) if known else None
 
 
 def _ratio(better: float, worse: float, figure: str) -> float:
@@ -252,29 +260,9 @@ def _nearest(ranked: Sequence[Candidate], limits: Sequence[Limit]) -> Candidate 
     return min(known, key=lambda c: max(limit.excess(c.figures[limit.figure]) for limit in limits), default=None)
 
 
-def _line(candidate: Candidate) -> Line:
-    """As profiler.results.speedups takes it."""
-    figures = {name: candidate.figures.get(name) for name in ("latency_ms", "gpu_ms", "host_ms")}
-    return {**figures, "clock": candidate.clock, "case_id": list(candidate.cases)}
-
-
-def _sides(samples: pl.LazyFrame, compared: Sequence[Candidate], objective: str) -> Sides:
-    """The samples of the candidates; none but for latency, whose intervals alone come from them."""
-    keys = {key for c in compared for key in c.cases} if objective == "latency" and len(compared) > 1 else set()
-    series: dict[tuple[tuple[str, str], str], Floats] = {}
-    if keys:
-        wanted = {
-            "run_id": {run_id for c in compared for run_id in c.run_ids},
-            "case_id": {case_id for _, case_id in keys},
-            "clock": {clock for c in compared for clock in (c.clock, VERDICT_CLOCKS[c.clock][0])},
-        }
-        chosen = samples.filter(pl.col(name).is_in(list(values)) for name, values in wanted.items()).collect()
-        parts = chosen.partition_by(list(wanted), as_dict=True)
-        for (run_id, case_id, clock), part in parts.items():
-            series[(str(run_id), str(case_id)), str(clock)] = part["ms"].to_numpy()
-
-    @cache
-    def sides(names: tuple[tuple[str, str], ...], clock: str, seed: int) -> Side:
-        return Side([series.get((name, clock), np.empty(0)) for name in names], seed)
-
-    return sides
+def _times(results: pl.DataFrame, compared: Sequence[Candidate]) -> pl.DataFrame:
+    """The `sides` of the candidates, by name."""
+    names = [(*case, c.name) for c in compared for case in c.cases]
+    of_cases = pl.DataFrame(names, schema=["run_id", "case_id", "candidate"], orient="row")
+    rows = results.join(of_cases, on=["run_id", "case_id"])
+    return sides(rows, ["candidate"], spreads(results), pl.col("clock").first())

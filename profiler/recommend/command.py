@@ -33,7 +33,7 @@ def execute(options: Options, console: Console) -> int:
         print(note, file=sys.stderr)
     results = runs.results.collect()
     wanted = make_wanted(options, results)
-    found = recommend(results, runs.samples, wanted)
+    found = recommend(results, wanted)
     subject = found.choice or found.nearest or found.losers[0].candidate
     told = tell(found, command(subject, _run_of(subject, runs)))
     if options.format == "text":

@@ -140,7 +140,7 @@ def _comparison(found: Recommendation) -> list[str]:
     said = [f"The runner-up, {other.name}, {verb} {worse} {times(margin)}. {_certainty(choice, other, margin)}"]
     if margin.tied:
         more = needs_more(other, choice)
-        said = [f"The runner-up, {other.name}, is indistinguishable (ratio {times(margin)}), but {more}. "
+        said = [f"The runner-up, {other.name}, is {margin.verdict} (ratio {times(margin)}), but {more}. "
                 f"{_certainty(choice, other, margin)}"]  # fmt: skip
     rivals = [loser.candidate for loser in found.losers if loser.why in ("worse", "tied")]
     cheapest = min(rivals, key=lambda c: c.figures.get("set_up_s", float("inf")))

@@ -28,7 +28,8 @@ def reason(loser: Loser, found: Recommendation) -> str:
         return _unknown(candidate, OBJECTIVES[objective])
     assert loser.margin is not None and found.choice is not None and found.best is not None, "it met every limit"
     if loser.why == "tied":
-        same = "indistinguishable" if loser.margin.tied else f"the same {FIGURES[OBJECTIVES[objective]].noun}"
+        verdict = loser.margin.verdict
+        same = verdict if verdict and not verdict.differs else f"the same {FIGURES[OBJECTIVES[objective]].noun}"
         return f"{same}, but {needs_more(candidate, found.choice)}"
     than = "" if found.best is found.choice else f" than {found.best.name}"
     unsure = ", which is not certain" if is_unsure(loser.margin) else ""

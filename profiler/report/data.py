@@ -19,7 +19,7 @@ from profiler.results import lines as table
 from profiler.results.columns import RESULTS, SAMPLES, kind_of_warning
 from profiler.results.layer_profiles import Profiled, profiled, together
 from profiler.results.reading import Runs, chosen
-from profiler.results.speedups import GROUP
+from profiler.results.speedups import GROUP, spreads
 
 KEY = ["run", *GROUP]
 """A group: what a deployment chooses within."""
@@ -40,7 +40,14 @@ _PARTS = [f"{part}_mib" for part in ("context", "weights", "gradients", "optimiz
 _MEASURES = [name for name, dtype in RESULTS.items() if dtype == pl.Float64]
 _COMPARED = [
     *("speedup", "speedup_low", "speedup_high", "base", "interval"),
-    *("device_speedup", "device_speedup_low", "device_speedup_high", "verdict", "indistinguishable_from"),
+    *(
+        "device_speedup",
+        "device_speedup_low",
+        "device_speedup_high",
+        "verdict",
+        "indistinguishable_from",
+        "runner_up_verdict",
+    ),
 ]
 _CLOCKS = {"event": ["event", "gpu"], "host": ["host"]}
 """By headline clock those that intervals and verdicts are made from."""
@@ -102,7 +109,7 @@ def gather(
     return Data(
         runs,
         labels,
-        _derived(_lines(shown, samples, compared)),
+        _derived(_lines(shown, samples, spreads(runs.results), compared)),
         _drawn(shown, samples),
         probes.select(*LINE, "setting", "status", "peak_memory_mib").collect(),
         _problems(cells.filter(pl.col("status") != "ok"), notes),
@@ -168,7 +175,9 @@ def _samples(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
     return found.select("run", *SAMPLES).drop("index").collect(engine="streaming")
 
 
-def _lines(rows: pl.DataFrame, samples: pl.DataFrame, compared: pl.DataFrame | None) -> pl.DataFrame:
+def _lines(
+    rows: pl.DataFrame, samples: pl.DataFrame, common: pl.DataFrame, compared: pl.DataFrame | None
+) -> pl.DataFrame:
     """Medians over replicates, and how each line compares with its group's base."""
     kinds = kind_of_warning(pl.col("warnings").explode().drop_nulls()).unique(maintain_order=True)
     medians = rows.group_by(LINE, maintain_order=True).agg(
@@ -183,7 +192,7 @@ def _lines(rows: pl.DataFrame, samples: pl.DataFrame, compared: pl.DataFrame | N
     for part in rows.partition_by("run", maintain_order=True) or [rows]:
         run = part["run"].first()
         own = samples.filter(pl.col("run").eq_missing(run))
-        summary = table.summary(part, own) if compared is None else compared
+        summary = table.summary(part, own, common) if compared is None else compared
         summaries.append(summary.with_columns(run=pl.lit(run, pl.String)))
     judged = pl.concat(summaries).select(*LINE, *_COMPARED)
     return medians.join(judged, on=LINE, how="left", nulls_equal=True, maintain_order="left")

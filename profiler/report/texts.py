@@ -11,6 +11,7 @@ import polars as pl
 from profiler.report.data import KEY, TICKS, Data
 from profiler.results import lines as table
 from profiler.results.wall_time import describe
+from profiler.stats.ratios import MARGIN_WORDS, Verdict
 
 THROUGHPUT = (
     "A point on the front has no other that both answers sooner and gets more done. Which point of it is right depends "
@@ -33,8 +34,9 @@ METHOD = (
     "before its first kernel began. Copies of inputs and outputs are in neither.",
     "Throughput is that of calls back to back for half a second or more, the last synchronize included.",
     "The interval of a median is a 95 % block bootstrap within one process. The interval of a speed-up is within one "
-    "process a side, and from three replicates a side on between processes; only then there is a verdict: faster, "
-    "slower, or indistinguishable within 1 % (CPU: 3 %). Outliers are counted and never dropped.",
+    "process a side, and from three replicates a side on between processes; only then there is a verdict: "
+    f"{', '.join(Verdict)}. A difference of up to {MARGIN_WORDS} does not count. Outliers are counted and never "
+    "dropped.",
     "fp32 is true fp32, with TF32 off everywhere; tf32 is the same network with it on. Each inference row is compared "
     "with fp32 eager on the CPU (a user's ONNX file with ONNX Runtime there, its optimizations off): the relative "
     "error is the largest L2 distance over the outputs.",

@@ -16,12 +16,11 @@ from typing import Any
 import polars as pl
 
 from profiler.job.case import Role, setting_words
+from profiler.stats.ratios import margin
 
 FAMILY = ["run_id", "machine", "model", "variant", "pass", "precision", "settings"]
 """`settings` is what else distinguishes a family, such as "optimizer=sgd"; empty for none."""
 KNEE_SHARE = 0.9
-_MARGINS = {"event": 0.01, "host": 0.03}
-"""By clock the relative uncertainty of a latency without an interval: what verdicts take for no difference."""
 OUT_OF_MEMORY = "out of memory"
 _UP, _DOWN = "concave-up", "concave-down"
 
@@ -177,8 +176,9 @@ def _by_family(frame: pl.DataFrame) -> Iterator[tuple[Row, list[Row]]]:
 def _ends(point: Row) -> tuple[float, float]:
     """A latency's interval, or margin, and no less than its replicates' spread."""
     low, high, ms = point["latency_low_ms"], point["latency_high_ms"], point["latency_ms"]
-    margin = _MARGINS.get(point["clock"], max(_MARGINS.values())) * ms
-    ends = (ms - margin, ms + margin) if low is None or high is None else (low, high)
+    # Without an interval a latency is as uncertain as what verdicts take for no difference.
+    within = margin(point["clock"]) * ms
+    ends = (ms - within, ms + within) if low is None or high is None else (low, high)
     spread = max(point["slowest_ms"] - ms, ms - point["fastest_ms"])
     return min(ends[0], ms - spread), max(ends[1], ms + spread)
 

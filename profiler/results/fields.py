@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from profiler.results.columns import COLUMNS
+from profiler.stats.ratios import label
 from profiler.tables.numbers import UNITS, Format, each, spread
 from profiler.tables.table import Field, figure, words
 
@@ -26,5 +27,5 @@ def latency_spread(**more: Any) -> Field:
 
 
 def verdict(**more: Any) -> Field:
-    """The verdict in one short word; pollsters call figures whose margins overlap a statistical tie."""
-    return figure("Verdict", "verdict", each(lambda word: "tie" if word == "indistinguishable" else str(word)), **more)
+    """The verdict in one short word."""
+    return figure("Verdict", "verdict", each(label), **more)

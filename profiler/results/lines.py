@@ -16,16 +16,26 @@ from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
 from profiler.results.columns import kind_of_warning
 from profiler.results.layer_passes import best_per_layer, layer_rows
-from profiler.results.speedups import GROUP, Line, Series, speedups
+from profiler.results.speedups import (
+    CONFIGURATION,
+    GROUP,
+    sides,
+    speedups,
+    spreads,
+    with_device_intervals,
+)
 from profiler.results.warning_kinds import KINDS
+from profiler.stats.ratios import Verdict
 from profiler.tables import numbers
 from profiler.tables.numbers import times
 from profiler.tables.table import of_frame
 from profiler.tables.writers import TEXTS
 
-LINE = [*GROUP, "variant", "precision"]
+LINE = CONFIGURATION
 IDENTITY = ["setting", "role", "is_base"]
 """What else is the same in all replicates of a line."""
+Line = dict[str, Any]
+"""A row of `summary`."""
 
 _LATENCY = [
     "latency_ms",
@@ -84,12 +94,14 @@ def problems(results: pl.DataFrame) -> pl.DataFrame:
     return bad.group_by(keys, maintain_order=True).agg(pl.col("batch_size").unique().sort())
 
 
-def summary(results: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
+def summary(results: pl.DataFrame, samples: pl.DataFrame, common: pl.DataFrame | None = None) -> pl.DataFrame:
     """One row a line of the printed tables: medians over replicates, and how it compares with its group's base.
 
     `speedup` and its ends are on the headline clock; `device_speedup`, its ends and `verdict` on the verdict's clock,
-    which is `gpu` on CUDA and `host` on the CPU. `indistinguishable_from` stands in a group's fastest line only: the
-    runner-up, where three replicates a side do not tell them apart. `warnings` are the kinds that its replicates carry.
+    which is `gpu` on CUDA and `host` on the CPU. `indistinguishable_from` is in a group's fastest line only: the
+    runner-up, where three replicates a side do not tell them apart; `runner_up_verdict` is the verdict on the two.
+    `warnings` are the kinds that its replicates carry. `common` are the `spreads` of the whole run, where `results` are
+    a part of it.
     """
     kinds = kind_of_warning(pl.col("warnings").explode().drop_nulls()).unique(maintain_order=True)
     measures = [
@@ -102,25 +114,11 @@ def summary(results: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
         "fraction_of_peak",
         "floor_ms",
     ]
-    lines = (
-        _ok(results)
-        .group_by(LINE, maintain_order=True)
-        .agg(
-            pl.col(measures).median(),
-            pl.col("clock", *IDENTITY).first(),
-            pl.col("case_id"),
-            pl.len().alias("replicates"),
-            kinds,
-        )
-    )
-    schema = {
-        **dict.fromkeys(("speedup", "speedup_low", "speedup_high"), pl.Float64),
-        **dict.fromkeys(("base", "interval"), pl.String),
-        **dict.fromkeys(("device_speedup", "device_speedup_low", "device_speedup_high"), pl.Float64),
-        **dict.fromkeys(("verdict", "indistinguishable_from"), pl.String),
-    }
-    compared = pl.DataFrame(speedups(lines.to_dicts(), _series(samples)), schema=schema)
-    return lines.drop("case_id").hstack(compared)
+    rows = with_device_intervals(_ok(results), samples)
+    medians = [pl.col(measures).median(), pl.col("clock", *IDENTITY).first(), pl.len().alias("replicates"), kinds]
+    lines = sides(rows, LINE, spreads(results) if common is None else common, *medians)
+    own = [*LINE, *measures, "clock", *IDENTITY, "replicates", "warnings"]
+    return lines.select(own).hstack(speedups(lines))
 
 
 def groups(lines: pl.DataFrame) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
@@ -151,11 +149,11 @@ def sentence(key: dict[str, Any], lines: list[Line]) -> str | None:
     disturbed = ", ".join(kind.kind for kind in KINDS.values() if kind.unsteady and kind.kind in carried)
     doubt = f" ({disturbed}: measure again)" if disturbed else ""
     if best["is_base"]:
-        return f"{what}: nothing was faster than {base}{f', indistinguishable from {tied}' if tied else ''}{doubt}"
+        return f"{what}: nothing was faster than {base}{f', {_tie(best)}' if tied else ''}{doubt}"
     ratio = times(best["speedup"], best["speedup_low"], best["speedup_high"], f"× {base}")
     error = f", error {numbers.error(best['rel_l2_error'], 1)}" if best["rel_l2_error"] is not None else ""
     low = best["speedup_low"]
-    unclear = low is not None and low <= 1 if best["verdict"] is None else best["verdict"] == "indistinguishable"
+    unclear = low is not None and low <= 1 if best["verdict"] is None else not Verdict(best["verdict"]).differs
     clear = "no clear winner; " if unclear else ""
     return f"{what}: {clear}{_name(best)} is {ratio}{error}{_judgement(best, lines)}{doubt}"
 
@@ -192,27 +190,28 @@ def _ok(results: pl.DataFrame) -> pl.DataFrame:
     return without_probes(results).filter(pl.col("status") == "ok")
 
 
-def _series(samples: pl.DataFrame) -> Series:
-    parts = samples.partition_by(["case_id", "clock"], as_dict=True)
-    return {(str(case_id), str(clock)): part["ms"].to_numpy() for (case_id, clock), part in parts.items()}
-
-
 def _judgement(best: Line, lines: list[Line]) -> str:
     """How the best of `lines` compares with the base and with the runner-up; empty without replicates."""
-    base, tied = best["base"], best["indistinguishable_from"]
-    if tied in [_name(line) for line in lines if line["is_base"]]:
-        tied = None  # The verdict on the base says it already.
+    tied, other = _tie(best), best["indistinguishable_from"]
+    if other in [_name(line) for line in lines if line["is_base"]]:
+        tied = ""  # The verdict on the base says it already.
     if best["verdict"] is None:
-        return f"; indistinguishable from {tied}" if tied else ""
-    said = best["verdict"]
-    if said == "indistinguishable":
-        said = f"indistinguishable from {base}" + (f" and from {tied}" if tied else "")
-    elif tied:
-        said += f", but indistinguishable from {tied}"
+        return f"; {tied}" if tied else ""
+    said = Verdict(best["verdict"])
+    text = str(said) if said.differs else f"{said.relation} {best['base']}"
+    if tied:
+        alike = said == best["runner_up_verdict"]
+        text += f", but {tied}" if said.differs else f" and {other if alike else tied}"
     if best["clock"] == "host":
-        return f": {said}"
+        return f": {text}"
     ratio = times(*(best[f"device_speedup{end}"] for end in ("", "_low", "_high")))
-    return f"; on device time {ratio}: {said}"
+    return f"; on device time {ratio}: {text}"
+
+
+def _tie(best: Line) -> str:
+    """Like "indistinguishable from ort fp32", the runner-up; empty where the two are told apart."""
+    verdict = best["runner_up_verdict"]
+    return f"{Verdict(verdict).relation} {best['indistinguishable_from']}" if verdict else ""
 
 
 def _name(line: Line) -> str:

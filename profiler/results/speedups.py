@@ -1,122 +1,174 @@
-"""What enters: lines of a table and their samples. What leaves: how many times faster each is, and what is certain."""
+"""Compare the rows of results: put processes together, and compute how many times faster one side is than another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
+import polars as pl
 
-from profiler.stats.ratios import (
-    REPLICATES_FOR_A_VERDICT,
-    Side,
-    Verdict,
-    ratio_between,
-    ratio_interval,
-    verdict,
-)
-from profiler.stats.samples import Floats, Interval
+from profiler.job.case import Role
+from profiler.stats import ratios
+from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT, Side, Times, Verdict, common_spread
+from profiler.stats.samples import Floats, median_interval
 
 GROUP = ["model", "pass", "batch_size", "extra"]
 
-Line = dict[str, Any]
-"""A row of table.summary: figures in milliseconds, `clock`, and as `case_id` the list of its replicates."""
-Series = Mapping[tuple[str, str], Floats]
-"""Samples in milliseconds by case and clock."""
-Sides = Callable[[tuple[Any, ...], str, int], Side]
-"""The samples of some cases on a clock, as a side of ratios with that seed."""
+COLUMNS = ["status", "clock", "latency_ms", "latency_ci_low_ms", "latency_ci_high_ms", "gpu_ms"]
+"""Of the results those that a comparison needs, besides the keys of its sides, `run_id` and CONFIGURATION."""
+CONFIGURATION = [*GROUP, "variant", "precision"]
+"""What rows of one run that are replicates of one another agree in."""
+SPEEDUPS = [
+    *("speedup", "speedup_low", "speedup_high", "base", "interval"),
+    *("device_speedup", "device_speedup_low", "device_speedup_high", "verdict"),
+    *("indistinguishable_from", "runner_up_verdict"),
+]
+_CLOCKS = ("latency", "device")
+_PROCESSES = ("mean", "variance", "processes", "below", "above")
+_COMMON = ("prior_free", "prior_variance")
 
-VERDICT_CLOCKS = {"event": ("gpu", 0.01), "host": ("host", 0.03)}
-"""By headline clock the clock of verdicts, and the margin within which they see no difference.
 
-On CUDA a verdict is on device time, which the host's launches do not blur; a CPU's figures differ more by themselves.
-"""
+def spreads(results: pl.DataFrame | pl.LazyFrame) -> pl.DataFrame:
+    """What the configurations of each run have in common of their spread between processes: one row a run.
 
-
-@dataclass(frozen=True)
-class Comparison:
-    """How many times faster a line is than another, on the headline clock and on the verdict's, with 95 % intervals.
-
-    The intervals are between processes where there are three replicates a side; only then there is a verdict, and the
-    ratios are of geometric means, which lie within such an interval as ratios of medians need not.
+    All of a run's rows belong here, whichever of them are compared: what is left out would change the verdicts.
     """
-
-    ratio: float | None
-    interval: Interval | None
-    device_ratio: float | None
-    device_interval: Interval | None
-    between: bool
-    verdict: Verdict | None
-
-    def columns(self) -> Line:
-        """As columns of table.summary."""
-        headline, device = self.interval, self.device_interval
-        kind = "between processes" if self.between else "within process"
-        return {
-            "speedup": self.ratio,
-            "speedup_low": headline.low if headline else None,
-            "speedup_high": headline.high if headline else None,
-            "interval": kind if headline or device else None,
-            "device_speedup": self.device_ratio,
-            "device_speedup_low": device.low if device else None,
-            "device_speedup_high": device.high if device else None,
-            "verdict": self.verdict,
-        }
+    needed = results.lazy().filter(pl.col("role").ne_missing(Role.PROBE), pl.col("status") == "ok")
+    rows = _measured(needed.select(*COLUMNS, *CONFIGURATION, "run_id").collect())
+    found = rows.group_by("run_id", *CONFIGURATION, maintain_order=True).agg(_statistics())
+    schema = {"run_id": pl.String, **{f"{clock}_{name}": pl.Float64 for clock in _CLOCKS for name in _COMMON}}
+    runs = []
+    for (run_id,), part in found.group_by("run_id", maintain_order=True):
+        common: list[float] = []
+        for clock in _CLOCKS:
+            known = part.filter(pl.col(f"{clock}_processes") > 1)
+            variances, processes = (known[f"{clock}_{name}"].to_numpy() for name in ("variance", "processes"))
+            common += common_spread(variances, processes - 1.0)
+        runs.append((run_id, *common))
+    return pl.DataFrame(runs, schema=schema, orient="row")
 
 
-def compare(base: Line, line: Line, sides: Sides) -> Comparison:
-    """How many times faster `line` is than `base`."""
-    between = _replicated(base, line)
-    clock = line["clock"]
-    device, margin = VERDICT_CLOCKS[clock]
+def sides(rows: pl.DataFrame, keys: Sequence[str], common: pl.DataFrame, *more: pl.Expr) -> pl.DataFrame:
+    """One row for all rows that agree in `keys`: the statistics of its processes' times, and `more`.
 
-    def on(clock: str, column: str) -> tuple[float | None, Interval | None]:
-        of_base, of_line = sides(tuple(base["case_id"]), clock, 1), sides(tuple(line["case_id"]), clock, 1001)
-        ratio = ratio_between(of_base, of_line) if between else None
-        if ratio is None and None not in (base[column], line[column]):
-            ratio = base[column] / line[column]
-        return ratio, ratio_interval(of_base, of_line)
-
-    ratio, headline = on(clock, "latency_ms")
-    device_ratio, on_device = (ratio, headline) if device == clock else on(device, f"{device}_ms")
-    judged = verdict(on_device, margin) if between and on_device else None
-    return Comparison(ratio, headline, device_ratio, on_device, between, judged)
-
-
-def speedups(lines: Sequence[Line], series: Series) -> list[Line]:
-    """For each of `lines` its comparison with its group's base, as columns; nothing where the group has none.
-
-    A group's fastest line says in `indistinguishable_from` whether replicates do not tell it from the runner-up.
+    `common` are the `spreads` of their runs, which count for sides of one run. In `more` the column `ok` says which
+    rows were measured.
     """
+    run = pl.col("run_id").filter("ok")
+    only = pl.when(run.n_unique() == 1).then(run.first()).alias("only_run")
+    found = _measured(rows).group_by(keys, maintain_order=True).agg(*_statistics(), only, *more)
+    found = found.join(common, left_on="only_run", right_on="run_id", how="left", maintain_order="left")
+    filled = [pl.col(f"{clock}_{name}").fill_null(0.0) for clock in _CLOCKS for name in _COMMON]
+    return found.with_columns(filled).drop("only_run")
 
-    @cache
-    def sides(cases: tuple[str, ...], clock: str, seed: int) -> Side:
-        return Side([series.get((case_id, clock), np.empty(0)) for case_id in cases], seed)
 
-    found: list[Line] = [{} for _ in lines]
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for i, line in enumerate(lines):
-        groups.setdefault(tuple(line[k] for k in GROUP), []).append(i)
-    for members in groups.values():
-        members.sort(key=lambda i: lines[i]["latency_ms"])
-        base = next((lines[i] for i in members if lines[i]["is_base"]), None)
-        if base is not None:
-            for i in members:
-                found[i] = _against_base(base, lines[i], sides)
-        best, *others = (lines[i] for i in members)
-        if others and _replicated(best, others[0]) and compare(others[0], best, sides).verdict == "indistinguishable":
-            found[members[0]]["indistinguishable_from"] = f"{others[0]['variant']} {others[0]['precision']}"
+def with_device_intervals(rows: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
+    """The rows with the interval of their device time's median, `gpu_ci_low_ms` and `gpu_ci_high_ms`.
+
+    Only for groups in which a configuration has too few processes for an interval between them.
+    """
+    fewest = pl.len().over(CONFIGURATION).min().over(GROUP)
+    few = rows.filter(fewest < REPLICATES_FOR_A_VERDICT, clock="event")
+    keys = ["run_id", "case_id"]
+    parts = samples.filter(clock="gpu").join(few, on=keys, how="semi").partition_by(keys, as_dict=True)
+    found = [
+        (*key, *vars(interval).values()) for key, part in parts.items() if (interval := median_interval(part["ms"]))
+    ]
+    schema = {**dict.fromkeys(keys, pl.String), "gpu_ci_low_ms": pl.Float64, "gpu_ci_high_ms": pl.Float64}
+    intervals = pl.DataFrame(found, schema=schema, orient="row")
+    return rows.join(intervals, on=keys, how="left", maintain_order="left")
+
+
+def side_of(frame: pl.DataFrame, suffix: str = "") -> Side:
+    """The rows of `sides`, whose columns end in `suffix`, as one side of so many comparisons."""
+
+    def times(clock: str) -> Times:
+        names = [*_PROCESSES, *_COMMON]
+        return Times(**{name: frame[f"{clock}_{name}{suffix}"].cast(pl.Float64).to_numpy() for name in names})
+
+    return Side(clock=frame[f"clock{suffix}"].to_list(), latency=times("latency"), device=times("device"))
+
+
+def compared(both: pl.DataFrame, base: str = "", side: str = "") -> pl.DataFrame:
+    """How many times faster the side is than the base, as columns, one row for each of `both`.
+
+    `both` has the columns of `sides` twice: the base's with the suffix `base`, the side's with `side`.
+    """
+    found = ratios.compare(side_of(both, base), side_of(both, side))
+    columns: dict[str, Floats] = {}
+    for name, ratio in (("ratio", found.latency), ("device_ratio", found.device)):
+        columns |= {name: ratio.ratio, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
+    words = {name: getattr(found, name) for name in ("interval", "judged_on", "verdict", "why_no_verdict")}
+    texts = [pl.Series(name, [v and str(v) for v in values], pl.String) for name, values in words.items()]
+    return pl.DataFrame(columns).fill_nan(None).with_columns(texts)
+
+
+def speedups(lines: pl.DataFrame) -> pl.DataFrame:
+    """How each line compares with its group's base, as columns; null where the group has none.
+
+    `lines` are of `sides`, one a CONFIGURATION, with the median `latency_ms` and `is_base`. A group's fastest line
+    names in `indistinguishable_from` the runner-up from which replicates do not tell it, by `runner_up_verdict`.
+    """
+    rank = pl.col("latency_ms").rank("ordinal").over(GROUP)
+    lines = lines.with_columns(rank=rank, is_base=pl.col("is_base").fill_null(value=False)).with_row_index("line")
+    bases, others = lines.filter("is_base"), lines.filter(~pl.col("is_base"))
+    itself = bases.select("line", base=_name(), speedup=1.0, device_speedup=1.0)
+    against = _paired(others, bases)
+    figures = compared(against, base="_base").rename(lambda name: name.replace("ratio", "speedup"))
+    found = pl.concat([itself, against.select("line", base=_name("_base")).hstack(figures)], how="diagonal_relaxed")
+    found = lines.select("line").join(found, on="line", how="left", maintain_order="left")
+    return found.join(_ties(lines), on="line", how="left", maintain_order="left").select(SPEEDUPS)
+
+
+def _ties(lines: pl.DataFrame) -> pl.DataFrame:
+    """By `line` the fastest of each group that is not told from its runner-up."""
+    pairs = _paired(lines.filter(rank=1), lines.filter(rank=2))
+    tied = [one for one in Verdict if not one.differs]
+    found = pairs.hstack(compared(pairs, base="_base").select(runner_up_verdict="verdict"))
+    runner_up = pl.concat_str("variant_base", "precision_base", separator=" ")
+    found = found.select("line", "runner_up_verdict", indistinguishable_from=runner_up)
+    return found.filter(pl.col("runner_up_verdict").is_in(tied))
+
+
+def _name(suffix: str = "") -> pl.Expr:
+    """What a base is called."""
+    return pl.concat_str(f"precision{suffix}", f"variant{suffix}", separator=" ")
+
+
+def _paired(lines: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
+    """Each line with its group's of `others`, whose columns end in `_base`."""
+    return lines.join(others, on=GROUP, how="left", suffix="_base", nulls_equal=True, maintain_order="left")
+
+
+def _measured(rows: pl.DataFrame) -> pl.DataFrame:
+    """With the logarithms of times, and how far each process's own interval reaches below and above its median."""
+    latency, on_gpu = _log("latency_ms"), (pl.col("clock") == "event").fill_null(value=False)
+    ok = ((pl.col("status") == "ok") & latency.is_not_null()).fill_null(value=False)
+    own = {"below": latency - _log("latency_ci_low_ms"), "above": _log("latency_ci_high_ms") - latency}
+    device = dict.fromkeys(own, pl.lit(None, pl.Float64))
+    if "gpu_ci_low_ms" in rows.columns:
+        gpu = _log("gpu_ms")
+        device = {"below": gpu - _log("gpu_ci_low_ms"), "above": _log("gpu_ci_high_ms") - gpu}
+    columns = {"latency": latency, "device": pl.when(on_gpu).then(_log("gpu_ms")).otherwise(latency)}
+    columns |= {f"latency_{arm}": own[arm] for arm in own}
+    columns |= {f"device_{arm}": pl.when(on_gpu).then(device[arm]).otherwise(own[arm]) for arm in own}
+    return rows.with_columns(ok=ok, **{name: pl.when(ok).then(value) for name, value in columns.items()})
+
+
+def _statistics() -> list[pl.Expr]:
+    """Of rows of `_measured`, as `profiler.stats.ratios.Times` has them."""
+    found = []
+    for clock in _CLOCKS:
+        count, arms = pl.col(clock).count(), (f"{clock}_below", f"{clock}_above")
+        known = pl.all_horizontal(pl.col(arm).count() == count for arm in arms)
+        found += [
+            pl.col(clock).mean().alias(f"{clock}_mean"),
+            pl.col(clock).var().alias(f"{clock}_variance"),
+            count.cast(pl.Int64).alias(f"{clock}_processes"),
+            *(pl.when(known).then((pl.col(arm) ** 2).sum().sqrt() / count).alias(arm) for arm in arms),
+        ]
     return found
 
 
-def _replicated(*lines: Line) -> bool:
-    return min(len(line["case_id"]) for line in lines) >= REPLICATES_FOR_A_VERDICT
-
-
-def _against_base(base: Line, line: Line, sides: Sides) -> Line:
-    name = f"{base['precision']} {base['variant']}"
-    if line is base:
-        return {"base": name, "speedup": 1.0, "device_speedup": 1.0}
-    return {"base": name, **compare(base, line, sides).columns()}
+def _log(name: str) -> pl.Expr:
+    """The logarithm; null for a figure that is not above 0."""
+    return pl.when(pl.col(name) > 0).then(pl.col(name)).log()

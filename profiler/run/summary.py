@@ -16,6 +16,7 @@ from profiler.results.columns import kind_of_warning
 from profiler.results.fields import field, latency_spread, verdict
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.results.warning_kinds import meaning
+from profiler.stats.ratios import legend
 from profiler.tables import numbers
 from profiler.tables.numbers import each, percent
 from profiler.tables.table import Table, figure, prose
@@ -27,10 +28,7 @@ _WITHIN_PROCESS = "Intervals are within one process a side; between processes fi
 _NO_INTERVAL = (
     "Speed-ups without an interval stand on too few independent samples (under 30); a larger budget gives more."
 )
-_VERDICTS = (
-    "Verdict: against the base, on device time (CPU: latency), between processes; tie: indistinguishable within the"
-    " interval and a margin of 1 % (CPU: 3 %)."
-)
+_VERDICTS = f"Verdict: against the base, on device time (CPU: latency); {legend()}."
 
 
 def print_results(

@@ -1,107 +1,310 @@
-"""Compute the ratio of two sides, its interval, and the verdict.
+"""Compute ratios of times, their 95 % intervals, and verdicts.
 
-Within a process there are samples; between processes there are only their medians, so a ratio's interval is Student's.
-The tests simulate how often it holds the truth.
+Every command asks `compare`, so that two of them cannot judge the same processes differently. docs/method.md states the
+rules, and tests/profiler/stats/test_ratios.py simulates how often intervals and verdicts are right.
+
+scipy.special takes 0.2 s to import and memory that a row of the CPU would show: it is imported where it is needed, and
+workers never come here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cached_property
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
-from profiler.stats.samples import (
-    EFFECTIVE_NEEDS,
-    Floats,
-    Interval,
-    block_count,
-    effective_size,
-    expanded_interval,
-    replicated_medians,
-)
-
-Verdict = Literal["faster", "slower", "indistinguishable"]
+from profiler.stats.samples import Floats
 
 REPLICATES_FOR_A_VERDICT = 3
 """Fewest processes a side from which the spread between processes is known well enough for a verdict."""
+BETWEEN, WITHIN = "between processes", "within process"
+"""What an interval covers: the spread between processes, or only the noise inside each."""
+
+JUDGED_ON = {"event": "gpu", "host": "host"}
+"""The clock of verdicts by headline clock: on CUDA device time, which the host's launches do not blur."""
+MARGINS = {"gpu": 0.01, "host": 0.03, "latency": 0.03}
+"""Differences of up to so much do not count, by the clock that is judged; a CPU's figures differ more by themselves.
+
+`latency` is each side's headline clock, where they are not the same (a GPU's and a CPU's) or not known (published
+figures)."""
+MARGIN_WORDS = f"{100 * MARGINS['gpu']:.0f} % (CPU: {100 * MARGINS['host']:.0f} %)"
+
+_Z = 1.959964
+PRIOR_CONFIGURATIONS = 10
+"""Fewest configurations of a run from which the spread that they have in common is estimated."""
+PRIOR_MOST = 10.0
+"""Most degrees of freedom that the common spread gives to one ratio: with more, one odd process of six would make a
+verdict."""
+_LEAST_SPREAD = 1e-5
+"""A variance counts as at least this share of the median one: equal medians are a clock's resolution, not certainty."""
 
 
+class Verdict(StrEnum):
+    """What an interval between processes says of a speed-up."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    INDISTINGUISHABLE = "indistinguishable"
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two are told apart."""
+        return self in (Verdict.FASTER, Verdict.SLOWER)
+
+    @property
+    def relation(self) -> str:
+        """What a sentence says, before the other configuration's name."""
+        return _WORDS[self].relation
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Words:
+    label: str
+    relation: str
+    meaning: str = ""
+    """Only of a word that does not explain itself."""
+
+
+_WORDS = {
+    Verdict.FASTER: _Words(label="faster", relation="faster than"),
+    Verdict.SLOWER: _Words(label="slower", relation="slower than"),
+    # Pollsters call figures whose margins overlap a statistical tie.
+    Verdict.INDISTINGUISHABLE: _Words(
+        label="tie",
+        relation="indistinguishable from",
+        meaning="indistinguishable within the interval between processes and a margin of {margin}",
+    ),
+}
+
+
+def verdict(low: float, high: float, within: float) -> Verdict:
+    """What an interval between processes says; `within` 0.01 a difference of up to 1 % does not count."""
+    if low > 1 + within:
+        return Verdict.FASTER
+    return Verdict.SLOWER if high < 1 / (1 + within) else Verdict.INDISTINGUISHABLE
+
+
+def margin(clock: str | None) -> float:
+    """The difference that does not count between two sides with this headline clock."""
+    return MARGINS[JUDGED_ON.get(clock or "", "latency")]
+
+
+def overall(found: Iterable[Verdict | None]) -> Verdict | None:
+    """What the verdicts on several clocks say together: a difference on any tells two sides apart."""
+    known = [one for one in found if one is not None]
+    return next((one for one in known if one.differs), known[0] if known else None)
+
+
+def label(verdict: str | None) -> str:
+    """A verdict's word in a table; empty without one."""
+    return _WORDS[Verdict(verdict)].label if verdict else ""
+
+
+def legend(within: str = MARGIN_WORDS) -> str:
+    """The words in tables that need an explanation, like "tie: indistinguishable within …"; `within` is the margin."""
+    known = (words for words in _WORDS.values() if words.meaning)
+    return "; ".join(f"{words.label}: {words.meaning.format(margin=within)}" for words in known)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """One side of many ratios on one clock, shape (cells,) each, in logarithms.
+
+    `mean` and `variance` (ddof 1) are of the medians of so many `processes`; `below` and `above` say how far the
+    interval within the processes reaches from the mean (NaN where there is none). `prior_free` degrees of freedom and
+    `prior_variance` are what the configurations of the processes' run have in common (`common_spread`).
+    """
+
+    mean: Floats
+    variance: Floats
+    processes: Floats
+    below: Floats
+    above: Floats
+    prior_free: Floats
+    prior_variance: Floats
+
+    def where(self, chosen: NDArray[np.bool_]) -> Times:
+        """The chosen cells."""
+        return Times(**{name: values[chosen] for name, values in vars(self).items()})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Side:
-    """One side of a ratio: a series of samples a process. It is bootstrapped once, however many ratios it stands in.
+    """One side of many comparisons: each cell's headline clock, the times on it, and device times.
 
-    The sides of one ratio need seeds of their own, or the same resamples would be drawn of both.
+    Where there is no device, device times are those of the headline clock.
     """
 
-    def __init__(self, series: Sequence[ArrayLike], seed: int) -> None:
-        self._series = [np.asarray(samples, dtype=float) for samples in series]
-        self._seed = seed
-
-    def __len__(self) -> int:
-        return len(self._series)
-
-    @cached_property
-    def log_medians(self) -> Floats | None:
-        """One a process; None where one has no samples."""
-        if not all(samples.size for samples in self._series):
-            return None
-        return np.asarray(np.log([np.median(samples) for samples in self._series]))
-
-    @cached_property
-    def resampled(self) -> Floats | None:
-        """Bootstrap medians over the processes; None where one has fewer than 30 effective samples."""
-        if any(effective_size(samples) < EFFECTIVE_NEEDS for samples in self._series):
-            return None
-        return replicated_medians(self._series, self._seed)
-
-    @cached_property
-    def blocks(self) -> float:
-        """How many blocks a resample has, at the fewest of any process."""
-        return min(map(block_count, self._series))
+    clock: Sequence[str | None]
+    latency: Times
+    device: Times
 
 
-def ratio_between(numerator: Side, denominator: Side) -> float | None:
-    """The ratio of the geometric means of the processes' medians: the middle of the interval between processes."""
-    if numerator.log_medians is None or denominator.log_medians is None:
-        return None
-    return math.exp(numerator.log_medians.mean() - denominator.log_medians.mean())
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """Ratios of geometric means and their 95 % intervals, shape (cells,) each, NaN where there is none.
 
-
-def ratio_interval(numerator: Side, denominator: Side) -> Interval | None:
-    """The 95 % interval of the ratio of two sides.
-
-    From three processes a side it is between processes: Welch's t interval of the logarithms of the processes' medians.
-    From fewer it is the bootstrap's, and None where a process has fewer than 30 effective samples.
+    `between`: whether both sides have three processes, so that the interval is between processes.
     """
-    if min(len(numerator), len(denominator)) >= REPLICATES_FOR_A_VERDICT:
-        if numerator.log_medians is None or denominator.log_medians is None:
-            return None
-        return _welch(numerator.log_medians, denominator.log_medians)
-    if numerator.resampled is None or denominator.resampled is None:
-        return None
-    return expanded_interval(numerator.resampled / denominator.resampled, min(numerator.blocks, denominator.blocks))
+
+    ratio: Floats
+    low: Floats
+    high: Floats
+    between: NDArray[np.bool_]
+
+    def verdicts(self, margins: Sequence[float]) -> list[Verdict | None]:
+        """Of each cell; None where its interval is not between processes."""
+        known = self.between & ~np.isnan(self.low)
+        cells = zip(known, self.low, self.high, margins, strict=True)
+        return [verdict(low, high, within) if judged else None for judged, low, high, within in cells]
 
 
-def verdict(interval: Interval, margin: float) -> Verdict:
-    """What a speed-up's interval between processes says; differences of up to `margin` (0.01 is 1 %) do not count."""
-    if interval.low > 1 + margin:
-        return "faster"
-    return "slower" if interval.high < 1 / (1 + margin) else "indistinguishable"
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """How many times faster each cell is on one side than on the base.
+
+    `latency` is on the headline clock, `device` on the clock `judged_on`; the verdict is on that one. `interval` says
+    which kind the intervals are of (None without one), and `why_no_verdict` is None where there is one, or no ratio.
+    """
+
+    latency: Ratio
+    device: Ratio
+    judged_on: list[str]
+    interval: list[str | None]
+    verdict: list[Verdict | None]
+    why_no_verdict: list[str | None]
 
 
-def _welch(numerator: Floats, denominator: Floats) -> Interval:
-    """Welch's interval of the difference of two means of logarithms, as a ratio (Biometrika 34, 1947)."""
-    # SciPy takes 0.2 s to import; a worker, whose samples are being taken, never comes here.
+def compare(base: Side, side: Side) -> Comparison:
+    """The base's times over the side's: above 1 the side is faster."""
+    clocks = zip(base.clock, side.clock, strict=True)
+    judged_on = [JUDGED_ON.get(one or "", "latency") if one == other else "latency" for one, other in clocks]
+    latency, device = ratio_of(base.latency, side.latency), ratio_of(base.device, side.device)
+    headline = np.array([clock == "latency" for clock in judged_on], dtype=bool)
+    device = Ratio(**{name: np.where(headline, values, vars(device)[name]) for name, values in vars(latency).items()})
+    found = device.verdicts([MARGINS[clock] for clock in judged_on])
+    known = ~np.isnan(latency.low) | ~np.isnan(device.low)
+    kinds = [(BETWEEN if b else WITHIN) if k else None for b, k in zip(latency.between, known, strict=True)]
+    return Comparison(
+        latency=latency,
+        device=device,
+        judged_on=judged_on,
+        interval=kinds,
+        verdict=found,
+        why_no_verdict=[
+            None if found[i] or np.isnan(latency.ratio[i]) else _why_no_verdict(base.latency, side.latency, latency, i)
+            for i in range(len(found))
+        ],
+    )
+
+
+def ratio_of(base: Times, side: Times) -> Ratio:
+    """The base's times over the side's, with intervals between processes from three a side, else within them."""
+    low, high = _within(base, side)
+    between = np.minimum(base.processes, side.processes) >= REPLICATES_FOR_A_VERDICT
+    if between.any():
+        one, other = base.where(between), side.where(between)
+        middle, reach = one.mean - other.mean, _reach(one, other)
+        low[between], high[between] = middle - reach, middle + reach
+    return Ratio(ratio=np.exp(base.mean - side.mean), low=np.exp(low), high=np.exp(high), between=between)
+
+
+def times_of(figures: Sequence[Sequence[float]]) -> Times:
+    """Of cells of which each process gave one figure above 0, without an interval of its own or a common spread."""
+    logs = [np.log(each) for each in figures]
+    none, nothing = np.full(len(logs), np.nan), np.zeros(len(logs))
+    return Times(
+        mean=np.array([each.mean() for each in logs]),
+        variance=np.array([each.var(ddof=1) if each.size > 1 else math.nan for each in logs]),
+        processes=np.array([float(each.size) for each in logs]),
+        below=none,
+        above=none,
+        prior_free=nothing,
+        prior_variance=nothing,
+    )
+
+
+def common_spread(variances: Floats, free: Floats) -> tuple[float, float]:
+    """Degrees of freedom and variance that a run's configurations lend to one side of a ratio; 0 and 0 from under ten.
+
+    `variances` are of the configurations' log medians, each with `free` degrees of freedom. They are taken for draws
+    from a scaled inverse χ² distribution, which is fitted to the moments of their logarithms (Smyth, "Linear models and
+    empirical Bayes methods for assessing differential expression in microarray experiments", Statistical Applications
+    in Genetics and Molecular Biology 3, 2004, section 6.2). Half of its degrees of freedom go to a side, since both
+    sides of a ratio lean on it, and at most five.
+    """
+    from scipy.special import digamma, polygamma
+
+    if variances.size < PRIOR_CONFIGURATIONS or not variances.any():
+        return 0.0, 0.0
+    variances = np.maximum(variances, _LEAST_SPREAD * np.median(variances[variances > 0]))
+    logs = np.log(variances) - digamma(free / 2) + np.log(free / 2)
+    beyond_chance = float(logs.var(ddof=1) - polygamma(1, free / 2).mean())
+    if beyond_chance <= 0:
+        return PRIOR_MOST / 2, math.exp(float(logs.mean()))
+    half = _inverse_trigamma(beyond_chance)
+    variance = math.exp(float(logs.mean()) + float(digamma(half)) - math.log(half))
+    return min(half, PRIOR_MOST / 2), variance
+
+
+def _why_no_verdict(base: Times, side: Times, latency: Ratio, cell: int) -> str:
+    if latency.between[cell]:
+        return f"no device time from {REPLICATES_FOR_A_VERDICT} processes a side"
+    counts = f"{base.processes[cell]:.0f} and {side.processes[cell]:.0f} processes"
+    lacking = "; too few samples for an interval, too" if np.isnan(latency.low[cell]) else ""
+    return f"{counts}: a verdict needs {REPLICATES_FOR_A_VERDICT} a side{lacking}"
+
+
+def _within(base: Times, side: Times) -> tuple[Floats, Floats]:
+    """Of the log ratio: the arms of the two sides' own intervals, added in squares.
+
+    This is the method of variance estimates recovery, which keeps the arms' asymmetry (Zou and Donner, "Construction of
+    confidence limits about effect measures", Statistics in Medicine 27, 2008).
+    """
+    (below_a, above_a), (below_b, above_b) = _arms(base), _arms(side)
+    middle = base.mean - side.mean
+    return middle - np.hypot(below_a, above_b), middle + np.hypot(above_a, below_b)
+
+
+def _arms(side: Times) -> tuple[Floats, Floats]:
+    """How far a side's interval reaches below and above its mean, with what its processes differ by in it."""
+    # Their own noise is in the difference once more, as it is in a bootstrap that resamples both.
+    apart = _Z * np.sqrt(np.nan_to_num(side.variance) / np.maximum(side.processes, 1))
+    return np.hypot(np.maximum(side.below, 0), apart), np.hypot(np.maximum(side.above, 0), apart)
+
+
+def _reach(base: Times, side: Times) -> Floats:
+    """Half the width of the interval between processes of the log ratio.
+
+    Three processes tell their spread badly, and a run's configurations tell it well: the variance of each side is drawn
+    towards what its run's have in common (the moderated t of Smyth 2004). The two are put together by Welch's t
+    (Biometrika 34, 1947), which alone is left where a run has no common spread.
+    """
     from scipy.special import stdtrit
 
-    middle = float(numerator.mean() - denominator.mean())
-    parts = np.array([side.var(ddof=1) / side.size for side in (numerator, denominator)])
-    error = math.sqrt(parts.sum())
-    if error == 0:
-        return Interval(math.exp(middle), math.exp(middle))
-    free = parts.sum() ** 2 / float((parts**2 / [numerator.size - 1, denominator.size - 1]).sum())
-    reach = float(stdtrit(free, 0.975)) * error
-    return Interval(math.exp(middle - reach), math.exp(middle + reach))
+    parts, frees = [], []
+    for one in (base, side):
+        own = one.processes - 1
+        free = own + one.prior_free
+        parts.append((one.prior_free * one.prior_variance + own * one.variance) / free / one.processes)
+        frees.append(free)
+    squared_error = parts[0] + parts[1]
+    squares = parts[0] ** 2 / frees[0] + parts[1] ** 2 / frees[1]
+    known = squares > 0
+    free = np.where(known, squared_error**2 / np.where(known, squares, 1.0), frees[0] + frees[1])
+    return np.asarray(stdtrit(free, 0.975) * np.sqrt(squared_error))
+
+
+def _inverse_trigamma(value: float) -> float:
+    """The x at which trigamma is `value`, by bisection of its logarithm: trigamma falls from infinity to 0."""
+    from scipy.special import polygamma
+
+    low, high = -12.0, 12.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if polygamma(1, math.exp(middle)) > value else (low, middle)
+    return math.exp(low)

@@ -7,7 +7,6 @@ tests simulate how often an interval holds the truth.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,16 +120,6 @@ def median_interval(samples: ArrayLike, resamples: int = _RESAMPLES) -> Interval
     if effective_size(samples) < EFFECTIVE_NEEDS:
         return None
     return expanded_interval(bootstrap_medians(samples, resamples), block_count(samples))
-
-
-def replicated_medians(series: Sequence[ArrayLike], seed: int = 0) -> Floats:
-    """Bootstrap medians over replicates, shape (resamples,): processes are resampled first, then samples within each.
-
-    With one replicate this is `bootstrap_medians`; with two, some of the spread between processes is in it.
-    """
-    within = np.stack([bootstrap_medians(samples, seed=seed + i) for i, samples in enumerate(series)])
-    picks = np.random.default_rng(seed).integers(0, len(series), size=within.shape)
-    return np.asarray(np.median(np.take_along_axis(within, picks, axis=0), axis=0))
 
 
 def drift(samples: ArrayLike) -> float | None:

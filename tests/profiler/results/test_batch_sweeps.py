@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from profiler.results.batch_sweeps import curvature, efficiency, knees, largest, more_than_twice, sentences
-from profiler.results.columns import RESULTS
+from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.lines import latency, memory, problems, summary
 from profiler.results.reading import with_all_columns
 
@@ -285,10 +285,7 @@ def test_what_replicates_differ_by_is_noise() -> None:
 def test_probes_disturb_neither_the_curves_nor_the_ordinary_tables() -> None:
     own = frame(sweep(FALLING))
     probes = frame([probe(32, 100.0), probe(77, 230.0), probe(79, None), probe(90, None, reason="of another kind")])
-    both, samples = (
-        pl.concat([own, probes]),
-        pl.DataFrame(schema={"case_id": pl.String, "clock": pl.String, "ms": pl.Float64}),
-    )
+    both, samples = pl.concat([own, probes]), pl.DataFrame(schema=SAMPLES)
     assert efficiency(both).equals(efficiency(own))
     for table in (latency, memory, problems):
         assert table(both).equals(table(own))

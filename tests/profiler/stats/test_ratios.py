@@ -1,4 +1,7 @@
-"""Ratios between processes and within them: simulated coverage, and verdicts that are right as often as they must."""
+"""Ratios of many cells: intervals that hold the truth as often as they say, verdicts right as often as they must.
+
+Simulations have fixed seeds; a share of 3,000 has a standard error of 0.4 % at 95 %.
+"""
 
 from __future__ import annotations
 
@@ -6,76 +9,272 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from numpy.typing import ArrayLike
+from scipy import stats
+from scipy.signal import lfilter
 
-from profiler.stats import ratios
-from profiler.stats.ratios import Side, ratio_between, verdict
-from profiler.stats.samples import Floats, Interval
+from profiler.stats.ratios import (
+    MARGINS,
+    PRIOR_CONFIGURATIONS,
+    PRIOR_MOST,
+    Ratio,
+    Side,
+    Times,
+    Verdict,
+    common_spread,
+    compare,
+    label,
+    legend,
+    margin,
+    overall,
+    ratio_of,
+    times_of,
+    verdict,
+)
+from profiler.stats.samples import Floats, bootstrap_medians, median_interval
 
-SIMULATIONS = 2000
-
-
-def sides(numerator: Sequence[ArrayLike], denominator: Sequence[ArrayLike]) -> tuple[Side, Side]:
-    return Side(numerator, seed=1), Side(denominator, seed=1001)
-
-
-def ratio_interval(numerator: Sequence[ArrayLike], denominator: Sequence[ArrayLike]) -> Interval | None:
-    return ratios.ratio_interval(*sides(numerator, denominator))
-
-
-@pytest.mark.parametrize(("count", "interval"), [(0, None), (5, None), (29, None), (30, Interval(1.0, 1.0))])
-def test_within_processes_an_interval_needs_thirty_samples_of_each(count, interval):
-    assert ratio_interval([[1.0] * count], [[1.0] * 30]) == interval
-    assert ratio_interval([[1.0] * 30], [[1.0] * 30, [1.0] * count]) == interval
-
-
-def test_within_processes_an_interval_needs_thirty_effective_samples():
-    slow_swings = 10 + np.sin(np.linspace(0, 4 * np.pi, 100))
-    assert ratio_interval([slow_swings], [[1.0] * 30]) is None
+CELLS = 3000
+RNG = np.random.default_rng
 
 
-def test_the_ratios_interval_covers_a_known_ratio_and_not_its_inverse():
-    rng = np.random.default_rng(5)
-    slow, fast = rng.normal(6.0, 0.3, 200), rng.normal(2.0, 0.1, 300)
-    interval = ratio_interval([slow], [fast])
-    assert interval.low <= 3.0 <= interval.high
-    assert interval.high - interval.low < 0.2
+def times(logs: Floats, low: Floats | None = None, high: Floats | None = None, *, alone: bool = False) -> Times:
+    """Of log medians, shape (cells, processes), and of the ends of the intervals within them; all cells are of one run,
+    unless each is `alone`."""
+    cells, processes = logs.shape
+    none = np.full(cells, np.nan)
+    variance = logs.var(axis=1, ddof=1) if processes > 1 else none
+    free, common = (0.0, 0.0) if alone or processes == 1 else common_spread(variance, np.full(cells, processes - 1.0))
+    return Times(
+        mean=logs.mean(axis=1),
+        variance=variance,
+        processes=np.full(cells, float(processes)),
+        below=none if low is None else np.sqrt(((logs - low) ** 2).sum(axis=1)) / processes,
+        above=none if high is None else np.sqrt(((high - logs) ** 2).sum(axis=1)) / processes,
+        prior_free=np.full(cells, free),
+        prior_variance=np.full(cells, common),
+    )
+
+
+def of_samples(processes: Sequence[Floats]) -> Times:
+    """One cell, of the samples of its processes."""
+    found = [median_interval(samples) or pytest.fail("no interval") for samples in processes]
+    medians, low, high = ([[np.median(s) for s in processes]], [[i.low for i in found]], [[i.high for i in found]])
+    return times(np.log(medians), np.log(low), np.log(high))
+
+
+def correlated(size: int, seed: int, spread: float = 0.02, rho: float = 0.5) -> Floats:
+    """Samples in milliseconds as a process gives them: autocorrelated, skewed, with a median near 1."""
+    rng = RNG(seed)
+    noise = lfilter([np.sqrt(1 - rho**2)], [1, -rho], rng.normal(size=size))
+    return np.asarray(np.exp(spread * noise + spread / 5 * rng.exponential(size=size)))
+
+
+def held(ratio: Ratio, truth: float = 1.0) -> float:
+    """The share of intervals that hold the truth."""
+    return float(np.mean((ratio.low <= truth) & (truth <= ratio.high)))
+
+
+# Within processes
+
+
+def test_a_ratio_is_the_bases_time_over_the_sides() -> None:
+    rng = RNG(5)
+    found = ratio_of(of_samples([rng.normal(6.0, 0.3, 200)]), of_samples([rng.normal(2.0, 0.1, 300)]))
+    assert found.low[0] < 3.0 < found.high[0]
+    assert found.low[0] < found.ratio[0] < found.high[0]
+    assert found.high[0] - found.low[0] < 0.2
+
+
+def bootstrapped(series: Sequence[Floats], seed: int) -> Floats:
+    """Medians of resamples of processes and of the samples in each."""
+    within = np.stack([bootstrap_medians(samples, seed=seed + i) for i, samples in enumerate(series)])
+    picks = RNG(seed).integers(0, len(series), size=within.shape)
+    return np.asarray(np.median(np.take_along_axis(within, picks, axis=0), axis=0))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_within_processes_the_interval_is_close_to_the_bootstraps(processes: int) -> None:
+    widths = []
+    for cell in range(12):
+        base, side = ([correlated(300, seed=1000 * cell + n + i) for i in range(processes)] for n in (0, 500))
+        found = ratio_of(of_samples(base), of_samples(side))
+        low, high = np.percentile(bootstrapped(base, cell) / bootstrapped(side, cell + 500), [2.5, 97.5])
+        widths.append((found.high[0] - found.low[0]) / (high - low))
+    assert 0.85 < float(np.median(widths)) < 1.3, widths
 
 
 @pytest.mark.slow
-def test_the_ratios_interval_within_processes_covers_the_truth_as_often_as_it_says():
-    rng = np.random.default_rng(11)
-    intervals = [ratio_interval([rng.normal(6.0, 0.6, 80)], [rng.normal(2.0, 0.2, 80)]) for _ in range(SIMULATIONS)]
-    given = [interval for interval in intervals if interval is not None]
-    assert len(given) >= 0.98 * SIMULATIONS
-    assert 0.93 <= np.mean([interval.low <= 3.0 <= interval.high for interval in given]) <= 0.98
+def test_within_processes_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+    trials = 200
+    found = [ratio_of(*(of_samples([correlated(250, seed=2 * n + side)]) for side in (0, 1))) for n in range(trials)]
+    # Two standard errors of the count below 95 %: the bootstrap itself holds it in some 94 %.
+    assert np.mean([held(ratio) for ratio in found]) > 0.95 - 2 * np.sqrt(0.95 * 0.05 / trials)
 
 
-def replicates(rng: np.random.Generator, middle: float, between: float, count: int = 3) -> list[Floats]:
-    """One series a process: medians lognormal around `middle`, 1 % noise within."""
-    return [m * rng.normal(1.0, 0.01, 50) for m in middle * np.exp(rng.normal(0.0, between, count))]
+def test_within_processes_the_arms_stay_asymmetric() -> None:
+    zero = np.zeros((1, 1))
+    one, other = times(zero, zero - 0.01, zero + 0.03), times(zero, zero, zero)
+    found = ratio_of(one, other)
+    assert (np.log(found.low[0]), np.log(found.high[0])) == pytest.approx((-0.01, 0.03))
+    found = ratio_of(other, one)
+    assert (np.log(found.low[0]), np.log(found.high[0])) == pytest.approx((-0.03, 0.01))
 
 
+def test_two_processes_that_differ_widen_the_interval_beyond_their_own() -> None:
+    logs = np.array([[0.0, 0.1]])
+    narrow = times(logs, logs - 0.001, logs + 0.001)
+    found = ratio_of(narrow, narrow)
+    assert found.low[0] < 0.9 < 1.1 < found.high[0]
+
+
+def test_there_is_no_interval_without_the_processes_own_and_without_three() -> None:
+    found = ratio_of(times(np.zeros((2, 2))), times(np.zeros((2, 1))))
+    assert np.isnan(found.low).all()
+    assert np.isnan(found.high).all()
+    assert found.ratio.tolist() == [1.0, 1.0]
+
+
+# Between processes
+
+
+def test_without_a_common_spread_the_interval_is_welchs() -> None:
+    rng = RNG(0)
+    base, side = (
+        rng.normal(0, 0.02, (PRIOR_CONFIGURATIONS - 1, 3)),
+        rng.normal(0.1, 0.01, (PRIOR_CONFIGURATIONS - 1, 4)),
+    )
+    found = ratio_of(times(base), times(side))
+    expected = stats.ttest_ind(base, side, axis=1, equal_var=False).confidence_interval(0.95)
+    assert np.log(found.low) == pytest.approx(expected.low, rel=1e-6)
+    assert np.log(found.high) == pytest.approx(expected.high, rel=1e-6)
+    assert found.between.all()
+
+
+def draw(spreads: Floats, shift: float, seed: int, processes: int = 3, alone: bool = False) -> Times:
+    rng = RNG(seed)
+    return times(shift + spreads[:, None] * rng.normal(size=(spreads.size, processes)), alone=alone)
+
+
+SPREADS = {
+    "all alike": np.full(CELLS, 0.01),
+    "a few times apart": np.exp(RNG(5).normal(np.log(0.004), 0.5, CELLS)),
+    "far apart": np.exp(RNG(6).normal(np.log(0.004), 1.0, CELLS)),
+}
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("name", SPREADS)
+def test_between_processes_the_interval_holds_the_truth_as_often_as_it_says(name: str, alone: bool) -> None:
+    spreads = SPREADS[name]
+    found = ratio_of(draw(spreads, 0.3, seed=1, alone=alone), draw(spreads, 0.0, seed=2, alone=alone))
+    assert 0.93 < held(found, np.exp(0.3)) < 0.985
+
+
+def test_between_processes_a_small_run_holds_the_truth_as_often_too() -> None:
+    """Ten configurations tell what they have in common worse than thousands."""
+    rng = RNG(18)
+    found = []
+    for trial in range(200):
+        spreads = 0.008 * np.exp(rng.normal(0, 0.5, PRIOR_CONFIGURATIONS))
+        found.append(held(ratio_of(draw(spreads, 0.0, seed=2 * trial), draw(spreads, 0.0, seed=2 * trial + 1))))
+    assert 0.93 < np.mean(found) < 0.985
+
+
+@pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("truth", [1.0, 1.1])
 @pytest.mark.parametrize(("one", "other"), [(0.02, 0.02), (0.01, 0.03)])
-def test_the_ratios_interval_between_processes_covers_the_truth_as_often_as_it_says(truth, one, other):
-    rng = np.random.default_rng(12)
-    intervals = [ratio_interval(replicates(rng, truth, one), replicates(rng, 1.0, other)) for _ in range(SIMULATIONS)]
-    assert 0.93 <= np.mean([interval.low <= truth <= interval.high for interval in intervals]) <= 0.98
+def test_between_processes_sides_may_be_noisy_in_different_degrees(
+    truth: float, one: float, other: float, alone: bool
+) -> None:
+    base = draw(np.full(CELLS, one), np.log(truth), seed=12, alone=alone)
+    assert 0.93 <= held(ratio_of(base, draw(np.full(CELLS, other), 0.0, seed=19, alone=alone)), truth) <= 0.98
 
 
-@pytest.mark.parametrize(
-    ("truth", "between", "says", "least"),
-    [(1.0, 0.02, "indistinguishable", 0.97), (1.1, 0.01, "faster", 0.95), (1 / 1.1, 0.01, "slower", 0.95)],
-)
-@pytest.mark.parametrize("margin", [0.01, 0.03])
-def test_verdicts_are_right_as_often_as_they_must_be(truth, between, says, least, margin):
-    rng = np.random.default_rng(13)
-    found = [
-        verdict(ratio_interval(replicates(rng, truth, between), replicates(rng, 1.0, between)), margin)
-        for _ in range(SIMULATIONS)
-    ]
-    assert found.count(says) >= least * SIMULATIONS
+def test_between_processes_a_noisier_side_is_told_from_a_quiet_one() -> None:
+    quiet, noisy = np.full(CELLS, 0.0005), np.full(CELLS, 0.02)
+    for one, other in ((quiet, noisy), (noisy, quiet)):
+        assert held(ratio_of(draw(one, 0.0, seed=3), draw(other, 0.0, seed=4, processes=5))) > 0.94
+
+
+def test_what_configurations_have_in_common_makes_intervals_narrower() -> None:
+    spreads = np.full(CELLS, 0.01)
+    together, apart = (
+        ratio_of(draw(spreads, 0.0, seed=7, alone=alone), draw(spreads, 0.0, seed=8, alone=alone))
+        for alone in (False, True)
+    )
+    assert np.median(np.log(together.high / together.low)) < 0.75 * np.median(np.log(apart.high / apart.low))
+
+
+def test_one_odd_process_of_six_does_not_make_a_difference() -> None:
+    """The others say that processes hardly differ; this one's third process says otherwise of itself."""
+    logs = RNG(9).normal(0, 0.001, (200, 3))
+    odd = logs.copy()
+    odd[:20, 2] += 0.2
+    found = ratio_of(times(RNG(10).normal(0, 0.001, (200, 3))), times(odd))
+    assert ((found.low <= 1) & (found.high >= 1))[:20].all()
+
+
+def test_equal_medians_are_a_clocks_resolution_and_no_certainty() -> None:
+    logs = RNG(11).normal(0, 0.002, (100, 3))
+    logs[:50] = logs[:50, :1]
+    found = ratio_of(times(logs), times(logs))
+    assert np.isfinite(found.low).all()
+    assert (found.high[:50] > found.low[:50]).all()
+
+
+def test_medians_that_are_equal_everywhere_give_the_ratio_itself() -> None:
+    found = ratio_of(times(np.full((20, 3), 0.1)), times(np.zeros((20, 3))))
+    assert found.low == pytest.approx(np.exp(0.1))
+    assert found.high == pytest.approx(np.exp(0.1))
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01])
+def test_a_side_without_any_spread_gives_an_interval_of_numbers(spread: float) -> None:
+    found = ratio_of(times_of([[2.0] * 3]), times_of([[1.0 - spread, 1.0, 1.0 + spread]]))
+    assert found.low[0] == pytest.approx(2.0, abs=6 * spread)
+    assert found.low[0] <= found.high[0]
+    assert found.verdicts([0.01]) == [Verdict.FASTER]
+
+
+def test_the_interval_holds_the_spread_between_processes() -> None:
+    found = ratio_of(times_of([[2.39] * 3]), times_of([[2.0, 2.6, 3.17]]))
+    assert found.low[0] < 2.39 / 2.6 - 0.1
+    assert found.high[0] > 2.39 / 2.6 + 0.1
+
+
+def test_the_ratio_between_processes_is_the_middle_of_its_interval() -> None:
+    # Of ten processes four are faster: the median is that of the six, and the interval lies wholly above its ratio.
+    found = ratio_of(times_of([[2.0] * 10]), times_of([[2.0] * 6 + [1.54] * 4]))
+    assert found.ratio[0] == pytest.approx((2.0 / 1.54) ** 0.4)
+    assert 1.0 < found.low[0] < found.ratio[0] < found.high[0]
+    assert found.ratio[0] == pytest.approx(np.sqrt(found.low[0] * found.high[0]))
+
+
+# What configurations have in common
+
+
+@pytest.mark.parametrize(("free", "spread"), [(4.0, 0.02), (8.0, 0.001)])
+def test_the_common_spread_is_found_again_and_half_of_it_lent(free: float, spread: float) -> None:
+    rng = RNG(12)
+    variances = spread**2 * free / rng.chisquare(free, 20_000)
+    samples = variances * rng.chisquare(2, 20_000) / 2
+    found_free, found_variance = common_spread(samples, np.full(20_000, 2.0))
+    assert found_free == pytest.approx(free / 2, rel=0.15)
+    assert found_variance == pytest.approx(spread**2, rel=0.05)
+
+
+def test_configurations_that_differ_by_chance_alone_lend_the_most_that_is_allowed() -> None:
+    samples = 1e-4 * RNG(13).chisquare(2, 5000) / 2
+    found_free, found_variance = common_spread(samples, np.full(5000, 2.0))
+    assert found_free == PRIOR_MOST / 2
+    assert found_variance == pytest.approx(1e-4, rel=0.1)
+
+
+@pytest.mark.parametrize("variances", [np.full(PRIOR_CONFIGURATIONS - 1, 1e-4), np.zeros(PRIOR_CONFIGURATIONS)])
+def test_few_configurations_and_those_without_spread_lend_nothing(variances: Floats) -> None:
+    assert common_spread(variances, np.full(variances.size, 2.0)) == (0.0, 0.0)
+
+
+# Verdicts
 
 
 @pytest.mark.parametrize(
@@ -89,45 +288,83 @@ def test_verdicts_are_right_as_often_as_they_must_be(truth, between, says, least
         (0.9, 0.98, "slower"),
     ],
 )
-def test_a_verdict_needs_the_whole_interval_beyond_the_margin(low, high, says):
-    assert verdict(Interval(low, high), 0.01) == says
+def test_a_verdict_needs_the_whole_interval_beyond_the_margin(low: float, high: float, says: str) -> None:
+    assert verdict(low, high, 0.01) == says
 
 
-def test_the_ratios_interval_holds_the_spread_between_processes():
-    rng = np.random.default_rng(3)
-    processes = [rng.normal(middle, 0.01, 100) for middle in (2.0, 2.6, 3.17)]
-    base = [rng.normal(2.39, 0.01, 100) for _ in range(3)]
-    interval = ratio_interval(base, processes)
-    assert interval.low < 2.39 / 2.6 - 0.1
-    assert interval.high > 2.39 / 2.6 + 0.1
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize(
+    ("truth", "spread", "says", "least"),
+    [(1.0, 0.02, "indistinguishable", 0.97), (1.1, 0.01, "faster", 0.95), (1 / 1.1, 0.01, "slower", 0.95)],
+)
+@pytest.mark.parametrize("within", [0.01, 0.03])
+def test_verdicts_are_right_as_often_as_they_must_be(
+    truth: float, spread: float, says: str, least: float, within: float, alone: bool
+) -> None:
+    spreads = np.full(CELLS, spread)
+    found = ratio_of(draw(spreads, np.log(truth), 20, alone=alone), draw(spreads, 0.0, 21, alone=alone))
+    assert found.verdicts([within] * CELLS).count(Verdict(says)) >= least * CELLS
 
 
-def test_three_processes_need_no_thirty_samples_and_two_are_no_three():
-    fast, slow = [[1.0] * 5, [1.02] * 5, [1.01] * 5], [[2.0] * 5, [2.04] * 5, [2.02] * 5]
-    interval = ratio_interval(slow, fast)
-    assert 1.9 < interval.low < 2.0 < interval.high < 2.1
-    assert ratio_interval(slow, fast[:2]) is None
-    assert ratio_interval(slow[:2], fast) is None
-    assert ratio_interval(slow, [*fast, []]) is None
+@pytest.mark.parametrize(
+    ("clock", "spread", "slowed"),
+    [("event", 0.004, 0.05), ("event", 0.01, 0.05), ("host", 0.015, 0.10), ("host", 0.02, 0.10)],
+)
+def test_three_processes_a_side_tell_a_slowed_run_from_an_equal_one(clock: str, spread: float, slowed: float) -> None:
+    """On an H200 ten processes of a cell differ by 0.04 to 0.4 % (docs/method.md); what still passes is far above."""
+    spreads = spread * np.exp(RNG(14).normal(0, 0.2, 400))
+    base, equal, slower = (draw(spreads, shift, seed) for shift, seed in ((0, 15), (0, 16), (np.log(1 + slowed), 17)))
+    margins = [margin(clock)] * 400
+    assert sum(one.differs for one in ratio_of(base, equal).verdicts(margins) if one) <= 0.05 * 400
+    assert ratio_of(base, slower).verdicts(margins).count(Verdict.SLOWER) >= 0.95 * 400
 
 
-def test_the_ratio_between_processes_is_the_middle_of_its_interval():
-    # Of ten processes four are faster: the median is that of the six, and the interval lies wholly above its ratio.
-    base, modes = [[2.0] * 5] * 10, [[2.0] * 5] * 6 + [[1.54] * 5] * 4
-    interval = ratio_interval(base, modes)
-    ratio = ratio_between(*sides(base, modes))
-    assert ratio == pytest.approx((2.0 / 1.54) ** 0.4)
-    assert 1.0 < interval.low < ratio < interval.high
-    assert ratio == pytest.approx(np.sqrt(interval.low * interval.high))
-    assert ratio_between(*sides(base, [*modes, []])) is None
+def side(clock: str | None, latency: Sequence[float], device: Sequence[float] | None = None) -> Side:
+    """One cell."""
+    headline = times_of([latency])
+    return Side(clock=[clock], latency=headline, device=headline if device is None else times_of([device]))
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.01])
-def test_processes_without_any_spread_give_an_interval_of_numbers(spread):
-    constant, other = [[2.0] * 9] * 3, [[1.0 - spread] * 9, [1.0] * 9, [1.0 + spread] * 9]
-    interval = ratio_interval(constant, other)
-    assert interval.low == pytest.approx(2.0, abs=6 * spread)
-    assert interval.low <= interval.high
-    assert np.isfinite([interval.low, interval.high]).all()
-    assert verdict(interval, 0.01) == "faster"
-    assert verdict(ratio_interval(constant, constant), 0.01) == "indistinguishable"
+def test_on_a_gpu_device_time_is_judged_and_elsewhere_latency() -> None:
+    slow, fast = [2.0, 2.001, 1.999], [1.0, 1.001, 0.999]
+    found = compare(side("event", slow, fast), side("event", fast, slow))
+    assert (found.judged_on, found.verdict) == (["gpu"], [Verdict.SLOWER])
+    assert found.latency.ratio[0] > 1 > found.device.ratio[0]
+    found = compare(side("host", slow), side("host", fast))
+    assert (found.judged_on, found.verdict) == (["host"], [Verdict.FASTER])
+
+
+@pytest.mark.parametrize("clocks", [("event", "host"), (None, None), ("event", None)])
+def test_sides_of_different_or_unknown_clocks_are_judged_on_latency(clocks: tuple[str | None, str | None]) -> None:
+    found = compare(side(clocks[0], [2.0, 2.001, 1.999], [9.0] * 3), side(clocks[1], [1.0, 1.001, 0.999], [9.0] * 3))
+    assert (found.judged_on, found.verdict) == (["latency"], [Verdict.FASTER])
+    assert found.device.ratio[0] == found.latency.ratio[0]
+
+
+@pytest.mark.parametrize(("base", "other"), [(1, 3), (3, 2)])
+def test_where_there_is_no_verdict_it_is_said_why(base: int, other: int) -> None:
+    found = compare(side("host", [1.0] * base), side("host", [1.0] * other))
+    assert (found.verdict, found.interval) == ([None], [None])
+    assert found.why_no_verdict == [
+        f"{base} and {other} processes: a verdict needs 3 a side; too few samples for an interval, too"
+    ]
+    found = compare(side("event", [1.0] * 3, [1.0] * 2), side("event", [1.0] * 3, [1.0] * 3))
+    assert found.why_no_verdict == ["no device time from 3 processes a side"]
+    assert found.interval == ["between processes"], "of the latency"
+
+
+def test_clocks_together_tell_apart_what_either_tells_apart() -> None:
+    tie = Verdict.INDISTINGUISHABLE
+    assert overall([tie, Verdict.SLOWER]) is overall([Verdict.SLOWER, tie]) is Verdict.SLOWER
+    assert overall([tie, None]) is overall([tie, tie]) is tie
+    assert overall([None]) is None
+
+
+def test_every_verdict_has_its_words() -> None:
+    assert [label(one) for one in (*Verdict, None)] == ["faster", "slower", "tie", ""]
+    assert [one.relation for one in Verdict] == ["faster than", "slower than", "indistinguishable from"]
+    assert legend("1 %").startswith("tie: ") and legend("1 %").endswith(" a margin of 1 %")
+
+
+def test_a_margin_follows_the_headline_clock() -> None:
+    assert [margin(clock) for clock in ("event", "host", None)] == [0.01, 0.03, max(MARGINS.values())]
