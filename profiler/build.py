@@ -14,9 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from engines.base import Phase, Unsupported
@@ -47,6 +45,9 @@ from profiler.processes.messages import Entered, Outcome, Progress, Report
 from profiler.processes.process import Call, run_one
 from profiler.run.prepare import failure, prepare_graphs
 from profiler.run.progress import LiveDisplay, PlainDisplay, open_display
+from profiler.tables.numbers import decimals, each, whole
+from profiler.tables.table import figure, name, of_rows
+from profiler.tables.writers import print_table
 from profiler.worker.task import graph_of
 
 MIB = 2**20
@@ -283,27 +284,24 @@ def _build_all(
 
 
 def _print(console: Console, title: str, tasks: Sequence[BuildTask], outcomes: Sequence[Outcome]) -> None:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("Model", "Precision", "Batch", "", "Seconds", "Host peak MiB", "Size MiB", "Engine"):
-        table.add_column(
-            head, justify="right" if head in ("Seconds", "Host peak MiB", "Size MiB") else "left", no_wrap=True
-        )
+    fields = [
+        *(name(heading, heading) for heading in ("Model", "Precision", "Batch")),
+        name("", "status"),
+        figure("Seconds", "seconds", each(lambda seconds: decimals(seconds, 1))),
+        figure("Host peak", "peak", whole, unit="MiB"),
+        figure("Size", "size", each(lambda mib: decimals(mib, 1)), unit="MiB"),
+        name("Engine", "path"),
+    ]
+    rows = []
     for task, outcome in zip(tasks, outcomes, strict=True):
-        cells = [task.case.model, task.case.precision, task.batches]
-        if outcome.status != "ok":
-            table.add_row(*cells, Text(outcome.status, style="red"))
-            continue
-        built = outcome.value
-        peak = "" if built.peak_host_mib is None else f"{built.peak_host_mib:,.0f}"
-        size = f"{built.path.stat().st_size / MIB:,.1f}"
-        table.add_row(
-            *cells, "from the cache" if built.cached else "built", f"{built.seconds:.1f}", peak, size, str(built.path)
-        )
-    # As wide as it needs to be: a path that is cut, or wrapped by the table, could not be copied.
-    width, console.width = console.width, 10_000
-    console.width = max(width, console.measure(table).maximum)
-    console.print(table)
-    console.width = width
+        cells = [outcome.status, None, None, None, ""]
+        if outcome.status == "ok":
+            built = outcome.value
+            how = "from the cache" if built.cached else "built"
+            cells = [how, built.seconds, built.peak_host_mib, built.path.stat().st_size / MIB, str(built.path)]
+        rows.append([task.case.model, task.case.precision, task.batches, *cells])
+    # As wide as it needs to be, so that a path can be copied with its row.
+    print_table(console, of_rows(title, fields, rows), width=10_000)
     for task, outcome in zip(tasks, outcomes, strict=True):
         style = "yellow" if outcome.status == "ok" else "red"
         for words in _remarks(task, outcome):

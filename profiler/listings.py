@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from engines.catalog import ENGINES, PRECISIONS, PRESETS, Device, Engine, Pass, Preset, foreign_capability
 from engines.requirements import explain, missing
@@ -17,6 +15,11 @@ from profiler.machine import check_device, describe, resolve_device
 from profiler.nvml import Gpu
 from profiler.processes.forkserver import libraries
 from profiler.published.suites import suites_table
+from profiler.tables.numbers import decimals, each, whole
+from profiler.tables.table import Table, figure, name, of_rows, prose, words
+from profiler.tables.writers import print_table
+
+_TWO_DECIMALS = each(lambda value: decimals(value, 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +34,12 @@ def execute(options: Options, console: Console) -> int:
     """Print the listing. Raises ConfigError for a word that is no device."""
     match options.subject:
         case "engines":
-            console.print(engines_table(options.device))
-            console.print(options_table())
+            print_table(console, engines_table(options.device))
+            print_table(console, options_table())
         case "models":
-            console.print(models_table())
+            print_table(console, models_table())
         case "suites":
-            console.print(suites_table(options.device))
+            print_table(console, suites_table(options.device))
         case "environment":
             with libraries() as facts:
                 console.print_json(data=describe(resolve_device("auto", facts), facts))
@@ -50,53 +53,66 @@ def engines_table(wanted: str) -> Table:
     """
     target = resolve_device(check_device(wanted))
     device, gpu = target.kind, target.gpu
-    name = f" ({gpu.name}, compute capability {gpu.compute_capability})" if gpu else ""
+    card = f" ({gpu.name}, compute capability {gpu.compute_capability})" if gpu else ""
     if device == "cuda" and gpu is None:
-        name = " (no NVIDIA driver answers here)"
-    table = Table(title=f"Engines on {device}{name}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("Preset", "Engine", "Inference", "Training", "What it is, and what is missing"):
-        table.add_column(head, no_wrap=head in ("Preset", "Engine"))
+        card = " (no NVIDIA driver answers here)"
+    fields = [
+        name("Preset", "preset", repeated=True),
+        name("Engine", "engine"),
+        words("Inference", "inference"),
+        words("Training", "training"),
+        prose("What it is", "summary"),
+        prose("What is missing here", "missing", style="yellow"),
+    ]
+    rows = []
     for preset in PRESETS.values():
         engine = ENGINES[preset.engine]
-        reason = _why_not(preset, device, gpu, bool(nvml.visible_gpus()))
-        able = reason is None
-        note = Text(preset.summary)
-        if reason is not None:
-            note.append(f"; not here: {reason}", style="yellow")
-        elif lacking := missing(engine, device):
-            note.append(f"; {explain(lacking)}", style="red")
-        if engine.builds == "anywhere" and not able:
-            note.append(f"; {_ahead_of_time(engine)}")
-        cells = [_precisions(engine, pass_, device) if able else "" for pass_ in ("inference", "training")]
-        table.add_row(preset.name, engine.name, *cells, note)
-    return table
+        why_not = _why_not(preset, device, gpu, bool(nvml.visible_gpus()))
+        passes = [_precisions(engine, pass_, device) if why_not is None else "" for pass_ in get_args(Pass)]
+        rows.append([preset.name, engine.name, *passes, preset.summary, _missing(engine, device, why_not)])
+    return of_rows(f"Engines on {device}{card}", fields, rows)
 
 
 def options_table() -> Table:
     """Every option that a config may give an engine, with its default and meaning."""
-    table = Table(title="Options", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("Engine", "Option", "Default", "On", "Meaning"):
-        table.add_column(head, no_wrap=head != "Meaning")
+    fields = [
+        *(name(heading, heading) for heading in ("Engine", "Option", "Default", "On")),
+        prose("Meaning", "meaning"),
+    ]
+    rows = []
     for engine in ENGINES.values():
-        for name, option in engine.options.declared().items():
+        for key, option in engine.options.declared().items():
             choices = f": {', '.join(option.choices)}" if option.choices else ""
             default = str(option.default).lower() if isinstance(option.default, bool) else str(option.default)
-            table.add_row(engine.name, name, default, ", ".join(option.devices), option.meaning + choices)
-    return table
+            rows.append([engine.name, key, default, option.devices, option.meaning + choices])
+    return of_rows("Options", fields, rows)
 
 
 def models_table() -> Table:
     """Every canonical network: size, work, published error and citation."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("Model", "Input", "Parameters", "GMAC", "Top-1 %", "Top-5 %", "Citation"):
-        table.add_column(
-            head, justify="left" if head in ("Model", "Input", "Citation") else "right", no_wrap=head != "Citation"
-        )
+    fields = [
+        name("Model", "model"),
+        name("Input", "input"),
+        figure("Parameters", "parameters", whole),
+        figure("GMAC", "gmac", _TWO_DECIMALS),
+        figure("Top-1", "top1", _TWO_DECIMALS, unit="%"),
+        figure("Top-5", "top5", _TWO_DECIMALS, unit="%"),
+        prose("Citation", "citation"),
+    ]
+    rows = []
     for row in CATALOG.values():
-        errors = ["" if e is None else f"{e:.2f}" for e in (row.top1_error, row.top5_error)]
         shape = "×".join(map(str, row.input_shape))
-        table.add_row(row.name, shape, f"{row.parameters:,}", f"{row.multiply_adds / 1e9:.2f}", *errors, row.citation)
-    return table
+        errors = row.top1_error, row.top5_error
+        rows.append([row.name, shape, row.parameters, row.multiply_adds / 1e9, *errors, row.citation])
+    return of_rows("", fields, rows)
+
+
+def _missing(engine: Engine, device: Device, why_not: str | None) -> str:
+    """Why the engine cannot run on the device, or what is to be installed for it; empty where it can run."""
+    lacking = missing(engine, device)
+    if why_not is None:
+        return explain(lacking) if lacking else ""
+    return f"{why_not}; {_ahead_of_time(engine)}" if engine.builds == "anywhere" else why_not
 
 
 def _why_not(preset: Preset, device: Device, gpu: Gpu | None, driver: bool) -> str | None:

@@ -6,17 +6,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from engines.catalog import Device
 from profiler.errors import ConfigError
 from profiler.job.config import Config, load_config
 from profiler.job.plan import estimate_total, make_plan
 from profiler.machine import check_device, resolve_device
 from profiler.published.references import STUDIES
-from profiler.tables.numbers import duration
+from profiler.tables.numbers import duration, each
+from profiler.tables.table import Table, figure, name, of_rows, prose
 
 FOLDER = Path(__file__).resolve().parents[2] / "suites"
 
@@ -58,18 +55,19 @@ def suites_table(wanted: str) -> Table:
     device, gpu = target.kind, target.gpu
     title = f"Suites on {device}{f' ({gpu.name})' if gpu else ''}; run one by its file:"
     command = f"python -m profiler {_shown(FOLDER / 'cnn-benchmarks.yaml')}"
-    table = Table(title=Text(f"{title} {command}"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("File", no_wrap=True)
-    table.add_column("Measures, after whom", ratio=1)
-    table.add_column("Cases", justify="right", no_wrap=True)
-    table.add_column("About", justify="right", no_wrap=True)
+    fields = [
+        name("File", "file", repeated=True),
+        prose("Measures", "measures"),
+        figure("Cases", "cases", list),
+        figure("About", "seconds", each(duration)),
+    ]
+    rows = []
     for suite in read_suites(device):
         total, runnable, seconds = suite.plan(device, target.compute_capability)
-        what = Text(suite.measures)
-        what.append(f"\nAfter {suite.source}" if suite.source else "", style="dim")
+        what = f"{suite.measures} Based on: {suite.source}" if suite.source else suite.measures
         cases = str(total) if runnable == total else f"{runnable} of {total}"
-        table.add_row(Text(_shown(suite.path)), what, cases, duration(seconds))
-    return table
+        rows.append([_shown(suite.path), what, cases, seconds])
+    return of_rows(f"{title} {command}", fields, rows)
 
 
 def _first_comment(path: Path) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 import polars as pl
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from profiler.errors import ConfigError, nearest
@@ -32,7 +31,9 @@ from profiler.run.probes import probes_among, searched
 from profiler.run.progress import open_display
 from profiler.run.runner import Runner, is_done
 from profiler.run.summary import print_results
-from profiler.tables.numbers import duration
+from profiler.tables.numbers import duration, whole
+from profiler.tables.table import figure, name, of_rows, prose
+from profiler.tables.writers import print_table
 
 _QUICK_SECONDS, _QUICK_SAMPLES = 0.3, 5
 _COMMANDS = (
@@ -219,15 +220,13 @@ def _resuming(options: Options, run: RunFolder) -> str:
 
 
 def _print_plan(console: Console, cases: Sequence[Case], budget: Budget, target: Target) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2))
-    for head in ("Case", "Estimate s", "Note"):
-        table.add_column(head, justify="right" if head == "Estimate s" else "left", no_wrap=head != "Note")
-    for case in cases:
-        seconds = estimate_seconds(case, budget)
-        table.add_row(
-            Text(str(case.id)), f"{seconds:.0f}" if seconds else "", Text(case.unsupported or "", style="dim")
-        )
-    console.print(table)
+    fields = [
+        name("Case", "case"),
+        figure("Estimate", "seconds", whole, unit="s"),
+        prose("Note", "note", style="dim"),
+    ]
+    rows = [(str(case.id), estimate_seconds(case, budget) or None, case.unsupported) for case in cases]
+    print_table(console, of_rows("", fields, rows))
     total = estimate_total(cases, budget)
     runnable = sum(case.unsupported is None for case in cases)
     console.print(

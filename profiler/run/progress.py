@@ -11,7 +11,7 @@ from rich.text import Text
 
 from profiler.job.case import Case
 from profiler.results.result import Result
-from profiler.tables.numbers import duration
+from profiler.tables.numbers import counted, decimals, duration
 
 _REDRAW_SECONDS = 1.0
 _STYLES = {"ok": "green", "unsupported": "dim"}
@@ -105,6 +105,6 @@ def _line(case: Case, result: Result) -> Text:
     samples = sorted(result.samples.get(result.clock or "", []))
     what = result.reason or ""
     if result.status == "ok" and samples:
-        what = f"{samples[len(samples) // 2]:.3f} ms, {len(samples)} samples"
+        what = f"{decimals(samples[len(samples) // 2])} ms, {counted(len(samples), 'sample')}"
     status = Text(f"{result.status:<11} ", style=_STYLES.get(result.status, "red"))
     return status.append(f"{case.id}  ", style="default").append(what, style="dim")

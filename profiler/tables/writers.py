@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
 
-import polars as pl
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
@@ -34,8 +33,8 @@ def print_section(console: Console, section: Section) -> None:
         print_table(console, table)
 
 
-def print_table(console: Console, table: Table) -> None:
-    """Print the table so that it fits the terminal and no figure is cut.
+def print_table(console: Console, table: Table, width: int | None = None) -> None:
+    """Print the table so that it fits the terminal, or `width`, and no figure is cut.
 
     Where it is too wide its columns move together and fold, then the expendable ones are left out, then it is split.
     """
@@ -46,9 +45,11 @@ def print_table(console: Console, table: Table) -> None:
     if any(marked):
         mark = name("", "", repeated=True)
         columns.insert(0, _Column(mark, [_MARK if bold else "" for bold in marked]))
-    for number, (part, gap) in enumerate(_parts(columns, console.width)):
-        grid = _grid(part, gap, console.width)
-        grid.title = Text(table.title, style="bold") if table.title and not number else None
+    width = width or console.width
+    if table.title:
+        console.print(Text(table.title, style="bold"))
+    for part, gap in _parts(columns, width):
+        grid = _grid(part, gap, width)
         for row, cells in enumerate(zip(*(column.cells for column in part), strict=True)):
             if table.totals and row == table.rows - table.totals:
                 grid.add_section()
@@ -114,7 +115,7 @@ def _grid(columns: Sequence[_Column], gap: int, width: int) -> Grid:
         # What a short column leaves, the longer ones may use.
         widths[column] = max(column.least, min(column.widest, room // (len(flexible) - place)))
         room -= widths[column]
-    grid = Grid(box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, collapse_padding=gap == 2)
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=gap == 2)
     grid.width = sum(widths.values()) + gap * (len(columns) - 1) + 2
     for column, wide in widths.items():
         kind = column.field.kind
@@ -172,6 +173,8 @@ def markdown_section(section: Section) -> str:
 
 def csv(table: Table) -> str:
     """Write the table's data with all digits, its columns named as in the frame; lists with semicolons between."""
+    import polars as pl  # Not at the top: a list of engines is printed without it.
+
     if table.data is not None:
         frame = table.data
     else:

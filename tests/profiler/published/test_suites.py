@@ -19,6 +19,7 @@ from profiler.job.config import load_config
 from profiler.job.plan import estimate_seconds, estimate_total, make_plan
 from profiler.nvml import Gpu
 from profiler.published import references, suites
+from profiler.tables.writers import print_table
 
 Profiler = Callable[..., CompletedProcess[str]]
 FOLDER = Path(__file__).resolve().parents[3] / "suites"
@@ -118,7 +119,7 @@ def test_a_suite_teaches_what_it_is_and_how_to_run_it(name: str) -> None:
 
 def listed(device: str, width: int = 120) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(suites.suites_table(device))
+    print_table(console, suites.suites_table(device))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -130,7 +131,7 @@ def test_the_listing_names_every_file_its_source_cases_and_time(width: int) -> N
     for name in SUITES:
         assert f"suites/{name}.yaml" in words
     assert "python -m profiler" in words
-    assert words.count("After") == len(SUITES)
+    assert words.count("Based on") == len(SUITES)
     cases = len(plan("gpu-study", "cpu"))
     (line,) = [line for line in text.splitlines() if "gpu-study.yaml" in line]
     assert str(cases) in line.split()
