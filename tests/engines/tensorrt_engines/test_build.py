@@ -123,12 +123,16 @@ def built(rtx: Any, request: BuildRequest, cache: Cache, rebuild: bool = False) 
 
 @pytest.fixture(scope="session")
 def exporters() -> Iterator[ProcessPoolExecutor]:
-    """Two processes: an export keeps one core busy, and there are 26."""
+    """Two processes: an export keeps one core busy."""
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         yield pool
 
 
-@pytest.mark.parametrize("name", CATALOG)
+BETWEEN = {"vgg11", "vgg16", "resnet34", "resnet101", "resnet152"}
+"""Networks with the blocks of one that is deeper and, but for vgg, of one that is shallower: they are left out."""
+
+
+@pytest.mark.parametrize("name", [name for name in CATALOG if name not in BETWEEN])
 def test_canonical_network_in_fp32_and_fp16(name: str, rtx: Any, cache: Cache, exporters: ProcessPoolExecutor) -> None:
     source, widths = ModelSource(name), {"fp32": 4, "fp16": 2}
     exports = {precision: exporters.submit(export_onnx, source, precision, cache) for precision in widths}
@@ -145,7 +149,7 @@ def test_canonical_network_in_fp32_and_fp16(name: str, rtx: Any, cache: Cache, e
         assert first.seconds > 0
         assert first.peak_host_mib is not None
         assert first.peak_host_mib > weights / MIB
-    shutil.rmtree(cache.root)  # Those of thirteen networks would be 13 GB.
+    shutil.rmtree(cache.root)  # Those of all networks would be 10 GB.
 
 
 def test_resnet50_in_int8(rtx: Any, cache: Cache) -> None:
