@@ -12,16 +12,15 @@ from typing import Any
 
 import altair as alt
 
+from profiler.results.columns import parts
+
 Row = Mapping[str, Any]
 Spec = dict[str, Any]
 
-MEMORY = [
-    *("context_mib", "weights_mib", "gradients_mib", "optimizer_mib", "activations_mib", "slack_mib", "library_mib"),
-    "undivided_mib",
-]
+MEMORY = [*parts("peak_memory_mib"), "undivided_mib"]
 """The last is what of the peak is in none of the parts: all of it on a CPU."""
-SETUP = ["export_s", "build_s", "load_s", "first_run_s"]
-TRAINING = ["forward_ms", "backward_ms", "grad_input_ms", "grad_weight_ms", "step_ms"]
+SETUP = parts("set_up_s")
+TRAINING = parts("latency_ms")
 
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
 _DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [4, 2, 1, 2], [1, 3], [10, 2]]

@@ -11,6 +11,7 @@ from profiler.report.data import KEY, LINE, Data
 from profiler.report.tables import (
     Column,
     Table,
+    declared,
     figure,
     interval,
     items,
@@ -18,12 +19,14 @@ from profiler.report.tables import (
     prose,
     ratio,
     rival,
+    shown,
     spread,
     text,
     tiny,
     under,
     whole,
 )
+from profiler.results.columns import Group
 from profiler.results.layer_profiles import Profiled, groups
 from profiler.results.warning_kinds import meaning
 
@@ -209,16 +212,10 @@ _LADDER = [
     tiny("Rel. error", "rel_l2_error"),
 ]
 _LATENCY = [
-    figure("Latency, ms", "latency_ms"),
+    declared("latency_ms"),
     spread("± %", "latency_ci_low_ms", "latency_ci_high_ms", "latency_ms"),
-    figure("p90, ms", "latency_p90_ms"),
-    figure("p95, ms", "latency_p95_ms"),
-    figure("p99, ms", "latency_p99_ms"),
-    figure("Device, ms", "gpu_ms"),
-    figure("Enqueue, ms", "enqueue_ms"),
-    figure("Host, ms", "host_ms"),
-    figure("To device, ms", "h2d_ms"),
-    figure("From device, ms", "d2h_ms"),
+    *shown(Group.LATENCY)[1:],
+    *shown(Group.CLOCKS),
     text("Warnings", "warnings"),
 ]
 _THROUGHPUT = [
@@ -227,20 +224,7 @@ _THROUGHPUT = [
     text("On the front", "front"),
     whole("Memory, MiB", "peak_memory_mib"),
 ]
-_MEMORY = [
-    whole("Peak, MiB", "peak_memory_mib"),
-    whole("Context", "context_mib"),
-    whole("Weights", "weights_mib"),
-    whole("Gradients", "gradients_mib"),
-    whole("Optimizer", "optimizer_mib"),
-    whole("Activations", "activations_mib"),
-    whole("Slack", "slack_mib"),
-    whole("Library", "library_mib"),
-    whole("Undivided", "undivided_mib"),
-    whole("Host peak", "host_peak_mib"),
-    whole("torch allocated", "torch_allocated_mib"),
-    whole("torch reserved", "torch_reserved_mib"),
-]
+_MEMORY = [*shown(Group.MEMORY), whole("Undivided, MiB", "undivided_mib")]
 _ROOFLINE = [
     figure("GFLOPs an item", "gflops_per_item"),
     figure("FLOPs per byte", "intensity", most=1),
@@ -257,41 +241,20 @@ _EFFICIENCY = [
 ]
 _TRAINING = [
     figure("Iteration, ms", "latency_ms"),
-    figure("Forward, ms", "forward_ms"),
-    figure("Backward, ms", "backward_ms"),
-    figure("Input gradient, ms", "grad_input_ms"),
-    figure("Weight gradient, ms", "grad_weight_ms"),
-    figure("Step, ms", "step_ms"),
-    figure("On device: forward, ms", "gpu_forward_ms"),
-    figure("backward, ms", "gpu_backward_ms"),
-    figure("input gradient, ms", "gpu_grad_input_ms"),
-    figure("weight gradient, ms", "gpu_grad_weight_ms"),
-    figure("step, ms", "gpu_step_ms"),
+    *shown(Group.PARTS),
     items("Items/s", "throughput"),
     figure("Speed-up, ×", "speedup", most=2),
-    tiny("Loss error", "loss_error"),
-    tiny("Gradient error", "gradient_error"),
+    declared("loss_error"),
+    declared("gradient_error"),
 ]
 _SETUP = [
-    figure("Export, s", "export_s", most=2),
-    figure("Build, s", "build_s", most=2),
-    figure("Load, s", "load_s", most=2),
-    figure("First run, s", "first_run_s", most=2),
+    *shown(Group.SET_UP),
     figure("Together, s", "setup_s", most=2),
     whole("Pays off after, items", "pays_off_items"),
     text("against", "base"),
     whole("The best from, items", "best_from_items"),
 ]
-_ENERGY = [
-    figure("Energy an item, mJ", "energy_mj_per_item"),
-    whole("Power, W", "power_w"),
-    whole("SM clock, MHz", "sm_clock_mhz"),
-    whole("Temperature, °C", "temperature_c"),
-    text("Throttled", "throttled"),
-    figure("$ per hour", "usd_per_hour", most=2),
-    figure("$ per million items", "usd_per_million_items"),
-    whole("Items per $", "items_per_usd"),
-]
+_ENERGY = [*shown(Group.ENERGY), declared("usd_per_hour"), *shown(Group.COST)]
 
 
 def _identity(frame: pl.DataFrame, engine: bool = True, batch: bool = True) -> list[Column]:

@@ -16,7 +16,7 @@ from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
 from profiler.job.case import Role, settings
 from profiler.job.conditions import Filter
 from profiler.results import lines as table
-from profiler.results.columns import RESULTS, SAMPLES, kind_of_warning
+from profiler.results.columns import RESULTS, SAMPLES, kind_of_warning, parts
 from profiler.results.layer_profiles import Profiled, profiled, together
 from profiler.results.reading import Runs, chosen
 from profiler.results.speedups import GROUP, spreads
@@ -35,8 +35,8 @@ TICKS = 40
 _MOST_SAMPLES = 600_000
 """That intervals are made from: some four seconds."""
 _MOST_PROBLEMS = 300
-_SETUP = ["export_s", "build_s", "load_s", "first_run_s"]
-_PARTS = [f"{part}_mib" for part in ("context", "weights", "gradients", "optimizer", "activations", "slack", "library")]
+_SETUP = parts("set_up_s")
+_PARTS = parts("peak_memory_mib")
 _MEASURES = [name for name, dtype in RESULTS.items() if dtype == pl.Float64]
 _COMPARED = [
     *("speedup", "speedup_low", "speedup_high", "base", "interval"),

@@ -13,6 +13,9 @@ from typing import Any
 
 import polars as pl
 
+from profiler.results.columns import Group, Shown, columns
+from profiler.results.fields import field
+
 _TAG = re.compile(r"<(thead|tbody|tr|th|td|span)\b([^>]*)>")
 
 
@@ -125,6 +128,17 @@ class Table:
         if "restricted_to" not in self.frame.columns:
             return [False] * self.frame.height
         return self.frame["restricted_to"].is_not_null().to_list()
+
+
+def declared(name: str) -> Column:
+    """A column of the results, under its own heading and in its unit's format."""
+    own = field(name)
+    return Column(own.title, own.columns, lambda frame: own.format(frame[name]), figure=own.kind == "figure")
+
+
+def shown(group: Group) -> list[Column]:
+    """Every column of a group that a report shows."""
+    return [declared(column.name) for column in columns(group, shown=Shown.REPORT)]
 
 
 def text(head: str, name: str) -> Column:

@@ -67,6 +67,8 @@ class Column:
     better: Literal["less", "more"] | None = None
     part_of: str = ""
     percentile: int | None = None
+    expendable: int = 0
+    """A narrow terminal does without the column of the highest number first, and never without one of 0."""
     objective: str = ""
     """What `recommend --objective` calls it."""
     shown: Shown = Shown.FILES
@@ -170,6 +172,7 @@ def _clocks() -> Iterator[Column]:
         "median of one call with launch gaps taken out: all its launches were queued before its first kernel started, "
         "and nothing behind it",
         shown=Shown.TERMINAL,
+        expendable=5,
     )
     yield _ms("enqueue_ms", "Enqueue", "host time until the call returns")
     yield _ms("host_ms", "Host", "host time from the call to finished work")
@@ -198,7 +201,7 @@ def _parts() -> Iterator[Column]:
 def _throughput() -> Iterator[Column]:
     meaning = "items per second of a back-to-back loop of at least 0.5 s"
     own = {"noun": "throughput", "objective": "throughput", "unit": "items/s", "better": "more"}
-    yield _figure("throughput", "Items/s", meaning, **own, shown=Shown.TERMINAL)
+    yield _figure("throughput", "Items/s", meaning, **own, shown=Shown.TERMINAL, expendable=4)
 
 
 def _memory() -> Iterator[Column]:
@@ -211,7 +214,8 @@ def _memory() -> Iterator[Column]:
         "the two parts of the rest: what the engine's allocator holds unused, and what no allocator knows of (loaded "
         "kernels, handles of cuDNN and cuBLAS)"
     )
-    yield _mib("peak_memory_mib", "Memory", peak, noun="memory", objective="memory", shown=Shown.TERMINAL)
+    own = {"noun": "memory", "objective": "memory", "expendable": 2}
+    yield _mib("peak_memory_mib", "Memory", peak, **own, shown=Shown.TERMINAL)
     yield _mib("context_mib", "Context", of_peak, part_of="peak_memory_mib")
     yield _mib("weights_mib", "Weights", of_peak, part_of="peak_memory_mib")
     yield _mib("gradients_mib", "Gradients", of_peak, part_of="peak_memory_mib")
@@ -243,7 +247,7 @@ def _accuracy() -> Iterator[Column]:
     outputs = "largest over the outputs, against the reference, over at most 8 items"
     top1 = "share of items with the reference's top class; only with real weights"
     step = "of the first training step, against fp64 on the CPU: relative, the gradients' over all parameters together"
-    yield _error("rel_l2_error", "Rel. error", outputs, noun="error", shown=Shown.TERMINAL)
+    yield _error("rel_l2_error", "Rel. error", outputs, noun="error", shown=Shown.TERMINAL, expendable=3)
     yield _error("max_abs_error", "Max. error", outputs, shown=Shown.FILES)
     yield _figure("top1_agreement", "Top-1", top1, unit="share", better="more")
     yield _error("loss_error", "Loss error", step)
@@ -263,7 +267,8 @@ def _roofline() -> Iterator[Column]:
     rate = "FLOPs of one call / `latency_ms`, in 10¹² a second"
     yield _figure("tflops", "TFLOP/s", rate, unit="TFLOP/s", better="more")
     share = "`tflops` / the measured roof of the precision (`native`: of the one type in the proof, else null)"
-    yield _figure("fraction_of_peak", "Of peak", share, unit="share", better="more", shown=Shown.TERMINAL)
+    own = {"unit": "share", "better": "more", "expendable": 6}
+    yield _figure("fraction_of_peak", "Of peak", share, **own, shown=Shown.TERMINAL)
     yield _ms(
         "floor_ms",
         "Floor",

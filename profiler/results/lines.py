@@ -14,7 +14,7 @@ import polars as pl
 
 from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
-from profiler.results.columns import kind_of_warning
+from profiler.results.columns import MEASURE, Column, Group, Shown, columns, kind_of_warning, names
 from profiler.results.layer_passes import best_per_layer, layer_rows
 from profiler.results.speedups import (
     CONFIGURATION,
@@ -37,54 +37,18 @@ IDENTITY = ["setting", "role", "is_base"]
 Line = dict[str, Any]
 """A row of `summary`."""
 
-_LATENCY = [
-    "latency_ms",
-    "latency_ci_low_ms",
-    "latency_ci_high_ms",
-    "latency_mean_ms",
-    "latency_min_ms",
-    "latency_p90_ms",
-    "latency_p95_ms",
-    "latency_p99_ms",
-    "samples",
-    "clock",
-    "stop_reason",
-    "gpu_ms",
-    "enqueue_ms",
-    "host_ms",
-    "h2d_ms",
-    "d2h_ms",
-    "forward_ms",
-    "backward_ms",
-    "step_ms",
-    "throughput",
-    "usd_per_million_items",
-    "items_per_usd",
-]
-_MEMORY = [
-    "peak_memory_mib",
-    "context_mib",
-    "weights_mib",
-    "gradients_mib",
-    "optimizer_mib",
-    "activations_mib",
-    "other_mib",
-    "slack_mib",
-    "library_mib",
-    "host_peak_mib",
-    "torch_allocated_mib",
-    "torch_reserved_mib",
-]
+_TIMES = (Group.LATENCY, Group.CLOCKS, Group.PARTS, Group.THROUGHPUT, Group.COST, Group.ACCURACY)
+"""What tables/latency.csv has of a case."""
 
 
 def latency(results: pl.DataFrame) -> pl.DataFrame:
     """One row a measured case: every clock's figures."""
-    return _ok(results).select([*LINE, "replicate", *_LATENCY, "rel_l2_error", "warnings"])
+    return _ok(results).select([*LINE, "replicate", *names(*_TIMES), "warnings"])
 
 
 def memory(results: pl.DataFrame) -> pl.DataFrame:
     """One row a measured case: the parts of its memory."""
-    return _ok(results).select([*LINE, "replicate", *_MEMORY])
+    return _ok(results).select([*LINE, "replicate", *names(Group.MEMORY)])
 
 
 def problems(results: pl.DataFrame) -> pl.DataFrame:
@@ -104,21 +68,16 @@ def summary(results: pl.DataFrame, samples: pl.DataFrame, common: pl.DataFrame |
     a part of it.
     """
     kinds = kind_of_warning(pl.col("warnings").explode().drop_nulls()).unique(maintain_order=True)
-    measures = [
-        *[c for c in _LATENCY if c.endswith("_ms")],
-        "throughput",
-        "usd_per_million_items",
-        "peak_memory_mib",
-        "rel_l2_error",
-        "top1_agreement",
-        "fraction_of_peak",
-        "floor_ms",
-    ]
+    measures = [column.name for column in columns(*Group) if column.type == MEASURE and _is_summed_up(column)]
     rows = with_device_intervals(_ok(results), samples)
     medians = [pl.col(measures).median(), pl.col("clock", *IDENTITY).first(), pl.len().alias("replicates"), kinds]
     lines = sides(rows, LINE, spreads(results) if common is None else common, *medians)
     own = [*LINE, *measures, "clock", *IDENTITY, "replicates", "warnings"]
     return lines.select(own).hstack(speedups(lines))
+
+
+def _is_summed_up(column: Column) -> bool:
+    return column.group in (*_TIMES, Group.ROOFLINE) or column.shown == Shown.TERMINAL
 
 
 def groups(lines: pl.DataFrame) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:

@@ -104,6 +104,8 @@ class Result:
     parity: Parity = field(default_factory=Parity)
     telemetry: Telemetry = field(default_factory=Telemetry)
     roofline: Roofline = field(default_factory=Roofline)
+    figures: dict[str, float | None] = field(default_factory=dict)
+    """By column, what nothing but the tables reads."""
     proof: Proof | None = None
     warnings: list[Warning] = field(default_factory=list)
     layers: list[dict[str, Any]] = field(default_factory=list)
@@ -127,6 +129,8 @@ class Result:
         """The journal's line, which every version of this program can read."""
         values = vars(self) | {name: _measured(getattr(self, name)) for name in _GROUPS}
         del values["reasons"]
+        if not self.figures:
+            del values["figures"]  # Which versions before it cannot read.
         values |= {"case_id": str(self.case_id), "reason": self.reason, "warnings": list(map(str, self.warnings))}
         return json.dumps(values | {"proof": self.proof.to_dict() if self.proof else {}})
 
@@ -184,6 +188,7 @@ class Result:
             return row
         for name in _GROUPS:
             row |= vars(getattr(self, name))
+        row |= self.figures
         row |= {f"{name}_ms": statistics.median(self.samples.get(name, [])) for name in _CLOCKS}
         return (
             row

@@ -12,14 +12,14 @@ from rich.text import Text
 from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
 from profiler.results import lines as table
-from profiler.results.columns import kind_of_warning
-from profiler.results.fields import field, latency_spread, verdict
+from profiler.results.columns import Group, Shown, kind_of_warning
+from profiler.results.fields import field, fields, latency_spread, verdict
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.results.warning_kinds import meaning
 from profiler.stats.ratios import legend
 from profiler.tables import numbers
 from profiler.tables.numbers import each, percent
-from profiler.tables.table import Table, figure, prose
+from profiler.tables.table import Field, Table, figure, prose
 from profiler.tables.writers import print_pairs, print_table
 
 Row = Mapping[str, Any]
@@ -75,21 +75,21 @@ def _table(key: Row, lines: Sequence[Row]) -> Table:
     frame = pl.DataFrame(lines, infer_schema_length=None)
     certain = frame["speedup_low"].count() > 0
     speedup = ("speedup", "speedup_low", "speedup_high")
-    training = [field(name) for name in ("forward_ms", "backward_ms", "step_ms")]
-    fields = [
+    made = [
         *_VARIANT,
-        field("latency_ms"),
+        *_shown(Group.LATENCY),
         latency_spread(expendable=7),
-        *(training if key["pass"] == "training" else [field("gpu_ms", expendable=5)]),
-        field("fraction_of_peak", expendable=6),
+        *_shown(Group.PARTS if key["pass"] == "training" else Group.CLOCKS),
+        *_shown(Group.ROOFLINE, Group.ENERGY, Group.SET_UP),
         figure("Speed-up (95 %)" if certain else "Speed-up", speedup, numbers.speedup),
         verdict(expendable=1),
-        field("throughput", expendable=4),
-        field("usd_per_million_items"),
-        field("peak_memory_mib", expendable=2),
-        *([] if key["pass"] == "training" else [field("rel_l2_error", expendable=3)]),
+        *_shown(Group.THROUGHPUT, Group.COST, Group.MEMORY, Group.ACCURACY),
     ]
-    return Table("", table.title(dict(key)), frame, fields)
+    return Table("", table.title(dict(key)), frame, made)
+
+
+def _shown(*groups: Group) -> list[Field]:
+    return fields(*groups, shown=Shown.TERMINAL)
 
 
 _VARIANT = [field("variant", repeated=True), field("precision", repeated=True)]

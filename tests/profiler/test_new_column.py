@@ -1,0 +1,95 @@
+"""A column that is declared and filled reaches every place that its group promises, with no other change."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from profiler.results import columns
+from profiler.results.columns import Column, Group, Shown
+
+# As a line in columns.py would: before anything else reads the declarations.
+for name, group, unit, part in (
+    ("toy_mib", Group.MEMORY, "MiB", "peak_memory_mib"),
+    ("toy_ms", Group.CLOCKS, "ms", ""),
+    ("toy_s", Group.SET_UP, "s", "set_up_s"),
+    ("toy_error", Group.ACCURACY, "error", ""),
+):
+    columns.COLUMNS[name] = Column(name=name, heading=f"Toy {unit}", unit=unit, group=group, meaning="a toy's",
+                                   part_of=part, better="less", shown=Shown.TERMINAL)
+    columns.RESULTS[name] = columns.MEASURE
+
+from rich.console import Console
+from exporters.source import ModelSource
+from profiler.job.case import Case
+from profiler.recommend.candidates import candidates
+from profiler.report import chart_specs, command
+from profiler.results.lines import summary, write_tables
+from profiler.results.reading import read_runs
+from profiler.results.result import MemoryParts, Result
+from profiler.results.run_folder import RunFolder
+from profiler.run.summary import print_results
+
+run = RunFolder.create(Path(sys.argv[1]))
+case = Case("net", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource("net"))
+figures = {"toy_mib": 7.0, "toy_ms": 0.125, "toy_s": 1.5, "toy_error": 1e-3}
+run.append(Result(case.id, "ok", clock="host", samples={"host": [1.0] * 5}, figures=figures,
+                  memory=MemoryParts(peak_memory_mib=20.0)))
+run.write_parquet("suite", [case], {"cpu": "a CPU"})
+run.write_environment({"cpu": "a CPU"})
+runs = read_runs([run.path])
+results, samples = runs.results.collect(), runs.samples.collect()
+lines = summary(results, samples)
+write_tables(run.tables, results, lines)
+print_results(Console(file=sys.stdout, width=200), results, lines)
+print("parts:", *chart_specs.MEMORY, *chart_specs.SETUP)
+(candidate,) = candidates(results, {})
+print("recommend:", candidate.figures)
+for format in ("html", "csv"):
+    command.write(command.Options(runs=(str(run.path),), format=format))
+"""
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The run's folder, and what the script printed: a process of its own, in which the columns are declared first."""
+    folder = tmp_path_factory.mktemp("run")
+    done = subprocess.run([sys.executable, "-c", SCRIPT, folder], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return next(folder.iterdir()), done.stdout
+
+
+@pytest.mark.parametrize(("table", "column"), [("memory", "toy_mib"), ("latency", "toy_ms"), ("latency", "toy_error")])
+def test_the_runs_tables_have_it(printed, table, column):
+    with (printed[0] / "tables" / f"{table}.csv").open() as file:
+        assert [float(row[column]) > 0 for row in csv.DictReader(file)] == [True]
+
+
+@pytest.mark.parametrize("column", ["toy_mib", "toy_ms", "toy_s", "toy_error"])
+def test_the_terminal_has_it(printed, column):
+    table = printed[1].partition("parts:")[0]
+    assert {"toy_mib": "7", "toy_ms": "0.125", "toy_s": "1.50", "toy_error": "1.0e-3"}[column] in table.split()
+
+
+def test_the_charts_recommend_and_the_report_have_it(printed):
+    folder, text = printed
+    parts, recommend = text.partition("parts:")[2].split("recommend:")
+    assert {"toy_mib", "toy_s"} <= set(parts.split())
+    assert "'toy_ms': 0.125" in recommend
+    assert "'set_up_s': 1.5" in recommend
+    page = (folder / "report.html").read_text()
+    for heading in ("Toy MiB, MiB", "Toy ms, ms", "Toy s, s"):
+        assert heading in page
+    written = {path.stem: path.read_text().splitlines()[0] for path in folder.rglob("report-tables/*.csv")}
+    assert "toy_mib" in written["memory"]
+    assert "toy_ms" in written["latency"]
+    assert "toy_s" in written["setup"]
