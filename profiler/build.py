@@ -36,7 +36,7 @@ from exporters.inputs import fixed_batch, onnx_specs
 from exporters.onnx_export import check_onnx
 from exporters.source import ModelSource
 from profiler import nvml
-from profiler.errors import ConfigError, nearest
+from profiler.errors import ConfigError, check_choice, nearest
 from profiler.job.case import Budget, Case
 from profiler.job.config_errors import nearest_engine
 from profiler.nvml import Gpu
@@ -203,8 +203,7 @@ def _precisions(engine: Engine, source: ModelSource, requested: Sequence[str]) -
     if not requested:
         raise ConfigError(f"--precision is missing; valid: {', '.join(valid)}")
     for precision in requested:
-        if precision not in valid:
-            raise ConfigError(f"--precision: unknown '{precision}'{nearest(precision, valid)}")
+        check_choice("--precision", precision, valid)
         if reason := unsupported(engine, "inference", "cuda", precision, source.kind):
             raise ConfigError(f"--precision {precision}: {reason}")
     return requested

@@ -15,3 +15,9 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     words = list(valid)
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.7)
     return f"; did you mean '{close[0]}'?" if close else f"; valid: {', '.join(words)}"
+
+
+def check_choice(option: str, word: str, valid: Iterable[str]) -> None:
+    """Raises ConfigError for a word that the option does not take."""
+    if word not in list(valid):
+        raise ConfigError(f"{option}: unknown '{word}'{nearest(word, valid)}")

@@ -14,7 +14,7 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from profiler.errors import ConfigError, nearest
+from profiler.errors import ConfigError, check_choice, nearest
 from profiler.results.reading import Runs, read_runs
 from profiler.tables.numbers import count, counted
 from profiler.tables.table import of_frame
@@ -39,8 +39,7 @@ class Options:
 
 def execute(options: Options, console: Console) -> int:
     """Run the query and print or write its rows. Raises ConfigError for what cannot be used."""
-    if options.format not in FORMATS:
-        raise ConfigError(f"--format: unknown format '{options.format}'{nearest(options.format, FORMATS)}")
+    check_choice("--format", options.format, FORMATS)
     if options.format == "parquet" and options.output is None:
         raise ConfigError("--format parquet: say where to, by --output rows.parquet")
     if not options.runs:

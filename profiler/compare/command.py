@@ -16,7 +16,7 @@ from profiler.compare.cells import COLUMNS, check_by, compare
 from profiler.compare.differences import differences
 from profiler.compare.regression import find_regressions, parse_limit
 from profiler.compare.view import Comparison, Side, data, sections
-from profiler.errors import ConfigError, nearest
+from profiler.errors import ConfigError, check_choice
 from profiler.job.case import Role
 from profiler.job.conditions import parse_only
 from profiler.published.references import published_as_results
@@ -48,7 +48,7 @@ def execute(options: Options, console: Console) -> int:
 
     Raises ConfigError for what cannot be used.
     """
-    check_format(options.format, FORMATS)
+    check_choice("--format", options.format, FORMATS)
     limit = None if options.fail_on_regression is None else parse_limit(options.fail_on_regression)
     comparison = make_comparison(options, limit)
     show(comparison, options, console)
@@ -77,12 +77,6 @@ def make_comparison(options: Options, limit: float | None = None) -> Comparison:
         None if limit is None else find_regressions(cells, limit),
         (*runs.notes, *_mixed(rows, by)),
     )
-
-
-def check_format(given: str, valid: tuple[str, ...]) -> None:
-    """Raises ConfigError for a --format that there is not."""
-    if given not in valid:
-        raise ConfigError(f"--format: unknown format '{given}'{nearest(given, valid)}")
 
 
 def show(comparison: Comparison, options: Options, console: Console) -> None:

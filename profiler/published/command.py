@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from profiler.errors import ConfigError, nearest
+from profiler.errors import ConfigError, check_choice
 from profiler.job.case import settings
 from profiler.published import conclusions
 from profiler.published.layers import LAYERS
@@ -39,8 +39,7 @@ class Options:
 
 def execute(options: Options, console: Console) -> int:
     """Print runs next to a study's figures. Raises ConfigError for an unknown study, or a folder that holds no run."""
-    if options.study not in STUDIES:
-        raise ConfigError(f"--study: unknown study '{options.study}'{nearest(options.study, STUDIES)}")
+    check_choice("--study", options.study, STUDIES)
     runs = read_runs(options.runs)
     environments = [run.environment for run in runs.runs]
     if not present(console, options.study, runs.results.collect(), environments, options.into):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 
 from engines.catalog import PASSES, PRECISIONS
-from profiler.errors import ConfigError, nearest
+from profiler.errors import ConfigError, check_choice, nearest
 from profiler.recommend.candidates import FIGURES, machine_of
 from profiler.recommend.choice import OBJECTIVES, Limit, Wanted, rows_of
 from profiler.results.lines import without_probes
@@ -41,9 +41,9 @@ class Options:
 
 def check(options: Options) -> tuple[Limit, ...]:
     """The limits; raises ConfigError for what is wrong whatever the runs hold."""
-    _check_word("--objective", options.objective, OBJECTIVES)
-    _check_word("--format", options.format, FORMATS)
-    _check_word("--pass", options.pass_, PASSES)
+    check_choice("--objective", options.objective, OBJECTIVES)
+    check_choice("--format", options.format, FORMATS)
+    check_choice("--pass", options.pass_, PASSES)
     if options.export is not None and options.pass_ != "inference":
         raise ConfigError("--export: an artifact runs inference; leave out --pass, or --export")
     limits = [_latency(text.strip()) for given in options.max_latency_ms for text in given.split(",")]
@@ -70,7 +70,7 @@ def make_wanted(options: Options, results: pl.DataFrame) -> Wanted:
     rows = rows.filter(pl.col("pass") == options.pass_)
     precisions = _list(options.precision)
     for word in precisions:
-        _check_word("--precision", word, PRECISIONS)
+        check_choice("--precision", word, PRECISIONS)
     _check_there("--precision", precisions, rows["precision"], f"{model} was not measured at that precision")
     batches = _batches(options.batch)
     _check_there("--batch", batches, rows["batch_size"], f"{model} was not measured at that size")
@@ -104,11 +104,6 @@ def _latency(text: str) -> Limit:
 def _check_positive(option: str, text: str, number: float) -> None:
     if not 0 < number < float("inf"):
         raise ConfigError(f"{option}: {text} is no limit; give a number greater than 0")
-
-
-def _check_word(option: str, word: str, valid: Sequence[str] | Mapping[str, object]) -> None:
-    if word not in valid:
-        raise ConfigError(f"{option}: unknown '{word}'{nearest(word, valid)}")
 
 
 def _check_there(option: str, asked: Sequence[object], column: pl.Series, why: str) -> None:

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import polars as pl
 from rich.console import Console
 
-from profiler.errors import ConfigError, nearest
+from profiler.errors import ConfigError, check_choice
 from profiler.job.conditions import parse_only
 from profiler.report import content, images, markdown
 from profiler.report.data import MOST_LINES, gather
@@ -50,12 +50,9 @@ def write(options: Options, compared: pl.DataFrame | None = None) -> list[Path]:
 
     `compared` is the summary (results.lines) of the one run, where it is known already: half of the time goes into it.
     """
-    for word, given, valid in (
-        ("format", options.format, get_args(Format)),
-        ("charts", options.charts, get_args(ImageFormat)),
-    ):
-        if given is not None and given not in valid:
-            raise ConfigError(f"--{word} {given}: unknown{nearest(given, valid)}; valid: {', '.join(valid)}")
+    check_choice("--format", options.format, get_args(Format))
+    if options.charts is not None:
+        check_choice("--charts", options.charts, get_args(ImageFormat))
     only = parse_only(options.only)
     runs = read_runs(options.runs)
     data = gather(runs, only, MOST_LINES, compared)

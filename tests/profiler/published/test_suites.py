@@ -187,7 +187,7 @@ def test_a_run_with_a_study_ends_with_its_tables(profiler: Profiler, tmp_path: P
     ("arguments", "message"),
     [
         (["published", "nowhere", "--study", "cnn-benchmarks"], "nowhere: there is no such folder"),
-        (["published", "nowhere", "--study", "cnn"], "--study: unknown study 'cnn'; valid: cnn-benchmarks, "),
+        (["published", "nowhere", "--study", "cnn"], "--study: unknown 'cnn'; valid: cnn-benchmarks, "),
         (["job.yaml", "--machine", "lable=H200"], "--machine: unknown key 'lable'; did you mean 'label'?"),
         (["suites", "--device", "gpu"], "--device gpu: valid: auto, cpu, cuda"),
     ],

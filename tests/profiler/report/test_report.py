@@ -653,7 +653,7 @@ def test_command_writes_beside_the_run(profiler: Profiler, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        ({"format": "htm"}, "--format htm: unknown; did you mean 'html'?; valid: html, md, csv"),
+        ({"format": "htm"}, "--format: unknown 'htm'; did you mean 'html'?"),
         ({"charts": "pdf"}, "valid: png, svg"),
         ({"only": ["model=nothere"]}, "--only model=nothere: no case of"),
         ({"only": ["modell=x"]}, "unknown key 'modell'"),
