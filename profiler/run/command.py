@@ -27,7 +27,7 @@ from profiler.results.lines import summary, without_probes, write_tables
 from profiler.results.reading import flat_environment
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import describe as describe_time
-from profiler.run.probes import probes_among, searched
+from profiler.run.largest_batch import probes_among, searched
 from profiler.run.progress import open_display
 from profiler.run.runner import Runner, is_done
 from profiler.run.summary import print_results

@@ -1,4 +1,4 @@
-"""What enters: the batch sizes tried so far. What leaves: the next one to try for the largest that fits, or None.
+"""Search for the largest batch that fits, by probes that each have a process of their own.
 
 The next batch follows from the history alone, so a search goes on from a journal as if it had never been interrupted.
 
@@ -11,11 +11,19 @@ same.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from exporters.inputs import BATCH, TensorSpec
+from profiler.job.case import Budget, Case, CaseId, Role
+from profiler.job.config import LargestBatch
+from profiler.nvml import Gpu
 from profiler.processes.messages import Status
+from profiler.results.result import Result
 
+_SHARE = 0.8
+"""Of the main memory that is available, what a probe may take: a machine that swaps is of no use to its user."""
+_BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
 _FARTHEST = 16
 """By how much a probe may exceed the largest batch that fitted: memory at small batches says little of large ones."""
 _AIMED = 3
@@ -35,6 +43,107 @@ class Probe:
         return self.status == "ok"
 
 
+def searched(plan: Iterable[Case]) -> list[Case]:
+    """One case, any of its batches, for each family in which the largest batch is searched: the first replicate's."""
+    found: dict[str, Case] = {}
+    for case in plan:
+        if case.role is Role.SWEEP and case.unsupported is None and case.replicate == 0:
+            found.setdefault(case.id.family, case)
+    return list(found.values())
+
+
+def probe_of(case: Case, batch_size: int) -> Case:
+    """The probe of this batch in the family of `case`."""
+    return replace(case, batch_size=batch_size, role=Role.PROBE)
+
+
+def probes_among(plan: Iterable[Case], case_ids: Iterable[CaseId]) -> list[Case]:
+    """The probes that `case_ids` name, family by family, smaller batches first."""
+    batches: dict[str, list[int]] = {}
+    for case_id in case_ids:
+        if case_id.role is Role.PROBE:
+            batches.setdefault(case_id.family, []).append(case_id.batch_size)
+    return [probe_of(case, batch) for case in searched(plan) for batch in sorted(batches.get(case.id.family, []))]
+
+
+def short(budget: Budget) -> Budget:
+    """A probe's: whether it fits is known by then."""
+    return replace(budget, seconds=min(budget.seconds, 0.3), min_samples=3, max_samples=3)
+
+
+class Search:
+    """The search for the largest batch in the family of `case`, with what the journal has of it.
+
+    It starts at the sweep's largest batch that ran. Results whose ids are in `again` are left out of account.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        limits: LargestBatch,
+        gpu: Gpu | None,
+        results: Mapping[CaseId, Result],
+        again: Collection[CaseId] = (),
+    ) -> None:
+        self.case, self.limits, self.gpu = case, limits, gpu
+        own = {id_: found for id_, found in results.items() if id_.family == case.id.family and id_ not in again}
+        self._swept = {id_.batch_size: found.status for id_, found in own.items() if id_.role is not Role.PROBE}
+        self.tried: list[Probe] = []
+        self._occupied_mib = 0.0
+        for result in (found for id_, found in own.items() if id_.role is Role.PROBE):
+            self.add(result)
+
+    def next_batch(self, available_mib: float | None) -> int | None:
+        """The next batch to try; None once the largest is known.
+
+        None, too, where there is nothing to search: no batch of the sweep ran, for another reason than memory.
+        `available_mib` is the main memory that could be had.
+        """
+        fitting = [batch for batch, status in self._swept.items() if status == "ok"]
+        if not fitting and "oom" not in self._swept.values():
+            return None
+        capacity = None if available_mib is None else _SHARE * available_mib
+        if self.case.device == "cuda":
+            capacity = self.gpu.memory_mib - self._occupied_mib if self.gpu else None
+        return next_batch(self.tried, self.limits.limit, self.limits.resolution, capacity, max(fitting, default=1))
+
+    def probe(self, batch: int) -> Case:
+        return probe_of(self.case, batch)
+
+    def refuse(self, batch: int, specs: Sequence[TensorSpec], available_mib: float | None) -> Result | None:
+        """The row of a batch for which the main memory is too small to try it; None where it may run."""
+        if available_mib is None:
+            return None
+        needed, what = inputs_mib(specs, batch), "its inputs"
+        if self.case.device == "cpu" and (predicted := predicted_mib(self.tried, batch)) is not None:
+            needed, what = max(needed, predicted), "it"
+        if needed <= _SHARE * available_mib:
+            return None
+        reason = (
+            f"not tried: {what} would take about {needed:,.0f} MiB, more than {100 * _SHARE:.0f} % of the "
+            f"{available_mib:,.0f} MiB of main memory that are available"
+        )
+        return Result(self.probe(batch).id, "oom", [reason])
+
+    def add(self, result: Result) -> None:
+        """Take a probe's row into account."""
+        figures = [result.memory.peak_memory_mib]
+        if self.case.device == "cpu":
+            figures.append(result.memory.set_up_peak_mib)
+        memory = max((figure for figure in figures if figure is not None), default=None)
+        self.tried.append(Probe(result.case_id.batch_size, result.status, memory))
+        self._occupied_mib = result.memory.baseline_mib or self._occupied_mib
+
+
+def inputs_mib(specs: Sequence[TensorSpec], batch_size: int) -> float:
+    """What the inputs of a batch take on the host."""
+    sizes = (
+        math.prod(batch_size if size == BATCH else int(size) for size in spec.shape) * _BYTES.get(spec.dtype, 4)
+        for spec in specs
+    )
+    return sum(sizes) / 2**20
+
+
 def next_batch(
     probes: Sequence[Probe], limit: int, resolution: float, capacity_mib: float | None = None, start: int = 1
 ) -> int | None:
@@ -50,9 +159,19 @@ def next_batch(
     step = max(1, int(resolution * good))
     if good >= limit or (bad is not None and (bad.status in ("timeout", "unsupported") or bad.batch - good <= step)):
         return None
+    target, refuted = None, _refuted(probes, capacity_mib)
+    boundary = _boundary(probes, capacity_mib)
+    if boundary is not None:
+        aim = int(boundary / (1 + resolution / 2))
+        target = aim if aim > good else good + step
     if bad is None:
-        return min(limit, _beyond(probes, good, step, resolution, capacity_mib))
-    return _between(probes, good, bad, step, resolution, capacity_mib)
+        return min(limit, _beyond(probes, good, target, refuted))
+    ran_out = sum(probe.status == "oom" for probe in probes)
+    if bad.status != "oom" or ran_out >= _AIMED or refuted:
+        target = None
+    # What failed first where it should have fitted is probably not far above the boundary.
+    closest = min(bad.batch - 1, math.ceil(bad.batch / (1 + resolution))) if ran_out == 1 else None
+    return _between(good, bad.batch, target, closest)
 
 
 def bounds(probes: Sequence[Probe]) -> tuple[int, Probe | None]:
@@ -68,36 +187,24 @@ def predicted_mib(probes: Sequence[Probe], batch: int) -> float | None:
     return None if line is None else line[0] + line[1] * batch
 
 
-def _beyond(probes: Sequence[Probe], good: int, step: int, resolution: float, capacity_mib: float | None) -> int:
-    """The next batch while none has failed."""
-    boundary = _boundary(probes, capacity_mib)
-    if boundary is None:
+def _beyond(probes: Sequence[Probe], good: int, target: int | None, refuted: bool) -> int:
+    """The next batch while none has failed: the line's `target`, or twice the largest where nothing is known."""
+    if target is None:
         return 2 * good
-    aim = int(boundary / (1 + resolution / 2))
-    candidate = aim if aim > good else good + step
-    if _refuted(probes, capacity_mib):
+    if refuted:
         # The line says nothing any more: steps from an eighth on, each twice the last.
         before = max(probe.batch for probe in probes if probe.batch < good)
-        candidate = max(candidate, min(good + max(good // 8, 2 * (good - before)), 2 * good))
-    return min(candidate, _FARTHEST * good)
+        target = max(target, min(good + max(good // 8, 2 * (good - before)), 2 * good))
+    return min(target, _FARTHEST * good)
 
 
-def _between(
-    probes: Sequence[Probe], good: int, bad: Probe, step: int, resolution: float, capacity_mib: float | None
-) -> int:
-    """The next batch between one that fitted and one that did not."""
-    middle = (good + bad.batch) // 2 if bad.batch <= 2 * good else max(good + 1, math.isqrt(good * bad.batch))
-    boundary = _boundary(probes, capacity_mib)
-    of_memory = [probe for probe in probes if probe.status == "oom"]
-    if boundary is None or bad.status != "oom" or len(of_memory) >= _AIMED or _refuted(probes, capacity_mib):
-        return middle
-    aim = int(boundary / (1 + resolution / 2))
-    if aim >= bad.batch:
-        # It failed where it should have fitted, so the boundary is probably not far below.
-        closest = min(bad.batch - 1, math.ceil(bad.batch / (1 + resolution)))
-        return max(good + 1, closest) if len(of_memory) == 1 else middle
-    candidate = aim if aim > good else good + step
-    return candidate if candidate < bad.batch else middle
+def _between(good: int, bad: int, target: int | None, closest: int | None) -> int:
+    """The next batch between one that fitted and one that did not: the line's `target`, or the middle."""
+    if target is not None and target < bad:
+        return target
+    if target is not None and closest is not None:
+        return max(good + 1, closest)
+    return (good + bad) // 2 if bad <= 2 * good else max(good + 1, math.isqrt(good * bad))
 
 
 def _line(probes: Sequence[Probe]) -> tuple[float, float] | None:
@@ -122,8 +229,11 @@ def _boundary(probes: Sequence[Probe], capacity_mib: float | None) -> float | No
 
 
 def _refuted(probes: Sequence[Probe], capacity_mib: float | None) -> bool:
-    """Whether the largest batch took far less than those below it said: it fitted where it should not have, or of the
-    memory that it should have taken beyond the next smaller one it took not even half."""
+    """Whether the largest batch took far less memory than those below it predict.
+
+    It fitted where it should not have, or of what it should have taken beyond the next smaller one it took not even
+    half.
+    """
     good, _ = bounds(probes)
     below = [probe for probe in probes if probe.fits and probe.batch < good]
     line, boundary = _line(below), _boundary(below, capacity_mib)

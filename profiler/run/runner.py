@@ -19,8 +19,8 @@ from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import WallTime
 from profiler.results.warning_kinds import REMEASURED, is_measured_again
+from profiler.run.largest_batch import Search, probe_of, short
 from profiler.run.prepare import failure, prepare
-from profiler.run.probes import Search, probe_of, short
 from profiler.run.supervise import measure_one
 from profiler.run.sweep import families, measure_sweep
 from profiler.run.telemetry import Watcher

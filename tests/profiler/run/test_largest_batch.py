@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from statistics import mean
+from typing import Any
 
 import pytest
 
+from exporters.inputs import TensorSpec
+from exporters.source import ModelSource
+from profiler.job.case import Budget, Case, CaseId, Role
+from profiler.job.config import LargestBatch
+from profiler.nvml import Gpu
 from profiler.processes.messages import Status
-from profiler.run.largest_batch import Probe, bounds, next_batch, predicted_mib
+from profiler.results.result import MemoryParts, Result
+from profiler.run.largest_batch import (
+    Probe,
+    Search,
+    bounds,
+    next_batch,
+    predicted_mib,
+    probe_of,
+    probes_among,
+    searched,
+    short,
+)
 
 
 @dataclass
@@ -195,3 +212,83 @@ def test_memory_is_predicted_along_the_line_and_overestimated_from_a_single_batc
     assert predicted_mib([Probe(4, "oom")], 8) is None
     assert predicted_mib([Probe(4, "ok", 140.0)], 8) == 280.0
     assert predicted_mib([Probe(4, "ok", 140.0), Probe(1, "ok", 110.0)], 8) == pytest.approx(180.0)
+
+
+# Its cases, and what the journal has of it.
+
+
+def case(batch: int, model: str = "alexnet", **other: Any) -> Case:
+    """A batch of a sweep."""
+    one = Case(model, "eager", "eager", "inference", "fp32", batch, "cpu", 0, ModelSource(model), role=Role.SWEEP)
+    return replace(one, **other)
+
+
+def test_probes_are_made_again_from_the_journals_ids() -> None:
+    plan = [case(1), case(2), case(1, "vgg16"), case(1, replicate=1), case(1, "resnet18", unsupported="no")]
+    assert searched(plan) == [plan[0], plan[2]]
+    made = [probe_of(plan[2], 64), probe_of(plan[0], 512), probe_of(plan[0], 77)]
+    journal = [*(one.id for one in (*plan, *made)), probe_of(case(1, "overfeat"), 5).id]
+    assert probes_among(plan, journal) == [made[2], made[1], made[0]]
+
+
+def results(swept: Mapping[int, Status], *probes: Result) -> dict[CaseId, Result]:
+    found = {case(batch).id: Result(case(batch).id, status) for batch, status in swept.items()}
+    return found | {result.case_id: result for result in probes}
+
+
+def probe(batch: int, status: Status = "ok", **memory: float) -> Result:
+    return Result(probe_of(case(1), batch).id, status, memory=MemoryParts(**memory))
+
+
+def test_a_search_starts_at_the_largest_batch_of_its_sweep() -> None:
+    limits = LargestBatch()
+    assert Search(case(1), limits, None, results({1: "ok", 64: "ok", 128: "oom"})).next_batch(None) == 64
+    assert Search(case(1), limits, None, results({32: "oom"})).next_batch(None) == 1
+    assert Search(case(1), limits, None, results({1: "failed", 2: "timeout"})).next_batch(None) is None
+    assert Search(case(1), limits, None, {}).next_batch(None) is None
+
+
+def test_a_search_leaves_out_of_account_what_is_tried_again() -> None:
+    journal = results({8: "ok"}, probe(8), probe(16, "oom"))
+    assert Search(case(1), LargestBatch(), None, journal).next_batch(None) == 12
+    again = Search(case(1), LargestBatch(), None, journal, [probe(16).case_id])
+    assert again.next_batch(None) == 16
+
+
+def test_the_capacity_is_the_cards_without_what_was_in_use_before() -> None:
+    gpu = Gpu(0, "GPU-0", "a card", 10_000.0, "driver")
+    one = case(1, device="cuda")
+    journal = results({1: "ok"}, probe(1, peak_memory_mib=1000.0, baseline_mib=2000.0))
+    search = Search(one, LargestBatch(resolution=0.001), gpu, journal)
+    assert search.next_batch(500.0) == 7, "8 would take 8000 of the 8000 MiB, by a line that overestimates"
+
+
+def test_on_a_cpu_memory_is_the_most_of_setting_up_and_measuring() -> None:
+    journal = results({1: "ok"}, probe(1, peak_memory_mib=100.0, set_up_peak_mib=250.0))
+    search = Search(case(1), LargestBatch(), None, journal)
+    assert search.refuse(2, [], 626.0) is None
+    assert search.refuse(2, [], 624.0) is not None
+
+
+def test_inputs_that_the_host_cannot_hold_are_not_tried_on_a_gpu_either() -> None:
+    specs = [TensorSpec("x", ("batch", 3, 512, 512), "float32"), TensorSpec("n", (4,), "int64")]
+    search = Search(case(1, device="cuda"), LargestBatch(), None, results({1: "ok"}))
+    assert search.refuse(100, specs, 400.0) is None
+    refused = search.refuse(120, specs, 400.0)
+    assert refused is not None
+    assert refused.reason == (
+        "not tried: its inputs would take about 360 MiB, more than 80 % of the 400 MiB of main memory that are "
+        "available"
+    )
+
+
+def test_a_probes_row_is_history() -> None:
+    search = Search(case(1), LargestBatch(), None, results({1: "ok"}))
+    search.add(probe(4, "crashed"))
+    search.add(probe(2, peak_memory_mib=5.0))
+    assert search.tried == [Probe(4, "crashed"), Probe(2, "ok", 5.0)]
+
+
+def test_a_probe_keeps_the_limits_of_its_job_and_takes_few_samples() -> None:
+    assert short(Budget(timeout=60.0)) == Budget(0.3, 3, 3, timeout=60.0)
+    assert short(Budget(seconds=0.1)).seconds == 0.1

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -17,15 +17,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from exporters.inputs import TensorSpec
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case, CaseId, Role
-from profiler.job.config import LargestBatch
-from profiler.nvml import Gpu
-from profiler.processes.messages import Status
-from profiler.results.result import MemoryParts, Result
-from profiler.run.largest_batch import Probe
-from profiler.run.probes import Search, probe_of, probes_among, searched
 from profiler.run.sweep import families
 from profiler.worker.task import Prepared, Task
 
@@ -485,22 +478,10 @@ def test_on_a_cpu_the_search_ends_before_memory_does(
     assert line["phases"] == {}, "no process was started"
 
 
-# The pieces, without processes.
-
-
 def case(batch: int, model: str = "alexnet", **other: Any) -> Case:
-    found: dict[str, Any] = {
-        "pass_": "inference",
-        "replicate": 0,
-        "setting": "",
-        "role": Role.SWEEP,
-        "device": "cpu",
-        **other,
-    }
-    return Case(
-        model, "eager", "eager", found["pass_"], "fp32", batch, found["device"], found["replicate"], ModelSource(model),
-        setting=found["setting"], role=found["role"], unsupported=found.get("unsupported"),
-    )  # fmt: skip
+    """A batch of a sweep."""
+    one = Case(model, "eager", "eager", "inference", "fp32", batch, "cpu", 0, ModelSource(model), role=Role.SWEEP)
+    return replace(one, **other)
 
 
 def test_families_run_where_their_first_case_stands() -> None:
@@ -512,69 +493,3 @@ def test_families_run_where_their_first_case_stands() -> None:
     assert [[task.case for task in family] for family in found] == [
         [order[0], order[4]], [order[1], order[5]], [order[2]], [order[3]], [order[6]], [order[7]],
     ]  # fmt: skip
-
-
-def test_probes_are_made_again_from_the_journals_ids() -> None:
-    plan = [case(1), case(2), case(1, "vgg16"), case(1, replicate=1), case(1, "resnet18", unsupported="no")]
-    assert searched(plan) == [plan[0], plan[2]]
-    made = [probe_of(plan[2], 64), probe_of(plan[0], 512), probe_of(plan[0], 77)]
-    journal = [*(one.id for one in (*plan, *made)), probe_of(case(1, "overfeat"), 5).id]
-    assert probes_among(plan, journal) == [made[2], made[1], made[0]]
-
-
-def results(swept: Mapping[int, Status], *probes: Result) -> dict[CaseId, Result]:
-    found = {case(batch).id: Result(case(batch).id, status) for batch, status in swept.items()}
-    return found | {result.case_id: result for result in probes}
-
-
-def probe(batch: int, status: Status = "ok", **memory: float) -> Result:
-    return Result(probe_of(case(1), batch).id, status, memory=MemoryParts(**memory))
-
-
-def test_a_search_starts_at_the_largest_batch_of_its_sweep() -> None:
-    limits = LargestBatch()
-    assert Search(case(1), limits, None, results({1: "ok", 64: "ok", 128: "oom"})).next_batch(None) == 64
-    assert Search(case(1), limits, None, results({32: "oom"})).next_batch(None) == 1
-    assert Search(case(1), limits, None, results({1: "failed", 2: "timeout"})).next_batch(None) is None
-    assert Search(case(1), limits, None, {}).next_batch(None) is None
-
-
-def test_a_search_leaves_out_of_account_what_is_tried_again() -> None:
-    journal = results({8: "ok"}, probe(8), probe(16, "oom"))
-    assert Search(case(1), LargestBatch(), None, journal).next_batch(None) == 12
-    again = Search(case(1), LargestBatch(), None, journal, [probe(16).case_id])
-    assert again.next_batch(None) == 16
-
-
-def test_the_capacity_is_the_cards_without_what_was_in_use_before() -> None:
-    gpu = Gpu(0, "GPU-0", "a card", 10_000.0, "driver")
-    one = case(1, device="cuda")
-    journal = results({1: "ok"}, probe(1, peak_memory_mib=1000.0, baseline_mib=2000.0))
-    search = Search(one, LargestBatch(resolution=0.001), gpu, journal)
-    assert search.next_batch(500.0) == 7, "8 would take 8000 of the 8000 MiB, by a line that overestimates"
-
-
-def test_on_a_cpu_memory_is_the_most_of_setting_up_and_measuring() -> None:
-    journal = results({1: "ok"}, probe(1, peak_memory_mib=100.0, set_up_peak_mib=250.0))
-    search = Search(case(1), LargestBatch(), None, journal)
-    assert search.refuse(2, [], 626.0) is None
-    assert search.refuse(2, [], 624.0) is not None
-
-
-def test_inputs_that_the_host_cannot_hold_are_not_tried_on_a_gpu_either() -> None:
-    specs = [TensorSpec("x", ("batch", 3, 512, 512), "float32"), TensorSpec("n", (4,), "int64")]
-    search = Search(case(1, device="cuda"), LargestBatch(), None, results({1: "ok"}))
-    assert search.refuse(100, specs, 400.0) is None
-    refused = search.refuse(120, specs, 400.0)
-    assert refused is not None
-    assert refused.reason == (
-        "not tried: its inputs would take about 360 MiB, more than 80 % of the 400 MiB of main memory that are "
-        "available"
-    )
-
-
-def test_a_probes_row_is_history() -> None:
-    search = Search(case(1), LargestBatch(), None, results({1: "ok"}))
-    search.add(probe(4, "crashed"))
-    search.add(probe(2, peak_memory_mib=5.0))
-    assert search.tried == [Probe(4, "crashed"), Probe(2, "ok", 5.0)]
