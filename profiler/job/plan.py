@@ -1,10 +1,10 @@
-"""What enters: a Config and the device. What leaves: the Cases in running order, some with a reason why not."""
+"""Plan a job: its cases in running order, some with the reason why they cannot run."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
@@ -19,7 +19,7 @@ from profiler.job.config import Config, EngineEntry, LayerEntry, ModelEntry
 _COMPILE_SECONDS = {"cpu": 60.0, "cuda": 40.0}
 _OVERHEAD_SECONDS = {"cpu": 1.5, "cuda": 3.0}
 _GFLOPS = {"cpu": 100.0, "cuda": 20_000.0}
-"""Guessed fp32 rates for the time estimate alone, in GFLOP/s."""
+"""Guessed fp32 rates for the time estimate only, in GFLOP/s."""
 _LAYERS = Training(head="logits")
 """A layer has no loss: its training pass starts from a fixed gradient of its output."""
 
@@ -34,13 +34,8 @@ def make_plan(config: Config, device: Device, only: Filter | None = None, capabi
 
     Raises ConfigError where two cells would have one id, and where nothing is left.
     """
-    cases = [
-        case
-        for replicate in range(config.replicates)
-        for entry in config.subjects
-        for batch_size, pass_ in product(entry.batch_sizes or config.batch_sizes, config.passes)
-        for case in _cells(config, entry, batch_size, pass_, replicate, device, capability)
-    ]
+    once = [case for entry in config.subjects for case in _cells(config, entry, device, capability)]
+    cases = [replace(case, replicate=number) for number in range(config.replicates) for case in once]
     for case_id, count in Counter(case.id for case in cases).items():
         if count > 1:
             raise ConfigError(f"{count} cases have the id {case_id}: {_why_twice(config)}")
@@ -88,31 +83,34 @@ def estimate_total(cases: Sequence[Case], budget: Budget) -> float:
     return sum(estimate_seconds(case, budget) for case in runnable) - shared
 
 
-def _cells(
-    config: Config,
-    entry: ModelEntry | LayerEntry,
-    batch_size: int,
-    pass_: Any,
-    replicate: int,
-    device: Device,
-    capability: str | None,
-) -> Iterator[Case]:
+def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capability: str | None) -> Iterator[Case]:
+    """The cells of one model or layer, of the first replicate."""
     source = entry.source()
     precisions = ["native"] if source.kind == "onnx" else config.precisions
-    settings = config.training.settings() if source.layer is None else [_LAYERS]
-    if pass_ != "training":
-        settings = [PLAIN]
-    role = Role.SWEEP if config.kind == "minibatch" else Role.CELL
-    for precision, engine_entry, training in product(precisions, config.engines, settings):
-        engine, options, reason = _resolve(engine_entry, device)
-        reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind, capability)
-        lacking = missing(ENGINES[engine], device)
-        if reason is None and lacking:
-            reason = explain(lacking)
-        yield Case(
-            entry.name, engine, engine_entry.label, pass_, precision, batch_size, device, replicate, source, options,
-            _setting(config, training), role, training, reason,
-        )  # fmt: skip
+    trainings = config.training.settings() if source.layer is None else [_LAYERS]
+    for batch_size, pass_, precision in product(entry.batch_sizes or config.batch_sizes, config.passes, precisions):
+        for engine_entry, training in product(config.engines, trainings if pass_ == "training" else [PLAIN]):
+            engine, options, reason = _resolve(engine_entry, device)
+            reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind, capability)
+            lacking = missing(ENGINES[engine], device)
+            if reason is None and lacking:
+                reason = explain(lacking)
+            yield Case(
+                model=entry.name,
+                engine=engine,
+                variant=engine_entry.label,
+                pass_=pass_,
+                precision=precision,
+                batch_size=batch_size,
+                device=device,
+                replicate=0,
+                source=source,
+                options=options,
+                setting=_setting(config, training),
+                role=Role.SWEEP if config.kind == "minibatch" else Role.CELL,
+                training=training,
+                unsupported=reason,
+            )
 
 
 def _setting(config: Config, training: Training) -> str:

@@ -1,9 +1,11 @@
-"""What enters: results over several batch sizes. What leaves: how efficient each is, where the curve bends, what fits.
+"""Tell from batch sweeps how efficient each batch size is, where the curve bends, and what fits.
+
+All functions take a run's results, of which the rows of sweeps and of probes for the largest batch count.
 
 A family is one model in one engine variant, pass and precision on one machine, over its batch sizes; replicates are
-one point. The time per item against log2 of the batch is the curve of which the words concave-up and concave-down are
-said here, as the published study of minibatch efficiency (references/, gpu-study) says them of its plots: with rising
-batches a falling curve that is concave-up flattens, and one that is concave-down falls ever faster.
+one point. The curve is the time per item against log2 of the batch. The words concave-up and concave-down are those of
+the published study of minibatch efficiency (references/, gpu-study) for its plots: with rising batches a falling curve
+that is concave-up flattens, and one that is concave-down falls ever faster.
 """
 
 from __future__ import annotations
@@ -120,13 +122,13 @@ def largest(results: pl.DataFrame) -> pl.DataFrame:
     most = pl.col("batch_size").filter(ok).max()
     refused = ~ok & (pl.col("batch_size") > most.fill_null(0))
     smallest = pl.col("batch_size").filter(refused).min()
-    told = (
+    rows = (
         results.filter(pl.col("role") != Role.CELL)
         .with_columns(settings="setting")
         .filter((probe | (pl.col("status") == "oom")).any().over(FAMILY))
         .filter(probe | ~probe.any().over(FAMILY))
     )
-    return told.group_by(FAMILY, maintain_order=True).agg(
+    return rows.group_by(FAMILY, maintain_order=True).agg(
         largest=most,
         peak_memory_mib=pl.col("peak_memory_mib").filter(ok & (pl.col("batch_size") == most)).max(),
         refused=smallest,
@@ -198,8 +200,8 @@ def _bends(points: Sequence[Row]) -> Iterator[Row]:
         shape = None if abs(bend) <= noise else _UP if bend > 0 else _DOWN
         family = {column: point[column] for column in FAMILY}
         changes = shape is not None and before is not None and shape != before
-        yield {**family, "batch_size": point["batch_size"], "curvature": bend, "noise": noise, "shape": shape,
-               "changes": changes}  # fmt: skip
+        found = {"curvature": bend, "noise": noise, "shape": shape, "changes": changes}
+        yield {**family, "batch_size": point["batch_size"], **found}
         before = shape or before
 
 

@@ -1,4 +1,4 @@
-"""What enters: results of single layers. What leaves: their passes side by side, and the best of each layer.
+"""Set the passes of single layers side by side, and pick the best of each layer.
 
 The form of convnet-benchmarks' layer-wise tables (https://github.com/soumith/convnet-benchmarks), whose last row picks
 the fastest library for each layer and pass: what an engine would reach that chose among all of them.
@@ -10,7 +10,7 @@ import polars as pl
 
 PARTS = ("forward", "grad_input", "grad_weight")
 ALL_LAYERS = "total"
-"""What stands for the layer in a row of sums, as in references/convnet-layers.csv."""
+"""The layer in a row of sums, as in references/convnet-layers.csv."""
 KEYS = ["machine", "device", "layer", "engine", "variant", "precision", "batch_size"]
 _GROUP = ["machine", "device", "precision", "batch_size"]
 _FIGURES = [*(f"{part}_ms" for part in PARTS), "total_ms"]
@@ -27,7 +27,7 @@ def layer_rows(results: pl.DataFrame) -> pl.DataFrame:
     - `forward_ms grad_input_ms grad_weight_ms`, `backward_ms` (both gradients), `total_ms`
     - `clock`: "gpu" where the device's own time, free of gaps between launches, is there for all of the row, else the
       headline's name, "event" or "host"
-    - `peak_memory_mib`: of the training pass, or of inference where that alone was measured
+    - `peak_memory_mib`: of the training pass, or of inference where only that was measured
     - `forward_tflops grad_input_tflops grad_weight_tflops total_tflops`: 10¹² FLOPs a second on that clock
     - `status`, `reason`: of the training pass if it was asked for; `reason` says why a figure is missing
 
@@ -52,10 +52,9 @@ def layer_rows(results: pl.DataFrame) -> pl.DataFrame:
     )
     rates = [(pl.col("part_flops") / pl.col(f"{part}_ms") / 1e9).alias(f"{part}_tflops") for part in PARTS]
     rates.append((3 * pl.col("part_flops") / pl.col("total_ms") / 1e9).alias("total_tflops"))
-    return rows.with_columns(rates).select(
-        *KEYS, *(f"{part}_ms" for part in PARTS), "backward_ms", "total_ms", "clock", "peak_memory_mib",
-        *(f"{part}_tflops" for part in PARTS), "total_tflops", "status", "reason",
-    )  # fmt: skip
+    times, tflops = [f"{part}_ms" for part in PARTS], [f"{part}_tflops" for part in PARTS]
+    columns = [*KEYS, *times, "backward_ms", "total_ms", "clock", "peak_memory_mib", *tflops, "total_tflops"]
+    return rows.with_columns(rates).select(*columns, "status", "reason")
 
 
 def best_per_layer(rows: pl.DataFrame) -> pl.DataFrame:
@@ -88,12 +87,10 @@ def best_per_layer(rows: pl.DataFrame) -> pl.DataFrame:
     sums = best.group_by(_GROUP, maintain_order=True).agg(pl.lit(ALL_LAYERS).alias("layer"), *whole)
     joined = [part for group in groups.iter_rows() for part in (_of(best, group), _of(sums, group))]
     backward = pl.col("grad_input_ms") + pl.col("grad_weight_ms")
-    return (
-        pl.concat([best.clear(), *joined], how="diagonal")
-        .with_columns(backward_ms=backward, total_ms=pl.col("forward_ms") + backward)
-        .select(*_GROUP, "layer", *(f"{part}_{what}" for part in PARTS for what in ("ms", "variant")), "backward_ms",
-                "total_ms", "clock")
-    )  # fmt: skip
+    both = pl.concat([best.clear(), *joined], how="diagonal")
+    both = both.with_columns(backward_ms=backward, total_ms=pl.col("forward_ms") + backward)
+    parts = [f"{part}_{what}" for part in PARTS for what in ("ms", "variant")]
+    return both.select(*_GROUP, "layer", *parts, "backward_ms", "total_ms", "clock")
 
 
 def _training(layers: pl.DataFrame) -> pl.DataFrame:
@@ -103,26 +100,28 @@ def _training(layers: pl.DataFrame) -> pl.DataFrame:
     figures = [pl.when(gated).then(f"gpu_{part}_ms").otherwise(f"{part}_ms").alias(f"{part}_ms") for part in PARTS]
     short = pl.col("latency_ms").is_not_null() & pl.col("forward_ms").is_null()
     return medians.select(
-        *KEYS, *figures, "status", "peak_memory_mib",
-        pl.when(gated).then("gpu_ms").otherwise("latency_ms").alias("total_ms"),
-        pl.when(gated).then(pl.lit("gpu")).otherwise("clock").alias("clock"),
-        pl.when(short).then(pl.lit(_TOO_SHORT)).otherwise("reason").alias("reason"),
-        (pl.col("flops_per_item") * pl.col("batch_size") / 3).alias("part_flops"),
-    )  # fmt: skip
+        *KEYS,
+        *figures,
+        *("status", "peak_memory_mib"),
+        total_ms=pl.when(gated).then("gpu_ms").otherwise("latency_ms"),
+        clock=pl.when(gated).then(pl.lit("gpu")).otherwise("clock"),
+        reason=pl.when(short).then(pl.lit(_TOO_SHORT)).otherwise("reason"),
+        part_flops=pl.col("flops_per_item") * pl.col("batch_size") / 3,
+    )
 
 
 def _inference(layers: pl.DataFrame) -> pl.DataFrame:
-    """The same of the inference pass, which is the forward part alone."""
+    """The same of the inference pass, which is only the forward part."""
     return _medians(layers.filter(pl.col("pass") == "inference")).select(
-        *KEYS, "status", "reason", "peak_memory_mib",
-        pl.coalesce("gpu_ms", "latency_ms").alias("forward_ms"),
-        pl.when(pl.col("gpu_ms").is_null()).then("clock").otherwise(pl.lit("gpu")).alias("clock"),
-        (pl.col("flops_per_item") * pl.col("batch_size")).alias("part_flops"),
-    )  # fmt: skip
+        *(*KEYS, "status", "reason", "peak_memory_mib"),
+        forward_ms=pl.coalesce("gpu_ms", "latency_ms"),
+        clock=pl.when(pl.col("gpu_ms").is_null()).then("clock").otherwise(pl.lit("gpu")),
+        part_flops=pl.col("flops_per_item") * pl.col("batch_size"),
+    )
 
 
 def _medians(rows: pl.DataFrame) -> pl.DataFrame:
-    """Over replicates; a reason stands where none of them was measured."""
+    """Medians over replicates, with a reason where none of them was measured."""
     ok = pl.col("status") == "ok"
     reason = pl.when(pl.col("status") == "oom").then(pl.lit("out of memory")).otherwise("reason")
     return rows.group_by(KEYS).agg(

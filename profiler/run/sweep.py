@@ -1,4 +1,4 @@
-"""What enters: the Tasks of a run. What leaves: batch sweeps, and a Result a batch, measured in one process.
+"""Measure batch sweeps: several batch sizes in one process, which is watched from here.
 
 A sweep is one model in one engine over several batch sizes: loaded once, then given one batch after another.
 """
@@ -19,7 +19,7 @@ from profiler.worker.task import Task
 
 
 def families(tasks: Sequence[Task]) -> list[list[Task]]:
-    """The tasks in running order: those of one sweep together, where its first one stands; any other by itself."""
+    """The tasks in running order: those of one sweep together, in the place of its first; any other by itself."""
     found: dict[str, list[Task]] = {}
     for task in tasks:
         found.setdefault(task.case.id.family if task.case.role is Role.SWEEP else str(task.case.id), []).append(task)
@@ -36,7 +36,7 @@ def measure_sweep(
 ) -> None:
     """Measure the batches of a sweep, in one process as long as it lives; another goes on where one of them ends it.
 
-    `keep` gets a Result a task, in their order, each as soon as it is there; `tick` is told how many there are and what
+    `keep` gets a Result a task, in their order, each as soon as it is there; `tick` gets how many there are and what
     the process is doing.
     """
     log = logs / f"{tasks[0].case.id.family.replace('/', '-')}-sweep.log"
