@@ -13,7 +13,8 @@ import polars as pl
 
 from engines.base import Warning
 from profiler.job.case import Role
-from profiler.results.columns import COLUMNS, DERIVED, Group, columns, names, parts
+from profiler.results.columns import COLUMNS, DERIVED, Group, columns, names
+from profiler.results.set_up import set_up
 
 _KEY = ["machine", *names(Group.VERSIONS), "device", "engine", "variant", "precision", "batch_size", "extra", "options"]
 """Rows that agree in all of these are replicates of one another, be it in several runs."""
@@ -77,8 +78,8 @@ def candidates(results: pl.DataFrame, prices: Mapping[str, float]) -> list[Candi
 
     `prices` are in dollars an hour, by machine; where it names none the rows' own price counts.
     """
-    parts = results.partition_by(_KEY, maintain_order=True)
-    return _named([_candidate(part.to_dicts(), prices) for part in parts])
+    groups = results.with_columns(set_up_s=set_up()).partition_by(_KEY, maintain_order=True)
+    return _named([_candidate(group.to_dicts(), prices) for group in groups])
 
 
 def machine_of(row: Mapping[str, Any]) -> str:
@@ -120,13 +121,12 @@ def _gathered(values: Sequence[Mapping[str, float | None]]) -> dict[str, tuple[f
 
 def _values(row: Mapping[str, Any], usd_per_hour: float | None) -> dict[str, float | None]:
     """One replicate's figures."""
-    set_up = [row[name] for name in parts("set_up_s") if row[name] is not None]
     throughput = row["throughput"]
     cost = 1e6 * usd_per_hour / (3600 * throughput) if throughput and usd_per_hour is not None else None
     return {
         **{name: row[name] for name in FIGURES if name not in DERIVED},
         "error": row["gradient_error" if row["pass"] == "training" else "rel_l2_error"],
-        "set_up_s": sum(set_up) if set_up else None,
+        "set_up_s": row["set_up_s"],
         "usd_per_million_items": cost,
     }
 

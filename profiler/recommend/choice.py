@@ -15,6 +15,7 @@ import polars as pl
 
 from profiler.job.case import Role
 from profiler.recommend.candidates import FIGURES, Candidate, candidates
+from profiler.results import set_up
 from profiler.results.speedups import side_of, sides, spreads
 from profiler.stats.ratios import (
     MARGINS,
@@ -217,12 +218,9 @@ def _ratio(better: float, worse: float, figure: str) -> float:
 
 
 def break_even(choice: Candidate, other: Candidate) -> float | None:
-    """After how many items the choice's longer set-up has paid off; None where it is no longer, or never pays off."""
-    fast, slow = choice.seconds_per_item, other.seconds_per_item
-    long, short = choice.figures.get("set_up_s"), other.figures.get("set_up_s")
-    if fast is None or slow is None or long is None or short is None or slow <= fast or long <= short:
-        return None
-    return (long - short) / (slow - fast)
+    """After how many items the choice's set-up has paid off against the other's (profiler.results.set_up)."""
+    own, its = (one.figures.get("set_up_s") for one in (choice, other))
+    return set_up.break_even(own, choice.seconds_per_item, its, other.seconds_per_item)
 
 
 def _set_up(candidate: Candidate) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from profiler.results import lines as table
 from profiler.results.columns import RESULTS, SAMPLES, kind_of_warning, parts
 from profiler.results.layer_profiles import Profiled, profiled, together
 from profiler.results.reading import Runs, chosen
+from profiler.results.set_up import break_even, set_up
 from profiler.results.speedups import GROUP, spreads
 
 KEY = ["run", *GROUP]
@@ -35,7 +36,6 @@ TICKS = 40
 _MOST_SAMPLES = 600_000
 """That intervals are made from: some four seconds."""
 _MOST_PROBLEMS = 300
-_SETUP = parts("set_up_s")
 _PARTS = parts("peak_memory_mib")
 _MEASURES = [name for name, dtype in RESULTS.items() if dtype == pl.Float64]
 _COMPARED = [
@@ -180,13 +180,17 @@ def _lines(
 ) -> pl.DataFrame:
     """Medians over replicates, and how each line compares with its group's base."""
     kinds = kind_of_warning(pl.col("warnings").explode().drop_nulls()).unique(maintain_order=True)
-    medians = rows.group_by(LINE, maintain_order=True).agg(
-        pl.col(_MEASURES).median(),
-        pl.col("engine", "model_kind", "clock", "stop_reason", "optimizer", "head", *table.IDENTITY).first(),
-        pl.col("throttled").any(),
-        pl.col("samples").sum(),
-        pl.len().alias("replicates"),
-        kinds,
+    medians = (
+        rows.with_columns(setup_s=set_up())
+        .group_by(LINE, maintain_order=True)
+        .agg(
+            pl.col(*_MEASURES, "setup_s").median(),
+            pl.col("engine", "model_kind", "clock", "stop_reason", "optimizer", "head", *table.IDENTITY).first(),
+            pl.col("throttled").any(),
+            pl.col("samples").sum(),
+            pl.len().alias("replicates"),
+            kinds,
+        )
     )
     summaries = []
     for part in rows.partition_by("run", maintain_order=True) or [rows]:
@@ -210,13 +214,11 @@ def _derived(lines: pl.DataFrame) -> pl.DataFrame:
     item_s = 1 / pl.coalesce("throughput", 1000 * batch / latency)
     said = pl.col("setting").map_elements(_short, pl.String)
     rest = pl.col("peak_memory_mib") - pl.sum_horizontal(_PARTS)
-    setup = pl.when(pl.any_horizontal(pl.col(_SETUP).is_not_null())).then(pl.sum_horizontal(_SETUP))
     lines = lines.with_columns(
         line=pl.concat_str("variant", "precision", separator=" ")
         + pl.when(said != "").then(", " + said).otherwise(pl.lit("")),
         item_ms=latency / batch,
         item_s=item_s,
-        setup_s=setup,
         rank=latency.rank("ordinal").over(KEY),
         moved_mib=pl.coalesce("moved_mib", "weights_mib"),
         gflops_per_item=pl.col("flops_per_item") / 1e9,
@@ -231,8 +233,8 @@ def _derived(lines: pl.DataFrame) -> pl.DataFrame:
     lines = lines.with_columns(front=1 / pl.col("item_s") >= best_so_far, item_gain=alone / pl.col("item_ms"))
     base = lines.filter("is_base").select(*KEY, base_setup_s="setup_s", base_item_s="item_s", base_ms="latency_ms")
     lines = lines.join(base, on=KEY, how="left", nulls_equal=True, maintain_order="left")
-    gain, cost = pl.col("base_item_s") - pl.col("item_s"), pl.col("setup_s") - pl.col("base_setup_s")
-    pays = pl.when(gain > 0).then((cost / gain).clip(lower_bound=0).ceil())
+    costs = lines.select("setup_s", "item_s", "base_setup_s", "base_item_s").iter_rows()
+    pays = pl.Series([break_even(*each) for each in costs], dtype=pl.Float64).ceil()
     return lines.with_columns(pays_off_items=pays, best_from_items=_best_from(lines))
 
 

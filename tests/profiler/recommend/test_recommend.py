@@ -497,6 +497,19 @@ def test_a_break_even_is_that_of_the_report():
         assert math.ceil(break_even(named[line], named["eager fp32"]) or 0) == pays, line
 
 
+def test_a_break_even_of_replicates_is_that_of_the_report(tmp_path: Path):
+    """Each process has its slow part: the median of their sums is not the sum of the parts' medians."""
+    slow = [{"export_s": 9.0, "build_s": 1.0}, {"export_s": 1.0, "build_s": 9.0}, {"export_s": 1.0, "build_s": 1.0}]
+    rows = [*thrice("eager", 4.0, precision="fp32", throughput=250.0)]
+    rows += [{**r, **parts} for r, parts in zip(thrice("trt", 1.0, throughput=1000.0), slow, strict=True)]
+    runs = read_runs([str(written(tmp_path / "run", run(*rows)))])
+    found = recommend(runs.results.collect(), Wanted("net"))
+    (pays,) = gather(runs).lines.filter(variant="trt")["pays_off_items"]
+    assert found.choice and found.runner_up
+    assert break_even(found.choice, found.runner_up) == pytest.approx(10.0 / 0.003)
+    assert pays == math.ceil(10.0 / 0.003)
+
+
 def test_what_makes_a_figure_unreliable_is_told():
     replicates = thrice("ort", 1.0, spread=0.01)
     replicates[0]["warnings"] = ["drift: the last third of the samples is 3 % slower than the first"]
