@@ -1,4 +1,4 @@
-"""What enters: nothing. What leaves: how often `compare` is right about real runs of one machine.
+"""Measure how often `compare` is right about real runs of one machine.
 
 Three runs of benchmarks/ab.yaml, three replicates each: A, B, which is the same again, and C, every call of which is
 slowed on purpose (benchmarks/slowed). B should be indistinguishable from A and C slower, each in 95 % of the cells.
@@ -108,8 +108,10 @@ def judge(runs: Mapping[str, Path]) -> bool:
         ratio = math.exp(part["device_ratio"].log().mean())  # type: ignore[arg-type]
         spread = 100 * (part["device_ratio"].log().std() or 0)
         slowed = f", slowed by {SHARES[device]:.0%}" if side == "C" else ""
-        print(f"{side}{slowed}: {said} of {part.height} cells are {' or '.join(verdicts)} ({said / part.height:.1%}); "
-              f"A's time over its: geometric mean {ratio:.4f}, spread between cells {spread:.2f} %")  # fmt: skip
+        print(
+            f"{side}{slowed}: {said} of {part.height} cells are {' or '.join(verdicts)} ({said / part.height:.1%}); "
+            f"A's time over its: geometric mean {ratio:.4f}, spread between cells {spread:.2f} %"
+        )
         for row in part.filter(~expected).to_dicts():
             interval = f"{row['device_ratio']:.3f} ({row['device_ratio_low']:.3f} to {row['device_ratio_high']:.3f})"
             cell = f"{row['model']} {row['variant']} {row['precision']} b{row['batch_size']}"

@@ -1,4 +1,4 @@
-"""What enters: a comparison's cells and a limit, such as 5%. What leaves: which cells are slower by more."""
+"""Find the cells of a comparison that are slower by more than a limit, such as 5%."""
 
 from __future__ import annotations
 

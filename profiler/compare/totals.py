@@ -1,4 +1,4 @@
-"""What enters: the cells of a comparison. What leaves: geometric means, and who is how many times faster, in words.
+"""Sum up a comparison: geometric means, and who is how many times faster, in words.
 
 The sentences are worded like those of the published benchmarks: "Across all models, the Quadro M4000 is 1.05x to 1.25x
 faster than Tesla K80".
@@ -16,7 +16,7 @@ from profiler.stats.ratios import MARGINS, Verdict
 from profiler.tables.numbers import percent, times
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Total:
     """What the cells of a side in one pass say together.
 
@@ -75,13 +75,21 @@ def totals(cells: pl.DataFrame) -> list[Total]:
         assert ratio is not None
         found.append(
             Total(
-                str(base), str(side), str(pass_ or ""), part.height, ratio, device, memory,
-                min(models["ratio"]), max(models["ratio"]), tuple(map(str, models["model"].drop_nulls())),
-                sum(row["pass"] == pass_ for row in of[side]),
-                {verdict: verdicts.get(verdict, 0) for verdict in Verdict},
-                max(MARGINS[clock] for clock in part["judged_on"].unique()),
+                base=str(base),
+                side=str(side),
+                pass_=str(pass_ or ""),
+                cells=part.height,
+                ratio=ratio,
+                device_ratio=device,
+                memory_ratio=memory,
+                low=min(models["ratio"]),
+                high=max(models["ratio"]),
+                models=tuple(map(str, models["model"].drop_nulls())),
+                of=sum(row["pass"] == pass_ for row in of[side]),
+                verdicts={verdict: verdicts.get(verdict, 0) for verdict in Verdict},
+                margin=max(MARGINS[clock] for clock in part["judged_on"].unique()),
             )
-        )  # fmt: skip
+        )
     return found
 
 

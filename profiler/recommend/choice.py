@@ -1,4 +1,4 @@
-"""What enters: results of runs, and what is wanted. What leaves: which candidate to deploy, and why not each other one.
+"""Choose what to deploy, and say why not each other candidate.
 
 Of the candidates that meet every limit the one with the best objective is chosen. Where three replicates a side cannot
 tell others from it, the one among them that takes the least to set up is, then the one with the least memory.
