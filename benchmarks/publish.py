@@ -27,8 +27,8 @@ import yaml
 
 from engines.base import Warning
 from profiler.job.case import setting_words
+from profiler.results import columns as declared
 from profiler.results import lines as table
-from profiler.results.columns import kind_of_warning
 from profiler.results.reading import with_all_columns
 from profiler.results.wall_time import describe
 from profiler.results.warning_kinds import KINDS
@@ -37,12 +37,9 @@ from profiler.stats.ratios import label
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MADE = "<!-- Made by benchmarks/publish.py; do not edit. -->"
 FILES = ("results.parquet", "samples.parquet", "environment.json", "bench.yaml")
-MUST_AGREE = (
-    *("device", "gpu", "driver", "cuda", "cudnn", "cpu", "python", "platform"),
-    *("torch_version", "onnxruntime_version", "tensorrt_version"),
-)
-MEMORY = ("context", "weights", "gradients", "optimizer", "activations", "other")
-IN_TRAINING = ("gradients", "optimizer")
+MUST_AGREE = ("device", "gpu", *declared.names(declared.Group.VERSIONS), "cpu", "python", "platform")
+MEMORY = [column.name for column in declared.columns(declared.Group.MEMORY) if column.part_of == "peak_memory_mib"]
+IN_TRAINING = ("gradients_mib", "optimizer_mib")
 """Parts that only some rows have."""
 FREE_TEXT = ("run_id", "options", "reason", "proof")
 LONGEST_REASON = 240
@@ -198,7 +195,7 @@ def _check(runs: Sequence[Run]) -> None:
 
 def _more(results: pl.DataFrame) -> pl.DataFrame:
     """What a page shows of a line beyond table.summary: medians over replicates too."""
-    columns = ["tflops", *(f"{part}_mib" for part in MEMORY)]
+    columns = ["tflops", *MEMORY]
     return results.filter(status="ok").group_by(table.LINE).agg(pl.col(columns).median())
 
 
@@ -255,7 +252,7 @@ def _verdict(line: Line, clock: str) -> str:
 
 
 def _split(line: Line) -> str:
-    parts = [line[f"{name}_mib"] for name in MEMORY if name not in IN_TRAINING or line[f"{name}_mib"] is not None]
+    parts = [line[name] for name in MEMORY if name not in IN_TRAINING or line[name] is not None]
     return " + ".join(_whole(part) or "?" for part in parts) if any(part is not None for part in parts) else ""
 
 
@@ -442,7 +439,7 @@ def _explained(lines: Sequence[Line], into: Path) -> list[str]:
 
 def _warnings(results: pl.DataFrame) -> list[str]:
     rows = results.filter(status="ok").explode("warnings").drop_nulls("warnings")
-    kinds = rows.select("case_id", kind_of_warning(pl.col("warnings"))).unique()["warnings"]
+    kinds = rows.select("case_id", declared.kind_of_warning(pl.col("warnings"))).unique()["warnings"]
     counts = Counter(kinds.sort()).most_common()
     cells = [[_mark(kind), str(count), _meaning(kind, results)] for kind, count in counts]
     return _table(["Mark", "Rows", "What"], cells) if cells else ["None."]

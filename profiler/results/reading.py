@@ -15,12 +15,9 @@ from engines.catalog import BASES
 from profiler.errors import ConfigError
 from profiler.job.case import MARKS, Role
 from profiler.job.conditions import Filter
-from profiler.results.columns import LAYERS, RESULTS, SAMPLES
+from profiler.results.columns import LAYERS, RESULTS, SAMPLES, Group, names
 
-ENVIRONMENT = (
-    *("machine", "gpu", "host", "cuda", "driver", "cudnn", "torch_version", "onnxruntime_version", "tensorrt_version"),
-    "device",
-)
+ENVIRONMENT = ("machine", *names(Group.PLACE, Group.VERSIONS), "device")
 """Columns of the results that tell of the machine, for a run whose environment.json cannot be read."""
 _GIVE = "give a run's folder, such as results/2026…, a pattern such as 'results/*', or an address such as s3://…"
 Schema = Mapping[str, pl.DataType]
