@@ -146,7 +146,7 @@ def read(folder: Path) -> Run:
 
 
 def publish(runs: Sequence[Run], into: Path) -> None:
-    """Write everything. Exits where the runs do not belong into one table."""
+    """Write everything. Exits where the runs cannot be mixed in one table."""
     _check(runs)
     clean = Cleaner(runs)
     results = clean.results(pl.concat([run.results for run in runs]))
@@ -184,7 +184,7 @@ def _check(runs: Sequence[Run]) -> None:
         for key in MUST_AGREE:
             if run.environment.get(key) != first.environment.get(key):
                 ours, theirs = first.environment.get(key), run.environment.get(key)
-                sys.exit(f"these runs do not belong into one table: {key} is {ours} in one and {theirs} in another")
+                sys.exit(f"these runs cannot be mixed in one table: {key} is {ours} in one and {theirs} in another")
         if run.results.schema != first.results.schema:
             sys.exit("these runs were made by different versions of the profiler: their columns differ")
     counted = Counter(case_id for run in runs for case_id in run.results["case_id"])

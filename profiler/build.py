@@ -107,7 +107,7 @@ def execute(options: Options, console: Console) -> int:
         outcomes = _build_all(tasks, gpu, options.timeout, logs, display)
     _print(console, f"Engines of {engine.name} for {options.target or (gpu.name if gpu else '')}", tasks, outcomes)
     if any(outcome.status != "ok" for outcome in outcomes):
-        console.print(Text(f"What the library said stands in {logs}"), soft_wrap=True)
+        console.print(Text(f"The library's output is in {logs}"), soft_wrap=True)
         return 1
     if options.export is not None:
         _copy(outcomes[0].value.path, options.export)
@@ -322,6 +322,6 @@ def _copy(engine: Path, export: Path) -> None:
         shutil.copyfile(engine, scratch)
         os.replace(scratch, export)
     except OSError as error:
-        raise ConfigError(f"--export {export}: {error.strerror}; the engine stands in {engine}") from None
+        raise ConfigError(f"--export {export}: {error.strerror}; the engine is in {engine}") from None
     finally:
         scratch.unlink(missing_ok=True)

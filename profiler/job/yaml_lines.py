@@ -52,7 +52,7 @@ def _note_lines(path: Path, node: yaml.Node | None, at: Location, lines: Lines) 
         for key, value in node.value:
             where = (*at, int(key.value) if key.tag == "tag:yaml.org,2002:int" else key.value)
             if where in lines:
-                raise ConfigError(f"{path}:{key.start_mark.line + 1}: '{key.value}' stands here twice; keep one")
+                raise ConfigError(f"{path}:{key.start_mark.line + 1}: '{key.value}' is given twice; keep one")
             lines[where] = key.start_mark.line + 1
             _note_lines(path, value, where, lines)
     elif isinstance(node, yaml.SequenceNode):

@@ -25,7 +25,7 @@ from profiler.results.reading import read_runs
 _MARK = "▸"
 _WORDS_WIDTH = 16
 """To which a column of words may fold."""
-_NO_ROWS = "no row of these runs belongs into a table of {}: it has other networks, or measured other passes"
+_NO_ROWS = "no row of these runs fits a table of {}: it has other networks, or measured other passes"
 
 
 @dataclass(frozen=True, kw_only=True)

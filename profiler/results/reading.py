@@ -176,7 +176,7 @@ def _check_folder(folder: Path) -> None:
             f"{folder}: this run was ended before its results were written; finish it: "
             f"python -m profiler --resume {folder}"
         )
-    raise ConfigError(f"{folder}: no run stands there (no results.parquet); {_GIVE}")
+    raise ConfigError(f"{folder}: not a run folder (no results.parquet); {_GIVE}")
 
 
 def _in_a_store(address: str) -> list[str]:

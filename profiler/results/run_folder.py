@@ -49,9 +49,7 @@ class RunFolder:
         """The folder of an earlier run. Raises ConfigError if it is none."""
         run = cls(path.resolve())
         if not (path / "bench.yaml").is_file():
-            raise ConfigError(
-                f"--resume {path}: no run stands there (no bench.yaml); give a folder such as results/2026…"
-            )
+            raise ConfigError(f"--resume {path}: not a run folder (no bench.yaml); give a folder such as results/2026…")
         run.logs.mkdir(exist_ok=True)
         return run
 

@@ -89,7 +89,7 @@ def execute(options: Options, console: Console) -> int:
         started = _Started(run=run, config=config, target=target, environment=environment)
         interrupted, seconds = _measure(started, cases, options.retry, console)
         results = _write_results(started, seconds, console)
-    console.print(Text(f"\nEverything stands in {run.path}"), soft_wrap=True)
+    console.print(Text(f"\nResults: {run.path}"), soft_wrap=True)
     if (run.path / "layers.parquet").exists():
         console.print(Text(f"Its layers: python -m profiler layers {run.path}"), soft_wrap=True)
     if interrupted:
@@ -146,7 +146,7 @@ def _open_run(options: Options, config: Config, target: Target, environment: dic
             if before.get(key) != environment.get(key):
                 raise ConfigError(
                     f"--resume {options.resume}: the run was made with {key} {before.get(key)}, here it is "
-                    f"{environment.get(key)}; figures of the two do not belong into one table: start a new run"
+                    f"{environment.get(key)}; figures of the two cannot be mixed in one table: start a new run"
                 )
         environment |= {key: before[key] for key in ("roofs", "wall_seconds") if before.get(key)}
         # The run's bench.yaml is the first start's; what later ones said of the machine is only in here.
@@ -207,9 +207,9 @@ def _report(console: Console, run: RunFolder, lines: pl.DataFrame) -> None:
     except Exception as error:
         with contextlib.suppress(OSError):
             (run.logs / "report.log").write_text(traceback.format_exc())
-        said = " ".join(str(error).split())[:200] or type(error).__name__
-        told = f"\nThere is no report ({said}; logs/report.log says more); again: python -m profiler report {run.path}"
-        console.print(Text(told, style="yellow"), soft_wrap=True)
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        message = f"\nReport failed: {why} (see logs/report.log); retry with: python -m profiler report {run.path}"
+        console.print(Text(message, style="yellow"), soft_wrap=True)
 
 
 def _resuming(options: Options, run: RunFolder) -> str:

@@ -155,7 +155,7 @@ def test_what_cannot_be_built_is_a_row_and_the_rest_is_built(build: Build, workp
     assert Path(good[7]).is_file()
     assert "node 0 'culprit0' (Wobble): " in done.stdout
     assert "Plugin not found" in done.stdout
-    assert f"What the library said stands in {workplace / 'cache' / 'logs'}" in done.stdout
+    assert f"The library's output is in {workplace / 'cache' / 'logs'}" in done.stdout
     assert "Wobble" in (workplace / "cache" / "logs" / "build-trt-rtx-strange-native-batch-4.log").read_text()
     assert done.stderr == ""
 
@@ -214,7 +214,7 @@ def test_wrong_arguments_give_2_and_one_line(build: Build, name: str) -> None:
 def test_export_that_cannot_be_written(build: Build) -> None:
     done = build("--model", "good.onnx", "--batch", "4", "--target", "sm89", "--export", "/proc/engine")
     assert done.returncode == 2, done.stderr
-    assert re.fullmatch(r"--export /proc/engine: .*; the engine stands in \S+\.engine\n", done.stderr)
+    assert re.fullmatch(r"--export /proc/engine: .*; the engine is in \S+\.engine\n", done.stderr)
 
 
 @pytest.mark.slow

@@ -394,7 +394,7 @@ def test_a_table_too_wide_for_the_terminal_comes_in_parts(width):
 
 def test_results_of_other_networks_are_an_error_that_says_so(tmp_path):
     frame(case("vgg11")).write_parquet(tmp_path / "results.parquet")
-    with pytest.raises(ConfigError, match="no row of these runs belongs into a table of cnn-benchmarks"):
+    with pytest.raises(ConfigError, match="no row of these runs fits a table of cnn-benchmarks"):
         execute(Options(runs=[str(tmp_path)], study="cnn-benchmarks"), Console(file=io.StringIO()))
 
 

@@ -176,7 +176,7 @@ def test_a_run_with_a_study_ends_with_its_tables(profiler: Profiler, tmp_path: P
     page = (folder / "tables" / "published.md").read_text()
     assert page.count("| **mine** |") >= 4, "a row in each pass"
     assert "| Titan Black | cuda-convnet2 | ConvLayer | 63 | 252 | 98 | 11 | 21 | 445 |" in page
-    assert done.stdout.index("L1 to L5, by pass") < done.stdout.index("Everything stands in")
+    assert done.stdout.index("L1 to L5, by pass") < done.stdout.index("Results: ")
     assert "L5, batch 1" not in done.stdout, "its own table would say the same again"
     again = profiler("published", str(folder), "--study", "convnet-benchmarks", "--into", "copy", cwd=tmp_path)
     assert again.returncode == 0, again.stderr

@@ -673,7 +673,7 @@ def test_a_report_that_fails_is_told_and_loses_nothing(tmp_path: Path, monkeypat
     run = RunFolder.create(tmp_path)
     out = io.StringIO()
     command._report(Console(file=out, width=200), run, None)
-    assert "There is no report (no fonts at all; logs/report.log says more)" in out.getvalue()
+    assert "Report failed: no fonts at all (see logs/report.log)" in out.getvalue()
     assert "RuntimeError: no fonts at all" in (run.logs / "report.log").read_text()
 
 

@@ -205,7 +205,7 @@ def damaged(tmp_path: Path, what: str) -> str:
     [
         ("nothing matches", "no folder with a results.parquet matches"),
         ("there is no folder", "there is no such folder"),
-        ("no run", r"no run stands there \(no results.parquet\)"),
+        ("no run", r"not a run folder \(no results.parquet\)"),
         ("was ended", "ended before its results were written.*--resume"),
         ("is empty", "this run is empty"),
         ("is damaged", "results.parquet: cannot be read"),
