@@ -1,0 +1,118 @@
+"""A new engine is one file and one row: docs/extending.md's is taken through every command, as it stands there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import polars as pl
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SECTION = (ROOT / "docs" / "extending.md").read_text().partition("## Adding an engine")[2].partition("\n## ")[0]
+FILE, ROW, PRESET = re.findall(r"```python\n(.*?)```", SECTION, flags=re.DOTALL)
+OPTIONS, _, ENGINE = ROW.partition("\n\n\n")
+# Every Python that starts with this on its path, the forkserver included, has the row in its catalog.
+REGISTERED = f"""
+from dataclasses import dataclass
+from engines.catalog import ENGINES, PRESETS, Deployment, Engine, Options, Preset, Requirement, option
+
+{OPTIONS}
+
+ENGINES["reference"] = {ENGINE}
+PRESETS["reference"] = {PRESET}
+"""
+NETWORK = """
+import torch
+from torch import nn
+
+def net():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 10))
+"""
+JOB = """
+models: [{name: net, factory: "networks:net", input: [3, 2, 2]}]
+engines: [eager, reference, {name: reference, label: reference-quiet, verbose: 0}]
+precisions: [fp32, fp16]
+device: cpu
+budget: {seconds: 0.1, min_samples: 3}
+"""
+Run = Callable[..., CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def run(command_line: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs a command in a folder with the job, in which the engine is known; it must end with the exit code 0."""
+    folder = tmp_path_factory.mktemp("engine")
+    # The file is where the row says, in the package that it would be in.
+    (folder / "onnx_reference.py").write_text(FILE)
+    found = f"import engines; engines.__path__.append({str(folder)!r})\n"
+    (folder / "sitecustomize.py").write_text(found + REGISTERED)
+    (folder / "networks.py").write_text(NETWORK)
+    (folder / "job.yaml").write_text(JOB)
+    path = os.pathsep.join([str(folder), str(ROOT)])
+
+    def start(*arguments: str, code: int = 0) -> CompletedProcess[str]:
+        done = command_line(*arguments, cwd=folder, PYTHONPATH=path, PROFILER_CACHE="cache")
+        assert done.returncode == code, done.stdout + done.stderr
+        done.args = folder
+        return done
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def folder(run: Run) -> Path:
+    """Where two runs are: one/run of all engines, two/run of the new one."""
+    for name, more in (("one", ()), ("two", ("--only", "variant=reference,precision=fp32"))):
+        place: Path = run("job.yaml", "--output", name, *more).args
+        (made,) = (place / name).iterdir()
+        made.rename(place / name / "run")
+    return place
+
+
+pytestmark = pytest.mark.slow
+
+
+def test_it_is_measured_checked_and_refused_where_its_row_says_so(folder: Path) -> None:
+    rows = pl.read_parquet(folder / "one" / "run" / "results.parquet")
+    cells = {(row["variant"], row["precision"]): row for row in rows.iter_rows(named=True)}
+    for variant in ("reference", "reference-quiet"):
+        row = cells[variant, "fp32"]
+        assert row["status"] == "ok", row["reason"]
+        assert row["engine"] == "reference"
+        assert row["latency_ms"] > 0
+        assert row["rel_l2_error"] < 1e-5
+        assert json.loads(row["proof"])["compute_types"] == {"float32": 2}
+        assert cells[variant, "fp16"]["status"] == "unsupported"
+    assert json.loads(cells["reference-quiet", "fp32"]["options"]) == {"verbose": 0}
+
+
+def test_its_options_are_checked_and_listed(run: Run, folder: Path) -> None:
+    assert "how much the evaluator prints" in " ".join(run("engines", "--device", "cpu").stdout.split())
+    (folder / "wrong.yaml").write_text(JOB.replace("verbose: 0", "verbose: 11"))
+    assert "verbose: must be from 0 to 10, got 11" in run("wrong.yaml", "--dry-run", code=2).stderr
+
+
+def test_report_and_compare_read_its_runs(run: Run, folder: Path) -> None:
+    run("report", "one/run", "--format", "md")
+    assert "reference" in (folder / "one" / "run" / "report.md").read_text()
+    assert "reference" in run("compare", "one/run", "two/run").stdout
+
+
+def test_it_is_recommended_and_exported_and_runs_without_us(run: Run, folder: Path) -> None:
+    assert "reference" in run("recommend", "two/run", "--export", "out").stdout
+    made = folder / "out"
+    assert {path.name for path in made.iterdir()} == {
+        *("config.json", "model.onnx", "README.txt", "requirements.txt", "run.py"),
+    }
+    assert re.fullmatch(r"onnx==[\d.]+\nnumpy\n", (made / "requirements.txt").read_text())
+    assert "model.onnx is the model." in " ".join((made / "README.txt").read_text().split())
+    done = subprocess.run([sys.executable, "-I", str(made / "run.py")], capture_output=True, text=True, check=True)
+    assert done.stdout == "net (1, 10)\n"
