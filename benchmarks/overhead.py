@@ -14,6 +14,7 @@ from pathlib import Path
 
 from profiler.machine import cpu_model
 from profiler.nvml import visible_gpus
+from profiler.processes.messages import Report
 from profiler.processes.process import Call, run_one, start_forkserver
 
 FORKS, FRESH = 20, 5
@@ -25,7 +26,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         start_forkserver(log)
-        call = Call("profiler.worker.measure_case:nothing", device, log)
+        call = Call("overhead:no_op", device, log, path=(str(Path(__file__).resolve().parent),))
         seconds = []
         for _ in range(FORKS + 1):
             start = time.perf_counter()
@@ -46,6 +47,15 @@ def main() -> None:
     )
     print(f"  fresh interpreter, {FRESH} cases:          {row(fresh)}")
     print(f"  ratio of the medians: {statistics.median(fresh) / statistics.median(seconds[1:]):.0f}")
+
+
+def no_op(device: str, report: Report) -> None:
+    """A no-op case, with a context on `device`."""
+    if device == "cuda":
+        import torch
+
+        torch.zeros(1, device="cuda")
+        torch.cuda.synchronize()
 
 
 def row(seconds: list[float]) -> str:

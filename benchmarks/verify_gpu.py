@@ -203,8 +203,8 @@ def time_cell(task: Task, report: Report) -> dict[str, float]:
 def _open(task: Task) -> tuple[Any, Any, float]:
     import engines
     from profiler.worker.clock import CudaClock
-    from profiler.worker.measure_case import make_job
     from profiler.worker.sampling import first_run, warm_up
+    from profiler.worker.task import make_job
 
     clock = CudaClock()
     session = engines.open_session(task.case.engine, make_job(task, lambda phase: None, lambda: None))

@@ -19,8 +19,7 @@ from profiler.job.case import Budget, Case
 from profiler.machine import available_memory_mib, usable_cores
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call, run_all
-from profiler.worker.gradient_check import is_checked
-from profiler.worker.task import Prepared, graph_of
+from profiler.worker.task import Prepared, graph_of, has_checked_gradients
 
 Tick = Callable[[str, int, int], None]
 """Told what is being made, how many of it are done, and of how many."""
@@ -143,7 +142,7 @@ class _Stages:
         """What the first training step gives; a model of which that cannot be had is measured all the same."""
         wanted: dict[tuple[str, str, int], list[Case]] = {}
         for case in cases:
-            if is_checked(case) and "model" not in prepared[case.model].failures:
+            if has_checked_gradients(case) and "model" not in prepared[case.model].failures:
                 key = case.model, case.training.head, reference_items(case.batch_size)
                 wanted.setdefault(key, []).append(case)
         calls = []
@@ -160,7 +159,7 @@ class _Stages:
 
     def _call(self, function: str, argument: object, name: str) -> Call:
         log, limit = self.logs / f"{name.replace('/', '-')}.log", self.budget.build_timeout
-        return Call(f"profiler.worker.measure_case:{function}", argument, log, limit, limit, path=self.path)
+        return Call(f"profiler.worker.prepare_model:{function}", argument, log, limit, limit, path=self.path)
 
     def _run(self, calls: Sequence[Call], names: Sequence[str], what: str) -> list[Outcome]:
         slots = max(1, min(_slots([self.sources[name] for name in names]), len(calls)))

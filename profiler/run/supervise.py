@@ -24,7 +24,7 @@ def measure_one(task: Task, logs: Path, path: tuple[str, ...], tick: Callable[[s
     log = logs / f"{task.case.id.file_name}.log"
     built = None
     if ENGINES[task.case.engine].builds is not None:
-        ahead = call("profiler.worker.measure_case:build_ahead", task, task, log, path)
+        ahead = call("profiler.worker.prepare_model:build_ahead", task, task, log, path)
         built = run_one(ahead, lambda child: tick(child.doing))
         if built.status != "ok":
             return result_of(task.case.id, built)

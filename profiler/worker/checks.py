@@ -1,4 +1,4 @@
-"""What enters: outputs and proof of a session. What leaves: its distance from the reference, and whether the row holds.
+"""Check what a session computed, and by what: outputs, gradients and the proof.
 
 A row whose proof does not match its request is `failed`: nothing falls back in silence.
 """
@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engines.base import Array, Proof, Warning
-from exporters.gradients import Deviation
+from engines.base import Array, Proof, Session, Trainable, Warning
+from exporters.gradients import Deviation, GradientReference, Gradients, deviation, reference_items, tiled
+from exporters.inputs import seeded_inputs
 from profiler.job.case import Case
-from profiler.results.result import Parity
+from profiler.results.result import Parity, Result
+from profiler.worker.task import Task, has_checked_gradients
 
 _TYPES = {
     "fp32": "float32",
@@ -24,6 +26,59 @@ _TYPES = {
     "int8": "int8",
 }
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+
+
+def verify(task: Task, session: Session, outputs: Sequence[Array], result: Result) -> None:
+    """Compare outputs or gradients with the reference, the proof with the request; fail a row that does not hold."""
+    case = task.case
+    if case.pass_ == "inference" and task.prepared.reference is not None:
+        with np.load(task.prepared.reference) as file:
+            reference = [file[name] for name in file.files]
+        result.reference = "ort-cpu-unoptimized" if case.source.kind == "onnx" else "eager-fp32-cpu"
+        real_weights = case.source.kind == "onnx" or case.source.weights is not None
+        result.parity = compare(outputs, reference, real_weights)
+        wrong, unusual = judge(case.precision, result.parity.rel_l2_error)
+        result.warnings += unusual
+        if wrong:
+            result.fail(wrong)
+    elif not all(np.isfinite(output).all() for output in outputs):
+        what = "outputs are" if case.pass_ == "training" and case.training.head == "logits" else "loss is"
+        result.fail(f"the {what} not finite")
+    elif case.pass_ == "training":
+        _check_gradients(task, session, result)
+    result.proof = proof = session.proof()
+    result.warnings += remarks(case, proof)
+    wrong = mismatch(case, proof)
+    if wrong:
+        result.fail(wrong)
+
+
+def _check_gradients(task: Task, session: Session, result: Result) -> None:
+    """Add the errors of loss and gradients; fail a row whose gradients are wrong."""
+    case = task.case
+    if not has_checked_gradients(case):
+        result.warnings.append(Warning("unchecked-gradients", "dropout is on, so they are others in every iteration"))
+        return
+    items = reference_items(case.batch_size)
+    reference = task.prepared.gradients.get((case.training.head, items), "none was made")
+    if not isinstance(reference, GradientReference):
+        result.warnings.append(Warning("unchecked-gradients", f"there is no reference: {reference}"))
+        return
+    assert isinstance(session, Trainable), f"{case.engine} trains and cannot show its gradients"
+    truth = Gradients.read(reference.path)
+    inputs = [tiled(array, case.batch_size) for array in seeded_inputs(task.prepared.specs, items)]
+    target = None
+    if truth.target is not None:
+        target = tiled(truth.target, case.batch_size, is_gradient=case.training.head == "logits")
+    output, gradients = session.gradients(inputs, target)
+    found = deviation(output[:items] if output.ndim else output, gradients, truth)
+    result.reference = "step-fp64-cpu"
+    result.parity = Parity(loss_error=found.result, gradient_error=found.gradient)
+    own = reference.own_at(case.precision, case.batch_size)
+    wrong, unusual = judge_gradients(case.precision, found, own, truth.norms)
+    result.warnings += unusual
+    if wrong:
+        result.fail(wrong)
 
 
 def compare(outputs: Sequence[Array], reference: Sequence[Array], real_weights: bool) -> Parity:

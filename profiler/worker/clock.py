@@ -1,6 +1,6 @@
-"""What enters: a function that runs one iteration. What leaves: intervals in milliseconds, by clock.
+"""Time calls by several clocks, in milliseconds.
 
-The clocks and what each includes stand in docs/method.md. A session never owns a clock: it only calls `mark` at inner
+The clocks and what each includes are in docs/method.md. A session never owns a clock: it only calls `mark` at inner
 boundaries, and the clock records there.
 """
 
@@ -183,7 +183,7 @@ class CudaClock:
         return samples
 
     def time_gated(self, run: Run, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
-        """Hold the stream behind a spin kernel while one call is enqueued, as NVBench does; see DESIGN's clock `gpu`.
+        """Hold the stream behind a spin kernel while one call is enqueued, as NVBench does (`gpu` in docs/method.md).
 
         One call a gate, since work that is queued behind a call can slow it: ONNX Runtime's ResNet-50 (fp16, batch 16,
         H200) takes 2.45 ms alone and 2.79 ms with another call behind it.

@@ -19,8 +19,8 @@ from profiler.processes.messages import CaseEnded, Entered, Message, Report, Sal
 from profiler.processes.process import explain
 from profiler.results.result import Result, result_of
 from profiler.results.warning_kinds import doubting
-from profiler.worker.measure_case import Bench, Phases, check_batch, make_job, open_bench, take_figures
-from profiler.worker.task import Task
+from profiler.worker.measure_case import Bench, Phases, open_bench, take_figures
+from profiler.worker.task import Task, check_batch, make_job
 
 
 def measure_batches(tasks: Sequence[Task], report: Report) -> None:

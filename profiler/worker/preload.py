@@ -36,7 +36,8 @@ try:
     with contextlib.suppress(ImportError):
         import onnxruntime  # noqa: F401
 
-    import profiler.worker.measure_case  # noqa: F401
+    import profiler.worker.measure_case
+    import profiler.worker.prepare_model  # noqa: F401
 
     if torch.cuda.is_initialized():
         raise RuntimeError("the forkserver has initialized CUDA, so no process that it forks could use it")

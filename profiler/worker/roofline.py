@@ -20,8 +20,10 @@ from exporters.single_layers import Conv2d, Layer
 from profiler.job.case import Case
 from profiler.machine import available_memory_mib
 from profiler.processes.messages import Report
-from profiler.results.result import Roofline
+from profiler.results.result import Result, Roofline
+from profiler.stats.samples import median
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Mark, Run
+from profiler.worker.task import Task
 
 if TYPE_CHECKING:
     import torch
@@ -167,6 +169,33 @@ def judge(
         f"{below}; the figure is not trusted, for {excuse}. Check that its clock waits for the end of the call, that "
         f"{work}, and that nothing else used the device when its roofs were measured"
     ), []
+
+
+def add_place(task: Task, result: Result, copied_bytes: int, report: Report) -> None:
+    """Add where the case lies below the device's roofs; fail a row that lies far above them."""
+    case, cost = task.case, task.prepared.cost
+    precision = computed_in(case.precision, (result.proof and result.proof.compute_types) or {})
+    weights = cost.weight_bytes(case.precision)
+    moved = None if weights is None else weights + copied_bytes
+    latency, gpu = (median(result.samples.get(name, [])) for name in (result.clock or "", "gpu"))
+    fastest = min((ms for ms in (latency, gpu) if ms is not None), default=None)
+
+    def judge_by(roofs: Roofs) -> tuple[str | None, list[Warning]]:
+        flops = cost.flops(case.pass_)
+        result.roofline = place(flops, case.batch_size, latency, moved, precision, roofs)
+        lowest = floor(flops, case.batch_size, moved, precision, roofs)
+        return judge(fastest, lowest, arithmetic_saved(case.source.layer))
+
+    wrong, remarks = judge_by(task.roofs)
+    if wrong:
+        # The machine may have been busy while its roofs were measured: two busy loops on two cores make them 35 times
+        # lower. Before a row is thrown away they are measured again.
+        precisions = dict.fromkeys(("fp32", precision or "fp32"))
+        again = measure_roofs((case.device, tuple(precisions), task.budget.seconds), report)
+        wrong, remarks = judge_by({name: max(roof, again.get(name, roof)) for name, roof in task.roofs.items()})
+    result.warnings += remarks
+    if wrong:
+        result.fail(wrong)
 
 
 def _tflops(clock: Clock, device: Device, precision: str, seconds: float) -> float:

@@ -41,7 +41,7 @@ class Runnable(Protocol):
 
 @dataclass
 class Measurement:
-    """What was measured; `throughput` in calls per second, `first_run_s` in seconds."""
+    """What was measured; `throughput` in calls per second."""
 
     clock: str
     samples: Samples = field(default_factory=dict)

@@ -1,16 +1,21 @@
-"""What enters: nothing. What leaves: `Prepared` and `Task`, what the parent hands to a worker; no torch in them."""
+"""Define what the parent hands to a worker, `Prepared` and `Task`, and make an engine's job of it; imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engines.base import Job, Phase, Unsupported
+from engines.catalog import ENGINES, Options
 from exporters.flops import Cost
 from exporters.gradients import GradientReference
-from exporters.inputs import TensorSpec
-from profiler.job.case import Budget, Case
+from exporters.inputs import TensorSpec, fixed_batch, repeated_inputs, seeded_inputs
+from profiler.job.case import Budget, Case, Role
 from profiler.processes.messages import Status
+
+REFERENCE_ITEMS = 8
+"""How many items reference outputs have."""
 
 
 @dataclass(frozen=True)
@@ -48,3 +53,47 @@ class Task:
 def graph_of(precision: str) -> str:
     """Which exported graph a precision runs: TF32 is a switch of the engine, not a type of the graph."""
     return "fp32" if precision == "tf32" else precision
+
+
+def has_checked_gradients(case: Case) -> bool:
+    """Whether the case's gradients are compared with a reference: with dropout they differ in every iteration."""
+    return case.pass_ == "training" and not case.training.dropout
+
+
+def check_batch(task: Task) -> None:
+    """Raise Unsupported where the model's batch is fixed to another size."""
+    fixed = fixed_batch(task.prepared.specs)
+    if fixed is not None and fixed != task.case.batch_size:
+        raise Unsupported(f"{task.case.model} has a fixed batch of {fixed}; add {fixed} to batch_sizes")
+
+
+def make_job(
+    task: Task,
+    phase: Callable[[Phase], None],
+    at_peak: Callable[[], None] = lambda: None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Job[Options]:
+    """What an engine opens for the case, one batch of inputs among it.
+
+    Of a sweep and its probes, whose batches are large, the items repeat those that the reference has.
+    """
+    case, prepared = task.case, task.prepared
+    if case.role is Role.CELL:
+        inputs = seeded_inputs(prepared.specs, case.batch_size)
+    else:
+        inputs = repeated_inputs(prepared.specs, case.batch_size, REFERENCE_ITEMS)
+    return Job(
+        source=case.source,
+        pass_=case.pass_,
+        precision=case.precision,
+        batch_size=case.batch_size,
+        device=case.device,
+        options=ENGINES[case.engine].options(**case.options),
+        inputs=tuple(inputs),
+        state=prepared.state,
+        onnx=prepared.onnx.get(graph_of(case.precision)),
+        phase=phase,
+        at_peak=at_peak,
+        progress=progress,
+        training=case.training,
+    )

@@ -29,7 +29,8 @@ from profiler.job.case import Budget, Case
 from profiler.nvml import visible_gpus
 from profiler.processes.process import explain
 from profiler.stats.samples import median
-from profiler.worker.measure_case import measure_case, prepare_export, prepare_model
+from profiler.worker.measure_case import measure_case
+from profiler.worker.prepare_model import prepare_export, prepare_model
 from profiler.worker.task import Prepared, Task
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))

@@ -29,7 +29,7 @@ from engines.tensorrt_engines.buffers import ALIGNMENT
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
-from profiler.worker import checks, measure_case
+from profiler.worker import checks, measure_case, prepare_model
 from profiler.worker.clock import CpuClock
 from profiler.worker.task import Task
 
@@ -585,7 +585,7 @@ def measure(machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
 
     def run_case(onnx: Path, precision: str = "native", graph: Path | None = None, **options: Any) -> Any:
         source = ModelSource("net", onnx=onnx)
-        prepared = measure_case.prepare_model((source, tmp_path / "cache"), lambda message: None)
+        prepared = prepare_model.prepare_model((source, tmp_path / "cache"), lambda message: None)
         prepared = replace(prepared, onnx={precision: graph or onnx})
         case = Case("net", "trt", "trt", "inference", precision, graphs.BATCH, "cuda", 0, source, options)  # type: ignore[arg-type]
         return measure_case.measure_case(

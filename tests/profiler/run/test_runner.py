@@ -25,7 +25,7 @@ from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import WallTime
 from profiler.run import runner as module
 from profiler.run import supervise
-from profiler.worker.measure_case import build_ahead
+from profiler.worker.prepare_model import build_ahead
 from profiler.worker.task import Prepared, Task
 
 pytestmark = pytest.mark.slow
@@ -195,7 +195,7 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: 
     def process(call: Call, tick: object) -> Outcome:
         """Building is done for real, in this process, and measuring is simulated."""
         called.append(call.function)
-        if call.function == "profiler.worker.measure_case:build_ahead":
+        if call.function == "profiler.worker.prepare_model:build_ahead":
             return Outcome("ok", value=build_ahead(call.argument, lambda message: None), seconds={"build": 3.0})
         proof = Proof(build=Building(seconds=3.0, cached=True))
         entered = {"fork": 0.0, "measure": 2.0, "check": 9.0}
@@ -204,7 +204,7 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: 
     monkeypatch.setattr(supervise, "run_one", process)
     watcher = SimpleNamespace(between=lambda *_: [], ended=lambda: False)
     found = supervise.measure_one(Task(case("a"), Prepared(), Budget()), tmp_path, (), lambda phase: None, watcher)
-    assert called == ["profiler.worker.measure_case:build_ahead", "profiler.worker.measure_case:measure_case"]
+    assert called == ["profiler.worker.prepare_model:build_ahead", "profiler.worker.measure_case:measure_case"]
     assert (built[0].engine, built[0].batch_size) == ("eager", 1)
     assert found.proof == Proof(build=Building(seconds=3.0, cached=False))
     assert found.warnings == [Warning("engine-cache", "a damaged or foreign file was built again")]

@@ -13,7 +13,8 @@ from engines.pytorch.eager import EagerSession
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
 from profiler.results.result import Result
-from profiler.worker.measure_case import measure_case, prepare_export, prepare_model
+from profiler.worker.measure_case import measure_case
+from profiler.worker.prepare_model import prepare_export, prepare_model
 from profiler.worker.task import Prepared, Task
 
 pytestmark = pytest.mark.slow

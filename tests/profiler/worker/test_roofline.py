@@ -21,7 +21,8 @@ from profiler.job.case import Budget, Case
 from profiler.results.result import Result, Roofline
 from profiler.run.prepare import prepare
 from profiler.worker import roofline
-from profiler.worker.measure_case import measure_case, prepare_cost, prepare_model
+from profiler.worker.measure_case import measure_case
+from profiler.worker.prepare_model import prepare_cost, prepare_model
 from profiler.worker.roofline import (
     Floor,
     arithmetic_saved,

@@ -19,7 +19,8 @@ from profiler import load
 from profiler.job.case import Budget, Case
 from profiler.results.result import Parity, Result
 from profiler.run.prepare import prepare
-from profiler.worker.measure_case import measure_case, prepare_gradients, prepare_model
+from profiler.worker.measure_case import measure_case
+from profiler.worker.prepare_model import prepare_gradients, prepare_model
 from profiler.worker.task import Prepared, Task
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,107 @@
+"""Prepare what the cases of a model need before they can run: weights, references, graphs, FLOPs, engines."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import engines
+from engines.base import Array, BuiltAhead, Job, Session
+from engines.catalog import EagerOptions, OrtOptions
+from exporters import inputs
+from exporters.cache import Cache, file_sha256
+from exporters.flops import Cost, cached_cost
+from exporters.gradient_reference import cached_gradients
+from exporters.gradients import GradientReference
+from exporters.inputs import TensorSpec, fixed_batch, input_specs, seeded_inputs
+from exporters.int8 import quantize
+from exporters.onnx_export import check_onnx, export_onnx
+from exporters.source import ModelSource
+from exporters.weights import cached_state, source_key
+from profiler.processes.messages import Entered, Progress, Report, Salvage
+from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, check_batch, make_job
+
+_REFERENCE_PACKAGES = ("torch", "onnxruntime-gpu")
+
+
+def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepared:
+    """Input shapes, fp32 weights and reference outputs of a model. Raises exporters.source.ModelError."""
+    source, root = argument
+    cache = Cache(root)
+    if source.onnx is not None:
+        check_onnx(source.onnx)
+    specs = tuple(input_specs(source))
+    key = _reference_key(source)
+    if source.kind == "onnx":
+        reference, _ = cache.entry("reference", key, ".npz", lambda path: _reference_of_onnx(source, specs, path))
+        return Prepared(specs, reference=reference, onnx={"native": source.onnx} if source.onnx else {})
+    state = cached_state(source, cache)
+    reference, _ = cache.entry("reference", key, ".npz", lambda path: _reference_of_torch(source, specs, state, path))
+    return Prepared(specs, state, reference)
+
+
+def prepare_cost(argument: tuple[ModelSource, Prepared, bool, Path], report: Report) -> Cost:
+    """What the model must compute and read at least, in training too if the third argument says so."""
+    source, prepared, trains, root = argument
+    # FLOPs are the same in every precision's graph.
+    graph = prepared.onnx.get("fp32") or next(iter(prepared.onnx.values()), None)
+    return cached_cost(source, prepared.specs, Cache(root), graph, trains, lambda cost: report(Salvage(cost)))
+
+
+def prepare_gradients(
+    argument: tuple[ModelSource, Prepared, str, int, Sequence[str], Sequence[int], Path], report: Report
+) -> GradientReference:
+    """What the first training step gives in fp64 over that many items, and how far from it the same step lies at the
+    precisions and batch sizes."""
+    source, prepared, head, items, precisions, batches, root = argument
+    assert prepared.state is not None, "what trains is a torch module"
+    return cached_gradients(source, prepared.specs, prepared.state, head, items, precisions, Cache(root), batches)
+
+
+def prepare_export(argument: tuple[ModelSource, str, Path], report: Report) -> tuple[Path, float]:
+    """The exported graph and the seconds that its export took. Raises exporters.source.ModelError."""
+    source, precision, root = argument
+    export = quantize(source, Cache(root)) if precision == "int8" else export_onnx(source, precision, Cache(root))
+    return export.path, export.seconds
+
+
+def build_ahead(task: Task, report: Report) -> BuiltAhead:
+    """Have the case's engine built into its cache: memory that a builder takes is not to count as the case's."""
+    case = task.case
+    check_batch(task)
+    if case.device == "cuda":
+        torch.cuda.init()
+    job = make_job(task, phase=lambda phase: report(Entered(phase)), progress=lambda text: report(Progress(text)))
+    return engines.build(case.engine, job)
+
+
+def _reference_key(source: ModelSource) -> str:
+    """Everything that reference outputs depend on: the model, how inputs are seeded, how many, and what ran them."""
+    parts = [source_key(source), file_sha256(Path(inputs.__file__)), str(REFERENCE_ITEMS)]
+    return hashlib.sha256("\n".join([*parts, *map(version, _REFERENCE_PACKAGES)]).encode()).hexdigest()
+
+
+def _reference_of_torch(source: ModelSource, specs: tuple[TensorSpec, ...], state: Path, path: Path) -> None:
+    """fp32 eager on the CPU, which is an ordinary eager session."""
+    arrays = tuple(seeded_inputs(specs, REFERENCE_ITEMS))
+    job = Job(source, "inference", "fp32", REFERENCE_ITEMS, "cpu", EagerOptions(), arrays, state)
+    _save_outputs(engines.open_session("eager", job), path)
+
+
+def _reference_of_onnx(source: ModelSource, specs: tuple[TensorSpec, ...], path: Path) -> None:
+    """ONNX Runtime's CPU provider with all graph optimizations off."""
+    batch = fixed_batch(specs) or REFERENCE_ITEMS
+    arrays = tuple(seeded_inputs(specs, batch))
+    job = Job(source, "inference", "native", batch, "cpu", OrtOptions(optimize=False), arrays, onnx=source.onnx)
+    _save_outputs(engines.open_session("ort", job), path)
+
+
+def _save_outputs(session: Session, path: Path) -> None:
+    session.run(lambda name: None)
+    outputs: list[Array] = session.outputs()
+    np.savez(path, *outputs)
