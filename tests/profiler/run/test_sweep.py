@@ -366,7 +366,7 @@ def test_resuming_a_run_that_is_whole_measures_nothing(largest: Finished, start:
     before = largest.journal
     again = start(largest.folder.parents[1], None, "--resume", str(largest.folder))
     assert again.journal == before
-    assert "prepare" not in again.output
+    assert "prepare: " not in again.output
 
 
 # Interrupted, resumed, retried.
