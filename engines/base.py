@@ -1,4 +1,4 @@
-"""What enters: a `Job`, all that an engine needs to open a model. What leaves: a `Session`, which runs it."""
+"""Define what an engine is given to open, a `Job`, and what it makes of it, a `Session`."""
 
 from __future__ import annotations
 

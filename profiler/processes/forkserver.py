@@ -1,4 +1,4 @@
-"""What enters: nothing. What leaves: a forkserver that has the libraries imported, and what they say of themselves."""
+"""Start the forkserver, and ask the libraries that it imported what they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters: a Task. What leaves: its Result, measured in a process of its own that is watched from here."""
+"""Measure a task in a process of its own, and watch it."""
 
 from __future__ import annotations
 

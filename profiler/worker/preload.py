@@ -1,4 +1,4 @@
-"""What enters: the forkserver, on its start. What leaves: torch and onnxruntime imported, no device touched.
+"""Import torch and onnxruntime in the forkserver as it starts, without touching a device.
 
 Imported by the forkserver alone. Its output goes to a log, and an import that fails is remembered for the probe, since
 the forkserver itself would swallow it.

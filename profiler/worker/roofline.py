@@ -1,4 +1,4 @@
-"""What enters: a device, or a case's FLOPs, bytes and time. What leaves: the device's roofs, or the case's place below.
+"""Measure a device's roofs, and say where a case lies below them.
 
 The roofline model: Williams, Waterman, Patterson, Roofline: an insightful visual performance model for multicore
 architectures, CACM 52 (2009), https://doi.org/10.1145/1498765.1498785. No call can be faster than its FLOPs at the

@@ -1,4 +1,4 @@
-"""What enters: a session and a clock. What leaves: raw samples per clock, throughput, and why sampling stopped.
+"""Sample a session by each of its clocks until the stop rule is satisfied.
 
 The order is: first run, warm-up, the headline clock, then host and enqueue time, gated time, and the back-to-back loop.
 """
