@@ -19,7 +19,9 @@ from types import ModuleType
 
 import polars as pl
 import pytest
+from quick_exports import translate_once
 
+from exporters.cache import Cache
 from exporters.source import ModelSource
 from profiler import cli
 from profiler.nvml import visible_gpus
@@ -171,6 +173,17 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def small(factories: Path) -> ModelSource:
     return ModelSource("mine", factory="small_factories:small", input_shape=(3, 16, 16))
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    """One for all tests, so that a network is exported once."""
+    return Cache(tmp_path_factory.mktemp("cache"))
+
+
+def pytest_collection_finish() -> None:
+    if "torch" in sys.modules:
+        translate_once()
 
 
 # The fast part of the tests.

@@ -7,7 +7,6 @@ measured is real, but for less long; runs by `command_line` have none of this.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 from pathlib import Path
@@ -17,6 +16,7 @@ import onnxruntime.quantization  # noqa: F401
 import onnxscript.function_libs.torch_lib.ops  # noqa: F401
 import torch.export
 import torch.utils.flop_counter  # noqa: F401
+from quick_exports import translate_once
 
 from profiler.processes.messages import Report
 from profiler.worker import roofline, sampling
@@ -38,10 +38,8 @@ def remembered_roofs(argument: Any, report: Report) -> dict[str, float]:
 roofline.measure_roofs = remembered_roofs
 sampling._THROUGHPUT_SECONDS = 0.05
 
-with contextlib.suppress(ImportError, AttributeError):  # torch's own, which another version may have elsewhere.
-    from torch.onnx._internal.exporter import _core  # noqa: F401
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
+translate_once()
+with contextlib.suppress(ImportError, AttributeError):
+    from torch.onnx._internal.exporter import _core, _registration  # noqa: F401
 
-    # More than half of a small export is the translation of 500 operators to ONNX, which is each time the same.
-    ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]
-    ONNXRegistry.from_torchlib()
+    _registration.ONNXRegistry.from_torchlib()

@@ -368,8 +368,8 @@ def test_cost_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_cost_is_counted_again_after_a_change_of_what_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {path.name for path in flops._CODE} == {"cost.py", "graph_cost.py", "inputs.py"}
-    source, code = from_factory("plain"), tmp_path / "graph_cost.py"
+    assert {path.name for path in flops._CODE} == {"flops.py", "graph_flops.py", "inputs.py"}
+    source, code = from_factory("plain"), tmp_path / "graph_flops.py"
     code.write_text("one")
     monkeypatch.setattr(flops, "_CODE", (code,))
     cached_cost(source, input_specs(source), Cache(tmp_path / "cache"))

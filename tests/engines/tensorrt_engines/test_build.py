@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from quick_exports import translate_once
 
 from engines.base import Unsupported, Warning
 from engines.batch_range import parse_batches
@@ -124,7 +125,7 @@ def built(rtx: Any, request: BuildRequest, cache: Cache, rebuild: bool = False) 
 @pytest.fixture(scope="session")
 def exporters() -> Iterator[ProcessPoolExecutor]:
     """Two processes: an export keeps one core busy."""
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), translate_once) as pool:
         yield pool
 
 
