@@ -176,9 +176,15 @@ def small(factories: Path) -> ModelSource:
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    """One for all tests, so that a network is exported once."""
-    return Cache(tmp_path_factory.mktemp("cache"))
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    """One cache for all tests, so that a network is exported once."""
+    return Cache(tmp_path_factory.mktemp("exports"))
+
+
+@pytest.fixture(scope="session")
+def cache(exports: Cache) -> Cache:
+    """What a test file may replace by a cache of its own."""
+    return exports
 
 
 def pytest_collection_finish() -> None:

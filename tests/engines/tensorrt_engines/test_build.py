@@ -153,10 +153,10 @@ def test_canonical_network_in_fp32_and_fp16(name: str, rtx: Any, cache: Cache, e
     shutil.rmtree(cache.root)  # Those of all networks would be 10 GB.
 
 
-def test_resnet50_in_int8(rtx: Any, cache: Cache) -> None:
+def test_resnet50_in_int8(rtx: Any, cache: Cache, exports: Cache) -> None:
     source = ModelSource("resnet50")
     request = BuildRequest(
-        quantize(source, cache).path, "int8", batch_shapes(input_specs(source), (1, 8, 32)), target="sm89"
+        quantize(source, exports).path, "int8", batch_shapes(input_specs(source), (1, 8, 32)), target="sm89"
     )
     first, second = built(rtx, request, cache), built(rtx, request, cache)
     assert (first.cached, second.cached) == (False, True)
