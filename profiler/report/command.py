@@ -18,6 +18,7 @@ from profiler.report.images import Image, ImageFormat
 from profiler.report.page import page
 from profiler.report.sections import Report, compose
 from profiler.results.reading import read_runs
+from profiler.tables.writers import csv
 
 Format = Literal["html", "md", "csv"]
 
@@ -66,7 +67,10 @@ def write(options: Options, compared: pl.DataFrame | None = None) -> list[Path]:
             tables = content.tables(gather(runs, only, None, compared))
             target.mkdir(exist_ok=True)
             drawn = _images(options, target, compose(data)) if options.charts else []
-            return [*(table.write_csv(target) for table in tables.values()), *(image.path for image in drawn)]
+            paths = [target / f"{name}.csv" for name in tables]
+            for path, table in zip(paths, tables.values(), strict=True):
+                path.write_text(csv(table), encoding="utf-8")
+            return [*paths, *(image.path for image in drawn)]
         report = compose(data)
         drawn = _images(options, target.with_name(f"{target.stem}-charts"), report)
         text = page(report) if options.format == "html" else markdown.text(report, drawn, target.parent)

@@ -1,44 +1,31 @@
-"""What enters: `Data`. What leaves: the tables of a report, by name."""
+"""Make the tables of a report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import polars as pl
 
 from profiler.report.data import KEY, LINE, Data
-from profiler.report.tables import (
-    Column,
-    Table,
-    declared,
-    figure,
-    interval,
-    items,
-    percent,
-    prose,
-    ratio,
-    rival,
-    shown,
-    spread,
-    text,
-    tiny,
-    under,
-    whole,
-)
-from profiler.results.columns import Group
+from profiler.results.columns import Group, Shown
+from profiler.results.fields import field, fields, latency_spread
 from profiler.results.layer_profiles import Profiled, groups
 from profiler.results.warning_kinds import meaning
+from profiler.tables import numbers
+from profiler.tables.numbers import aligned, compact, count, rates, significant, whole
+from profiler.tables.table import Field, Table, figure, prose, under, words
 
 _FACTS = {
-    "GPU": {"gpu": "{}", "gpu_memory_mib": "{:,.0f} MiB", "compute_capability": "compute capability {}"},
+    "GPU": {"gpu": "{}", "gpu_memory_mib": "{} MiB", "compute_capability": "compute capability {}"},
     "Driver": {"driver": "{}"},
     "CUDA": {"cuda": "{}"},
     "cuDNN": {"cudnn": "{}"},
     "torch": {"torch_version": "{}"},
     "ONNX Runtime": {"onnxruntime_version": "{}"},
     "TensorRT": {"tensorrt_version": "{}"},
-    "CPU": {"cpu": "{}", "cpu_cores": "{} cores", "memory_mib": "{:,.0f} MiB"},
+    "CPU": {"cpu": "{}", "cpu_cores": "{} cores", "memory_mib": "{} MiB"},
     "Host": {"host": "{}"},
     "Platform": {"platform": "{}"},
     "Python": {"python": "{}"},
@@ -66,11 +53,9 @@ def tables(data: Data) -> dict[str, Table]:
         _problems(data.problems),
         _warnings(data.warnings),
         environment(data),
-        Table(
-            "notes", "Notes", [prose("Note", "note")], pl.DataFrame({"note": data.notes}, schema={"note": pl.String})
-        ),
+        Table("notes", "Notes", {"note": data.notes}, [prose("Note", "note")]),
     ]
-    return {table.name: table for table in made if not table.frame.is_empty()}
+    return {table.name: table for table in made if table.rows}
 
 
 def answer(lines: pl.DataFrame) -> Table:
@@ -95,25 +80,25 @@ def answer(lines: pl.DataFrame) -> Table:
     base = best["base"].drop_nulls().unique()
     against = under(
         f"Against {base[0]}" if base.len() == 1 else "Against the base",
-        ratio("Speed-up (95\u00a0%),\u00a0×", "speedup", "speedup_low", "speedup_high"),
-        *([text("over", "base")] if base.len() > 1 else []),
-        text("Verdict", "verdict"),
-        text("Tied with", "indistinguishable_from"),
+        figure("Speed-up (95\u00a0%),\u00a0×", ("speedup", "speedup_low", "speedup_high"), numbers.speedup),
+        *([words("over", "base")] if base.len() > 1 else []),
+        words("Verdict", "verdict"),
+        words("Tied with", "indistinguishable_from"),
     )
-    columns = [
+    fields = [
         *_identity(best, engine=False),
-        *under("Deploy", text("Line", "line"), figure("Latency, ms", "latency_ms"), items("Items/s", "throughput")),
+        *under("Deploy", words("Line", "line"), field("latency_ms"), field("throughput", format=rates)),
         *against,
-        *under("At the price of", whole("Memory, MiB", "peak_memory_mib"), tiny("Rel. error", "rel_l2_error")),
-        percent("Top-1, %", "top1_agreement"),
+        *under("At the price of", field("peak_memory_mib"), field("rel_l2_error")),
+        field("top1_agreement"),
         *under(
             "Otherwise",
-            rival("Runner-up, × the time", "runner_up", "margin"),
-            rival("Fastest in fp32, ms", "fastest_fp32", "fastest_fp32_ms"),
+            _rival("Runner-up, × the time", "runner_up", "margin"),
+            _rival("Fastest in fp32, ms", "fastest_fp32", "fastest_fp32_ms"),
         ),
-        text("Warnings", "warnings"),
+        field("warnings"),
     ]
-    return Table("answer", "What to deploy", columns, best, [*KEY, "restricted_to"])
+    return Table("answer", "What to deploy", best, fields, keys=[*KEY, "restricted_to"], hidden="restricted_to")
 
 
 def layer_table(number: int, cell: Sequence[Profiled]) -> Table:
@@ -124,13 +109,13 @@ def layer_table(number: int, cell: Sequence[Profiled]) -> Table:
     frame = pl.DataFrame([*rows, {"modules": None, "nodes": "all layers", **sums}], infer_schema_length=None)
     keys = [*KEY, "precision"]
     frame = frame.with_columns(pl.lit(row[key], _KEY_TYPES[key]).alias(key) for key in keys)
-    columns = [
+    fields = [
         prose("PyTorch modules", "modules"),
         prose("ONNX nodes, fused where they share a row", "nodes"),
-        *(figure(f"{variant}, ms", f"ms_{variant}") for variant in variants),
+        *(figure(variant, f"ms_{variant}", unit="ms") for variant in variants),
     ]
     what = f"{row['model']}, {row['pass']}, {row['precision']}, batch {row['batch_size']}"
-    return Table(f"layers-{number}", what, columns, frame, keys)
+    return Table(f"layers-{number}", what, frame, fields, keys=keys)
 
 
 def layer_rows(cell: Sequence[Profiled]) -> list[dict[str, Any]]:
@@ -165,15 +150,15 @@ def largest(probes: pl.DataFrame) -> Table:
         too_large=batch.filter(refused).min(),
         status=pl.col("status").filter(refused).sort_by(batch.filter(refused)).first(),
     )
-    columns = [
+    fields = [
         *_identity(found, batch=False),
-        *([text("Setting", "setting")] if found["setting"].n_unique() > 1 else []),
-        whole("Largest batch", "largest"),
-        whole("Memory, MiB", "peak_memory_mib"),
-        whole("Too large", "too_large"),
-        text("since", "status"),
+        *([field("setting")] if found["setting"].n_unique() > 1 else []),
+        figure("Largest batch", "largest", whole),
+        field("peak_memory_mib"),
+        figure("Too large", "too_large", whole),
+        field("status", "since"),
     ]
-    return Table("largest-batch", "The largest batch that fits", columns, found, keys)
+    return Table("largest-batch", "The largest batch that fits", found, fields, keys=keys)
 
 
 def environment(data: Data) -> Table:
@@ -182,7 +167,7 @@ def environment(data: Data) -> Table:
     rows: dict[str, dict[str, str]] = {}
     for place, facts in enumerate(found.values()):
         for part, forms in _FACTS.items():
-            said = [form.format(facts[key]) for key, form in forms.items() if facts.get(key) is not None]
+            said = [form.format(_fact(key, facts[key])) for key, form in forms.items() if facts.get(key) is not None]
             rows.setdefault(part, {})[f"v{place}"] = ", ".join(said)
         packages = facts.get("packages") or {}
         rows.setdefault("Packages", {})[f"v{place}"] = ", ".join(
@@ -191,87 +176,102 @@ def environment(data: Data) -> Table:
         for name, value in (facts.get("roofs") or {}).items():
             of, _, unit = name.partition("_")
             what = {"copy": "Memory roof, a copy", "cache": "Last-level cache"}.get(of, f"{of} roof")
-            rows.setdefault(what, {})[f"v{place}"] = f"{value:,.4g} {_UNITS.get(unit, unit)}"
+            rows.setdefault(what, {})[f"v{place}"] = f"{compact(value)} {_UNITS.get(unit, unit)}"
     filled = [{"part": part, **values} for part, values in rows.items() if any(values.values())]
-    columns = [text("Part", "part"), *(prose(label, f"v{place}") for place, label in enumerate(found))]
+    fields = [words("Part", "part"), *(prose(label, f"v{place}") for place, label in enumerate(found))]
     schema = {"part": pl.String, **{f"v{place}": pl.String for place in range(len(found))}}
-    return Table("environment", "Machines and versions", columns, pl.DataFrame(filled, schema=schema))
+    return Table("environment", "Machines and versions", pl.DataFrame(filled, schema=schema), fields)
 
 
+def _fact(key: str, value: Any) -> str:
+    return count(value) if key.endswith("_mib") else str(value)
+
+
+def _rival(heading: str, name: str, value: str) -> Field:
+    """Another line and its figure, like "ort fp16, 1.05"."""
+
+    def cells(names: pl.Series, figures: pl.Series) -> list[str]:
+        pairs = zip(names, figures, strict=True)
+        return ["" if name is None or value is None else f"{name}, {significant(value)}" for name, value in pairs]
+
+    return Field(heading=heading, columns=(name, value), format=cells, kind="words")
+
+
+_shown = partial(fields, shown=Shown.REPORT)
 _KEY_TYPES = {**dict.fromkeys([*KEY, "precision"], pl.String), "batch_size": pl.Int64}
 _LADDER = [
-    figure("Latency, ms", "latency_ms"),
-    figure("Speed-up, ×", "speedup", most=2),
-    interval("95 %", "speedup_low", "speedup_high"),
-    text("over", "base"),
-    text("Interval", "interval"),
-    figure("On device, ×", "device_speedup", most=2),
-    interval("95 % on device", "device_speedup_low", "device_speedup_high"),
-    text("Verdict", "verdict"),
-    figure("Over the rung before, ×", "gain", most=2),
-    tiny("Rel. error", "rel_l2_error"),
+    field("latency_ms"),
+    figure("Speed-up", "speedup", aligned(most=2), unit="×"),
+    figure("95 %", ("speedup_low", "speedup_high"), numbers.interval),
+    words("over", "base"),
+    words("Interval", "interval"),
+    figure("On device", "device_speedup", aligned(most=2), unit="×"),
+    figure("95 % on device", ("device_speedup_low", "device_speedup_high"), numbers.interval),
+    words("Verdict", "verdict"),
+    figure("Over the rung before", "gain", aligned(most=2), unit="×"),
+    field("rel_l2_error"),
 ]
 _LATENCY = [
-    declared("latency_ms"),
-    spread("± %", "latency_ci_low_ms", "latency_ci_high_ms", "latency_ms"),
-    *shown(Group.LATENCY)[1:],
-    *shown(Group.CLOCKS),
-    text("Warnings", "warnings"),
+    field("latency_ms"),
+    latency_spread(),
+    *_shown(Group.LATENCY)[1:],
+    *_shown(Group.CLOCKS),
+    field("warnings"),
 ]
 _THROUGHPUT = [
-    figure("Latency, ms", "latency_ms"),
-    items("Items/s", "throughput"),
-    text("On the front", "front"),
-    whole("Memory, MiB", "peak_memory_mib"),
+    field("latency_ms"),
+    field("throughput", format=rates),
+    words("On the front", "front"),
+    field("peak_memory_mib"),
 ]
-_MEMORY = [*shown(Group.MEMORY), whole("Undivided, MiB", "undivided_mib")]
+_MEMORY = [*_shown(Group.MEMORY), figure("Undivided", "undivided_mib", whole, unit="MiB")]
 _ROOFLINE = [
     figure("GFLOPs an item", "gflops_per_item"),
-    figure("FLOPs per byte", "intensity", most=1),
-    figure("TFLOP/s", "tflops"),
-    percent("Of the roof, %", "fraction_of_peak"),
-    figure("Floor, ms", "floor_ms", most=4),
-    figure("Latency over floor, ×", "over_floor", most=1),
+    figure("FLOPs per byte", "intensity", aligned(most=1)),
+    field("tflops"),
+    field("fraction_of_peak", "Of the roof"),
+    figure("Floor", "floor_ms", aligned(most=4), unit="ms"),
+    figure("Latency over floor", "over_floor", aligned(most=1), unit="×"),
 ]
 _EFFICIENCY = [
-    figure("Latency, ms", "latency_ms"),
-    figure("Per item, ms", "item_ms", most=4),
-    figure("Against the smallest batch, ×", "item_gain", most=2),
-    items("Items/s", "throughput"),
+    field("latency_ms"),
+    figure("Per item", "item_ms", aligned(most=4), unit="ms"),
+    figure("Against the smallest batch", "item_gain", aligned(most=2), unit="×"),
+    field("throughput", format=rates),
 ]
 _TRAINING = [
-    figure("Iteration, ms", "latency_ms"),
-    *shown(Group.PARTS),
-    items("Items/s", "throughput"),
-    figure("Speed-up, ×", "speedup", most=2),
-    declared("loss_error"),
-    declared("gradient_error"),
+    field("latency_ms", "Iteration"),
+    *_shown(Group.PARTS),
+    field("throughput", format=rates),
+    figure("Speed-up", "speedup", aligned(most=2), unit="×"),
+    field("loss_error"),
+    field("gradient_error"),
 ]
 _SETUP = [
-    *shown(Group.SET_UP),
-    figure("Together, s", "setup_s", most=2),
-    whole("Pays off after, items", "pays_off_items"),
-    text("against", "base"),
-    whole("The best from, items", "best_from_items"),
+    *_shown(Group.SET_UP),
+    figure("Together", "setup_s", aligned(most=2), unit="s"),
+    figure("Pays off after", "pays_off_items", whole, unit="items"),
+    words("against", "base"),
+    figure("The best from", "best_from_items", whole, unit="items"),
 ]
-_ENERGY = [*shown(Group.ENERGY), declared("usd_per_hour"), *shown(Group.COST)]
+_ENERGY = [*_shown(Group.ENERGY), field("usd_per_hour"), *_shown(Group.COST)]
 
 
-def _identity(frame: pl.DataFrame, engine: bool = True, batch: bool = True) -> list[Column]:
+def _identity(frame: pl.DataFrame, engine: bool = True, batch: bool = True) -> list[Field]:
     """What tells the rows apart; what is the same in all of them is left out."""
     several = {name for name in ("run", "pass") if frame[name].n_unique() > 1}
     return [
-        *([text("Run", "run")] if "run" in several else []),
-        text("Model", "model"),
-        *([text("Pass", "pass")] if "pass" in several else []),
-        *([whole("Batch", "batch_size"), text("Setting", "extra")] if batch else []),
-        *([text("Engine", "variant"), text("Precision", "precision")] if engine else []),
+        *([words("Run", "run")] if "run" in several else []),
+        field("model"),
+        *([field("pass")] if "pass" in several else []),
+        *([field("batch_size"), field("extra")] if batch else []),
+        *([field("variant", "Engine"), field("precision")] if engine else []),
     ]
 
 
-def _table(name: str, title: str, lines: pl.DataFrame, *columns: Column, needs: str | tuple[str, ...]) -> Table:
+def _table(name: str, title: str, lines: pl.DataFrame, *fields: Field, needs: str | tuple[str, ...]) -> Table:
     frame = lines.filter(pl.any_horizontal(pl.col(needs).is_not_null()))
-    return Table(name, title, [*_identity(frame), *columns], frame, LINE)
+    return Table(name, title, frame, [*_identity(frame), *fields], keys=LINE)
 
 
 def _in_ladder_order(lines: pl.DataFrame) -> pl.DataFrame:
@@ -284,45 +284,46 @@ def _in_ladder_order(lines: pl.DataFrame) -> pl.DataFrame:
 
 def _samples(data: Data) -> Table:
     frame = data.lines.join(data.drawn, on=LINE, how="inner", nulls_equal=True, maintain_order="left")
-    columns = [
+    fields = [
         *_identity(frame),
-        text("Clock", "clock"),
-        whole("Samples", "taken"),
-        figure("Least, ms", "latency_min_ms"),
-        figure("p25, ms", "ms_p25"),
-        figure("Median, ms", "latency_ms"),
-        figure("p75, ms", "ms_p75"),
-        figure("p99, ms", "latency_p99_ms"),
-        figure("Most, ms", "ms_max"),
-        whole("Outliers", "outliers"),
-        text("Stopped by", "stop_reason"),
-        whole("Processes", "replicates"),
+        field("clock"),
+        figure("Samples", "taken", whole),
+        field("latency_min_ms"),
+        figure("p25", "ms_p25", unit="ms"),
+        field("latency_ms", "Median"),
+        figure("p75", "ms_p75", unit="ms"),
+        field("latency_p99_ms"),
+        figure("Most", "ms_max", unit="ms"),
+        figure("Outliers", "outliers", whole),
+        field("stop_reason"),
+        figure("Processes", "replicates", whole),
     ]
-    return Table("samples", "Raw samples", columns, frame, LINE)
+    return Table("samples", "Raw samples", frame, fields, keys=LINE)
 
 
 def _problems(problems: pl.DataFrame) -> Table:
-    columns = [
-        *([text("Run", "run")] if problems["run"].n_unique() > 1 else []),
-        text("Status", "status"),
+    fields = [
+        *([words("Run", "run")] if problems["run"].n_unique() > 1 else []),
+        field("status"),
         prose("Reason", "reason"),
-        text("Engine", "variant"),
-        text("Precision", "precision"),
-        text("Pass", "pass"),
+        field("variant", "Engine"),
+        field("precision"),
+        field("pass"),
         prose("Models", "model"),
-        text("Batches", "batch_size"),
-        whole("Cases", "cases"),
+        words("Batches", "batch_size"),
+        figure("Cases", "cases", whole),
     ]
-    return Table("not-measured", "Not measured", columns, problems, ["run", "pass", "precision", "model", "batch_size"])
+    keys = ["run", "pass", "precision", "model", "batch_size"]
+    return Table("not-measured", "Not measured", problems, fields, keys=keys)
 
 
 def _warnings(warnings: pl.DataFrame) -> Table:
     meanings = [meaning(kind, otherwise=text) for kind, text in warnings.select("kind", "example").iter_rows()]
     frame = warnings.with_columns(pl.Series("meaning", meanings, pl.String))
-    columns = [
-        text("Warning", "kind"),
-        whole("Cases", "cases"),
+    fields = [
+        words("Warning", "kind"),
+        figure("Cases", "cases", whole),
         prose("What it means", "meaning"),
         prose("For example", "example"),
     ]
-    return Table("warnings", "Warnings", columns, frame)
+    return Table("warnings", "Warnings", frame, fields)

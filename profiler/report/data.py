@@ -21,6 +21,7 @@ from profiler.results.layer_profiles import Profiled, profiled, together
 from profiler.results.reading import Runs, chosen
 from profiler.results.set_up import break_even, set_up
 from profiler.results.speedups import GROUP, spreads
+from profiler.tables.numbers import count
 
 KEY = ["run", *GROUP]
 """A group: what a deployment chooses within."""
@@ -151,8 +152,9 @@ def _capped(rows: pl.DataFrame, most: int | None, notes: list[str]) -> pl.DataFr
     fits = groups.sort(place, maintain_order=True).filter(pl.col("lines").cum_sum() <= most)
     if fits.height < groups.height:
         notes.append(
-            f"The page shows {fits['lines'].sum():,} of {groups['lines'].sum():,} lines, of {fits.height:,} of "
-            f"{groups.height:,} choices (a model, pass and batch size each). --only shows others; --format csv has all."
+            f"The page shows {count(int(fits['lines'].sum()))} of {count(int(groups['lines'].sum()))} lines, of "
+            f"{count(fits.height)} of {count(groups.height)} choices (a model, pass and batch size each). --only shows "
+            "others; --format csv has all."
         )
     return rows.join(fits, on=KEY, how="semi", nulls_equal=True, maintain_order="left")
 
@@ -163,8 +165,8 @@ def _samples(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
     fits = groups.filter(pl.col("samples").fill_null(0).cum_sum() <= _MOST_SAMPLES)
     if fits.height < groups.height:
         notes.append(
-            f"Intervals and the chart of raw samples stop after {_MOST_SAMPLES:,} samples: {fits.height:,} of "
-            f"{groups.height:,} choices have them."
+            f"Intervals and the chart of raw samples stop after {count(_MOST_SAMPLES)} samples: "
+            f"{count(fits.height)} of {count(groups.height)} choices have them."
         )
     clocks = pl.col("clock").replace_strict(_CLOCKS, default=[], return_dtype=pl.List(pl.String))
     wanted = rows.join(fits, on=KEY, how="semi", nulls_equal=True).select("run_id", "case_id", "run", clock=clocks)
@@ -321,7 +323,9 @@ def _problems(bad: pl.LazyFrame, notes: list[str]) -> pl.DataFrame:
         .collect()
     )
     if found.height > _MOST_PROBLEMS:
-        notes.append(f"Of {found.height:,} reasons why cases have no figures the commonest {_MOST_PROBLEMS} are shown.")
+        notes.append(
+            f"Of {count(found.height)} reasons why cases have no figures the commonest {_MOST_PROBLEMS} are shown."
+        )
         found = found.sort("cases", descending=True, maintain_order=True).head(_MOST_PROBLEMS)
     models = [sorted(names, key=natural) for names in found["model"].to_list()]
     return found.with_columns(pl.Series("model", models, pl.List(pl.String)))
@@ -346,8 +350,8 @@ def _layers(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> list[list[Profi
     cells = together(profiled(rows, runs.layers, [*keys, "variant"]), keys)
     if len(cells) > MOST_LAYERED:
         notes.append(
-            f"The layers of {MOST_LAYERED} of {len(cells):,} profiled choices are shown; python -m profiler layers "
-            "prints the others."
+            f"The layers of {MOST_LAYERED} of {count(len(cells))} profiled choices are shown; python -m profiler "
+            "layers prints the others."
         )
     # The fullest first: most variants side by side, then the largest batch. What is kept is sorted as the lines are.
     fullest = sorted(cells, key=lambda cell: (-len(cell), -cell[0].row["batch_size"]))[:MOST_LAYERED]

@@ -13,7 +13,7 @@ from profiler.job.case import setting_words
 from profiler.report.chart_specs import MEMORY, TRAINING
 from profiler.report.content import layer_rows
 from profiler.report.data import KEY, Data
-from profiler.report.tables import amount
+from profiler.tables.numbers import percent, rounded, significant, times
 
 Row = Mapping[str, Any]
 Finding = dict[str, Any]
@@ -64,17 +64,6 @@ def findings(data: Data) -> dict[str, list[Finding]]:
     return found | {"samples": _spreads(data), "layers": _longest_layers(data)}
 
 
-def times(ratio: float) -> str:
-    """Like 5.8×."""
-    return f"{ratio:.{2 if ratio < 2 else 1 if ratio < 20 else 0}f}×"
-
-
-def round_count(value: float) -> str:
-    """A whole number with three significant digits."""
-    digits = 2 - math.floor(math.log10(value)) if value >= 1 else 0
-    return f"{round(value, min(0, digits)):,.0f}"
-
-
 def _inference_first(best: pl.DataFrame) -> pl.DataFrame:
     """Of inference alone where there is any: it is what gets deployed."""
     inference = best.filter(pl.col("pass") == "inference")
@@ -120,8 +109,8 @@ def _latency(rows: Sequence[Row]) -> str | None:
         return None
     a, b = (end["latency_ms"] for end in ends if end)
     return (
-        f"{name}, the fastest at batch {last}, takes {amount(a)} ms at batch {first} and {amount(b)} ms at batch "
-        f"{last}: {times(b / a)} the time for {last / first:g} times the items."
+        f"{name}, the fastest at batch {last}, takes {significant(a)} ms at batch {first} and {significant(b)} ms at "
+        f"batch {last}: {times(b / a)} the time for {last / first:g} times the items."
     )
 
 
@@ -131,7 +120,7 @@ def _throughput(rows: Sequence[Row]) -> str | None:
         return None
 
     def point(row: Row) -> str:
-        figures = f"{amount(row['latency_ms'])} ms, {amount(1 / row['item_s'])} items/s"
+        figures = f"{significant(row['latency_ms'])} ms, {significant(1 / row['item_s'])} items/s"
         return f"{row['line']} at batch {row['batch_size']} ({figures})"
 
     if len(front) == 1:
@@ -146,14 +135,14 @@ def _memory(rows: Sequence[Row]) -> str | None:
     batch = max(row["batch_size"] for row in known)
     group = sorted((row for row in known if row["batch_size"] == batch), key=lambda row: row["peak_memory_mib"])
     least, most = group[0], group[-1]
-    said = f"At batch {batch} {least['line']} needs least, {amount(least['peak_memory_mib'])} MiB"
+    said = f"At batch {batch} {least['line']} needs least, {significant(least['peak_memory_mib'])} MiB"
     if most is not least:
-        said += f", and {most['line']} most, {amount(most['peak_memory_mib'])} MiB"
+        said += f", and {most['line']} most, {significant(most['peak_memory_mib'])} MiB"
     parts = {name: least[name] for name in MEMORY[:-1] if least[name] is not None}
     if parts:
         largest = max(parts, key=lambda name: parts[name])
         what = {"context_mib": "CUDA context", "library_mib": "libraries' own"}.get(largest, largest[:-4])
-        said += f"; the largest part of the least is the {what}, {amount(parts[largest])} MiB"
+        said += f"; the largest part of the least is the {what}, {significant(parts[largest])} MiB"
     return said + "."
 
 
@@ -165,8 +154,8 @@ def _roofline(rows: Sequence[Row]) -> str | None:
     low = min(known, key=lambda row: row["fraction_of_peak"])
     return (
         f"{best['line']} at batch {best['batch_size']} comes closest to its roof, with "
-        f"{amount(100 * best['fraction_of_peak'])} % of it; {low['line']} at batch {low['batch_size']} reaches "
-        f"{amount(100 * low['fraction_of_peak'])} %."
+        f"{significant(100 * best['fraction_of_peak'])} % of it; {low['line']} at batch {low['batch_size']} reaches "
+        f"{significant(100 * low['fraction_of_peak'])} %."
     )
 
 
@@ -178,7 +167,8 @@ def _efficiency(rows: Sequence[Row]) -> str | None:
     alone = [row for row in sizes[min(sizes)] if row["line"] == best["line"]]
     gain = f", {times(alone[0]['item_ms'] / best['item_ms'])} less than at batch {min(sizes)}" if alone else ""
     gain = "" if alone and alone[0] is best else gain
-    return f"An item costs least with {best['line']} at batch {best['batch_size']}: {amount(best['item_ms'])} ms{gain}."
+    ms = significant(best["item_ms"])
+    return f"An item costs least with {best['line']} at batch {best['batch_size']}: {ms} ms{gain}."
 
 
 def _training(rows: Sequence[Row]) -> str | None:
@@ -188,8 +178,10 @@ def _training(rows: Sequence[Row]) -> str | None:
     best = min(known, key=lambda row: (-row["batch_size"], row["latency_ms"]))
     parts = {name: best[name] for name in TRAINING if best[name] is not None}
     total = sum(parts.values())
-    shares = ", ".join(f"{name[:-3].replace('_', ' ')} {100 * ms / total:.0f} %" for name, ms in parts.items())
-    return f"{best['line']}, the fastest at batch {best['batch_size']}, spends its {amount(total)} ms so: {shares}."
+    shares = ", ".join(f"{name[:-3].replace('_', ' ')} {percent(ms / total)} %" for name, ms in parts.items())
+    return (
+        f"{best['line']}, the fastest at batch {best['batch_size']}, spends its {significant(total)} ms so: {shares}."
+    )
 
 
 def _setup(rows: Sequence[Row]) -> str | None:
@@ -198,7 +190,9 @@ def _setup(rows: Sequence[Row]) -> str | None:
         return None
     batch = max(row["batch_size"] for row in known)
     best = min((row for row in known if row["batch_size"] == batch), key=lambda row: row["latency_ms"])
-    return f"{best['line']}, the fastest at batch {batch}, needs {amount(best['setup_s'])} s before its second call."
+    return (
+        f"{best['line']}, the fastest at batch {batch}, needs {significant(best['setup_s'])} s before its second call."
+    )
 
 
 def _break_even(rows: Sequence[Row]) -> str | None:
@@ -210,7 +204,7 @@ def _break_even(rows: Sequence[Row]) -> str | None:
     steps.sort(key=lambda row: row["best_from_items"])
     if len(steps) == 1:
         return f"At batch {batch} {steps[0]['line']} is the quickest to any number of items."
-    parts = [f"from {round_count(row['best_from_items'])} items on {row['line']}" for row in steps[1:]]
+    parts = [f"from {rounded(row['best_from_items'])} items on {row['line']}" for row in steps[1:]]
     return f"At batch {batch} {steps[0]['line']} is done first with few items, {', '.join(parts)}."
 
 
@@ -226,9 +220,9 @@ def _spreads(data: Data) -> list[Finding]:
         )
         narrow, wide = (rows.sort("width").row(place, named=True) for place in (0, -1))
         said = f"At batch {wide['batch_size']} the middle half of the samples of {wide['line']} spans"
-        said += f" {100 * wide['width']:.1f} % of the median"
+        said += f" {percent(wide['width'], 1)} % of the median"
         if rows.height > 1:
-            said += f", that of {narrow['line']} {100 * narrow['width']:.1f} %"
+            said += f", that of {narrow['line']} {percent(narrow['width'], 1)} %"
         found.append({"run": run, "model": model, "pass": pass_, "text": f"{said}."})
     return found
 
@@ -245,9 +239,8 @@ def _longest_layers(data: Data) -> list[Finding]:
         times = [(name, ms, group) for group in groups for name, ms in group.items() if name.startswith("ms_")]
         name, ms, group = max(times, key=lambda of: of[1])
         case = next(case for case in cell if f"ms_{case.row['variant']}" == name)
-        said = (
-            f"{group['nodes']} takes longest: {amount(ms)} ms in {case.row['variant']}, {amount(100 * ms / case.ms)} %"
-        )
+        longest = f"{group['nodes']} takes longest: {significant(ms)} ms in {case.row['variant']}"
+        said = f"{longest}, {significant(100 * ms / case.ms)} %"
         found[key] = {"run": key[0], "model": key[1], "pass": key[2], "text": f"{said} of the sum of its layers."}
     return list(found.values())
 

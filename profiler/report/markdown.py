@@ -10,7 +10,7 @@ from urllib.parse import quote
 from profiler.report.charts import Chart
 from profiler.report.images import Image
 from profiler.report.sections import Report
-from profiler.report.tables import escape_markdown
+from profiler.tables.writers import escape_markdown, markdown
 
 
 def text(report: Report, images: Sequence[Image], folder: Path) -> str:
@@ -20,7 +20,7 @@ def text(report: Report, images: Sequence[Image], folder: Path) -> str:
     parts += [escape_markdown(note) for note in report.notes]
     for section in report.sections:
         parts += [f"## {section.title}", *section.text]
-        tables = [f"### {escape_markdown(table.title)}\n\n{table.markdown()}" for table in section.tables]
+        tables = [f"### {escape_markdown(table.title)}\n\n{markdown(table)}" for table in section.tables]
         said = "\n".join(f"- {escape_markdown(words)}" for words, _ in section.said)
         charts = [_chart(report, chart, images, folder) for chart in section.charts]
         parts += [*tables, said, *charts] if section.open else [*charts, *tables]

@@ -13,18 +13,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from exporters.cache import Cache
 from profiler.report import charts, palette
 from profiler.report.charts import Chart
 from profiler.report.sections import Report, Section
-from profiler.report.tables import Table
+from profiler.tables.table import Table
+from profiler.tables.writers import html
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _FILTERS = {"run": "Run", "model": "Model", "pass": "Pass", "batch_size": "Batch", "precision": "Precision"}
 _ROWS_AT_ONCE = 12
 """Sentences of the answer that stand there at once; more are to be unfolded."""
-_MOST_LAID_OUT = 400
-"""Rows of a table that great_tables lays out, which takes a third of a second for so many."""
 Options = Mapping[str, Sequence[Any]]
 
 
@@ -135,10 +136,10 @@ def _figure(chart: Chart, titled: bool) -> str:
 
 
 def _table(table: Table, open_: bool) -> str:
-    rows = table.laid_out() if open_ and table.frame.height <= _MOST_LAID_OUT else table.html()
     title = escape(table.title)
+    region = f'tabindex="0" role="region" aria-label="{title}"'
     body = (
-        f'<div class="table" id="table-{table.name}" tabindex="0" role="region" aria-label="{title}">{rows}</div>'
+        f'<div class="table" id="table-{table.name}" {region}>{html(table)}</div>'
         '<p class="nothing" hidden>No row for this choice.</p>'
     )
     if open_:
@@ -190,20 +191,18 @@ def _keys(table: Table, options: Options) -> dict[str, Any]:
     A key that ends in "!" shows a row for that choice alone.
     """
     places = {key: {value: place for place, value in enumerate(options[key])} for key in _FILTERS}
-    keys = {key: key for key in _FILTERS if key in table.keys} | (
-        {"precision!": "restricted_to"} if "restricted_to" in table.keys else {}
-    )
+    keys = {key: key for key in _FILTERS if key in table.keys} | ({"precision!": table.hidden} if table.hidden else {})
     columns = []
     for key, column in keys.items():
         known = places[key.rstrip("!")]
         columns.append(
             [
                 [known.get(v, -2) for v in value]
-                if isinstance(value, list)
+                if isinstance(value, pl.Series)
                 else -1
                 if value is None
                 else known.get(value, -2)
-                for value in table.frame[column].to_list()
+                for value in table.frame[column]
             ]
         )
     return {"keys": list(keys), "rows": list(zip(*columns, strict=True))}

@@ -13,7 +13,8 @@ from profiler.report import rows as chart_rows
 from profiler.report.charts import Chart
 from profiler.report.data import Data
 from profiler.report.findings import Finding
-from profiler.report.tables import Table
+from profiler.tables.numbers import count
+from profiler.tables.table import Table
 
 
 @dataclass(frozen=True)
@@ -112,5 +113,5 @@ def _sections(data: Data, drawn: Mapping[str, Chart], tables: Mapping[str, Table
 def _machine(data: Data) -> str:
     names = list(data.environments)
     machines = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    counts = ", ".join(f"{count:,} {status}" for status, count in data.statuses.items())
-    return f"{machines} · {sum(data.statuses.values()):,} cases: {counts}"
+    counts = ", ".join(f"{count(number)} {status}" for status, number in data.statuses.items())
+    return f"{machines} · {count(sum(data.statuses.values()))} cases: {counts}"

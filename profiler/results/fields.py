@@ -28,7 +28,7 @@ def fields(*groups: Group, shown: Shown) -> list[Field]:
 def latency_spread(**more: Any) -> Field:
     """Half the width of the interval of the median latency, in percent of it."""
     ends = ("latency_ci_low_ms", "latency_ci_high_ms", "latency_ms")
-    return figure("±", ends, spread, unit="%", **more)
+    return figure("± %", ends, spread, **more)
 
 
 def verdict(**more: Any) -> Field:

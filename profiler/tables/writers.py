@@ -195,7 +195,9 @@ def html(table: Table) -> str:
     for cells, hidden in zip(
         zip(*(cells for _, cells in columns), strict=True), table.flags(table.hidden), strict=True
     ):
-        row = "".join(f"<td{mark}>{escape(cell, quote=False)}</td>" for mark, cell in zip(marks, cells, strict=True))
+        # Blanks that align a column on a terminal say nothing here.
+        texts = (escape(" ".join(cell.split()), quote=False) for cell in cells)
+        row = "".join(f"<td{mark}>{text}</td>" for mark, text in zip(marks, texts, strict=True))
         body.append(f"<tr{' hidden' if hidden else ''}>{row}</tr>")
     head = _head([field for field, _ in columns], marks)
     return f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"

@@ -26,7 +26,6 @@ from profiler.report.command import Options, write
 from profiler.report.data import LINE, TICKS, Data, gather, natural
 from profiler.report.findings import findings, headline, lead
 from profiler.report.sections import compose
-from profiler.report.tables import Table, amount, escape_markdown
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES
 from profiler.results.lines import summary
 from profiler.results.reading import read_runs
@@ -294,10 +293,6 @@ def test_hostile_names_do_not_break_markdown_nor_files(hostile_run: Path, tmp_pa
     assert all(
         re.fullmatch(r"[\w.-]+", image.name) and image.parent == tmp_path / "out" / "report-charts" for image in images
     )
-
-
-def test_markdown_is_escaped() -> None:
-    assert escape_markdown("a_b *c* [d](e) <f> `g` \\|") == r"a\_b \*c\* \[d\](e) \<f\> \`g\` \\\|"
 
 
 # Runs made by hand.
@@ -571,9 +566,9 @@ def test_layers_share_a_row_where_some_runtime_fuses_them(tmp_path: Path) -> Non
     folder = save(tmp_path / "run", rows, layers)
     report = compose(gather(read_runs([folder])))
     (table,) = (table for table in report.tables if table.name.startswith("layers"))
-    heads = [column.head for column in table.heads_and_cells()[0]]
+    heads = [field.title for field, _ in table.columns()]
     assert heads[-2:] == ["eager, ms", "ort, ms"]
-    cells = list(zip(*table.heads_and_cells()[1], strict=True))
+    cells = list(zip(*(cells for _, cells in table.columns()), strict=True))
     assert [row[1:] for row in cells] == [
         ("conv + relu", "1.50", "1.200"),
         ("fc", "1.50", "0.600"),
@@ -621,14 +616,6 @@ def test_headline_counts_models_and_batch_sizes(tmp_path: Path) -> None:
     assert lead(lines) == [
         "batch 1: 1.59× as fast as fp32 eager: geometric mean of 3 models, which range from 1.00× to 2.0×"
     ]
-
-
-@pytest.mark.parametrize(
-    ("value", "digits", "text"),
-    [(0.012345, 3, "0.0123"), (5218.9, 3, "5,219"), (122.26, 4, "122.3"), (0.0, 3, "0"), (1.0, 3, "1.00")],
-)
-def test_amounts_keep_their_digits(value: float, digits: int, text: str) -> None:
-    assert amount(value, digits) == text
 
 
 def test_models_are_sorted_as_people_count() -> None:
@@ -690,13 +677,3 @@ def test_page_is_small(name: str, tmp_path: Path) -> None:
     """A full run's page goes by mail."""
     run = {"full": FULL, "h200": GOLDEN / "h200"}[name]
     assert len(page_of(run, folder=tmp_path).encode()) < 5e6
-
-
-def test_laid_out_and_plain_tables_hold_the_same(hostile_run: Path) -> None:
-    tables = content.tables(gather(read_runs([hostile_run])))
-    for table in (tables["answer"], tables["warnings"], tables["environment"]):
-        plain, laid_out = (
-            Reader(f'<div id="table-it">{text}</div>').tables["it"] for text in (table.html(), table.laid_out())
-        )
-        assert plain == laid_out
-        assert isinstance(table, Table)

@@ -28,6 +28,9 @@ def test_significant_digits_lose_none_before_the_point(value: float, text: str) 
     [
         (numbers.count, 12345.6, "12,346"),
         (numbers.decimals, 1234.5, "1,234.500"),
+        (numbers.significant, 0.012345, "0.0123"),
+        (numbers.significant, 5218.9, "5,219"),
+        (numbers.significant, 1.0, "1.00"),
         (numbers.compact, 0.25, "0.25"),
         (numbers.compact, 1980.0, "1,980"),
         (numbers.compact, 12.30, "12.3"),
