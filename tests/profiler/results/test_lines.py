@@ -289,7 +289,7 @@ def test_the_sentence_gives_the_error_in_short(error, says):
 
 
 @pytest.mark.parametrize(
-    ("slow", "says"), [(1.5, "1.50× fp32 eager"), (6.04, "6.0× fp32 eager"), (31.4, "31× fp32 eager")]
+    ("slow", "says"), [(1.5, "1.50× fp32 eager"), (6.04, "6.0× fp32 eager"), (31.4, "31.4× fp32 eager")]
 )
 def test_the_sentence_gives_as_many_digits_as_tell_something(slow, says):
     assert says in said(run(row("eager", ms=slow), row("ort", ms=1.0)))[0]
