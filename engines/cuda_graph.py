@@ -1,4 +1,4 @@
-"""What enters: a function that enqueues work on torch's current stream. What leaves: that work as a CUDA graph."""
+"""Record work that is enqueued on torch's current stream as a CUDA graph."""
 
 from __future__ import annotations
 

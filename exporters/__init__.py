@@ -1,0 +1,26 @@
+"""Make models, and what engines need of them: weights, inputs, ONNX graphs, FLOPs, references."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["load_model"]
+
+
+def load_model(name: str, **options: Any) -> nn.Module:
+    """A canonical network with seeded weights, or with those of a state dict: `load_model("resnet50", weights=path)`.
+
+    Input (batch, *CATALOG[name].input_shape), output logits (batch, 1000). Other options go to the architecture
+    ("googlenet" knows `auxiliary`).
+
+    Raises ModelError for an unknown name or option and for weights that do not fit.
+    """
+    from exporters.build_model import load
+    from exporters.source import ModelSource
+
+    weights = options.pop("weights", None)
+    return load(ModelSource(name, weights=None if weights is None else Path(weights), options=options))

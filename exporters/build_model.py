@@ -1,4 +1,4 @@
-"""What enters: a `ModelSource`. What leaves: the torch.nn.Module, in eval mode, fp32, on the CPU."""
+"""Build a model as a torch.nn.Module in eval mode, fp32, on the CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import math
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -19,24 +18,10 @@ from exporters.catalog import CATALOG, architecture
 from exporters.single_layers import Conv2d, Layer
 from exporters.source import ModelError, ModelSource
 
-__all__ = ["ModelError", "build", "load", "load_model", "restore", "save_state"]
-
 SEED = 0
 CALIBRATION_ITEMS = 8
 RESIDUAL_SCALE = 0.2
 FIRST_KEYS = 3  # of a list of keys in an error message
-
-
-def load_model(name: str, **options: Any) -> nn.Module:
-    """A canonical network with seeded weights, or with those of a state dict: `load_model("resnet50", weights=path)`.
-
-    Input (batch, *CATALOG[name].input_shape), output logits (batch, 1000). Other options go to the architecture
-    ("googlenet" knows `auxiliary`).
-
-    Raises ModelError for an unknown name or option and for weights that do not fit.
-    """
-    weights = options.pop("weights", None)
-    return load(ModelSource(name, weights=None if weights is None else Path(weights), options=options))
 
 
 def build(source: ModelSource) -> nn.Module:
@@ -79,10 +64,8 @@ def structure(source: ModelSource) -> nn.Module:
 
 def single(layer: Layer) -> nn.Module:
     if isinstance(layer, Conv2d):
-        return nn.Conv2d(
-            layer.input[0], layer.out_channels, layer.kernel, layer.stride, layer.padding, layer.dilation,
-            layer.groups, layer.bias,
-        )  # fmt: skip
+        shared = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups", "bias")}
+        return nn.Conv2d(layer.input[0], layer.out_channels, layer.kernel, **shared)
     return nn.Linear(layer.in_features, layer.out_features, layer.bias)
 
 

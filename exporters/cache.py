@@ -1,4 +1,4 @@
-"""What enters: a content key and a way to produce its file. What leaves: the file, made once for all runs."""
+"""Make a file once for all runs, under a key of its content."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def default_root() -> Path:
     if root := os.environ.get("PROFILER_CACHE"):
         return Path(root)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cnn-profiler"
+
+
+def key_of(*parts: str) -> str:
+    """A key for `Cache.entry`: the sha256, in hexadecimal, of all that the content depends on."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 class Cache:

@@ -1,4 +1,4 @@
-"""What enters: a network's name. What leaves: its published facts, as data, without torch."""
+"""List the canonical networks and their published facts, as data without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters: a `ModelSource` and its inputs. What leaves: `Cost`: the FLOPs of one item, and the weights it reads.
+"""Count the FLOPs of one item of a model, and the weights that it reads.
 
 Convolutions and matrix products are counted, two FLOPs a multiply-add; what else a network does counts 0. That is the
 convention of the roofline and of the published counts (MAC counts, doubled), and it never counts too much.
@@ -7,7 +7,6 @@ convention of the roofline and of the published counts (MAC counts, doubled), an
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import math
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from exporters import graph_flops as graph_cost
 from exporters import inputs
-from exporters.cache import Cache, file_sha256
+from exporters.cache import Cache, file_sha256, key_of
 from exporters.graph_flops import drop_data, graph_flops, graph_weights
 from exporters.inputs import TensorSpec, fixed_batch, read_onnx, seeded_inputs
 from exporters.source import ModelSource
@@ -94,8 +93,7 @@ def cached_cost(
             path.write_text(json.dumps(part()))
 
         with reported(f"model {source.name!r}: {name} not counted"):
-            digest = hashlib.sha256("\n".join(key).encode()).hexdigest()
-            counted = json.loads(cache.entry("cost", digest, ".json", produce)[0].read_text())
+            counted = json.loads(cache.entry("cost", key_of(*key), ".json", produce)[0].read_text())
             found |= {field: min(value, found.get(field, value)) for field, value in counted.items()}
         report(Cost(**found))
     return Cost(**found)

@@ -1,4 +1,4 @@
-"""What enters: a model and precisions. What leaves: the gradients of its first training step on the CPU, made once.
+"""Compute the gradients of a model's first training step on the CPU, once for all runs.
 
 fp64 is the reference. A narrower precision is simulated in fp32, as a runtime would store it: what each leaf module
 returns, and what comes back to it, is rounded to the type, while sums inside of it are fp32. Of fp32 there are further
@@ -7,7 +7,6 @@ versions, in which the same tensors are blurred by what another order of summati
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -22,7 +21,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
 from exporters.build_model import restore
-from exporters.cache import Cache, file_sha256
+from exporters.cache import Cache, file_sha256, key_of
 from exporters.gradients import (
     Array,
     Deviation,
@@ -76,8 +75,7 @@ def cached_gradients(
     arrays = seeded_inputs(specs, items)
 
     def entry(name: str, suffix: str, produce: Callable[[Path], None]) -> Path:
-        key = hashlib.sha256("\n".join([*common, name]).encode()).hexdigest()
-        return cache.entry("gradients", key, suffix, produce)[0]
+        return cache.entry("gradients", key_of(*common, name), suffix, produce)[0]
 
     path = entry("fp64", ".npz", lambda path: step(source, state, arrays, head, "fp64").save(path))
     truth = Gradients.read(path)

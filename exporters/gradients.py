@@ -1,4 +1,4 @@
-"""What enters: gradients of a training step. What leaves: how far they lie from a reference; the data, without torch.
+"""Measure how far gradients of a training step are from a reference; the data, without torch.
 
 Of each parameter's gradient as many elements are kept as tell its error.
 exporters.gradient_reference makes the reference.

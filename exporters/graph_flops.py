@@ -1,4 +1,4 @@
-"""What enters: an ONNX graph and its inputs' sizes. What leaves: the FLOPs of one call, and the weights it reads."""
+"""Count the FLOPs of one call of an ONNX graph, and the weights that it reads."""
 
 from __future__ import annotations
 

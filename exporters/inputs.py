@@ -1,4 +1,4 @@
-"""What enters: a `ModelSource`. What leaves: the names, shapes and types of its inputs, and seeded arrays for them."""
+"""Read the names, shapes and types of a model's inputs, and draw seeded arrays for them."""
 
 from __future__ import annotations
 

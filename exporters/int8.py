@@ -1,11 +1,10 @@
-"""What enters: a `ModelSource`. What leaves: its fp32 graph with int8 Q/DQ pairs, an ONNX file in the cache.
+"""Quantize a model: its fp32 graph with int8 Q/DQ pairs, an ONNX file in the cache.
 
 One graph serves TensorRT, TensorRT for RTX and ONNX Runtime: int8 is a property of the graph, not a mode of an engine.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 import time
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from exporters import inputs
-from exporters.cache import Cache, file_sha256
+from exporters.cache import Cache, file_sha256, key_of
 from exporters.inputs import TensorSpec, input_specs, seeded_inputs
 from exporters.onnx_export import Export, export_key, export_onnx, seconds_of
 from exporters.source import ModelError, ModelSource
@@ -77,7 +76,7 @@ def quantized_key(source: ModelSource, files: list[Path]) -> str:
     parts += [file_sha256(Path(__file__)), version("onnxruntime-gpu")]
     if not files:
         parts += [str(SEEDED_ITEMS), file_sha256(Path(inputs.__file__))]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return key_of(*parts)
 
 
 def calibration_files(folder: Path, spec: TensorSpec) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What enters: a network's outputs in training mode. What leaves: the tensor from which its backward pass starts.
+"""Make the tensor from which a network's backward pass starts.
 
 Measured iterations and the reference of their gradients share this module, so both differentiate the same thing.
 """

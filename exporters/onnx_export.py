@@ -1,9 +1,8 @@
-"""What enters: a `ModelSource` and a precision. What leaves: an ONNX file in the cache, checked, its batch symbolic."""
+"""Export a model to ONNX at a precision: a checked file in the cache, its batch symbolic."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import logging
 import time
@@ -14,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporters.cache import Cache, file_sha256
+from exporters.cache import Cache, file_sha256, key_of
 from exporters.inputs import BATCH, TensorSpec, input_specs, seeded_inputs
 from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state, external_locations, source_key
@@ -73,7 +72,7 @@ def seconds_of(path: Path) -> Path:
 def export_key(source: ModelSource, precision: str) -> str:
     parts = [source_key(source), precision, str(OPSETS[precision]), file_sha256(Path(__file__))]
     parts += [f"{package} {version(package)}" for package in ("torch", "onnx", "onnxscript")]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return key_of(*parts)
 
 
 def write_onnx(name: str, model: nn.Module, specs: list[TensorSpec], precision: str, path: Path) -> None:

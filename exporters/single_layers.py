@@ -1,4 +1,4 @@
-"""What enters: nothing. What leaves: `Conv2d` and `Linear`, single layers as data without torch, and L1 to L5.
+"""Describe single layers as data without torch: `Conv2d`, `Linear`, and L1 to L5.
 
 A layer is measured like a network of its own: see `exporters.source.ModelSource.layer`.
 """

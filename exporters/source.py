@@ -1,4 +1,4 @@
-"""What enters: a model as the config names it. What leaves: `ModelSource`, which any process can hold without torch."""
+"""Say where a model comes from: `ModelSource`, which any process can hold without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters: a `ModelSource`. What leaves: the content key of its model and weights, and its cached state dict."""
+"""Key a model and its weights by content, and keep its state dict in the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters: an exported graph, and a runtime's steps through it. What leaves: which nodes each step covers."""
+"""Find which exported nodes each step of a runtime covers."""
 
 from __future__ import annotations
 

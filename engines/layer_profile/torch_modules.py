@@ -1,4 +1,4 @@
-"""What enters: a torch module and a way to run it. What leaves: its operators as layers, under the modules' names."""
+"""Profile a torch module: its operators as layers, under the modules' names."""
 
 from __future__ import annotations
 

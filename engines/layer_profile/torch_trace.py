@@ -1,4 +1,4 @@
-"""What enters: a function that runs one iteration. What leaves: its operators and kernels, as torch.profiler saw them.
+"""Profile iterations with torch.profiler, and read the operators and kernels that it saw.
 
 torch.profiler (Kineto) writes Chrome's trace format: operators and annotations with their host interval, each kernel
 with the call that launched it and the operator that was running then.

@@ -1,4 +1,4 @@
-"""What enters: ONNX Runtime's profile of some runs, and torch's trace beside it. What leaves: the nodes that ran.
+"""Read the nodes that ran from ONNX Runtime's profile and torch's trace of the same runs.
 
 The profile has each node's interval on the host. On CUDA that is the time of enqueueing: the published builds cannot
 see kernels (they lack `enable_cuda_profiling`). torch.profiler can, and each kernel is given to the node in whose

@@ -1,4 +1,4 @@
-"""What enters: a Job. What leaves: a session of ONNX Runtime, on its CUDA or CPU provider, with preallocated buffers.
+"""Run a graph in ONNX Runtime, on its CUDA or CPU provider, with preallocated buffers.
 
 One call is asynchronous on CUDA: inputs and outputs are bound to device memory once, the provider works on torch's
 current stream (`user_compute_stream`), and the run option `disable_synchronize_execution_providers` keeps it from

@@ -1,4 +1,4 @@
-"""What enters: a Job. What leaves: a session of torch.compile, compiled before it is returned."""
+"""Run a module through torch.compile, compiled before the session is returned."""
 
 from __future__ import annotations
 

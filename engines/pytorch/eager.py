@@ -1,4 +1,4 @@
-"""What enters: a Job. What leaves: a session of PyTorch eager, inference or training, with or without a CUDA graph."""
+"""Run a module in PyTorch eager, for inference or training, with or without a CUDA graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters: a layer's module and its input. What leaves: its training pass, whose three parts can be timed apart."""
+"""Train a single layer, so that the three parts of its pass can be timed apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters: a module on its device and its inputs. What leaves: training iterations, and their gradients."""
+"""Run training iterations of a module on its device, and read their gradients."""
 
 from __future__ import annotations
 

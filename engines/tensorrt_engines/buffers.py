@@ -1,4 +1,4 @@
-"""What enters: pycuda's driver, types and shapes. What leaves: aligned device memory with pinned twins, freed together.
+"""Take aligned device memory with pinned twins on the host, and free it together.
 
 The driver is an argument, since engines/tensorrt_engines/session.py alone imports pycuda.
 """

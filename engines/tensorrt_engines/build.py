@@ -1,4 +1,4 @@
-"""What enters: an ONNX graph, and how TensorRT is to build it. What leaves: the serialized engine, in the cache.
+"""Build an ONNX graph with TensorRT, and keep the serialized engine in the cache.
 
 The library, `tensorrt` or `tensorrt_rtx`, is handed in: nothing here imports it. Networks are strongly typed: the types
 are the graph's, and the TF32 flag is the one switch of precision. TensorRT times kernels on the GPU while it builds, so

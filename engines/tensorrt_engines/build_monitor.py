@@ -1,4 +1,4 @@
-"""What enters: a TensorRT library that builds. What leaves: its errors, its progress in words, its peak memory.
+"""Watch a TensorRT build: its errors, its progress in words, its peak memory.
 
 The library calls these objects back, from threads of its own too: whatever they would raise must not reach it.
 """

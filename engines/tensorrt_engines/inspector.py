@@ -1,4 +1,4 @@
-"""What enters: EngineInspector's JSON. What leaves: the engine's layers, and the types that they compute in.
+"""Read an engine's layers, and the types that they compute in, from EngineInspector's JSON.
 
 Its format is documented by examples: https://docs.nvidia.com/deeplearning/tensorrt/10.16.1/inference-library/engine-tools.html.
 TensorRT 11 split "Format/Datatype" in two and renamed the list of inputs and outputs:

@@ -1,4 +1,4 @@
-"""What enters: a Job. What leaves: a session of TensorRT, or of TensorRT for RTX, whose API has the same names.
+"""Run a graph in TensorRT, or in TensorRT for RTX, whose API has the same names.
 
 The one module that imports their bindings and pycuda, and only where it needs them: none of them has to be installed.
 Every byte on the device is taken here, by pycuda, but for the weights: inputs, outputs, and the engine's activations

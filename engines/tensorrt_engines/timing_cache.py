@@ -1,4 +1,4 @@
-"""What enters: a TensorRT builder's configuration. What leaves: kernel timings of earlier builds in it, on disk after.
+"""Keep the kernel timings of TensorRT's builds on disk for later builds.
 
 Two builds of one network can choose different kernels; with the timings of the first, the second chooses as it did, and
 is done sooner. The file is shared by runs side by side: each adds what it has measured. Its first 32 bytes are the

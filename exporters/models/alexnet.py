@@ -1,4 +1,4 @@
-"""What enters: "alexnet" (BVLC) or "alexnet-owt". What leaves: the network, (batch, 3, 224, 224) to (batch, 1000)."""
+"""Build "alexnet" (BVLC) or "alexnet-owt": (batch, 3, 224, 224) to (batch, 1000)."""
 
 from __future__ import annotations
 

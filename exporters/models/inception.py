@@ -1,4 +1,4 @@
-"""What enters: "googlenet". What leaves: Inception-V1 as in the paper, (batch, 3, 224, 224) to (batch, 1000)."""
+"""Build "googlenet", Inception-V1 as in the paper: (batch, 3, 224, 224) to (batch, 1000)."""
 
 from __future__ import annotations
 

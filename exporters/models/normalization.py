@@ -1,4 +1,4 @@
-"""What enters: activations (batch, channels, height, width). What leaves: the same, normalized across channels."""
+"""Normalize activations (batch, channels, height, width) across channels."""
 
 from __future__ import annotations
 

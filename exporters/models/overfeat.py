@@ -1,4 +1,4 @@
-"""What enters: "overfeat". What leaves: the fast OverFeat network, (batch, 3, 231, 231) to (batch, 1000)."""
+"""Build "overfeat", the fast network: (batch, 3, 231, 231) to (batch, 1000)."""
 
 from __future__ import annotations
 

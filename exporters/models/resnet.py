@@ -1,4 +1,4 @@
-"""What enters: "resnet18" to "resnet200". What leaves: the network, (batch, 3, 224, 224) to (batch, 1000)."""
+"""Build "resnet18" to "resnet200": (batch, 3, 224, 224) to (batch, 1000)."""
 
 from __future__ import annotations
 

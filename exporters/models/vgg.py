@@ -1,4 +1,4 @@
-"""What enters: "vgg11", "vgg16" or "vgg19". What leaves: the network, (batch, 3, 224, 224) to (batch, 1000)."""
+"""Build "vgg11", "vgg16" or "vgg19": (batch, 3, 224, 224) to (batch, 1000)."""
 
 from __future__ import annotations
 

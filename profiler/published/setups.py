@@ -1,4 +1,4 @@
-"""What enters: results of one or several runs. What leaves: their times, by how machine and library are called.
+"""Collect the times of one or several runs, by what machine and library are called.
 
 A setup is a machine with a library at a precision, such as "H200 with PyTorch 2.11 eager fp32, cuDNN 9.19": what a
 published table has a row for.

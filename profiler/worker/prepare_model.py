@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +13,7 @@ import engines
 from engines.base import Array, BuiltAhead, Job, Session
 from engines.catalog import EagerOptions, OrtOptions
 from exporters import inputs
-from exporters.cache import Cache, file_sha256
+from exporters.cache import Cache, file_sha256, key_of
 from exporters.flops import Cost, cached_cost
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import GradientReference
@@ -83,7 +82,7 @@ def build_ahead(task: Task, report: Report) -> BuiltAhead:
 def _reference_key(source: ModelSource) -> str:
     """Everything that reference outputs depend on: the model, how inputs are seeded, how many, and what ran them."""
     parts = [source_key(source), file_sha256(Path(inputs.__file__)), str(REFERENCE_ITEMS)]
-    return hashlib.sha256("\n".join([*parts, *map(version, _REFERENCE_PACKAGES)]).encode()).hexdigest()
+    return key_of(*parts, *map(version, _REFERENCE_PACKAGES))
 
 
 def _reference_of_torch(source: ModelSource, specs: tuple[TensorSpec, ...], state: Path, path: Path) -> None:

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from exporters.build_model import build, load, load_model, restore, save_state
+from exporters import load_model
+from exporters.build_model import build, load, restore, save_state
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelError, ModelSource

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from exporters.build_model import load_model
+from exporters import load_model
 from exporters.source import ModelError, ModelSource
 from exporters.weights import source_key
 
