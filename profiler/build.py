@@ -266,7 +266,7 @@ def _build_all(
     tasks: Sequence[BuildTask], gpu: Gpu | None, limit: float, logs: Path, display: PlainDisplay | LiveDisplay
 ) -> list[Outcome]:
     budget = Budget(timeout=limit, build_timeout=limit)
-    prepared = prepare_graphs([task.case for task in tasks], budget, logs, (), display.preparing)
+    prepared = prepare_graphs([task.case for task in tasks], budget, logs, (), display.preparing, "--timeout")
     outcomes = []
     for number, task in enumerate(tasks):
         of_model = prepared[task.case.model]

@@ -52,12 +52,15 @@ def prepare(
 
 
 def prepare_graphs(
-    cases: Sequence[Case], budget: Budget, logs: Path, path: tuple[str, ...], tick: Tick
+    cases: Sequence[Case], budget: Budget, logs: Path, path: tuple[str, ...], tick: Tick, option: str | None = None
 ) -> dict[str, Prepared]:
-    """The graphs alone, all that building an engine takes: no reference outputs, and no count of FLOPs."""
+    """Prepare only the graphs, which is all that building an engine takes.
+
+    `option` is what the user raises to give an export longer; None is the job's budget.
+    """
     sources = {case.model: case.source for case in cases}
     prepared = {name: Prepared(onnx={"native": s.onnx} if s.onnx else {}) for name, s in sources.items()}
-    _Stages(sources, budget, logs, path, tick).exports(cases, prepared)
+    _Stages(sources, budget, logs, path, tick, option).exports(cases, prepared)
     return prepared
 
 
@@ -70,6 +73,7 @@ class _Stages:
     logs: Path
     path: tuple[str, ...]
     tick: Tick
+    option: str | None = None
 
     def models(self) -> dict[str, Prepared]:
         """Input shapes, weights and reference outputs."""
@@ -159,7 +163,8 @@ class _Stages:
 
     def _call(self, function: str, argument: object, name: str) -> Call:
         log, limit = self.logs / f"{name.replace('/', '-')}.log", self.budget.build_timeout
-        return Call(f"profiler.worker.prepare_model:{function}", argument, log, limit, limit, path=self.path)
+        named = f"profiler.worker.prepare_model:{function}"
+        return Call(named, argument, log, limit, limit, path=self.path, option=self.option)
 
     def _run(self, calls: Sequence[Call], names: Sequence[str], what: str) -> list[Outcome]:
         slots = max(1, min(_slots([self.sources[name] for name in names]), len(calls)))

@@ -174,6 +174,13 @@ def test_build_that_takes_too_long(build: Build) -> None:
     assert "raise --timeout if it needs longer" in done.stdout
 
 
+def test_an_export_that_takes_too_long_names_the_option_too(build: Build) -> None:
+    done = build("--model", "alexnet", "--precision", "fp32", "--batch", "1", "--target", "sm89", "--timeout", "0.1")
+    assert done.returncode == 1
+    assert "raise --timeout if it needs longer" in done.stdout
+    assert "budget" not in done.stdout
+
+
 WRONG = {
     "engine of another kind": ("ort", GOOD, ["--engine: 'ort' builds nothing ahead of time", "trt-rtx"]),
     "engine by its long name": ("tensorrt", GOOD, ["did you mean 'trt'?"]),
