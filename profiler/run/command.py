@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from profiler.published.command import covers, present, require
 from profiler.results.lines import summary, without_probes, write_tables
 from profiler.results.reading import flat_environment
 from profiler.results.run_folder import RunFolder
+from profiler.results.wall_time import WallTime
 from profiler.results.wall_time import describe as describe_time
 from profiler.run.largest_batch import probes_among, searched
 from profiler.run.progress import open_display
@@ -87,8 +88,8 @@ def execute(options: Options, console: Console) -> int:
         environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
         run = _open_run(options, config, target, environment)
         started = _Started(run=run, config=config, target=target, environment=environment)
-        interrupted, seconds = _measure(started, cases, options.retry, console)
-        results = _write_results(started, seconds, console)
+        interrupted, wall = _measure(started, cases, options.retry, console)
+        results = _write_results(started, wall, console)
     console.print(Text(f"\nResults: {run.path}"), soft_wrap=True)
     if (run.path / "layers.parquet").exists():
         console.print(Text(f"Its layers: python -m profiler layers {run.path}"), soft_wrap=True)
@@ -156,8 +157,8 @@ def _open_run(options: Options, config: Config, target: Target, environment: dic
     return run
 
 
-def _measure(started: _Started, cases: Sequence[Case], retry: bool, console: Console) -> tuple[bool, dict[str, float]]:
-    """Measure the cases that the journal lacks; returns whether that was interrupted, and its seconds by phase."""
+def _measure(started: _Started, cases: Sequence[Case], retry: bool, console: Console) -> tuple[bool, WallTime | None]:
+    """Measure the cases that the journal lacks; returns whether that was interrupted, and its time if there was any."""
     run, config = started.run, started.config
     journal = run.results()
     waiting = [case for case in cases if case.id not in journal or not is_done(journal[case.id], retry)]
@@ -174,11 +175,11 @@ def _measure(started: _Started, cases: Sequence[Case], retry: bool, console: Con
             interrupted = False
         except KeyboardInterrupt:
             interrupted = True
-    return interrupted, runner.wall.split() if waiting or to_search else {}
+    return interrupted, runner.wall if waiting or to_search else None
 
 
-def _write_results(started: _Started, seconds: Mapping[str, float], console: Console) -> pl.DataFrame:
-    """Write and print what the journal holds; returns the results. `seconds` is what the time went into, if any did."""
+def _write_results(started: _Started, wall: WallTime | None, console: Console) -> pl.DataFrame:
+    """Write and print what the journal holds; returns the results. `wall` is what the time went into."""
     run, config, environment = started.run, started.config, started.environment
     plan = make_plan(config, started.target.kind, capability=started.target.compute_capability)
     probes = probes_among(plan, run.results()) if config.largest_batch else []
@@ -189,7 +190,9 @@ def _write_results(started: _Started, seconds: Mapping[str, float], console: Con
     print_results(console, results, lines, lambda group: study is not None and covers(study, group))
     if study is not None:
         present(console, study, results, [flat_environment(environment)], run.tables)
-    if seconds:
+    if wall is not None:
+        # Only now: the time of writing and printing the tables counts, too.
+        seconds = wall.split()
         total = Counter(environment.get("wall_seconds", {}))
         total.update(seconds)
         run.write_environment({**environment, "wall_seconds": {k: round(v, 3) for k, v in total.most_common()}})
