@@ -1,4 +1,4 @@
-"""What enters: the Cases. What leaves: per model its weights, reference outputs and exported graphs, made side by side.
+"""Prepare what the cases need, models side by side: weights, reference outputs, exported graphs and gradients.
 
 Everything is cached by content, so a second run prepares nothing. Nothing of this runs beside a measurement.
 """

@@ -76,18 +76,7 @@ class Runner:
                 self.run.append(Result(case.id, "unsupported", [case.unsupported]))
         waiting = [case for case in cases if case.unsupported is None]
         searched = self._unfinished(searched, waiting, again)
-        # An odd batch and an even one, which a reference of the gradients is made for.
-        probes = [probe_of(case, batch) for case in searched for batch in (1, 2)]
-        with self.wall.span("prepare"):
-            prepared = prepare([*waiting, *probes], self.budget, self.run.logs, self.path, self.display.preparing)
-        ready = [case for case in (*waiting, *searched) if failure(case, prepared[case.model]) is None]
-        with self.wall.span("roofs"):
-            roofs = self._roofs(ready)
-
-        def task(case: Case) -> Task:
-            config = self.config
-            return Task(case, prepared[case.model], self.budget, self._uuid, config.energy, config.profile, roofs)
-
+        task = self._prepare(waiting, searched)
         slowed: list[Task] = []
 
         def keep(task: Task, result: Result) -> None:
@@ -104,10 +93,22 @@ class Runner:
         with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
             self._measure_all(list(map(task, waiting)), watcher, keep)
             self._measure_all(slowed, watcher, keep_second)
-            results, found = self.run.results(), [case for case in searched if case in ready]
-            for number, case in enumerate(found):
-                search = Search(case, self._limits, self.target.gpu, results, again)
-                self._search(search, task(case), number, len(found), watcher)
+            results = self.run.results()
+            found = [each for each in map(task, searched) if failure(each.case, each.prepared) is None]
+            for number, each in enumerate(found):
+                search = Search(each.case, self._limits, self.target.gpu, results, again)
+                self._search(search, each, number, len(found), watcher)
+
+    def _prepare(self, waiting: Sequence[Case], searched: Sequence[Case]) -> Callable[[Case], Task]:
+        """Prepare the models, and measure the device's roofs; returns what makes a case's task."""
+        # An odd batch and an even one, which a reference of the gradients is made for.
+        probes = [probe_of(case, batch) for case in searched for batch in (1, 2)]
+        with self.wall.span("prepare"):
+            prepared = prepare([*waiting, *probes], self.budget, self.run.logs, self.path, self.display.preparing)
+        with self.wall.span("roofs"):
+            roofs = self._roofs([c for c in (*waiting, *searched) if failure(c, prepared[c.model]) is None])
+        energy, profile = self.config.energy, self.config.profile
+        return lambda case: Task(case, prepared[case.model], self.budget, self._uuid, energy, profile, roofs)
 
     def _measure_all(self, tasks: Sequence[Task], watcher: Watcher, keep: Callable[[Task, Result], None]) -> None:
         """Measure every task; `keep` gets its Result as soon as it is there."""
