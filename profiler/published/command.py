@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from profiler.errors import ConfigError, check_choice
@@ -21,10 +19,8 @@ from profiler.published.printed import Printed
 from profiler.published.references import STUDIES, network_names
 from profiler.published.tables import Environment, published_tables, write_published
 from profiler.results.reading import read_runs
+from profiler.tables.writers import print_table
 
-_MARK = "▸"
-_WORDS_WIDTH = 16
-"""To which a column of words may fold."""
 _NO_ROWS = "no row of these runs fits a table of {}: it has other networks, or measured other passes"
 
 
@@ -82,61 +78,15 @@ def covers(study: str, group: Mapping[str, Any]) -> bool:
     return group["model"] in names and group["pass"] in passes and "optimizer" not in settings(group["setting"])
 
 
-def print_published(console: Console, table: Printed) -> None:
+def print_published(console: Console, printed: Printed) -> None:
     """The table's sections in which rows of ours stand, ours marked and bold."""
     console.print()
-    console.print(Text(table.title, style="bold underline"))
-    if table.note:
-        console.print(Text(table.note, style="dim"))
-    for heading, rows in table.sections():
-        if rows["ours"].any():
-            for columns in _fitting(table, rows, console.width):
-                console.print(_grid(table, heading if table.section else "", rows, columns))
-
-
-def _fitting(table: Printed, rows: pl.DataFrame, width: int) -> Iterator[list[str]]:
-    """The columns, in as many parts as the terminal needs: words may fold, a figure is never cut."""
-    columns, cells = table.columns(rows), list(rows.iter_rows(named=True))
-    figures = [column for column in columns if table.is_numeric(column)]
-
-    def needs(column: str) -> int:
-        head = max(map(len, _head(table, column).split("\n")))
-        return 2 + max(head, *(len(table.cell(column, row)) for row in cells))
-
-    room = width - 5 - sum(min(needs(column), _WORDS_WIDTH) for column in columns if column not in figures)
-    while figures:
-        count = next((n for n in range(len(figures), 1, -1) if sum(map(needs, figures[:n])) <= room), 1)
-        part, figures = figures[:count], figures[count:]
-        yield [column for column in columns if column in part or not table.is_numeric(column)]
-
-
-def _head(table: Printed, column: str) -> str:
-    return table.heads[column].replace(" (ms)", "\nms")
-
-
-def _grid(table: Printed, heading: str, rows: pl.DataFrame, columns: Sequence[str]) -> Table:
-    title = Text(heading, style="bold") if heading else None
-    grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    grid.add_column("")
-    for column in columns:
-        numeric = table.is_numeric(column)
-        grid.add_column(
-            Text(_head(table, column)),
-            justify="right" if numeric else "left",
-            no_wrap=numeric,
-            overflow="fold",
-        )
-    for row in rows.iter_rows(named=True):
-        cells = [_short(table.cell(column, row)) if column == "note" else table.cell(column, row) for column in columns]
-        grid.add_row(_MARK if row["ours"] else "", *map(Text, cells), style="bold" if row["ours"] else None)
-    return grid
-
-
-def _short(note: str) -> str:
-    """The reason in a word or two: the run's own tables tell it whole."""
-    if "out of memory" in note:
-        return note
-    return "; ".join(dict.fromkeys(part.split(": ")[0] for part in note.split("; ")))
+    console.print(Text(printed.title, style="bold underline"))
+    if printed.note:
+        console.print(Text(printed.note, style="dim"))
+    for table in printed.tables(short=True):
+        if any(table.flags("ours")):
+            print_table(console, table)
 
 
 def _print_conclusions(console: Console, study: str, results: pl.DataFrame) -> None:

@@ -18,6 +18,8 @@ from profiler.published.layers import LAYERS, layer_times
 from profiler.published.study import study_times
 from profiler.published.tables import network_times
 from profiler.results import batch_sweeps
+from profiler.tables import numbers
+from profiler.tables.numbers import decimals
 
 EQUAL = 0.05
 """Two whose ratio stays within this of 1 on every network are called equal."""
@@ -56,7 +58,7 @@ class Comparison:
 
     def sentence(self) -> str:
         """In Markdown."""
-        low, high = _times(self.low), _times(self.high)
+        low, high = (numbers.times(end, sign="x") for end in (self.low, self.high))
         ratio = f"**{low}**" if low == high else f"**{low} to {high}**"
         where = self._where()
         if self.relation == ">":
@@ -226,8 +228,8 @@ def _minibatch(results: pl.DataFrame) -> list[str]:
     excess = whole["total_ms"] - 2 * half["total_ms"]
     published = (
         f"Published: {whole['published_network']} training, {whole['library']} on {whole['machine']}: a batch of "
-        f"{whole['batch_size']} takes {whole['total_ms']:.2f} ms, {excess:.2f} ms more than twice the "
-        f"{half['total_ms']:.2f} ms of {half['batch_size']}."
+        f"{whole['batch_size']} takes {decimals(whole['total_ms'], 2)} ms, {decimals(excess, 2)} ms more than twice "
+        f"the {decimals(half['total_ms'], 2)} ms of {half['batch_size']}."
     )
     return [*findings, published]
 
@@ -255,8 +257,3 @@ def _shortened(comparison: Comparison, faster: dict[str, Any], slower: dict[str,
         first, second = faster["called"], slower["called"]
     machine = faster["machine"].removeprefix("CPU: ")
     return replace(comparison, faster=first, slower=second, machine=machine, article="")
-
-
-def _times(ratio: float) -> str:
-    """1.05x, 2.2x, 25.3x, 143x."""
-    return f"{ratio:.{2 if ratio < 2 else 1 if ratio < 100 else 0}f}x"

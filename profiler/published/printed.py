@@ -1,13 +1,17 @@
-"""What enters: a table in the published form, as a frame. What leaves: its cells as text, its Markdown, its CSV."""
+"""Show a table in the published form: its sections with rows of ours marked, as Markdown and as CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import polars as pl
+
+from profiler.tables import numbers
+from profiler.tables.numbers import Format, compact, count, decimals, each
+from profiler.tables.table import Field, Table, figure, of_frame, prose, words
+from profiler.tables.writers import csv, escape_markdown, markdown
 
 
 @dataclass(frozen=True)
@@ -28,57 +32,56 @@ class Printed:
     whole: bool = False
     data: pl.DataFrame | None = None
 
-    def sections(self) -> Iterator[tuple[str, pl.DataFrame]]:
-        """Each heading and its rows, in the frame's order."""
+    def tables(self, short: bool = False) -> list[Table]:
+        """Each section's, in the frame's order; with `short` notes."""
+        fields = [self._field(column, heading, short) for column, heading in self.heads.items()]
         if self.section is None:
-            yield self.title, self.frame
-            return
-        for (value,), rows in self.frame.group_by(self.section, maintain_order=True):
-            yield str(value), rows
-
-    def columns(self, rows: pl.DataFrame) -> list[str]:
-        """The columns to print of some rows: those in which something stands."""
-        return [column for column in self.heads if rows[column].null_count() < rows.height]
-
-    def cell(self, column: str, row: Mapping[str, Any]) -> str:
-        """A value as it is printed: times with two decimals, below 1 ms with three; money with three digits."""
-        value = row[column]
-        if value is None or not isinstance(value, float):
-            return "" if value is None else f"{value:,}" if isinstance(value, int) else " ".join(str(value).split())
-        if column.startswith("usd") or 0 < value < 0.1:
-            return f"{value:.3g}"
-        if column in ("throughput", "items_per_usd"):
-            return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-        whole = self.whole and not row["ours"] and value.is_integer()
-        return f"{value:.{0 if whole else 3 if value < 1 else 2}f}"
-
-    def is_numeric(self, column: str) -> bool:
-        """Whether it belongs to the right."""
-        return self.frame.schema[column].is_numeric()
+            return [Table(self.name, "", self.frame, fields, marked="ours")]
+        groups = self.frame.group_by(self.section, maintain_order=True)
+        return [Table(self.name, str(value), rows, fields, marked="ours") for (value,), rows in groups]
 
     def markdown(self) -> str:
         """Headings, tables and the note; rows of ours are bold."""
-        parts = [f"## {self.title}\n"]
-        if self.note:
-            parts.append(f"{self.note}\n")
-        for heading, rows in self.sections():
-            if self.section is not None:
-                parts.append(f"### {heading}\n")
-            columns = self.columns(rows)
-            lines = [
-                _row([self.heads[c] for c in columns]),
-                _row(["---:" if self.is_numeric(c) else "---" for c in columns]),
-            ]
-            for row in rows.iter_rows(named=True):
-                cells = [self.cell(column, row).replace("|", r"\|") for column in columns]
-                lines.append(_row([f"**{c}**" if c and row["ours"] else c for c in cells]))
-            parts.append("\n".join(lines) + "\n")
+        parts = [f"## {escape_markdown(self.title)}\n"]
+        parts += [f"{escape_markdown(self.note)}\n"] if self.note else []
+        for table in self.tables():
+            parts += [f"### {escape_markdown(table.title)}\n"] if table.title else []
+            parts.append(markdown(table))
         return "\n".join(parts)
 
     def write_csv(self, folder: Path) -> None:
         """published-<name>.csv, with all digits and the column `ours`."""
-        (self.frame if self.data is None else self.data).write_csv(folder / f"published-{self.name}.csv")
+        table = of_frame(self.name, self.title, self.frame if self.data is None else self.data)
+        (folder / f"published-{self.name}.csv").write_text(csv(table), encoding="utf-8")
+
+    def _field(self, column: str, heading: str, short: bool) -> Field:
+        if column == "note":
+            return prose(heading, column, format=each(_in_short) if short else numbers.words)
+        if not self.frame.schema[column].is_numeric():
+            return words(heading, column, repeated=True)
+        return figure(heading, (column, "ours"), self._cells(column))
+
+    def _cells(self, column: str) -> Format:
+        def cells(values: Iterable[float | None], ours: Iterable[bool]) -> list[str]:
+            rows = zip(values, ours, strict=True)
+            return ["" if v is None else _text(column, v, whole=self.whole and not own) for v, own in rows]
+
+        return cells
 
 
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _text(column: str, value: float, whole: bool) -> str:
+    """Times have two decimals, below 1 ms three; money has three digits, and so have rates below 100."""
+    if isinstance(value, int) or (whole and value.is_integer()):
+        return count(value)
+    if column.startswith("usd") or 0 < value < 0.1:
+        return compact(value, 3)
+    if column in ("throughput", "items_per_usd"):
+        return count(value) if value >= 100 else compact(value, 3)
+    return decimals(value, 3 if value < 1 else 2)
+
+
+def _in_short(note: str) -> str:
+    """The reason in a word or two: the run's own tables have it whole."""
+    if "out of memory" in note:
+        return note
+    return "; ".join(dict.fromkeys(part.split(": ")[0] for part in note.split("; ")))

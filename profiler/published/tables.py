@@ -16,6 +16,8 @@ from profiler.published import references, setups
 from profiler.published.layers import layer_tables
 from profiler.published.printed import Printed
 from profiler.published.study import study_tables
+from profiler.tables.numbers import count
+from profiler.tables.writers import escape_markdown
 
 Environment = Mapping[str, Any]
 """What environment.json holds; `machine` is what to call it, as in profiler.results.reading.Run."""
@@ -129,7 +131,7 @@ def hardware_table(study: str, own: pl.DataFrame, environments: Sequence[Environ
                 "gpu": machine["machine"],
                 "cloud": machine["cloud"],
                 "instance": machine["instance"],
-                "memory": f"{memory / 1024:.0f}GiB" if memory else None,
+                "memory": f"{count(memory / 1024)}GiB" if memory else None,
                 "fp32_tflops": roof,
                 "ours": True,
             }
@@ -155,8 +157,9 @@ def cost_table(study: str, own: pl.DataFrame) -> Printed:
 def markdown(study: str, tables: Sequence[Printed]) -> str:
     """The tables as one page."""
     told = references.STUDIES[study]
-    source = f"[{told.title}]({told.address})" if told.address else f'"{told.title}"'
-    lead = f"# {told.title}: published and own figures\n\nOwn rows are **bold**; the others are {source}'s.\n"
+    title = escape_markdown(told.title)
+    source = f"[{title}]({told.address})" if told.address else f'"{title}"'
+    lead = f"# {title}: published and own figures\n\nOwn rows are **bold**; the others are {source}'s.\n"
     return "\n".join([lead, *(table.markdown() for table in tables)])
 
 

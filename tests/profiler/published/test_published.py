@@ -325,7 +325,7 @@ def test_runs_of_one_machine_at_two_prices_are_one_row_the_faster():
 @pytest.mark.parametrize(
     ("column", "value", "ours", "text"),
     [
-        ("total_ms", 14.2, False, "14.20"), ("total_ms", 22425.16, False, "22425.16"),
+        ("total_ms", 14.2, False, "14.20"), ("total_ms", 22425.16, False, "22,425.16"),
         ("total_ms", 0.4561, True, "0.456"),
         ("total_ms", 0.04561, True, "0.0456"), ("total_ms", 275.0, True, "275.00"), ("total_ms", None, True, ""),
         ("throughput", 4321.4, True, "4,321"), ("throughput", 9.4512, True, "9.45"),
@@ -334,15 +334,20 @@ def test_runs_of_one_machine_at_two_prices_are_one_row_the_faster():
     ],
 )  # fmt: skip
 def test_a_cell_has_as_many_digits_as_tell_something(column, value, ours, text):
-    printed = Printed("name", "Title", pl.DataFrame(), {})
-    assert printed.cell(column, {column: value, "ours": ours}) == text
+    rows = pl.DataFrame({column: [value], "also": [1], "ours": [ours]}, schema_overrides={"total_ms": pl.Float64})
+    assert cells(Printed("name", "Title", rows, {column: "Head", "also": "Also"})).get("Head", [""]) == [text]
+
+
+def cells(printed: Printed) -> dict[str, list[str]]:
+    return {field.heading: texts for field, texts in printed.tables()[0].columns()}
 
 
 @pytest.mark.parametrize(
     ("value", "ours", "text"), [(275.0, False, "275"), (275.0, True, "275.00"), (7.5, False, "7.50")]
 )
 def test_published_whole_milliseconds_stay_whole(value, ours, text):
-    assert Printed("name", "Title", pl.DataFrame(), {}, whole=True).cell("ms", {"ms": value, "ours": ours}) == text
+    rows = pl.DataFrame({"ms": [value], "ours": [ours]})
+    assert cells(Printed("name", "Title", rows, {"ms": "Time"}, whole=True)) == {"Time": [text]}
 
 
 def test_a_bar_in_a_name_does_not_end_a_cell():
@@ -360,7 +365,7 @@ def test_the_folder_has_a_page_and_a_csv_a_table(tmp_path):
     assert back.filter(~pl.col("ours")).height == 66
     page = (tmp_path / "tables" / "published.md").read_text()
     assert page == markdown("cloud-gpus", tables)
-    assert page.startswith("# GPU in the Cloud | cnn-benchmarks: published and own figures")
+    assert page.startswith(r"# GPU in the Cloud \| cnn-benchmarks: published and own figures")
 
 
 @pytest.mark.parametrize("width", [120, 80])
@@ -373,7 +378,7 @@ def test_the_terminal_marks_ours_and_cuts_no_figure(width):
     text = "\n".join(lines)
     assert "AlexNet" not in text, "of which nothing is ours"
     assert [line.split()[1] for line in lines if "▸" in line] == ["H200", "H200"]
-    for figure in ("5663.67", "2831.83", "8495.50", "8495.48", "6627.25", "101.21"):
+    for figure in ("5,663.67", "2,831.83", "8,495.50", "8,495.48", "6,627.25", "101.21"):
         assert figure in text
 
 
@@ -387,7 +392,7 @@ def test_a_table_too_wide_for_the_terminal_comes_in_parts(width):
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
     for place in range(len(names)):
-        assert text.count(f"{1234 + place}.00") == 1
+        assert text.count(f"{1234 + place:,}.00") == 1
     parts = text.count("▸")
     assert parts == 1 if width == 120 else parts > 1
 
