@@ -251,7 +251,7 @@ def test_int8_needs_one_product_in_int8_and_the_rest_is_remarked() -> None:
     wide = changed(GEMM, TacticName="sm80_xmma_gemm_f32f32_f32f32_f32_tn_n")
     assert mismatch(case("int8"), proof(narrow, wide)) is None
     said = [remark for remark in remarks(case("int8"), proof(narrow, wide)) if remark.kind == "mixed-precision"]
-    assert said == ["mixed-precision: 1 of 2 convolutions and products computed in float32"]
+    assert list(map(str, said)) == ["mixed-precision: 1 of 2 convolutions and products computed in float32"]
     assert "asked for int8, computed in float32 (1×), unknown (1×)" in (mismatch(case("int8"), proof(wide)) or "")
 
 
