@@ -3,9 +3,9 @@
 import argparse
 import importlib
 import json
-import statistics
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,10 @@ def to_bf16(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--input", nargs="*", help=".npy files in the order of the inputs; random ones if left out")
-    parser.add_argument("--output", help="a .npy file for the first output")
-    arguments = parser.parse_args()
+    command = argparse.ArgumentParser(description=__doc__)
+    command.add_argument("--input", nargs="*", help=".npy files in the order of the inputs; random ones if left out")
+    command.add_argument("--output", help="a .npy file for the first output")
+    arguments = command.parse_args()
     config = json.loads((HERE / "config.json").read_text())
     library = importlib.import_module(config["settings"]["module"])
     runtime = library.Runtime(library.Logger(library.Logger.WARNING))
@@ -44,6 +44,7 @@ def main() -> None:
     if kernels is not None:  # TensorRT for RTX: the kernels are to be compiled now, not beside the first calls.
         runtime_config = engine.create_runtime_config()
         runtime_config.set_execution_context_allocation_strategy(how)
+        assert hasattr(runtime_config, "dynamic_shapes_kernel_specialization_strategy")
         runtime_config.dynamic_shapes_kernel_specialization_strategy = kernels.EAGER
         how = runtime_config
     context, stream = engine.create_execution_context(how), call(cuda.cudaStreamCreate())
@@ -91,7 +92,7 @@ def main() -> None:
         output = (output.astype("u4") << 16).view("f4")
     if arguments.output:
         np.save(arguments.output, output)
-    latency = 1000 * statistics.median(times[len(times) // 4 :])
+    latency = 1000 * median(times[len(times) // 4 :])
     print(f"{config['model']}: output {output.shape}, median latency {latency:.3f} ms in {len(times)} calls")
 
 

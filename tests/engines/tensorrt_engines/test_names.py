@@ -1,4 +1,4 @@
-"""Every name that engines/trt*.py take from TensorRT exists in TensorRT 10.13 and 11.4, and in TensorRT for RTX.
+"""Every name that engines/tensorrt_engines/ uses exists in TensorRT 10.13 and 11.4, and in TensorRT for RTX.
 
 TensorRT's libraries cannot be installed here, so its names are lists (tensorrt_names/, made by the script there of the
 bindings, from their wheels); TensorRT for RTX is the real module. A name that a version lacks must be asked for by
@@ -7,6 +7,7 @@ getattr or hasattr, with its name as a string.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import hashlib
@@ -29,8 +30,9 @@ from engines.tensorrt_engines.session import library
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = Path(__file__).parent / "tensorrt_names"
+FOLDER = ROOT / "engines" / "tensorrt_engines"
 SOURCES = [
-    path for path in sorted((ROOT / "engines").glob("trt*.py")) if path.stem not in ("trt_buffers", "trt_inspect")
+    FOLDER / f"{stem}.py" for stem in ("build", "build_monitor", "deploy", "run_example", "session", "timing_cache")
 ]
 """But those that are given no object of TensorRT's."""
 LIBRARY = {"library", "module"}
@@ -57,6 +59,7 @@ OBJECTS = {
 OTHERS = (
     *(str, bytes, int, list, dict, tuple, set, type, Path, re.Match, Counter, deque, Exception, ImportError),
     *(Distribution, type(hashlib.sha256()), threading.Event, threading.Thread, contextlib.ExitStack),
+    *(argparse.ArgumentParser, argparse.Namespace, np.random.Generator),
     *(np.ndarray, torch.Tensor, torch.cuda.Stream, torch.cuda.CUDAGraph),
 )
 PROTOS = (onnx.ModelProto, onnx.GraphProto, onnx.NodeProto, onnx.ValueInfoProto, onnx.TensorProto)
@@ -150,7 +153,7 @@ def own_attributes() -> set[str]:
     """Of this project's classes, and of what the files use beside TensorRT."""
     found = {name for kind in OTHERS for name in dir(kind)} | {f.name for p in PROTOS for f in p.DESCRIPTOR.fields}
     found.add("cuda_stream")  # Of torch.cuda.Stream, where torch was built with CUDA.
-    for path in (*(ROOT / "engines").glob("*.py"), *(ROOT / "exporters").glob("*.py")):
+    for path in (*(ROOT / "engines").rglob("*.py"), *(ROOT / "exporters").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 found |= {item.name for item in ast.walk(node) if isinstance(item, ast.FunctionDef)}
