@@ -15,6 +15,7 @@ import polars as pl
 from engines.catalog import known
 from profiler.job.case import Role
 from profiler.results.lines import without_probes
+from profiler.results.replicates import merge, why_not
 
 _FIGURES = [
     *("latency_ms", "forward_ms", "backward_ms", "grad_input_ms", "grad_weight_ms", "throughput", "peak_memory_mib"),
@@ -36,7 +37,6 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
     rows = without_probes(results)
     cells = list(rows.iter_rows(named=True))
     on_cpu = pl.when(device="cpu").then(pl.lit("CPU")).otherwise(pl.lit("GPU"))
-    why = pl.format("{}: {}", "status", pl.col("reason").fill_null("no reason was given"))
     labelled = rows.with_columns(
         pl.Series("library", [library(row) for row in cells], pl.String),
         pl.Series("runtime", [library({**row, "variant": ""}) for row in cells], pl.String),
@@ -45,12 +45,9 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
         swept=pl.col("role") == Role.SWEEP,
         updates=pl.col("optimizer").fill_null("none") != "none",
         plain="is_base",
-        note=pl.when(status="oom").then(pl.lit("out of memory")).when(pl.col("status") != "ok").then(why),
     ).with_columns(setup=pl.format("{} with {}", "machine", "library"))
-    measured = pl.col("latency_ms").is_not_null().any()
-    return labelled.group_by(KEYS, maintain_order=True).agg(
-        pl.col(_FIGURES).median(), pl.when(~measured).then(pl.col("note").drop_nulls().first()).alias("note")
-    )
+    found = merge(labelled, KEYS, [*_FIGURES, "status", "reason"])
+    return found.select(*KEYS, *_FIGURES, note=why_not())
 
 
 def nearest_batch(*keys: str) -> pl.Expr:

@@ -19,6 +19,7 @@ from profiler.results import lines as table
 from profiler.results.columns import RESULTS, SAMPLES, kind_of_warning, parts
 from profiler.results.layer_profiles import Profiled, profiled, together
 from profiler.results.reading import Runs, chosen
+from profiler.results.replicates import merge
 from profiler.results.set_up import break_even, set_up
 from profiler.results.speedups import GROUP, spreads
 from profiler.tables.numbers import count
@@ -49,6 +50,10 @@ _COMPARED = [
         "indistinguishable_from",
         "runner_up_verdict",
     ),
+]
+_SHARED = [
+    *("engine", "model_kind", "clock", "stop_reason", "optimizer", "head", *table.IDENTITY),
+    *("throttled", "samples", "warnings"),
 ]
 _CLOCKS = {"event": ["event", "gpu"], "host": ["host"]}
 """By headline clock those that intervals and verdicts are made from."""
@@ -181,19 +186,7 @@ def _lines(
     rows: pl.DataFrame, samples: pl.DataFrame, common: pl.DataFrame, compared: pl.DataFrame | None
 ) -> pl.DataFrame:
     """Medians over replicates, and how each line compares with its group's base."""
-    kinds = kind_of_warning(pl.col("warnings").explode().drop_nulls()).unique(maintain_order=True)
-    medians = (
-        rows.with_columns(setup_s=set_up())
-        .group_by(LINE, maintain_order=True)
-        .agg(
-            pl.col(*_MEASURES, "setup_s").median(),
-            pl.col("engine", "model_kind", "clock", "stop_reason", "optimizer", "head", *table.IDENTITY).first(),
-            pl.col("throttled").any(),
-            pl.col("samples").sum(),
-            pl.len().alias("replicates"),
-            kinds,
-        )
-    )
+    medians = merge(rows.with_columns(setup_s=set_up()), LINE, [*_MEASURES, "setup_s", *_SHARED])
     summaries = []
     for part in rows.partition_by("run", maintain_order=True) or [rows]:
         run = part["run"].first()

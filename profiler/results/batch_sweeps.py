@@ -18,12 +18,12 @@ from typing import Any
 import polars as pl
 
 from profiler.job.case import Role, setting_words
+from profiler.results.replicates import OK, OUT_OF_MEMORY, merge, why_not
 from profiler.stats.ratios import margin
 
 FAMILY = ["run_id", "machine", "model", "variant", "pass", "precision", "settings"]
 """`settings` is what else distinguishes a family, such as "optimizer=sgd"; empty for none."""
 KNEE_SHARE = 0.9
-OUT_OF_MEMORY = "out of memory"
 _UP, _DOWN = "concave-up", "concave-down"
 
 Row = dict[str, Any]
@@ -37,21 +37,19 @@ def efficiency(results: pl.DataFrame) -> pl.DataFrame:
     `ms_per_item`, `throughput` in items/s, and
     `efficiency`, the share of the family's best throughput; null with a `note` for a batch that was not measured.
     """
-    ok = pl.col("status") == "ok"
-    low, high = pl.col("latency_ci_low_ms"), pl.col("latency_ci_high_ms")
+    ms, low, high = (pl.col(name).filter(OK) for name in ("latency_ms", "latency_ci_low_ms", "latency_ci_high_ms"))
+    swept = results.filter(pl.col("role") == Role.SWEEP).with_columns(settings="setting")
     points = (
-        results.filter(pl.col("role") == Role.SWEEP)
-        .with_columns(settings="setting")
-        .group_by([*FAMILY, "batch_size"], maintain_order=True)
-        .agg(
-            pl.col("latency_ms", "throughput").filter(ok).median(),
-            latency_low_ms=pl.when((ok & low.is_null()).any()).then(None).otherwise(low.filter(ok).min()),
-            latency_high_ms=pl.when((ok & high.is_null()).any()).then(None).otherwise(high.filter(ok).max()),
-            fastest_ms=pl.col("latency_ms").filter(ok).min(),
-            slowest_ms=pl.col("latency_ms").filter(ok).max(),
-            clock=pl.col("clock").drop_nulls().first(),
-            note=pl.when(~ok.any()).then(_note().drop_nulls().first()),
+        merge(
+            swept,
+            [*FAMILY, "batch_size"],
+            ["latency_ms", "throughput", "clock", "status", "reason"],
+            latency_low_ms=pl.when(~low.is_null().any()).then(low.min()),
+            latency_high_ms=pl.when(~high.is_null().any()).then(high.max()),
+            fastest_ms=ms.min(),
+            slowest_ms=ms.max(),
         )
+        .with_columns(note=why_not())
         .filter(pl.len().over(FAMILY) > 1, pl.col("latency_ms").is_not_null().any().over(FAMILY))
         .with_row_index("place")
         .with_columns(
@@ -60,7 +58,9 @@ def efficiency(results: pl.DataFrame) -> pl.DataFrame:
             place=pl.col("place").min().over(FAMILY),
         )
     )
-    return points.sort("place", "batch_size").drop("place")
+    ends = ["latency_low_ms", "latency_high_ms", "fastest_ms", "slowest_ms"]
+    order = [*FAMILY, "batch_size", "latency_ms", "throughput", *ends, "clock", "note", "ms_per_item", "efficiency"]
+    return points.sort("place", "batch_size").select(order)
 
 
 def knees(results: pl.DataFrame) -> pl.DataFrame:
@@ -158,11 +158,6 @@ def _name(row: Row, with_machine: bool, with_run: bool) -> str:
     machine = [f"on {row['machine']}"] if with_machine else []
     run = [f"run {row['run_id']}"] if with_run else []
     return ", ".join([model, f"{row['variant']} {row['precision']}", *setting_words(row["settings"]), *machine, *run])
-
-
-def _note() -> pl.Expr:
-    reason = pl.format("{}: {}", "status", pl.col("reason").fill_null("no reason was given"))
-    return pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(pl.col("status") != "ok").then(reason)
 
 
 def _families(results: pl.DataFrame) -> Iterator[tuple[Row, list[Row]]]:

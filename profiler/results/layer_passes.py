@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import polars as pl
 
+from profiler.results.replicates import OUT_OF_MEMORY, merge
+
 PARTS = ("forward", "grad_input", "grad_weight")
 ALL_LAYERS = "total"
 """The layer in a row of sums, as in references/convnet-layers.csv."""
@@ -95,11 +97,11 @@ def best_per_layer(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _training(layers: pl.DataFrame) -> pl.DataFrame:
     """The training pass by KEYS: its parts and total on one clock, memory, and the FLOPs of each part of a call."""
-    medians = _medians(layers.filter(pl.col("pass") == "training"))
+    trained = _of_pass(layers, "training")
     gated = pl.all_horizontal(pl.col("gpu_ms", *(f"gpu_{part}_ms" for part in PARTS)).is_not_null())
     figures = [pl.when(gated).then(f"gpu_{part}_ms").otherwise(f"{part}_ms").alias(f"{part}_ms") for part in PARTS]
     short = pl.col("latency_ms").is_not_null() & pl.col("forward_ms").is_null()
-    return medians.select(
+    return trained.select(
         *KEYS,
         *figures,
         *("status", "peak_memory_mib"),
@@ -112,7 +114,8 @@ def _training(layers: pl.DataFrame) -> pl.DataFrame:
 
 def _inference(layers: pl.DataFrame) -> pl.DataFrame:
     """The same of the inference pass, which is only the forward part."""
-    return _medians(layers.filter(pl.col("pass") == "inference")).select(
+    alone = _of_pass(layers, "inference")
+    return alone.select(
         *(*KEYS, "status", "reason", "peak_memory_mib"),
         forward_ms=pl.coalesce("gpu_ms", "latency_ms"),
         clock=pl.when(pl.col("gpu_ms").is_null()).then("clock").otherwise(pl.lit("gpu")),
@@ -120,16 +123,9 @@ def _inference(layers: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _medians(rows: pl.DataFrame) -> pl.DataFrame:
-    """Medians over replicates, with a reason where none of them was measured."""
-    ok = pl.col("status") == "ok"
-    reason = pl.when(pl.col("status") == "oom").then(pl.lit("out of memory")).otherwise("reason")
-    return rows.group_by(KEYS).agg(
-        pl.col(_MEASURES).filter(ok).median(),
-        pl.col("clock").filter(ok).first(),
-        pl.when(ok.any()).then(pl.lit("ok")).otherwise(pl.col("status").first()).alias("status"),
-        pl.when(ok.any()).then(None).otherwise(reason.first()).alias("reason"),
-    )
+def _of_pass(layers: pl.DataFrame, pass_: str) -> pl.DataFrame:
+    found = merge(layers.filter(pl.col("pass") == pass_), KEYS, [*_MEASURES, "clock", "status", "reason"])
+    return found.with_columns(reason=pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).otherwise("reason"))
 
 
 def _of(frame: pl.DataFrame, group: tuple[object, ...]) -> pl.DataFrame:

@@ -14,8 +14,9 @@ import polars as pl
 
 from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
-from profiler.results.columns import MEASURE, Column, Group, Shown, columns, kind_of_warning, names
+from profiler.results.columns import MEASURE, Column, Group, Shown, columns, names
 from profiler.results.layer_passes import best_per_layer, layer_rows
+from profiler.results.replicates import as_one
 from profiler.results.speedups import (
     CONFIGURATION,
     GROUP,
@@ -67,13 +68,11 @@ def summary(results: pl.DataFrame, samples: pl.DataFrame, common: pl.DataFrame |
     `warnings` are the kinds that its replicates carry. `common` are the `spreads` of the whole run, where `results` are
     a part of it.
     """
-    kinds = kind_of_warning(pl.col("warnings").explode().drop_nulls()).unique(maintain_order=True)
     measures = [column.name for column in columns(*Group) if column.type == MEASURE and _is_summed_up(column)]
     rows = with_device_intervals(_ok(results), samples)
-    medians = [pl.col(measures).median(), pl.col("clock", *IDENTITY).first(), pl.len().alias("replicates"), kinds]
-    lines = sides(rows, LINE, spreads(results) if common is None else common, *medians)
-    own = [*LINE, *measures, "clock", *IDENTITY, "replicates", "warnings"]
-    return lines.select(own).hstack(speedups(lines))
+    own = [*measures, "clock", *IDENTITY, "warnings"]
+    lines = sides(rows, LINE, spreads(results) if common is None else common, *as_one(rows.select(own).schema))
+    return lines.select(*LINE, *own[:-1], "replicates", "warnings").hstack(speedups(lines))
 
 
 def _is_summed_up(column: Column) -> bool:

@@ -1,0 +1,49 @@
+"""Make one row of a case's replicates: the median of every figure, and what they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import polars as pl
+
+from profiler.results.columns import kind_of_warning
+
+OK = pl.col("status") == "ok"
+OUT_OF_MEMORY = "out of memory"
+
+
+def merge(rows: pl.DataFrame, keys: Sequence[str], columns: Sequence[str], **more: pl.Expr) -> pl.DataFrame:
+    """One row for all rows that agree in `keys`, in the order of their first ones: `as_one` of `columns`, and `more`.
+
+    Probes are lines like others: give `without_probes(rows)` where they are not meant.
+    """
+    return rows.group_by(keys, maintain_order=True).agg(*as_one(rows.select(columns).schema), **more)
+
+
+def as_one(schema: Mapping[str, pl.DataType]) -> list[pl.Expr]:
+    """One value for each column of the replicates, and `replicates`, how many of them were measured (status ok).
+
+    A figure is the median over the measured ones. `warnings` are the kinds that those carry, `throttled` whether any of
+    them was, `samples` their sum. All else, such as status and reason, is the first measured one's, or the first one's
+    where none was measured.
+    """
+    return [OK.sum().cast(pl.Int64).alias("replicates"), *(_one(name, kind) for name, kind in schema.items())]
+
+
+def why_not() -> pl.Expr:
+    """Why a row, or all replicates of a line, have no figures; null where they have."""
+    why = pl.format("{}: {}", "status", pl.col("reason").fill_null("no reason was given"))
+    return pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(~OK).then(why)
+
+
+def _one(name: str, kind: pl.DataType) -> pl.Expr:
+    column = pl.col(name)
+    measured = column.filter(OK)
+    match name:
+        case "warnings":
+            return kind_of_warning(measured.explode().drop_nulls()).unique(maintain_order=True).alias(name)
+        case "throttled":
+            return measured.any()
+        case "samples":
+            return measured.sum()
+    return measured.median() if kind.is_float() else column.get(OK.cast(pl.UInt8).arg_max())
