@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from engines.catalog import PRECISIONS
 from profiler.report.data import KEY, LINE, Data
 from profiler.results.columns import Group, Shown
 from profiler.results.fields import field, fields, latency_spread
@@ -60,7 +61,8 @@ def tables(data: Data) -> dict[str, Table]:
 
 def answer(lines: pl.DataFrame) -> Table:
     """What is fastest in each group, and the fastest in each precision, in rows that the page's filter shows."""
-    several = [None, *lines["precision"].unique()] if lines["precision"].n_unique() > 1 else [None]
+    measured = [precision for precision in PRECISIONS if precision in lines["precision"]]
+    several = [None, *measured] if len(measured) > 1 else [None]
     runner_up = lines.filter(rank=2).select(*KEY, runner_up="line", runner_up_ms="latency_ms")
     plain = lines.filter(pl.col("precision") == "fp32").group_by(KEY, maintain_order=True).first()
     plain = plain.select(*KEY, fastest_fp32="line", fastest_fp32_ms="latency_ms")

@@ -19,6 +19,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from engines.catalog import PRECISIONS
 from profiler.errors import ConfigError
 from profiler.report import content
 from profiler.report import page as report_page
@@ -177,6 +178,15 @@ def test_csv_holds_every_digit(tmp_path: Path) -> None:
         assert both[column].to_list() == both[f"{column}_written"].to_list()
     answer = pl.read_csv(tmp_path / "tables" / "answer.csv")
     assert answer.filter(pl.col("restricted_to").is_null()).height == 12
+
+
+def test_the_answer_lists_the_precisions_of_a_choice_in_one_order(tmp_path: Path) -> None:
+    write(Options(runs=[GOLDEN / "h200"], format="csv", output=tmp_path))
+    answer = pl.read_csv(tmp_path / "answer.csv", infer_schema=False)
+    key = ["model", "batch_size", "pass"]
+    listed = answer.group_by(key).agg("restricted_to")["restricted_to"].to_list()
+    measured = pl.read_parquet(GOLDEN / "h200" / "results.parquet")["precision"]
+    assert listed == len(listed) * [[None, *(p for p in PRECISIONS if p in measured)]]
 
 
 def test_csv_of_more_lines_than_a_page_has_room_for_has_them_all(

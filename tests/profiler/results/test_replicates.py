@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import polars as pl
+
+from profiler.results.replicates import merge, why_not
+
+ROWS = pl.DataFrame(
+    {
+        "model": ["a", "b", "a", "a", "b", "a"],
+        "status": ["failed", "oom", "ok", "ok", "failed", "ok"],
+        "reason": ["wrong outputs", "CUDA: out of memory", None, None, "no luck", None],
+        "latency_ms": [99.0, None, 3.0, 1.0, None, None],
+        "clock": [None, None, "event", "event", None, "event"],
+        "samples": [7, None, 10, 20, None, 30],
+        "throttled": [True, None, False, None, None, False],
+        "warnings": [["drift: by 9 %"], None, ["few-samples: 10"], ["noisy: a: b", "few-samples: 20"], None, []],
+    }
+)
+
+
+def test_replicates_are_one_row_with_the_medians_of_those_that_were_measured() -> None:
+    columns = ["latency_ms", "clock", "status", "reason", "samples", "throttled", "warnings"]
+    a, b = merge(ROWS, ["model"], columns, slowest_ms=pl.col("latency_ms").max()).to_dicts()
+    assert a == {
+        "model": "a",
+        "replicates": 3,
+        "latency_ms": 2.0,
+        "clock": "event",
+        "status": "ok",
+        "reason": None,
+        "samples": 60,
+        "throttled": False,
+        "warnings": ["few-samples", "noisy"],
+        "slowest_ms": 99.0,
+    }
+    assert (b["model"], b["replicates"], b["latency_ms"], b["samples"], b["warnings"]) == ("b", 0, None, 0, [])
+    assert (b["status"], b["reason"]) == ("oom", "CUDA: out of memory"), "the first one's"
+
+
+def test_why_there_are_no_figures() -> None:
+    rows = pl.DataFrame({"status": ["ok", "oom", "failed", "skipped"], "reason": [None, "CUDA", "wrong outputs", None]})
+    assert rows.select(why_not()).to_series().to_list() == [
+        None,
+        "out of memory",
+        "failed: wrong outputs",
+        "skipped: no reason was given",
+    ]
