@@ -177,8 +177,9 @@ def small(factories: Path) -> ModelSource:
 
 @pytest.fixture(scope="session")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    """One cache for all tests, so that a network is exported once."""
-    return Cache(tmp_path_factory.mktemp("exports"))
+    """One cache for all tests of all workers, so that a network is exported once."""
+    folder = tmp_path_factory.getbasetemp()
+    return Cache((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "exports")
 
 
 @pytest.fixture(scope="session")
@@ -227,12 +228,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what is slow and skip what has no GPU; slow files come first, so that parallel workers end together."""
     slow = {path for path in {item.path for item in items} if _is_slow(path)}
     for item in items:
         if item.path in slow or SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("gpu") and not visible_gpus() and not config.getoption("--require-gpu"):
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU answers"))
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     if config.getoption("--fast"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("slow")])
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
