@@ -108,6 +108,16 @@ class LibraryVersion:
     """Whether a row has its proof's instead, since engines with several libraries share the column."""
 
 
+@dataclass(frozen=True)
+class Reference:
+    """How an engine makes the outputs that parity figures are relative to, on the CPU."""
+
+    name: str
+    """In the results' column `reference`."""
+    precision: str
+    options: Options
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """One runtime, with all that the rest of the program has to know of it."""
@@ -142,6 +152,8 @@ class Engine:
     """Whether `python -m profiler build` can have it build an engine ahead of time, and where."""
     deployment: Deployment | None = None
     """None where it cannot be exported."""
+    reference: Reference | None = None
+    """Of one engine that needs torch modules, and of one that needs graphs, for users' ONNX files."""
 
 
 @dataclass(frozen=True)
@@ -293,6 +305,7 @@ ENGINES: dict[str, Engine] = {
             version=_TORCH_VERSION,
             uses_cudnn=True,
             deployment=_TORCH_DEPLOYMENT,
+            reference=Reference("eager-fp32-cpu", "fp32", EagerOptions()),
         ),
         Engine(
             name="compiled",
@@ -343,6 +356,8 @@ ENGINES: dict[str, Engine] = {
                 "engines.onnx_runtime.deploy:write_graph",
                 {"cpu": ("onnxruntime{release}",), "cuda": ("onnxruntime-gpu[cuda,cudnn]{release}",)},
             ),
+            # With all graph optimizations off.
+            reference=Reference("ort-cpu-unoptimized", "native", OrtOptions(optimize=False)),
         ),
         Engine(
             name="trt",
@@ -471,6 +486,12 @@ PRESETS: dict[str, Preset] = {
 
 BASES = tuple((preset.name, preset.base_at) for preset in PRESETS.values() if preset.base_at)
 """Variant and precision that speed-ups are relative to, in the order of preference."""
+
+
+def reference_of(kind: str) -> tuple[str, Reference]:
+    """The engine that makes the reference outputs of a model source of that kind, and how."""
+    needs = "onnx" if kind == "onnx" else "torch"
+    return next((e.name, e.reference) for e in ENGINES.values() if e.reference is not None and e.needs == needs)
 
 
 def known(name: str) -> Engine:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from engines import run_frame
 from engines.base import Job
 from exporters.inputs import BATCH, TensorSpec, fixed_batch, onnx_specs, read_onnx
 from exporters.onnx_export import check_onnx
@@ -52,3 +55,22 @@ def copy_graph(job: Job[Any], folder: Path) -> dict[str, Any]:
         shutil.copyfile(job.onnx.parent / location, target)
     outputs = [value.name for value in read_onnx(job.onnx).graph.output]
     return {"inputs": described_inputs(specs, job.batch_size), "outputs": outputs}
+
+
+def write_run(module: str, folder: Path) -> None:
+    """Write run.py: engines/run_frame.py and the run_example.py next to the file `module`, put into one script."""
+    imports: set[str] = set()
+    bodies, description = [], None
+    for path in (Path(run_frame.__file__), Path(module).with_name("run_example.py")):
+        source = path.read_text()
+        tree = ast.parse(source)
+        nodes = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        imports |= {ast.unparse(node) for node in nodes}
+        bodies.append("\n".join(source.splitlines()[nodes[-1].end_lineno :]).strip())
+        description = ast.get_docstring(tree)
+    ordered = sorted(imports, key=lambda line: (line.startswith("from"), line))
+    package = {line: line.split()[1].partition(".")[0] for line in ordered}
+    standard = "\n".join(line for line in ordered if package[line] in sys.stdlib_module_names)
+    others = "\n".join(line for line in ordered if package[line] not in (*sys.stdlib_module_names, "engines"))
+    frame, part = bodies
+    (folder / "run.py").write_text(f'"""{description}"""\n\n{standard}\n\n{others}\n\n{frame}\n\n\n{part}\n')

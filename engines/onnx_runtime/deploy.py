@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from engines.base import Job
 from engines.catalog import OrtOptions
-from engines.deployment import Deployed, copy_graph
+from engines.deployment import Deployed, copy_graph, write_run
 from engines.onnx_runtime.session import cuda_settings, session_entries, symbol_sizes
 
 
@@ -21,5 +20,5 @@ def write_graph(job: Job[OrtOptions], folder: Path, built: Path | None) -> Deplo
         "session": session_entries(job.precision, job.device),
         "dimensions": symbol_sizes(job.source, job.batch_size),
     }
-    shutil.copyfile(Path(__file__).with_name("run_example.py"), folder / "run.py")
+    write_run(__file__, folder)
     return Deployed({**copy_graph(job, folder), "settings": settings}, "model.onnx is the model.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import openvino
 
 from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof
 from engines.catalog import OpenVinoOptions
-from engines.deployment import Deployed, copy_graph
+from engines.deployment import Deployed, copy_graph, write_run
 from engines.layer_profile.node_mapping import node_name, read_graph
 from exporters.inputs import BATCH, input_specs
 
@@ -106,7 +105,7 @@ def cpu_properties(options: OpenVinoOptions) -> dict[str, str | int]:
 
 def write_graph(job: Job[OpenVinoOptions], folder: Path, built: Path | None) -> Deployed:
     """Write a folder that runs the graph with the settings that were measured."""
-    shutil.copyfile(Path(__file__).with_name("run_example.py"), folder / "run.py")
+    write_run(__file__, folder)
     return Deployed({**copy_graph(job, folder), "settings": cpu_properties(job.options)}, "model.onnx is the model.")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import torch
@@ -10,7 +9,7 @@ from safetensors.torch import save_model
 
 from engines.base import Job
 from engines.catalog import TorchOptions
-from engines.deployment import Deployed, described_inputs
+from engines.deployment import Deployed, described_inputs, write_run
 from engines.pytorch.eager import DTYPES
 from exporters.build_model import restore
 from exporters.cache import Cache
@@ -41,7 +40,7 @@ def write_program(job: Job[TorchOptions], folder: Path, built: Path | None) -> D
     weights = folder / "weights.safetensors"
     save_model(model, str(weights))
     weights.chmod(0o644)  # It is made for its owner's eyes alone.
-    shutil.copyfile(Path(__file__).with_name("run_example.py"), folder / "run.py")
+    write_run(__file__, folder)
     return Deployed(
         {"inputs": described_inputs(specs, job.batch_size), "settings": {}},
         f"model.pt2 is a program with its weights, for batches of {job.batch_size} alone; weights.safetensors has the "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engines.base import Job
 from engines.catalog import TrtOptions
-from engines.deployment import Deployed, copy_graph
+from engines.deployment import Deployed, copy_graph, write_run
 from engines.tensorrt_engines.session import library
 
 
@@ -16,7 +16,7 @@ def write_engine(job: Job[TrtOptions], folder: Path, built: Path | None) -> Depl
     assert built is not None, "an engine that builds gets what it built"
     graph = copy_graph(job, folder)
     shutil.copyfile(built, folder / "model.engine")
-    shutil.copyfile(Path(__file__).with_name("run_example.py"), folder / "run.py")
+    write_run(__file__, folder)
     return Deployed(
         {**graph, "settings": {"module": library(job.engine).__name__}},
         "model.engine is for {machine} and this version of the library; it was made of model.onnx.",

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from engines.base import Array, Proof, Session, Trainable, Warning
+from engines.catalog import reference_of
 from exporters.gradients import Deviation, GradientReference, Gradients, deviation, reference_items, tiled
 from exporters.inputs import seeded_inputs
 from profiler.job.case import Case
@@ -34,7 +35,7 @@ def verify(task: Task, session: Session, outputs: Sequence[Array], result: Resul
     if case.pass_ == "inference" and task.prepared.reference is not None:
         with np.load(task.prepared.reference) as file:
             reference = [file[name] for name in file.files]
-        result.reference = "ort-cpu-unoptimized" if case.source.kind == "onnx" else "eager-fp32-cpu"
+        result.reference = reference_of(case.source.kind)[1].name
         real_weights = case.source.kind == "onnx" or case.source.weights is not None
         result.parity = compare(outputs, reference, real_weights)
         wrong, unusual = judge(case.precision, result.parity.rel_l2_error)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 import engines
-from engines.base import Array, BuiltAhead, Job, Session
-from engines.catalog import EagerOptions, OrtOptions
+from engines.base import Array, BuiltAhead, Job
+from engines.catalog import reference_of
 from exporters import inputs
 from exporters.cache import Cache, file_sha256, key_of
 from exporters.flops import Cost, cached_cost
@@ -35,13 +35,11 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
     if source.onnx is not None:
         check_onnx(source.onnx)
     specs = tuple(input_specs(source))
-    key = _reference_key(source)
-    if source.kind == "onnx":
-        reference, _ = cache.entry("reference", key, ".npz", lambda path: _reference_of_onnx(source, specs, path))
-        return Prepared(specs, reference=reference, onnx={"native": source.onnx} if source.onnx else {})
-    state = cached_state(source, cache)
-    reference, _ = cache.entry("reference", key, ".npz", lambda path: _reference_of_torch(source, specs, state, path))
-    return Prepared(specs, state, reference)
+    state = None if source.kind == "onnx" else cached_state(source, cache)
+    reference, _ = cache.entry(
+        "reference", _reference_key(source), ".npz", lambda path: _write_reference(source, specs, state, path)
+    )
+    return Prepared(specs, state, reference, onnx={"native": source.onnx} if source.onnx else {})
 
 
 def prepare_cost(argument: tuple[ModelSource, Prepared, bool, Path], report: Report) -> Cost:
@@ -85,22 +83,15 @@ def _reference_key(source: ModelSource) -> str:
     return key_of(*parts, *map(version, _REFERENCE_PACKAGES))
 
 
-def _reference_of_torch(source: ModelSource, specs: tuple[TensorSpec, ...], state: Path, path: Path) -> None:
-    """fp32 eager on the CPU, which is an ordinary eager session."""
-    arrays = tuple(seeded_inputs(specs, REFERENCE_ITEMS))
-    job = Job(source, "inference", "fp32", REFERENCE_ITEMS, "cpu", EagerOptions(), arrays, state)
-    _save_outputs(engines.open_session("eager", job), path)
-
-
-def _reference_of_onnx(source: ModelSource, specs: tuple[TensorSpec, ...], path: Path) -> None:
-    """ONNX Runtime's CPU provider with all graph optimizations off."""
+def _write_reference(source: ModelSource, specs: tuple[TensorSpec, ...], state: Path | None, path: Path) -> None:
+    """Outputs of an ordinary session on the CPU, by the engine that the catalog names."""
+    engine, reference = reference_of(source.kind)
     batch = fixed_batch(specs) or REFERENCE_ITEMS
     arrays = tuple(seeded_inputs(specs, batch))
-    job = Job(source, "inference", "native", batch, "cpu", OrtOptions(optimize=False), arrays, onnx=source.onnx)
-    _save_outputs(engines.open_session("ort", job), path)
-
-
-def _save_outputs(session: Session, path: Path) -> None:
+    job = Job(
+        source, "inference", reference.precision, batch, "cpu", reference.options, arrays, state, onnx=source.onnx
+    )
+    session = engines.open_session(engine, job)
     session.run(lambda name: None)
     outputs: list[Array] = session.outputs()
     np.savez(path, *outputs)

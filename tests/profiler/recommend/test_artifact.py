@@ -24,6 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import load_file
 
 from engines.catalog import ENGINES
+from engines.deployment import write_run
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Case
@@ -430,12 +431,14 @@ def test_requirements_without_a_proof_take_the_runs_version() -> None:
     assert "torch==2.13.0" in requirements(case("compiled", "cpu"), row).splitlines()
 
 
-def test_every_engine_is_deployed_by_a_script_that_stands_alone() -> None:
+def test_every_engine_is_deployed_by_a_script_that_stands_alone(tmp_path: Path) -> None:
     assert all(engine.deployment for engine in ENGINES.values())
     scripts = list((ROOT / "engines").glob("*/run_example.py"))
     assert len(scripts) == len({e.deployment.write.split(".")[1] for e in ENGINES.values() if e.deployment})
     for script in scripts:
-        nodes = [n for n in ast.walk(ast.parse(script.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
+        write_run(str(script), tmp_path)
+        written = ast.parse((tmp_path / "run.py").read_text())
+        nodes = [n for n in ast.walk(written) if isinstance(n, ast.Import | ast.ImportFrom)]
         imported = {a.name if isinstance(n, ast.Import) else n.module for n in nodes for a in n.names}
         ours = {m for m in imported if m and m.partition(".")[0] in ("profiler", "engines", "exporters", "tests")}
         assert not ours, script

@@ -1,0 +1,46 @@
+"""Read a deployed model's inputs, time its calls, and print and save its output.
+
+`engines.deployment.write_run` puts this and a runtime's `run_example.py` into one run.py, which needs neither.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+Array = np.ndarray[Any, Any]
+
+
+def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
+    """`open_model` takes config.json's content and the inputs; what it returns has `call`, which returns once the
+    result is there, and `output`, the first one of the last call."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--input", nargs="*", help=".npy files in the order of the inputs; random ones if left out")
+    parser.add_argument("--output", help="a .npy file for the first output")
+    arguments = parser.parse_args()
+    config = json.loads((HERE / "config.json").read_text())
+    rng, arrays = np.random.default_rng(0), []
+    for number, spec in enumerate(config["inputs"]):
+        array = np.load(arguments.input[number]) if arguments.input else rng.random(spec["shape"])
+        # NumPy has no bf16: a runtime that takes it rounds by itself.
+        dtype = "float32" if spec["dtype"] == "bfloat16" else spec["dtype"]
+        arrays.append(np.ascontiguousarray(array, dtype))
+
+    model = open_model(config, arrays)
+    times: list[float] = []
+    end = time.perf_counter() + 2
+    while len(times) < 20 or time.perf_counter() < end:
+        start = time.perf_counter()
+        model.call()
+        times.append(time.perf_counter() - start)
+    output = model.output()
+    if arguments.output:
+        np.save(arguments.output, output)
+    latency = 1000 * statistics.median(times[len(times) // 4 :])
+    print(f"{config['model']}: output {output.shape}, median latency {latency:.3f} ms in {len(times)} calls")
