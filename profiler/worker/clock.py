@@ -28,6 +28,10 @@ _CAPTURED_READS = 10
 """Calls a chunk from which the boundaries inside a captured graph are read: each of them has to be synchronized."""
 
 
+def ignore(name: str) -> None:
+    """The mark of a call whose inner boundaries nobody reads."""
+
+
 class Clock(Protocol):
     """Times calls on one device. `headline` names the clock whose median is the row's latency."""
 
@@ -127,7 +131,7 @@ class CudaClock:
         self._events: list[torch.cuda.Event] = []
         self._marks: list[tuple[str, torch.cuda.Event]] = []
         self._captured: list[tuple[str, torch.cuda.Event]] = []
-        self.before_gated: Callable[[], None] = _nothing
+        self.before_gated: Callable[[], None] = lambda: None
         """Enqueued before each gated call, outside its interval: a flush of the L2 cache, to compare with NVBench."""
         self._cycles_per_ms = self._calibrate()
 
@@ -175,7 +179,7 @@ class CudaClock:
         for _ in range(calls):
             self.synchronize()
             start = time.perf_counter_ns()
-            run(_ignore)
+            run(ignore)
             returned = time.perf_counter_ns()
             self.synchronize()
             samples["host"].append((time.perf_counter_ns() - start) / 1e6)
@@ -207,7 +211,7 @@ class CudaClock:
             self.synchronize()
             start = time.perf_counter()
             for _ in range(calls):
-                run(_ignore)
+                run(ignore)
             self.synchronize()
             elapsed = time.perf_counter() - start
             if elapsed >= seconds:
@@ -253,7 +257,7 @@ class CudaClock:
         self._marks.clear()
         start.record(self.stream)
         for _ in range(block):
-            run(self.mark if block == 1 else _ignore)
+            run(self.mark if block == 1 else ignore)
         end.record(self.stream)
         overrun = opened.query()
         self.synchronize()
@@ -269,7 +273,7 @@ class CudaClock:
         (start,) = self._pool(1)
         for _ in range(calls):
             start.record(self.stream)
-            run(_ignore)
+            run(ignore)
             self.synchronize()
             _add_marks(samples, start, self._captured)
 
@@ -306,11 +310,3 @@ def _add_marks(
     for name, event in marks:
         samples.setdefault(prefix + name, []).append(before.elapsed_time(event))
         before = event
-
-
-def _ignore(name: str) -> None:
-    pass
-
-
-def _nothing() -> None:
-    pass

@@ -14,7 +14,7 @@ from engines.base import Warning
 from profiler.job.case import Budget
 from profiler.stats.samples import median
 from profiler.stats.stop_rule import StopRule
-from profiler.worker.clock import GATE_SLACK_MS, Clock, Mark, Samples
+from profiler.worker.clock import GATE_SLACK_MS, Clock, Mark, Samples, ignore
 
 Now = Callable[[], float]
 
@@ -27,7 +27,6 @@ _THROUGHPUT_SECONDS = 0.5
 ENERGY_SECONDS = 5.0
 """The counter moves only some ten to fifty times a second, so a loop of this length is known to about 1 %."""
 _CONTRADICTION = 1.1
-_NOT_TAKEN = "not taken"
 _SHARES = {"headline": 0.5, "synchronized": 0.2, "gated": 0.3}
 """How a CUDA case divides its sampling seconds among the clocks; on the CPU there is one clock, which has them all."""
 
@@ -46,7 +45,7 @@ class Measurement:
     clock: str
     samples: Samples = field(default_factory=dict)
     throughput: float | None = None
-    stop_reason: str = ""
+    stop_reason: str | None = None
     warnings: list[Warning] = field(default_factory=list)
 
 
@@ -89,46 +88,108 @@ def measure(
     now: Now = time.perf_counter,
     headline_only: bool = False,
 ) -> Measurement:
-    """Sample every clock of the device, or the headline's alone. `expected_ms` is the warm-up's; `report` gets partial
+    """Sample every clock of the device, or only the headline's. `expected_ms` is the warm-up's; `report` gets partial
     samples."""
-    result = Measurement(clock.headline)
-    only = clock.headline == "host"
     block = 1 if expected_ms >= _SHORT_MS else max(1, round(_SHORT_MS / max(expected_ms, 1e-4)))
-    if block > 1:
-        result.warnings.append(Warning("short-calls", f"timed in blocks of {block}"))
-    seconds = budget.seconds * (1.0 if only else _SHARES["headline"])
-    rule = StopRule(budget.min_samples, budget.max_samples, seconds, min_seconds=seconds / 2)
-    result.stop_reason = _sample(
-        result.samples,
-        clock.headline,
-        rule,
-        expected_ms * block,
-        lambda n: clock.time_calls(session.run, n, block),
-        report,
-        now,
-    )
+    sampling = _Sampling(session, clock, budget, expected_ms, report, now, block, Measurement(clock.headline))
+    sampling.headline()
     if headline_only:
-        return result
-    if only:
-        # Calls on the CPU are synchronous, so the timed calls were a back-to-back loop already, if they lasted long
-        # enough; what lies between them (the stop rule, reports to the parent) is no part of it.
-        samples = result.samples["host"]
-        elapsed = sum(samples) * block / 1000
-        long_enough = elapsed >= _THROUGHPUT_SECONDS
-        result.throughput = (
-            len(samples) * block / elapsed
-            if long_enough
-            else clock.throughput(session.run, _THROUGHPUT_SECONDS, median(samples) or expected_ms)
-        )
-        return result
+        return sampling.result
+    if clock.headline == "host":
+        sampling.throughput_of_samples()
+    else:
+        sampling.synchronized()
+        sampling.gated()
+        sampling.throughput()
+    return sampling.result
 
-    rule = StopRule(5, budget.max_samples, budget.seconds * _SHARES["synchronized"])
-    _sample(result.samples, "host", rule, expected_ms, lambda n: clock.time_synchronized(session.run, n), report, now)
-    _gated(session, clock, budget, block, result, now)
-    event_ms = median(result.samples[clock.headline]) or expected_ms
-    result.throughput = clock.throughput(session.run, _THROUGHPUT_SECONDS, event_ms)
-    result.warnings += host_bound(result.samples) + inconsistent(event_ms, 1000 / result.throughput)
-    return result
+
+@dataclass(frozen=True)
+class _Sampling:
+    """The sampling of a session clock by clock, into `result`; short calls in blocks of `block`."""
+
+    session: Runnable
+    clock: Clock
+    budget: Budget
+    expected_ms: float
+    report: Callable[[Samples], None]
+    now: Now
+    block: int
+    result: Measurement
+
+    def headline(self) -> None:
+        if self.block > 1:
+            self.result.warnings.append(Warning("short-calls", f"timed in blocks of {self.block}"))
+        name, budget = self.clock.headline, self.budget
+        seconds = budget.seconds * (1.0 if name == "host" else _SHARES["headline"])
+        rule = StopRule(budget.min_samples, budget.max_samples, seconds, min_seconds=seconds / 2)
+        self.result.stop_reason = self._take(
+            name, rule, self.expected_ms * self.block, lambda n: self.clock.time_calls(self.session.run, n, self.block)
+        )
+
+    def throughput_of_samples(self) -> None:
+        """Calls on the CPU are synchronous, so the timed calls were a back-to-back loop already, if they lasted long
+        enough; what lies between them (the stop rule, reports to the parent) is no part of it."""
+        samples = self.result.samples["host"]
+        elapsed = sum(samples) * self.block / 1000
+        if elapsed >= _THROUGHPUT_SECONDS:
+            self.result.throughput = len(samples) * self.block / elapsed
+        else:
+            call_ms = median(samples) or self.expected_ms
+            self.result.throughput = self.clock.throughput(self.session.run, _THROUGHPUT_SECONDS, call_ms)
+
+    def synchronized(self) -> None:
+        """Host and enqueue time."""
+        rule = StopRule(5, self.budget.max_samples, self.budget.seconds * _SHARES["synchronized"])
+        self._take("host", rule, self.expected_ms, lambda n: self.clock.time_synchronized(self.session.run, n))
+
+    def gated(self) -> None:
+        enqueue_ms = median(self.result.samples["enqueue"]) or 1.0
+        event_ms = median(self.result.samples[self.clock.headline]) or 1.0
+        # What a sample takes: the gate is held for about twice the enqueueing, then the call runs.
+        sample_ms = self.block * (2 * enqueue_ms + event_ms) + GATE_SLACK_MS
+        rule = StopRule(5, self.budget.max_samples, self.budget.seconds * _SHARES["gated"])
+        apart: Samples = {}
+        reason = self._take(
+            "gpu", rule, sample_ms, lambda n: self.clock.time_gated(self.session.run, enqueue_ms, n, self.block), apart
+        )
+        if reason is None:
+            self.result.warnings.append(Warning("gate-overrun", "the launches of one call outlast any gate"))
+        else:
+            self.result.samples |= apart
+
+    def throughput(self) -> None:
+        """The back-to-back loop's, with warnings where clocks contradict each other or the host is the limit."""
+        event_ms = median(self.result.samples[self.clock.headline]) or self.expected_ms
+        self.result.throughput = self.clock.throughput(self.session.run, _THROUGHPUT_SECONDS, event_ms)
+        self.result.warnings += host_bound(self.result.samples)
+        self.result.warnings += inconsistent(event_ms, 1000 / self.result.throughput)
+
+    def _take(
+        self,
+        watched: str,
+        rule: StopRule,
+        call_ms: float,
+        take: Callable[[int], Samples | None],
+        apart: Samples | None = None,
+    ) -> str | None:
+        """Take chunks of samples, each of about 0.1 s and one call at least, until the rule says why to stop.
+
+        Returns the rule's reason; None if a chunk could not be taken. Samples that are kept `apart` are not reported.
+        """
+        into = self.result.samples if apart is None else apart
+        chunk, start = int(_CHUNK_SECONDS * 1000 / max(call_ms, 1e-3)), self.now()
+        while True:
+            taken = take(max(1, min(chunk, rule.max_samples - len(into.get(watched, [])))))
+            if taken is None:
+                return None
+            for name, values in taken.items():
+                into.setdefault(name, []).extend(values)
+            reason = rule.reason(into[watched], self.now() - start)
+            if reason is not None:
+                return reason
+            if apart is None:
+                self.report(into)
 
 
 def energy_per_call(
@@ -141,7 +202,7 @@ def energy_per_call(
     before, start = energy_mj(), now()
     while now() - start < ENERGY_SECONDS:
         for _ in range(chunk):
-            session.run(_ignore)
+            session.run(ignore)
         clock.synchronize()
         calls += chunk
     return (energy_mj() - before) / calls
@@ -156,20 +217,18 @@ def host_bound(samples: Samples) -> list[Warning]:
     event, gpu, enqueue = (median(samples.get(name, [])) for name in ("event", "gpu", "enqueue"))
     if not event:
         return []
-    if not gpu:
-        gaps = enqueue is not None and enqueue > 0.8 * event
-        return (
-            [Warning("host-bound", f"of {event:.3g} ms a call the host enqueues for {enqueue:.3g} ms")] if gaps else []
-        )
-    slow_host = enqueue is None or enqueue > 0.8 * gpu
-    if event / gpu > 1.05:
-        if slow_host:
-            return [Warning("host-bound", f"of {event:.3g} ms a call the device works {gpu:.3g} ms")]
+    has_gaps = gpu and event / gpu > 1.05
+    is_slow = enqueue is None or enqueue > 0.8 * (gpu or event)
+    if gpu and has_gaps and is_slow:
+        return [Warning("host-bound", f"of {event:.3g} ms a call the device works {gpu:.3g} ms")]
+    if gpu and has_gaps:
         return [Warning("queue-bound", f"{event:.3g} ms a call with more calls queued behind it, {gpu:.3g} ms alone")]
-    if slow_host and enqueue is not None:
-        said = f"enqueueing takes {enqueue:.3g} ms of the device's {gpu:.3g} ms; a slower host would show"
-        return [Warning("host-bound", said)]
-    return []
+    if enqueue is None or not is_slow:
+        return []
+    if not gpu:
+        return [Warning("host-bound", f"of {event:.3g} ms a call the host enqueues for {enqueue:.3g} ms")]
+    text = f"enqueueing takes {enqueue:.3g} ms of the device's {gpu:.3g} ms; a slower host would show"
+    return [Warning("host-bound", text)]
 
 
 def inconsistent(event_ms: float, call_ms: float) -> list[Warning]:
@@ -182,65 +241,11 @@ def inconsistent(event_ms: float, call_ms: float) -> list[Warning]:
     return [Warning("inconsistent", f"{event_ms:.3g} ms a call by events, {call_ms:.3g} ms in the back-to-back loop")]
 
 
-def _gated(session: Runnable, clock: Clock, budget: Budget, block: int, result: Measurement, now: Now) -> None:
-    enqueue = median(result.samples["enqueue"]) or 1.0
-    event = median(result.samples[clock.headline]) or 1.0
-    gated: Samples = {}
-    # What a sample takes: the gate is held for about twice the enqueueing, then the call runs.
-    sample_ms = block * (2 * enqueue + event) + GATE_SLACK_MS
-    rule = StopRule(5, budget.max_samples, budget.seconds * _SHARES["gated"])
-    reason = _sample(
-        gated,
-        "gpu",
-        rule,
-        sample_ms,
-        lambda n: clock.time_gated(session.run, enqueue, n, block),
-        lambda samples: None,
-        now,
-    )
-    if reason == _NOT_TAKEN:
-        result.warnings.append(Warning("gate-overrun", "the launches of one call outlast any gate"))
-    else:
-        result.samples |= gated
-
-
-def _sample(
-    into: Samples,
-    watched: str,
-    rule: StopRule,
-    call_ms: float,
-    take: Callable[[int], Samples | None],
-    report: Callable[[Samples], None],
-    now: Now,
-) -> str:
-    """Take chunks of samples until the rule says why to stop, or a chunk could not be taken.
-
-    A chunk lasts about 0.1 s, and one call at least.
-    """
-    start = now()
-    while True:
-        chunk = int(_CHUNK_SECONDS * 1000 / max(call_ms, 1e-3))
-        count = max(1, min(chunk, rule.max_samples - len(into.get(watched, []))))
-        taken = take(count)
-        if taken is None:
-            return _NOT_TAKEN
-        for name, values in taken.items():
-            into.setdefault(name, []).extend(values)
-        reason = rule.reason(into[watched], now() - start)
-        if reason is not None:
-            return reason
-        report(into)
-
-
 def _window(session: Runnable, clock: Clock, calls: int, now: Now) -> float:
     """Milliseconds per call of one window of calls."""
     clock.synchronize()
     start = now()
     for _ in range(calls):
-        session.run(_ignore)
+        session.run(ignore)
     clock.synchronize()
     return (now() - start) * 1000 / calls
-
-
-def _ignore(name: str) -> None:
-    pass
