@@ -44,7 +44,7 @@ from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Entered, Outcome, Progress, Report
 from profiler.processes.process import Call, run_one
 from profiler.run.prepare import failure, prepare_graphs
-from profiler.run.progress import LiveDisplay, PlainDisplay, open_display
+from profiler.run.progress import Display, open_display
 from profiler.tables.numbers import decimals, each, whole
 from profiler.tables.table import figure, name, of_rows
 from profiler.tables.writers import print_table
@@ -263,7 +263,7 @@ def _check_target(engine: Engine, target: str | None, logs: Path) -> None:
 
 
 def _build_all(
-    tasks: Sequence[BuildTask], gpu: Gpu | None, limit: float, logs: Path, display: PlainDisplay | LiveDisplay
+    tasks: Sequence[BuildTask], gpu: Gpu | None, limit: float, logs: Path, display: Display
 ) -> list[Outcome]:
     budget = Budget(timeout=limit, build_timeout=limit)
     prepared = prepare_graphs([task.case for task in tasks], budget, logs, (), display.preparing, "--timeout")

@@ -28,18 +28,7 @@ from typing import Any
 
 from engines.base import Phase, Unsupported
 from exporters.source import ModelError
-from profiler.processes.messages import (
-    CaseEnded,
-    Ended,
-    Entered,
-    Message,
-    Outcome,
-    Part,
-    Progress,
-    Report,
-    Salvage,
-    Status,
-)
+from profiler.processes.messages import CaseEnded, Ended, Entered, Outcome, Part, Progress, Report, Salvage, Status
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _OUT_OF_MEMORY = (
@@ -119,8 +108,7 @@ class Child:
         multiprocessing.connection.wait([self._connection], max(0.0, min(timeout, self._remaining())))
         try:
             while self._connection.poll():
-                message: Message = self._connection.recv()
-                match message:
+                match self._connection.recv():
                     case Entered(phase):
                         self._enter_phase(phase)
                     case Progress(text):
@@ -148,18 +136,14 @@ class Child:
 
     def kill(self) -> None:
         """End the process and every process that it started."""
+        assert self.process.pid is not None
         # The group may outlive its leader. A child that leads none yet has started nothing either.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._pid, signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGKILL)
         if self.process.is_alive():
             self.process.kill()
         self.process.join()
         self._connection.close()
-
-    @property
-    def _pid(self) -> int:
-        assert self.process.pid is not None
-        return self.process.pid
 
     def _remaining(self) -> float:
         spent = time.monotonic() - self._phase_started
@@ -251,7 +235,7 @@ def _enter(connection: Connection, call: Call) -> None:
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    _redirect_output(call.log)
+    redirect_output(call.log)
     faulthandler.enable()  # A crash in C leaves the Python stack in the log.
     os.environ.update(call.environment)
     sys.path[:0] = [folder for folder in call.path if folder not in sys.path]
@@ -305,8 +289,8 @@ def _out_of_memory(error: BaseException | None) -> BaseException | None:
     return None
 
 
-def _redirect_output(log: Path) -> None:
-    """Both outputs, those of C libraries too, into the call's log: the terminal belongs to the parent."""
+def redirect_output(log: Path) -> None:
+    """Send both outputs, those of C libraries too, into a log: the terminal belongs to the parent."""
     sys.stdout.flush()
     sys.stderr.flush()
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -83,6 +83,10 @@ _GROUPS: Mapping[str, Callable[..., Any]] = {
 """Groups of figures, whose fields are columns; None is what was not measured."""
 
 
+Finding = str | Warning | None
+"""What a check found: why the row is failed, a warning, or nothing."""
+
+
 @dataclass
 class Result:
     """How a case ended and what it gave. Raw samples are kept, in milliseconds; statistics are derived in `row`.
@@ -124,6 +128,13 @@ class Result:
         """Make the row `failed`, for one more reason."""
         self.status = "failed"
         self.reasons.append(reason)
+
+    def take(self, finding: Finding) -> None:
+        """Fail the row, or add the warning."""
+        if isinstance(finding, Warning):
+            self.warnings.append(finding)
+        elif finding is not None:
+            self.fail(finding)
 
     def to_json(self) -> str:
         """The journal's line, which every version of this program can read."""

@@ -5,9 +5,11 @@ Everything is cached by content, so a second run prepares nothing. Nothing of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from engines.catalog import ENGINES
 from exporters.cache import default_root
@@ -21,6 +23,7 @@ from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call, run_all
 from profiler.worker.task import Prepared, graph_of, has_checked_gradients
 
+Key = TypeVar("Key", bound=Hashable)
 Tick = Callable[[str, int, int], None]
 """Told what is being made, how many of it are done, and of how many."""
 
@@ -77,61 +80,54 @@ class _Stages:
 
     def models(self) -> dict[str, Prepared]:
         """Input shapes, weights and reference outputs."""
-        calls = [
-            self._call("prepare_model", (source, default_root()), f"prepare-{name}")
-            for name, source in self.sources.items()
-        ]
-        outcomes = self._run(calls, list(self.sources), "weights and reference outputs")
+        calls = {name: self._call("prepare_model", f"prepare-{name}", name) for name in self.sources}
         return {
             name: outcome.value if outcome.status == "ok" else Prepared(failures={"model": _failed(outcome)})
-            for name, outcome in zip(self.sources, outcomes, strict=True)
+            for name, outcome in self._run(calls, "weights and reference outputs").items()
         }
 
     def exports(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
         """The graphs that the cases' engines need; int8's are made of fp32's."""
-        wanted = dict.fromkeys(
+        needed = dict.fromkeys(
             (case.model, graph_of(case.precision))
             for case in cases
             if ENGINES[case.engine].needs == "onnx" and case.source.kind != "onnx" and not prepared[case.model].failures
         )
-        quantized = [name for name, graph in wanted if graph == "int8"]
-        floats = [key for key in wanted if key[1] != "int8"] + [(name, "fp32") for name in quantized]
-        self._export(list(dict.fromkeys(floats)), prepared, "exports to ONNX")
+        quantized = [name for name, graph in needed if graph == "int8"]
+        floats = [key for key in needed if key[1] != "int8"] + [(name, "fp32") for name in quantized]
+        self._export(dict.fromkeys(floats), prepared, "exports to ONNX")
         for name in quantized:
             if "fp32" in prepared[name].failures:
-                failures = {**prepared[name].failures, "int8": prepared[name].failures["fp32"]}
-                prepared[name] = replace(prepared[name], failures=failures)
+                _fail(prepared, name, "int8", prepared[name].failures["fp32"])
         ready = [(name, "int8") for name in quantized if "int8" not in prepared[name].failures]
         self._export(ready, prepared, "graphs quantized to int8")
 
-    def _export(self, wanted: Sequence[tuple[str, str]], prepared: dict[str, Prepared], what: str) -> None:
+    def _export(self, graphs: Iterable[tuple[str, str]], prepared: dict[str, Prepared], what: str) -> None:
         """One process a model and graph."""
-        calls = [
-            self._call("prepare_export", (self.sources[name], graph, default_root()), f"export-{name}-{graph}")
-            for name, graph in wanted
-        ]
-        outcomes = self._run(calls, [name for name, _ in wanted], what)
-        for (name, graph), outcome in zip(wanted, outcomes, strict=True):
-            old = prepared[name]
+        calls = {
+            (name, graph): self._call("prepare_export", f"export-{name}-{graph}", name, graph) for name, graph in graphs
+        }
+        for (name, graph), outcome in self._run(calls, what).items():
             if outcome.status == "ok":
-                onnx, seconds = outcome.value
+                (onnx, seconds), old = outcome.value, prepared[name]
                 prepared[name] = replace(old, onnx={**old.onnx, graph: onnx}, export_s={**old.export_s, graph: seconds})
             else:
-                prepared[name] = replace(old, failures={**old.failures, graph: _failed(outcome)})
+                _fail(prepared, name, graph, _failed(outcome))
 
     def costs(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
         """FLOPs and bytes; a model that hangs while it is counted is measured all the same."""
         trained = {case.model for case in cases if case.pass_ == "training"}
-        names = [name for name in self.sources if "model" not in prepared[name].failures]
-        calls = []
-        for name in names:
-            argument = (self.sources[name], prepared[name], name in trained, default_root())
-            call = self._call("prepare_cost", argument, f"prepare-{name}")
-            calls.append(replace(call, timeout=min(_COUNT_SECONDS, call.timeout)))
-        outcomes = self._run(calls, names, "counts of FLOPs")
-        for name, call, outcome in zip(names, calls, outcomes, strict=True):
+        calls = {
+            name: self._call(
+                "prepare_cost", f"prepare-{name}", name, prepared[name], name in trained, most=_COUNT_SECONDS
+            )
+            for name in self.sources
+            if "model" not in prepared[name].failures
+        }
+        for name, outcome in self._run(calls, "counts of FLOPs").items():
             cost: Cost = (outcome.value if outcome.status == "ok" else outcome.salvage) or Cost()
             prepared[name] = replace(prepared[name], cost=cost)
+            call = calls[name]
             if outcome.status != "ok":
                 reason = f"ended after {call.timeout:g} s" if outcome.status == "timeout" else outcome.reason
                 with call.log.open("a") as log:
@@ -144,33 +140,42 @@ class _Stages:
 
     def gradients(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
         """What the first training step gives; a model of which that cannot be had is measured all the same."""
-        wanted: dict[tuple[str, str, int], list[Case]] = {}
+        needed: dict[tuple[str, str, int], list[Case]] = {}
         for case in cases:
             if has_checked_gradients(case) and "model" not in prepared[case.model].failures:
                 key = case.model, case.training.head, reference_items(case.batch_size)
-                wanted.setdefault(key, []).append(case)
-        calls = []
-        for (name, head, items), of_it in wanted.items():
-            precisions, batches = ({getattr(c, key): None for c in of_it} for key in ("precision", "batch_size"))
-            argument = self.sources[name], prepared[name], head, items, (*precisions,), (*batches,), default_root()
-            call = self._call("prepare_gradients", argument, f"gradients-{name}-{head}-{items}")
-            calls.append(replace(call, timeout=min(_GRADIENT_SECONDS, call.timeout)))
-        outcomes = self._run(calls, [name for name, _, _ in wanted], "reference gradients")
-        for (name, head, items), call, outcome in zip(wanted, calls, outcomes, strict=True):
+                needed.setdefault(key, []).append(case)
+        calls = {}
+        for (name, head, items), own in needed.items():
+            precisions, batches = (tuple({getattr(c, key): None for c in own}) for key in ("precision", "batch_size"))
+            arguments = prepared[name], head, items, precisions, batches
+            calls[name, head, items] = self._call(
+                "prepare_gradients", f"gradients-{name}-{head}-{items}", name, *arguments, most=_GRADIENT_SECONDS
+            )
+        for (name, head, items), outcome in self._run(calls, "reference gradients").items():
+            log = calls[name, head, items].log
+            made = outcome.value if outcome.status == "ok" else f"{outcome.reason}; see {log}"
             old = prepared[name]
-            found = outcome.value if outcome.status == "ok" else f"{outcome.reason}; see {call.log}"
-            prepared[name] = replace(old, gradients={**old.gradients, (head, items): found})
+            prepared[name] = replace(old, gradients={**old.gradients, (head, items): made})
 
-    def _call(self, function: str, argument: object, name: str) -> Call:
-        log, limit = self.logs / f"{name.replace('/', '-')}.log", self.budget.build_timeout
-        named = f"profiler.worker.prepare_model:{function}"
-        return Call(named, argument, log, limit, limit, path=self.path, option=self.option)
+    def _call(self, function: str, log: str, model: str, *arguments: object, most: float = math.inf) -> Call:
+        """A call of a function of prepare_model.py, with the model's source, `arguments` and the cache's folder."""
+        return Call(
+            f"profiler.worker.prepare_model:{function}",
+            (self.sources[model], *arguments, default_root()),
+            self.logs / f"{log.replace('/', '-')}.log",
+            timeout=min(most, self.budget.build_timeout),
+            build_timeout=self.budget.build_timeout,
+            path=self.path,
+            option=self.option,
+        )
 
-    def _run(self, calls: Sequence[Call], names: Sequence[str], what: str) -> list[Outcome]:
-        slots = max(1, min(_slots([self.sources[name] for name in names]), len(calls)))
+    def _run(self, calls: Mapping[Key, Call], what: str) -> dict[Key, Outcome]:
+        slots = max(1, min(_slots([call.argument[0] for call in calls.values()]), len(calls)))
         # Ten processes with a thread a core each, on 64 cores, took minutes for what takes seconds.
-        shared = [replace(call, threads=max(1, usable_cores() // slots)) for call in calls]
-        return run_all(shared, slots, lambda done: self.tick(what, done, len(calls)))
+        shared = [replace(call, threads=max(1, usable_cores() // slots)) for call in calls.values()]
+        outcomes = run_all(shared, slots, lambda done: self.tick(what, done, len(calls)))
+        return dict(zip(calls, outcomes, strict=True))
 
 
 def failure(case: Case, prepared: Prepared) -> tuple[Status, str] | None:
@@ -178,6 +183,11 @@ def failure(case: Case, prepared: Prepared) -> tuple[Status, str] | None:
     if "model" in prepared.failures:
         return prepared.failures["model"]
     return prepared.failures.get(graph_of(case.precision)) if ENGINES[case.engine].needs == "onnx" else None
+
+
+def _fail(prepared: dict[str, Prepared], model: str, graph: str, why: tuple[Status, str]) -> None:
+    old = prepared[model]
+    prepared[model] = replace(old, failures={**old.failures, graph: why})
 
 
 def _failed(outcome: Outcome) -> tuple[Status, str]:

@@ -17,18 +17,12 @@ _REDRAW_SECONDS = 1.0
 _STYLES = {"ok": "green", "unsupported": "dim"}
 
 
-def open_display(console: Console) -> PlainDisplay | LiveDisplay:
-    """The live display on a terminal, plain lines elsewhere."""
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
-
-
 class PlainDisplay:
     """One line per ended case, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._prepared: tuple[str, int] | None = None
-        self._number, self._total, self._left = 0, 0, 0.0
+        self._last, self._place = "", ""
 
     def __enter__(self) -> PlainDisplay:
         return self
@@ -37,23 +31,25 @@ class PlainDisplay:
         pass
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        if (what, done) != self._prepared:
-            self._prepared = what, done
-            self._print(Text(f"prepare: {what}, {done} of {total}"))
+        """Called a few times a second while models are prepared."""
+        self._print_once(f"prepare: {what}, {done} of {total}")
 
     def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
-        self._number, self._total, self._left = done + 1, total, seconds_left
+        """Called a few times a second while a case runs."""
+        self._place = f"[{done + 1}/{total}] "
 
     def building(self, what: str, phase: str, done: int, total: int) -> None:
-        if (what, done) != self._prepared:
-            self._prepared = what, done
-            self._print(Text(f"[{done + 1}/{total}] build: {what}"))
+        """Called a few times a second while an engine is built ahead of time."""
+        self._print_once(f"[{done + 1}/{total}] build: {what}")
 
     def ended(self, case: Case, result: Result) -> None:
-        self._print(Text(f"[{self._number}/{self._total}] ").append_text(_line(case, result)))
+        """Called once a case has ended."""
+        self._console.print(Text(self._place).append_text(_line(case, result)), soft_wrap=True, highlight=False)
 
-    def _print(self, text: Text) -> None:
-        self._console.print(text, soft_wrap=True, highlight=False)
+    def _print_once(self, text: str) -> None:
+        if text != self._last:
+            self._last = text
+            self._console.print(Text(text), soft_wrap=True, highlight=False)
 
 
 class LiveDisplay:
@@ -75,29 +71,34 @@ class LiveDisplay:
         self._draw(Text(f"Preparing: {what}, {done} of {total}"))
 
     def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
-        line = Table.grid(padding=(0, 2))
-        line.add_row(
-            Text(f"{done + 1}/{total}", style="bold"),
-            Text(str(case.id), style="cyan"),
-            Text(phase, style="dim"),
-            Text(f"about {duration(seconds_left)} left"),
-        )
-        self._draw(line)
+        left = Text(f"about {duration(seconds_left)} left")
+        self._draw(_place(done, total), Text(str(case.id), style="cyan"), Text(phase, style="dim"), left)
 
     def building(self, what: str, phase: str, done: int, total: int) -> None:
-        """Called a few times a second while an engine is built ahead of time."""
-        line = Table.grid(padding=(0, 2))
-        line.add_row(Text(f"{done + 1}/{total}", style="bold"), Text(what, style="cyan"), Text(phase, style="dim"))
-        self._draw(line)
+        self._draw(_place(done, total), Text(what, style="cyan"), Text(phase, style="dim"))
 
     def ended(self, case: Case, result: Result) -> None:
         self._console.print(_line(case, result), soft_wrap=True, highlight=False)
 
-    def _draw(self, what: Text | Table) -> None:
+    def _draw(self, *words: Text) -> None:
         now = time.monotonic()
         if now - self._drawn >= _REDRAW_SECONDS:
             self._drawn = now
-            self._live.update(what, refresh=True)
+            line = Table.grid(padding=(0, 2))
+            line.add_row(*words)
+            self._live.update(line, refresh=True)
+
+
+Display = PlainDisplay | LiveDisplay
+
+
+def open_display(console: Console) -> Display:
+    """The live display on a terminal, plain lines elsewhere."""
+    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+
+
+def _place(done: int, total: int) -> Text:
+    return Text(f"{done + 1}/{total}", style="bold")
 
 
 def _line(case: Case, result: Result) -> Text:

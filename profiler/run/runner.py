@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from engines.base import Warning
 from profiler.job.case import Budget, Case, CaseId, Role
@@ -21,6 +21,7 @@ from profiler.results.wall_time import WallTime
 from profiler.results.warning_kinds import REMEASURED, is_measured_again
 from profiler.run.largest_batch import Search, probe_of, short
 from profiler.run.prepare import failure, prepare
+from profiler.run.progress import Display
 from profiler.run.supervise import measure_one
 from profiler.run.sweep import families, measure_sweep
 from profiler.run.telemetry import Watcher
@@ -28,19 +29,6 @@ from profiler.worker.roofline import Roofs, wanted
 from profiler.worker.task import Task
 
 _ROOF_SECONDS = 60.0
-
-
-class Display(Protocol):
-    """What a run tells of its progress."""
-
-    def preparing(self, what: str, done: int, total: int) -> None:
-        """Called a few times a second while models are prepared."""
-
-    def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
-        """Called a few times a second while a case runs."""
-
-    def ended(self, case: Case, result: Result) -> None:
-        """Called once a case has ended."""
 
 
 def is_done(result: Result, retry: bool) -> bool:

@@ -14,7 +14,7 @@ from engines.catalog import reference_of
 from exporters.gradients import Deviation, GradientReference, Gradients, deviation, reference_items, tiled
 from exporters.inputs import seeded_inputs
 from profiler.job.case import Case
-from profiler.results.result import Parity, Result
+from profiler.results.result import Finding, Parity, Result
 from profiler.worker.task import Task, has_checked_gradients
 
 _TYPES = {
@@ -38,10 +38,7 @@ def verify(task: Task, session: Session, outputs: Sequence[Array], result: Resul
         result.reference = reference_of(case.source.kind)[1].name
         real_weights = case.source.kind == "onnx" or case.source.weights is not None
         result.parity = compare(outputs, reference, real_weights)
-        wrong, unusual = judge(case.precision, result.parity.rel_l2_error)
-        result.warnings += unusual
-        if wrong:
-            result.fail(wrong)
+        result.take(judge(case.precision, result.parity.rel_l2_error))
     elif not all(np.isfinite(output).all() for output in outputs):
         what = "outputs are" if case.pass_ == "training" and case.training.head == "logits" else "loss is"
         result.fail(f"the {what} not finite")
@@ -49,9 +46,7 @@ def verify(task: Task, session: Session, outputs: Sequence[Array], result: Resul
         _check_gradients(task, session, result)
     result.proof = proof = session.proof()
     result.warnings += remarks(case, proof)
-    wrong = mismatch(case, proof)
-    if wrong:
-        result.fail(wrong)
+    result.take(mismatch(case, proof))
 
 
 def _check_gradients(task: Task, session: Session, result: Result) -> None:
@@ -76,10 +71,7 @@ def _check_gradients(task: Task, session: Session, result: Result) -> None:
     result.reference = "step-fp64-cpu"
     result.parity = Parity(loss_error=found.result, gradient_error=found.gradient)
     own = reference.own_at(case.precision, case.batch_size)
-    wrong, unusual = judge_gradients(case.precision, found, own, truth.norms)
-    result.warnings += unusual
-    if wrong:
-        result.fail(wrong)
+    result.take(judge_gradients(case.precision, found, own, truth.norms))
 
 
 def compare(outputs: Sequence[Array], reference: Sequence[Array], real_weights: bool) -> Parity:
@@ -119,16 +111,16 @@ _WRONG = 0.5
 """Relative L2 error from which half of the output is noise: no rounding does that, only a wrong result."""
 
 
-def judge(precision: str, error: float | None) -> tuple[str | None, list[Warning]]:
-    """Why a relative L2 error makes the row `failed`, or None; then a warning if it is unusual for the precision."""
+def judge(precision: str, error: float | None) -> Finding:
+    """What a relative L2 error says of a row: wrong, or unusual for the precision."""
     if error is None or not np.isfinite(error):
-        return "the outputs are not finite: NaN or infinity where the reference has numbers", []
+        return "the outputs are not finite: NaN or infinity where the reference has numbers"
     if error >= _WRONG:
-        return f"the outputs are wrong: relative L2 error {error:.1e} to the reference", []
+        return f"the outputs are wrong: relative L2 error {error:.1e} to the reference"
     usual = _USUAL.get(precision, _USUAL["fp16"])
     if error <= usual:
-        return None, []
-    return None, [Warning("inaccurate", f"relative L2 error {error:.1e}, usual at {precision} is below {usual:.0e}")]
+        return None
+    return Warning("inaccurate", f"relative L2 error {error:.1e}, usual at {precision} is below {usual:.0e}")
 
 
 _FLOOR = 1e-6
@@ -138,15 +130,13 @@ _NOTABLE = 0.01
 """Share of the gradient's norm from which a tensor's own gradient must not be wrong."""
 
 
-def judge_gradients(
-    precision: str, found: Deviation, own: Deviation, norms: Mapping[str, float]
-) -> tuple[str | None, list[Warning]]:
-    """Why gradients make the row `failed`, or None; then a warning if they are further off than usual.
+def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Mapping[str, float]) -> Finding:
+    """What the errors of loss and gradients say of a row: wrong, or further off than usual.
 
     `found` is the session's, `own` the reference's at that precision, `norms` are those of the reference's gradients.
     """
     if not all(np.isfinite(error) for error in (found.result, found.gradient, *found.tensors.values())):
-        return f"the gradients are not finite{_NOT_FINITE.get(precision, '')}", []
+        return f"the gradients are not finite{_NOT_FINITE.get(precision, '')}"
     least = _NOTABLE * float(np.linalg.norm(list(norms.values())))
     notable = [name for name, norm in norms.items() if norm and norm >= least]
     wrong = [
@@ -162,13 +152,12 @@ def judge_gradients(
             f"wrong gradients in {len(wrong)} of the {len(notable)} tensors that carry 1 % or more"
             f"{f', {zeros} of them zeros' if zeros else ''}; the worst is {worst}: relative L2 error "
             f"{found.tensors[worst]:.1e} to fp64, the reference itself has {own.tensors[worst]:.1e} at {precision}"
-        ), []
+        )
     usual = _TIMES * max(_or_zero(own.gradient), _FLOOR)
     if found.gradient <= usual:
-        return None, []
+        return None
     error = f"relative L2 error {found.gradient:.1e} to fp64"
-    reason = f"{error}, usual at {precision} is below {usual:.1e} for this model"
-    return None, [Warning("inaccurate-gradients", reason)]
+    return Warning("inaccurate-gradients", f"{error}, usual at {precision} is below {usual:.1e} for this model")
 
 
 _NOT_FINITE = {

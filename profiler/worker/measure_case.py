@@ -29,17 +29,6 @@ _GUARD = 0.8
 """Share of a case's timeout after which the worker stops sampling by itself, so that its figures are not lost."""
 
 
-@dataclass(frozen=True)
-class Bench:
-    """What a process measures with."""
-
-    nvml: Nvml
-    host: HostMeter
-    device: DeviceMeter
-    clock: Clock
-    report: Report
-
-
 class Phases:
     """Tells the parent which phase a case is in, and sums the seconds that each took."""
 
@@ -59,6 +48,18 @@ class Phases:
         return time.monotonic() - self._started - self.seconds.get(Phase.BUILD, 0.0)
 
 
+@dataclass(frozen=True)
+class Bench:
+    """What a case is measured with, and whom to tell of it."""
+
+    nvml: Nvml
+    host: HostMeter
+    device: DeviceMeter
+    clock: Clock
+    report: Report
+    phases: Phases
+
+
 def measure_case(task: Task, report: Report) -> Result:
     """Open, warm up, measure and check one case; the Result leaves before the session is closed."""
     phases = Phases(report)
@@ -67,7 +68,7 @@ def measure_case(task: Task, report: Report) -> Result:
     job = make_job(task, phases.enter, bench.device.read, lambda text: report(Progress(text)))
     phases.enter(Phase.LOAD)
     session = engines.open_session(task.case.engine, job)
-    result = take_figures(task, job, session, bench, phases)
+    result = take_figures(task, job, session, bench)
     phases.enter(Phase.END)
     # ONNX Runtime can abort while it frees what a session holds.
     report(Salvage(Kept(result, Stage.COMPLETE)))
@@ -80,7 +81,12 @@ def open_bench(task: Task, phases: Phases, report: Report) -> Bench:
     nvml = Nvml(task.gpu)
     host, device = HostMeter(), DeviceMeter(nvml.memory_mib)
     phases.enter(Phase.CONTEXT)
-    return Bench(nvml, host, device, _open_clock(task.case, device), report)
+    if task.case.device == "cpu":
+        return Bench(nvml, host, device, CpuClock(), report, phases)
+    torch.cuda.init()
+    torch.cuda.synchronize()
+    device.context_created()
+    return Bench(nvml, host, device, CudaClock(), report, phases)
 
 
 @dataclass(frozen=True)
@@ -95,22 +101,18 @@ class WarmUp:
     """Whether the kernel has begun to count the host's peak again."""
 
 
-def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench, phases: Phases) -> Result:
+def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench) -> Result:
     """Warm up, measure and check a session that has just been opened for `job`."""
-    case = task.case
-    warm = _warm_up(task.budget, session, bench, phases)
-    result = _measure(task, session, bench, phases, warm.expected_ms)
+    case, phases = task.case, bench.phases
+    warm = _warm_up(task.budget, session, bench)
+    result = _measure(task, session, bench, warm.expected_ms)
     host_peak = bench.host.peak_mib()  # Before the engine reads its own files again to declare its weights.
     phases.enter(Phase.CHECK)
     result.warnings += sample_warnings(result.samples, bench.clock.headline)
     if not warm.is_steady:
         result.warnings.append(Warning("unsteady", "the warm-up ended before two windows agreed within 2 %"))
     if case.role is not Role.SWEEP:  # Its process holds what other batches left.
-        result.memory = _memory(case, session, bench.device, host_peak)
-        result.memory.set_up_peak_mib = warm.host_peak_mib
-        if host_peak is not None and not warm.host_counts_again:
-            reason = "the kernel does not count anew, so host_peak_mib includes the set-up"
-            result.warnings.append(Warning("host-peak", reason))
+        _add_memory(case, session, bench.device, host_peak, warm, result)
     if case.role is not Role.CELL:
         bench.report(Salvage(Kept(result, Stage.FITTED)))  # Whether or not there is memory for the checks beside it.
     outputs = session.outputs()
@@ -124,15 +126,14 @@ def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench, 
     if task.profile and result.status == "ok":
         bench.report(Salvage(Kept(result, Stage.CHECKED)))  # Whatever profiling runs into, this is not lost.
         phases.enter(Phase.PROFILE)
-        left = _left(task.budget, phases.spent())
-        _profile(session, result, enough=left > _PROFILED_CALLS * warm.expected_ms / 1000)
+        _profile(session, result, enough=_left(task, bench) > _PROFILED_CALLS * warm.expected_ms / 1000)
     return result
 
 
-def _warm_up(budget: Budget, session: Session, bench: Bench, phases: Phases) -> WarmUp:
+def _warm_up(budget: Budget, session: Session, bench: Bench) -> WarmUp:
     bench.clock.synchronize()
     bench.device.loaded()
-    phases.enter(Phase.WARM_UP)
+    bench.phases.enter(Phase.WARM_UP)
     first_run_s = first_run(session, bench.clock)
     bench.device.read()
     expected_ms, is_steady = warm_up(session, bench.clock, budget)
@@ -140,11 +141,11 @@ def _warm_up(budget: Budget, session: Session, bench: Bench, phases: Phases) -> 
     return WarmUp(first_run_s, expected_ms, is_steady, peak, bench.host.start_measuring())
 
 
-def _measure(task: Task, session: Session, bench: Bench, phases: Phases, expected_ms: float) -> Result:
+def _measure(task: Task, session: Session, bench: Bench, expected_ms: float) -> Result:
     """Samples, throughput, and energy where it is asked for."""
     case, is_probe = task.case, task.case.role is Role.PROBE
-    phases.enter(Phase.MEASURE)
-    budget = replace(task.budget, seconds=min(task.budget.seconds, _left(task.budget, phases.spent())))
+    bench.phases.enter(Phase.MEASURE)
+    budget = replace(task.budget, seconds=min(task.budget.seconds, _left(task, bench)))
 
     def keep(samples: Samples) -> None:
         bench.report(Salvage(Kept(Result(case.id, "ok", samples=samples), Stage.SAMPLED)))
@@ -157,13 +158,13 @@ def _measure(task: Task, session: Session, bench: Bench, phases: Phases, expecte
     result.warnings = measured.warnings
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
     if task.energy and not is_probe and bench.nvml.energy_mj() is not None:
-        phases.enter(Phase.ENERGY)
-        _add_energy(task, session, bench, phases, expected_ms, result)
+        bench.phases.enter(Phase.ENERGY)
+        _add_energy(task, session, bench, expected_ms, result)
     return result
 
 
-def _add_energy(task: Task, session: Session, bench: Bench, phases: Phases, expected_ms: float, result: Result) -> None:
-    if _left(task.budget, phases.spent()) <= ENERGY_SECONDS + 2 * expected_ms / 1000:
+def _add_energy(task: Task, session: Session, bench: Bench, expected_ms: float, result: Result) -> None:
+    if _left(task, bench) <= ENERGY_SECONDS + 2 * expected_ms / 1000:
         reason = f"budget.timeout leaves no time for the loop of {ENERGY_SECONDS:g} s"
         result.warnings.append(Warning("no-energy", reason))
         return
@@ -171,15 +172,20 @@ def _add_energy(task: Task, session: Session, bench: Bench, phases: Phases, expe
     result.telemetry.energy_mj_per_item = energy_mj / task.case.batch_size
 
 
-def _memory(case: Case, session: Session, device: DeviceMeter, host_peak: float | None) -> MemoryParts:
-    """The parts of the memory that the case's device can tell; on the CPU the peak is the process's."""
+def _add_memory(
+    case: Case, session: Session, device: DeviceMeter, host_peak: float | None, warm: WarmUp, result: Result
+) -> None:
+    """Add the parts of the memory that are known on the case's device; on the CPU the peak is the process's."""
     if case.device == "cuda":
         parts = device.parts(session.memory())
     else:
         parts = declared_parts(session.memory()) if case.pass_ == "training" else MemoryParts()
         parts.peak_memory_mib = host_peak
-    parts.host_peak_mib = host_peak
-    return parts
+    parts.host_peak_mib, parts.set_up_peak_mib = host_peak, warm.host_peak_mib
+    result.memory = parts
+    if host_peak is not None and not warm.host_counts_again:
+        reason = "the kernel does not count anew, so host_peak_mib includes the set-up"
+        result.warnings.append(Warning("host-peak", reason))
 
 
 def _set_up(task: Task, result: Result, phases: Phases, first_run_s: float) -> SetUp:
@@ -193,18 +199,9 @@ def _set_up(task: Task, result: Result, phases: Phases, first_run_s: float) -> S
     )
 
 
-def _open_clock(case: Case, device: DeviceMeter) -> Clock:
-    if case.device == "cpu":
-        return CpuClock()
-    torch.cuda.init()
-    torch.cuda.synchronize()
-    device.context_created()
-    return CudaClock()
-
-
-def _left(budget: Budget, spent: float) -> float:
-    """Seconds that the timeout leaves for taking figures after `spent`."""
-    return max(budget.timeout * _GUARD - spent, 0.01)
+def _left(task: Task, bench: Bench) -> float:
+    """Seconds that the timeout still leaves for taking figures."""
+    return max(task.budget.timeout * _GUARD - bench.phases.spent(), 0.01)
 
 
 def _profile(session: Session, result: Result, enough: bool) -> None:

@@ -77,7 +77,7 @@ class _Process:
         check_batch(task)
         if self._bench is None:
             self._bench = open_bench(task, phases, report)
-        bench = replace(self._bench, report=report)
+        bench = replace(self._bench, report=report, phases=phases)
         bench.clock.forget()
         phases.enter(Phase.LOAD)
         job = replace(make_job(task, phases.enter, bench.device.read), engine=task.case.engine)
@@ -86,7 +86,7 @@ class _Process:
             self._session.rebatch(job)
         else:
             self._session = engines.open_session(task.case.engine, job)
-        result = take_figures(task, job, self._session, bench, phases)
+        result = take_figures(task, job, self._session, bench)
         if rebatched:
             result.seconds.load_s = None  # Nothing was loaded.
         # Its rows have no figures of memory: its process holds what other batches left.

@@ -10,17 +10,16 @@ import contextlib
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 from profiler.processes.messages import Report
+from profiler.processes.process import redirect_output
 
 PID = os.getpid()
 ERROR: str | None = None
 
-_log = os.open(os.environ.get("PROFILER_FORKSERVER_LOG", os.devnull), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-os.dup2(_log, 1)
-os.dup2(_log, 2)
-os.close(_log)
+redirect_output(Path(os.environ.get("PROFILER_FORKSERVER_LOG", os.devnull)))
 
 # Imports below ask torch whether there is a GPU: by NVML that touches no device, which a fork could not share.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

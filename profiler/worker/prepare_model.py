@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import engines
-from engines.base import Array, BuiltAhead, Job
+from engines.base import BuiltAhead, Job
 from engines.catalog import reference_of
 from exporters import inputs
 from exporters.cache import Cache, file_sha256, key_of
@@ -93,5 +93,4 @@ def _write_reference(source: ModelSource, specs: tuple[TensorSpec, ...], state: 
     )
     session = engines.open_session(engine, job)
     session.run(lambda name: None)
-    outputs: list[Array] = session.outputs()
-    np.savez(path, *outputs)
+    np.savez(path, *session.outputs())

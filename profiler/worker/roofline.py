@@ -11,6 +11,7 @@ import math
 import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -20,7 +21,7 @@ from exporters.single_layers import Conv2d, Layer
 from profiler.job.case import Case
 from profiler.machine import available_memory_mib
 from profiler.processes.messages import Report
-from profiler.results.result import Result, Roofline
+from profiler.results.result import Finding, Result, Roofline
 from profiler.stats.samples import median
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Mark, Run
 from profiler.worker.task import Task
@@ -88,44 +89,42 @@ def computed_in(precision: str, compute_types: Mapping[str, int]) -> str | None:
     return _TYPES.get(next(iter(compute_types))) if len(compute_types) == 1 else None
 
 
-def place(
-    flops_per_item: float | None,
-    batch_size: int,
-    latency_ms: float | None,
-    moved_bytes: float | None,
-    precision: str | None,
-    roofs: Roofs,
-) -> Roofline:
+@dataclass(frozen=True)
+class Work:
+    """What one call must do at least. `moved_bytes` are its weights, inputs and outputs; None is unknown."""
+
+    flops_per_item: float | None
+    batch_size: int
+    moved_bytes: float | None
+    precision: str | None
+    """Whose roof holds."""
+
+
+def place(work: Work, latency_ms: float | None, roofs: Roofs) -> Roofline:
     """Where a case lies below the roofs; what does not follow is None."""
-    tflops = fraction = None
-    peak = roofs.get(f"{precision}_tflops")
-    lowest = floor(flops_per_item, batch_size, moved_bytes, precision, roofs)
-    if flops_per_item is not None and latency_ms:
-        tflops = flops_per_item * batch_size / latency_ms / 1e9
-        fraction = tflops / peak if peak else None
-    return Roofline(
-        flops_per_item=flops_per_item,
-        moved_mib=None if flops_per_item is None or moved_bytes is None else moved_bytes / MIB,
-        tflops=tflops,
-        fraction_of_peak=fraction,
-        floor_ms=lowest and lowest[0],
-    )
+    lowest = floor(work, roofs)
+    found = Roofline(flops_per_item=work.flops_per_item, floor_ms=lowest and lowest[0])
+    if work.flops_per_item is None:
+        return found
+    found.moved_mib = None if work.moved_bytes is None else work.moved_bytes / MIB
+    if latency_ms:
+        found.tflops = work.flops_per_item * work.batch_size / latency_ms / 1e9
+        peak = roofs.get(f"{work.precision}_tflops")
+        found.fraction_of_peak = found.tflops / peak if peak else None
+    return found
 
 
-def floor(
-    flops_per_item: float | None, batch_size: int, moved_bytes: float | None, precision: str | None, roofs: Roofs
-) -> Floor | None:
+def floor(work: Work, roofs: Roofs) -> Floor | None:
     """The longer of the two limits' times, or None.
 
-    `moved_bytes` are the weights, inputs and outputs of one call. Of these only what the last-level cache cannot hold
-    has to be moved in every one of the calls, which repeat back to back; where its size is unknown that may be
-    nothing.
+    Of what a call moves, only what the last-level cache cannot hold has to be moved in every one of the calls, which
+    repeat back to back; where the cache's size is unknown that may be nothing.
     """
-    peak, copy, cache_mib = roofs.get(f"{precision}_tflops"), roofs.get("copy_gb_s"), roofs.get("cache_mib")
-    if flops_per_item is None or moved_bytes is None or not peak or not copy:
+    peak, copy, cache_mib = roofs.get(f"{work.precision}_tflops"), roofs.get("copy_gb_s"), roofs.get("cache_mib")
+    if work.flops_per_item is None or work.moved_bytes is None or not peak or not copy:
         return None
-    uncached = max(0.0, moved_bytes - cache_mib * MIB) if cache_mib else 0.0
-    arithmetic, memory = flops_per_item * batch_size / peak / 1e9, uncached / copy / 1e6
+    uncached = max(0.0, work.moved_bytes - cache_mib * MIB) if cache_mib else 0.0
+    arithmetic, memory = work.flops_per_item * work.batch_size / peak / 1e9, uncached / copy / 1e6
     return (memory, "memory") if memory > arithmetic else (arithmetic, "arithmetic")
 
 
@@ -138,15 +137,13 @@ def arithmetic_saved(layer: Layer | None) -> float:
     return max(_IMPOSSIBLE, math.prod(layer.kernel)) if isinstance(layer, Conv2d) else _IMPOSSIBLE
 
 
-def judge(
-    fastest_ms: float | None, floor: Floor | None, saved: float = _IMPOSSIBLE
-) -> tuple[str | None, list[Warning]]:
-    """Why a time so far below its floor makes the row `failed`, or None; then a warning if it is below at all.
+def judge(fastest_ms: float | None, floor: Floor | None, saved: float = _IMPOSSIBLE) -> Finding:
+    """What a time below its floor says of a row: too far below it to be true, or worth a warning.
 
     `saved` is how far below the limit of arithmetic a time may be.
     """
     if not fastest_ms or not floor or fastest_ms >= floor[0]:
-        return None, []
+        return None
     floor_ms, limit = floor
     times = floor_ms / fastest_ms
     below = (
@@ -156,7 +153,7 @@ def judge(
     if times <= (saved if limit == "arithmetic" else _IMPOSSIBLE):
         arithmetic = "convolutions by Winograd need fewer multiplications"
         memory = "reading can be faster than the copy that was measured, and an engine may store weights in less"
-        return None, [Warning("below-floor", f"{below}; {arithmetic if limit == 'arithmetic' else memory}")]
+        return Warning("below-floor", f"{below}; {arithmetic if limit == 'arithmetic' else memory}")
     if limit == "arithmetic":
         excuse = (
             "Winograd's F(4×4) can do with a quarter of a convolution's multiplications, but hardly of a whole call's"
@@ -168,34 +165,29 @@ def judge(
     return (
         f"{below}; the figure is not trusted, for {excuse}. Check that its clock waits for the end of the call, that "
         f"{work}, and that nothing else used the device when its roofs were measured"
-    ), []
+    )
 
 
 def add_place(task: Task, result: Result, copied_bytes: int, report: Report) -> None:
     """Add where the case lies below the device's roofs; fail a row that lies far above them."""
-    case, cost = task.case, task.prepared.cost
+    case, cost, roofs = task.case, task.prepared.cost, task.roofs
     precision = computed_in(case.precision, (result.proof and result.proof.compute_types) or {})
     weights = cost.weight_bytes(case.precision)
     moved = None if weights is None else weights + copied_bytes
+    work = Work(cost.flops(case.pass_), case.batch_size, moved, precision)
     latency, gpu = (median(result.samples.get(name, [])) for name in (result.clock or "", "gpu"))
     fastest = min((ms for ms in (latency, gpu) if ms is not None), default=None)
-
-    def judge_by(roofs: Roofs) -> tuple[str | None, list[Warning]]:
-        flops = cost.flops(case.pass_)
-        result.roofline = place(flops, case.batch_size, latency, moved, precision, roofs)
-        lowest = floor(flops, case.batch_size, moved, precision, roofs)
-        return judge(fastest, lowest, arithmetic_saved(case.source.layer))
-
-    wrong, remarks = judge_by(task.roofs)
-    if wrong:
+    saved = arithmetic_saved(case.source.layer)
+    finding = judge(fastest, floor(work, roofs), saved)
+    if isinstance(finding, str):
         # The machine may have been busy while its roofs were measured: two busy loops on two cores make them 35 times
         # lower. Before a row is thrown away they are measured again.
         precisions = dict.fromkeys(("fp32", precision or "fp32"))
         again = measure_roofs((case.device, tuple(precisions), task.budget.seconds), report)
-        wrong, remarks = judge_by({name: max(roof, again.get(name, roof)) for name, roof in task.roofs.items()})
-    result.warnings += remarks
-    if wrong:
-        result.fail(wrong)
+        roofs = {name: max(roof, again.get(name, roof)) for name, roof in roofs.items()}
+        finding = judge(fastest, floor(work, roofs), saved)
+    result.roofline = place(work, latency, roofs)
+    result.take(finding)
 
 
 def _tflops(clock: Clock, device: Device, precision: str, seconds: float) -> float:

@@ -285,7 +285,8 @@ def test_what_was_measured_shows_the_references_gradients(
         loss, found = session.gradients(inputs, tiled(truth.target, BATCH))
         off = deviation(loss, found, truth)
         print(precision, how, optimizer, off.result, off.gradient, reference.own_at(precision, BATCH).gradient)
-        assert judge_gradients(precision, off, reference.own_at(precision, BATCH), truth.norms)[0] is None
+        finding = judge_gradients(precision, off, reference.own_at(precision, BATCH), truth.norms)
+        assert not isinstance(finding, str)
         assert off.result < 0.01
     assert [p.data_ptr() for p in session.model.parameters()] == places
     assert session.proof().compute_types.keys() == {TYPES.get(precision, "float32")}
