@@ -61,16 +61,6 @@ class Options:
     machine: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Started:
-    """A run under way: its folder, its job as resolved for the device, and what its environment.json says."""
-
-    run: RunFolder
-    config: Config
-    target: Target
-    environment: dict[str, Any]
-
-
 def execute(options: Options, console: Console) -> int:
     """Run the job; returns the exit code. Raises ConfigError."""
     path, only = _job_file(options), parse_only(options.only)
@@ -87,9 +77,9 @@ def execute(options: Options, console: Console) -> int:
             return 0
         environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
         run = _open_run(options, config, target, environment)
-        started = _Started(run=run, config=config, target=target, environment=environment)
-        interrupted, wall = _measure(started, cases, options.retry, console)
-        results = _write_results(started, wall, console)
+        runner = Runner(run, config, target, environment, open_display(console))
+        interrupted, wall = _measure(runner, cases, options.retry, console)
+        results = _write_results(runner, wall, console)
     console.print(Text(f"\nResults: {run.path}"), soft_wrap=True)
     if (run.path / "layers.parquet").exists():
         console.print(Text(f"Its layers: python -m profiler layers {run.path}"), soft_wrap=True)
@@ -112,8 +102,8 @@ def _job_file(options: Options) -> Path:
     if options.config is None:
         raise ConfigError("no config was given; try: python -m profiler bench.yaml")
     if not options.config.suffix and not options.config.exists():
-        name = str(options.config)
-        raise ConfigError(f"'{name}' is neither a file nor a command{nearest(name, _COMMANDS)}")
+        word = str(options.config)
+        raise ConfigError(f"'{word}' is neither a file nor a command{nearest(word, _COMMANDS)}")
     return options.config
 
 
@@ -157,31 +147,29 @@ def _open_run(options: Options, config: Config, target: Target, environment: dic
     return run
 
 
-def _measure(started: _Started, cases: Sequence[Case], retry: bool, console: Console) -> tuple[bool, WallTime | None]:
+def _measure(runner: Runner, cases: Sequence[Case], retry: bool, console: Console) -> tuple[bool, WallTime | None]:
     """Measure the cases that the journal lacks; returns whether that was interrupted, and its time if there was any."""
-    run, config = started.run, started.config
-    journal = run.results()
+    journal = runner.run.results()
     waiting = [case for case in cases if case.id not in journal or not is_done(journal[case.id], retry)]
-    limits = config.largest_batch
+    limits = runner.config.largest_batch
     to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
     again = {id_ for id_, result in journal.items() if retry and id_.role is Role.PROBE and result.status != "ok"}
     can_run = sum(case.unsupported is None for case in waiting)
-    what = f"{started.target.name}: {can_run} of {len(waiting)} cases can run; into {run.path}"
+    what = f"{runner.target.name}: {can_run} of {len(waiting)} cases can run; into {runner.run.path}"
     console.print(Text(what), soft_wrap=True)
-    with open_display(console) as display:
-        runner = Runner(run=run, config=config, target=started.target, environment=started.environment, display=display)
+    interrupted = False
+    with runner.display:
         try:
             runner.measure(waiting, to_search, again)
-            interrupted = False
         except KeyboardInterrupt:
             interrupted = True
     return interrupted, runner.wall if waiting or to_search else None
 
 
-def _write_results(started: _Started, wall: WallTime | None, console: Console) -> pl.DataFrame:
+def _write_results(runner: Runner, wall: WallTime | None, console: Console) -> pl.DataFrame:
     """Write and print what the journal holds; returns the results. `wall` is what the time went into."""
-    run, config, environment = started.run, started.config, started.environment
-    plan = make_plan(config, started.target.kind, capability=started.target.compute_capability)
+    run, config, environment = runner.run, runner.config, runner.environment
+    plan = make_plan(config, runner.target.kind, capability=runner.target.compute_capability)
     probes = probes_among(plan, run.results()) if config.largest_batch else []
     results, samples = run.write_parquet(config.suite, [*plan, *probes], environment)
     lines = summary(results, samples)

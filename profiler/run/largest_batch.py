@@ -107,9 +107,6 @@ class Search:
             capacity = self.gpu.memory_mib - self._occupied_mib if self.gpu else None
         return next_batch(self.tried, self.limits.limit, self.limits.resolution, capacity, max(fitting, default=1))
 
-    def probe(self, batch: int) -> Case:
-        return probe_of(self.case, batch)
-
     def refuse(self, batch: int, specs: Sequence[TensorSpec], available_mib: float | None) -> Result | None:
         """The row of a batch for which the main memory is too small to try it; None where it may run."""
         if available_mib is None:
@@ -123,7 +120,7 @@ class Search:
             f"not tried: {what} would take about {needed:,.0f} MiB, more than {100 * _SHARE:.0f} % of the "
             f"{available_mib:,.0f} MiB of main memory that are available"
         )
-        return Result(self.probe(batch).id, "oom", [reason])
+        return Result(probe_of(self.case, batch).id, "oom", [reason])
 
     def add(self, result: Result) -> None:
         """Take a probe's row into account."""

@@ -43,10 +43,9 @@ class Runner:
     """
 
     def __init__(
-        self, *, run: RunFolder, config: Config, target: Target, environment: dict[str, Any], display: Display
+        self, run: RunFolder, config: Config, target: Target, environment: dict[str, Any], display: Display
     ) -> None:
-        self.run, self.config, self.target, self.environment = run, config, target, environment
-        self.display = display
+        self.run, self.config, self.target, self.environment, self.display = run, config, target, environment, display
         self.budget, self.path = config.budget, tuple(map(str, config.import_from))
         self.wall = WallTime()
         self._limits = config.largest_batch or LargestBatch()
@@ -143,7 +142,7 @@ class Runner:
     def _search(self, search: Search, task: Task, number: int, total: int, watcher: Watcher) -> None:
         """Probe after probe, until it is known where memory ends; `task` is one of the family's."""
         while (batch := search.next_batch(available := available_memory_mib())) is not None:
-            case = search.probe(batch)
+            case = probe_of(search.case, batch)
             probe = replace(task, case=case, budget=short(self.budget), energy=False, profile=False)
 
             def tick(phase: str, case: Case = case) -> None:

@@ -1,4 +1,4 @@
-"""What enters: the tables of a run. What leaves: what a person reads on the terminal, at most 120 columns wide."""
+"""Print a run's results on the terminal: tables, sentences, what was not measured and why, and warnings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rich.text import Text
 
 from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
-from profiler.results import lines as table
 from profiler.results.columns import Group, Shown, kind_of_warning
 from profiler.results.fields import field, fields, latency_spread, verdict
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
+from profiler.results.lines import groups, problems, sentence, title, without_probes
 from profiler.results.warning_kinds import meaning
 from profiler.stats.ratios import legend
 from profiler.tables import numbers
@@ -34,28 +34,28 @@ _VERDICTS = f"Verdict: against the base, on device time (CPU: latency); {legend(
 def print_results(
     console: Console, results: pl.DataFrame, lines: pl.DataFrame, elsewhere: Callable[[Row], bool] = lambda key: False
 ) -> None:
-    """Every group's table and sentence, then what could not be measured and why; `lines` are table.summary's.
+    """Every group's table and sentence, then what could not be measured and why; `lines` are results.lines.summary's.
 
     A group of which `elsewhere` says so has its table elsewhere, and its sentence here. Single layers have a table for
     all of a layer's passes, and the batch sizes of a sweep one for all of them.
     """
     layers = set(results.filter(model_kind="layer")["model"])
-    groups = [(key, group) for key, group in table.groups(lines) if key["model"] not in layers]
-    compared = [(key, group) for key, group in groups if key["role"] != Role.SWEEP]
+    networks = [(key, group) for key, group in groups(lines) if key["model"] not in layers]
+    compared = [(key, group) for key, group in networks if key["role"] != Role.SWEEP]
     for key, group in compared:
         if not elsewhere(key):
             console.print()
             print_table(console, _table(key, group))
     if layers and not all(elsewhere({"model": name, "pass": "training", "setting": ""}) for name in layers):
         _print_layers(console, results)
-    if not all(elsewhere(key) for key, _ in groups if key["role"] == Role.SWEEP):
+    if not all(elsewhere(key) for key, _ in networks if key["role"] == Role.SWEEP):
         _print_sweeps(console, results)
     console.print()
-    for sentence in filter(None, (table.sentence(key, group) for key, group in compared)):
-        console.print(Text(sentence))
-    _print_findings(console, results)
+    for text in (*(sentence(key, group) for key, group in compared), *batch_sweeps.sentences(results)):
+        if text:
+            console.print(Text(text))
     _print_notes(console, [line for _, group in compared for line in group])
-    _print_problems(console, table.problems(results))
+    _print_problems(console, results)
     _print_warnings(console, results)
 
 
@@ -85,7 +85,7 @@ def _table(key: Row, lines: Sequence[Row]) -> Table:
         verdict(expendable=1),
         *_shown(Group.THROUGHPUT, Group.COST, Group.MEMORY, Group.ACCURACY),
     ]
-    return Table("", table.title(dict(key)), frame, made)
+    return Table("", title(dict(key)), frame, made)
 
 
 def _shown(*groups: Group) -> list[Field]:
@@ -131,28 +131,19 @@ def _print_sweeps(console: Console, results: pl.DataFrame) -> None:
     """A table for each family of a sweep: what every batch takes, for an item and of the best throughput."""
     points = batch_sweeps.efficiency(results)
     for key, rows in points.group_by(batch_sweeps.FAMILY, maintain_order=True):
-        family = dict(zip(batch_sweeps.FAMILY, key, strict=True))
+        family = dict(zip(batch_sweeps.FAMILY, map(str, key), strict=True))
+        words = family["model"], family["pass"], f"{family['variant']} {family['precision']}"
         console.print()
-        print_table(console, Table("", _title(family), rows, _SWEEP))
+        print_table(console, Table("", ", ".join([*words, *setting_words(family["settings"])]), rows, _SWEEP))
 
 
-def _print_findings(console: Console, results: pl.DataFrame) -> None:
-    """Where a sweep's curve bends, and the largest batch that fits, in sentences."""
-    for sentence in batch_sweeps.sentences(results):
-        console.print(Text(sentence))
-
-
-def _title(family: Mapping[str, Any]) -> str:
-    words = [family["model"], family["pass"], f"{family['variant']} {family['precision']}"]
-    return ", ".join([*words, *setting_words(family["settings"])])
-
-
-def _print_problems(console: Console, problems: pl.DataFrame) -> None:
+def _print_problems(console: Console, results: pl.DataFrame) -> None:
     """Each reason once, then what it holds for."""
-    if problems.is_empty():
+    bad = problems(results)
+    if bad.is_empty():
         return
     console.print(Text("\nNot measured", style="bold"))
-    for (status, reason), group in problems.group_by(["status", "reason"], maintain_order=True):
+    for (status, reason), group in bad.group_by(["status", "reason"], maintain_order=True):
         what = [
             ", ".join(group[column].unique(maintain_order=True).to_list())
             for column in ("variant", "precision", "pass", "model")
@@ -160,13 +151,13 @@ def _print_problems(console: Console, problems: pl.DataFrame) -> None:
         what.append("batch " + ", ".join(map(str, group["batch_size"].explode().unique().sort())))
         label = Text(f"  {status}", style="yellow" if status == "unsupported" else "red")
         print_pairs(console, [(label, Text(str(reason))), (Text(), Text(" · ".join(what), style="dim"))], gap=1)
-    if set(problems["status"]) - {"unsupported"}:
+    if set(bad["status"]) - {"unsupported"}:
         console.print(Text("  What the libraries printed stands in the run's folder, under logs.", style="dim"))
 
 
 def _print_warnings(console: Console, results: pl.DataFrame) -> None:
     """Each kind of warning once, with what it means and how many rows carry it."""
-    kinds = table.without_probes(results).filter(status="ok").explode("warnings").drop_nulls("warnings")
+    kinds = without_probes(results).filter(status="ok").explode("warnings").drop_nulls("warnings")
     kinds = kinds.with_columns(kind=kind_of_warning(pl.col("warnings")))
     if kinds.is_empty():
         return

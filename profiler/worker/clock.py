@@ -33,24 +33,31 @@ def ignore(name: str) -> None:
 
 
 class Clock(Protocol):
-    """Times calls on one device. `headline` names the clock whose median is the row's latency."""
+    """Times calls on one device. `headline` names the clock whose median is the row's latency.
+
+    What is written here holds where a call has finished when it returns.
+    """
 
     headline: str
 
     def synchronize(self) -> None:
         """Wait until the device has finished."""
+        return
 
     def mark(self, name: str) -> None:
         """Note an inner boundary. The first run needs it: a captured graph keeps the boundaries of its capture."""
+        return
 
     def forget(self) -> None:
         """Forget the boundaries inside a captured graph: what is timed from now on is another session."""
+        return
 
     def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
         """Time `calls` calls one after another on the headline clock; with `block` > 1, blocks of that many calls."""
 
     def time_synchronized(self, run: Run, calls: int) -> Samples:
         """Time each call from its start to its finished work ("host") and to its return ("enqueue")."""
+        return {}
 
     def time_gated(self, run: Run, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
         """Time `calls` times a call that was wholly enqueued before it started, and nothing behind it ("gpu").
@@ -58,6 +65,7 @@ class Clock(Protocol):
         Its inner boundaries too ("gpu_forward" and the like). With `block` > 1, that many calls instead of one, without
         boundaries. None if not even one call could be held.
         """
+        return {}
 
     def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
         """Calls per second of a back-to-back loop of at least `seconds`, the final synchronize included.
@@ -66,19 +74,10 @@ class Clock(Protocol):
         """
 
 
-class CpuClock:
+class CpuClock(Clock):
     """Host time: on the CPU a call has finished when it returns."""
 
     headline = "host"
-
-    def synchronize(self) -> None:
-        pass
-
-    def mark(self, name: str) -> None:
-        pass
-
-    def forget(self) -> None:
-        pass
 
     def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
         samples: Samples = {"host": []}
@@ -94,27 +93,22 @@ class CpuClock:
                 run(mark)
             end = time.perf_counter_ns()
             samples["host"].append((end - start) / block / 1e6)
-            for name, duration in _between(marks if block == 1 else [], start):
-                samples.setdefault(name, []).append(duration / 1e6)
+            for name, at in marks if block == 1 else ():
+                samples.setdefault(name, []).append((at - start) / 1e6)
+                start = at
         return samples
-
-    def time_synchronized(self, run: Run, calls: int) -> Samples:
-        return {}
-
-    def time_gated(self, run: Run, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
-        return {}
 
     def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
         calls, start = 0, time.perf_counter()
         while True:
-            run(self.mark)
+            run(ignore)
             calls += 1
             elapsed = time.perf_counter() - start
             if elapsed >= seconds:
                 return calls / elapsed
 
 
-class CudaClock:
+class CudaClock(Clock):
     """CUDA events on one explicit stream, which it makes torch's current one.
 
     Creating it creates the CUDA context, so it is made after the device was chosen and its memory read.
@@ -297,16 +291,9 @@ class CudaClock:
         return float(cycles / start.elapsed_time(end))
 
 
-def _between(marks: list[tuple[str, int]], start: int) -> list[tuple[str, int]]:
-    """Each boundary's name with the time since the boundary before it."""
-    times = [start, *(at for _, at in marks)]
-    return [(name, at - before) for (name, at), before in zip(marks, times, strict=False)]
-
-
 def _add_marks(
     samples: Samples, start: torch.cuda.Event, marks: list[tuple[str, torch.cuda.Event]], prefix: str = ""
 ) -> None:
-    before = start
     for name, event in marks:
-        samples.setdefault(prefix + name, []).append(before.elapsed_time(event))
-        before = event
+        samples.setdefault(prefix + name, []).append(start.elapsed_time(event))
+        start = event

@@ -23,7 +23,7 @@ class HostMeter:
         self._baseline = _status("VmRSS")
 
     def start_measuring(self) -> bool:
-        """Let the kernel count the peak anew (proc(5), clear_refs); whether it did."""
+        """Let the kernel count the peak again from here (proc(5), clear_refs); whether it did."""
         try:
             Path("/proc/self/clear_refs").write_text("5")
         except OSError:

@@ -65,9 +65,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
         monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
         config = Config.model_validate({"models": [{"name": "alexnet"}], "engines": [{"name": "eager"}]})
         roofs = {"copy_gb_s": 10.0, "fp32_tflops": 1.0}
-        runner = module.Runner(
-            run=folder, config=config, target=Target("cpu"), environment={"roofs": roofs}, display=display
-        )
+        runner = module.Runner(folder, config, Target("cpu"), {"roofs": roofs}, display)
         runner.measure(cases)
         return folder, display, runner.wall
 
