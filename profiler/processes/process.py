@@ -95,6 +95,8 @@ class Child:
         self._entered: dict[str, float] = {Phase.FORK: self._phase_started}
         self.parts: list[Part] = []
         """The cases that have ended, of a call that runs several; limits, phases and salvage begin again."""
+        self.is_closing = False
+        """Whether the last of them has a session that may still be closed."""
         self._seconds: dict[str, float] = {}
         self._salvage: Any = None
         self._oom_kills = _oom_kills()
@@ -111,6 +113,7 @@ class Child:
                 match self._connection.recv():
                     case Entered(phase):
                         self._enter_phase(phase)
+                        self.is_closing = self.is_closing and phase == Phase.END
                     case Progress(text):
                         self.progress = text
                     case Salvage(value):
@@ -160,6 +163,7 @@ class Child:
     def _end_part(self, value: Any) -> None:
         self._enter_phase(Phase.OPEN)
         self.parts.append(Part(value, self._seconds, self._entered))
+        self.is_closing = True
         self._seconds, self._salvage, self._entered = {}, None, {Phase.OPEN: self._phase_started}
 
     def _finish(self, outcome: Outcome) -> Outcome:

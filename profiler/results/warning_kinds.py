@@ -165,12 +165,14 @@ _KINDS = (
         when="`gradient_error` is more than 3 times the error of the same step at that precision on the CPU; where a "
         "tensor that carries 1 % of the gradient's norm is wrong (by more than 0.5 and 3 times its own usual error, "
         "zeros, or not finite), the row is `failed`",
+        doubts=_ERROR,
     ),
     WarningKind(
         kind="unchecked-gradients",
         mark="v",
         meaning="gradients were not compared; the column warnings says why",
         when="the gradients were not compared: dropout is on, or the reference could not be made",
+        doubts=_ERROR,
     ),
     WarningKind(
         kind="unchecked",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engines.base import Phase
+from engines.base import Phase, Warning
 from profiler.job.case import Role
 from profiler.processes.messages import Part
 from profiler.processes.process import Child, run_one
@@ -64,23 +64,29 @@ def _measure_in_one_process(
 ) -> None:
     """Measure the first tasks, at least one of them."""
     taken = 0
+    parts: Sequence[Part] = ()
 
-    def take(parts: Sequence[Part]) -> None:
+    def take(count: int) -> None:
         nonlocal taken
-        for part in parts[taken:]:
+        for part in parts[taken:count]:
             taken += 1
             result: Result = part.value
             result.phases, result.entered = part.seconds, part.entered
             end(result)
 
     def look(child: Child) -> None:
-        take(child.parts)
+        nonlocal parts
+        parts = child.parts
+        take(len(parts) - child.is_closing)  # A row that waits for its session to be closed may get a warning yet.
         if taken < len(tasks):  # Else the process is about to end.
             tick(child.doing)
 
-    batches = call("profiler.worker.measure_sweep:measure_batches", tuple(tasks), tasks[0], log, path)
-    outcome = run_one(batches, look)
-    take(outcome.parts)
-    # In its last phase a process closes the session of a case that has ended.
-    if outcome.status != "ok" and taken < len(tasks) and outcome.phase != Phase.END:
+    try:
+        outcome = run_one(call("profiler.worker.measure_sweep:measure_batches", tasks, tasks[0], log, path), look)
+        parts = outcome.parts
+        if outcome.status != "ok" and outcome.phase == Phase.END:
+            parts[-1].value.warnings.append(Warning("unclosed", str(outcome.reason)))
+    finally:
+        take(len(parts))
+    if outcome.status != "ok" and outcome.phase != Phase.END and taken < len(tasks):
         end(result_of(tasks[taken].case.id, outcome))

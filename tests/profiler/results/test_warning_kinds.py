@@ -45,6 +45,7 @@ def test_a_kind_that_is_not_declared_is_refused_and_one_of_another_version_under
 def test_the_kinds_that_make_a_figure_doubtful():
     assert set(warning_kinds.doubting("memory")) == {"built-here", "host-peak"}
     assert {"drift", "throttled"} < set(warning_kinds.doubting("latency"))
+    assert {"inaccurate", "inaccurate-gradients", "unchecked-gradients"} < set(warning_kinds.doubting("error"))
 
 
 def made_in_the_sources() -> set[str]:

@@ -78,3 +78,4 @@ def test_a_batch_is_not_lost_when_the_session_before_it_aborts(folder: Path, pre
         (2, "ok", None),
         (4, "ok", None),
     ]
+    assert [str(result.warnings[-1]) for result in results] == ["unclosed: ended by SIGABRT in phase end"] * 3
