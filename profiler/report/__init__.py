@@ -1,4 +1,5 @@
-"""`profiler report`: one page that tells of runs.
+"""Write a report of runs: one page, Markdown or CSV.
 
-The way: write → data → tables, findings, charts → sections → page, markdown, images.
+command gathers `Data` (data), from which it composes a `Report` (sections) of tables, charts and findings, and writes
+that (page, markdown, images).
 """

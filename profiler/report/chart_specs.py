@@ -1,6 +1,6 @@
-"""What enters: what the scales must hold. What leaves: Vega-Lite specifications of charts, without their data.
+"""Specify each chart in Vega-Lite, without its data.
 
-No text of the user's stands in one but as a value in a scale's domain, which no renderer interprets.
+A specification holds no text of the user's but as a value in a scale's domain, which no renderer interprets.
 """
 
 from __future__ import annotations

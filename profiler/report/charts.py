@@ -1,12 +1,20 @@
-"""What enters: what the scales must hold. What leaves: every chart of a report, and which rows it is drawn from."""
+"""Declare the charts of a report, make the rows that they draw, and choose which of these a chart shows together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import polars as pl
+
+from engines.catalog import PRECISIONS
 from profiler.report import chart_specs as specs
-from profiler.report.chart_specs import MEMORY, SETUP, TRAINING, Domains, Row, Spec
+from profiler.report import tables
+from profiler.report.chart_specs import MEMORY, SETUP, TRAINING, Domains, Spec
+from profiler.report.data import LINE, Data, place
+
+Row = Mapping[str, Any]
 
 MARGIN = 16
 """Pixels above the first row and below the last."""
@@ -14,6 +22,14 @@ _MODEL = {"run": 1, "pass": 1, "model": 1}
 _ONE = {**_MODEL, "extra": 1}
 _LARGEST = {**_MODEL, "batch_size": -1}
 _BAR = (20, ("line", "batch_size"))
+_MOST_LAYERS = 14
+"""In the chart of layers: the longest."""
+_DRAWN = [
+    *("run", "model", "pass", "batch_size", "extra", "variant", "precision", "line", "rung", "place"),
+    *("latency_ms", "gpu_ms", "speedup", "speedup_low", "speedup_high", "throughput", "item_ms", "item_s"),
+    *("tflops", "intensity", "fraction_of_peak", "peak_memory_mib", *MEMORY),
+    *("setup_s", *SETUP, *TRAINING, "ticks"),
+]
 
 
 @dataclass(frozen=True)
@@ -87,3 +103,64 @@ def height(chart: Chart, rows: Iterable[Row]) -> int | None:
 
 def _spread(count: int, most: int) -> list[int]:
     return [i * (count - 1) // (most - 1) for i in range(most)] if most > 1 else [0]
+
+
+def rows(data: Data) -> dict[str, list[Row]]:
+    """One row a line in `lines`, a point of a roof in `roofs`, a variant's time for a group of nodes in `layers`."""
+    lines: list[Row] = list(data.lines.with_row_index("place").select(_DRAWN).iter_rows(named=True))
+    return {"lines": lines, "roofs": _roofs(data), "layers": _layers(data)}
+
+
+def domains(lines: pl.DataFrame) -> Domains:
+    """What the scales must hold, whatever is chosen."""
+    lines = lines.sort("rung")
+    ticks = lines.select("latency_ms", "ticks").explode("ticks").drop_nulls()
+    away = sorted(ticks["ticks"] / ticks["latency_ms"] - 1)
+    low, high = (away[len(away) // 100], away[-1 - len(away) // 100]) if away else (0.0, 0.0)
+    return Domains(
+        lines["variant"].unique(maintain_order=True).to_list(),
+        lines.select("precision").unique().sort(place("precision", PRECISIONS), "precision")["precision"].to_list(),
+        sorted(lines["batch_size"].unique()),
+        [part for part in (*MEMORY, *TRAINING, *SETUP) if lines[part].count()],
+        max((items for items in lines["best_from_items"] if items), default=0.0),
+        (max(-0.5, min(-0.05, low)), min(2.0, max(0.05, high))),
+    )
+
+
+def _roofs(data: Data) -> list[Row]:
+    """The attainable rate of each precision that occurs, over the range of intensities that occur."""
+    known = data.lines.filter(pl.col("intensity").is_not_null(), pl.col("tflops").is_not_null())
+    if known.is_empty():
+        return []
+    intensities = known["intensity"].to_list()
+    low, high = min(intensities) / 2, max(intensities) * 2
+    found: list[Row] = []
+    for run, environment in data.environments.items():
+        roofs = environment.get("roofs") or {}
+        slope = roofs.get("copy_gb_s")
+        precisions = known.filter(run=run).sort("rung")["precision"].unique(maintain_order=True)
+        peaks = {p: peak for p in precisions if (peak := roofs.get(f"{p.removeprefix('amp-')}_tflops"))}
+        for precision, peak in peaks.items() if slope else ():
+            # Roofs that lie upon each other share a label, which the first of them has.
+            near = [other for other, height in peaks.items() if 0.8 < height / peak < 1.25]
+            ridge = min(max(1000 * peak / slope, low), high)
+            for intensity in sorted({low, ridge, high}):
+                attainable = min(peak, slope * intensity / 1000)
+                label = ", ".join(near) if intensity == high and near[0] == precision else None
+                row = {"run": run, "precision": precision, "intensity": intensity, "tflops": attainable, "label": label}
+                found.append(row)
+    return found
+
+
+def _layers(data: Data) -> list[Row]:
+    """Of each profiled cell the layers that take longest in some variant, a row a variant."""
+    drawn: list[Row] = []
+    for cell in data.layers:
+        longest = sorted(tables.layers(cell), key=lambda layer: max(layer.ms.values()), reverse=True)[:_MOST_LAYERS]
+        for layer in longest:
+            for case in cell:
+                ms = layer.ms.get(case.row["variant"])
+                if ms is not None:
+                    key = {name: case.row[name] for name in LINE}
+                    drawn.append({**key, "nodes": layer.nodes, "modules": layer.modules, "ms": ms})
+    return drawn

@@ -12,11 +12,12 @@ from rich.console import Console
 
 from profiler.errors import ConfigError, check_choice
 from profiler.job.conditions import parse_only
-from profiler.report import content, images, markdown
+from profiler.report import images, markdown
 from profiler.report.data import MOST_LINES, gather
 from profiler.report.images import Image, ImageFormat
 from profiler.report.page import page
 from profiler.report.sections import Report, compose
+from profiler.report.tables import tables
 from profiler.results.reading import read_runs
 from profiler.tables.writers import csv
 
@@ -64,17 +65,16 @@ def write(options: Options, compared: pl.DataFrame | None = None) -> list[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         if options.format == "csv":
             # Files have room for every line, where a page or a drawing has not.
-            tables = content.tables(gather(runs, only, None, compared))
+            made = tables(gather(runs, only, None, compared))
             target.mkdir(exist_ok=True)
+            for name, table in made.items():
+                (target / f"{name}.csv").write_text(csv(table), encoding="utf-8")
             drawn = _images(options, target, compose(data)) if options.charts else []
-            paths = [target / f"{name}.csv" for name in tables]
-            for path, table in zip(paths, tables.values(), strict=True):
-                path.write_text(csv(table), encoding="utf-8")
-            return [*paths, *(image.path for image in drawn)]
+            return [*(target / f"{name}.csv" for name in made), *(image.path for image in drawn)]
         report = compose(data)
         drawn = _images(options, target.with_name(f"{target.stem}-charts"), report)
         text = page(report) if options.format == "html" else markdown.text(report, drawn, target.parent)
-        # Written whole or not at all: a page may stand there already.
+        # Written whole or not at all: a page may be there already.
         scratch = target.with_name(f".{target.name}.tmp")
         scratch.write_text(text, encoding="utf-8")
         scratch.replace(target)

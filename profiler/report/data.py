@@ -1,4 +1,4 @@
-"""What enters: `Runs`. What leaves: `Data`, all that a report shows, aggregated and within what a page can hold.
+"""Gather what a report shows of runs, aggregated and within what a page can hold.
 
 Of a case's raw samples nothing is read but those of the lines that are shown.
 """
@@ -6,7 +6,7 @@ Of a case's raw samples nothing is read but those of the lines that are shown.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,14 @@ import polars as pl
 from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
 from profiler.job.case import Role, settings
 from profiler.job.conditions import Filter
-from profiler.results import lines as table
-from profiler.results.columns import RESULTS, SAMPLES, kind_of_warning, parts
+from profiler.results.columns import SAMPLES, kind_of_warning, parts
 from profiler.results.layer_profiles import Profiled, profiled, together
+from profiler.results.lines import summary
 from profiler.results.reading import Runs, chosen
 from profiler.results.replicates import merge
 from profiler.results.set_up import break_even, set_up
-from profiler.results.speedups import GROUP, spreads
+from profiler.results.speedups import GROUP, SPEEDUPS, spreads
+from profiler.stats.ratios import JUDGED_ON
 from profiler.tables.numbers import count
 
 KEY = ["run", *GROUP]
@@ -39,23 +40,7 @@ _MOST_SAMPLES = 600_000
 """That intervals are made from: some four seconds."""
 _MOST_PROBLEMS = 300
 _PARTS = parts("peak_memory_mib")
-_MEASURES = [name for name, dtype in RESULTS.items() if dtype == pl.Float64]
-_COMPARED = [
-    *("speedup", "speedup_low", "speedup_high", "base", "interval"),
-    *(
-        "device_speedup",
-        "device_speedup_low",
-        "device_speedup_high",
-        "verdict",
-        "indistinguishable_from",
-        "runner_up_verdict",
-    ),
-]
-_SHARED = [
-    *("engine", "model_kind", "clock", "stop_reason", "optimizer", "head", *table.IDENTITY),
-    *("throttled", "samples", "warnings"),
-]
-_CLOCKS = {"event": ["event", "gpu"], "host": ["host"]}
+_CLOCKS = {headline: sorted({headline, judged}) for headline, judged in JUDGED_ON.items()}
 """By headline clock those that intervals and verdicts are made from."""
 
 
@@ -63,16 +48,15 @@ _CLOCKS = {"event": ["event", "gpu"], "host": ["host"]}
 class Data:
     """What a report shows.
 
-    `lines`: one row a line (replicates together, medians over them), each group fastest first; its column `run` is what
-    tells the runs apart, the machine where that suffices. `drawn`: raw samples of a line, sorted, in a list. `probes`:
-    rows of a search for the largest batch. `problems`: cases without figures, by reason. `warnings`: how many rows
-    carry each kind. `layers`: profiled cases that differ by the variant alone. `notes`: what was left out.
+    `lines`: one row a line (replicates together, medians over them), each group fastest first, with what `_derived`
+    and `_quartiles` add; its column `run` is what tells the runs apart, the machine where that suffices. `probes`: rows
+    of a search for the largest batch. `problems`: cases without figures, by reason. `warnings`: how many rows carry
+    each kind. `layers`: profiled cases that differ only by the variant. `notes`: what was left out.
     """
 
     runs: Runs
     labels: Mapping[str, str]
     lines: pl.DataFrame
-    drawn: pl.DataFrame
     probes: pl.DataFrame
     problems: pl.DataFrame
     warnings: pl.DataFrame
@@ -97,8 +81,8 @@ def gather(
 ) -> Data:
     """What a report of `runs` shows of the cases that hold the conditions `only`.
 
-    `most_lines` caps the lines; None shows all. `compared` is table.summary of the one run, where it is known already.
-    Without any case `statuses` is empty.
+    `most_lines` caps the lines; None shows all. `compared` is the summary (results.lines) of the one run, where it is
+    known already. Without any case `statuses` is empty.
     """
     results = runs.results
     if only:
@@ -106,22 +90,22 @@ def gather(
     labels = _labels(runs, results)
     named = results.with_columns(run=pl.col("run_id").replace_strict(labels, default=None, return_dtype=pl.String))
     cells, probes = named.filter(pl.col("role") != Role.PROBE), named.filter(pl.col("role") == Role.PROBE)
-    statuses = cells.group_by("status").len().sort("len", descending=True).collect()
+    statuses = cells.group_by("status", maintain_order=True).len().sort("len", descending=True, maintain_order=True)
     measured = cells.filter(pl.col("status") == "ok", pl.col("latency_ms").is_not_null())
     rows = measured.drop("options", "proof", "reason", "host").collect()
-    notes = list(runs.notes)
+    notes: list[str] = []
     shown = _capped(rows, most_lines, notes)
     samples = _samples(runs, shown, notes)
+    lines = _derived(_lines(shown, samples, spreads(runs.results), compared))
     return Data(
         runs,
         labels,
-        _derived(_lines(shown, samples, spreads(runs.results), compared)),
-        _drawn(shown, samples),
-        probes.select(*LINE, "setting", "status", "peak_memory_mib").collect(),
+        lines.join(_quartiles(shown, samples), on=LINE, how="left", nulls_equal=True, maintain_order="left"),
+        probes.collect(),
         _problems(cells.filter(pl.col("status") != "ok"), notes),
         _warnings(rows),
         _layers(runs, shown, notes),
-        {str(status): count for status, count in statuses.iter_rows()},
+        {str(status): number for status, number in statuses.collect().iter_rows()},
         notes,
     )
 
@@ -186,15 +170,16 @@ def _lines(
     rows: pl.DataFrame, samples: pl.DataFrame, common: pl.DataFrame, compared: pl.DataFrame | None
 ) -> pl.DataFrame:
     """Medians over replicates, and how each line compares with its group's base."""
-    medians = merge(rows.with_columns(setup_s=set_up()), LINE, [*_MEASURES, "setup_s", *_SHARED])
+    rows = rows.with_columns(setup_s=set_up())
+    medians = merge(rows, LINE, [name for name in rows.columns if name not in LINE])
     summaries = []
     for part in rows.partition_by("run", maintain_order=True) or [rows]:
         run = part["run"].first()
         own = samples.filter(pl.col("run").eq_missing(run))
-        summary = table.summary(part, own, common) if compared is None else compared
-        summaries.append(summary.with_columns(run=pl.lit(run, pl.String)))
-    judged = pl.concat(summaries).select(*LINE, *_COMPARED)
-    return medians.join(judged, on=LINE, how="left", nulls_equal=True, maintain_order="left")
+        judged = summary(part, own, common) if compared is None else compared
+        summaries.append(judged.with_columns(run=pl.lit(run, pl.String)))
+    speedups = pl.concat(summaries).select(*LINE, *SPEEDUPS)
+    return medians.join(speedups, on=LINE, how="left", nulls_equal=True, maintain_order="left")
 
 
 def _derived(lines: pl.DataFrame) -> pl.DataFrame:
@@ -226,11 +211,11 @@ def _derived(lines: pl.DataFrame) -> pl.DataFrame:
     best_so_far = (1 / pl.col("item_s")).cum_max().over(_SWEEP, order_by="latency_ms")
     alone = pl.col("item_ms").first().over([*_SWEEP, "variant", "precision"], order_by="batch_size")
     lines = lines.with_columns(front=1 / pl.col("item_s") >= best_so_far, item_gain=alone / pl.col("item_ms"))
-    base = lines.filter("is_base").select(*KEY, base_setup_s="setup_s", base_item_s="item_s", base_ms="latency_ms")
-    lines = lines.join(base, on=KEY, how="left", nulls_equal=True, maintain_order="left")
-    costs = lines.select("setup_s", "item_s", "base_setup_s", "base_item_s").iter_rows()
+    of_base = [pl.col(name).filter("is_base").first().over(KEY) for name in ("setup_s", "item_s")]
+    costs = zip(lines["setup_s"], lines["item_s"], *lines.select(of_base), strict=True)
     pays = pl.Series([break_even(*each) for each in costs], dtype=pl.Float64).ceil()
-    return lines.with_columns(pays_off_items=pays, best_from_items=_best_from(lines))
+    lines = lines.with_columns(pays_off_items=pays)
+    return lines.join(_best_from(lines), on=LINE, how="left", nulls_equal=True, maintain_order="left")
 
 
 def _short(setting: str) -> str:
@@ -240,67 +225,51 @@ def _short(setting: str) -> str:
 
 
 def _sorted(lines: pl.DataFrame) -> pl.DataFrame:
+    runs = lines["run"].unique(maintain_order=True)
     models = sorted(lines["model"].unique(), key=natural)
-    labels = lines["run"].unique(maintain_order=True).to_list()
-    engines, presets = list(ENGINES), list(PRESETS)
-    names = lines.select("engine", "variant").unique().iter_rows()
-    ladder = sorted(
-        names,
-        key=lambda name: (
-            engines.index(name[0]) if name[0] in engines else len(engines),
-            presets.index(name[1]) if name[1] in presets else len(presets),
-            name[1],
-        ),
+    names = (
+        lines.select("engine", "variant").unique().sort(place("engine", ENGINES), place("variant", PRESETS), "variant")
     )
-    variants = {variant: place for place, (_, variant) in enumerate(ladder)}
+    variant = place("variant", names["variant"].unique(maintain_order=True))
+    lines = lines.with_columns(rung=variant * len(PRECISIONS) + place("precision", PRECISIONS))
+    places = [place("run", runs), place("pass", PASSES), place("model", models)]
+    return lines.sort(*places, "extra", "batch_size", "latency_ms", maintain_order=True)
 
-    def place(column: str, order: Sequence[str]) -> pl.Expr:
-        return pl.col(column).replace_strict(list(order), range(len(order)), default=len(order), return_dtype=pl.Int64)
 
-    rung = pl.col("variant").replace_strict(variants, default=0, return_dtype=pl.Int64) * len(PRECISIONS)
-    lines = lines.with_columns(rung=rung + place("precision", PRECISIONS))
-    return lines.sort(
-        [place("run", labels), place("pass", PASSES), place("model", models), "extra", "batch_size", "latency_ms"],
-        maintain_order=True,
+def place(column: str, order: Iterable[str]) -> pl.Expr:
+    """Where in the order a column's value is; what is not in it comes last."""
+    names = list(order)
+    return pl.col(column).replace_strict(names, range(len(names)), default=len(names), return_dtype=pl.Int64)
+
+
+def _best_from(lines: pl.DataFrame) -> pl.DataFrame:
+    """From how many items on each line's `setup_s` + items · `item_s` is the least of its group; others have no row."""
+    costs = lines.drop_nulls("setup_s").sort("setup_s", maintain_order=True)
+    costs = costs.unique([*KEY, "item_s"], keep="first", maintain_order=True).select(*LINE, "setup_s", "item_s")
+    pairs = costs.join(costs, on=KEY, nulls_equal=True, suffix="_other")
+    gain = pl.col("item_s_other") - pl.col("item_s")
+    crossing = (pl.col("setup_s") - pl.col("setup_s_other")) / gain
+    spans = pairs.group_by(LINE).agg(
+        # Faster than the slower ones from the last crossing on, and until the first with a faster one.
+        start=crossing.filter(gain > 0).max().fill_null(0).clip(0),
+        end=crossing.filter(gain < 0).min().fill_null(float("inf")),
     )
+    start = pl.col("start")
+    first = pl.when(start > 0).then(start.floor() + 1).otherwise(0.0)
+    return spans.filter(start < pl.col("end")).select(*LINE, best_from_items=first)
 
 
-def _best_from(lines: pl.DataFrame) -> pl.Series:
-    """The lower envelope of the straight lines `setup_s` + items · `item_s` of each group."""
-    found: list[float | None] = [None] * lines.height
-    rows = lines.select(*KEY, "setup_s", "item_s").with_row_index().to_dicts()
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["setup_s"] is not None:
-            groups.setdefault(tuple(row[key] for key in KEY), []).append(row)
-    for group in groups.values():
-        at, best = 0.0, min(group, key=lambda row: (row["setup_s"], row["item_s"]))
-        while True:
-            found[best["index"]] = at
-            crossings = [
-                ((row["setup_s"] - best["setup_s"]) / (best["item_s"] - row["item_s"]), row["item_s"], row)
-                for row in group
-                if row["item_s"] < best["item_s"]
-            ]
-            if not crossings:
-                break
-            at, _, best = min(crossings, key=lambda crossing: crossing[:2])
-            at = float(int(at) + 1)
-    return pl.Series("best_from_items", found, pl.Float64)
-
-
-def _drawn(rows: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
-    """Of each line up to `TICKS` samples on the headline clock, sorted; how many there were, and outside the fences."""
+def _quartiles(rows: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
+    """Each line's samples on the headline clock: up to `TICKS` of them, sorted; how many, their quartiles, outliers."""
     headline = samples.join(rows.select(*LINE, "case_id", "clock"), on=["run", "case_id", "clock"])
     ms = pl.col("ms").sort()
     last = (pl.len() - 1).cast(pl.Float64)
     places = (pl.int_range(TICKS) * last / (TICKS - 1)).round().cast(pl.UInt32).unique(maintain_order=True)
     low, high = pl.col("ms").quantile(0.25, "linear"), pl.col("ms").quantile(0.75, "linear")
-    outside = (pl.col("ms") < low - 1.5 * (high - low)) | (pl.col("ms") > high + 1.5 * (high - low))
     return headline.group_by(LINE, maintain_order=True).agg(
         ticks=ms.gather(places),
         taken=pl.len(),
-        outliers=outside.sum(),
+        outliers=(~pl.col("ms").is_between(low - 1.5 * (high - low), high + 1.5 * (high - low))).sum(),
         ms_p25=low,
         ms_p75=high,
         ms_max=pl.col("ms").max(),
@@ -308,31 +277,26 @@ def _drawn(rows: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
 
 
 def _problems(bad: pl.LazyFrame, notes: list[str]) -> pl.DataFrame:
-    """One row a reason, with what it holds for."""
+    """One row a reason, with the models and batch sizes that it holds for."""
     keys = ["run", "status", "reason", "pass", "variant", "precision"]
-    found = (
-        bad.group_by(keys, maintain_order=True)
-        .agg(pl.col("model").unique(maintain_order=True), pl.col("batch_size").unique().sort(), cases=pl.len())
-        .collect()
-    )
-    if found.height > _MOST_PROBLEMS:
+    batches, cases = pl.col("batch_size").unique().sort(), pl.len().alias("cases")
+    reasons = bad.group_by(keys, maintain_order=True).agg(pl.col("model").unique(), batches, cases).collect()
+    if reasons.height > _MOST_PROBLEMS:
         notes.append(
-            f"Of {count(found.height)} reasons why cases have no figures the commonest {_MOST_PROBLEMS} are shown."
+            f"Of {count(reasons.height)} reasons why cases have no figures the commonest {_MOST_PROBLEMS} are shown."
         )
-        found = found.sort("cases", descending=True, maintain_order=True).head(_MOST_PROBLEMS)
-    models = [sorted(names, key=natural) for names in found["model"].to_list()]
-    return found.with_columns(pl.Series("model", models, pl.List(pl.String)))
+        reasons = reasons.sort("cases", descending=True, maintain_order=True).head(_MOST_PROBLEMS)
+    models = [sorted(names, key=natural) for names in reasons["model"].to_list()]
+    return reasons.with_columns(pl.Series("model", models, pl.List(pl.String)))
 
 
 def _warnings(rows: pl.DataFrame) -> pl.DataFrame:
     """One row a kind: how many cases carry it, and what one of them says."""
-    given = (
-        rows.select("run", "case_id", pl.col("warnings").list.drop_nulls()).explode("warnings").drop_nulls("warnings")
-    )
-    found = given.group_by(kind=kind_of_warning(pl.col("warnings")), maintain_order=True).agg(
+    given = rows.select("run", "case_id", "warnings").explode("warnings").drop_nulls("warnings")
+    kinds = given.group_by(kind=kind_of_warning(pl.col("warnings")), maintain_order=True).agg(
         cases=pl.struct("run", "case_id").n_unique(), example=pl.col("warnings").first()
     )
-    return found.sort("cases", descending=True, maintain_order=True)
+    return kinds.sort("cases", descending=True, maintain_order=True)
 
 
 def _layers(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> list[list[Profiled]]:
@@ -348,9 +312,8 @@ def _layers(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> list[list[Profi
         )
     # The fullest first: most variants side by side, then the largest batch. What is kept is sorted as the lines are.
     fullest = sorted(cells, key=lambda cell: (-len(cell), -cell[0].row["batch_size"]))[:MOST_LAYERED]
-    return sorted(fullest, key=_place)
+    return sorted(fullest, key=lambda cell: _reading_order(cell[0].row))
 
 
-def _place(cell: Sequence[Profiled]) -> tuple[Any, ...]:
-    row = cell[0].row
+def _reading_order(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return row["run"], PASSES.index(row["pass"]), natural(row["model"]), row["extra"] or "", -row["batch_size"]

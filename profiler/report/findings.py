@@ -1,17 +1,18 @@
-"""What enters: the lines of a report. What leaves: sentences, what each chart shows of a model and what all say."""
+"""Say in sentences what a report's figures come to: the headline, the lead, and what each chart shows of a model."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
 from profiler.job.case import setting_words
+from profiler.report import tables
 from profiler.report.chart_specs import MEMORY, TRAINING
-from profiler.report.content import layer_rows
 from profiler.report.data import KEY, Data
 from profiler.tables.numbers import percent, rounded, significant, times
 
@@ -20,13 +21,24 @@ Finding = dict[str, Any]
 """`run`, `model`, `pass` and the `text` that holds for them."""
 
 
+@dataclass(frozen=True)
+class Lead:
+    """What the fastest configurations gain at one batch size: where, how many times, and over what."""
+
+    where: str
+    ratio: str
+    over: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.ratio} {self.over}"
+
+
 def headline(lines: pl.DataFrame) -> str:
     """Like "compiled fp16 is the fastest for 5 of 6 models and batch sizes"."""
     best = _inference_first(lines.filter(rank=1))
     if best.is_empty():
         return "No case gave figures"
-    counts = Counter(best["line"]).most_common()
-    name, count = counts[0]
+    ((name, count),) = Counter(best["line"]).most_common(1)
     if best.height == 1:
         return f"{name} is the fastest"
     run = "run, " if best["run"].n_unique() > 1 else ""
@@ -35,79 +47,83 @@ def headline(lines: pl.DataFrame) -> str:
     return f"{name} is the fastest for {of}" + (" in inference" if lines["pass"].n_unique() > 1 else "")
 
 
-def lead(lines: pl.DataFrame) -> list[str]:
+def lead(lines: pl.DataFrame) -> list[Lead]:
     """What the fastest lines gain, by batch size: geometric means over the models, and the range."""
     rivals = lines.filter(pl.len().over(KEY) > 1)  # What ran alone is as fast as itself.
     best = _inference_first(rivals.filter(pl.col("speedup").is_not_null(), rank=1))
-    said = []
+    leads = []
     for (run, pass_, batch, _, setting, base), part in best.group_by(
         ["run", "pass", "batch_size", "extra", "setting", "base"], maintain_order=True
     ):
         ratios = part["speedup"].to_list()
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        where = [f"batch {batch}"] + setting_words(str(setting)) + ([str(run)] if best["run"].n_unique() > 1 else [])
+        where = [f"batch {batch}", *setting_words(str(setting))] + ([str(run)] if best["run"].n_unique() > 1 else [])
         over = f"geometric mean of {part.height} models" if part.height > 1 else str(part["model"][0])
         spread = f", which range from {times(min(ratios))} to {times(max(ratios))}" if part.height > 1 else ""
         training = "training, " if pass_ == "training" and best["pass"].n_unique() > 1 else ""
-        said.append(f"{training}{', '.join(where)}: {times(mean)} as fast as {base}: {over}{spread}")
-    return said
+        leads.append(Lead(f"{training}{', '.join(where)}", times(mean), f"as fast as {base}: {over}{spread}"))
+    return leads
 
 
 def findings(data: Data) -> dict[str, list[Finding]]:
-    """By chart, a sentence for each run, model and pass that it can stand for."""
-    found: dict[str, list[Finding]] = {name: [] for name in _SENTENCES}
-    for (run, model, pass_), part in data.lines.group_by(["run", "model", "pass"], maintain_order=True):
-        rows = part.to_dicts()
-        for name, sentence in _SENTENCES.items():
-            if said := sentence(rows):
-                found[name].append({"run": run, "model": model, "pass": pass_, "text": said})
-    return found | {"samples": _spreads(data), "layers": _longest_layers(data)}
+    """By chart, a sentence for each run, model and pass that it can show."""
+    return {name: list(_of_each_model(data.lines, *how)) for name, how in _SENTENCES.items()} | {
+        "layers": _longest_layers(data)
+    }
+
+
+def _of_each_model(
+    lines: pl.DataFrame, needs: str, sentence: Callable[[Sequence[Row]], str | None]
+) -> Iterator[Finding]:
+    """What the rows that have the figure `needs` show of each run, model and pass."""
+    keys = ["run", "model", "pass"]
+    for key, part in lines.drop_nulls(needs).group_by(keys, maintain_order=True):
+        if text := sentence(part.to_dicts()):
+            yield {**dict(zip(keys, key, strict=True)), "text": text}
 
 
 def _inference_first(best: pl.DataFrame) -> pl.DataFrame:
-    """Of inference alone where there is any: it is what gets deployed."""
+    """Only the rows of inference where there are any: it is what gets deployed."""
     inference = best.filter(pl.col("pass") == "inference")
     return best if inference.is_empty() else inference
 
 
-def _by_batch(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    found: dict[int, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row["batch_size"], []).append(row)
-    return found
+def _at(rows: Sequence[Row], batch: int) -> list[Row]:
+    return [row for row in rows if row["batch_size"] == batch]
 
 
-def _ladder(rows: Sequence[Row]) -> str | None:
+def _at_largest_batch(rows: Sequence[Row], by: str = "latency_ms") -> tuple[int, list[Row]]:
+    """The largest batch size and its rows, those with the least of a figure first."""
+    batch = max(row["batch_size"] for row in rows)
+    return batch, sorted(_at(rows, batch), key=lambda row: row[by])
+
+
+def _speedups(rows: Sequence[Row]) -> str | None:
     """What every step brings at the largest batch: the precision in the base's engine, then each engine at its best."""
     # With several optimizers each has a base of its own; the chart shows one of them.
-    rows = [row for row in rows if row["speedup"] is not None and row["extra"] == rows[0]["extra"]]
-    batch, group = max(_by_batch(rows).items(), default=(0, []))
+    batch, group = _at_largest_batch([row for row in rows if row["extra"] == rows[0]["extra"]])
     base = next((row for row in group if row["is_base"]), None)
     if base is None or len(group) < 2:
         return None
-    steps = [row for row in group if row["variant"] == base["variant"] and row is not base]
     engines: dict[str, Row] = {}
-    for row in sorted(group, key=lambda row: row["rung"]):
-        if row["variant"] != base["variant"]:
-            known = engines.get(row["variant"])
-            engines[row["variant"]] = row if known is None or row["latency_ms"] < known["latency_ms"] else known
-    steps = sorted(steps, key=lambda row: row["rung"]) + list(engines.values())
-    top = min(group, key=lambda row: row["latency_ms"])
+    for row in group:  # The fastest first.
+        engines.setdefault(row["variant"], row)
+    of_base = [row for row in group if row["variant"] == base["variant"] and row is not base]
+    others = [row for variant, row in engines.items() if variant != base["variant"]]
+    steps = sorted(of_base, key=lambda row: row["rung"]) + sorted(others, key=lambda row: row["rung"])
     parts = [f"{row['line']} {times(row['speedup'])}" for row in steps]
-    said = f"the top rung is {top['line']} at {times(top['speedup'])}" if top is not base else "no rung is above it"
-    return f"Over {base['base']} at batch {batch}: {', '.join(parts)}; {said}."
+    top = group[0]
+    best = f"the top rung is {top['line']} at {times(top['speedup'])}" if top is not base else "no rung is above it"
+    return f"Over {base['base']} at batch {batch}: {', '.join(parts)}; {best}."
 
 
 def _latency(rows: Sequence[Row]) -> str | None:
-    sizes = _by_batch(rows)
-    if len(sizes) < 2:
+    last, group = _at_largest_batch(rows)
+    first, name = min(row["batch_size"] for row in rows), group[0]["line"]
+    at_first = next((row for row in _at(rows, first) if row["line"] == name), None)
+    if first == last or at_first is None:
         return None
-    first, last = min(sizes), max(sizes)
-    name = min(sizes[last], key=lambda row: row["latency_ms"])["line"]
-    ends = [next((row for row in sizes[size] if row["line"] == name), None) for size in (first, last)]
-    if ends[0] is None or ends[1] is None:
-        return None
-    a, b = (end["latency_ms"] for end in ends if end)
+    a, b = at_first["latency_ms"], group[0]["latency_ms"]
     return (
         f"{name}, the fastest at batch {last}, takes {significant(a)} ms at batch {first} and {significant(b)} ms at "
         f"batch {last}: {times(b / a)} the time for {last / first:g} times the items."
@@ -128,30 +144,23 @@ def _throughput(rows: Sequence[Row]) -> str | None:
     return f"The front has {len(front)} of {len(rows)} points, from {point(front[0])} to {point(front[-1])}."
 
 
-def _memory(rows: Sequence[Row]) -> str | None:
-    known = [row for row in rows if row["peak_memory_mib"] is not None]
-    if not known:
-        return None
-    batch = max(row["batch_size"] for row in known)
-    group = sorted((row for row in known if row["batch_size"] == batch), key=lambda row: row["peak_memory_mib"])
+def _memory(rows: Sequence[Row]) -> str:
+    batch, group = _at_largest_batch(rows, "peak_memory_mib")
     least, most = group[0], group[-1]
-    said = f"At batch {batch} {least['line']} needs least, {significant(least['peak_memory_mib'])} MiB"
+    text = f"At batch {batch} {least['line']} needs least, {significant(least['peak_memory_mib'])} MiB"
     if most is not least:
-        said += f", and {most['line']} most, {significant(most['peak_memory_mib'])} MiB"
+        text += f", and {most['line']} most, {significant(most['peak_memory_mib'])} MiB"
     parts = {name: least[name] for name in MEMORY[:-1] if least[name] is not None}
     if parts:
         largest = max(parts, key=lambda name: parts[name])
         what = {"context_mib": "CUDA context", "library_mib": "libraries' own"}.get(largest, largest[:-4])
-        said += f"; the largest part of the least is the {what}, {significant(parts[largest])} MiB"
-    return said + "."
+        text += f"; the largest part of the least is the {what}, {significant(parts[largest])} MiB"
+    return text + "."
 
 
-def _roofline(rows: Sequence[Row]) -> str | None:
-    known = [row for row in rows if row["fraction_of_peak"] is not None]
-    if not known:
-        return None
-    best = max(known, key=lambda row: row["fraction_of_peak"])
-    low = min(known, key=lambda row: row["fraction_of_peak"])
+def _roofline(rows: Sequence[Row]) -> str:
+    best = max(rows, key=lambda row: row["fraction_of_peak"])
+    low = min(rows, key=lambda row: row["fraction_of_peak"])
     return (
         f"{best['line']} at batch {best['batch_size']} comes closest to its roof, with "
         f"{significant(100 * best['fraction_of_peak'])} % of it; {low['line']} at batch {low['batch_size']} reaches "
@@ -160,99 +169,79 @@ def _roofline(rows: Sequence[Row]) -> str | None:
 
 
 def _efficiency(rows: Sequence[Row]) -> str | None:
-    sizes = _by_batch(rows)
-    if len(sizes) < 2:
+    first, best = min(row["batch_size"] for row in rows), min(rows, key=lambda row: row["item_ms"])
+    if all(row["batch_size"] == first for row in rows):
         return None
-    best = min(rows, key=lambda row: row["item_ms"])
-    alone = [row for row in sizes[min(sizes)] if row["line"] == best["line"]]
-    gain = f", {times(alone[0]['item_ms'] / best['item_ms'])} less than at batch {min(sizes)}" if alone else ""
-    gain = "" if alone and alone[0] is best else gain
+    alone = next((row for row in _at(rows, first) if row["line"] == best["line"]), best)
+    gain = f", {times(alone['item_ms'] / best['item_ms'])} less than at batch {first}" if alone is not best else ""
     ms = significant(best["item_ms"])
     return f"An item costs least with {best['line']} at batch {best['batch_size']}: {ms} ms{gain}."
 
 
-def _training(rows: Sequence[Row]) -> str | None:
-    known = [row for row in rows if row["pass"] == "training" and row["forward_ms"]]
-    if not known:
-        return None
-    best = min(known, key=lambda row: (-row["batch_size"], row["latency_ms"]))
+def _training(rows: Sequence[Row]) -> str:
+    batch, (best, *_) = _at_largest_batch(rows)
     parts = {name: best[name] for name in TRAINING if best[name] is not None}
     total = sum(parts.values())
     shares = ", ".join(f"{name[:-3].replace('_', ' ')} {percent(ms / total)} %" for name, ms in parts.items())
-    return (
-        f"{best['line']}, the fastest at batch {best['batch_size']}, spends its {significant(total)} ms so: {shares}."
-    )
+    return f"{best['line']}, the fastest at batch {batch}, spends its {significant(total)} ms so: {shares}."
 
 
-def _setup(rows: Sequence[Row]) -> str | None:
-    known = [row for row in rows if row["setup_s"] is not None]
-    if not known:
-        return None
-    batch = max(row["batch_size"] for row in known)
-    best = min((row for row in known if row["batch_size"] == batch), key=lambda row: row["latency_ms"])
+def _samples(rows: Sequence[Row]) -> str:
+    """The widest and the narrowest of the largest batch."""
+
+    def width(row: Row) -> float:
+        return float((row["ms_p75"] - row["ms_p25"]) / row["latency_ms"])
+
+    batch, group = _at_largest_batch(rows)
+    narrow, wide = min(group, key=width), max(group, key=width)
+    share = f"{percent(width(wide), 1)} % of the median"
+    text = f"At batch {batch} the middle half of the samples of {wide['line']} spans {share}"
+    return text + (f", that of {narrow['line']} {percent(width(narrow), 1)} %." if len(group) > 1 else ".")
+
+
+def _setup(rows: Sequence[Row]) -> str:
+    batch, (best, *_) = _at_largest_batch(rows)
     return (
         f"{best['line']}, the fastest at batch {batch}, needs {significant(best['setup_s'])} s before its second call."
     )
 
 
-def _break_even(rows: Sequence[Row]) -> str | None:
-    known = [row for row in rows if row["setup_s"] is not None]
-    if not known:
-        return None
-    batch = max(row["batch_size"] for row in known)
-    steps = [row for row in known if row["batch_size"] == batch and row["best_from_items"] is not None]
-    steps.sort(key=lambda row: row["best_from_items"])
-    if len(steps) == 1:
-        return f"At batch {batch} {steps[0]['line']} is the quickest to any number of items."
-    parts = [f"from {rounded(row['best_from_items'])} items on {row['line']}" for row in steps[1:]]
-    return f"At batch {batch} {steps[0]['line']} is done first with few items, {', '.join(parts)}."
-
-
-def _spreads(data: Data) -> list[Finding]:
-    """Of each model the widest and the narrowest line at its largest batch."""
-    found = []
-    drawn = data.lines.join(
-        data.drawn, on=[*KEY, "variant", "precision"], how="inner", nulls_equal=True, maintain_order="left"
-    )
-    for (run, model, pass_), part in drawn.group_by(["run", "model", "pass"], maintain_order=True):
-        rows = part.filter(pl.col("batch_size") == pl.col("batch_size").max()).with_columns(
-            width=(pl.col("ms_p75") - pl.col("ms_p25")) / pl.col("latency_ms")
-        )
-        narrow, wide = (rows.sort("width").row(place, named=True) for place in (0, -1))
-        said = f"At batch {wide['batch_size']} the middle half of the samples of {wide['line']} spans"
-        said += f" {percent(wide['width'], 1)} % of the median"
-        if rows.height > 1:
-            said += f", that of {narrow['line']} {percent(narrow['width'], 1)} %"
-        found.append({"run": run, "model": model, "pass": pass_, "text": f"{said}."})
-    return found
+def _break_even(rows: Sequence[Row]) -> str:
+    batch = max(row["batch_size"] for row in rows)
+    steps = [row for row in _at(rows, batch) if row["best_from_items"] is not None]
+    first, *more = sorted(steps, key=lambda row: row["best_from_items"])
+    if not more:
+        return f"At batch {batch} {first['line']} is the quickest to any number of items."
+    parts = [f"from {rounded(row['best_from_items'])} items on {row['line']}" for row in more]
+    return f"At batch {batch} {first['line']} is done first with few items, {', '.join(parts)}."
 
 
 def _longest_layers(data: Data) -> list[Finding]:
-    """Of each model the group of nodes that takes longest, in that of its cells which the chart shows."""
-    found: dict[tuple[Any, ...], Finding] = {}
+    """Of each model the group of nodes that takes longest, in the first of its cells, which the chart shows."""
+    longest: dict[tuple[Any, ...], Finding] = {}
     for cell in data.layers:
-        row = cell[0].row
-        key = (row["run"], row["model"], row["pass"])
-        groups = layer_rows(cell)
-        if key in found or not groups:
+        key = {name: cell[0].row[name] for name in ("run", "model", "pass")}
+        every = [(layer, variant) for layer in tables.layers(cell) for variant in layer.ms]
+        if tuple(key.values()) in longest or not every:
             continue
-        times = [(name, ms, group) for group in groups for name, ms in group.items() if name.startswith("ms_")]
-        name, ms, group = max(times, key=lambda of: of[1])
-        case = next(case for case in cell if f"ms_{case.row['variant']}" == name)
-        longest = f"{group['nodes']} takes longest: {significant(ms)} ms in {case.row['variant']}"
-        said = f"{longest}, {significant(100 * ms / case.ms)} %"
-        found[key] = {"run": key[0], "model": key[1], "pass": key[2], "text": f"{said} of the sum of its layers."}
-    return list(found.values())
+        layer, variant = max(every, key=lambda of: of[0].ms[of[1]])
+        ms, total = layer.ms[variant], next(case.ms for case in cell if case.row["variant"] == variant)
+        share = f"{significant(100 * ms / total)} % of the sum of its layers"
+        text = f"{layer.nodes} takes longest: {significant(ms)} ms in {variant}, {share}."
+        longest[tuple(key.values())] = {**key, "text": text}
+    return list(longest.values())
 
 
-_SENTENCES: dict[str, Callable[[Sequence[Row]], str | None]] = {
-    "ladder": _ladder,
-    "latency": _latency,
-    "throughput": _throughput,
-    "memory": _memory,
-    "roofline": _roofline,
-    "efficiency": _efficiency,
-    "training": _training,
-    "setup": _setup,
-    "break-even": _break_even,
+_SENTENCES: dict[str, tuple[str, Callable[[Sequence[Row]], str | None]]] = {
+    "ladder": ("speedup", _speedups),
+    "latency": ("latency_ms", _latency),
+    "throughput": ("item_s", _throughput),
+    "memory": ("peak_memory_mib", _memory),
+    "roofline": ("fraction_of_peak", _roofline),
+    "efficiency": ("item_ms", _efficiency),
+    "training": ("forward_ms", _training),
+    "samples": ("taken", _samples),
+    "setup": ("setup_s", _setup),
+    "break-even": ("setup_s", _break_even),
 }
+"""By chart the figure that a row needs to be drawn, and the sentence of such rows."""

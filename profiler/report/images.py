@@ -1,4 +1,4 @@
-"""What enters: a `Report`. What leaves: each of its charts as an SVG or PNG file, one for every model and pass."""
+"""Draw each chart of a report as SVG or PNG files, one for every model and pass."""
 
 from __future__ import annotations
 

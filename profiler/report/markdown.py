@@ -1,4 +1,4 @@
-"""What enters: a `Report` and its images. What leaves: the report as one Markdown text."""
+"""Write a report as one Markdown text."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from profiler.tables.writers import escape_markdown, markdown
 def text(report: Report, images: Sequence[Image], folder: Path) -> str:
     """GitHub's Markdown; `folder` is where it will lie, to which links to the images are relative."""
     parts = [f"# {escape_markdown(report.title)}", escape_markdown(report.machine)]
-    parts += ["\n".join(f"- {escape_markdown(said)}" for said in report.lead)]
+    parts += ["\n".join(f"- {escape_markdown(str(one))}" for one in report.lead)]
     parts += [escape_markdown(note) for note in report.notes]
     for section in report.sections:
         parts += [f"## {section.title}", *section.text]
         tables = [f"### {escape_markdown(table.title)}\n\n{markdown(table)}" for table in section.tables]
-        said = "\n".join(f"- {escape_markdown(words)}" for words, _ in section.said)
+        sentences = "\n".join(f"- {escape_markdown(text)}" for text, _ in section.sentences)
         charts = [_chart(report, chart, images, folder) for chart in section.charts]
-        parts += [*tables, said, *charts] if section.open else [*charts, *tables]
+        parts += [*tables, sentences, *charts] if section.open else [*charts, *tables]
         parts += [f"{title}\n\n{_fenced(code)}" for title, code in section.code]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 

@@ -1,4 +1,4 @@
-"""What enters: a `Report`. What leaves: one HTML page that loads nothing: scripts, styles and data are in it."""
+"""Write a report as one HTML page that loads nothing: scripts, styles and data are in it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import polars as pl
@@ -24,40 +25,30 @@ from profiler.tables.writers import html
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _FILTERS = {"run": "Run", "model": "Model", "pass": "Pass", "batch_size": "Batch", "precision": "Precision"}
-_ROWS_AT_ONCE = 12
-"""Sentences of the answer that stand there at once; more are to be unfolded."""
+_SENTENCES_AT_ONCE = 12
+"""Of the answer; more have to be unfolded."""
+_MOST_LEADS = 6
 Options = Mapping[str, Sequence[Any]]
 
 
 def page(report: Report) -> str:
-    """The whole document."""
+    """The whole document. Whatever a run's names hold, no script runs but the two whose hashes the page allows."""
     options = _options(report)
-    script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
-    bundle = vega_bundle()
-    hashes = " ".join(f"'sha256-{_sha256(text)}'" for text in (bundle, script))
-    # Whatever came into the page: nothing is loaded, and no script runs but these two.
-    policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"
-    links = "".join(f'<li><a href="#{s.name}">{escape(s.title)}</a></li>' for s in report.sections)
-    parts = [
-        "<!DOCTYPE html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">',
-        f"<title>{escape(report.title)} · {escape(report.machine)}</title>",
-        f"<style>{_style()}</style></head><body>",
-        f'<header><p class="machine">{escape(report.machine)}</p><h1>{escape(report.title)}</h1>',
-        f"{_lead(report)}</header>",
-        f'<nav aria-label="Contents"><ul>{links}</ul></nav>',
-        _filters(options),
-        f"<main>{_notes(report)}{''.join(_section(section, report) for section in report.sections)}</main>",
-        "<footer>Made by the CNN runtime profiler: python -m profiler report</footer>",
-        f'<script type="application/json" id="data">{_json(_payload(report, options))}</script>',
-        f"<script>{bundle}</script>",
-        f"<script>{script}</script>",
-        "</body></html>\n",
-    ]
-    return "\n".join(parts)
+    bundle, script = vega_bundle(), _template("report.js")
+    return Template(_template("report.html")).substitute(
+        hashes=" ".join(f"'sha256-{_sha256(text)}'" for text in (bundle, script)),
+        title=escape(report.title),
+        machine=escape(report.machine),
+        style=_style(),
+        lead=_lead(report),
+        contents="".join(f'<li><a href="#{part.name}">{escape(part.title)}</a></li>' for part in report.sections),
+        filters=_filters(options),
+        notes="".join(f'<p class="notes">{escape(note)}</p>' for note in report.notes),
+        sections="".join(_section(part, len(options["precision"]) > 1) for part in report.sections),
+        data=_json(_payload(report, options)),
+        bundle=bundle,
+        script=script,
+    )
 
 
 def vega_bundle() -> str:
@@ -74,24 +65,23 @@ def vega_bundle() -> str:
     return path.read_text(encoding="utf-8")
 
 
+def _template(name: str) -> str:
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
 def _style() -> str:
-    sheet = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
     light, dark = palette.css(palette.LIGHT), palette.css(palette.DARK)
     # On paper it is always the light one.
-    return f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}{sheet}"
+    scheme = f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+    return scheme + _template("report.css")
 
 
 def _lead(report: Report) -> str:
-    items = []
-    for said in report.lead[:6]:
-        where, _, rest = said.partition(": ")
-        ratio, _, more = rest.partition(" ")
-        items.append(f"<li><span>{escape(where)}</span><b>{escape(ratio)}</b><span>{escape(more)}</span></li>")
+    items = [
+        f"<li><span>{escape(one.where)}</span><b>{escape(one.ratio)}</b><span>{escape(one.over)}</span></li>"
+        for one in report.lead[:_MOST_LEADS]
+    ]
     return f'<ul class="lead">{"".join(items)}</ul>' if items else ""
-
-
-def _notes(report: Report) -> str:
-    return "".join(f'<p class="notes">{escape(note)}</p>' for note in report.notes)
 
 
 def _filters(options: Options) -> str:
@@ -104,25 +94,19 @@ def _filters(options: Options) -> str:
     return f'<form class="filters" aria-label="Show only"><div>{"".join(fields)}</div></form>' if fields else ""
 
 
-def _section(section: Section, report: Report) -> str:
-    parts = [f"<p>{_inline(line)}</p>" for line in section.text]
-    if section.name == "answer" and len(_options(report)["precision"]) > 1:
+def _section(section: Section, several_precisions: bool) -> str:
+    # What is between backticks is code.
+    parts = [re.sub("`([^`]+)`", r"<code>\1</code>", f"<p>{escape(text)}</p>") for text in section.text]
+    if section.name == "answer" and several_precisions:
         parts.append('<p class="only-with">Choose a precision above to see the fastest in it.</p>')
     tables = [_table(table, section.open) for table in section.tables]
     figures = [_figure(chart, titled=len(section.charts) > 1 or section.open) for chart in section.charts]
-    body = [*tables, *figures, *_said(section)] if section.open else [*figures, *tables]
-    unfolded = [
+    parts += [*tables, *figures, *_sentences(section)] if section.open else [*figures, *tables]
+    parts += [
         f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
         for title, text in section.code
     ]
-    return (
-        f'<section id="{section.name}"><h2>{escape(section.title)}</h2>{"".join([*parts, *body, *unfolded])}</section>'
-    )
-
-
-def _inline(line: str) -> str:
-    """What stands between backticks is code."""
-    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(line))
+    return f'<section id="{section.name}"><h2>{escape(section.title)}</h2>{"".join(parts)}</section>'
 
 
 def _figure(chart: Chart, titled: bool) -> str:
@@ -147,22 +131,22 @@ def _table(table: Table, open_: bool) -> str:
     return f"<details><summary>Table: {title}</summary>{body}</details>"
 
 
-def _said(section: Section) -> list[str]:
-    if not section.said:
+def _sentences(section: Section) -> list[str]:
+    if not section.sentences:
         return []
-    items = "".join(f"<li>{escape(text)}</li>" for text, _ in section.said)
-    unfolded = " open" if len(section.said) <= _ROWS_AT_ONCE else ""
-    return [f'<details{unfolded}><summary>The evidence in sentences</summary><ul class="said">{items}</ul></details>']
+    items = "".join(f"<li>{escape(text)}</li>" for text, _ in section.sentences)
+    unfolded = " open" if len(section.sentences) <= _SENTENCES_AT_ONCE else ""
+    title = "The evidence in sentences"
+    return [f'<details{unfolded}><summary>{title}</summary><ul class="sentences">{items}</ul></details>']
 
 
 def _options(report: Report) -> dict[str, list[Any]]:
     """By key the values that a filter offers, in the order of the page."""
     rows = report.rows["lines"]
-    found = {key: list(dict.fromkeys(row[key] for row in rows)) for key in _FILTERS}
-    found["batch_size"].sort()
-    by_rung = sorted(rows, key=lambda row: row["rung"])
-    found["precision"] = list(dict.fromkeys(row["precision"] for row in by_rung))
-    return found
+    options = {key: list(dict.fromkeys(row[key] for row in rows)) for key in _FILTERS}
+    options["batch_size"].sort()
+    options["precision"] = list(dict.fromkeys(row["precision"] for row in sorted(rows, key=lambda row: row["rung"])))
+    return options
 
 
 def _payload(report: Report, options: Options) -> dict[str, Any]:
@@ -177,10 +161,10 @@ def _payload(report: Report, options: Options) -> dict[str, Any]:
         "data": {name: _columnar(rows) for name, rows in report.rows.items()},
         "findings": report.findings,
         "tables": {table.name: _keys(table, options) for table in report.tables if table.keys},
-        "said": [
+        "sentences": [
             {key: about[key] for key in _FILTERS if key in about}
             for section in report.sections
-            for _, about in section.said
+            for _, about in section.sentences
         ],
     }
 
@@ -188,20 +172,15 @@ def _payload(report: Report, options: Options) -> dict[str, Any]:
 def _keys(table: Table, options: Options) -> dict[str, Any]:
     """For each row the places of its values among the filters' options, -1 for none; a list where it has several.
 
-    A key that ends in "!" shows a row for that choice alone.
+    A row is shown only for that choice under a key that ends in "!".
     """
-    places = {key: {value: place for place, value in enumerate(options[key])} for key in _FILTERS}
     keys = {key: key for key in _FILTERS if key in table.keys} | ({"precision!": table.hidden} if table.hidden else {})
     columns = []
     for key, column in keys.items():
-        known = places[key.rstrip("!")]
+        places: dict[Any, int] = {value: place for place, value in enumerate(options[key.rstrip("!")])} | {None: -1}
         columns.append(
             [
-                [known.get(v, -2) for v in value]
-                if isinstance(value, pl.Series)
-                else -1
-                if value is None
-                else known.get(value, -2)
+                [places.get(one, -2) for one in value] if isinstance(value, pl.Series) else places.get(value, -2)
                 for value in table.frame[column]
             ]
         )

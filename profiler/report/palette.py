@@ -1,4 +1,4 @@
-"""What enters: nothing. What leaves: the report's colours on light and on dark paper, and Vega-Lite's configuration."""
+"""Declare the report's colours on light and on dark paper, and configure Vega-Lite with them."""
 
 from __future__ import annotations
 

@@ -1,28 +1,72 @@
-"""What enters: `Data`. What leaves: `Report`, its sections in the order of reading, whatever they are written as."""
+"""Put a report together: its sections in the order of reading, and what they say around their charts and tables.
+
+In the texts of sections `…` is code.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from profiler.report import charts, content, findings, texts
-from profiler.report import rows as chart_rows
+from profiler.report import charts, findings
 from profiler.report.charts import Chart
-from profiler.report.data import Data
-from profiler.report.findings import Finding
+from profiler.report.data import KEY, TICKS, Data
+from profiler.report.findings import Finding, Lead
+from profiler.report.tables import tables
+from profiler.results.lines import sentence
+from profiler.results.wall_time import describe
+from profiler.stats.ratios import MARGIN_WORDS, Verdict
 from profiler.tables.numbers import count
 from profiler.tables.table import Table
+
+_THROUGHPUT = (
+    "A point on the front has no other that both answers sooner and gets more done. Which point of it is right depends "
+    "on how long an answer may take."
+)
+_EFFICIENCY = (
+    "What an item costs, by how many go at once. Where the curve is flat the device is full: a larger batch only "
+    "lengthens the wait."
+)
+_TRAINING = "An iteration is a forward and a backward pass, and where the job asks for an optimizer its step."
+_SETUP = (
+    "What it takes until a runtime is at full speed: exporting the network, compiling or building it, loading it, and "
+    "its first call. A line pays off where the seconds that it saves have made up for that."
+)
+_METHOD = (
+    "Every case runs in a process of its own, one at a time (the batch sizes of a sweep share one); exports and "
+    "reference outputs are made beforehand.",
+    "Latency is the median time of one call: on a GPU between CUDA events around calls that follow each other without "
+    "synchronizing, on a CPU on the host's clock. Device time is that of one call whose launches were all queued "
+    "before its first kernel began. Copies of inputs and outputs are in neither.",
+    "Throughput is that of calls back to back for half a second or more, the last synchronize included.",
+    "The interval of a median is a 95 % block bootstrap within one process. The interval of a speed-up is within one "
+    "process a side, and from three replicates a side on between processes; only then there is a verdict: "
+    f"{', '.join(Verdict)}. A difference of up to {MARGIN_WORDS} does not count. Outliers are counted and never "
+    "dropped.",
+    "fp32 is true fp32, with TF32 off everywhere; tf32 is the same network with it on. Each inference row is compared "
+    "with fp32 eager on the CPU (a user's ONNX file with ONNX Runtime there, its optimizations off): the relative "
+    "error is the largest L2 distance over the outputs.",
+    "Memory on a GPU is the most that was in use above what was in use before, as the driver tells it; on a CPU it is "
+    "the peak resident set.",
+    "FLOPs are those of convolutions and matrix products, two a multiply-add. The roofs are rates that this very "
+    "machine reached in products and in a copy.",
+    "Where there are replicates, each of them a process, a figure is the median over them.",
+)
+_MOST_JOBS = 5
+"""Whose commands and files are in a report."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """One part: what it says, its charts, its tables, and sentences with what each is about.
+    """One part: its text, its charts, its tables, and sentences with the group that each is about.
 
-    `open`: its tables stand there at once; otherwise a reader unfolds them. `code`: titles and what can be unfolded
-    below them, letter by letter.
+    `open`: its tables are shown at once; otherwise a reader unfolds them. `code`: titles and what can be unfolded below
+    them, letter by letter.
     """
 
     name: str
@@ -31,18 +75,20 @@ class Section:
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
     open: bool = False
-    said: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    sentences: Sequence[tuple[str, Mapping[str, Any]]] = ()
     code: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that is said, and the rows that the charts draw, by data set. `machine` is what was measured, and how many
-    cases; `notes` are what was left out."""
+    """All that a report says, and the rows that its charts draw, by data set.
+
+    `machine` is what was measured, and how many cases; `notes` are what was left out.
+    """
 
     title: str
     machine: str
-    lead: Sequence[str]
+    lead: Sequence[Lead]
     sections: Sequence[Section]
     findings: Mapping[str, Sequence[Finding]]
     rows: Mapping[str, Sequence[Mapping[str, Any]]]
@@ -59,13 +105,13 @@ class Report:
 
 def compose(data: Data) -> Report:
     """The report of what was gathered."""
-    rows = chart_rows.rows(data)
+    rows = charts.rows(data)
     drawn = {
         name: chart
-        for name, chart in charts.make(chart_rows.domains(data, rows["lines"])).items()
+        for name, chart in charts.make(charts.domains(data.lines)).items()
         if charts.select(chart, rows[chart.data[0]]) and all(rows[other] for other in chart.data)
     }
-    sections = _sections(data, drawn, content.tables(data))
+    sections = _sections(data, drawn)
     return Report(
         findings.headline(data.lines),
         _machine(data),
@@ -73,40 +119,44 @@ def compose(data: Data) -> Report:
         [section for section in sections if section.text or section.charts or section.tables],
         findings.findings(data),
         rows,
-        [note for note in data.notes if note not in data.runs.notes],
+        data.notes,
     )
 
 
-def _sections(data: Data, drawn: Mapping[str, Chart], tables: Mapping[str, Table]) -> list[Section]:
-    def section(name: str, title: str, text: Sequence[str], *more: str, **fields: Any) -> Section:
+def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
+    made, lines = tables(data), data.lines
+
+    def section(name: str, title: str, text: Sequence[str] = (), *more: str, **fields: Any) -> Section:
         """With the charts and tables of that name, and of `more` names, that there are."""
         names = (name, *more)
-        found = [chart for part in names if (chart := drawn.get(part))]
-        own = [table for part in names for key, table in tables.items() if key == part or key.startswith(f"{part}-")]
-        return Section(name, title, text, found, own, **fields)
+        own = [table for part in names for key, table in made.items() if key == part or key.startswith(f"{part}-")]
+        return Section(name, title, text, [drawn[part] for part in names if part in drawn], own, **fields)
 
-    lines = data.lines
-    trained = not lines.filter(pl.col("pass") == "training").is_empty()
-    sized = lines["batch_size"].n_unique() > 1
-    ran, clean = "not-measured" not in tables, "warnings" not in tables
-    environment = [*texts.wall_time(data), *data.runs.notes]
+    def when(condition: object, text: str) -> list[str]:
+        return [text] if condition else []
+
+    measured = not lines.is_empty()
+    sized, trained = lines["batch_size"].n_unique() > 1, "training" in lines["pass"]
+    environment = [*_wall_time(data), *data.runs.notes]
     return [
-        section("answer", "What to deploy", texts.answer(data), "overview", open=True, said=texts.sentences(lines)),
-        section("ladder", "The ladder of speed-ups", texts.speedups(data)),
-        section("latency", "Latency against batch size", texts.latency(data)),
-        section("throughput", "Throughput against latency", [] if lines.is_empty() else [texts.THROUGHPUT]),
-        section("memory", "Memory", texts.memory(data)),
-        section("roofline", "Roofline", texts.roofline(data, "roofline" in drawn)),
-        section("efficiency", "Minibatch efficiency", [texts.EFFICIENCY] if sized else [], "largest-batch"),
-        section("training", "Training", [texts.TRAINING] if trained else []),
-        section("layers", "Layer by layer", texts.layers(data)),
-        section("samples", "Raw samples", texts.samples(data)),
-        section("setup", "Set-up and break-even", [] if lines.is_empty() else [texts.SETUP], "break-even"),
-        section("energy", "Energy and cost", []),
-        section("not-measured", "Not measured", ["Every case gave figures."] if ran else [], open=True),
-        section("warnings", "Warnings", ["No row carries a warning."] if clean else [], open=True),
-        section("environment", "Machine and versions", environment, open=True, code=texts.code(data)),
-        Section("method", "Method", texts.METHOD),
+        section("answer", "What to deploy", _answer(data), "overview", open=True, sentences=_sentences(lines)),
+        section("ladder", "The ladder of speed-ups", _speedups(lines)),
+        section("latency", "Latency against batch size", _latency(lines)),
+        section("throughput", "Throughput against latency", when(measured, _THROUGHPUT)),
+        section("memory", "Memory", _memory(lines)),
+        section("roofline", "Roofline", _roofline(data, "roofline" in drawn)),
+        section("efficiency", "Minibatch efficiency", when(sized, _EFFICIENCY), "largest-batch"),
+        section("training", "Training", when(trained, _TRAINING)),
+        section("layers", "Layer by layer", when(measured, _layers(data))),
+        section("samples", "Raw samples", when(measured, _samples(lines))),
+        section("setup", "Set-up and break-even", when(measured, _SETUP), "break-even"),
+        section("energy", "Energy and cost"),
+        section(
+            "not-measured", "Not measured", when("not-measured" not in made, "Every case gave figures."), open=True
+        ),
+        section("warnings", "Warnings", when("warnings" not in made, "No row carries a warning."), open=True),
+        section("environment", "Machine and versions", environment, open=True, code=_code(data)),
+        section("method", "Method", _METHOD),
     ]
 
 
@@ -115,3 +165,131 @@ def _machine(data: Data) -> str:
     machines = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     counts = ", ".join(f"{count(number)} {status}" for status, number in data.statuses.items())
     return f"{machines} · {count(sum(data.statuses.values()))} cases: {counts}"
+
+
+def _answer(data: Data) -> list[str]:
+    """How to read the answer, and where to ask under limits."""
+    lines = data.lines
+    if lines.is_empty():
+        return ["No case gave figures; below stands why."]
+    text = ["The fastest line of each model and batch size."]
+    if lines["precision"].n_unique() > 1:
+        text[0] += " It may be one of a narrow precision: mind its error."
+    runs = " ".join(shlex.quote(run.address) for run in data.runs.runs)
+    command = f"python -m profiler recommend {runs} --model {shlex.quote(str(lines['model'][0]))}"
+    if len(command) < 250 and "`" not in command:
+        text.append(f"Under limits of latency, throughput, memory, error or cost: `{command}`")
+    return text
+
+
+def _sentences(lines: pl.DataFrame) -> list[tuple[str, dict[str, Any]]]:
+    """What the terminal says of each group, with what the group is."""
+    sentences = []
+    for key, group in lines.group_by(KEY, maintain_order=True):
+        about = dict(zip(KEY, key, strict=True))
+        if text := sentence(about, group.to_dicts()):
+            more = [str(about[name]) for name in ("extra", "run") if about[name] and lines[name].n_unique() > 1]
+            sentences.append((text + (f" [{', '.join(more)}]" if more else ""), about))
+    return sentences
+
+
+def _speedups(lines: pl.DataFrame) -> list[str]:
+    """What a speed-up is relative to, and what its interval holds."""
+    if lines.is_empty():
+        return []
+    if lines["speedup"].count() == 0:
+        return ["There is no base here, neither eager in fp32 nor, for an ONNX file, ort: so there are no speed-ups."]
+    kinds = set(lines["interval"].drop_nulls())
+    if "between processes" in kinds:
+        intervals = "Bars are 95 % intervals between processes, from the replicates."
+    elif kinds:
+        intervals = (
+            "Bars are 95 % intervals within one process a side. Between processes figures differ more, so there is no "
+            "verdict; `replicates: 3` in the job gives one."
+        )
+    elif lines["taken"].count():
+        intervals = "No speed-up has an interval: that takes 30 independent samples a side."
+    else:
+        intervals = "No speed-up has an interval: the raw samples are not with these results."
+    return [
+        "A speed-up is the base's latency over the line's own. Rungs go from the base through the narrower precisions "
+        "to the tuned, compiled and exported runtimes.",
+        intervals,
+    ]
+
+
+def _latency(lines: pl.DataFrame) -> list[str]:
+    sizes = lines["batch_size"].unique()
+    if sizes.len() == 1:
+        return [f"All was measured at batch size {sizes[0]}, so there is no curve."]
+    return ["How long one call takes, by how many items it has. Both scales are logarithmic."] if sizes.len() else []
+
+
+def _memory(lines: pl.DataFrame) -> list[str]:
+    """What the peak is, and which parts it has on this kind of device."""
+    if lines["peak_memory_mib"].count() == 0:
+        return []
+    if lines["context_mib"].count() == 0:
+        return [
+            "On a CPU it is the peak resident set while measuring, above what the process was born with. It cannot be "
+            "divided."
+        ]
+    return [
+        "The peak, and what it is made of. Slack is what an allocator holds unused; library what no allocator knows "
+        "of, such as loaded kernels."
+    ]
+
+
+def _roofline(data: Data, drawn: bool) -> list[str]:
+    """How to read the roofline, or why there is none."""
+    if data.lines["tflops"].count() == 0:
+        return []
+    if drawn:
+        return [
+            "No call can be faster than its FLOPs at the rate that the device reaches, nor than its bytes at the "
+            "memory's rate: the lines. A point far below its roof waits for something else, most often for launches. "
+            "Weights that stay in the cache can put a point above the slanted roof."
+        ]
+    roofs = any(environment.get("roofs") for environment in data.environments.values())
+    lacking = "how many bytes a call moves is" if roofs else "the rates that the device itself reached, its roofs, are"
+    return [f"There is no chart: {lacking} not in these results. The table has what is known."]
+
+
+def _layers(data: Data) -> str:
+    if not data.layers:
+        return "No case was taken apart. A run also times every layer with `python -m profiler bench.yaml --profile`."
+    return (
+        "Layers were timed in calls of their own, with a profiler on. A row holds the exported nodes that some runtime "
+        "runs as one, and the sum of each runtime's layers for them."
+    )
+
+
+def _samples(lines: pl.DataFrame) -> str:
+    if lines["taken"].count() == 0:
+        return "The raw samples are not with these results."
+    return (
+        f"Up to {TICKS} samples a line, evenly spaced by rank, the fastest and the slowest among them. What lies "
+        "beyond the scale is set on its edge."
+    )
+
+
+def _wall_time(data: Data) -> list[str]:
+    """What each run's time went into."""
+    runs = data.runs.runs
+    times = [(run.name, run.environment["wall_seconds"]) for run in runs if run.environment.get("wall_seconds")]
+    return [f"{f'{name}: ' if len(runs) > 1 else ''}{describe(seconds)}." for name, seconds in times]
+
+
+def _code(data: Data) -> list[tuple[str, str]]:
+    """Titles and texts: the commands and the job of each run."""
+    code = []
+    for run in data.runs.runs[:_MOST_JOBS]:
+        commands = [*(run.environment.get("earlier_commands") or []), run.environment.get("command")]
+        text = "\n".join(shlex.join(map(str, words)) for words in commands if words)
+        name = f" of {run.name}" if len(data.runs.runs) > 1 else ""
+        if text:
+            code.append((f"Command{name}", text))
+        job = Path(run.address) / "bench.yaml"
+        if "://" not in run.address and job.is_file():
+            code.append((f"Job{name} (bench.yaml, as resolved)", job.read_text(encoding="utf-8", errors="replace")))
+    return code

@@ -112,7 +112,9 @@ def test_a_model_that_is_chosen_is_the_one_that_is_shown(tab: Page, pages: dict[
     )
     assert len(shown) == 10
     assert all("resnet50" in row and "training" in row for row in shown)
-    said = tab.evaluate("[...document.querySelectorAll('ul.said > li:not([hidden])')].map(item => item.textContent)")
+    said = tab.evaluate(
+        "[...document.querySelectorAll('ul.sentences > li:not([hidden])')].map(item => item.textContent)"
+    )
     assert said == [
         "resnet50 training, batch 1: nothing was faster than fp32 eager",
         "resnet50 training, batch 16: compiled fp16 is 5.7× fp32 eager",

@@ -34,8 +34,8 @@
   // Like "resnet50, inference, batch 1 and 16": what a chart stands for.
   function scope(chart, rows) {
     const values = key => [...new Set(rows.map(row => row[key]))];
-    const told = ["run", "model", "pass"].filter(key => page.options[key].length > 1 && values(key).length === 1);
-    const parts = told.map(key => values(key)[0]);
+    const shared = ["run", "model", "pass"].filter(key => page.options[key].length > 1 && values(key).length === 1);
+    const parts = shared.map(key => values(key)[0]);
     const extra = values("extra");
     if (extra.length === 1 && extra[0]) parts.push(extra[0]);
     if ("precision" in chart.keep) parts.push(values("precision")[0]);
@@ -98,8 +98,8 @@
       place.hidden = shown === 0;
       place.parentElement.querySelector(".nothing").hidden = shown > 0;
     }
-    document.querySelectorAll("ul.said > li").forEach((element, i) => {
-      element.hidden = !matches(page.said[i], picks);
+    document.querySelectorAll("ul.sentences > li").forEach((element, i) => {
+      element.hidden = !matches(page.sentences[i], picks);
     });
   }
 

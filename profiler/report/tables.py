@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import polars as pl
 
 from engines.catalog import PRECISIONS
-from profiler.report.data import KEY, LINE, Data
-from profiler.results.columns import Group, Shown
+from profiler.report.data import KEY, LINE, Data, place
+from profiler.results import batch_sweeps
+from profiler.results.columns import RESULTS, Group, Shown
 from profiler.results.fields import field, fields, latency_spread
 from profiler.results.layer_profiles import Profiled, groups
 from profiler.results.warning_kinds import meaning
 from profiler.tables import numbers
-from profiler.tables.numbers import aligned, compact, count, rates, significant, whole
+from profiler.tables.numbers import aligned, compact, rates, significant, whole
 from profiler.tables.table import Field, Table, figure, prose, under, words
 
 _FACTS = {
-    "GPU": {"gpu": "{}", "gpu_memory_mib": "{} MiB", "compute_capability": "compute capability {}"},
+    "GPU": {"gpu": "{}", "gpu_memory_mib": "{:,.0f} MiB", "compute_capability": "compute capability {}"},
     "Driver": {"driver": "{}"},
     "CUDA": {"cuda": "{}"},
     "cuDNN": {"cudnn": "{}"},
     "torch": {"torch_version": "{}"},
     "ONNX Runtime": {"onnxruntime_version": "{}"},
     "TensorRT": {"tensorrt_version": "{}"},
-    "CPU": {"cpu": "{}", "cpu_cores": "{} cores", "memory_mib": "{} MiB"},
+    "CPU": {"cpu": "{}", "cpu_cores": "{} cores", "memory_mib": "{:,.0f} MiB"},
     "Host": {"host": "{}"},
     "Platform": {"platform": "{}"},
     "Python": {"python": "{}"},
@@ -37,48 +39,67 @@ _UNITS = {"tflops": "TFLOP/s", "gb_s": "GB/s", "mib": "MiB"}
 def tables(data: Data) -> dict[str, Table]:
     """Every table that is not empty, by name."""
     lines = data.lines
+    trained = lines.filter(pl.col("pass") == "training")
     made = [
-        answer(lines),
+        _answer(lines),
         _table("ladder", "Speed-ups", _in_ladder_order(lines), *_LADDER, needs="speedup"),
         _table("latency", "Latency on every clock", lines, *_LATENCY, needs="latency_ms"),
         _table("throughput", "Throughput and latency", lines, *_THROUGHPUT, needs="latency_ms"),
         _table("memory", "Memory", lines, *_MEMORY, needs="peak_memory_mib"),
         _table("roofline", "Below the roofs", lines, *_ROOFLINE, needs="tflops"),
         _table("efficiency", "Time per item", lines, *_EFFICIENCY, needs="item_ms"),
-        largest(data.probes),
-        _table("training", "Training", lines.filter(pl.col("pass") == "training"), *_TRAINING, needs="latency_ms"),
-        *(layer_table(number, cell) for number, cell in enumerate(data.layers, 1)),
-        _samples(data),
+        _largest(data),
+        _table("training", "Training", trained, *_TRAINING, needs="latency_ms"),
+        *(_layers(number, cell) for number, cell in enumerate(data.layers, 1)),
+        _table("samples", "Raw samples", lines, *_SAMPLES, needs="taken"),
         _table("setup", "Set-up and break-even", lines, *_SETUP, needs="setup_s"),
         _table("energy", "Energy and cost", lines, *_ENERGY, needs=("energy_mj_per_item", "usd_per_hour")),
         _problems(data.problems),
         _warnings(data.warnings),
-        environment(data),
-        Table("notes", "Notes", {"note": data.notes}, [prose("Note", "note")]),
+        _environment(data),
+        Table("notes", "Notes", {"note": [*data.runs.notes, *data.notes]}, [prose("Note", "note")]),
     ]
     return {table.name: table for table in made if table.rows}
 
 
-def answer(lines: pl.DataFrame) -> Table:
+@dataclass(frozen=True)
+class Layer:
+    """Exported nodes that some variant runs as one, the PyTorch modules they come from, and each variant's time."""
+
+    nodes: str
+    modules: str | None
+    ms: Mapping[str, float]
+
+
+def layers(cell: Sequence[Profiled]) -> list[Layer]:
+    """The nodes in the graph's order, then all layers without one; where no variant knows nodes, its own layers."""
+    known = [Layer(group.name, group.modules, {v: group.ms(v) for v in group.layers}) for group in groups(cell)]
+    if not known:
+        (case,) = cell[:1]
+        return [Layer(f"{own['kind']} {own['layer']}", None, {case.row["variant"]: own["ms"]}) for own in case.layers]
+    strangers = {case.row["variant"]: sum(layer["ms"] for layer in own) for case in cell if (own := case.without_nodes)}
+    return known + ([Layer("no exported node", None, strangers)] if strangers else [])
+
+
+def _answer(lines: pl.DataFrame) -> Table:
     """What is fastest in each group, and the fastest in each precision, in rows that the page's filter shows."""
-    measured = [precision for precision in PRECISIONS if precision in lines["precision"]]
-    several = [None, *measured] if len(measured) > 1 else [None]
-    runner_up = lines.filter(rank=2).select(*KEY, runner_up="line", runner_up_ms="latency_ms")
-    plain = lines.filter(pl.col("precision") == "fp32").group_by(KEY, maintain_order=True).first()
-    plain = plain.select(*KEY, fastest_fp32="line", fastest_fp32_ms="latency_ms")
-    found = []
-    for precision in several:
-        of = lines if precision is None else lines.filter(pl.col("precision") == precision)
-        best = of.unique(KEY, keep="first", maintain_order=True)
-        found.append(best.with_columns(restricted_to=pl.lit(precision, pl.String)))
-    best = pl.concat(found)
-    for more in (runner_up, plain):
-        best = best.join(more, on=KEY, how="left", nulls_equal=True, maintain_order="left")
-    margin = pl.when(rank=1).then(pl.col("runner_up_ms") / pl.col("latency_ms"))
-    best = best.with_columns(margin=margin, runner_up=pl.when(rank=1).then("runner_up"))
-    order = {tuple(key): place for place, key in enumerate(best.select(KEY).unique(maintain_order=True).iter_rows())}
-    places = pl.Series("place", [order[key] for key in best.select(KEY).iter_rows()], pl.Int64)
-    best = best.with_columns(places).sort("place", maintain_order=True)
+    second, plain = pl.col("rank") == 2, pl.col("precision") == "fp32"
+
+    def rival(name: str, which: pl.Expr) -> pl.Expr:
+        return pl.col(name).filter(which).first().over(KEY)
+
+    best = lines.with_row_index("place").with_columns(
+        place=pl.col("place").first().over(KEY),
+        runner_up=pl.when(rank=1).then(rival("line", second)),
+        margin=pl.when(rank=1).then(rival("latency_ms", second) / pl.col("latency_ms")),
+        fastest_fp32=rival("line", plain),
+        fastest_fp32_ms=rival("latency_ms", plain),
+    )
+    found = [best.unique(KEY, keep="first", maintain_order=True).with_columns(restricted_to=pl.lit(None, pl.String))]
+    if lines["precision"].n_unique() > 1:
+        own = best.unique([*KEY, "precision"], keep="first", maintain_order=True).sort(place("precision", PRECISIONS))
+        found.append(own.with_columns(restricted_to="precision"))
+    best = pl.concat(found).sort("place", maintain_order=True)
     base = best["base"].drop_nulls().unique()
     against = under(
         f"Against {base[0]}" if base.len() == 1 else "Against the base",
@@ -103,92 +124,6 @@ def answer(lines: pl.DataFrame) -> Table:
     return Table("answer", "What to deploy", best, fields, keys=[*KEY, "restricted_to"], hidden="restricted_to")
 
 
-def layer_table(number: int, cell: Sequence[Profiled]) -> Table:
-    """The exported nodes with every variant's time side by side; where no variant knows the nodes, its layers."""
-    row, variants = cell[0].row, [str(case.row["variant"]) for case in cell]
-    rows = layer_rows(cell)
-    sums = {f"ms_{case.row['variant']}": case.ms for case in cell}
-    frame = pl.DataFrame([*rows, {"modules": None, "nodes": "all layers", **sums}], infer_schema_length=None)
-    keys = [*KEY, "precision"]
-    frame = frame.with_columns(pl.lit(row[key], _KEY_TYPES[key]).alias(key) for key in keys)
-    fields = [
-        prose("PyTorch modules", "modules"),
-        prose("ONNX nodes, fused where they share a row", "nodes"),
-        *(figure(variant, f"ms_{variant}", unit="ms") for variant in variants),
-    ]
-    what = f"{row['model']}, {row['pass']}, {row['precision']}, batch {row['batch_size']}"
-    return Table(f"layers-{number}", what, frame, fields, keys=keys)
-
-
-def layer_rows(cell: Sequence[Profiled]) -> list[dict[str, Any]]:
-    """A row a group of nodes that some variant runs as one, in the graph's order, and one for all that is in none."""
-    rows = []
-    for group in groups(cell):
-        times = {f"ms_{variant}": group.ms(variant) for variant in group.layers}
-        rows.append({"modules": group.modules, "nodes": group.name, **times})
-    strangers: dict[str, float] = {}
-    if not rows:
-        (case,) = cell[:1]
-        return [
-            {"modules": None, "nodes": f"{layer['kind']} {layer['layer']}", f"ms_{case.row['variant']}": layer["ms"]}
-            for layer in case.layers
-        ]
-    for case in cell:
-        if own := case.without_nodes:
-            strangers[f"ms_{case.row['variant']}"] = sum(layer["ms"] for layer in own)
-    return rows + ([{"modules": None, "nodes": "no exported node", **strangers}] if strangers else [])
-
-
-def largest(probes: pl.DataFrame) -> Table:
-    """The largest batch that ran in each line, and the smallest above it that did not, from a search for it."""
-    keys = ["run", "model", "pass", "setting", "variant", "precision"]
-    ok, batch = pl.col("status") == "ok", pl.col("batch_size")
-    most = batch.filter(ok).max()
-    # Memory need not grow with the batch: a smaller one than the largest may have failed.
-    refused = ~ok & (batch > most.fill_null(0))
-    found = probes.group_by(keys, maintain_order=True).agg(
-        largest=most,
-        peak_memory_mib=pl.col("peak_memory_mib").filter(ok & (batch == most)).first(),
-        too_large=batch.filter(refused).min(),
-        status=pl.col("status").filter(refused).sort_by(batch.filter(refused)).first(),
-    )
-    fields = [
-        *_identity(found, batch=False),
-        *([field("setting")] if found["setting"].n_unique() > 1 else []),
-        figure("Largest batch", "largest", whole),
-        field("peak_memory_mib"),
-        figure("Too large", "too_large", whole),
-        field("status", "since"),
-    ]
-    return Table("largest-batch", "The largest batch that fits", found, fields, keys=keys)
-
-
-def environment(data: Data) -> Table:
-    """Versions and machine, a column a run; then what the device reached."""
-    found = data.environments
-    rows: dict[str, dict[str, str]] = {}
-    for place, facts in enumerate(found.values()):
-        for part, forms in _FACTS.items():
-            said = [form.format(_fact(key, facts[key])) for key, form in forms.items() if facts.get(key) is not None]
-            rows.setdefault(part, {})[f"v{place}"] = ", ".join(said)
-        packages = facts.get("packages") or {}
-        rows.setdefault("Packages", {})[f"v{place}"] = ", ".join(
-            f"{name} {version}" for name, version in packages.items()
-        )
-        for name, value in (facts.get("roofs") or {}).items():
-            of, _, unit = name.partition("_")
-            what = {"copy": "Memory roof, a copy", "cache": "Last-level cache"}.get(of, f"{of} roof")
-            rows.setdefault(what, {})[f"v{place}"] = f"{compact(value)} {_UNITS.get(unit, unit)}"
-    filled = [{"part": part, **values} for part, values in rows.items() if any(values.values())]
-    fields = [words("Part", "part"), *(prose(label, f"v{place}") for place, label in enumerate(found))]
-    schema = {"part": pl.String, **{f"v{place}": pl.String for place in range(len(found))}}
-    return Table("environment", "Machines and versions", pl.DataFrame(filled, schema=schema), fields)
-
-
-def _fact(key: str, value: Any) -> str:
-    return count(value) if key.endswith("_mib") else str(value)
-
-
 def _rival(heading: str, name: str, value: str) -> Field:
     """Another line and its figure, like "ort fp16, 1.05"."""
 
@@ -199,8 +134,68 @@ def _rival(heading: str, name: str, value: str) -> Field:
     return Field(heading=heading, columns=(name, value), format=cells, kind="words")
 
 
+def _layers(number: int, cell: Sequence[Profiled]) -> Table:
+    """The exported nodes with every variant's time next to each other, and the sums."""
+    row, variants = cell[0].row, [str(case.row["variant"]) for case in cell]
+    rows = [*layers(cell), Layer("all layers", None, {case.row["variant"]: case.ms for case in cell})]
+    frame = pl.DataFrame(
+        {
+            "modules": [layer.modules for layer in rows],
+            "nodes": [layer.nodes for layer in rows],
+            **{f"ms_{variant}": [layer.ms.get(variant) for layer in rows] for variant in variants},
+        }
+    )
+    keys = {name: pl.lit(row[name], RESULTS.get(name, pl.String())) for name in (*KEY, "precision")}
+    fields = [
+        prose("PyTorch modules", "modules"),
+        prose("ONNX nodes, fused where they share a row", "nodes"),
+        *(figure(variant, f"ms_{variant}", unit="ms") for variant in variants),
+    ]
+    what = f"{row['model']}, {row['pass']}, {row['precision']}, batch {row['batch_size']}"
+    return Table(f"layers-{number}", what, frame.with_columns(**keys), fields, keys=list(keys))
+
+
+def _largest(data: Data) -> Table:
+    """From a search: the largest batch that ran in each configuration, and the smallest above it that did not."""
+    keys = ["run", "model", "pass", "setting", "variant", "precision"]
+    run = pl.col("run_id").replace_strict(data.labels, default=None, return_dtype=pl.String)
+    largest = batch_sweeps.largest(data.probes).with_columns(run=run, setting="settings", status="refused_status")
+    fields = [
+        *_identity(largest, batch=False),
+        *([field("setting")] if largest["setting"].n_unique() > 1 else []),
+        figure("Largest batch", "largest", whole),
+        field("peak_memory_mib"),
+        figure("Too large", "refused", whole),
+        field("status", "since"),
+    ]
+    return Table("largest-batch", "The largest batch that fits", largest, fields, keys=keys)
+
+
+def _environment(data: Data) -> Table:
+    """Versions and machine, a column a run; then what the device reached."""
+    facts = {label: _facts(environment) for label, environment in data.environments.items()}
+    every = dict.fromkeys(part for of in facts.values() for part in of)
+    parts = [part for part in every if any(of.get(part) for of in facts.values())]
+    columns = {f"v{place}": [of.get(part) for part in parts] for place, of in enumerate(facts.values())}
+    fields = [words("Part", "part"), *(prose(label, f"v{place}") for place, label in enumerate(facts))]
+    return Table("environment", "Machines and versions", {"part": parts, **columns}, fields)
+
+
+def _facts(environment: Mapping[str, Any]) -> dict[str, str]:
+    """By part what environment.json says of it; empty where it says nothing."""
+    facts = {}
+    for part, forms in _FACTS.items():
+        known = {key: value for key in forms if (value := environment.get(key)) is not None}
+        facts[part] = ", ".join(forms[key].format(value) for key, value in known.items())
+    facts["Packages"] = ", ".join(f"{name} {version}" for name, version in (environment.get("packages") or {}).items())
+    for name, value in (environment.get("roofs") or {}).items():
+        of, _, unit = name.partition("_")
+        what = {"copy": "Memory roof, a copy", "cache": "Last-level cache"}.get(of, f"{of} roof")
+        facts[what] = f"{compact(value)} {_UNITS.get(unit, unit)}"
+    return facts
+
+
 _shown = partial(fields, shown=Shown.REPORT)
-_KEY_TYPES = {**dict.fromkeys([*KEY, "precision"], pl.String), "batch_size": pl.Int64}
 _LADDER = [
     field("latency_ms"),
     figure("Speed-up", "speedup", aligned(most=2), unit="×"),
@@ -249,6 +244,19 @@ _TRAINING = [
     field("loss_error"),
     field("gradient_error"),
 ]
+_SAMPLES = [
+    field("clock"),
+    figure("Samples", "taken", whole),
+    field("latency_min_ms"),
+    figure("p25", "ms_p25", unit="ms"),
+    field("latency_ms", "Median"),
+    figure("p75", "ms_p75", unit="ms"),
+    field("latency_p99_ms"),
+    figure("Most", "ms_max", unit="ms"),
+    figure("Outliers", "outliers", whole),
+    field("stop_reason"),
+    figure("Processes", "replicates", whole),
+]
 _SETUP = [
     *_shown(Group.SET_UP),
     figure("Together", "setup_s", aligned(most=2), unit="s"),
@@ -282,25 +290,6 @@ def _in_ladder_order(lines: pl.DataFrame) -> pl.DataFrame:
     lines = lines.join(keys, on=KEY, how="left", nulls_equal=True, maintain_order="left")
     lines = lines.sort("place", "rung", maintain_order=True)
     return lines.with_columns(gain=(pl.col("latency_ms").shift(1) / pl.col("latency_ms")).over("place"))
-
-
-def _samples(data: Data) -> Table:
-    frame = data.lines.join(data.drawn, on=LINE, how="inner", nulls_equal=True, maintain_order="left")
-    fields = [
-        *_identity(frame),
-        field("clock"),
-        figure("Samples", "taken", whole),
-        field("latency_min_ms"),
-        figure("p25", "ms_p25", unit="ms"),
-        field("latency_ms", "Median"),
-        figure("p75", "ms_p75", unit="ms"),
-        field("latency_p99_ms"),
-        figure("Most", "ms_max", unit="ms"),
-        figure("Outliers", "outliers", whole),
-        field("stop_reason"),
-        figure("Processes", "replicates", whole),
-    ]
-    return Table("samples", "Raw samples", frame, fields, keys=LINE)
 
 
 def _problems(problems: pl.DataFrame) -> Table:
