@@ -39,17 +39,6 @@ class Reading:
     """NVML's bits for clock events."""
 
 
-@dataclass(kw_only=True)
-class Telemetry:
-    """What a GPU did while a case was measured; the fields are columns, None without readings."""
-
-    energy_mj_per_item: float | None = None
-    power_w: float | None = None
-    sm_clock_mhz: float | None = None
-    temperature_c: float | None = None
-    throttled: bool | None = None
-
-
 def visible_gpus() -> list[Gpu]:
     """The GPUs that a process started now could use; empty without a driver. Creates no CUDA context."""
     nvml = _nvml()
@@ -117,16 +106,15 @@ class Nvml:
         return None
 
 
-def summarize(readings: Iterable[Reading]) -> Telemetry:
-    """The medians of what was read, and whether the card slowed down in any reading."""
+def summarize(readings: Iterable[Reading]) -> dict[str, float | None]:
+    """By column the medians of what was read, and `throttled`: whether the card slowed down; None without readings."""
     readings = list(readings)
-    medians: dict[str, float] = {}
+    found: dict[str, float | None] = {}
     for name in ("power_w", "sm_clock_mhz", "temperature_c"):
         values = [value for reading in readings if (value := getattr(reading, name)) is not None]
-        if values:
-            medians[name] = statistics.median(values)
+        found[name] = statistics.median(values) if values else None
     reasons = [reading.reasons for reading in readings if reading.reasons is not None]
-    return Telemetry(**medians, throttled=any(map(slowdowns, reasons)) if reasons else None)
+    return found | {"throttled": any(map(slowdowns, reasons)) if reasons else None}
 
 
 _SLOWDOWNS = {

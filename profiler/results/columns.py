@@ -7,7 +7,7 @@ unit is part of the name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from functools import partial
@@ -390,11 +390,16 @@ def parts(whole: str) -> list[str]:
     return found
 
 
+def check(names: Iterable[str]) -> None:
+    """Raise KeyError for a name that no column has."""
+    for name in names:
+        if name not in COLUMNS:
+            raise KeyError(f"no column is called '{name}'; declare it in profiler/results/columns.py")
+
+
 def whole_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with every column, null where it has none. Raises KeyError for a key that is no column."""
-    for key in row:
-        if key not in COLUMNS:
-            raise KeyError(f"no column is called '{key}'; declare it in profiler/results/columns.py")
+    check(row)
     return {name: row.get(name) for name in COLUMNS}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -12,75 +12,20 @@ from typing import Any
 from engines.base import Proof, Warning
 from engines.catalog import ENGINES
 from profiler.job.case import Case, CaseId
-from profiler.nvml import Telemetry
 from profiler.processes.messages import Outcome, Status
 from profiler.stats import samples as statistics
 
-_PARTS = ("forward", "backward", "step", "grad_input", "grad_weight")
-"""What a session marks inside an iteration; `gpu_` stands before them where they were taken behind a gate."""
-_CLOCKS = ("gpu", "enqueue", "host", "h2d", "d2h", *_PARTS, *(f"gpu_{part}" for part in _PARTS))
+Figures = dict[str, float | None]
+"""By column; None is what was not measured."""
 
-
-@dataclass(kw_only=True)
-class MemoryParts:
-    """Memory in MiB."""
-
-    peak_memory_mib: float | None = None
-    context_mib: float | None = None
-    weights_mib: float | None = None
-    gradients_mib: float | None = None
-    optimizer_mib: float | None = None
-    activations_mib: float | None = None
-    other_mib: float | None = None
-    slack_mib: float | None = None
-    library_mib: float | None = None
-    torch_allocated_mib: float | None = None
-    torch_reserved_mib: float | None = None
-    host_peak_mib: float | None = None
-    set_up_peak_mib: float | None = None
-    baseline_mib: float | None = None
-
-
-@dataclass(kw_only=True)
-class SetUp:
-    """Seconds until the first result."""
-
-    export_s: float | None = None
-    build_s: float | None = None
-    load_s: float | None = None
-    first_run_s: float | None = None
-
-
-@dataclass(kw_only=True)
-class Parity:
-    """How far the case is from its reference."""
-
-    rel_l2_error: float | None = None
-    max_abs_error: float | None = None
-    top1_agreement: float | None = None
-    loss_error: float | None = None
-    gradient_error: float | None = None
-
-
-@dataclass(kw_only=True)
-class Roofline:
-    """Where the case lies below the device's roofs."""
-
-    flops_per_item: float | None = None
-    moved_mib: float | None = None
-    tflops: float | None = None
-    fraction_of_peak: float | None = None
-    floor_ms: float | None = None
-
-
-_GROUPS: Mapping[str, Callable[..., Any]] = {
-    "memory": MemoryParts,
-    "seconds": SetUp,
-    "parity": Parity,
-    "telemetry": Telemetry,
-    "roofline": Roofline,
+_JOURNAL = {
+    "memory": "memory",
+    "set-up": "seconds",
+    "accuracy": "parity",
+    "energy": "telemetry",
+    "roofline": "roofline",
 }
-"""Groups of figures, whose fields are columns; None is what was not measured."""
+"""What a journal's line calls the figures of a group of columns; those of any other group are its `figures`."""
 
 
 Finding = str | Warning | None
@@ -103,13 +48,8 @@ class Result:
     stop_reason: str | None = None
     throughput: float | None = None
     samples: dict[str, list[float]] = field(default_factory=dict)
-    memory: MemoryParts = field(default_factory=MemoryParts)
-    seconds: SetUp = field(default_factory=SetUp)
-    parity: Parity = field(default_factory=Parity)
-    telemetry: Telemetry = field(default_factory=Telemetry)
-    roofline: Roofline = field(default_factory=Roofline)
-    figures: dict[str, float | None] = field(default_factory=dict)
-    """By column, what nothing but the tables reads."""
+    figures: Figures = field(default_factory=dict)
+    """What was measured besides samples and throughput."""
     proof: Proof | None = None
     warnings: list[Warning] = field(default_factory=list)
     layers: list[dict[str, Any]] = field(default_factory=list)
@@ -136,12 +76,21 @@ class Result:
         elif finding is not None:
             self.fail(finding)
 
+    @property
+    def clocks(self) -> dict[str, list[float]]:
+        """The samples by the columns of their clocks; those of `event`, a headline clock, are in `latency_ms` alone."""
+        return {f"{clock}_ms": values for clock, values in self.samples.items() if clock != "event"}
+
     def to_json(self) -> str:
         """The journal's line, which every version of this program can read."""
-        values = vars(self) | {name: _measured(getattr(self, name)) for name in _GROUPS}
-        del values["reasons"]
-        if not self.figures:
-            del values["figures"]  # Which versions before it cannot read.
+        # Not at the top: with polars it would be in the memory of every worker.
+        from profiler.results.columns import COLUMNS
+
+        values = {key: value for key, value in vars(self).items() if key not in ("reasons", "figures")}
+        values |= {name: {} for name in _JOURNAL.values()}
+        for name, figure in self.figures.items():
+            if figure is not None:
+                values.setdefault(_JOURNAL.get(COLUMNS[name].group, "figures"), {})[name] = figure
         values |= {"case_id": str(self.case_id), "reason": self.reason, "warnings": list(map(str, self.warnings))}
         return json.dumps(values | {"proof": self.proof.to_dict() if self.proof else {}})
 
@@ -151,11 +100,11 @@ class Result:
         values = dict(json.loads(line))
         case_id, reason = CaseId.parse(values.pop("case_id", "")), values.pop("reason", None)
         proof, warnings = values.pop("proof", None), values.pop("warnings", [])
-        groups = {name: group(**values.pop(name, {})) for name, group in _GROUPS.items()}
+        groups = [values.pop(name, {}) for name in (*_JOURNAL.values(), "figures")]
         return cls(
             case_id,
             **values,
-            **groups,
+            figures={name: figure for group in groups for name, figure in group.items() if figure is not None},
             reasons=[reason] if reason else [],
             warnings=list(map(Warning.parse, warnings)),
             proof=Proof.from_dict(proof) if proof else None,
@@ -197,12 +146,10 @@ class Result:
             row[version.column] = self.proof.library.rpartition(" ")[2]
         if self.status != "ok":
             return row
-        for name in _GROUPS:
-            row |= vars(getattr(self, name))
-        row |= self.figures
-        row |= {f"{name}_ms": statistics.median(self.samples.get(name, [])) for name in _CLOCKS}
         return (
             row
+            | self.figures
+            | {name: statistics.median(values) for name, values in self.clocks.items()}
             | self._latency()
             | {"clock": self.clock, "stop_reason": self.stop_reason, "throughput": self.throughput}
             | _cost(self.throughput, row["usd_per_hour"])
@@ -223,11 +170,6 @@ class Result:
             "latency_ci_high_ms": interval.high if interval else None,
             "samples": len(samples),
         }
-
-
-def _measured(group: object) -> dict[str, Any]:
-    """The fields of a group of figures that are not None."""
-    return {name: value for name, value in vars(group).items() if value is not None}
 
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:

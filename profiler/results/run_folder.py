@@ -17,7 +17,7 @@ import yaml
 from profiler.errors import ConfigError
 from profiler.job.case import Case, CaseId
 from profiler.job.config import Config
-from profiler.results import warning_kinds
+from profiler.results import columns, warning_kinds
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES, whole_row
 from profiler.results.result import Result
 
@@ -75,6 +75,7 @@ class RunFolder:
     def append(self, result: Result) -> None:
         """Add one line to the journal and flush it to the disk: what has been measured survives a crash."""
         warning_kinds.check(result.warnings)
+        columns.check([*result.figures, *result.clocks])
         with self.journal.open("ab+") as file:
             # A line that a crash cut off must not swallow this one.
             if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
@@ -90,7 +91,8 @@ class RunFolder:
             for line in self.journal.read_text().splitlines():
                 try:
                     result = Result.from_json(line)
-                except (ValueError, TypeError):
+                    columns.check([*result.figures, *result.clocks])
+                except (ValueError, TypeError, KeyError):
                     continue
                 found[result.case_id] = result
         return found

@@ -124,12 +124,10 @@ class Search:
 
     def add(self, result: Result) -> None:
         """Take a probe's row into account."""
-        figures = [result.memory.peak_memory_mib]
-        if self.case.device == "cpu":
-            figures.append(result.memory.set_up_peak_mib)
-        memory = max((figure for figure in figures if figure is not None), default=None)
+        peaks = ["peak_memory_mib", *(["set_up_peak_mib"] if self.case.device == "cpu" else [])]
+        memory = max((peak for name in peaks if (peak := result.figures.get(name)) is not None), default=None)
         self.tried.append(Probe(result.case_id.batch_size, result.status, memory))
-        self._occupied_mib = result.memory.baseline_mib or self._occupied_mib
+        self._occupied_mib = result.figures.get("baseline_mib") or self._occupied_mib
 
 
 def inputs_mib(specs: Sequence[TensorSpec], batch_size: int) -> float:

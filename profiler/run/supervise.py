@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from engines.base import BuiltAhead, Phase, Warning
@@ -75,18 +74,17 @@ def _add_build(result: Result, built: Outcome) -> None:
 
 def _add_readings(result: Result, readings: Sequence[Reading], measured: Sequence[Reading]) -> None:
     """Telemetry while it was `measured`, and the device memory's peak where a poll saw more than the boundaries did."""
-    result.telemetry = replace(summarize(measured), energy_mj_per_item=result.telemetry.energy_mj_per_item)
+    result.figures |= summarize(measured)
     reasons = 0
     for reading in measured:
         reasons |= reading.reasons or 0
     result.warnings += [Warning("throttled", name) for name in slowdowns(reasons)]
     if power_capped(reasons):
         result.warnings.append(Warning("power-cap", "the card was at its power limit, which lowers its clocks"))
-    memory = result.memory
     used = [reading.memory_mib for reading in readings if reading.memory_mib is not None]
-    if used and memory.peak_memory_mib is not None and memory.baseline_mib is not None:
-        more = max(used) - memory.baseline_mib - memory.peak_memory_mib
-        if more > 0:
-            for name in ("peak_memory_mib", "other_mib", "library_mib"):
-                before = getattr(memory, name)
-                setattr(memory, name, None if before is None else before + more)
+    peak, baseline = (result.figures.get(name) for name in ("peak_memory_mib", "baseline_mib"))
+    if used and peak is not None and baseline is not None:
+        more = max(0.0, max(used) - baseline - peak)
+        for name in ("peak_memory_mib", "other_mib", "library_mib"):
+            if (before := result.figures.get(name)) is not None:
+                result.figures[name] = before + more

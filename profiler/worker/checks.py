@@ -14,7 +14,7 @@ from engines.catalog import reference_of
 from exporters.gradients import Deviation, GradientReference, Gradients, deviation, reference_items, tiled
 from exporters.inputs import seeded_inputs
 from profiler.job.case import Case
-from profiler.results.result import Finding, Parity, Result
+from profiler.results.result import Figures, Finding, Result
 from profiler.worker.task import Task, has_checked_gradients
 
 _TYPES = {
@@ -37,8 +37,8 @@ def verify(task: Task, session: Session, outputs: Sequence[Array], result: Resul
             reference = [file[name] for name in file.files]
         result.reference = reference_of(case.source.kind)[1].name
         real_weights = case.source.kind == "onnx" or case.source.weights is not None
-        result.parity = compare(outputs, reference, real_weights)
-        result.take(judge(case.precision, result.parity.rel_l2_error))
+        result.figures |= compare(outputs, reference, real_weights)
+        result.take(judge(case.precision, result.figures["rel_l2_error"]))
     elif not all(np.isfinite(output).all() for output in outputs):
         what = "outputs are" if case.pass_ == "training" and case.training.head == "logits" else "loss is"
         result.fail(f"the {what} not finite")
@@ -69,12 +69,12 @@ def _check_gradients(task: Task, session: Session, result: Result) -> None:
     output, gradients = session.gradients(inputs, target)
     found = deviation(output[:items] if output.ndim else output, gradients, truth)
     result.reference = "step-fp64-cpu"
-    result.parity = Parity(loss_error=found.result, gradient_error=found.gradient)
+    result.figures |= {"loss_error": found.result, "gradient_error": found.gradient}
     own = reference.own_at(case.precision, case.batch_size)
     result.take(judge_gradients(case.precision, found, own, truth.norms))
 
 
-def compare(outputs: Sequence[Array], reference: Sequence[Array], real_weights: bool) -> Parity:
+def compare(outputs: Sequence[Array], reference: Sequence[Array], real_weights: bool) -> Figures:
     """The largest relative L2 and absolute errors over the outputs, and how often the first output's top class agrees.
 
     Both sides have items along the first axis; as many are compared as both have. Top-1 agreement is given for two-
@@ -100,7 +100,7 @@ def compare(outputs: Sequence[Array], reference: Sequence[Array], real_weights: 
         largest = float(np.maximum(largest, np.max(np.abs(ours - truth), initial=0.0)))
         if number == 0 and real_weights and truth.ndim == 2:
             agreement = float(np.mean(ours.argmax(axis=1) == truth.argmax(axis=1)))
-    return Parity(rel_l2_error=l2, max_abs_error=largest, top1_agreement=agreement)
+    return {"rel_l2_error": l2, "max_abs_error": largest, "top1_agreement": agreement}
 
 
 _USUAL = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1, "int8": 2e-1}

@@ -16,7 +16,7 @@ from engines.catalog import ENGINES, Options
 from profiler.job.case import Budget, Case, Role
 from profiler.nvml import Nvml
 from profiler.processes.messages import Entered, Progress, Report, Salvage
-from profiler.results.result import Kept, MemoryParts, Result, SetUp, Stage, sample_warnings
+from profiler.results.result import Figures, Kept, Result, Stage, sample_warnings
 from profiler.worker import checks, roofline
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Samples
 from profiler.worker.memory import DeviceMeter, HostMeter, declared_parts
@@ -122,7 +122,7 @@ def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench) 
     if isinstance(bench.clock, CudaClock) and case.role is not Role.PROBE:
         result.samples |= bench.clock.time_copies(*copied)
     roofline.add_place(task, result, sum(copied), bench.report)
-    result.seconds = _set_up(task, result, phases, warm.first_run_s)
+    result.figures |= _set_up(task, result, phases, warm.first_run_s)
     if task.profile and result.status == "ok":
         bench.report(Salvage(Kept(result, Stage.CHECKED)))  # Whatever profiling runs into, this is not lost.
         phases.enter(Phase.PROFILE)
@@ -169,34 +169,34 @@ def _add_energy(task: Task, session: Session, bench: Bench, expected_ms: float, 
         result.warnings.append(Warning("no-energy", reason))
         return
     energy_mj = energy_per_call(session, bench.clock, lambda: bench.nvml.energy_mj() or 0.0, expected_ms)
-    result.telemetry.energy_mj_per_item = energy_mj / task.case.batch_size
+    result.figures["energy_mj_per_item"] = energy_mj / task.case.batch_size
 
 
 def _add_memory(
     case: Case, session: Session, device: DeviceMeter, host_peak: float | None, warm: WarmUp, result: Result
 ) -> None:
     """Add the parts of the memory that are known on the case's device; on the CPU the peak is the process's."""
+    result.figures |= {"host_peak_mib": host_peak, "set_up_peak_mib": warm.host_peak_mib}
     if case.device == "cuda":
-        parts = device.parts(session.memory())
+        result.figures |= device.parts(session.memory())
     else:
-        parts = declared_parts(session.memory()) if case.pass_ == "training" else MemoryParts()
-        parts.peak_memory_mib = host_peak
-    parts.host_peak_mib, parts.set_up_peak_mib = host_peak, warm.host_peak_mib
-    result.memory = parts
+        parts = declared_parts(session.memory()) if case.pass_ == "training" else {}
+        result.figures |= parts | {"peak_memory_mib": host_peak}
     if host_peak is not None and not warm.host_counts_again:
         reason = "the kernel does not count anew, so host_peak_mib includes the set-up"
         result.warnings.append(Warning("host-peak", reason))
 
 
-def _set_up(task: Task, result: Result, phases: Phases, first_run_s: float) -> SetUp:
+def _set_up(task: Task, result: Result, phases: Phases, first_run_s: float) -> Figures:
     """Seconds of the set-up; of an engine from a cache those that building took when it was done."""
     precision, built = task.case.precision, result.proof.build if result.proof else None
-    return SetUp(
-        export_s=task.prepared.export_s.get(graph_of(precision)) if ENGINES[task.case.engine].needs == "onnx" else None,
-        build_s=built.seconds if built else phases.seconds.get(Phase.BUILD),
-        load_s=phases.seconds.get(Phase.LOAD),
-        first_run_s=first_run_s,
-    )
+    exported = ENGINES[task.case.engine].needs == "onnx"
+    return {
+        "export_s": task.prepared.export_s.get(graph_of(precision)) if exported else None,
+        "build_s": built.seconds if built else phases.seconds.get(Phase.BUILD),
+        "load_s": phases.seconds.get(Phase.LOAD),
+        "first_run_s": first_run_s,
+    }
 
 
 def _left(task: Task, bench: Bench) -> float:

@@ -88,7 +88,7 @@ class _Process:
             self._session = engines.open_session(task.case.engine, job)
         result = take_figures(task, job, self._session, bench)
         if rebatched:
-            result.seconds.load_s = None  # Nothing was loaded.
+            result.figures["load_s"] = None  # Nothing was loaded.
         # Its rows have no figures of memory: its process holds what other batches left.
         result.warnings = [warning for warning in result.warnings if warning.kind not in doubting("memory")]
         return result

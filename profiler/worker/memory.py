@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engines.base import Memory
-from profiler.results.result import MemoryParts
+from profiler.results.result import Figures
 
 MIB = 2**20
 
@@ -58,7 +58,7 @@ class DeviceMeter:
         """Call at any boundary: the peak may be there."""
         self._read()
 
-    def parts(self, declared: Memory) -> MemoryParts:
+    def parts(self, declared: Memory) -> Figures:
         """What adds up to the peak: context, weights, gradients, optimizer, activations and other.
 
         `other` is slack, which the engine's allocator holds unused, and library: what no allocator knows of, the
@@ -66,21 +66,20 @@ class DeviceMeter:
         Where an engine does not declare its activations, what was added after loading (by the first run and the search
         for algorithms) counts as activations.
         """
-        parts = declared_parts(declared)
-        parts.baseline_mib, parts.context_mib = self._baseline, self.context_mib
-        parts.peak_memory_mib = peak = self._step(self._peak)
-        parts.activations_mib, slack = _mib(declared.activations), _mib(declared.slack)
-        parts.torch_allocated_mib = _mib(declared.torch_allocated)
-        parts.torch_reserved_mib = _mib(declared.torch_reserved)
-        if parts.activations_mib is None and self._peak is not None and self._loaded is not None:
-            parts.activations_mib = max(self._peak - self._loaded, 0.0)
-        own = (parts.context_mib, parts.weights_mib, parts.activations_mib)
-        if peak is not None and None not in own:
-            known = (*own, parts.gradients_mib, parts.optimizer_mib)
-            parts.other_mib = peak - sum(part for part in known if part is not None)
-            parts.slack_mib = slack
-            parts.library_mib = None if slack is None else parts.other_mib - slack
-        return parts
+        peak, activations, slack = self._step(self._peak), _mib(declared.activations), _mib(declared.slack)
+        if activations is None and self._peak is not None and self._loaded is not None:
+            activations = max(self._peak - self._loaded, 0.0)
+        parts = {"context_mib": self.context_mib, **declared_parts(declared), "activations_mib": activations}
+        if peak is not None and None not in (self.context_mib, parts["weights_mib"], activations):
+            other = peak - sum(part for part in parts.values() if part is not None)
+            library = None if slack is None else other - slack
+            parts |= {"other_mib": other, "slack_mib": slack, "library_mib": library}
+        return parts | {
+            "peak_memory_mib": peak,
+            "baseline_mib": self._baseline,
+            "torch_allocated_mib": _mib(declared.torch_allocated),
+            "torch_reserved_mib": _mib(declared.torch_reserved),
+        }
 
     def _read(self) -> float | None:
         used = self._used_mib()
@@ -92,13 +91,13 @@ class DeviceMeter:
         return None if used is None or self._baseline is None else used - self._baseline
 
 
-def declared_parts(declared: Memory) -> MemoryParts:
+def declared_parts(declared: Memory) -> Figures:
     """What an engine can say on any device: weights, gradients and optimizer."""
-    return MemoryParts(
-        weights_mib=_mib(declared.weights),
-        gradients_mib=_mib(declared.gradients),
-        optimizer_mib=_mib(declared.optimizer),
-    )
+    return {
+        "weights_mib": _mib(declared.weights),
+        "gradients_mib": _mib(declared.gradients),
+        "optimizer_mib": _mib(declared.optimizer),
+    }
 
 
 def _mib(size: int | None) -> float | None:

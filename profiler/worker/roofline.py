@@ -21,7 +21,7 @@ from exporters.single_layers import Conv2d, Layer
 from profiler.job.case import Case
 from profiler.machine import available_memory_mib
 from profiler.processes.messages import Report
-from profiler.results.result import Finding, Result, Roofline
+from profiler.results.result import Figures, Finding, Result
 from profiler.stats.samples import median
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Mark, Run
 from profiler.worker.task import Task
@@ -100,18 +100,20 @@ class Work:
     """Whose roof holds."""
 
 
-def place(work: Work, latency_ms: float | None, roofs: Roofs) -> Roofline:
-    """Where a case lies below the roofs; what does not follow is None."""
-    lowest = floor(work, roofs)
-    found = Roofline(flops_per_item=work.flops_per_item, floor_ms=lowest and lowest[0])
+def place(work: Work, latency_ms: float | None, roofs: Roofs) -> Figures:
+    """Where a case lies below the roofs, by column; what does not follow is left out."""
     if work.flops_per_item is None:
-        return found
-    found.moved_mib = None if work.moved_bytes is None else work.moved_bytes / MIB
+        return {}
+    figures: Figures = {"flops_per_item": work.flops_per_item}
+    if work.moved_bytes is not None:
+        figures["moved_mib"] = work.moved_bytes / MIB
+    if lowest := floor(work, roofs):
+        figures["floor_ms"] = lowest[0]
     if latency_ms:
-        found.tflops = work.flops_per_item * work.batch_size / latency_ms / 1e9
+        tflops = work.flops_per_item * work.batch_size / latency_ms / 1e9
         peak = roofs.get(f"{work.precision}_tflops")
-        found.fraction_of_peak = found.tflops / peak if peak else None
-    return found
+        figures |= {"tflops": tflops, "fraction_of_peak": tflops / peak if peak else None}
+    return figures
 
 
 def floor(work: Work, roofs: Roofs) -> Floor | None:
@@ -186,7 +188,7 @@ def add_place(task: Task, result: Result, copied_bytes: int, report: Report) -> 
         again = measure_roofs((case.device, tuple(precisions), task.budget.seconds), report)
         roofs = {name: max(roof, again.get(name, roof)) for name, roof in roofs.items()}
         finding = judge(fastest, floor(work, roofs), saved)
-    result.roofline = place(work, latency, roofs)
+    result.figures |= place(work, latency, roofs)
     result.take(finding)
 
 

@@ -1,4 +1,4 @@
-"""A column that is declared and filled reaches every place that its group promises, with no other change."""
+"""A column, a clock or a part of memory that is declared and filled reaches every place that its group promises."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from profiler.recommend.candidates import candidates
 from profiler.report import chart_specs, command
 from profiler.results.lines import summary, write_tables
 from profiler.results.reading import read_runs
-from profiler.results.result import MemoryParts, Result
+from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 from profiler.run.summary import print_results
 
 run = RunFolder.create(Path(sys.argv[1]))
 case = Case("net", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSource("net"))
-figures = {"toy_mib": 7.0, "toy_ms": 0.125, "toy_s": 1.5, "toy_error": 1e-3}
-run.append(Result(case.id, "ok", clock="host", samples={"host": [1.0] * 5}, figures=figures,
-                  memory=MemoryParts(peak_memory_mib=20.0)))
+figures = {"peak_memory_mib": 20.0, "toy_mib": 7.0, "toy_s": 1.5, "toy_error": 1e-3}
+samples = {"host": [1.0] * 5, "toy": [0.125] * 5}
+run.append(Result(case.id, "ok", clock="host", samples=samples, figures=figures))
 run.write_parquet("suite", [case], {"cpu": "a CPU"})
 run.write_environment({"cpu": "a CPU"})
 runs = read_runs([run.path])

@@ -12,10 +12,9 @@ from engines.base import Building, Proof, Warning
 from engines.catalog import Training
 from exporters.source import ModelSource
 from profiler.job.case import Case, CaseId
-from profiler.nvml import Telemetry
 from profiler.results.columns import RESULTS
 from profiler.results.reading import load
-from profiler.results.result import MemoryParts, Parity, Result, SetUp, sample_warnings
+from profiler.results.result import Result, sample_warnings
 from profiler.results.run_folder import RunFolder
 
 CASE = Case(
@@ -35,10 +34,7 @@ def full(case_id: CaseId = CASE.id, status: str = "ok") -> Result:
         stop_reason="precision",
         throughput=2000.0,
         samples={"event": [2.0, 1.0, 3.0], "gpu": [1.0, 1.5], "host": [4.0]},
-        memory=MemoryParts(peak_memory_mib=100.5),
-        seconds=SetUp(load_s=0.5),
-        parity=Parity(rel_l2_error=1e-3, max_abs_error=0.1),
-        telemetry=Telemetry(power_w=250.0, throttled=False),
+        figures={"peak_memory_mib": 100.5, "load_s": 0.5, "rel_l2_error": 1e-3, "power_w": 250.0, "throttled": False},
         proof=Proof(tf32=False, providers={"CUDAExecutionProvider": 9}, details={"casts": 0}),
         warnings=[Warning("outliers", "3")],
         phases={"measure": 3.0},
@@ -76,8 +72,8 @@ def test_a_journal_of_an_earlier_version_is_read(run):
     run.journal.write_text(OLD_LINE + "\n")
     (result,) = run.results().values()
     assert (result.status, result.reason, result.samples) == ("failed", "TF32 was on at fp32", {"host": [1.0, 2.0]})
-    assert (result.memory.peak_memory_mib, result.memory.baseline_mib, result.memory.weights_mib) == (9.0, 1.0, None)
-    assert (result.seconds.load_s, result.telemetry.throttled, result.roofline.flops_per_item) == (0.5, True, 5)
+    figures = {"peak_memory_mib": 9.0, "baseline_mib": 1.0, "load_s": 0.5, "throttled": True, "flops_per_item": 5}
+    assert result.figures == figures
     assert result.proof is not None
     assert (result.proof.tf32, result.proof.build) == (True, Building(seconds=2.0, cached=True))
     assert result.proof.details == {"casts": 0, "conv_search": None}
@@ -155,7 +151,7 @@ def test_a_rows_statistics_are_those_of_the_headline_clock():
     assert (row["latency_ms"], row["latency_mean_ms"], row["latency_min_ms"], row["samples"]) == (2.0, 2.0, 1.0, 36)
     assert 1.0 <= row["latency_ci_low_ms"] <= 2.0 <= row["latency_ci_high_ms"] <= 3.0
     assert (row["clock"], row["throughput"], row["gpu_ms"], row["host_ms"]) == ("event", 2000.0, 1.25, 4.0)
-    assert row["enqueue_ms"] is None
+    assert row.get("enqueue_ms") is None
     assert row["latency_p90_ms"] is None
 
 
@@ -191,10 +187,10 @@ def test_a_row_says_what_else_distinguishes_its_case_and_what_its_training_did()
 def test_the_parts_of_a_training_iteration_and_of_its_memory_are_columns():
     result = full()
     result.samples |= {"step": [1.0, 3.0], "gpu_forward": [0.5], "grad_weight": [0.25]}
-    result.memory = MemoryParts(gradients_mib=7.0, optimizer_mib=14.0)
-    result.parity = Parity(loss_error=1e-4, gradient_error=1e-3)
+    result.figures = {"gradients_mib": 7.0, "optimizer_mib": 14.0, "loss_error": 1e-4, "gradient_error": 1e-3}
     row = result.row("run", "suite", CASE, ENVIRONMENT)
-    assert (row["step_ms"], row["gpu_forward_ms"], row["grad_weight_ms"], row["gpu_step_ms"]) == (2.0, 0.5, 0.25, None)
+    assert (row["step_ms"], row["gpu_forward_ms"], row["grad_weight_ms"]) == (2.0, 0.5, 0.25)
+    assert row.get("gpu_step_ms") is None
     assert (row["gradients_mib"], row["optimizer_mib"]) == (7.0, 14.0)
     assert (row["loss_error"], row["gradient_error"]) == (1e-4, 1e-3)
 

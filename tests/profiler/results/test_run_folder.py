@@ -105,9 +105,20 @@ def test_rows_are_in_the_plans_order_with_every_column(run: RunFolder) -> None:
 
 def test_a_figure_that_is_no_column_is_an_error_and_not_lost(run: RunFolder) -> None:
     result = measured("a", 1.0)
-    result.memory.cache_mib = 3.0  # type: ignore[attr-defined]
+    result.figures["cache_mib"] = 3.0
     with pytest.raises(KeyError, match="no column is called 'cache_mib'"):
         whole_row(result.row(run.run_id, "suite", case("a"), {}))
+
+
+@pytest.mark.parametrize("lost", [{"figures": {"cache_mib": 3.0}}, {"samples": {"host": [1.0], "sundial": [9.0]}}])
+def test_what_has_no_column_is_an_error_before_the_next_case_starts(run: RunFolder, lost) -> None:
+    with pytest.raises(KeyError, match=r"no column is called '(cache_mib|sundial_ms)'"):
+        run.append(Result(case("a").id, "ok", clock="host", **lost))
+
+
+def test_a_case_with_a_figure_that_only_another_version_knows_is_measured_again(run: RunFolder) -> None:
+    run.journal.write_text(measured("a", 1.0).to_json().replace('"memory": {', '"memory": {"cache_mib": 3.0') + "\n")
+    assert run.results() == {}
 
 
 def test_samples_of_a_failed_case_are_kept_but_give_no_latency(run: RunFolder) -> None:

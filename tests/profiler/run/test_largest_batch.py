@@ -16,7 +16,7 @@ from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import LargestBatch
 from profiler.nvml import Gpu
 from profiler.processes.messages import Status
-from profiler.results.result import MemoryParts, Result
+from profiler.results.result import Result
 from profiler.run.largest_batch import (
     Probe,
     Search,
@@ -237,7 +237,7 @@ def results(swept: Mapping[int, Status], *probes: Result) -> dict[CaseId, Result
 
 
 def probe(batch: int, status: Status = "ok", **memory: float) -> Result:
-    return Result(probe_of(case(1), batch).id, status, memory=MemoryParts(**memory))
+    return Result(probe_of(case(1), batch).id, status, figures=memory)
 
 
 def test_a_search_starts_at_the_largest_batch_of_its_sweep() -> None:

@@ -64,7 +64,7 @@ def test_a_row_outlives_a_session_that_aborts_when_it_is_freed(folder: Path, pre
     assert (result.status, result.reason) == ("ok", None)
     assert str(result.warnings[-1]) == "unclosed: ended by SIGABRT in phase end"
     assert result.samples["host"]
-    assert result.parity.rel_l2_error is not None
+    assert result.figures["rel_l2_error"] is not None
     assert result.phases.keys() >= {"load", "measure", "check", "end"}
 
 

@@ -106,4 +106,4 @@ def test_what_the_bookkeeping_needs_is_not_the_models_memory(measure, monkeypatc
         return declared(session)
 
     monkeypatch.setattr(EagerSession, "memory", costly)
-    assert measure("attention").memory.host_peak_mib < 300
+    assert measure("attention").figures["host_peak_mib"] < 300
