@@ -19,7 +19,7 @@ import yaml
 
 from benchmarks.publish import MADE, Cleaner, Run, facts, read, statuses
 from profiler.published import conclusions
-from profiler.published.references import STUDIES
+from profiler.published.studies import STUDIES
 from profiler.published.tables import published_tables, write_published
 from profiler.results.wall_time import describe
 

@@ -18,7 +18,7 @@ ORDER = (
     *("exporters", "engines.batch_range", "engines.catalog", "engines"),
     *("profiler.errors", "profiler.nvml", "profiler.machine", "profiler.stats", "profiler.tables"),
     # From a job to its results:
-    *("profiler.job", "profiler.processes", "profiler.results", "profiler.worker"),
+    *("profiler.published.studies", "profiler.job", "profiler.processes", "profiler.results", "profiler.worker"),
     # From results to answers. A run ends with a published benchmark's tables and with a report, and what is recommended
     # is exported by what prepares a run and builds an engine.
     *("profiler.published", "profiler.compare", "profiler.report", "profiler.run"),

@@ -29,11 +29,10 @@ from profiler.job.config_errors import (
 )
 from profiler.job.yaml_lines import Lines, read
 from profiler.machine import DEVICES, is_device
+from profiler.published.studies import STUDIES
 
 _REQUESTABLE = tuple(p for p in PRECISIONS if p != "native")
 KINDS = ("models", "layers", "minibatch")
-STUDIES = ("cnn-benchmarks", "cloud-gpus", "convnet-benchmarks", "gpu-study")
-"""The published benchmarks, as references/*.csv name them."""
 BatchSizes = Annotated[list[Annotated[int, Field(gt=0)]], Field(min_length=1)]
 
 

@@ -16,7 +16,8 @@ from profiler.job.case import settings
 from profiler.published import conclusions
 from profiler.published.layers import LAYERS
 from profiler.published.printed import Printed
-from profiler.published.references import STUDIES, network_names
+from profiler.published.references import network_names
+from profiler.published.studies import STUDIES
 from profiler.published.tables import Environment, published_tables, write_published
 from profiler.results.reading import read_runs
 from profiler.tables.writers import print_table
@@ -73,29 +74,26 @@ def require(study: str | None) -> None:
 
 def covers(study: str, group: Mapping[str, Any]) -> bool:
     """Whether a group of results, by its model, pass and setting, has its table among the study's."""
-    names = set(network_names(study)) | (set(LAYERS) if study == "convnet-benchmarks" else set())
-    passes = ("inference", "training") if study == "gpu-study" or group["model"] in LAYERS else ("training",)
-    return group["model"] in names and group["pass"] in passes and "optimizer" not in settings(group["setting"])
+    layers = LAYERS if "layers" in STUDIES[study].tables else []
+    networks = network_names(study) if group["pass"] in STUDIES[study].passes else {}
+    return group["model"] in {*networks, *layers} and "optimizer" not in settings(group["setting"])
 
 
 def print_published(console: Console, printed: Printed) -> None:
-    """The table's sections in which rows of ours stand, ours marked and bold."""
+    """Print the table's sections in which rows of ours stand, ours marked and bold."""
     console.print()
     console.print(Text(printed.title, style="bold underline"))
     if printed.note:
         console.print(Text(printed.note, style="dim"))
-    for table in printed.tables(short=True):
+    for table in printed.tables(note="brief"):
         if any(table.flags("ours")):
             print_table(console, table)
 
 
 def _print_conclusions(console: Console, study: str, results: pl.DataFrame) -> None:
-    sentences = [
-        comparison.sentence().replace("**", "")
-        for what, times in conclusions.times_of(study, results).items()
-        for comparison in conclusions.most_telling(times, what)
-    ]
-    if sentences:
+    times = conclusions.times_of(study, results)
+    found = [comparison for subject in times for comparison in conclusions.most_telling(times[subject], subject)]
+    if found:
         console.print(Text("\nConclusions", style="bold underline"))
-    for sentence in sentences:
-        console.print(Text(f"- {sentence}"))
+    for comparison in found:
+        console.print(Text(f"- {comparison.sentence(bold='')}"))

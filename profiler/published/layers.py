@@ -1,28 +1,33 @@
-"""What enters: results of single layers. What leaves: convnet-benchmarks' tables of L1 to L5, ours marked."""
+"""Make convnet-benchmarks' tables of the layers L1 to L5, with the rows of runs among its figures, ours marked."""
 
 from __future__ import annotations
 
 import polars as pl
 
+from exporters.single_layers import LAYERS as SHAPES
 from profiler.published import references, setups
-from profiler.published.printed import Printed
+from profiler.published.printed import Printed, joined_notes, label, measures, milliseconds
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
+from profiler.tables.numbers import whole
+from profiler.tables.table import Field, figure
 
-LAYERS = ["L1", "L2", "L3", "L4", "L5"]
+LAYERS = list(SHAPES)
 _SECTIONS = {
     "forward": "forward",
     "backward": "backward (gradInput + gradWeight)",
     "gradInput": "gradInput",
     "gradWeight": "gradWeights",
 }
-_COLUMNS = {
+_TABLES = {
     "forward_ms": "forward",
     "backward_ms": "backward",
     "grad_input_ms": "gradInput",
     "grad_weight_ms": "gradWeight",
 }
-_NAMES = {"machine": "GPU", "library": "Library", "implementation": "Class/Function"}
+"""The published table that has a pass."""
+_SUMS = {"total_ms": "Total (ms)", "forward_ms": "forward (ms)", "backward_ms": "backward (ms)"}
 _SETUP = ["setup", "machine", "library", "implementation", "batch_size"]
+_LABELS = [label("machine", "GPU"), label("library", "Library"), label("implementation", "Class/Function")]
 _CLOCK = (
     "Own times are the device's, without gaps between launches, where those could be kept out; engines that run"
     ' inference alone have a forward time. "best of ours" takes the fastest variant for each layer and pass, at one'
@@ -30,98 +35,103 @@ _CLOCK = (
 )
 
 
-def layer_tables(results: pl.DataFrame) -> list[Printed]:
+def layer_tables(_: str, __: pl.DataFrame, results: pl.DataFrame) -> list[Printed]:
     """The sums over the five layers, the breakdown by pass, and the peak memory; none where there are no such layers.
 
     L1 to L5 alone stand in them: no other layer was published.
     """
-    rows = layer_rows(results.filter(model_kind="layer").filter(pl.col("model").is_in(LAYERS)))
-    if rows.is_empty():
-        return []
-    mine = _named(rows, results)
-    return [_sums(mine), _breakdown(mine), _memory(mine)]
+    mine = _own(results)
+    return [] if mine.is_empty() else [_sums(mine), _breakdown(mine), _memory(mine)]
 
 
 def layer_times(results: pl.DataFrame) -> pl.DataFrame:
     """Forward, gradInput and gradWeight together: published and own rows, as conclusions.compare takes them."""
-    rows = layer_rows(results.filter(model_kind="layer").filter(pl.col("model").is_in(LAYERS)))
-    mine = _named(rows, results).filter(pl.col("layer").is_in(LAYERS)).select(
-        "setup", "machine", "library", "called", "device", network="layer", published_network="layer",
-        ms=pl.col("total_ms") / pl.col("batch_size"), ours=pl.lit(True),
-        plain=pl.col("plain").fill_null(value=False),
-    )  # fmt: skip
-    printed = references.layers().filter(
+    columns = ["setup", "machine", "software", "ending", "called", "device", "network", "published_network"]
+    keys = ["machine", "library", "implementation", "batch_size"]
+    passes = references.layers().filter(
         pl.col("table").is_in(["forward", "backward"]), pl.col("library") != "cherry-picking"
     )
-    keys = ["machine", "library", "implementation", "batch_size"]
+    both = passes.unpivot(LAYERS, index=["table", *keys], variable_name="layer").group_by(
+        *keys, "layer", maintain_order=True
+    )
     called = pl.format("{} ({})", "library", "implementation")
-    published = (
-        printed.unpivot(LAYERS, index=["table", *keys], variable_name="network")
-        .group_by(*keys, "network", maintain_order=True)
-        .agg(pl.when(pl.col("value").count() == 2).then(pl.col("value").sum()).first().alias("ms"))
-        .select(
-            "machine", "network", setup=pl.format("{} with {}", "machine", called), library=called, called=called,
-            device=pl.lit("cuda"), published_network="network", ms=pl.col("ms") / pl.col("batch_size"),
-            ours=pl.lit(False), plain=pl.lit(False),
-        )
-    )  # fmt: skip
-    return pl.concat([published, mine.select(published.columns)], how="vertical_relaxed")
+    published = both.agg(
+        pl.when(pl.col("value").count() == 2).then(pl.col("value").sum()).first().alias("total_ms")
+    ).with_columns(
+        setup=pl.format("{} with {}", "machine", called),
+        software=called,
+        ending=pl.lit(""),
+        called=called,
+        device=pl.lit("cuda"),
+        ours=pl.lit(False),
+        plain=pl.lit(False),
+    )
+    rows = pl.concat([published, _own(results)], how="diagonal_relaxed")
+    rows = rows.with_columns(network="layer", published_network="layer", ms=pl.col("total_ms") / pl.col("batch_size"))
+    return rows.select(*columns, "ms", "ours", "plain")
 
 
-def _named(rows: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
+def _own(results: pl.DataFrame) -> pl.DataFrame:
     """`layer_rows` with setup and library by name, then the best of each machine, precision and batch size."""
+    rows = layer_rows(results.filter(pl.col("model_kind") == "layer", pl.col("model").is_in(LAYERS)))
     keys = ["machine", "device", "variant", "precision", "batch_size"]
     names = setups.times(results.filter(model_kind="layer")).unique(keys, keep="first", maintain_order=True)
-    names = names.select(*keys, "setup", "plain", called="library", library="runtime")
+    names = names.select(*keys, "setup", "plain", "software", "ending", called="library", library="runtime")
     named = rows.join(names, on=keys, how="left", maintain_order="left")
-    best = best_per_layer(rows).filter(pl.col("layer") != ALL_LAYERS).with_columns(
-        library=pl.format("best of ours, {}", "precision"),
-        called=pl.format("best of ours, {}", "precision"),
-        variant=pl.lit("best per layer"),
-        setup=pl.format("{}, best of ours, {}", "machine", "precision"),
-    )  # fmt: skip
+    # Where several variants ran.
     group = ["machine", "precision", "batch_size"]
     several = rows.group_by(group).agg(pl.col("variant").n_unique()).filter(pl.col("variant") > 1)
-    best = best.join(several, on=group, how="semi")
-    return pl.concat([named, best], how="diagonal").with_columns(implementation=pl.col("variant"))
+    called = pl.format("best of ours, {}", "precision")
+    best = best_per_layer(rows).filter(pl.col("layer") != ALL_LAYERS).join(several, on=group, how="semi")
+    best = best.with_columns(
+        library=called,
+        called=called,
+        software=called,
+        ending=pl.lit(""),
+        setup=pl.format("{}, {}", "machine", called),
+        variant=pl.lit("best per layer"),
+        plain=pl.lit(False),
+    )
+    both = pl.concat([named, best], how="diagonal")
+    return both.with_columns(implementation=pl.col("variant"), ours=pl.lit(True))
 
 
 def _sums(mine: pl.DataFrame) -> Printed:
     """Total, forward and backward of the five layers together."""
-    columns = {"total_ms": "Total (ms)", "forward_ms": "forward (ms)", "backward_ms": "backward (ms)"}
-    whole = [pl.when(pl.col(c).count() == len(LAYERS)).then(pl.col(c).sum()).alias(c) for c in columns]
-    sums = mine.group_by(_SETUP, maintain_order=True).agg(whole).with_columns(ours=pl.lit(True))
-    sums = sums.filter(pl.any_horizontal(pl.col(list(columns)).is_not_null()))
+    sums_of_all = [pl.when(pl.col(c).count() == len(LAYERS)).then(pl.col(c).sum()).alias(c) for c in _SUMS]
+    sums = mine.group_by(*_SETUP, "ours", maintain_order=True).agg(sums_of_all)
+    sums = sums.filter(pl.any_horizontal(pl.col(list(_SUMS)).is_not_null()))
     published = references.layer_summary().with_columns(ours=pl.lit(False))
-    frame = _ranked(pl.concat([published, sums], how="diagonal_relaxed"), "total_ms")
-    heads = _NAMES | columns | _per_image(frame)
-    return Printed("layers", "L1 to L5: forward + backprop", frame, heads, note=_CLOCK, whole=True)
+    frame = setups.ranked(pl.concat([published, sums], how="diagonal_relaxed"), "total_ms")
+    fields = [*_LABELS, *(milliseconds(column, heading) for column, heading in _SUMS.items()), *_batches(frame)]
+    return Printed("layers", "L1 to L5: forward + backprop", frame, fields, note=_CLOCK)
 
 
 def _breakdown(mine: pl.DataFrame) -> Printed:
     """Every pass with a column a layer; what failed is blank, and the note says why."""
-    long = mine.rename(_COLUMNS).unpivot(
-        list(_SECTIONS), index=[*_SETUP, "layer", "reason"], variable_name="table", value_name="ms"
+    long = mine.rename(_TABLES).unpivot(
+        list(_SECTIONS), index=[*_SETUP, "ours", "layer", "status", "reason"], variable_name="table", value_name="ms"
     )
-    long = long.with_columns(why=pl.when(pl.col("ms").is_null()).then(pl.format("{}: {}", "layer", "reason")))
-    keys = ["table", *_SETUP]
+    failed, why = pl.when(pl.col("ms").is_null()), pl.format("{}: {}", "layer", "reason")
+    brief = pl.when(status="oom").then(why).otherwise("layer")
+    long = long.with_columns(note=failed.then(why), brief=failed.then(brief))
+    keys = ["table", *_SETUP, "ours"]
     wide = long.pivot("layer", index=keys, values="ms", maintain_order=True, aggregate_function="first")
     wide = wide.with_columns(pl.lit(None, pl.Float64).alias(layer) for layer in LAYERS if layer not in wide.columns)
-    measured = pl.col("ms").is_not_null().any().alias("measured")
-    notes = long.group_by(keys).agg(measured, pl.col("why").drop_nulls().str.join("; "))
-    wide = wide.join(notes, on=keys, how="left", maintain_order="left").with_columns(
-        total=pl.sum_horizontal(LAYERS, ignore_nulls=False),
-        ours=pl.lit(True),
-        note=pl.when(pl.col("why") != "").then("why"),
-    )
-    # What an engine cannot do at all is no row of the pass; the forward table tells why.
-    wide = wide.filter(pl.col("measured") | (pl.col("table") == "forward"))
+    notes = long.group_by(keys).agg(pl.col("ms").is_not_null().any().alias("measured"), *joined_notes())
+    wide = wide.join(notes, on=keys, how="left", maintain_order="left")
+    wide = wide.with_columns(total=pl.sum_horizontal(LAYERS, ignore_nulls=False))
+    # What an engine cannot do at all is no row of the pass; the forward table says why.
+    wide = wide.filter(pl.col("measured") | (pl.col("table") == "forward")).drop("measured")
     published = references.layers().with_columns(ours=pl.lit(False))
-    both = pl.concat([published, wide.drop("measured", "why")], how="diagonal_relaxed")
-    sections = {head: _ranked(both.filter(table=table), "total") for table, head in _SECTIONS.items()}
-    frame = pl.concat(rows.with_columns(section=pl.lit(head)) for head, rows in sections.items())
-    heads = _NAMES | {layer: layer for layer in LAYERS} | {"total": "Total"} | _per_image(frame) | {"note": "Note"}
-    return Printed("layers-by-pass", "L1 to L5, by pass (ms)", frame, heads, "section", whole=True)
+    both = pl.concat([published, wide], how="diagonal_relaxed")
+    ranked = setups.ranked(both, "total", "table")
+    order = {table: number for number, table in enumerate(_SECTIONS)}
+    frame = ranked.sort(pl.col("table").replace_strict(order), maintain_order=True)
+    frame = frame.with_columns(section=pl.col("table").replace_strict(_SECTIONS))
+    times = [milliseconds(column, heading) for column, heading in ({n: n for n in LAYERS} | {"total": "Total"}).items()]
+    fields = [*_LABELS, *times, *_batches(frame)]
+    return Printed("layers-by-pass", "L1 to L5, by pass (ms)", frame, fields, "section")
 
 
 def _memory(mine: pl.DataFrame) -> Printed:
@@ -129,18 +139,13 @@ def _memory(mine: pl.DataFrame) -> Printed:
     rows = mine.drop_nulls("peak_memory_mib").with_columns(pl.col("peak_memory_mib").round(0).cast(pl.Int64))
     wide = rows.pivot("layer", index=_SETUP, values="peak_memory_mib", maintain_order=True, aggregate_function="first")
     frame = wide.with_columns(ours=pl.lit(True))
-    heads = {**_NAMES, "batch_size": "Batch"} | {layer: layer for layer in LAYERS if layer in frame.columns}
-    return Printed("layer-memory", "L1 to L5: peak memory (MiB)", frame, heads)
+    layers = [figure(layer, layer, whole) for layer in LAYERS if layer in frame.columns]
+    fields = [*_LABELS, figure("Batch", "batch_size", whole), *layers]
+    return Printed("layer-memory", "L1 to L5: peak memory (MiB)", frame, fields)
 
 
-def _per_image(frame: pl.DataFrame) -> dict[str, str]:
+def _batches(frame: pl.DataFrame) -> list[Field]:
     """The columns that tell batch sizes apart, where there is more than one."""
-    return {"batch_size": "Batch", "per_item_ms": "Per image"} if frame["batch_size"].n_unique() > 1 else {}
-
-
-def _ranked(frame: pl.DataFrame, total: str) -> pl.DataFrame:
-    """Sorted by the time per image; rows without a total last."""
-    ranked = frame.with_columns(per_item_ms=pl.col(total) / pl.col("batch_size")).with_columns(
-        rank=pl.col("per_item_ms").rank("ordinal").cast(pl.Int64)
-    )
-    return ranked.sort("rank", nulls_last=True, maintain_order=True)
+    if frame["batch_size"].n_unique() == 1:
+        return []
+    return [figure("Batch", "batch_size", whole), figure("Per image", "per_item_ms", measures)]

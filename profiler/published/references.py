@@ -1,45 +1,48 @@
-"""What enters: references/*.csv. What leaves: the published figures as polars frames, and what each study is called.
+"""Read the published figures, references/*.csv, as polars frames.
 
 references/README.md explains the files, their columns and the slips of their sources, which are kept.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
 
+from exporters.single_layers import LAYERS
 from profiler.errors import ConfigError, nearest
+from profiler.published.studies import STUDIES
 from profiler.results.reading import with_all_columns
 
 FOLDER = Path(__file__).resolve().parents[2] / "references"
+PASSES = ("forward", "backward", "total")
 _COUNTS = ("rank", "batch_size", "runs", "cuda_cores", "layers")
 _MEASURES = ("milliseconds", "low", "high", "memory_gb", "fp32_tflops")
-PASSES = ("forward", "backward", "total")
-
-
-@dataclass(frozen=True)
-class Study:
-    """A published benchmark: its title, and where it stands; empty where it gives no address of its own."""
-
-    title: str
-    address: str = ""
-
-
-STUDIES = {
-    "cnn-benchmarks": Study("cnn-benchmarks", "https://github.com/jcjohnson/cnn-benchmarks"),
-    "cloud-gpus": Study("GPU in the Cloud | cnn-benchmarks"),
-    "convnet-benchmarks": Study("convnet-benchmarks", "https://github.com/soumith/convnet-benchmarks"),
-    "gpu-study": Study("GPU vs Framework vs Network, and Minibatch Efficiency for TensorFlow (Addfor)"),
+_ROW = {
+    "network": pl.String,
+    "published_network": pl.String,
+    "rank": pl.Int64,
+    "device": pl.String,
+    "batch_size": pl.Int64,
+    "gpu": pl.String,
+    "study": pl.String,
+    "framework_version": pl.String,
+    "library": pl.String,
+    "library_version": pl.String,
+    "published_library": pl.String,
+    "implementation": pl.String,
 }
-"""By the name that a config's `published` and the column `source` have."""
+"""What tells the rows of a study's tables apart; its file may lack some."""
+_LAYER_ROW = ["rank", "batch_size", "machine", "library", "implementation"]
 
 
 def read(name: str) -> pl.DataFrame:
     """The file references/`name`.csv: counts Int64, measures Float64, all else text; an empty cell is null.
 
-    Raises ConfigError where the folder or the file is missing, as in a copy of the package without its project.
+    A library's asterisks, which refer to footnotes, are left out. Raises ConfigError where the folder or the file is
+    missing, as in a copy of the package without its project.
     """
     path = FOLDER / f"{name}.csv"
     if not path.is_file():
@@ -51,6 +54,7 @@ def read(name: str) -> pl.DataFrame:
     return frame.with_columns(
         pl.col([c for c in _COUNTS if c in frame.columns]).cast(pl.Int64),
         pl.col([c for c in _MEASURES if c in frame.columns]).cast(pl.Float64),
+        pl.col("^published_library$").str.strip_chars("* "),
     )
 
 
@@ -62,50 +66,40 @@ def published_as_results(study: str) -> pl.DataFrame:
     """
     if study not in STUDIES:
         raise ConfigError(f"--reference: no published figures of '{study}'{nearest(study, STUDIES)}")
-    keys = ["network", "gpu", "device", "library", "library_version", "batch_size"]
-    printed = read(study).drop_nulls("network").with_columns(ms=pl.col("milliseconds").cast(pl.Float64))
-    wide = printed.pivot("pass", index=keys, values="ms", maintain_order=True, aggregate_function="first")
-    times = {"latency_ms": "total", "forward_ms": "forward", "backward_ms": "backward"}
     machine = pl.col("gpu").str.strip_prefix("CPU: ")
-    rows = wide.select(
-        run_id=pl.lit(study), suite=pl.lit(study), status=pl.lit("ok"), precision=pl.lit("fp32"),
-        model="network", engine="library", batch_size="batch_size", device="device", machine=machine,
+    same = {"run_id": study, "suite": study, "status": "ok", "precision": "fp32", "pass": "training", "replicate": 0}
+    rows = _rows(study).select(
+        "batch_size",
+        "device",
+        "forward_ms",
+        "backward_ms",
+        *(pl.lit(value).alias(name) for name, value in same.items()),
+        model="network",
+        engine="library",
         variant=pl.concat_str("library", "library_version", separator=" ", ignore_nulls=True),
-        replicate=pl.lit(0), gpu=pl.when(device="cuda").then(machine), **{"pass": pl.lit("training")},
-        **{name: pl.col(pass_) for name, pass_ in times.items() if pass_ in wide.columns},
-    ).drop_nulls("latency_ms")  # fmt: skip
+        machine=machine,
+        gpu=pl.when(device="cuda").then(machine),
+        latency_ms="total_ms",
+    )
     case_id = pl.format("{}/{}/training/fp32/b{}/{}", "model", "variant", "batch_size", "machine")
-    rows = rows.with_columns(case_id=case_id)
-    return with_all_columns(rows)
+    return with_all_columns(rows.drop_nulls("latency_ms").with_columns(case_id=case_id))
 
 
 def networks(study: str) -> pl.DataFrame:
     """One row a network, machine and library, in the printed order: `forward_ms`, `backward_ms` and `total_ms`.
 
-    `library` is what the printed column says: cuDNN's version or "None" in cnn-benchmarks and cloud-gpus, else the
-    library's name without its asterisks. A sentence calls the library `called`, and machine and library `setup`.
+    A table calls the library `library`; a sentence calls it `called`, and machine and library `setup`. `swept` marks
+    the rows of a study of batch sizes.
     """
-    keys = ["network", "published_network", "rank", "gpu", "device", "library", "library_version", "batch_size"]
-    frame = read(study)
-    extra = [column for column in ("published_library", "implementation") if column in frame.columns]
-    wide = _by_pass(frame, [*keys, *extra])
-    if extra:
-        library = called = pl.col("published_library").str.strip_chars("* ")
-        setup = pl.format("{} with {}", "gpu", library)
-    else:
-        library = pl.col("library_version").fill_null("None")
-        called = pl.coalesce(pl.format("cuDNN {}", "library_version"), pl.lit("Torch without cuDNN"))
-        without = pl.when(device="cpu").then("gpu").otherwise(pl.format("{} without cuDNN", "gpu"))
-        setup = pl.coalesce(pl.format("{} with cuDNN {}", "gpu", "library_version"), without)
-    implementation = pl.col("implementation") if extra else pl.lit(None, pl.String)
-    return wide.select(
-        *["network", "published_network", "rank", "device", "batch_size"],
-        pl.col("gpu").alias("machine"),
-        library.alias("library"),
-        implementation.alias("implementation"),
+    row = STUDIES[study]
+    rows = _rows(study).with_columns(cpu=pl.when(device="cpu").then("gpu"), machine="gpu")
+    named = rows.with_columns(library=_text(row.library), called=_text(row.called or row.library))
+    return named.select(
+        *["network", "published_network", "rank", "device", "batch_size", "machine", "library", "implementation"],
         *[f"{pass_}_ms" for pass_ in PASSES],
-        called.alias("called"),
-        setup.alias("setup"),
+        "called",
+        _text(row.setup or ("{machine} with {called}",)).alias("setup"),
+        (pl.col("study") == "minibatch").fill_null(value=False).alias("swept"),
     )
 
 
@@ -115,26 +109,15 @@ def layers() -> pl.DataFrame:
     `table` is `forward`, `backward`, `gradInput` or `gradWeight`; a cell without a plain number is null. The source's
     row `cherry-picking` is there as printed, although some of its cells are not the lowest.
     """
-    breakdown = read("convnet-layers").filter(pl.col("table") != "summary")
-    wide = breakdown.pivot("layer", index=["table", *_LIBRARY], values="milliseconds", maintain_order=True)
-    return _named(wide).select("table", *_NAMED, "L1", "L2", "L3", "L4", "L5", "total")
+    breakdown = _layer_cells().filter(pl.col("table") != "summary")
+    wide = breakdown.pivot("layer", index=["table", *_LAYER_ROW], values="milliseconds", maintain_order=True)
+    return wide.select("table", *_LAYER_ROW, *LAYERS, "total")
 
 
 def layer_summary() -> pl.DataFrame:
     """convnet-benchmarks' table of all five layers together: one row a library, `forward_ms` and so on."""
-    summary = read("convnet-layers").filter(table="summary")
-    return _named(_by_pass(summary, _LIBRARY)).select(*_NAMED, *(f"{pass_}_ms" for pass_ in PASSES))
-
-
-def minibatch() -> pl.DataFrame:
-    """gpu-study's times of the text: its plots had the others. One row a GPU, network and batch size."""
-    framework = pl.col("framework").replace("tensorflow", "TensorFlow")
-    return read("gpu-study").select(
-        *["network", "published_network", "device", "batch_size"],
-        pl.col("gpu").alias("machine"),
-        pl.format("{} {}, cuDNN {}", framework, "framework_version", "library_version").alias("library"),
-        pl.col("milliseconds").alias("total_ms"),
-    )
+    wide = _by_pass(_layer_cells().filter(table="summary"), _LAYER_ROW)
+    return wide.select(*_LAYER_ROW, *(f"{pass_}_ms" for pass_ in PASSES))
 
 
 def hardware(study: str) -> pl.DataFrame:
@@ -149,23 +132,21 @@ def hardware(study: str) -> pl.DataFrame:
 
 
 def network_names(study: str) -> dict[str, str]:
-    """The printed name of each network of the study by the catalog's, in the printed order."""
-    frame = read("studies").filter(pl.col("source") == study, pl.col("study") != "layers")
-    pairs: dict[str, str] = {}
-    for ours, printed in frame.select("networks", "published_networks").iter_rows():
-        # "ResNet-52" is a slip of the source, which its README tells.
-        names = zip(ours.split("; "), printed.replace("ResNet-52", "ResNet-152").split("; "), strict=True)
-        pairs |= {name: text for name, text in names if name not in pairs}
-    return pairs
+    """The printed name of each network of the study by the catalog's, in the printed order.
 
-
-_LIBRARY = ["rank", "gpu", "library", "library_version", "published_library", "implementation", "batch_size"]
-_NAMED = ["rank", "batch_size", "machine", "library", "implementation"]
-
-
-def _named(frame: pl.DataFrame) -> pl.DataFrame:
-    library = pl.col("published_library").str.strip_chars("* ")
-    return frame.with_columns(machine=pl.col("gpu"), library=library)
+    Those of studies.csv, which also has networks whose figures were printed as pictures, then those of the figures.
+    """
+    listed = read("studies").filter(pl.col("source") == study, pl.col("study") != "layers")
+    # "ResNet-52" is a slip of the source, which references/README.md mentions.
+    printed = pl.col("published_networks").str.replace("ResNet-52", "ResNet-152", literal=True)
+    pairs = listed.select(pl.col("networks").str.split("; "), printed.str.split("; ")).explode(
+        "networks", "published_networks"
+    )
+    figures = read(study).select("network", "published_network").rows()
+    names: dict[str, str] = {}
+    for network, name in (*pairs.rows(), *figures):
+        names.setdefault(network, name)
+    return names
 
 
 def place(study: str, column: str) -> pl.Expr:
@@ -174,6 +155,26 @@ def place(study: str, column: str) -> pl.Expr:
     return pl.col(column).replace_strict(order, return_dtype=pl.Int64)
 
 
-def _by_pass(frame: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+def _rows(study: str) -> pl.DataFrame:
+    """A study's file, one row a network, machine and library, with a column a pass and all columns of _ROW."""
+    frame = read(study)
+    wide = _by_pass(frame, [name for name in _ROW if name in frame.columns])
+    times = dict.fromkeys((f"{pass_}_ms" for pass_ in PASSES), pl.Float64)
+    return pl.concat([pl.DataFrame(schema={**_ROW, **times}), wide], how="diagonal")
+
+
+def _layer_cells() -> pl.DataFrame:
+    return read("convnet-layers").drop("library").rename({"gpu": "machine", "published_library": "library"})
+
+
+def _by_pass(frame: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
     wide = frame.pivot("pass", index=keys, values="milliseconds", maintain_order=True)
-    return wide.rename({pass_: f"{pass_}_ms" for pass_ in PASSES})
+    return wide.rename({pass_: f"{pass_}_ms" for pass_ in PASSES}, strict=False)
+
+
+def _text(templates: Sequence[str]) -> pl.Expr:
+    """The first of the templates whose columns a row has all of."""
+    texts = [
+        pl.format(re.sub(r"\{\w+\}", "{}", template), *re.findall(r"\{(\w+)\}", template)) for template in templates
+    ]
+    return pl.coalesce(texts)

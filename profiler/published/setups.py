@@ -1,4 +1,4 @@
-"""Collect the times of one or several runs, by what machine and library are called.
+"""Collect the times of runs, and those of a study with them, by what machine and library are called.
 
 A setup is a machine with a library at a precision, such as "H200 with PyTorch 2.11 eager fp32, cuDNN 9.19": what a
 published table has a row for.
@@ -14,71 +14,116 @@ import polars as pl
 
 from engines.catalog import known
 from profiler.job.case import Role
+from profiler.published import references
+from profiler.published.studies import STUDIES
 from profiler.results.lines import without_probes
-from profiler.results.replicates import merge, why_not
+from profiler.results.replicates import OUT_OF_MEMORY, merge, why_not
 
 _FIGURES = [
-    *("latency_ms", "forward_ms", "backward_ms", "grad_input_ms", "grad_weight_ms", "throughput", "peak_memory_mib"),
-    *("tflops", "usd_per_million_items", "items_per_usd"),
+    *("latency_ms", "forward_ms", "backward_ms", "throughput", "usd_per_million_items", "items_per_usd"),
+    *("status", "reason"),
 ]
-KEYS = [
+_KEYS = [
     *("model", "model_kind", "pass", "batch_size", "device", "machine", "cloud", "instance", "usd_per_hour"),
-    *("library", "runtime", "variant", "precision", "setup", "swept", "updates", "plain"),
+    *("software", "ending", "runtime", "variant", "precision", "swept", "updates", "plain"),
 ]
 
 
 def times(results: pl.DataFrame) -> pl.DataFrame:
-    """One row a cell of the matrix, KEYS and medians over its replicates; `note` says why a cell has no figures.
+    """One row a cell of the matrix: keys, medians over its replicates, and in `note` and `brief` why it has no figures.
 
-    `library` names runtime, version, variant, precision and cuDNN, `runtime` the same without the variant; `plain`
-    marks what the others are held against, `swept` the rows of a batch sweep, `updates` those with an
-    optimizer's step. Rows that only looked for the largest batch are left out.
+    `library` names the `software` (runtime, version, variant and precision) with its `ending`, such as ", cuDNN 9.19";
+    `runtime` is the software without the variant. `plain` marks what the others are held against, `swept` the rows of
+    a batch sweep, `updates` those with an optimizer's step. Probes for the largest batch are left out.
     """
     rows = without_probes(results)
-    cells = list(rows.iter_rows(named=True))
+    names = [(software(row, row["variant"]), software(row), ending(row)) for row in rows.iter_rows(named=True)]
+    named = pl.DataFrame(names, schema=dict.fromkeys(("software", "runtime", "ending"), pl.String), orient="row")
     on_cpu = pl.when(device="cpu").then(pl.lit("CPU")).otherwise(pl.lit("GPU"))
     labelled = rows.with_columns(
-        pl.Series("library", [library(row) for row in cells], pl.String),
-        pl.Series("runtime", [library({**row, "variant": ""}) for row in cells], pl.String),
+        *named.get_columns(),
         machine=pl.coalesce("machine", "gpu", on_cpu),
         model_kind=pl.col("model_kind").fill_null("canonical"),
         swept=pl.col("role") == Role.SWEEP,
         updates=pl.col("optimizer").fill_null("none") != "none",
         plain="is_base",
-    ).with_columns(setup=pl.format("{} with {}", "machine", "library"))
-    found = merge(labelled, KEYS, [*_FIGURES, "status", "reason"])
-    return found.select(*KEYS, *_FIGURES, note=why_not())
+    )
+    brief = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(pl.col("status") != "ok").then("status")
+    library = pl.format("{}{}", "software", "ending")
+    cells = merge(labelled, _KEYS, _FIGURES).with_columns(
+        library=library, runtime=pl.format("{}{}", "runtime", "ending"), note=why_not(), brief=brief
+    )
+    return cells.with_columns(setup=pl.format("{} with {}", "machine", "library"))
 
 
-def nearest_batch(*keys: str) -> pl.Expr:
-    """Lets rows at the published batch size, column `usual`, through; where a setup, `keys`, has none, all others."""
-    is_usual = pl.col("batch_size") == pl.col("usual")
-    return is_usual | ~is_usual.any().over(keys)
+def network_times(name: str, own: pl.DataFrame) -> pl.DataFrame:
+    """A study's published rows, and after them the `own` ones of its networks and passes, in the networks' order.
+
+    A row has `total_ms` and perhaps its parts, `per_item_ms` (the total per image) and `ours`. Of a setup's own rows
+    those at the published batch size are there, or where it has none all, and every row of a batch sweep.
+    """
+    study, names, published = STUDIES[name], references.network_names(name), published_times(name)
+    # At the usual batch size a row of a sweep is one of the plain table, too.
+    both = published.filter(pl.col("swept"), pl.col("batch_size") == pl.lit(study.batch_size))
+    usual = dict(published.select("network", "batch_size").rows())
+    is_usual = pl.col("batch_size") == (study.batch_size or pl.col("model").replace_strict(usual, default=None))
+    mine = own.filter(
+        pl.col("model").is_in(list(names)), pl.col("pass").is_in(study.passes), ~pl.col("updates")
+    ).filter(pl.col("swept") | is_usual | ~is_usual.any().over("setup", "model", "pass", "swept"))
+    mine = mine.rename({"model": "network", "latency_ms": "total_ms"}).with_columns(
+        ours=pl.lit(True),
+        implementation="variant",
+        called="library",
+        library="runtime" if "implementation" in study.columns else "library",
+    )
+    shared = [column for column in (*published.columns, "note", "brief") if column in mine.columns]
+    rows = pl.concat([published, both.with_columns(swept=pl.lit(False)), mine.select(shared)], how="diagonal")
+    return rows.with_columns(
+        per_item_ms=pl.col("total_ms") / pl.col("batch_size"),
+        published_network=pl.col("network").replace_strict(names),
+    ).sort(references.place(name, "network"), maintain_order=True)
 
 
-def library(row: Mapping[str, Any]) -> str:
-    """How a row of results calls its library, like "PyTorch 2.11 eager fp32, cuDNN 9.19"."""
+def published_times(name: str) -> pl.DataFrame:
+    """A study's published rows, marked as not ours."""
+    return references.networks(name).with_columns(
+        pl.lit("training").alias("pass"),
+        software="called",
+        ending=pl.lit(""),
+        ours=pl.lit(False),
+        plain=pl.lit(False),
+    )
+
+
+def ranked(rows: pl.DataFrame, total: str, *within: str) -> pl.DataFrame:
+    """Sorted by the column `total` per image, their `rank` within others that agree in some columns; blanks last."""
+    per_item = pl.col(total) / pl.col("batch_size")
+    rank = per_item.rank("ordinal").cast(pl.Int64)
+    ranked = rows.with_columns(per_item_ms=per_item, rank=rank.over(within) if within else rank)
+    return ranked.sort("rank", nulls_last=True, maintain_order=True)
+
+
+def software(row: Mapping[str, Any], variant: str = "") -> str:
+    """What a row of results ran in, like "PyTorch 2.11 eager fp32"."""
     engine = known(row["engine"])
     version = _release(row[engine.version.column]) if engine.version else ""
-    words = [engine.library, version, row["variant"], row["precision"]]
-    return " ".join(filter(None, words)) + _cudnn(row) + _unusual(row)
+    return " ".join(filter(None, [engine.library, version, variant, row["precision"]]))
 
 
-def _unusual(row: Mapping[str, Any]) -> str:
-    """What else a training row did than the published ones, which began with a gradient of the network's output."""
-    words = [f"optimizer {row['optimizer']}"] if row["optimizer"] not in (None, "none") else []
-    words += ["dropout on"] if row["dropout"] else []
+def ending(row: Mapping[str, Any]) -> str:
+    """The cuDNN that a row ran with, and what else it did than the published ones, like ", cuDNN 9.19, with loss"."""
+    words = []
+    if row["device"] == "cuda" and known(row["engine"]).uses_cudnn and row["cudnn"] is not None:
+        without = json.loads(row["options"] or "{}").get("cudnn", True) is False
+        words.append("no cuDNN" if without else f"cuDNN {_cudnn_release(row['cudnn'])}")
+    if row["optimizer"] not in (None, "none"):
+        words.append(f"optimizer {row['optimizer']}")
+    if row["dropout"]:
+        words.append("dropout on")
+    # The published ones began their backward pass with a gradient of the network's output.
     if row["pass"] == "training" and row["model_kind"] != "layer" and row["head"] != "logits":
         words.append("with loss")
     return "".join(f", {word}" for word in words)
-
-
-def _cudnn(row: Mapping[str, Any]) -> str:
-    if row["device"] != "cuda" or not known(row["engine"]).uses_cudnn or row["cudnn"] is None:
-        return ""
-    if json.loads(row["options"] or "{}").get("cudnn", True) is False:
-        return ", no cuDNN"
-    return f", cuDNN {_cudnn_release(row['cudnn'])}"
 
 
 def _cudnn_release(number: str) -> str:

@@ -11,7 +11,7 @@ from profiler.errors import ConfigError
 from profiler.job.config import Config, load_config
 from profiler.job.plan import estimate_total, make_plan
 from profiler.machine import check_device, resolve_device
-from profiler.published.references import STUDIES
+from profiler.published.studies import STUDIES
 from profiler.tables.numbers import duration, each
 from profiler.tables.table import Table, figure, name, of_rows, prose
 

@@ -1,12 +1,12 @@
-"""What enters: results of one or several runs, and references/. What leaves: tables in the published form, ours marked.
+"""Make the tables of a study with the rows of runs among its figures, ours marked.
 
-The published rows and ours stand together, ranked by time. A row of ours that was measured at another batch size than
-the published is ranked by its time per image, and the table says so.
+The published rows and ours are ranked together by time. A row of ours that was measured at another batch size than the
+published is ranked by its time per image, and the table says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,109 +14,108 @@ import polars as pl
 
 from profiler.published import references, setups
 from profiler.published.layers import layer_tables
-from profiler.published.printed import Printed
-from profiler.published.study import study_tables
-from profiler.tables.numbers import count
+from profiler.published.printed import NOTES, Printed, joined_notes, label, measures, milliseconds, money, rates
+from profiler.published.studies import STUDIES, Study
+from profiler.tables.numbers import count, whole
+from profiler.tables.table import figure
 from profiler.tables.writers import escape_markdown
 
 Environment = Mapping[str, Any]
 """What environment.json holds; `machine` is what to call it, as in profiler.results.reading.Run."""
 
-_PASSES = {"forward_ms": "Forward (ms)", "backward_ms": "Backward (ms)", "total_ms": "Total (ms)"}
-_HARDWARE = {
-    "gpu": "GPU",
-    "cloud": "Cloud",
-    "instance": "Instance Name",
-    "memory": "Memory",
-    "architecture": "Architecture",
-    "cuda_cores": "CUDA Cores",
-    "fp32_tflops": "FP32 TFLOPS",
-    "release_date": "Release Date",
-}
-_COST = {
-    "machine": "Machine",
-    "instance": "Instance Name",
-    "usd_per_hour": "USD/h",
-    "pass": "Pass",
-    "library": "Library",
-    "batch_size": "Batch",
-    "throughput": "Images/s",
-    "usd_per_million_items": "USD/1M images",
-    "items_per_usd": "Images/USD",
-}
+_PICTURES = "The source printed its figures as pictures: of them only those in its text stand here."
+_SECTIONS = {"inference": "forward", "training": "forward + backward"}
+_HARDWARE = [
+    *(label("gpu", "GPU"), label("cloud", "Cloud"), label("instance", "Instance Name"), label("memory", "Memory")),
+    *(label("architecture", "Architecture"), figure("CUDA Cores", "cuda_cores", whole)),
+    *(figure("FP32 TFLOPS", "fp32_tflops", measures), label("release_date", "Release Date")),
+]
+_COST = [
+    *(label("machine", "Machine"), label("instance", "Instance Name"), figure("USD/h", "usd_per_hour", money)),
+    *(label("pass", "Pass"), label("library", "Library"), figure("Batch", "batch_size", whole)),
+    *(figure("Images/s", "throughput", rates), figure("USD/1M images", "usd_per_million_items", money)),
+    figure("Images/USD", "items_per_usd", rates),
+]
 
 
-def published_tables(study: str, results: pl.DataFrame, environments: Sequence[Environment] = ()) -> list[Printed]:
+def published_tables(name: str, results: pl.DataFrame, environments: Sequence[Environment] = ()) -> list[Printed]:
     """Every table of the study to which the results have something to say; `environments` are the runs' own.
 
     Raises ConfigError where references/ is missing.
     """
     own = setups.times(results).filter(pl.col("model_kind") != "layer")
-    tables = [] if study == "gpu-study" else [network_table(study, own)]
-    if study == "convnet-benchmarks":
-        tables += layer_tables(results)
-    if study == "gpu-study":
-        tables += study_tables(own)
-    if study != "convnet-benchmarks":
-        tables.append(hardware_table(study, own, environments))
-    tables.append(cost_table(study, own))
+    tables = [table for form in STUDIES[name].tables for table in TABLES[form](name, own, results)]
+    tables += [hardware_table(name, own, environments), cost_table(name, own)]
     return [table for table in tables if table.frame["ours"].any()]
 
 
-def network_times(study: str, own: pl.DataFrame) -> pl.DataFrame:
-    """Published and own rows of the study's networks together, as `references.networks` has them.
+def network_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed]:
+    """A section a network, a row a setup: the times of its passes."""
+    study = STUDIES[name]
+    rows = setups.network_times(name, own).filter(pl.col("pass") == "training", ~pl.col("swept"))
+    frame = setups.ranked(rows.drop("pass", "swept", "software", "ending"), "total_ms", "network")
+    frame = frame.sort(references.place(name, "network"), maintain_order=True)
+    fields = [milliseconds(c, h) if c.endswith("_ms") else label(c, h) for c, h in study.columns.items()]
+    note = ""
+    if (frame.group_by("network").agg(pl.col("batch_size").n_unique())["batch_size"] > 1).any():
+        fields += [figure("Batch", "batch_size", whole), figure("Per image (ms)", "per_item_ms", measures)]
+        note = "Batch sizes differ: ranked by the time per image."
+    return [Printed("networks", f"{study.title}: forward and backward pass", frame, fields, "published_network", note)]
 
-    `per_item_ms` is the total per image; `rank` counts by it within a network, null where there is no time. `ours`
-    marks the own rows: those at the published batch size, or where a setup has none, whatever it has.
-    """
-    published = references.networks(study).with_columns(ours=pl.lit(False), plain=pl.lit(False))
-    usual = published.select("network", "published_network", usual="batch_size").unique()
-    mine = (
-        own.filter(pl.col("pass") == "training", ~pl.col("swept"), ~pl.col("updates"))
-        .rename({"model": "network", "latency_ms": "total_ms"})
-        .join(usual, on="network")
-        .filter(setups.nearest_batch("setup", "network"))
-        .with_columns(ours=pl.lit(True), implementation=pl.col("variant"), called=pl.col("library"))
+
+def framework_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed]:
+    """A section a pass, a row a setup, a column a network, blank where that ran out of memory."""
+    rows = _of_both_passes(name, own).filter(~pl.col("swept"))
+    keys = ["section", "machine", "library", "batch_size", "ours"]
+    ranked = rows.with_columns(
+        *(pl.format("{}: {}", "published_network", note).alias(note) for note in NOTES),
+        place=pl.col("per_item_ms").rank().over("section", "network"),
     )
-    if study == "convnet-benchmarks":  # Its tables have a column for what the variant is.
-        mine = mine.with_columns(library="runtime")
-    mine = mine.select(c for c in mine.columns if c in (*published.columns, "note"))
-    both = pl.concat([published, mine], how="diagonal")
-    total = pl.col("total_ms") / pl.col("batch_size")
-    rank = pl.col("per_item_ms").rank("ordinal").over("network").cast(pl.Int64)
-    place = references.place(study, "network")
-    return (
-        both.with_columns(per_item_ms=total)
-        .with_columns(rank=rank)
-        .sort(place, "rank", nulls_last=True, maintain_order=True)
-    )
-
-
-def network_table(study: str, own: pl.DataFrame) -> Printed:
-    """`GPU | cuDNN | Forward | Backward | Total`, or 002's `Library | Class/Function | Total | forward | backward`."""
-    frame = network_times(study, own)
-    differs = batches_differ(frame)
-    more = {"batch_size": "Batch", "per_item_ms": "Per image (ms)"} if differs else {}
-    if study == "convnet-benchmarks":
-        names = {"machine": "GPU", "library": "Library", "implementation": "Class/Function"}
-        passes = {"total_ms": "Time (ms)", "forward_ms": "forward (ms)", "backward_ms": "backward (ms)"}
+    about = ranked.group_by(keys, maintain_order=True).agg(pl.col("place").mean(), *joined_notes())
+    wide = rows.pivot("published_network", index=keys, values="ms", maintain_order=True, aggregate_function="first")
+    frame = wide.join(about, on=keys).sort("section", "place", nulls_last=True)
+    fields = [label(column, heading) for column, heading in STUDIES[name].columns.items()]
+    title = "GPU vs Framework vs Network: milliseconds"
+    if frame["batch_size"].n_unique() > 1:
+        fields.append(figure("Batch", "batch_size", whole))
     else:
-        names, passes = {"machine": "GPU", "library": "cuDNN"}, _PASSES
-    title = f"{references.STUDIES[study].title}: forward and backward pass"
-    note = "Batch sizes differ: ranked by the time per image." if differs else ""
-    return Printed(
-        *("networks", title, frame, names | passes | more | {"note": "Note"}, "published_network", note),
-        whole=study == "convnet-benchmarks",
+        title += f", {STUDIES[name].batch_size} samples per minibatch"
+    fields += [milliseconds(network, network) for network in rows["published_network"].unique(maintain_order=True)]
+    return [Printed("frameworks", title, frame, fields, "section", _PICTURES, data=rows)]
+
+
+def minibatch_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed]:
+    """A section a network, a row a setup and pass, a column a batch size: milliseconds per sample."""
+    swept = _of_both_passes(name, own).filter("swept")
+    keys = ["published_network", "machine", "library", "section", "ours"]
+    notes = (
+        swept.drop_nulls("note")
+        .group_by(keys)
+        .agg(pl.format("{} at {}", pl.col(note).first(), pl.col("batch_size").min()).alias(note) for note in NOTES)
     )
+    by_size = swept.sort("batch_size", maintain_order=True).with_columns(pl.col("batch_size").cast(pl.String))
+    # Of runs that differ in the machine's price alone, the faster.
+    wide = by_size.pivot("batch_size", index=keys, values="per_item_ms", maintain_order=True, aggregate_function="min")
+    order = swept.select("published_network").unique(maintain_order=True)
+    frame = order.join(wide, on="published_network", maintain_order="left_right").join(notes, on=keys, how="left")
+    fields = [label(column, heading) for column, heading in STUDIES[name].columns.items()]
+    fields.append(label("section", "Pass"))
+    fields += [milliseconds(size, size) for size in by_size["batch_size"].unique(maintain_order=True)]
+    title = "Minibatch efficiency: milliseconds per sample, by samples per minibatch"
+    return [Printed("minibatch", title, frame, fields, "published_network", _PICTURES, data=swept)]
 
 
-def batches_differ(frame: pl.DataFrame) -> bool:
-    """Whether a network's rows were measured at more than one batch size."""
-    return bool((frame.group_by("network").agg(pl.col("batch_size").n_unique())["batch_size"] > 1).any())
+TABLES: Mapping[str, Callable[[str, pl.DataFrame, pl.DataFrame], list[Printed]]] = {
+    "networks": network_table,
+    "layers": layer_tables,
+    "frameworks": framework_table,
+    "minibatch": minibatch_table,
+}
+"""What makes them, given a study's name, the runs' times (`setups.times`) and their results."""
 
 
-def hardware_table(study: str, own: pl.DataFrame, environments: Sequence[Environment]) -> Printed:
-    """The published GPUs and the own machines, with cloud and instance.
+def hardware_table(name: str, own: pl.DataFrame, environments: Sequence[Environment]) -> Printed:
+    """The published GPUs and the own machines, with cloud and instance; empty where none were published.
 
     Of an own machine memory is the system's figure, and TFLOPS what its matrix products were measured to reach, which
     is no data sheet's number. An own machine of which nothing is known is left out.
@@ -124,55 +123,65 @@ def hardware_table(study: str, own: pl.DataFrame, environments: Sequence[Environ
     rows = []
     for machine in own.select("machine", "cloud", "instance", "device").unique(maintain_order=True).to_dicts():
         facts = _environment_of(machine["machine"], environments)
-        memory = facts.get("gpu_memory_mib") if machine["device"] == "cuda" else facts.get("memory_mib")
-        roof = (facts.get("roofs") or {}).get("fp32_tflops")
-        rows.append(
-            {
-                "gpu": machine["machine"],
-                "cloud": machine["cloud"],
-                "instance": machine["instance"],
-                "memory": f"{count(memory / 1024)}GiB" if memory else None,
-                "fp32_tflops": roof,
-                "ours": True,
-            }
-        )
-    published = references.hardware(study).with_columns(ours=pl.lit(False))
-    texts = dict.fromkeys(("gpu", "cloud", "instance", "memory"), pl.String)
-    mine = pl.DataFrame(rows, schema={**texts, "fp32_tflops": pl.Float64, "ours": pl.Boolean})
-    mine = mine.filter(pl.any_horizontal(pl.col("cloud", "instance", "memory", "fp32_tflops").is_not_null()))
-    frame = pl.concat([mine, published], how="diagonal").select(published.columns)
+        memory = facts.get("gpu_memory_mib" if machine["device"] == "cuda" else "memory_mib")
+        known = {
+            "cloud": machine["cloud"],
+            "instance": machine["instance"],
+            "memory": f"{count(memory / 1024)}GiB" if memory else None,
+            "fp32_tflops": (facts.get("roofs") or {}).get("fp32_tflops"),
+        }
+        if any(value is not None for value in known.values()):
+            rows.append({"gpu": machine["machine"], **known, "ours": True})
+    published = references.hardware(name).with_columns(ours=pl.lit(False))
+    mine = pl.DataFrame(rows if len(published) else [], schema=published.schema)
     note = "Own rows: memory as the system tells it, FP32 TFLOPS as measured in matrix products."
-    return Printed("hardware", "The machines", frame, _HARDWARE, note=note)
+    return Printed("hardware", "The machines", pl.concat([mine, published]), _HARDWARE, note=note)
 
 
-def cost_table(study: str, own: pl.DataFrame) -> Printed:
+def cost_table(name: str, own: pl.DataFrame) -> Printed:
     """What a million images cost, cheapest first, where the machine's price is known: back-to-back, at full load."""
-    names = references.network_names(study)
-    known = own.filter(pl.col("usd_per_million_items").is_not_null(), pl.col("model").is_in(list(names)))
-    ranked = known.filter(~pl.col("swept")).sort(references.place(study, "model"), "pass", "usd_per_million_items")
-    frame = ranked.select(pl.col("model").replace(names).alias("network"), *_COST, pl.lit(True).alias("ours"))
+    names = references.network_names(name)
+    priced = own.drop_nulls("usd_per_million_items").filter(pl.col("model").is_in(list(names)), ~pl.col("swept"))
+    ranked = priced.sort(references.place(name, "model"), "pass", "usd_per_million_items")
+    columns = [column for field in _COST for column in field.columns]
+    frame = ranked.select(pl.col("model").replace(names).alias("network"), *columns, pl.lit(True).alias("ours"))
     return Printed("cost", "What a million images cost", frame, _COST, "network")
 
 
-def markdown(study: str, tables: Sequence[Printed]) -> str:
+def link(study: Study) -> str:
+    """Its title in Markdown, which leads to its address if it has one."""
+    title = escape_markdown(study.title)
+    return f"[{title}]({study.address})" if study.address else title
+
+
+def markdown(name: str, tables: Sequence[Printed]) -> str:
     """The tables as one page."""
-    told = references.STUDIES[study]
-    title = escape_markdown(told.title)
-    source = f"[{title}]({told.address})" if told.address else f'"{title}"'
-    lead = f"# {title}: published and own figures\n\nOwn rows are **bold**; the others are {source}'s.\n"
+    study = STUDIES[name]
+    source = link(study) if study.address else f'"{link(study)}"'
+    title = f"# {escape_markdown(study.title)}: published and own figures"
+    lead = f"{title}\n\nOwn rows are **bold**; the others are {source}'s.\n"
     return "\n".join([lead, *(table.markdown() for table in tables)])
 
 
-def write_published(folder: Path, study: str, tables: Sequence[Printed]) -> None:
+def write_published(folder: Path, name: str, tables: Sequence[Printed]) -> None:
     """published.md, and published-<table>.csv for each of the tables."""
     folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
         table.write_csv(folder)
-    (folder / "published.md").write_text(markdown(study, tables))
+    (folder / "published.md").write_text(markdown(name, tables))
+
+
+def _of_both_passes(name: str, own: pl.DataFrame) -> pl.DataFrame:
+    """The rows of the study's networks, with the heading of their pass in `section`."""
+    return setups.network_times(name, own).select(
+        *("machine", "library", "setup", "batch_size", "network", "pass"),
+        pl.col("total_ms").alias("ms"),
+        *("swept", "plain", "device", "note", "ours", "per_item_ms", "published_network"),
+        pl.col("pass").replace(_SECTIONS).alias("section"),
+        "brief",
+    )
 
 
 def _environment_of(machine: str, environments: Sequence[Environment]) -> Environment:
-    for facts in environments:
-        if machine in (facts.get("machine"), facts.get("gpu"), facts.get("cpu")):
-            return facts
-    return {}
+    of_it = (facts for facts in environments if machine in (facts.get("machine"), facts.get("gpu"), facts.get("cpu")))
+    return next(of_it, {})

@@ -11,6 +11,9 @@ import pytest
 
 from profiler.published import conclusions, references
 from profiler.published.conclusions import (
+    FORWARD_ALONE,
+    MODELS,
+    SINGLE_LAYERS,
     Comparison,
     compare,
     compare_libraries,
@@ -63,9 +66,9 @@ def found(slower: str, faster: str) -> Comparison:
     times = conclusions.published_times("cloud-gpus")
     if slower.startswith("cudnn"):
         slower, faster = slower.replace("cudnn", "cuDNN"), faster.replace("cudnn", "cuDNN")
-        pairs = compare_libraries(conclusions.with_cudnn_releases(times))
+        pairs = compare_libraries(conclusions.with_releases("cloud-gpus", times))
     else:
-        pairs = compare_machines(times, newest=True)
+        pairs = compare_machines(times, by_release=True)
     (pair,) = [p for p in pairs if {p.faster, p.slower} == {slower, faster}]
     assert pair.faster == faster
     return pair
@@ -182,7 +185,7 @@ def test_ours_are_compared_with_the_best_published_and_with_plain_fp32() -> None
 def test_a_cpu_of_ours_is_compared_with_the_published_cpu() -> None:
     rows = frame(case("resnet50", ms=6627.25 / 2, machine="Mine", device="cpu", cudnn=None))
     (found,) = conclusions.times_of("cnn-benchmarks", rows).values()
-    assert conclusions.best_published(found) == {"CPU: Dual Xeon E5-2630 v3"}
+    assert conclusions.best_published(found) == {"Dual Xeon E5-2630 v3"}
     (pair,) = most_telling(found)
     assert pair.sentence() == (
         "On ResNet-50 alone, the Mine with PyTorch 2.11 eager fp32 is **2.0x** faster than Dual Xeon E5-2630 v3."
@@ -192,7 +195,7 @@ def test_a_cpu_of_ours_is_compared_with_the_published_cpu() -> None:
 def test_of_a_machine_without_plain_fp32_nothing_is_said_of_the_machine() -> None:
     rows = frame(*ours(20.0, precision="tf32"))
     (found,) = conclusions.times_of("cnn-benchmarks", rows).values()
-    assert not any(pair.ours for pair in compare_machines(found, newest=True))
+    assert not any(pair.ours for pair in compare_machines(found, by_release=True))
     assert any(pair.ours for pair in compare_setups(found))
 
 
@@ -206,7 +209,7 @@ def test_the_time_of_an_image_counts_where_batch_sizes_differ() -> None:
 def test_what_gave_no_figures_is_in_no_range() -> None:
     rows = frame(*ours(10.0), case("resnet200", ms=None, status="oom", reason="CUDA out of memory"))
     (found,) = conclusions.times_of("cnn-benchmarks", rows).values()
-    assert all("ResNet-200" not in pair.subjects for pair in compare_setups(found) if pair.ours)
+    assert all("ResNet-200" not in pair.networks for pair in compare_setups(found) if pair.ours)
 
 
 def test_the_page_has_every_pair_ours_first() -> None:
@@ -228,12 +231,14 @@ def test_the_page_has_every_pair_ours_first() -> None:
 def test_layers_are_compared_by_their_three_passes_together() -> None:
     rows = frame(*(layer(f"L{i}", 1.0, 2.0, 3.0) for i in range(1, 6)))
     found = conclusions.times_of("convnet-benchmarks", rows)
-    assert list(found) == ["layers"]
-    fastest = found["layers"].filter(setup="Titan Black with cuda-convnet2 (ConvLayer)", network="L1")
+    assert list(found) == [SINGLE_LAYERS]
+    fastest = found[SINGLE_LAYERS].filter(setup="Titan Black with cuda-convnet2 (ConvLayer)", network="L1")
     # Its forward of 63 ms and backward of 224 ms, of 128 images.
     assert fastest["ms"].to_list() == [pytest.approx((63 + 224) / 128)]
     assert "Across all layers, " in conclusions.markdown("convnet-benchmarks", rows)
-    assert all(pair.sentence().startswith("Across all layers") for pair in most_telling(found["layers"], "layers"))
+    assert all(
+        pair.sentence().startswith("Across all layers") for pair in most_telling(found[SINGLE_LAYERS], SINGLE_LAYERS)
+    )
 
 
 def test_the_gpu_study_compares_forward_and_backward() -> None:
@@ -241,8 +246,8 @@ def test_the_gpu_study_compares_forward_and_backward() -> None:
         case("vgg16", ms=42.028, batch_size=64), case("vgg16", ms=1.0, batch_size=64, **{"pass": "inference"})
     )  # fmt: skip
     found = conclusions.times_of("gpu-study", rows)
-    assert list(found) == ["models", conclusions.FORWARD_ALONE]
-    (pair,) = most_telling(found["models"])
+    assert list(found) == [MODELS, FORWARD_ALONE]
+    (pair,) = most_telling(found[MODELS])
     assert pair.sentence() == (
         "On Oxford VGG alone, the H200 with PyTorch 2.11 eager fp32, cuDNN 9.19 is **10.0x** faster than GTX 1080 with "
         "TensorFlow 1.0.0, cuDNN 5.1."
@@ -257,7 +262,7 @@ def test_the_gpu_study_compares_the_forward_pass_alone_too() -> None:
         for name in ("vgg16", "alexnet")
     ]
     rows = frame(*eager, *ort)
-    (pair,) = most_telling(*conclusions.times_of("gpu-study", rows).values(), what=conclusions.FORWARD_ALONE)
+    (pair,) = most_telling(*conclusions.times_of("gpu-study", rows).values(), subject=FORWARD_ALONE)
     assert pair.sentence() == (
         "Across the 2 models that both ran on the H200, forward alone, ONNX Runtime 1.31 ort fp32 is **1.50x** faster "
         "than PyTorch 2.11 eager fp32."

@@ -12,7 +12,8 @@ from rich.console import Console
 from profiler.errors import ConfigError
 from profiler.published import references, setups
 from profiler.published.command import Options, covers, execute, present, print_published, require
-from profiler.published.printed import Printed
+from profiler.published.printed import Printed, label, measures, milliseconds, money, rates
+from profiler.published.studies import STUDIES
 from profiler.published.tables import markdown, published_tables, write_published
 from profiler.results.columns import RESULTS
 from profiler.results.reading import with_all_columns
@@ -66,7 +67,8 @@ def own(printed: Printed) -> list[dict[str, Any]]:
     ],
 )
 def test_a_library_is_called_by_all_that_tells_it_from_another(more, called):
-    assert setups.library({**dict.fromkeys(RESULTS), **case("resnet50"), **more}) == called
+    row = {**dict.fromkeys(RESULTS), **case("resnet50"), **more}
+    assert setups.software(row, row["variant"]) + setups.ending(row) == called
 
 
 def test_replicates_are_one_row_and_a_failed_one_leaves_the_others():
@@ -323,36 +325,52 @@ def test_runs_of_one_machine_at_two_prices_are_one_row_the_faster():
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "ours", "text"),
+    ("format_", "value", "text"),
     [
-        ("total_ms", 14.2, False, "14.20"), ("total_ms", 22425.16, False, "22,425.16"),
-        ("total_ms", 0.4561, True, "0.456"),
-        ("total_ms", 0.04561, True, "0.0456"), ("total_ms", 275.0, True, "275.00"), ("total_ms", None, True, ""),
-        ("throughput", 4321.4, True, "4,321"), ("throughput", 9.4512, True, "9.45"),
-        ("usd_per_million_items", 0.1234, True, "0.123"), ("usd_per_million_items", 39.06, True, "39.1"),
-        ("cuda_cores", 3584, False, "3,584"), ("note", "two\nlines", True, "two lines"),
+        (measures, 14.2, "14.20"),
+        (measures, 22425.16, "22,425.16"),
+        (measures, 0.4561, "0.456"),
+        (measures, 0.04561, "0.0456"),
+        (measures, 275.0, "275.00"),
+        (measures, None, ""),
+        (rates, 4321.4, "4,321"),
+        (rates, 9.4512, "9.45"),
+        (money, 0.1234, "0.123"),
+        (money, 39.06, "39.1"),
     ],
-)  # fmt: skip
-def test_a_cell_has_as_many_digits_as_tell_something(column, value, ours, text):
-    rows = pl.DataFrame({column: [value], "also": [1], "ours": [ours]}, schema_overrides={"total_ms": pl.Float64})
-    assert cells(Printed("name", "Title", rows, {column: "Head", "also": "Also"})).get("Head", [""]) == [text]
-
-
-def cells(printed: Printed) -> dict[str, list[str]]:
-    return {field.heading: texts for field, texts in printed.tables()[0].columns()}
+)
+def test_a_cell_has_as_many_digits_as_tell_something(format_, value, text):
+    assert format_([value]) == [text]
 
 
 @pytest.mark.parametrize(
-    ("value", "ours", "text"), [(275.0, False, "275"), (275.0, True, "275.00"), (7.5, False, "7.50")]
+    ("times", "texts"),
+    [
+        ([(275.0, False), (12.0, False), (275.0, True)], ["275", "12", "275.00"]),
+        ([(275.0, False), (7.5, False), (None, False)], ["275.00", "7.50", ""]),
+    ],
 )
-def test_published_whole_milliseconds_stay_whole(value, ours, text):
-    rows = pl.DataFrame({"ms": [value], "ours": [ours]})
-    assert cells(Printed("name", "Title", rows, {"ms": "Time"}, whole=True)) == {"Time": [text]}
+def test_published_milliseconds_that_are_all_whole_stay_whole(times, texts):
+    rows = pl.DataFrame(times, schema={"ms": pl.Float64, "ours": pl.Boolean}, orient="row")
+    (table_,) = Printed("name", "Title", rows, [milliseconds("ms", "Time")]).tables()
+    assert [cells for _, cells in table_.columns()] == [texts]
 
 
 def test_a_bar_in_a_name_does_not_end_a_cell():
     rows = pl.DataFrame({"name": ["a | b"], "ours": [True]})
-    assert Printed("name", "Title", rows, {"name": "Name"}).markdown().splitlines()[-1] == r"| **a \| b** |"
+    printed = Printed("name", "Title", rows, [label("name", "Name")])
+    assert printed.markdown().splitlines()[-1] == r"| **a \| b** |"
+
+
+def test_a_terminal_has_the_brief_note_and_a_file_the_whole():
+    failed = sixty_four("resnet50", "training", None, status="failed", reason="the outputs are wrong")
+    found = table("gpu-study", "frameworks", sixty_four("vgg16", "training", 100.0), failed)
+    console = Console(file=io.StringIO(), width=200)
+    print_published(console, found)
+    text = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "failed" in text
+    assert "outputs" not in text
+    assert "ResNet-50: failed: the outputs are wrong" in found.markdown()
 
 
 def test_the_folder_has_a_page_and_a_csv_a_table(tmp_path):
@@ -435,7 +453,7 @@ def test_a_group_is_printed_once(study, group, expected):
     assert covers(study, group) is expected
 
 
-@pytest.mark.parametrize("study", references.STUDIES)
+@pytest.mark.parametrize("study", STUDIES)
 def test_of_a_run_that_was_interrupted_before_its_first_row_nothing_is_said(study, tmp_path):
     console = Console(file=io.StringIO())
     assert present(console, study, frame(), [], tmp_path) is False

@@ -7,12 +7,11 @@ import pytest
 
 from exporters.catalog import CATALOG
 from profiler.errors import ConfigError
-from profiler.job.config import STUDIES
 from profiler.published import references
+from profiler.published.studies import STUDIES
 
 
-def test_the_studies_are_those_of_a_config_and_of_the_files():
-    assert tuple(references.STUDIES) == STUDIES
+def test_the_studies_are_those_of_the_files():
     assert set(references.read("studies")["source"]) == set(STUDIES)
 
 
@@ -50,7 +49,7 @@ def test_the_layers_are_the_printed_tables():
 
 
 def test_the_times_of_the_gpu_study_are_those_of_its_text():
-    assert references.minibatch().select("network", "batch_size", "total_ms").rows() == [
+    assert references.networks("gpu-study").select("network", "batch_size", "total_ms").rows() == [
         ("vgg16", 64, 420.28),
         ("vgg16", 128, 899.86),
     ]

@@ -19,6 +19,7 @@ from profiler.job.config import load_config
 from profiler.job.plan import estimate_seconds, estimate_total, make_plan
 from profiler.nvml import Gpu
 from profiler.published import references, suites
+from profiler.published.studies import STUDIES
 from profiler.tables.writers import print_table
 
 Profiler = Callable[..., CompletedProcess[str]]
@@ -38,7 +39,7 @@ def trained(name: str) -> list[Case]:
 
 def test_every_study_has_its_suites() -> None:
     assert [f"{name}.yaml" for name in SUITES] == FILES
-    assert {load_config(FOLDER / file).published for file in FILES} == set(references.STUDIES)
+    assert {load_config(FOLDER / file).published for file in FILES} == set(STUDIES)
 
 
 @pytest.mark.parametrize("study", ["cnn-benchmarks", "cloud-gpus", "convnet-benchmarks"])

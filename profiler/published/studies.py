@@ -1,0 +1,90 @@
+"""List the published benchmarks: what each is called, which tables it has, and what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from engines.catalog import Pass
+
+_COLUMNS = {
+    "machine": "GPU",
+    "library": "Library",
+    "forward_ms": "Forward (ms)",
+    "backward_ms": "Backward (ms)",
+    "total_ms": "Total (ms)",
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """A published benchmark, whose figures are in references/<name>.csv.
+
+    `library`, `called` and `setup` are templates over that file's columns; the first one counts whose columns are all
+    there. `{cpu}` is `{gpu}` in the rows of a CPU.
+    """
+
+    title: str
+    address: str = ""
+    """Empty where the source gives none of its own."""
+    tables: tuple[str, ...] = ("networks",)
+    """Names of profiler.published.tables.TABLES; every study also has its machines and what the images cost."""
+    columns: Mapping[str, str] = field(default_factory=lambda: _COLUMNS)
+    """Headings of what its tables say of a row. With an `implementation`, that tells variants, not the library."""
+    passes: tuple[Pass, ...] = ("training",)
+    """Training is a forward and a backward pass, inference the forward pass only."""
+    batch_size: int | None = None
+    """Of all networks; None where each network has that of its published rows."""
+    library: tuple[str, ...] = ("{library} {library_version}", "{library}")
+    """What a table calls the library."""
+    called: tuple[str, ...] = ()
+    """What a sentence calls it, if it is not the same."""
+    setup: tuple[str, ...] = ()
+    """What a sentence calls a machine with its library, if it is not "machine with library"."""
+    by_release: bool = False
+    """Whether machines are compared each with the newest release that ran a network, not with the fastest library."""
+    releases_of: str = ""
+    """Another study, whose rows the comparison of libraries needs too."""
+
+
+_CNN_BENCHMARKS = Study(
+    "cnn-benchmarks",
+    "https://github.com/jcjohnson/cnn-benchmarks",
+    columns={**_COLUMNS, "library": "cuDNN"},
+    library=("{library_version}", "None"),
+    called=("cuDNN {library_version}", "Torch without cuDNN"),
+    setup=("{gpu} with cuDNN {library_version}", "{cpu}", "{gpu} without cuDNN"),
+    by_release=True,
+)
+STUDIES = {
+    "cnn-benchmarks": _CNN_BENCHMARKS,
+    "cloud-gpus": replace(
+        _CNN_BENCHMARKS,
+        title="GPU in the Cloud | cnn-benchmarks",
+        address="",
+        releases_of="cnn-benchmarks",  # It has no rows of cuDNN 5.0.05 itself.
+    ),
+    "convnet-benchmarks": Study(
+        "convnet-benchmarks",
+        "https://github.com/soumith/convnet-benchmarks",
+        tables=("networks", "layers"),
+        columns={
+            "machine": "GPU",
+            "library": "Library",
+            "implementation": "Class/Function",
+            "total_ms": "Time (ms)",
+            "forward_ms": "forward (ms)",
+            "backward_ms": "backward (ms)",
+        },
+        library=("{published_library}",),
+    ),
+    "gpu-study": Study(
+        "GPU vs Framework vs Network, and Minibatch Efficiency for TensorFlow (Addfor)",
+        tables=("frameworks", "minibatch"),
+        columns={"machine": "GPU", "library": "Framework"},
+        passes=("training", "inference"),
+        batch_size=64,
+        library=("TensorFlow {framework_version}, cuDNN {library_version}",),
+    ),
+}
+"""By the name that a config's `published` and the column `source` have."""
