@@ -34,9 +34,11 @@ Tip = tuple[str, str]
 
 @dataclass(frozen=True)
 class Domains:
-    """What the scales must hold, so that a line looks the same whatever else is chosen: variants and precisions in the
-    ladder's order, batch sizes, parts of memory and time that occur, items until the last line has paid off, and how
-    far samples are from their median, as a share of it."""
+    """What the scales must hold, so that a configuration looks the same whatever else is chosen.
+
+    Variants and precisions in the order of steps, batch sizes, parts of memory and time that occur, items until the
+    last configuration has paid off, and how far samples are from their median, as a share of it.
+    """
 
     variants: Sequence[str]
     precisions: Sequence[str]
@@ -47,7 +49,7 @@ class Domains:
 
 
 def overview(domains: Domains) -> Spec:
-    """The speed-up of the fastest line of each model and batch size."""
+    """The speed-up of the fastest configuration of each model and batch size."""
     fastest = (
         alt.Chart(_LINES)
         .transform_joinaggregate(fastest="min(latency_ms)", groupby=["model", "batch_size"])
@@ -62,10 +64,10 @@ def overview(domains: Domains) -> Spec:
     return _finished(alt.layer(_unity(), stem, dot))
 
 
-def ladder() -> Spec:
-    """Speed-ups with their intervals, rung by rung."""
+def speedups() -> Spec:
+    """Speed-ups with their intervals, step by step."""
     ends = {end: f"isValid(datum.speedup_{end}) ? datum.speedup_{end} : datum.speedup" for end in ("low", "high")}
-    lines = alt.Chart(_LINES).encode(y=_names("line", "rung", grid=True), yOffset=alt.YOffset("batch_size:N"))
+    lines = alt.Chart(_LINES).encode(y=_names("configuration", "step", grid=True), yOffset=alt.YOffset("batch_size:N"))
     span = lines.transform_calculate(**ends).mark_rule(strokeWidth=2)
     tips = _tips(("speedup", "Speed-up, ×"), ("speedup_low", "95 % from"), ("speedup_high", "to"))
     dot = lines.mark_point().encode(
@@ -78,7 +80,7 @@ def ladder() -> Spec:
 
 
 def over_batches(domains: Domains, field: str, title: str) -> Spec:
-    """A field against the batch size, a line each."""
+    """A field against the batch size, a line for each configuration."""
     values = list(domains.batches)
     if len(values) > 10:
         values = [size for size in values if size & (size - 1) == 0] or values[:: len(values) // 10]
@@ -110,7 +112,7 @@ def throughput(domains: Domains) -> Spec:
 
 
 def stacked(domains: Domains, every: Sequence[str], unit: str, title: str, total: str) -> Spec:
-    """The fields `every` of each line as one bar, the least `total` first."""
+    """The fields `every` of each configuration as one bar, the least `total` first."""
     parts = [part for part in every if part in domains.parts] or list(every)
     bars = (
         alt.Chart(_LINES)
@@ -119,7 +121,7 @@ def stacked(domains: Domains, every: Sequence[str], unit: str, title: str, total
         .transform_filter("isValid(datum.value)")
         .transform_calculate(
             order=f"indexof({list(parts)!r}, datum.part)",
-            row="datum.batches > 1 ? datum.line + ', batch ' + datum.batch_size : datum.line",
+            row="datum.batches > 1 ? datum.configuration + ', batch ' + datum.batch_size : datum.configuration",
             sorted=f"datum.batch_size * 1e9 + datum.{total}",
         )
     )
@@ -129,13 +131,13 @@ def stacked(domains: Domains, every: Sequence[str], unit: str, title: str, total
         x=alt.X("value:Q", title=title, stack="zero", axis=alt.Axis(format=",~f", tickCount=6, grid=True)),
         color=alt.Color("part:N", title=None, scale=alt.Scale(domain=parts), legend=legend),
         order="order:Q",
-        tooltip=_tips(("part", "Part"), ("value", title.rpartition(", ")[2]), (total, "Together")),
+        tooltip=_tips(("part", "Part"), ("value", title.rpartition(", ")[2]), (total, "Total")),
     )
     return _finished(chart)
 
 
 def roofline(domains: Domains) -> Spec:
-    """The rate of each line against the FLOPs that it has for a byte, below the roofs."""
+    """The rate of each configuration against its FLOPs per byte, below the roofs."""
     roofs = alt.Chart(alt.NamedData("roofs")).encode(x=_intensity(), y=alt.Y(**_log("tflops", "TFLOP/s", 3)))
     roof = roofs.mark_line(strokeWidth=1.5).encode(detail="precision:N", color=_MUTED)
     name = (
@@ -174,15 +176,15 @@ def layers(domains: Domains) -> Spec:
 
 
 def samples(domains: Domains) -> Spec:
-    """A tick a sample, by how far it is from its line's median."""
+    """A tick a sample, by how far it is from its configuration's median."""
     ticks = alt.Chart(_LINES).transform_flatten(["ticks"])
     ticks = ticks.transform_calculate(away="datum.ticks / datum.latency_ms - 1")
     label = "datum.value ? datum.label : '0'"
     axis = alt.Axis(format="+.1~%", labelExpr=label, tickCount=8, labelOverlap="greedy", grid=True)
     scale = alt.Scale(domain=list(domains.away), clamp=True, nice=False, padding=6)
     marks = ticks.mark_tick(opacity=0.8, height=13).encode(
-        y=_names("line", "rung", grid=True),
-        x=alt.X("away:Q", title="Away from the line's median", scale=scale, axis=axis),
+        y=_names("configuration", "step", grid=True),
+        x=alt.X("away:Q", title="Deviation from the median", scale=scale, axis=axis),
         color=_engine(domains),
         tooltip=_tips(("ticks", "Sample, ms"), ("latency_ms", "Median, ms")),
     )
@@ -194,7 +196,7 @@ def break_even(domains: Domains) -> Spec:
     decades = ceil(log10(max(domains.items, 100))) + 1
     items = [round(10 ** (step / 4), 3) for step in range(4 * decades + 1)]
     lines = alt.Chart(_LINES).transform_calculate(items=str(items)).transform_flatten(["items"])
-    lines = lines.transform_calculate(seconds="datum.setup_s + datum.items * datum.item_s")
+    lines = lines.transform_calculate(seconds="datum.set_up_s + datum.items * datum.item_s")
     axis = alt.Axis(format="~s", tickCount=decades, labelOverlap="greedy")
     legend = alt.Undefined if len(domains.precisions) > 1 else None
     drawn = lines.mark_line().encode(
@@ -202,7 +204,7 @@ def break_even(domains: Domains) -> Spec:
         y=alt.Y(**_log("seconds", "Seconds, set-up included", 4)),
         color=_engine(domains),
         strokeDash=alt.StrokeDash("precision:N", title="Precision", scale=_dashes(domains), legend=legend),
-        detail="line:N",
+        detail="configuration:N",
         tooltip=_tips(("items", "Items"), ("seconds", "Seconds")),
     )
     return _finished(drawn.properties(height=_HEIGHT))
@@ -241,7 +243,7 @@ def _names(field: str, by: str, op: Any = "min", order: Any = "ascending", grid:
 
 def _tips(*figures: Tip) -> list[alt.Tooltip]:
     """What a point says: what it is, then these figures."""
-    known = [alt.Tooltip("model:N", title="Model"), alt.Tooltip("line:N", title="Engine")]
+    known = [alt.Tooltip("model:N", title="Model"), alt.Tooltip("configuration:N", title="Engine")]
     known.append(alt.Tooltip("batch_size:Q", title="Batch"))
     for field, title in figures or (
         ("latency_ms", "Latency, ms"),

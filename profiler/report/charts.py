@@ -21,14 +21,14 @@ MARGIN = 16
 _MODEL = {"run": 1, "pass": 1, "model": 1}
 _ONE = {**_MODEL, "extra": 1}
 _LARGEST = {**_MODEL, "batch_size": -1}
-_BAR = (20, ("line", "batch_size"))
+_BAR = (20, ("configuration", "batch_size"))
 _MOST_LAYERS = 14
 """In the chart of layers: the longest."""
 _DRAWN = [
-    *("run", "model", "pass", "batch_size", "extra", "variant", "precision", "line", "rung", "place"),
+    *("run", "model", "pass", "batch_size", "extra", "variant", "precision", "configuration", "step", "place"),
     *("latency_ms", "gpu_ms", "speedup", "speedup_low", "speedup_high", "throughput", "item_ms", "item_s"),
     *("tflops", "intensity", "fraction_of_peak", "peak_memory_mib", *MEMORY),
-    *("setup_s", *SETUP, *TRAINING, "ticks"),
+    *("set_up_s", *SETUP, *TRAINING, "ticks"),
 ]
 
 
@@ -36,8 +36,8 @@ _DRAWN = [
 class Chart:
     """One chart, drawn from the rows of its data set that have one of the fields `needs`.
 
-    `keep`: of how many values of a key rows can stand in it together; of more those are kept that spread over them, or
-    the last ones where it is negative. `data` names the set that it draws, and sets that it draws beside it. `step` are
+    `keep`: of how many values of a key its rows may be; of more those are kept that spread over them, or the last ones
+    where it is negative. `data` names the set that it draws, and sets that it draws with it. `row_height` are
     the pixels that each row of it takes, and the fields that tell these apart; None where the height is fixed.
     """
 
@@ -46,7 +46,7 @@ class Chart:
     spec: Spec
     needs: Sequence[str]
     keep: Mapping[str, int]
-    step: tuple[int, Sequence[str]] | None = None
+    row_height: tuple[int, Sequence[str]] | None = None
     data: Sequence[str] = ("lines",)
 
 
@@ -54,15 +54,27 @@ def make(domains: Domains) -> dict[str, Chart]:
     """Every chart, by name."""
     memory = specs.stacked(domains, MEMORY, "_mib", "Peak memory, MiB", "peak_memory_mib")
     training = specs.stacked(domains, TRAINING, "_ms", "One iteration, ms", "latency_ms")
-    setup = specs.stacked(domains, SETUP, "_s", "Until the second call, s", "setup_s")
+    setup = specs.stacked(domains, SETUP, "_s", "Until the second call, s", "set_up_s")
     each, sizes = {"run": 1, "pass": 1, "extra": 1}, {**_MODEL, "batch_size": 3}
     node = {**_ONE, "precision": 1, "batch_size": -1}
     over = specs.over_batches
     charts = [
         Chart(
-            "overview", "The fastest of each", specs.overview(domains), ["speedup"], each, (20, ("model", "batch_size"))
+            "overview",
+            "The fastest of each model and batch size",
+            specs.overview(domains),
+            ["speedup"],
+            each,
+            (20, ("model", "batch_size")),
         ),
-        Chart("ladder", "Speed-ups", specs.ladder(), ["speedup"], {**sizes, "extra": 1}, (13, ("line", "batch_size"))),
+        Chart(
+            "speedups",
+            "Speed-up by configuration",
+            specs.speedups(),
+            ["speedup"],
+            {**sizes, "extra": 1},
+            (13, ("configuration", "batch_size")),
+        ),
         Chart(
             "latency", "Latency against batch size", over(domains, "latency_ms", "Latency, ms"), ["latency_ms"], _ONE
         ),
@@ -71,17 +83,19 @@ def make(domains: Domains) -> dict[str, Chart]:
         Chart("roofline", "Roofline", specs.roofline(domains), ["intensity"], _ONE, None, ("lines", "roofs")),
         Chart("efficiency", "Time per item", over(domains, "item_ms", "Time per item, ms"), ["item_ms"], _ONE),
         Chart("training", "Parts of an iteration", training, TRAINING, sizes, _BAR),
-        Chart("layers", "The longest", specs.layers(domains), ["ms"], node, (9, ("nodes", "variant")), ("layers",)),
+        Chart(
+            "layers", "The longest layers", specs.layers(domains), ["ms"], node, (9, ("nodes", "variant")), ("layers",)
+        ),
         Chart("samples", "Samples", specs.samples(domains), ["ticks"], _LARGEST, _BAR),
-        Chart("setup", "Seconds until the second call", setup, ["setup_s"], _LARGEST, _BAR),
-        Chart("break-even", "When the set-up pays off", specs.break_even(domains), ["setup_s"], _LARGEST),
+        Chart("setup", "Seconds until the second call", setup, ["set_up_s"], _LARGEST, _BAR),
+        Chart("break-even", "When the set-up pays off", specs.break_even(domains), ["set_up_s"], _LARGEST),
     ]
     curves = ("latency", "efficiency") if len(domains.batches) < 2 else ()
     return {chart.name: chart for chart in charts if chart.name not in curves}
 
 
 def select(chart: Chart, rows: Iterable[Row]) -> list[Row]:
-    """The rows that stand in the chart together, just as the page's script chooses them."""
+    """The rows that the chart shows together, just as the page's script chooses them."""
     left = [row for row in rows if any(row[field] is not None for field in chart.needs)]
     for key, most in chart.keep.items():
         values = list(dict.fromkeys(row[key] for row in left))
@@ -95,9 +109,9 @@ def select(chart: Chart, rows: Iterable[Row]) -> list[Row]:
 
 def height(chart: Chart, rows: Iterable[Row]) -> int | None:
     """In pixels, where the rows make it."""
-    if chart.step is None:
+    if chart.row_height is None:
         return None
-    pixels, fields = chart.step
+    pixels, fields = chart.row_height
     return pixels * len({tuple(row[field] for field in fields) for row in rows}) + MARGIN
 
 
@@ -106,14 +120,14 @@ def _spread(count: int, most: int) -> list[int]:
 
 
 def rows(data: Data) -> dict[str, list[Row]]:
-    """One row a line in `lines`, a point of a roof in `roofs`, a variant's time for a group of nodes in `layers`."""
+    """One row a configuration in `lines`, a point of a roof in `roofs`, a variant's time for some nodes in `layers`."""
     lines: list[Row] = list(data.lines.with_row_index("place").select(_DRAWN).iter_rows(named=True))
     return {"lines": lines, "roofs": _roofs(data), "layers": _layers(data)}
 
 
 def domains(lines: pl.DataFrame) -> Domains:
     """What the scales must hold, whatever is chosen."""
-    lines = lines.sort("rung")
+    lines = lines.sort("step")
     ticks = lines.select("latency_ms", "ticks").explode("ticks").drop_nulls()
     away = sorted(ticks["ticks"] / ticks["latency_ms"] - 1)
     low, high = (away[len(away) // 100], away[-1 - len(away) // 100]) if away else (0.0, 0.0)
@@ -138,7 +152,7 @@ def _roofs(data: Data) -> list[Row]:
     for run, environment in data.environments.items():
         roofs = environment.get("roofs") or {}
         slope = roofs.get("copy_gb_s")
-        precisions = known.filter(run=run).sort("rung")["precision"].unique(maintain_order=True)
+        precisions = known.filter(run=run).sort("step")["precision"].unique(maintain_order=True)
         peaks = {p: peak for p in precisions if (peak := roofs.get(f"{p.removeprefix('amp-')}_tflops"))}
         for precision, peak in peaks.items() if slope else ():
             # Roofs that lie upon each other share a label, which the first of them has.

@@ -31,11 +31,11 @@ LINE = [*KEY, "variant", "precision"]
 _SWEEP = ["run", "model", "pass", "extra"]
 """Groups that differ by the batch size alone."""
 MOST_LINES = 1000
-"""On a page, whose tables and charts take some 4 kB a line."""
+"""On a page, whose tables and charts take some 4 kB for each."""
 MOST_LAYERED = 8
 """Cells whose layers stand on a page; the command `layers` prints every one."""
 TICKS = 40
-"""Samples of a line that are drawn, evenly spaced by rank, the fastest and the slowest among them."""
+"""Samples of a configuration that are drawn, evenly spaced by rank, the fastest and the slowest among them."""
 _MOST_SAMPLES = 600_000
 """That intervals are made from: some four seconds."""
 _MOST_PROBLEMS = 300
@@ -137,13 +137,13 @@ def _capped(rows: pl.DataFrame, most: int | None, notes: list[str]) -> pl.DataFr
     groups = rows.group_by(KEY, maintain_order=True).agg(
         lines=pl.struct("variant", "precision").n_unique(), cases=pl.len()
     )
-    place = pl.col("batch_size").rank("dense").over(_SWEEP)
-    fits = groups.sort(place, maintain_order=True).filter(pl.col("lines").cum_sum() <= most)
+    size = pl.col("batch_size").rank("dense").over(_SWEEP)
+    fits = groups.sort(size, maintain_order=True).filter(pl.col("lines").cum_sum() <= most)
     if fits.height < groups.height:
+        shown, every = (count(int(some["lines"].sum())) for some in (fits, groups))
         notes.append(
-            f"The page shows {count(int(fits['lines'].sum()))} of {count(int(groups['lines'].sum()))} lines, of "
-            f"{count(fits.height)} of {count(groups.height)} choices (a model, pass and batch size each). --only shows "
-            "others; --format csv has all."
+            f"The page shows {shown} of {every} configurations, for {count(fits.height)} of {count(groups.height)} "
+            "choices (a model, pass and batch size each). --only shows others; --format csv has all."
         )
     return rows.join(fits, on=KEY, how="semi", nulls_equal=True, maintain_order="left")
 
@@ -170,7 +170,7 @@ def _lines(
     rows: pl.DataFrame, samples: pl.DataFrame, common: pl.DataFrame, compared: pl.DataFrame | None
 ) -> pl.DataFrame:
     """Medians over replicates, and how each line compares with its group's base."""
-    rows = rows.with_columns(setup_s=set_up())
+    rows = rows.with_columns(set_up_s=set_up())
     medians = merge(rows, LINE, [name for name in rows.columns if name not in LINE])
     summaries = []
     for part in rows.partition_by("run", maintain_order=True) or [rows]:
@@ -185,17 +185,17 @@ def _lines(
 def _derived(lines: pl.DataFrame) -> pl.DataFrame:
     """Sorted for reading, with what follows from a line's own figures and its group's.
 
-    `rank` in its group, 1 the fastest; `rung` of the ladder; `front`: no line of the model has both a lower latency and
-    a higher throughput; `undivided_mib` of the peak is in none of the parts; `pays_off_items`: after how many the
-    set-up is won back against the base, null if never; `best_from_items`: from how many on the line is the first in its
-    group to be done with all of them, null if never.
+    `configuration`: its name; `rank` in its group, 1 the fastest; `step`: its place from the base to the exported
+    runtimes; `front`: no line of the model has both a lower latency and a higher throughput; `undivided_mib` of the
+    peak is in none of the parts; `pays_off_items`: after how many the set-up is won back against the base, null if
+    never; `best_from_items`: from how many on it is the first of its group to be done with all of them, null if never.
     """
     batch, latency = pl.col("batch_size"), pl.col("latency_ms")
     item_s = 1 / pl.coalesce("throughput", 1000 * batch / latency)
     said = pl.col("setting").map_elements(_short, pl.String)
     rest = pl.col("peak_memory_mib") - pl.sum_horizontal(_PARTS)
     lines = lines.with_columns(
-        line=pl.concat_str("variant", "precision", separator=" ")
+        configuration=pl.concat_str("variant", "precision", separator=" ")
         + pl.when(said != "").then(", " + said).otherwise(pl.lit("")),
         item_ms=latency / batch,
         item_s=item_s,
@@ -211,8 +211,8 @@ def _derived(lines: pl.DataFrame) -> pl.DataFrame:
     best_so_far = (1 / pl.col("item_s")).cum_max().over(_SWEEP, order_by="latency_ms")
     alone = pl.col("item_ms").first().over([*_SWEEP, "variant", "precision"], order_by="batch_size")
     lines = lines.with_columns(front=1 / pl.col("item_s") >= best_so_far, item_gain=alone / pl.col("item_ms"))
-    of_base = [pl.col(name).filter("is_base").first().over(KEY) for name in ("setup_s", "item_s")]
-    costs = zip(lines["setup_s"], lines["item_s"], *lines.select(of_base), strict=True)
+    of_base = [pl.col(name).filter("is_base").first().over(KEY) for name in ("set_up_s", "item_s")]
+    costs = zip(lines["set_up_s"], lines["item_s"], *lines.select(of_base), strict=True)
     pays = pl.Series([break_even(*each) for each in costs], dtype=pl.Float64).ceil()
     lines = lines.with_columns(pays_off_items=pays)
     return lines.join(_best_from(lines), on=LINE, how="left", nulls_equal=True, maintain_order="left")
@@ -231,7 +231,7 @@ def _sorted(lines: pl.DataFrame) -> pl.DataFrame:
         lines.select("engine", "variant").unique().sort(place("engine", ENGINES), place("variant", PRESETS), "variant")
     )
     variant = place("variant", names["variant"].unique(maintain_order=True))
-    lines = lines.with_columns(rung=variant * len(PRECISIONS) + place("precision", PRECISIONS))
+    lines = lines.with_columns(step=variant * len(PRECISIONS) + place("precision", PRECISIONS))
     places = [place("run", runs), place("pass", PASSES), place("model", models)]
     return lines.sort(*places, "extra", "batch_size", "latency_ms", maintain_order=True)
 
@@ -243,12 +243,12 @@ def place(column: str, order: Iterable[str]) -> pl.Expr:
 
 
 def _best_from(lines: pl.DataFrame) -> pl.DataFrame:
-    """From how many items on each line's `setup_s` + items · `item_s` is the least of its group; others have no row."""
-    costs = lines.drop_nulls("setup_s").sort("setup_s", maintain_order=True)
-    costs = costs.unique([*KEY, "item_s"], keep="first", maintain_order=True).select(*LINE, "setup_s", "item_s")
+    """From how many items on `set_up_s` + items · `item_s` of a line is the least of its group; others have no row."""
+    costs = lines.drop_nulls("set_up_s").sort("set_up_s", maintain_order=True)
+    costs = costs.unique([*KEY, "item_s"], keep="first", maintain_order=True).select(*LINE, "set_up_s", "item_s")
     pairs = costs.join(costs, on=KEY, nulls_equal=True, suffix="_other")
     gain = pl.col("item_s_other") - pl.col("item_s")
-    crossing = (pl.col("setup_s") - pl.col("setup_s_other")) / gain
+    crossing = (pl.col("set_up_s") - pl.col("set_up_s_other")) / gain
     spans = pairs.group_by(LINE).agg(
         # Faster than the slower ones from the last crossing on, and until the first with a faster one.
         start=crossing.filter(gain > 0).max().fill_null(0).clip(0),
@@ -300,7 +300,7 @@ def _warnings(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _layers(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> list[list[Profiled]]:
-    """The first replicate of each profiled line, those together that differ by the variant alone."""
+    """The first replicate of each profiled line, those together that differ only by the variant."""
     if runs.layers is None:
         return []
     keys = [*KEY, "precision"]

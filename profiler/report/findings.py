@@ -37,8 +37,8 @@ def headline(lines: pl.DataFrame) -> str:
     """Like "compiled fp16 is the fastest for 5 of 6 models and batch sizes"."""
     best = _inference_first(lines.filter(rank=1))
     if best.is_empty():
-        return "No case gave figures"
-    ((name, count),) = Counter(best["line"]).most_common(1)
+        return "No case succeeded"
+    ((name, count),) = Counter(best["configuration"]).most_common(1)
     if best.height == 1:
         return f"{name} is the fastest"
     run = "run, " if best["run"].n_unique() > 1 else ""
@@ -48,7 +48,7 @@ def headline(lines: pl.DataFrame) -> str:
 
 
 def lead(lines: pl.DataFrame) -> list[Lead]:
-    """What the fastest lines gain, by batch size: geometric means over the models, and the range."""
+    """What the fastest configurations gain, by batch size: geometric means over the models, and the range."""
     rivals = lines.filter(pl.len().over(KEY) > 1)  # What ran alone is as fast as itself.
     best = _inference_first(rivals.filter(pl.col("speedup").is_not_null(), rank=1))
     leads = []
@@ -110,17 +110,19 @@ def _speedups(rows: Sequence[Row]) -> str | None:
         engines.setdefault(row["variant"], row)
     of_base = [row for row in group if row["variant"] == base["variant"] and row is not base]
     others = [row for variant, row in engines.items() if variant != base["variant"]]
-    steps = sorted(of_base, key=lambda row: row["rung"]) + sorted(others, key=lambda row: row["rung"])
-    parts = [f"{row['line']} {times(row['speedup'])}" for row in steps]
+    steps = sorted(of_base, key=lambda row: row["step"]) + sorted(others, key=lambda row: row["step"])
+    parts = [f"{row['configuration']} {times(row['speedup'])}" for row in steps]
     top = group[0]
-    best = f"the top rung is {top['line']} at {times(top['speedup'])}" if top is not base else "no rung is above it"
+    best = (
+        f"the fastest is {top['configuration']} at {times(top['speedup'])}" if top is not base else "nothing is faster"
+    )
     return f"Over {base['base']} at batch {batch}: {', '.join(parts)}; {best}."
 
 
 def _latency(rows: Sequence[Row]) -> str | None:
     last, group = _at_largest_batch(rows)
-    first, name = min(row["batch_size"] for row in rows), group[0]["line"]
-    at_first = next((row for row in _at(rows, first) if row["line"] == name), None)
+    first, name = min(row["batch_size"] for row in rows), group[0]["configuration"]
+    at_first = next((row for row in _at(rows, first) if row["configuration"] == name), None)
     if first == last or at_first is None:
         return None
     a, b = at_first["latency_ms"], group[0]["latency_ms"]
@@ -137,34 +139,36 @@ def _throughput(rows: Sequence[Row]) -> str | None:
 
     def point(row: Row) -> str:
         figures = f"{significant(row['latency_ms'])} ms, {significant(1 / row['item_s'])} items/s"
-        return f"{row['line']} at batch {row['batch_size']} ({figures})"
+        return f"{row['configuration']} at batch {row['batch_size']} ({figures})"
 
     if len(front) == 1:
-        return f"One point beats all others in both: {point(front[0])}."
+        return f"One point has both the lowest latency and the highest throughput: {point(front[0])}."
     return f"The front has {len(front)} of {len(rows)} points, from {point(front[0])} to {point(front[-1])}."
 
 
 def _memory(rows: Sequence[Row]) -> str:
     batch, group = _at_largest_batch(rows, "peak_memory_mib")
     least, most = group[0], group[-1]
-    text = f"At batch {batch} {least['line']} needs least, {significant(least['peak_memory_mib'])} MiB"
-    if most is not least:
-        text += f", and {most['line']} most, {significant(most['peak_memory_mib'])} MiB"
     parts = {name: least[name] for name in MEMORY[:-1] if least[name] is not None}
+    part = ""
     if parts:
         largest = max(parts, key=lambda name: parts[name])
         what = {"context_mib": "CUDA context", "library_mib": "libraries' own"}.get(largest, largest[:-4])
-        text += f"; the largest part of the least is the {what}, {significant(parts[largest])} MiB"
-    return text + "."
+        part = f" ({what}, its largest part: {significant(parts[largest])} MiB)"
+    others = (
+        f"; {most['configuration']} needs most, {significant(most['peak_memory_mib'])} MiB" if most is not least else ""
+    )
+    peak = f"{significant(least['peak_memory_mib'])} MiB"
+    return f"At batch {batch} {least['configuration']} needs least memory, {peak}{part}{others}."
 
 
 def _roofline(rows: Sequence[Row]) -> str:
     best = max(rows, key=lambda row: row["fraction_of_peak"])
     low = min(rows, key=lambda row: row["fraction_of_peak"])
     return (
-        f"{best['line']} at batch {best['batch_size']} comes closest to its roof, with "
-        f"{significant(100 * best['fraction_of_peak'])} % of it; {low['line']} at batch {low['batch_size']} reaches "
-        f"{significant(100 * low['fraction_of_peak'])} %."
+        f"{best['configuration']} at batch {best['batch_size']} comes closest to its roof, with "
+        f"{significant(100 * best['fraction_of_peak'])} % of it; {low['configuration']} at batch {low['batch_size']} "
+        f"reaches {significant(100 * low['fraction_of_peak'])} %."
     )
 
 
@@ -172,10 +176,10 @@ def _efficiency(rows: Sequence[Row]) -> str | None:
     first, best = min(row["batch_size"] for row in rows), min(rows, key=lambda row: row["item_ms"])
     if all(row["batch_size"] == first for row in rows):
         return None
-    alone = next((row for row in _at(rows, first) if row["line"] == best["line"]), best)
-    gain = f", {times(alone['item_ms'] / best['item_ms'])} less than at batch {first}" if alone is not best else ""
+    alone = next((row for row in _at(rows, first) if row["configuration"] == best["configuration"]), best)
+    gain = f", {times(alone['item_ms'] / best['item_ms'])} faster than at batch {first}" if alone is not best else ""
     ms = significant(best["item_ms"])
-    return f"An item costs least with {best['line']} at batch {best['batch_size']}: {ms} ms{gain}."
+    return f"The time per item is lowest with {best['configuration']} at batch {best['batch_size']}: {ms} ms{gain}."
 
 
 def _training(rows: Sequence[Row]) -> str:
@@ -183,7 +187,7 @@ def _training(rows: Sequence[Row]) -> str:
     parts = {name: best[name] for name in TRAINING if best[name] is not None}
     total = sum(parts.values())
     shares = ", ".join(f"{name[:-3].replace('_', ' ')} {percent(ms / total)} %" for name, ms in parts.items())
-    return f"{best['line']}, the fastest at batch {batch}, spends its {significant(total)} ms so: {shares}."
+    return f"{best['configuration']}, the fastest at batch {batch}, takes {significant(total)} ms: {shares}."
 
 
 def _samples(rows: Sequence[Row]) -> str:
@@ -195,15 +199,14 @@ def _samples(rows: Sequence[Row]) -> str:
     batch, group = _at_largest_batch(rows)
     narrow, wide = min(group, key=width), max(group, key=width)
     share = f"{percent(width(wide), 1)} % of the median"
-    text = f"At batch {batch} the middle half of the samples of {wide['line']} spans {share}"
-    return text + (f", that of {narrow['line']} {percent(width(narrow), 1)} %." if len(group) > 1 else ".")
+    text = f"At batch {batch} the middle half of the samples of {wide['configuration']} spans {share}"
+    return text + (f", that of {narrow['configuration']} {percent(width(narrow), 1)} %." if len(group) > 1 else ".")
 
 
 def _setup(rows: Sequence[Row]) -> str:
     batch, (best, *_) = _at_largest_batch(rows)
-    return (
-        f"{best['line']}, the fastest at batch {batch}, needs {significant(best['setup_s'])} s before its second call."
-    )
+    seconds = f"{significant(best['set_up_s'])} s before its second call"
+    return f"{best['configuration']}, the fastest at batch {batch}, needs {seconds}."
 
 
 def _break_even(rows: Sequence[Row]) -> str:
@@ -211,9 +214,9 @@ def _break_even(rows: Sequence[Row]) -> str:
     steps = [row for row in _at(rows, batch) if row["best_from_items"] is not None]
     first, *more = sorted(steps, key=lambda row: row["best_from_items"])
     if not more:
-        return f"At batch {batch} {first['line']} is the quickest to any number of items."
-    parts = [f"from {rounded(row['best_from_items'])} items on {row['line']}" for row in more]
-    return f"At batch {batch} {first['line']} is done first with few items, {', '.join(parts)}."
+        return f"At batch {batch} {first['configuration']} is done first with any number of items."
+    parts = [f"{row['configuration']} from {rounded(row['best_from_items'])} items on" for row in more]
+    return f"At batch {batch} {first['configuration']} is done first with few items, {', '.join(parts)}."
 
 
 def _longest_layers(data: Data) -> list[Finding]:
@@ -233,7 +236,7 @@ def _longest_layers(data: Data) -> list[Finding]:
 
 
 _SENTENCES: dict[str, tuple[str, Callable[[Sequence[Row]], str | None]]] = {
-    "ladder": ("speedup", _speedups),
+    "speedups": ("speedup", _speedups),
     "latency": ("latency_ms", _latency),
     "throughput": ("item_s", _throughput),
     "memory": ("peak_memory_mib", _memory),
@@ -241,7 +244,7 @@ _SENTENCES: dict[str, tuple[str, Callable[[Sequence[Row]], str | None]]] = {
     "efficiency": ("item_ms", _efficiency),
     "training": ("forward_ms", _training),
     "samples": ("taken", _samples),
-    "setup": ("setup_s", _setup),
-    "break-even": ("setup_s", _break_even),
+    "setup": ("set_up_s", _setup),
+    "break-even": ("set_up_s", _break_even),
 }
 """By chart the figure that a row needs to be drawn, and the sentence of such rows."""

@@ -136,7 +136,7 @@ def _sentences(section: Section) -> list[str]:
         return []
     items = "".join(f"<li>{escape(text)}</li>" for text, _ in section.sentences)
     unfolded = " open" if len(section.sentences) <= _SENTENCES_AT_ONCE else ""
-    title = "The evidence in sentences"
+    title = "In sentences"
     return [f'<details{unfolded}><summary>{title}</summary><ul class="sentences">{items}</ul></details>']
 
 
@@ -145,7 +145,7 @@ def _options(report: Report) -> dict[str, list[Any]]:
     rows = report.rows["lines"]
     options = {key: list(dict.fromkeys(row[key] for row in rows)) for key in _FILTERS}
     options["batch_size"].sort()
-    options["precision"] = list(dict.fromkeys(row["precision"] for row in sorted(rows, key=lambda row: row["rung"])))
+    options["precision"] = list(dict.fromkeys(row["precision"] for row in sorted(rows, key=lambda row: row["step"])))
     return options
 
 
@@ -155,7 +155,14 @@ def _payload(report: Report, options: Options) -> dict[str, Any]:
         "margin": charts.MARGIN,
         "config": palette.config(palette.variables()),
         "charts": [
-            {"name": c.name, "spec": c.spec, "needs": c.needs, "keep": c.keep, "data": c.data, "step": c.step}
+            {
+                "name": c.name,
+                "spec": c.spec,
+                "needs": c.needs,
+                "keep": c.keep,
+                "data": c.data,
+                "row_height": c.row_height,
+            }
             for c in report.charts
         ],
         "data": {name: _columnar(rows) for name, rows in report.rows.items()},

@@ -25,36 +25,37 @@ from profiler.tables.numbers import count
 from profiler.tables.table import Table
 
 _THROUGHPUT = (
-    "A point on the front has no other that both answers sooner and gets more done. Which point of it is right depends "
-    "on how long an answer may take."
+    "No other point beats one on the front in both latency and throughput. Which of them is right depends on how long "
+    "an answer may take."
 )
 _EFFICIENCY = (
-    "What an item costs, by how many go at once. Where the curve is flat the device is full: a larger batch only "
+    "The time per item by batch size. Where the curve is flat the device is full: a larger batch only "
     "lengthens the wait."
 )
-_TRAINING = "An iteration is a forward and a backward pass, and where the job asks for an optimizer its step."
+_TRAINING = "An iteration is a forward and a backward pass, and the optimizer's step where the job asks for one."
 _SETUP = (
-    "What it takes until a runtime is at full speed: exporting the network, compiling or building it, loading it, and "
-    "its first call. A line pays off where the seconds that it saves have made up for that."
+    "The time until a runtime is at full speed: exporting the network, compiling or building it, loading it, and its "
+    "first call. A configuration pays off once the time that it saves has made up for that."
 )
 _METHOD = (
     "Every case runs in a process of its own, one at a time (the batch sizes of a sweep share one); exports and "
     "reference outputs are made beforehand.",
     "Latency is the median time of one call: on a GPU between CUDA events around calls that follow each other without "
-    "synchronizing, on a CPU on the host's clock. Device time is that of one call whose launches were all queued "
+    "synchronizing, on a CPU by the host's clock. Device time is that of one call whose launches were all queued "
     "before its first kernel began. Copies of inputs and outputs are in neither.",
-    "Throughput is that of calls back to back for half a second or more, the last synchronize included.",
-    "The interval of a median is a 95 % block bootstrap within one process. The interval of a speed-up is within one "
-    "process a side, and from three replicates a side on between processes; only then there is a verdict: "
+    "Throughput is measured over calls back to back for at least half a second, including the last synchronize.",
+    "The interval of a median is a 95 % block bootstrap within one process. The interval of a speed-up covers noise "
+    "within one process a side; from three replicates a side on it covers the differences between processes, and only "
+    "then is there a verdict: "
     f"{', '.join(Verdict)}. A difference of up to {MARGIN_WORDS} does not count. Outliers are counted and never "
     "dropped.",
     "fp32 is true fp32, with TF32 off everywhere; tf32 is the same network with it on. Each inference row is compared "
-    "with fp32 eager on the CPU (a user's ONNX file with ONNX Runtime there, its optimizations off): the relative "
+    "with fp32 eager on the CPU (a user's ONNX file with ONNX Runtime, its optimizations off): the relative "
     "error is the largest L2 distance over the outputs.",
-    "Memory on a GPU is the most that was in use above what was in use before, as the driver tells it; on a CPU it is "
-    "the peak resident set.",
-    "FLOPs are those of convolutions and matrix products, two a multiply-add. The roofs are rates that this very "
-    "machine reached in products and in a copy.",
+    "Memory on a GPU is the most that was in use above what was in use before, as the driver reports it; on a CPU it "
+    "is the peak resident set.",
+    "FLOPs are those of convolutions and matrix products, two a multiply-add. The roofs are rates that this "
+    "machine reached in matrix products and in a copy.",
     "Where there are replicates, each of them a process, a figure is the median over them.",
 )
 _MOST_JOBS = 5
@@ -140,7 +141,7 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
     environment = [*_wall_time(data), *data.runs.notes]
     return [
         section("answer", "What to deploy", _answer(data), "overview", open=True, sentences=_sentences(lines)),
-        section("ladder", "The ladder of speed-ups", _speedups(lines)),
+        section("speedups", "Speed-up by configuration", _speedups(lines)),
         section("latency", "Latency against batch size", _latency(lines)),
         section("throughput", "Throughput against latency", when(measured, _THROUGHPUT)),
         section("memory", "Memory", _memory(lines)),
@@ -151,10 +152,8 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
         section("samples", "Raw samples", when(measured, _samples(lines))),
         section("setup", "Set-up and break-even", when(measured, _SETUP), "break-even"),
         section("energy", "Energy and cost"),
-        section(
-            "not-measured", "Not measured", when("not-measured" not in made, "Every case gave figures."), open=True
-        ),
-        section("warnings", "Warnings", when("warnings" not in made, "No row carries a warning."), open=True),
+        section("not-measured", "Not measured", when("not-measured" not in made, "Every case succeeded."), open=True),
+        section("warnings", "Warnings", when("warnings" not in made, "No warnings."), open=True),
         section("environment", "Machine and versions", environment, open=True, code=_code(data)),
         section("method", "Method", _METHOD),
     ]
@@ -171,14 +170,14 @@ def _answer(data: Data) -> list[str]:
     """How to read the answer, and where to ask under limits."""
     lines = data.lines
     if lines.is_empty():
-        return ["No case gave figures; below stands why."]
-    text = ["The fastest line of each model and batch size."]
+        return ["No case succeeded; reasons below."]
+    text = ["The fastest configuration (an engine at a precision) of each model and batch size."]
     if lines["precision"].n_unique() > 1:
-        text[0] += " It may be one of a narrow precision: mind its error."
+        text[0] += " Where its precision is narrow, check its error."
     runs = " ".join(shlex.quote(run.address) for run in data.runs.runs)
     command = f"python -m profiler recommend {runs} --model {shlex.quote(str(lines['model'][0]))}"
     if len(command) < 250 and "`" not in command:
-        text.append(f"Under limits of latency, throughput, memory, error or cost: `{command}`")
+        text.append(f"To choose under limits of latency, throughput, memory, error or cost: `{command}`")
     return text
 
 
@@ -198,22 +197,22 @@ def _speedups(lines: pl.DataFrame) -> list[str]:
     if lines.is_empty():
         return []
     if lines["speedup"].count() == 0:
-        return ["There is no base here, neither eager in fp32 nor, for an ONNX file, ort: so there are no speed-ups."]
+        return ["No speed-ups: their base, eager in fp32 or for an ONNX file ort, was not measured."]
     kinds = set(lines["interval"].drop_nulls())
     if "between processes" in kinds:
         intervals = "Bars are 95 % intervals between processes, from the replicates."
     elif kinds:
         intervals = (
-            "Bars are 95 % intervals within one process a side. Between processes figures differ more, so there is no "
-            "verdict; `replicates: 3` in the job gives one."
+            "Bars are 95 % intervals, which cover noise within one process only; `replicates: 3` in the job covers "
+            "run-to-run noise, and gives verdicts."
         )
     elif lines["taken"].count():
-        intervals = "No speed-up has an interval: that takes 30 independent samples a side."
+        intervals = "No intervals: fewer than 30 independent samples. Raise `budget.seconds`."
     else:
-        intervals = "No speed-up has an interval: the raw samples are not with these results."
+        intervals = "No intervals: the raw samples are not with these results."
     return [
-        "A speed-up is the base's latency over the line's own. Rungs go from the base through the narrower precisions "
-        "to the tuned, compiled and exported runtimes.",
+        "A speed-up is the base's latency over the configuration's own. The steps go from the base through the "
+        "narrower precisions to the tuned, compiled and exported runtimes.",
         intervals,
     ]
 
@@ -221,8 +220,8 @@ def _speedups(lines: pl.DataFrame) -> list[str]:
 def _latency(lines: pl.DataFrame) -> list[str]:
     sizes = lines["batch_size"].unique()
     if sizes.len() == 1:
-        return [f"All was measured at batch size {sizes[0]}, so there is no curve."]
-    return ["How long one call takes, by how many items it has. Both scales are logarithmic."] if sizes.len() else []
+        return [f"Everything was measured at batch size {sizes[0]}, so there is no curve."]
+    return ["The time of one call by its batch size. Both scales are logarithmic."] if sizes.len() else []
 
 
 def _memory(lines: pl.DataFrame) -> list[str]:
@@ -231,8 +230,8 @@ def _memory(lines: pl.DataFrame) -> list[str]:
         return []
     if lines["context_mib"].count() == 0:
         return [
-            "On a CPU it is the peak resident set while measuring, above what the process was born with. It cannot be "
-            "divided."
+            "On a CPU memory is the peak resident set while measuring, above what the process started with. It "
+            "cannot be divided."
         ]
     return [
         "The peak, and what it is made of. Slack is what an allocator holds unused; library what no allocator knows "
@@ -246,18 +245,18 @@ def _roofline(data: Data, drawn: bool) -> list[str]:
         return []
     if drawn:
         return [
-            "No call can be faster than its FLOPs at the rate that the device reaches, nor than its bytes at the "
-            "memory's rate: the lines. A point far below its roof waits for something else, most often for launches. "
-            "Weights that stay in the cache can put a point above the slanted roof."
+            "The lines are limits: no call can be faster than its FLOPs at the device's measured peak, nor than its "
+            "bytes at the memory's bandwidth. A point far below its roof waits for something else, most often for "
+            "launches. Weights that stay in the cache can put a point above the slanted roof."
         ]
     roofs = any(environment.get("roofs") for environment in data.environments.values())
-    lacking = "how many bytes a call moves is" if roofs else "the rates that the device itself reached, its roofs, are"
-    return [f"There is no chart: {lacking} not in these results. The table has what is known."]
+    lacking = "how many bytes a call moves is" if roofs else "the device's peak FLOP/s and bandwidth are"
+    return [f"No chart: {lacking} not in these results. The table has what is known."]
 
 
 def _layers(data: Data) -> str:
     if not data.layers:
-        return "No case was taken apart. A run also times every layer with `python -m profiler bench.yaml --profile`."
+        return "No layers were timed; a run with `python -m profiler bench.yaml --profile` times each."
     return (
         "Layers were timed in calls of their own, with a profiler on. A row holds the exported nodes that some runtime "
         "runs as one, and the sum of each runtime's layers for them."
@@ -268,8 +267,8 @@ def _samples(lines: pl.DataFrame) -> str:
     if lines["taken"].count() == 0:
         return "The raw samples are not with these results."
     return (
-        f"Up to {TICKS} samples a line, evenly spaced by rank, the fastest and the slowest among them. What lies "
-        "beyond the scale is set on its edge."
+        f"Up to {TICKS} samples of each configuration, evenly spaced by rank, with the fastest and the slowest. "
+        "Samples beyond the scale are drawn at its edge."
     )
 
 

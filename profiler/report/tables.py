@@ -13,7 +13,7 @@ from engines.catalog import PRECISIONS
 from profiler.report.data import KEY, LINE, Data, place
 from profiler.results import batch_sweeps
 from profiler.results.columns import RESULTS, Group, Shown
-from profiler.results.fields import field, fields, latency_spread
+from profiler.results.fields import field, fields, latency_spread, verdict
 from profiler.results.layer_profiles import Profiled, groups
 from profiler.results.warning_kinds import meaning
 from profiler.tables import numbers
@@ -42,17 +42,17 @@ def tables(data: Data) -> dict[str, Table]:
     trained = lines.filter(pl.col("pass") == "training")
     made = [
         _answer(lines),
-        _table("ladder", "Speed-ups", _in_ladder_order(lines), *_LADDER, needs="speedup"),
+        _table("speedups", "Speed-up by configuration", _in_steps(lines), *_SPEEDUPS, needs="speedup"),
         _table("latency", "Latency on every clock", lines, *_LATENCY, needs="latency_ms"),
         _table("throughput", "Throughput and latency", lines, *_THROUGHPUT, needs="latency_ms"),
         _table("memory", "Memory", lines, *_MEMORY, needs="peak_memory_mib"),
-        _table("roofline", "Below the roofs", lines, *_ROOFLINE, needs="tflops"),
+        _table("roofline", "Roofline", lines, *_ROOFLINE, needs="tflops"),
         _table("efficiency", "Time per item", lines, *_EFFICIENCY, needs="item_ms"),
         _largest(data),
         _table("training", "Training", trained, *_TRAINING, needs="latency_ms"),
         *(_layers(number, cell) for number, cell in enumerate(data.layers, 1)),
         _table("samples", "Raw samples", lines, *_SAMPLES, needs="taken"),
-        _table("setup", "Set-up and break-even", lines, *_SETUP, needs="setup_s"),
+        _table("setup", "Set-up and break-even", lines, *_SETUP, needs="set_up_s"),
         _table("energy", "Energy and cost", lines, *_ENERGY, needs=("energy_mj_per_item", "usd_per_hour")),
         _problems(data.problems),
         _warnings(data.warnings),
@@ -90,9 +90,9 @@ def _answer(lines: pl.DataFrame) -> Table:
 
     best = lines.with_row_index("place").with_columns(
         place=pl.col("place").first().over(KEY),
-        runner_up=pl.when(rank=1).then(rival("line", second)),
+        runner_up=pl.when(rank=1).then(rival("configuration", second)),
         margin=pl.when(rank=1).then(rival("latency_ms", second) / pl.col("latency_ms")),
-        fastest_fp32=rival("line", plain),
+        fastest_fp32=rival("configuration", plain),
         fastest_fp32_ms=rival("latency_ms", plain),
     )
     found = [best.unique(KEY, keep="first", maintain_order=True).with_columns(restricted_to=pl.lit(None, pl.String))]
@@ -105,12 +105,14 @@ def _answer(lines: pl.DataFrame) -> Table:
         f"Against {base[0]}" if base.len() == 1 else "Against the base",
         figure("Speed-up (95\u00a0%),\u00a0×", ("speedup", "speedup_low", "speedup_high"), numbers.speedup),
         *([words("over", "base")] if base.len() > 1 else []),
-        words("Verdict", "verdict"),
+        verdict(),
         words("Tied with", "indistinguishable_from"),
     )
     fields = [
         *_identity(best, engine=False),
-        *under("Deploy", words("Line", "line"), field("latency_ms"), field("throughput", format=rates)),
+        *under(
+            "Deploy", words("Configuration", "configuration"), field("latency_ms"), field("throughput", format=rates)
+        ),
         *against,
         *under("At the price of", field("peak_memory_mib"), field("rel_l2_error")),
         field("top1_agreement"),
@@ -125,7 +127,7 @@ def _answer(lines: pl.DataFrame) -> Table:
 
 
 def _rival(heading: str, name: str, value: str) -> Field:
-    """Another line and its figure, like "ort fp16, 1.05"."""
+    """Another configuration and its figure, like "ort fp16, 1.05"."""
 
     def cells(names: pl.Series, figures: pl.Series) -> list[str]:
         pairs = zip(names, figures, strict=True)
@@ -166,7 +168,7 @@ def _largest(data: Data) -> Table:
         figure("Largest batch", "largest", whole),
         field("peak_memory_mib"),
         figure("Too large", "refused", whole),
-        field("status", "since"),
+        field("status"),
     ]
     return Table("largest-batch", "The largest batch that fits", largest, fields, keys=keys)
 
@@ -190,13 +192,13 @@ def _facts(environment: Mapping[str, Any]) -> dict[str, str]:
     facts["Packages"] = ", ".join(f"{name} {version}" for name, version in (environment.get("packages") or {}).items())
     for name, value in (environment.get("roofs") or {}).items():
         of, _, unit = name.partition("_")
-        what = {"copy": "Memory roof, a copy", "cache": "Last-level cache"}.get(of, f"{of} roof")
+        what = {"copy": "Memory bandwidth, measured", "cache": "Last-level cache"}.get(of, f"{of} peak, measured")
         facts[what] = f"{compact(value)} {_UNITS.get(unit, unit)}"
     return facts
 
 
 _shown = partial(fields, shown=Shown.REPORT)
-_LADDER = [
+_SPEEDUPS = [
     field("latency_ms"),
     figure("Speed-up", "speedup", aligned(most=2), unit="×"),
     figure("95 %", ("speedup_low", "speedup_high"), numbers.interval),
@@ -204,8 +206,8 @@ _LADDER = [
     words("Interval", "interval"),
     figure("On device", "device_speedup", aligned(most=2), unit="×"),
     figure("95 % on device", ("device_speedup_low", "device_speedup_high"), numbers.interval),
-    words("Verdict", "verdict"),
-    figure("Over the rung before", "gain", aligned(most=2), unit="×"),
+    verdict(),
+    figure("Over the step before", "gain", aligned(most=2), unit="×"),
     field("rel_l2_error"),
 ]
 _LATENCY = [
@@ -225,9 +227,7 @@ _MEMORY = [*_shown(Group.MEMORY), figure("Undivided", "undivided_mib", whole, un
 _ROOFLINE = [
     figure("GFLOPs an item", "gflops_per_item"),
     figure("FLOPs per byte", "intensity", aligned(most=1)),
-    field("tflops"),
-    field("fraction_of_peak", "Of the roof"),
-    figure("Floor", "floor_ms", aligned(most=4), unit="ms"),
+    *_shown(Group.ROOFLINE),
     figure("Latency over floor", "over_floor", aligned(most=1), unit="×"),
 ]
 _EFFICIENCY = [
@@ -246,23 +246,23 @@ _TRAINING = [
 ]
 _SAMPLES = [
     field("clock"),
-    figure("Samples", "taken", whole),
-    field("latency_min_ms"),
+    field("samples"),
+    field("latency_min_ms", "Minimum"),
     figure("p25", "ms_p25", unit="ms"),
     field("latency_ms", "Median"),
     figure("p75", "ms_p75", unit="ms"),
     field("latency_p99_ms"),
-    figure("Most", "ms_max", unit="ms"),
+    figure("Maximum", "ms_max", unit="ms"),
     figure("Outliers", "outliers", whole),
     field("stop_reason"),
     figure("Processes", "replicates", whole),
 ]
 _SETUP = [
     *_shown(Group.SET_UP),
-    figure("Together", "setup_s", aligned(most=2), unit="s"),
+    figure("Total", "set_up_s", aligned(most=2), unit="s"),
     figure("Pays off after", "pays_off_items", whole, unit="items"),
     words("against", "base"),
-    figure("The best from", "best_from_items", whole, unit="items"),
+    figure("Fastest from", "best_from_items", whole, unit="items"),
 ]
 _ENERGY = [*_shown(Group.ENERGY), field("usd_per_hour"), *_shown(Group.COST)]
 
@@ -284,11 +284,11 @@ def _table(name: str, title: str, lines: pl.DataFrame, *fields: Field, needs: st
     return Table(name, title, frame, [*_identity(frame), *fields], keys=LINE)
 
 
-def _in_ladder_order(lines: pl.DataFrame) -> pl.DataFrame:
-    """Each group's rungs from the base on, with what each gains over the one before."""
+def _in_steps(lines: pl.DataFrame) -> pl.DataFrame:
+    """Each group's steps from the base on, with what each gains over the one before."""
     keys = lines.select(KEY).unique(maintain_order=True).with_row_index("place")
     lines = lines.join(keys, on=KEY, how="left", nulls_equal=True, maintain_order="left")
-    lines = lines.sort("place", "rung", maintain_order=True)
+    lines = lines.sort("place", "step", maintain_order=True)
     return lines.with_columns(gain=(pl.col("latency_ms").shift(1) / pl.col("latency_ms")).over("place"))
 
 

@@ -106,9 +106,11 @@ def test_a_model_that_is_chosen_is_the_one_that_is_shown(tab: Page, pages: dict[
     tab.choose("pass", "training")
     scopes = tab.evaluate(f"{FIGURES}.map(f => f.querySelector('.scope').textContent)")
     assert all("resnet50" in scope and "training" in scope for scope in scopes if scope), scopes
-    shown = tab.evaluate("[...document.querySelectorAll('#table-ladder tbody tr:not([hidden])')].map(r => r.innerText)")
     shown = tab.evaluate(
-        "[...document.querySelectorAll('#table-ladder tbody tr:not([hidden])')].map(r => r.textContent)"
+        "[...document.querySelectorAll('#table-speedups tbody tr:not([hidden])')].map(r => r.innerText)"
+    )
+    shown = tab.evaluate(
+        "[...document.querySelectorAll('#table-speedups tbody tr:not([hidden])')].map(r => r.textContent)"
     )
     assert len(shown) == 10
     assert all("resnet50" in row and "training" in row for row in shown)
@@ -121,7 +123,7 @@ def test_a_model_that_is_chosen_is_the_one_that_is_shown(tab: Page, pages: dict[
     ]
     tab.choose("model", "All")
     tab.choose("pass", "All")
-    assert tab.evaluate("document.querySelectorAll('#table-ladder tbody tr[hidden]').length") == 0
+    assert tab.evaluate("document.querySelectorAll('#table-speedups tbody tr[hidden]').length") == 0
     assert tab.errors == []
 
 
@@ -168,16 +170,16 @@ def test_charts_stand_for_the_rows_that_python_chooses(
     for key, value in picks.items():
         tab.choose(key, value)
     rows = [row for row in h200.rows["lines"] if all(str(row[key]) == value for key, value in picks.items())]
-    for name in ("ladder", "throughput", "memory", "samples"):
+    for name in ("speedups", "throughput", "memory", "samples"):
         chart = next(chart for chart in h200.charts if chart.name == name)
         expected = charts.select(chart, rows)
         sizes = ", ".join(str(size) for size in sorted({row["batch_size"] for row in expected}))
         scope = f"{expected[0]['model']}, {expected[0]['pass']}, batch {sizes}"
         assert tab.evaluate(f"document.querySelector('#chart-{name} .scope').textContent") == scope
-    ladder = charts.select(next(chart for chart in h200.charts if chart.name == "ladder"), rows)
+    speedups = charts.select(next(chart for chart in h200.charts if chart.name == "speedups"), rows)
     # The points' group is the last of the marks; those before it are rules.
-    points = "[...document.querySelectorAll('#chart-ladder .mark-symbol.role-mark')].at(-1).children.length"
-    assert tab.evaluate(points) == len(ladder)
+    points = "[...document.querySelectorAll('#chart-speedups .mark-symbol.role-mark')].at(-1).children.length"
+    assert tab.evaluate(points) == len(speedups)
 
 
 def test_hostile_names_are_text(tab: Page, pages: dict[str, Path]) -> None:
@@ -190,7 +192,7 @@ def test_hostile_names_are_text(tab: Page, pages: dict[str, Path]) -> None:
         tab.choose("model", name)
     x, y = tab.evaluate(
         """(() => {
-          const point = document.querySelector('#chart-ladder .mark-symbol.role-mark path');
+          const point = document.querySelector('#chart-speedups .mark-symbol.role-mark path');
           point.scrollIntoView({block: 'center'});
           const box = point.getBoundingClientRect();
           return [box.x + box.width / 2, box.y + box.height / 2];

@@ -67,8 +67,8 @@
       sets[name] = data[name].filter(row => row.run === rows[0].run && matches(row, picks));
     }
     const spec = {...chart.spec, datasets: {...chart.spec.datasets, ...sets}};
-    if (chart.step) {
-      const [pixels, fields] = chart.step;
+    if (chart.row_height) {
+      const [pixels, fields] = chart.row_height;
       spec.height = pixels * new Set(rows.map(row => JSON.stringify(fields.map(field => row[field])))).size + page.margin;
     }
     const columns = Math.max(2, Math.floor((place.clientWidth - 80) / 120));

@@ -92,7 +92,7 @@ def test_one_batch_size_has_no_curves() -> None:
 
 def test_every_row_is_drawn_and_nothing_else(report: Report) -> None:
     """As many points, bars and ticks in the drawing as there are rows and parts."""
-    marks = {"ladder": "symbol", "throughput": "symbol", "memory": "rect", "samples": "rect", "setup": "rect"}
+    marks = {"speedups": "symbol", "throughput": "symbol", "memory": "rect", "samples": "rect", "setup": "rect"}
     for chart in report.charts:
         if chart.name not in marks:
             continue
@@ -100,7 +100,7 @@ def test_every_row_is_drawn_and_nothing_else(report: Report) -> None:
         rows = spec["datasets"]["lines"]
         fields = MEMORY if chart.name == "memory" else SETUP
         expected = {
-            "ladder": len(rows),
+            "speedups": len(rows),
             "throughput": len(rows),
             "samples": sum(len(row["ticks"]) for row in rows),
         }.get(chart.name) or sum(row[field] is not None for row in rows for field in fields)

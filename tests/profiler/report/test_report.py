@@ -127,16 +127,16 @@ def test_tables_of_the_page_hold_the_runs_figures(name: str, tmp_path: Path) -> 
     )
     found = Reader(page_of(GOLDEN / name, folder=tmp_path)).tables
     keys = ("Model", "Pass", "Batch", "Engine", *(["Precision"] if name == "h200" else []))
-    for table in ("ladder", "latency", "throughput", "memory", "efficiency", "samples", "setup"):
+    for table in ("speedups", "latency", "throughput", "memory", "efficiency", "samples", "setup"):
         assert len(found[table]) == results.height, table
     shown = {tuple(row[k] for k in keys): row for row in found["latency"]}
-    rungs = {tuple(row[k] for k in keys): row for row in found["ladder"]}
+    speedups = {tuple(row[k] for k in keys): row for row in found["speedups"]}
     for line in summary(results, samples).to_dicts():
         named = [line["model"], line["pass"], str(line["batch_size"]), line["variant"], line["precision"]]
-        row, rung = shown[tuple(named[: len(keys)])], rungs[tuple(named[: len(keys)])]
+        row, speedup = shown[tuple(named[: len(keys)])], speedups[tuple(named[: len(keys)])]
         assert number(row["Latency, ms"]) == pytest.approx(line["latency_ms"], abs=0.5 if name == "cpu" else 5e-4)
-        assert number(rung["Speed-up, ×"]) == pytest.approx(line["speedup"], abs=0.005)
-        ends = rung.get("95 %", "")
+        assert number(speedup["Speed-up, ×"]) == pytest.approx(line["speedup"], abs=0.005)
+        ends = speedup.get("95 %", "")
         assert bool(ends) == (line["speedup_low"] is not None)
         if ends:
             low, high = ends.split("–")
@@ -154,21 +154,31 @@ def test_the_answer_is_each_groups_fastest_line(h200: str) -> None:
         return {(r["model"], r["pass"], str(r["batch_size"])): f"{r['variant']} {r['precision']}" for r in best}
 
     shown = [row for row, away in zip(rows, hidden, strict=True) if not away]
-    assert {(r["Model"], r["Pass"], r["Batch"]): r["Line"] for r in shown} == fastest(results)
+    assert {(r["Model"], r["Pass"], r["Batch"]): r["Configuration"] for r in shown} == fastest(results)
     assert {(r["Model"], r["Pass"], r["Batch"]): r["Fastest in fp32, ms"].split(",")[0] for r in shown} == fastest(
         results.filter(precision="fp32")
     )
     waiting = [row for row, away in zip(rows, hidden, strict=True) if away]
     for precision in ("fp32", "tf32", "fp16"):
-        own = [row for row in waiting if row["Line"].endswith(f" {precision}")]
+        own = [row for row in waiting if row["Configuration"].endswith(f" {precision}")]
         expected = fastest(results.filter(precision=precision))
-        assert {(r["Model"], r["Pass"], r["Batch"]): r["Line"] for r in own} == expected
+        assert {(r["Model"], r["Pass"], r["Batch"]): r["Configuration"] for r in own} == expected
 
 
 def test_csv_holds_every_digit(tmp_path: Path) -> None:
     written = write(Options(runs=[GOLDEN / "h200"], format="csv", output=tmp_path / "tables"))
     names = {path.stem for path in written}
-    assert names >= {"answer", "ladder", "latency", "memory", "training", "samples", "setup", "warnings", "environment"}
+    assert names >= {
+        "answer",
+        "speedups",
+        "latency",
+        "memory",
+        "training",
+        "samples",
+        "setup",
+        "warnings",
+        "environment",
+    }
     latency = pl.read_csv(tmp_path / "tables" / "latency.csv")
     results = read_runs([GOLDEN / "h200"]).results.collect()
     keys = ["model", "pass", "batch_size", "variant", "precision"]
@@ -196,7 +206,7 @@ def test_csv_of_more_lines_than_a_page_has_room_for_has_them_all(
     write(Options(runs=[GOLDEN / "h200"], format="csv", output=tmp_path))
     assert pl.read_csv(tmp_path / "latency.csv").height == 120
     page = page_of(GOLDEN / "h200", folder=tmp_path)
-    assert "The page shows 36 of 120 lines, of 4 of 12 choices" in page
+    assert "The page shows 36 of 120 configurations, for 4 of 12 choices" in page
     assert len(Reader(page).tables["latency"]) == 36
 
 
@@ -362,7 +372,7 @@ def test_set_up_pays_off_where_the_seconds_are_won_back(tmp_path: Path) -> None:
         row("compiled", 20.0, throughput=50.0, build_s=9.0),
     ]
     data = gathered(tmp_path, rows)
-    assert of(data, "ort")["setup_s"] == 2.0
+    assert of(data, "ort")["set_up_s"] == 2.0
     assert of(data, "ort")["pays_off_items"] == 1.0 / (0.01 - 0.005)
     assert of(data, "trt")["pays_off_items"] == 40.0 / (0.01 - 0.002)
     assert of(data, "compiled")["pays_off_items"] is None
@@ -388,7 +398,7 @@ def test_the_best_from_so_many_items_on_is_the_best(tmp_path: Path) -> None:
     steps = sorted((line["best_from_items"], line["variant"]) for line in lines if line["best_from_items"] is not None)
     assert len(steps) == 5
     for items in [0, 1, *(round(10 ** (n / 8)) for n in range(1, 60))]:
-        totals = {line["variant"]: line["setup_s"] + items * line["item_s"] for line in lines}
+        totals = {line["variant"]: line["set_up_s"] + items * line["item_s"] for line in lines}
         told = [variant for start, variant in steps if start <= items][-1]
         assert totals[told] == pytest.approx(min(totals.values()), rel=1e-9), items
 
@@ -411,7 +421,7 @@ def test_the_front_holds_what_nothing_beats_in_both(tmp_path: Path) -> None:
     assert {line["variant"] for line in lines if line["front"]} == front == {"ort-0", "ort-1", "ort-3", "ort-5"}
 
 
-def test_the_ladder_goes_from_the_base_to_the_exported_runtimes(tmp_path: Path) -> None:
+def test_steps_go_from_the_base_to_the_exported_runtimes(tmp_path: Path) -> None:
     names = [
         ("trt", "fp16"),
         ("ort-tuned", "fp16"),
@@ -427,8 +437,8 @@ def test_the_ladder_goes_from_the_base_to_the_exported_runtimes(tmp_path: Path) 
         row(v, 9.0 - i / 2, precision=p, engine="ort" if v == "mine" else v.partition("-")[0])
         for i, (v, p) in enumerate(names)
     ]
-    table = tables(gathered(tmp_path, rows))["ladder"].frame
-    assert table["line"].to_list() == [
+    table = tables(gathered(tmp_path, rows))["speedups"].frame
+    assert table["configuration"].to_list() == [
         *("eager fp32", "eager tf32", "eager fp16", "eager-tuned fp16", "compiled fp16"),
         *("ort fp32", "ort-tuned fp16", "mine fp32", "trt fp16"),
     ]
@@ -444,7 +454,7 @@ def test_replicates_give_a_verdict_in_the_answer(tmp_path: Path) -> None:
     line = of(data, "ort")
     assert (line["replicates"], line["verdict"], line["interval"]) == (3, "faster", "between processes")
     answer = Reader(report_page.page(compose(data))).tables["answer"][0]
-    assert (answer["Line"], answer["Verdict"]) == ("ort fp32", "faster")
+    assert (answer["Configuration"], answer["Verdict"]) == ("ort fp32", "faster")
 
 
 def test_runs_of_one_machine_with_the_same_cases_keep_their_names(tmp_path: Path) -> None:
@@ -487,7 +497,7 @@ def test_a_cap_keeps_whole_groups_and_every_model(tmp_path: Path) -> None:
     assert data.lines.height == 10
     assert set(data.lines["model"]) == set("abcd")
     assert data.lines.group_by(LINE[:-2]).len()["len"].unique().to_list() == [2]
-    assert "10 of 24 lines" in data.notes[0]
+    assert "10 of 24 configurations" in data.notes[0]
 
 
 def test_raw_samples_are_left_out_where_they_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -511,7 +521,7 @@ def test_a_search_for_the_largest_batch_is_a_table_and_no_curve(tmp_path: Path) 
     assert data.problems.is_empty()
     assert data.statuses == {"ok": 1}
     (found,) = Reader(report_page.page(compose(data))).tables["largest-batch"]
-    assert (found["Largest batch"], found["Too large"], found["since"]) == ("24", "32", "oom")
+    assert (found["Largest batch"], found["Too large"], found["Status"]) == ("24", "32", "oom")
 
 
 def test_each_setting_has_a_largest_batch_of_its_own(tmp_path: Path) -> None:
@@ -531,14 +541,14 @@ def test_only_takes_a_variants_name_for_an_engines(tmp_path: Path) -> None:
     assert {line["Engine"] for line in page.tables["latency"]} == {"eager-tuned"}
 
 
-def test_of_several_optimizers_the_ladders_sentence_tells_one(tmp_path: Path) -> None:
+def test_of_several_optimizers_the_sentence_on_speedups_is_of_one(tmp_path: Path) -> None:
     rows = [
         row(variant, ms * slower, **{"pass": "training"}, extra=extra)
         for extra, slower in ((None, 1.0), ("optimizer=sgd", 1.5))
         for variant, ms in (("eager", 4.0), ("compiled", 2.0))
     ]
-    (said,) = findings(gathered(tmp_path, rows))["ladder"]
-    assert said["text"] == "Over fp32 eager at batch 1: compiled fp32 2.0×; the top rung is compiled fp32 at 2.0×."
+    (said,) = findings(gathered(tmp_path, rows))["speedups"]
+    assert said["text"] == "Over fp32 eager at batch 1: compiled fp32 2.0×; the fastest is compiled fp32 at 2.0×."
 
 
 def test_a_line_that_ran_alone_is_not_held_against_itself(tmp_path: Path) -> None:
@@ -554,7 +564,7 @@ def test_optimizers_stand_side_by_side(tmp_path: Path) -> None:
     report = compose(gathered(tmp_path, rows))
     training = next(chart for chart in report.charts if chart.name == "training")
     assert training.keep.get("extra") is None
-    assert {r["line"] for r in report.rows["lines"]} == {"eager fp32", "eager fp32, sgd", "eager fp32, adamw"}
+    assert {r["configuration"] for r in report.rows["lines"]} == {"eager fp32", "eager fp32, sgd", "eager fp32, adamw"}
 
 
 def test_layers_share_a_row_where_some_runtime_fuses_them(tmp_path: Path) -> None:
@@ -603,13 +613,13 @@ def test_roofs_bound_what_is_drawn_below_them(tmp_path: Path) -> None:
     without = compose(gather(read_runs([GOLDEN / "h200"])))
     assert "roofline" not in {chart.name for chart in without.charts}
     (said,) = next(section.text for section in without.sections if section.name == "roofline")
-    assert "its roofs, are not in these results" in said
+    assert "peak FLOP/s and bandwidth are not in these results" in said
 
 
 def test_a_run_in_which_nothing_worked_has_a_report_of_reasons(tmp_path: Path) -> None:
     page = page_of(save(tmp_path / "run", [failed("eager"), failed("ort")]), folder=tmp_path)
     reader = Reader(page)
-    assert "No case gave figures" in page
+    assert "No case succeeded" in page
     assert [r["Reason"] for r in reader.tables["not-measured"]] == ["no luck", "no luck"]
     assert not any(tag == "figure" for tag, _ in reader.elements)
 
