@@ -1,4 +1,4 @@
-"""What enters: folders of runs of one job on one kind of machine. What leaves: pages, data and job to keep in docs/.
+"""Write the pages, data and job to keep in docs/, of runs of one job on one kind of machine.
 
     python benchmarks/publish.py results/<run> results/<run> --into docs/results/h200
 
@@ -33,6 +33,7 @@ from profiler.results.reading import with_all_columns
 from profiler.results.wall_time import describe
 from profiler.results.warning_kinds import KINDS
 from profiler.stats.ratios import label
+from profiler.tables import numbers
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MADE = "<!-- Made by benchmarks/publish.py; do not edit. -->"
@@ -46,6 +47,8 @@ LONGEST_REASON = 240
 
 Line = Mapping[str, Any]
 """A row of table.summary with what `_more` adds."""
+MACHINE = ("Part", "What")
+"""Heads of the table of a machine's facts."""
 Column = tuple[str, Callable[[Line], str]]
 """A head, and what stands below it for a line. A column that is empty for all lines is left out."""
 Group = tuple[dict[str, Any], list[dict[str, Any]]]
@@ -123,19 +126,19 @@ class Cleaner:
         return (path.removeprefix(root) if root else Path(path).name) or "."
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(description: str | None, example: str, publish: Callable[[Sequence[Run], Path], None]) -> None:
+    """Publish the runs that the command line names. Exits where a file of theirs is missing."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
-    parser.add_argument("--into", required=True, type=Path, metavar="FOLDER", help="for example docs/results/h200")
+    parser.add_argument("--into", required=True, type=Path, metavar="FOLDER", help=f"for example {example}")
     options = parser.parse_args()
-    publish([read(folder) for folder in options.runs], options.into)
+    publish([_read(folder) for folder in options.runs], options.into)
 
 
-def read(folder: Path) -> Run:
-    """Exits where a file is missing."""
+def _read(folder: Path) -> Run:
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
-        sys.exit(f"{folder}: no whole run stands there: it lacks {', '.join(missing)}")
+        sys.exit(f"{folder}: not a whole run: it lacks {', '.join(missing)}")
     results, samples, environment, job = (folder / name for name in FILES)
     return Run(
         with_all_columns(pl.read_parquet(results)),
@@ -162,20 +165,27 @@ def publish(runs: Sequence[Run], into: Path) -> None:
         if job not in jobs:
             jobs.append(job)
 
-    into.mkdir(parents=True, exist_ok=True)
+    names = ["bench.yaml", *(f"bench-{number}.yaml" for number in range(2, len(jobs) + 1))]
     for old in (*into.glob("*.md"), *into.glob("bench-[0-9].yaml")):
         if old.suffix == ".yaml" or old.read_text().startswith(MADE):
             old.unlink()  # Of a model or a job that is no longer there.
-    results.write_parquet(into / "results.parquet", compression="zstd")
-    (into / "environment.json").write_text(json.dumps(environments[0], indent=2) + "\n")
-    names = ["bench.yaml", *(f"bench-{number}.yaml" for number in range(2, len(jobs) + 1))]
-    for name, job in zip(names, jobs, strict=True):
-        (into / name).write_text(yaml.safe_dump(job, sort_keys=False, allow_unicode=True))
+    write_data(into, results, environments[0], dict(zip(names, jobs, strict=True)))
     rows = [run.results for run in runs]
     (into / "README.md").write_text(_readme(results, rows, environments, groups, models, names, into))
     for model in models:
         own = [group for group in groups if group[0]["model"] == model]
         (into / f"{model}.md").write_text(_page(model, own, results.filter(model=model), environments[0]))
+
+
+def write_data(
+    folder: Path, results: pl.DataFrame, environment: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Write every row, the machine and the jobs, by the names of their files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    results.write_parquet(folder / "results.parquet", compression="zstd")
+    (folder / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
+    for name, job in jobs.items():
+        (folder / name).write_text(yaml.safe_dump(dict(job), sort_keys=False, allow_unicode=True))
 
 
 def _check(runs: Sequence[Run]) -> None:
@@ -190,7 +200,7 @@ def _check(runs: Sequence[Run]) -> None:
     counted = Counter(case_id for run in runs for case_id in run.results["case_id"])
     twice = [case_id for case_id, count in counted.items() if count > 1]
     if twice:
-        sys.exit(f"{len(twice)} cases stand in more than one of these runs, such as {twice[0]}; give each only once")
+        sys.exit(f"{len(twice)} cases are in more than one of these runs, such as {twice[0]}; give each only once")
 
 
 def _more(results: pl.DataFrame) -> pl.DataFrame:
@@ -219,24 +229,22 @@ def _figure(value: float | None, digits: int = 3) -> str:
     return f"{round(value, places):,.{max(0, places)}f}"
 
 
-def _whole(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}"
-
-
 def _percent(share: float | None) -> str:
     return "" if share is None else _figure(100 * share)
 
 
 def _error(line: Line) -> str:
-    """Two digits: 1.5e-3."""
-    value = line["rel_l2_error"]
-    return "" if value is None else re.sub(r"e([-+])0", r"e\1", f"{value:.1e}") if value else "0"
+    return _known(numbers.error, line["rel_l2_error"])
+
+
+def _known(form: Callable[[Any], str], value: Any) -> str:
+    return "" if value is None else form(value)
 
 
 def _spread(line: Line) -> str:
     """Half the width of the median's 95 % interval, in percent of the median."""
     low, high = line["latency_ci_low_ms"], line["latency_ci_high_ms"]
-    return "" if low is None else f"{50 * (high - low) / line['latency_ms']:.1f}"
+    return "" if low is None else numbers.percent((high - low) / line["latency_ms"] / 2, 1)
 
 
 def _speedup(line: Line) -> str:
@@ -253,7 +261,11 @@ def _verdict(line: Line, clock: str) -> str:
 
 def _split(line: Line) -> str:
     parts = [line[name] for name in MEMORY if name not in IN_TRAINING or line[name] is not None]
-    return " + ".join(_whole(part) or "?" for part in parts) if any(part is not None for part in parts) else ""
+    return (
+        " + ".join(_known(numbers.count, part) or "?" for part in parts)
+        if any(part is not None for part in parts)
+        else ""
+    )
 
 
 def _marks(line: Line) -> str:
@@ -279,7 +291,7 @@ COLUMNS: list[Column] = [
     ("Items/s", lambda line: _figure(line["throughput"], 4)),
     ("TFLOP/s", lambda line: _figure(line["tflops"])),
     ("Of peak %", lambda line: _percent(line["fraction_of_peak"])),
-    ("Memory MiB", lambda line: _whole(line["peak_memory_mib"])),
+    ("Memory MiB", lambda line: _known(numbers.count, line["peak_memory_mib"])),
     ("Split MiB", _split),
     ("Rel. error", _error),
     ("Top-1 %", lambda line: _percent(line["top1_agreement"])),
@@ -290,7 +302,7 @@ FIGURES = re.compile(r".*( ms| %|/s|MiB|error)|ms|Batch|Rows|Run|Speed-up")
 """Heads of columns that are set to the right."""
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table_lines(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A GitHub table without the columns that are empty."""
     rows = [[" ".join(cell.split()).replace("|", r"\|") for cell in row] for row in rows]
     kept = [i for i in range(len(heads)) if any(row[i] for row in rows)]
@@ -311,7 +323,7 @@ def _page(model: str, groups: Sequence[Group], results: pl.DataFrame, environmen
     for key, lines in groups:
         what = ", ".join([key["pass"].capitalize(), f"batch {key['batch_size']}", *setting_words(key["setting"])])
         text += ["", f"## {what}", ""]
-        text += _table([head for head, _ in COLUMNS], [[cell(line) for _, cell in COLUMNS] for line in lines])
+        text += table_lines([head for head, _ in COLUMNS], [[cell(line) for _, cell in COLUMNS] for line in lines])
     kinds = {kind for _, lines in groups for line in lines for kind in line["warnings"]}
     if kinds:
         legend = (f"**{_mark(kind) or kind}** {_meaning(kind, results)}" for kind in sorted(kinds))
@@ -344,9 +356,9 @@ def _readme(
     text += ["", "## How to read it", "", *_explained([line for _, lines in groups for line in lines], into)]
     absent = _absent(results, models)
     text += ["", "## Not measured", ""]
-    text += _table(["Status", "Reason", "What"], absent) if absent else ["Nothing: every case gave figures."]
+    text += table_lines(["Status", "Reason", "What"], absent) if absent else ["Nothing: every case gave figures."]
     text += ["", "## Warnings", "", *_warnings(results)]
-    text += ["", "## Machine", "", *facts(environments[0])]
+    text += ["", "## Machine", "", *table_lines(MACHINE, facts(environments[0]))]
     text += ["", "## Runs", "", *_runs(runs, environments)]
     links = ", ".join(f"[{name}]({name})" for name in jobs)
     text += [
@@ -393,7 +405,7 @@ def _winners(groups: Sequence[Group]) -> list[str]:
                 "" if single is None else f"{single['variant']}, {_figure(single['latency_ms'], 4)} ms",
             ]
         )
-    return _table(heads, rows)
+    return table_lines(heads, rows)
 
 
 def _explained(lines: Sequence[Line], into: Path) -> list[str]:
@@ -442,7 +454,7 @@ def _warnings(results: pl.DataFrame) -> list[str]:
     kinds = rows.select("case_id", declared.kind_of_warning(pl.col("warnings"))).unique()["warnings"]
     counts = Counter(kinds.sort()).most_common()
     cells = [[_mark(kind), str(count), _meaning(kind, results)] for kind, count in counts]
-    return _table(["Mark", "Rows", "What"], cells) if cells else ["None."]
+    return table_lines(["Mark", "Rows", "What"], cells) if cells else ["None."]
 
 
 def _meaning(kind: str, results: pl.DataFrame) -> str:
@@ -463,7 +475,7 @@ def _machine(environment: Mapping[str, Any]) -> str:
     return ", ".join([str(what), *(f"{name} {environment[key]}" for name, key in versions if environment.get(key))])
 
 
-def facts(environment: Mapping[str, Any]) -> list[str]:
+def facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What a reader compares with a machine of their own; what is null or missing is left out."""
     parts = {
         "GPU": {"gpu": "{}", "gpu_memory_mib": "{:,.0f} MiB", "compute_capability": "compute capability {}"},
@@ -481,7 +493,7 @@ def facts(environment: Mapping[str, Any]) -> list[str]:
         for head, forms in parts.items()
     ]
     packages = (f"{name} {version}" for name, version in (environment.get("packages") or {}).items())
-    return _table(["Part", "What"], [fact for fact in (*facts, ("Packages", ", ".join(packages))) if fact[1]])
+    return [fact for fact in (*facts, ("Packages", ", ".join(packages))) if fact[1]]
 
 
 def _runs(runs: Sequence[pl.DataFrame], environments: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -489,9 +501,10 @@ def _runs(runs: Sequence[pl.DataFrame], environments: Sequence[Mapping[str, Any]
     text = []
     for number, (results, environment) in enumerate(zip(runs, environments, strict=True), 1):
         wall = environment.get("wall_seconds")
-        commands = [*environment.get("earlier_commands", []), environment.get("command")]
-        said = ", then ".join(f"`{shlex.join(words)}`" for words in commands if words) or "its command is not known"
-        text.append(f"{number}. {said}: {statuses(results)}." + (f" {describe(wall)}." if wall else ""))
+        text.append(
+            f"{number}. {commands(environment) or 'its command is not known'}: {statuses(results)}."
+            + (f" {describe(wall)}." if wall else "")
+        )
     names = list(dict.fromkeys(name for environment in environments for name in environment.get("roofs") or {}))
     if names:
         heads = ["Run", *(_roof(name) for name in names)]
@@ -503,9 +516,15 @@ def _runs(runs: Sequence[pl.DataFrame], environments: Sequence[Mapping[str, Any]
             "",
             "What each run's device reached in products (on a CPU in convolutions too) and in a copy, and its cache:",
             "",
-            *_table(heads, rows),
+            *table_lines(heads, rows),
         ]
     return text
+
+
+def commands(environment: Mapping[str, Any]) -> str:
+    """What a cleaned environment's run was started by; empty where that is not known."""
+    every = [*environment.get("earlier_commands", []), environment.get("command")]
+    return ", then ".join(f"`{shlex.join(words)}`" for words in every if words)
 
 
 def _roof(name: str) -> str:
@@ -565,4 +584,4 @@ def _shortened(reason: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, "docs/results/h200", publish)

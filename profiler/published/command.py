@@ -18,7 +18,7 @@ from profiler.published.layers import LAYERS
 from profiler.published.printed import Printed
 from profiler.published.references import network_names
 from profiler.published.studies import STUDIES
-from profiler.published.tables import Environment, published_tables, write_published
+from profiler.published.tables import Environment, markdown, published_tables
 from profiler.results.reading import read_runs
 from profiler.tables.writers import print_table
 
@@ -55,8 +55,7 @@ def present(
     if not tables:
         return False
     if into is not None:
-        write_published(into, study, tables)
-        conclusions.write_conclusions(into, study, results)
+        write(into, study, results, tables)
     for table in tables:
         print_published(console, table)
     _print_conclusions(console, study, results)
@@ -64,6 +63,15 @@ def present(
         where = f"All tables and comparisons: {into / 'published.md'}, {into / 'conclusions.md'}"
         console.print(Text(where, style="dim"), soft_wrap=True)
     return True
+
+
+def write(folder: Path, study: str, results: pl.DataFrame, tables: Sequence[Printed]) -> None:
+    """Write the study's tables as published.md and as published-<table>.csv each, and conclusions.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        table.write_csv(folder)
+    (folder / "published.md").write_text(markdown(study, tables))
+    (folder / "conclusions.md").write_text(conclusions.markdown(study, results))
 
 
 def require(study: str | None) -> None:

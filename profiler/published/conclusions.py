@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import polars as pl
 
@@ -211,12 +210,6 @@ def markdown(study: str, results: pl.DataFrame) -> str:
     if "minibatch" in STUDIES[study].tables and (findings := _minibatch(study, results)):
         parts += ["## Minibatch efficiency", "\n".join(f"- {finding}" for finding in findings)]
     return "\n\n".join(parts) + "\n"
-
-
-def write_conclusions(folder: Path, study: str, results: pl.DataFrame) -> None:
-    """conclusions.md."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "conclusions.md").write_text(markdown(study, results))
 
 
 def _per_image(study: str, rows: pl.DataFrame) -> pl.DataFrame:

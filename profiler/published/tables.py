@@ -7,7 +7,6 @@ published is ranked by its time per image, and the table says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -161,14 +160,6 @@ def markdown(name: str, tables: Sequence[Printed]) -> str:
     title = f"# {escape_markdown(study.title)}: published and own figures"
     lead = f"{title}\n\nOwn rows are **bold**; the others are {source}'s.\n"
     return "\n".join([lead, *(table.markdown() for table in tables)])
-
-
-def write_published(folder: Path, name: str, tables: Sequence[Printed]) -> None:
-    """published.md, and published-<table>.csv for each of the tables."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for table in tables:
-        table.write_csv(folder)
-    (folder / "published.md").write_text(markdown(name, tables))
 
 
 def _of_both_passes(name: str, own: pl.DataFrame) -> pl.DataFrame:

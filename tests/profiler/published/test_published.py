@@ -11,10 +11,10 @@ from rich.console import Console
 
 from profiler.errors import ConfigError
 from profiler.published import references, setups
-from profiler.published.command import Options, covers, execute, present, print_published, require
+from profiler.published.command import Options, covers, execute, present, print_published, require, write
 from profiler.published.printed import Printed, label, measures, milliseconds, money, rates
 from profiler.published.studies import STUDIES
-from profiler.published.tables import markdown, published_tables, write_published
+from profiler.published.tables import markdown, published_tables
 from profiler.results.columns import RESULTS
 from profiler.results.reading import with_all_columns
 
@@ -374,10 +374,12 @@ def test_a_terminal_has_the_brief_note_and_a_file_the_whole():
 
 
 def test_the_folder_has_a_page_and_a_csv_a_table(tmp_path):
-    tables = published_tables("cloud-gpus", frame(case("alexnet", **rented())))
-    write_published(tmp_path / "tables", "cloud-gpus", tables)
+    results = frame(case("alexnet", **rented()))
+    tables = published_tables("cloud-gpus", results)
+    write(tmp_path / "tables", "cloud-gpus", results, tables)
     names = {path.name for path in (tmp_path / "tables").iterdir()}
-    assert names == {"published.md", "published-networks.csv", "published-hardware.csv", "published-cost.csv"}
+    assert names == {"published.md", "conclusions.md", *(f"published-{t.name}.csv" for t in tables)}
+    assert [t.name for t in tables] == ["networks", "hardware", "cost"]
     back = pl.read_csv(tmp_path / "tables" / "published-networks.csv")
     assert back.filter("ours").select("network", "total_ms").rows() == [("alexnet", 3.0)]
     assert back.filter(~pl.col("ours")).height == 66
