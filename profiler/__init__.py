@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from profiler.errors import ConfigError
     from profiler.published.references import published_as_results
     from profiler.query import query as query_runs
-    from profiler.recommend.choice import Limit, Wanted
+    from profiler.recommend.choice import Limit, Request
     from profiler.recommend.choice import recommend as recommend_runs
     from profiler.results.lines import summary
     from profiler.results.reading import load, load_layers, read_runs
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ConfigError",
     "Limit",
-    "Wanted",
+    "Request",
     "compare_runs",
     "effective_size",
     "load",
@@ -36,7 +36,7 @@ __all__ = [
 ]
 _PLACES = {
     **dict.fromkeys(("load", "load_layers", "read_runs"), "results.reading"),
-    **dict.fromkeys(("Limit", "Wanted"), "recommend.choice"),
+    **dict.fromkeys(("Limit", "Request"), "recommend.choice"),
     **dict.fromkeys(("effective_size", "median_interval"), "stats.samples"),
     "ConfigError": "errors",
     "published_as_results": "published.references",
@@ -45,6 +45,8 @@ _PLACES = {
     "compare_runs": "compare.cells:compare",
     "query_runs": "query:query",
     "recommend_runs": "recommend.choice:recommend",
+    # What Request was called before.
+    "Wanted": "recommend.choice:Request",
 }
 
 

@@ -1,4 +1,4 @@
 """`profiler recommend`: what to deploy, and why not the others.
 
-The way: job → order → candidates → choice → told, words, text; with --export → artifact, from examples/.
+Data flows through options → candidates → choice → answer and reasons → writers; with --export → artifact.
 """

@@ -1,9 +1,9 @@
-"""What enters: rows of results of one model. What leaves: its `Candidate`s for deployment, replicates put together."""
+"""List the candidates for deployment in the results of one model: one for all replicates of a case."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
@@ -11,9 +11,9 @@ from typing import Any
 
 import polars as pl
 
-from engines.base import Warning
 from profiler.job.case import Role
 from profiler.results.columns import COLUMNS, DERIVED, Group, columns, names
+from profiler.results.replicates import OK, merge, why_not
 from profiler.results.set_up import set_up
 
 _KEY = ["machine", *names(Group.VERSIONS), "device", "engine", "variant", "precision", "batch_size", "extra", "options"]
@@ -28,36 +28,35 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """A variant at a precision and a batch size on one machine: what may be deployed, or why it was not measured.
-
-    `each` holds a figure's values by its column, one for each measured replicate that has it. To the results' columns
-    come those derived of them; `usd_per_million_items` is at the price that is asked for.
-    """
+    """A variant at a precision and a batch size on one machine: what may be deployed, or why it was not measured."""
 
     name: str
-    variant: str
-    precision: str
-    batch_size: int
-    machine: str
     row: Mapping[str, Any]
-    """Its first measured row, or its first one."""
+    """Its replicates as one row of the results (profiler.results.replicates)."""
+    each: Mapping[str, tuple[float, ...]]
+    """By a figure's name its values, one for each measured replicate that has it.
+
+    `usd_per_million_items` is at the price that is asked for."""
     run_ids: tuple[str, ...]
     cases: tuple[tuple[str, str], ...]
     """Of every measured replicate the run and the case."""
-    each: Mapping[str, tuple[float, ...]]
     unmeasured: tuple[str, ...]
     """Status and reason of every replicate that gave no figures."""
-    warnings: frozenset[str]
-    """Kinds that its measured replicates carry."""
+
+    @property
+    def machine(self) -> str:
+        """What its machine is called."""
+        return str(self.row["machine"])
 
     @property
     def replicates(self) -> int:
+        """How many were measured."""
         return len(self.cases)
 
     @property
-    def clock(self) -> str:
-        """Its headline clock."""
-        return str(self.row["clock"])
+    def warnings(self) -> frozenset[str]:
+        """Kinds that its measured replicates carry."""
+        return frozenset([*self.row["warnings"], *(["throttled"] if self.row["throttled"] else [])])
 
     @cached_property
     def figures(self) -> dict[str, float]:
@@ -70,7 +69,7 @@ class Candidate:
         if throughput := self.figures.get("throughput"):
             return 1 / throughput
         latency = self.figures.get("latency_ms")
-        return None if latency is None else latency / 1000 / self.batch_size
+        return None if latency is None else latency / 1000 / self.row["batch_size"]
 
 
 def candidates(results: pl.DataFrame, prices: Mapping[str, float]) -> list[Candidate]:
@@ -78,82 +77,57 @@ def candidates(results: pl.DataFrame, prices: Mapping[str, float]) -> list[Candi
 
     `prices` are in dollars an hour, by machine; where it names none the rows' own price counts.
     """
-    groups = results.with_columns(set_up_s=set_up()).partition_by(_KEY, maintain_order=True)
-    return _named([_candidate(group.to_dicts(), prices) for group in groups])
+    rows = results.with_columns(machine=machine_name()).with_columns(**_derived(prices))
+    lists = {f"each {name}": pl.col(name).filter(OK).drop_nulls() for name in FIGURES}
+    lists["run_ids"] = pl.col("run_id").filter(OK | ~OK.any()).unique(maintain_order=True)
+    lists["cases"] = pl.struct("run_id", "case_id").filter(OK)
+    lists["unmeasured"] = why_not().drop_nulls()
+    merged = merge(rows, _KEY, [name for name in rows.columns if name not in _KEY], **lists)
+    return _with_unique_names([_candidate(row) for row in merged.to_dicts()])
 
 
-def machine_of(row: Mapping[str, Any]) -> str:
+def machine_name() -> pl.Expr:
     """What a row's machine is called."""
-    return str(row["machine"] or ("an unnamed CPU" if row["device"] == "cpu" else "an unnamed machine"))
+    unnamed = pl.when(device="cpu").then(pl.lit("an unnamed CPU")).otherwise(pl.lit("an unnamed machine"))
+    return pl.coalesce("machine", unnamed)
 
 
-def _candidate(rows: Sequence[Mapping[str, Any]], prices: Mapping[str, float]) -> Candidate:
-    measured = [row for row in rows if _is_measured(row)]
-    first = (measured or rows)[0]
-    machine = machine_of(first)
-    values = [_values(row, prices.get(machine, row["usd_per_hour"])) for row in measured]
-    kinds = {Warning.parse(warning).kind for row in measured for warning in row["warnings"] or ()}
-    if any(row["throttled"] for row in measured):
-        kinds.add("throttled")
-    return Candidate(
-        name=f"{first['variant']} {first['precision']}, batch {first['batch_size']}",
-        variant=first["variant"],
-        precision=first["precision"],
-        batch_size=first["batch_size"],
-        machine=machine,
-        row=first,
-        run_ids=tuple(dict.fromkeys(row["run_id"] for row in measured or rows)),
-        cases=tuple((row["run_id"], row["case_id"]) for row in measured),
-        each=_gathered(values),
-        unmeasured=tuple(_why_not(row) for row in rows if not _is_measured(row)),
-        warnings=frozenset(kinds),
-    )
-
-
-def _is_measured(row: Mapping[str, Any]) -> bool:
-    return row["status"] == "ok" and row["latency_ms"] is not None
-
-
-def _gathered(values: Sequence[Mapping[str, float | None]]) -> dict[str, tuple[float, ...]]:
-    """By figure those of the replicates that have it."""
-    return {name: tuple(v for value in values if (v := value[name]) is not None) for name in FIGURES}
-
-
-def _values(row: Mapping[str, Any], usd_per_hour: float | None) -> dict[str, float | None]:
-    """One replicate's figures."""
-    throughput = row["throughput"]
-    cost = 1e6 * usd_per_hour / (3600 * throughput) if throughput and usd_per_hour is not None else None
+def _derived(prices: Mapping[str, float]) -> dict[str, pl.Expr]:
+    """The figures that a row's columns do not hold as they are."""
+    usd_per_hour = pl.col("machine").replace_strict(prices, default=pl.col("usd_per_hour"), return_dtype=pl.Float64)
+    items_per_hour = 3600 * pl.when(pl.col("throughput") > 0).then("throughput")
     return {
-        **{name: row[name] for name in FIGURES if name not in DERIVED},
-        "error": row["gradient_error" if row["pass"] == "training" else "rel_l2_error"],
-        "set_up_s": row["set_up_s"],
-        "usd_per_million_items": cost,
+        "error": pl.when(pl.col("pass") == "training").then("gradient_error").otherwise("rel_l2_error"),
+        "set_up_s": set_up(),
+        "usd_per_million_items": 1e6 * usd_per_hour / items_per_hour,
     }
 
 
-def _why_not(row: Mapping[str, Any]) -> str:
-    if row["status"] == "ok":
-        return "no latency was recorded"
-    return f"{row['status']}: {row['reason']}" if row["reason"] else str(row["status"])
+def _candidate(row: Mapping[str, Any]) -> Candidate:
+    return Candidate(
+        name=f"{row['variant']} {row['precision']}, batch {row['batch_size']}",
+        row=row,
+        each={name: tuple(row[f"each {name}"]) for name in FIGURES},
+        run_ids=tuple(row["run_ids"]),
+        cases=tuple((case["run_id"], case["case_id"]) for case in row["cases"]),
+        unmeasured=tuple(row["unmeasured"]),
+    )
 
 
-def _named(found: list[Candidate]) -> list[Candidate]:
-    """The candidates with names that tell them apart: by machine, by kind of row, by run, as far as they need it."""
+def _with_unique_names(found: list[Candidate]) -> list[Candidate]:
+    """The candidates with unique names, which have machine, kind of row, run and a number as far as they need them."""
     if len({candidate.machine for candidate in found}) > 1:
         found = [replace(c, name=f"{c.name} on {c.machine}") for c in found]
-    for more in ("sweep", "run"):
+    endings = (
+        lambda c: ", in a sweep" if c.row["role"] == Role.SWEEP else "",
+        lambda c: f" (run {c.run_ids[0]})",
+    )
+    for ending in endings:
         count = Counter(c.name for c in found)
-        found = [_longer(c, more) if count[c.name] > 1 else c for c in found]
+        found = [replace(c, name=c.name + ending(c)) if count[c.name] > 1 else c for c in found]
     count, seen = Counter(c.name for c in found), Counter[str]()
     for place, candidate in enumerate(found):
         if count[candidate.name] > 1:
             seen[candidate.name] += 1
             found[place] = replace(candidate, name=f"{candidate.name}, no. {seen[candidate.name]}")
     return found
-
-
-def _longer(candidate: Candidate, by: str) -> Candidate:
-    if by == "run":
-        return replace(candidate, name=f"{candidate.name} (run {candidate.run_ids[0]})")
-    is_swept = candidate.row["role"] == Role.SWEEP
-    return replace(candidate, name=f"{candidate.name}, in a sweep") if is_swept else candidate

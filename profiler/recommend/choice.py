@@ -45,6 +45,7 @@ class Limit:
     value: float
 
     def holds(self, value: float) -> bool:
+        """Whether a figure meets it."""
         return value >= self.value if self.figure in HIGHER else value <= self.value
 
     def excess(self, value: float) -> float:
@@ -55,7 +56,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Request:
     """What a deployment asks for. No batch sizes or precisions stand for all of them."""
 
     model: str
@@ -68,6 +69,11 @@ class Wanted:
     objective: str = "latency"
     prices: Mapping[str, float] = field(default_factory=dict)
     """Dollars an hour by machine, in place of what the runs say."""
+
+    @property
+    def figure(self) -> str:
+        """The figure that the objective is about."""
+        return OBJECTIVES[self.objective]
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,11 @@ class Margin:
     def tied(self) -> bool | None:
         """Whether they cannot be told apart; None without a verdict."""
         return None if self.verdict is None else not self.verdict.differs
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the interval includes 1 where there is no verdict."""
+        return self.verdict is None and self.interval is not None and self.interval.low <= 1
 
 
 @dataclass(frozen=True)
@@ -123,16 +134,16 @@ class Relaxation:
     """The one whose figure is the best for it; None where no candidate has such a figure."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recommendation:
     """What to deploy. `choice` is None where nothing meets the limits; only then there are relaxations."""
 
-    wanted: Wanted
-    choice: Candidate | None
-    best: Candidate | None
+    request: Request
+    choice: Candidate | None = None
+    best: Candidate | None = None
     """With the best objective; another than the choice only where the two are tied."""
-    runner_up: Candidate | None
-    margin: Margin | None
+    runner_up: Candidate | None = None
+    margin: Margin | None = None
     """Of the choice over the runner-up."""
     losers: tuple[Loser, ...]
     """Best first, then what misses a limit, then what was not measured."""
@@ -140,54 +151,64 @@ class Recommendation:
     nearest: Candidate | None = None
     """The one that misses its worst limit by the least share, where nothing meets them."""
 
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All that were compared, the choice first."""
+        return [*([self.choice] if self.choice else []), *(loser.candidate for loser in self.losers)]
 
-def recommend(results: pl.DataFrame, wanted: Wanted) -> Recommendation:
+
+def recommend(results: pl.DataFrame, request: Request) -> Recommendation:
     """The best candidate by the objective that meets the limits, the runner-up, and every loser with its reason.
 
     The results may be of any number of runs, all of each; their columns are profiler.results.columns's.
     """
-    found = candidates(rows_of(results, wanted), wanted.prices)
-    figure = OBJECTIVES[wanted.objective]
-    ranked = sorted((c for c in found if figure in c.figures), key=lambda c: _rank(c, figure))
-    missed = {c.name: _shortfalls(c, wanted.limits) for c in ranked}
+    every, figure, limits = candidates(rows_of(results, request), request.prices), request.figure, request.limits
+    ranked = sorted((c for c in every if figure in c.figures), key=lambda c: _rank(c, figure))
+    missed = {c.name: _shortfalls(c, limits) for c in ranked}
     fit = [c for c in ranked if not missed[c.name]]
     rest = [
         *(Loser(c, "unfit", shortfalls=missed[c.name]) for c in ranked if missed[c.name]),
-        *(Loser(c, "unknown") for c in found if c.cases and figure not in c.figures),
-        *(Loser(c, "unmeasured") for c in found if not c.cases),
+        *(Loser(c, "unknown") for c in every if c.cases and figure not in c.figures),
+        *(Loser(c, "unmeasured") for c in every if not c.cases),
     ]
     if not fit:
-        relaxed = tuple(_relaxation(limit, ranked, wanted.limits) for limit in wanted.limits if ranked)
-        return Recommendation(wanted, None, None, None, None, tuple(rest), relaxed, _nearest(ranked, wanted.limits))
+        relaxations = tuple(_relaxation(limit, ranked, limits) for limit in limits if ranked)
+        nearest = _nearest(ranked, limits)
+        return Recommendation(request=request, losers=tuple(rest), relaxations=relaxations, nearest=nearest)
     best, times = fit[0], _times(results, fit)
-    margins = {c.name: margin_of(best, c, wanted.objective, times) for c in fit[1:]}
-    replicated = [c for c in fit[1:] if margins[c.name].tied]
+    margins = {c.name: margin_of(best, c, figure, times) for c in fit[1:]}
+    choice = min([best, *(c for c in fit[1:] if margins[c.name].tied)], key=_set_up)
     equal = {c.name for c in fit[1:] if margins[c.name].tied or c.figures[figure] == best.figures[figure]}
-    choice = min([best, *replicated], key=_set_up)
     beaten = [Loser(c, "tied" if c.name in equal else "worse", margins[c.name]) for c in fit[1:] if c is not choice]
     if choice is not best:
         beaten.insert(0, Loser(best, "tied", margins[choice.name]))
     runner_up = beaten[0].candidate if beaten else None
-    margin = margin_of(choice, runner_up, wanted.objective, times) if runner_up else None
-    return Recommendation(wanted, choice, best, runner_up, margin, (*beaten, *rest))
+    return Recommendation(
+        request=request,
+        choice=choice,
+        best=best,
+        runner_up=runner_up,
+        margin=margin_of(choice, runner_up, figure, times) if runner_up else None,
+        losers=(*beaten, *rest),
+    )
 
 
-def rows_of(results: pl.DataFrame, wanted: Wanted) -> pl.DataFrame:
-    """The rows that `wanted` leaves to choose from."""
-    chosen = results.filter(pl.col("model") == wanted.model, pl.col("pass") == wanted.pass_)
-    if wanted.batch_sizes:
-        chosen = chosen.filter(pl.col("batch_size").is_in(wanted.batch_sizes))
-    if wanted.precisions:
-        chosen = chosen.filter(pl.col("precision").is_in(wanted.precisions))
-    return chosen.filter(pl.col("role") != Role.PROBE, pl.col("setting") == wanted.work)
+def rows_of(results: pl.DataFrame, request: Request) -> pl.DataFrame:
+    """The rows that `request` leaves to choose from."""
+    chosen = results.filter(pl.col("role") != Role.PROBE, pl.col("setting") == request.work, model=request.model)
+    chosen = chosen.filter(pl.col("pass") == request.pass_)
+    if request.batch_sizes:
+        chosen = chosen.filter(pl.col("batch_size").is_in(request.batch_sizes))
+    if request.precisions:
+        chosen = chosen.filter(pl.col("precision").is_in(request.precisions))
+    return chosen
 
 
-def margin_of(better: Candidate, worse: Candidate, objective: str, times: pl.DataFrame) -> Margin:
+def margin_of(better: Candidate, worse: Candidate, figure: str, times: pl.DataFrame) -> Margin:
     """How many times better `better` is than `worse`; `times` are their `sides`."""
-    figure = OBJECTIVES[objective]
     between = min(len(better.each[figure]), len(worse.each[figure])) >= REPLICATES_FOR_A_VERDICT
     ratio, verdict = None, None
-    if objective == "latency":
+    if figure == OBJECTIVES["latency"]:
         slow, fast = (side_of(times.filter(candidate=one.name)) for one in (worse, better))
         found = compare(slow, fast)
         ratio, within = found.latency, MARGINS[found.judged_on[0]]
@@ -197,7 +218,7 @@ def margin_of(better: Candidate, worse: Candidate, objective: str, times: pl.Dat
         # One figure a process: without replicates nothing is known of how it spreads.
         worst, finest = (better, worse) if figure in HIGHER else (worse, better)
         ratio = ratio_of(times_of([worst.each[figure]]), times_of([finest.each[figure]]))
-        (verdict,) = ratio.verdicts([margin(better.clock)])
+        (verdict,) = ratio.verdicts([margin(better.row["clock"])])
     middle, interval = _first(ratio)
     if middle is None:
         middle = _ratio(better.figures[figure], worse.figures[figure], figure)

@@ -9,12 +9,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from profiler.recommend.answer import make_answer
 from profiler.recommend.artifact import NotExported, check_folder, export
 from profiler.recommend.candidates import Candidate
 from profiler.recommend.choice import recommend
-from profiler.recommend.options import Options, check, make_wanted
-from profiler.recommend.text import as_json, as_markdown, print_text
-from profiler.recommend.told import tell
+from profiler.recommend.options import Options, check, make_request
+from profiler.recommend.writers import as_json, as_markdown, print_answer
 from profiler.results.reading import Run, Runs, read_runs
 
 NOTHING_FITS = 3
@@ -32,14 +32,13 @@ def execute(options: Options, console: Console) -> int:
     for note in runs.notes:
         print(note, file=sys.stderr)
     results = runs.results.collect()
-    wanted = make_wanted(options, results)
-    found = recommend(results, wanted)
+    found = recommend(results, make_request(options, results))
     subject = found.choice or found.nearest or found.losers[0].candidate
-    told = tell(found, command(subject, _run_of(subject, runs)))
+    answer = make_answer(found, command(subject, _run_of(subject, runs)))
     if options.format == "text":
-        print_text(console, told, wanted.objective)
+        print_answer(console, answer)
     else:
-        print(as_json(found, told) if options.format == "json" else as_markdown(told, wanted.objective))
+        print(as_json(found, answer) if options.format == "json" else as_markdown(answer))
     if found.choice is None:
         return NOTHING_FITS
     return 0 if options.export is None else _export(found.choice, _run_of(found.choice, runs), options.export)

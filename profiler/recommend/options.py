@@ -1,4 +1,4 @@
-"""Check the options of `python -m profiler recommend`, and read from them what is wanted of some results."""
+"""Check the options of `python -m profiler recommend`, and read from them what is requested of some results."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import polars as pl
 
 from engines.catalog import PASSES, PRECISIONS
 from profiler.errors import ConfigError, check_choice, nearest
-from profiler.recommend.candidates import FIGURES, machine_of
-from profiler.recommend.choice import OBJECTIVES, Limit, Wanted, rows_of
+from profiler.recommend.candidates import FIGURES, machine_name
+from profiler.recommend.choice import OBJECTIVES, Limit, Request, rows_of
 from profiler.results.lines import without_probes
 from profiler.stats.samples import PERCENTILE_NEEDS
 
@@ -60,7 +60,7 @@ def check(options: Options) -> tuple[Limit, ...]:
     return tuple(limits)
 
 
-def make_wanted(options: Options, results: pl.DataFrame) -> Wanted:
+def make_request(options: Options, results: pl.DataFrame) -> Request:
     """What is asked of these results, one row a case. Raises ConfigError for what they do not hold."""
     limits = check(options)
     results = without_probes(results)
@@ -74,13 +74,15 @@ def make_wanted(options: Options, results: pl.DataFrame) -> Wanted:
     _check_there("--precision", precisions, rows["precision"], f"{model} was not measured at that precision")
     batches = _batches(options.batch)
     _check_there("--batch", batches, rows["batch_size"], f"{model} was not measured at that size")
-    machines = list(dict.fromkeys(machine_of(row) for row in rows.select("machine", "device").to_dicts()))
+    machines = rows.select(machine_name()).to_series().unique(maintain_order=True).to_list()
     prices = _prices(options.usd_per_hour, machines)
-    wanted = Wanted(model, options.pass_, batches, precisions, _work(options, rows), limits, options.objective, prices)
-    if rows_of(results, wanted).is_empty():
+    request = Request(
+        model, options.pass_, batches, precisions, _work(options, rows), limits, options.objective, prices
+    )
+    if rows_of(results, request).is_empty():
         raise ConfigError("--batch, --precision: each stands in these runs, but no row has both")
-    _check_objective(wanted, rows)
-    return wanted
+    _check_objective(request, rows)
+    return request
 
 
 def _latency(text: str) -> Limit:
@@ -142,15 +144,15 @@ def _batches(text: str | None) -> tuple[int, ...]:
 def _work(options: Options, rows: pl.DataFrame) -> str:
     """Which of the settings of training; the plain one where nothing is said, or the only one."""
     there = rows["setting"].unique(maintain_order=True).to_list()
-    wanted = "" if options.extra == "plain" else options.extra
-    listed = ", ".join(work or "plain" for work in there)
-    if wanted is None:
+    work = "" if options.extra == "plain" else options.extra
+    listed = ", ".join(one or "plain" for one in there)
+    if work is None:
         if "" in there or len(there) == 1:
             return "" if "" in there else there[0]
         raise ConfigError(f"--extra is missing: these runs hold {listed}, which do different work")
-    if wanted not in there:
-        raise ConfigError(f"--extra: no rows end in '{wanted}'; these runs hold {listed}")
-    return wanted
+    if work not in there:
+        raise ConfigError(f"--extra: no rows end in '{work}'; these runs hold {listed}")
+    return work
 
 
 def _prices(given: Sequence[str], machines: Sequence[str]) -> dict[str, float]:
@@ -177,16 +179,16 @@ def _prices(given: Sequence[str], machines: Sequence[str]) -> dict[str, float]:
     return prices
 
 
-def _check_objective(wanted: Wanted, rows: pl.DataFrame) -> None:
+def _check_objective(request: Request, rows: pl.DataFrame) -> None:
     """Refuse what no row could be judged by."""
     measured = rows.filter(status="ok")
     if measured.is_empty():
         return
-    if wanted.objective == "energy" and not measured["energy_mj_per_item"].count():
+    if request.objective == "energy" and not measured["energy_mj_per_item"].count():
         raise ConfigError(
             "--objective energy: no row has energy_mj_per_item; measure on a GPU with `energy: true` in the job"
         )
-    if wanted.objective == "cost" and not wanted.prices and not measured["usd_per_hour"].count():
+    if request.objective == "cost" and not request.prices and not measured["usd_per_hour"].count():
         raise ConfigError(
             "--objective cost: the runs know no price; give --usd-per-hour 3.5, or a job `machine: {usd_per_hour: 3.5}`"
         )

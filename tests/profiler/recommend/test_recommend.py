@@ -17,12 +17,12 @@ from rich.console import Console
 from scipy import stats
 
 from profiler.errors import ConfigError
-from profiler.recommend.choice import HIGHER, OBJECTIVES, Limit, Recommendation, Wanted, break_even, recommend
+from profiler.recommend.answer import Answer, make_answer
+from profiler.recommend.choice import HIGHER, OBJECTIVES, Limit, Recommendation, Request, break_even, recommend
 from profiler.recommend.command import execute
-from profiler.recommend.options import Options, check, make_wanted
-from profiler.recommend.text import as_json, as_markdown, print_text
-from profiler.recommend.told import Told, tell
-from profiler.recommend.words import exponent, items, number, reason, seconds, span
+from profiler.recommend.options import Options, check, make_request
+from profiler.recommend.reasons import exponent, items, number, reason, seconds, span
+from profiler.recommend.writers import as_json, as_markdown, print_answer
 from profiler.report.data import gather
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.reading import read_runs, with_all_columns
@@ -69,7 +69,7 @@ def run(*rows: Row, count: int = 40, spread: float = 0.01) -> pl.DataFrame:
 
 
 def choose(*rows: Row, **wanted: Any) -> Recommendation:
-    return recommend(run(*rows), Wanted("net", **wanted))
+    return recommend(run(*rows), Request("net", **wanted))
 
 
 def reasons(found: Recommendation) -> dict[str, str]:
@@ -116,7 +116,7 @@ def random_rows(rng: np.random.Generator) -> list[Row]:
     return rows
 
 
-def random_wanted(rng: np.random.Generator, rows: Sequence[Row]) -> Wanted:
+def random_wanted(rng: np.random.Generator, rows: Sequence[Row]) -> Request:
     """Limits are drawn from the figures there are, so that some are met exactly and some by none."""
     limits = []
     columns = {"latency_ms": "latency_ms", "latency_p99_ms": "latency_p99_ms", "throughput": "throughput",
@@ -125,7 +125,7 @@ def random_wanted(rng: np.random.Generator, rows: Sequence[Row]) -> Wanted:
         there = [r[column] for r in rows if r.get(column)]
         if there and rng.random() < 0.2:
             limits.append(Limit(figure, float(rng.choice(there)) * float(rng.choice([0.7, 1.0, 1.0, 1.3]))))
-    return Wanted(
+    return Request(
         "net",
         batch_sizes=() if rng.random() < 0.6 else (int(rng.choice([1, 16])),),
         precisions=() if rng.random() < 0.8 else ("fp16",),
@@ -192,7 +192,7 @@ def tied(best: Cell, other: Cell, objective: str) -> bool:
     return bool(said) and all(said)
 
 
-def cells(rows: Sequence[Row], wanted: Wanted) -> list[Cell]:
+def cells(rows: Sequence[Row], wanted: Request) -> list[Cell]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for r in rows:
         wished = not wanted.batch_sizes or r["batch_size"] in wanted.batch_sizes
@@ -213,10 +213,10 @@ def test_the_choice_is_the_optimum_and_every_loser_has_its_reason(block: int) ->
         every = cells(rows, wanted)
         figure = OBJECTIVES[wanted.objective]
         able = [c for c in every if c.values[figure] and all(c.meets(limit) for limit in wanted.limits)]
-        told = reasons(found)
+        why = reasons(found)
         names = [c.name for c in every]
-        assert sorted([*told, *([found.choice.name] if found.choice else [])]) == sorted(names), seed
-        assert all(told.values()), seed
+        assert sorted([*why, *([found.choice.name] if found.choice else [])]) == sorted(names), seed
+        assert all(why.values()), seed
         if able:
             assert found.choice is not None, seed
             sign = -1 if wanted.objective == "throughput" else 1
@@ -232,14 +232,14 @@ def test_the_choice_is_the_optimum_and_every_loser_has_its_reason(block: int) ->
             assert found.choice is None, seed
             check_relaxations(found, [c for c in every if c.values[figure]], seed)
             unmet += 1
-        check_figures(found, {c.name: c for c in every}, told, seed)
+        check_figures(found, {c.name: c for c in every}, why, seed)
     # All three outcomes are tried, many times.
     assert min(chosen, ties, unmet) >= 5
 
 
 def check_relaxations(found: Recommendation, every: list[Cell], seed: int) -> None:
     """A relaxed limit admits a candidate, and nothing short of it does."""
-    limits = found.wanted.limits
+    limits = found.request.limits
     for relaxed in found.relaxations:
         others = [limit for limit in limits if limit is not relaxed.limit]
         able = [c for c in every if c.values[relaxed.limit.figure] and all(c.meets(limit) for limit in others)]
@@ -255,17 +255,18 @@ def check_relaxations(found: Recommendation, every: list[Cell], seed: int) -> No
         assert worst[found.nearest.name] == pytest.approx(min(worst.values())), seed
 
 
+WHY_NOT = {"oom": "out of memory", "failed": "failed: why"}
 NUMBER = r"([\d.,]+(?:e-?\d+)?)"
 
 
-def check_figures(found: Recommendation, every: dict[str, Cell], told: dict[str, str], seed: int) -> None:
+def check_figures(found: Recommendation, every: dict[str, Cell], why: dict[str, str], seed: int) -> None:
     """The figures that stand in the reasons, computed again from the rows."""
-    limits = {limit.figure: limit for limit in found.wanted.limits}
-    figure = OBJECTIVES[found.wanted.objective]
+    limits = {limit.figure: limit for limit in found.request.limits}
+    figure = OBJECTIVES[found.request.objective]
     for loser in found.losers:
-        words, cell = told[loser.candidate.name], every[loser.candidate.name]
+        words, cell = why[loser.candidate.name], every[loser.candidate.name]
         if loser.why == "unmeasured":
-            assert words == f"not measured: {cell.rows[0]['status']}: why", seed
+            assert words == f"not measured: {WHY_NOT[cell.rows[0]['status']]}", seed
         if loser.why == "unfit":
             missed = [limit for limit in limits.values() if not cell.values[limit.figure] or not cell.meets(limit)]
             assert len(words.split("; ")) == len(missed), (seed, words)
@@ -289,7 +290,7 @@ def check_figures(found: Recommendation, every: dict[str, Cell], told: dict[str,
             assert match, (seed, words)
             pair = cell.figure(figure), best.figure(figure)
             ratio = max(pair) / min(pair)
-            if found.wanted.objective == "latency":
+            if found.request.objective == "latency":
                 ratio = math.exp(np.log(cell.medians["latency"]).mean() - np.log(best.medians["latency"]).mean())
             elif min(len(cell.values[figure]), len(best.values[figure])) >= 3:
                 logs = [np.log(c.values[figure]).mean() for c in (cell, best)]
@@ -311,7 +312,7 @@ def test_the_fastest_that_meets_every_limit_is_chosen():
     assert reasons(found) == {
         "eager fp16, batch 1": "slower by 2.00× (1.99–2.01)",
         "ort fp16, batch 1": "over the memory limit by 310 MiB",
-        "trt fp16, batch 1": "not measured: unsupported",
+        "trt fp16, batch 1": "not measured: unsupported: no reason was given",
     }
 
 
@@ -330,55 +331,55 @@ def test_each_objective_has_its_own_best(objective: str, best: str, said: str):
         row("ort", ms=1.0, peak_memory_mib=500.0, energy_mj_per_item=40.0, usd_per_hour=2.0),
         row("ort", ms=3.0, batch_size=16, peak_memory_mib=1000.0, energy_mj_per_item=10.0, usd_per_hour=2.0),
     ]
-    found = recommend(run(*rows, count=6), Wanted("net", objective=objective))
-    assert found.choice and f"b{found.choice.batch_size}" == best
+    found = recommend(run(*rows, count=6), Request("net", objective=objective))
+    assert found.choice and f"b{found.choice.row['batch_size']}" == best
     assert list(reasons(found).values()) == [said]
 
 
 def test_of_the_indistinguishable_the_one_that_is_soonest_set_up_is_chosen():
     trt = thrice("trt", 1.0, export_s=3.0, build_s=41.0)
     found = choose(*trt, *thrice("ort-tuned", 1.001, export_s=3.0), *thrice("eager", 1.1))
-    assert found.choice and found.choice.variant == "ort-tuned"
-    assert found.best and found.best.variant == "trt"
+    assert found.choice and found.choice.row["variant"] == "ort-tuned"
+    assert found.best and found.best.row["variant"] == "trt"
     assert found.runner_up is found.best
     said = reasons(found)
     assert said["trt fp16, batch 1"] == "indistinguishable, but needs a 41 s build"
     assert said["eager fp16, batch 1"] == "slower by 1.10× (1.10–1.10) than trt fp16, batch 1"
-    (first, *_) = tell(found, "").sentences
+    (first, *_) = make_answer(found, "").sentences
     assert "is indistinguishable (ratio 0.999×" in first
     assert "That is a verdict between processes, 3 and 3 of them." in first
 
 
 def test_then_the_one_with_the_least_memory_is_chosen():
     found = choose(*thrice("a", 1.0, peak_memory_mib=900.0), *thrice("b", 1.0005, peak_memory_mib=780.0))
-    assert found.choice and found.choice.variant == "b"
+    assert found.choice and found.choice.row["variant"] == "b"
     assert list(reasons(found).values()) == ["indistinguishable, but needs 120 MiB more memory"]
 
 
 def test_without_three_replicates_the_point_estimate_decides_and_says_so():
     two = [r for r in [*thrice("trt", 1.0, build_s=41.0), *thrice("ort", 1.001)] if r["replicate"] > 0]
     found = choose(*two)
-    assert found.choice and found.choice.variant == "trt"
+    assert found.choice and found.choice.row["variant"] == "trt"
     assert list(reasons(found).values()) == ["slower by 1.001× (0.995–1.007), which is not certain"]
     assert "That is no verdict, which takes 3 replicates a side (here 2): the point estimate decides, though the " \
-           "interval holds 1." in tell(found, "").sentences[0]  # fmt: skip
+           "interval holds 1." in make_answer(found, "").sentences[0]  # fmt: skip
 
 
 def test_an_equal_figure_without_replicates_is_no_verdict_either():
     found = choose(row("a", ms=1.0, load_s=2.0), row("b", ms=1.0, load_s=1.0))
-    assert found.choice and found.choice.variant == "b"
+    assert found.choice and found.choice.row["variant"] == "b"
     assert list(reasons(found).values()) == ["the same latency, but takes 1 s more to set up"]
 
 
 def test_waiting_for_the_host_tells_candidates_apart_though_the_device_takes_the_same_time():
     found = choose(*thrice("eager", 2.4, gpu_ms=1.0), *thrice("eager-tuned", 1.05, gpu_ms=1.0, load_s=9.0))
-    assert found.choice and found.choice.variant == "eager-tuned"
+    assert found.choice and found.choice.row["variant"] == "eager-tuned"
     assert reasons(found)["eager fp16, batch 1"].startswith("slower by 2.29×")
 
 
 def test_device_time_tells_candidates_apart_though_their_hosts_are_too_noisy_to():
     found = choose(*thrice("a", 1.1, spread=0.2, gpu_ms=0.8), *thrice("b", 1.0, gpu_ms=0.7, load_s=9.0))
-    assert found.choice and found.choice.variant == "b"
+    assert found.choice and found.choice.row["variant"] == "b"
 
 
 def test_replicates_of_several_runs_are_one_candidate_unless_their_versions_differ():
@@ -402,11 +403,11 @@ def test_a_percentile_takes_enough_samples():
         row("ort", ms=1.0, samples=410), row("eager", ms=2.0, samples=700, latency_p99_ms=2.4),
         limits=(Limit("latency_p99_ms", 2.5),),
     )  # fmt: skip
-    assert found.choice and found.choice.variant == "eager"
+    assert found.choice and found.choice.row["variant"] == "eager"
     assert list(reasons(found).values()) == ["no p99: it takes 662 samples, and there are 410"]
-    told = tell(found, "")
-    assert "More samples come with budget: {min_samples: 662}, and seconds enough for them." in told.notes
-    assert dict(told.facts)["latency"].endswith("p99 2.40; wanted p99 latency ≤ 2.5 ms")
+    answer = make_answer(found, "")
+    assert "More samples come with budget: {min_samples: 662}, and seconds enough for them." in answer.notes
+    assert dict(answer.facts)["latency"].endswith("p99 2.40; wanted p99 latency ≤ 2.5 ms")
 
 
 def test_what_a_sweep_has_no_figure_of_cannot_meet_its_limit_and_probes_are_no_candidates():
@@ -426,7 +427,7 @@ def test_sizes_that_were_only_probed_were_not_measured():
     rows = [row("ort", ms=1.0), row("ort", ms=9.0, batch_size=99, extra="probe=largest")]
     results = with_all_columns(pl.DataFrame(rows, schema=RESULTS))
     with pytest.raises(ConfigError, match=r"--batch: .*99|99.*not measured at that size"):
-        make_wanted(Options(runs=("run",), model="net", batch="99"), results)
+        make_request(Options(runs=("run",), model="net", batch="99"), results)
 
 
 def test_a_price_belongs_to_a_machine():
@@ -456,7 +457,7 @@ def test_training_is_judged_by_its_gradients_and_by_what_it_does():
         row("eager", ms=0.5, extra="optimizer=sgd", optimizer="sgd", **{"pass": "training"}),
     ]
     found = choose(*rows, pass_="training", limits=(Limit("error", 1e-2),))
-    assert found.choice and found.choice.precision == "fp16"
+    assert found.choice and found.choice.row["precision"] == "fp16"
     assert reasons(found) == {"eager bf16, batch 1": "error 3e-2 over the limit of 1e-2"}
     sgd = choose(*rows, pass_="training", work="optimizer=sgd")
     assert sgd.choice and sgd.choice.figures["latency_ms"] == 0.5
@@ -478,19 +479,19 @@ def test_a_build_pays_off_after_so_many_items():
     assert found.choice and found.runner_up
     assert break_even(found.choice, found.runner_up) == pytest.approx(164_000)
     assert break_even(found.runner_up, found.choice) is None
-    told = tell(found, "").sentences
+    answer = make_answer(found, "").sentences
     assert (
-        "Its build pays off after 160,000 items against ort-tuned fp16, batch 1 (set-up of 44 s against 3 s)." in told
+        "Its build pays off after 160,000 items against ort-tuned fp16, batch 1 (set-up of 44 s against 3 s)." in answer
     )
     # (44 - 0.5) s / (2 - 1) ms
-    assert "Its build pays off after 44,000 items against eager fp16, batch 1 (set-up of 44 s against 0.5 s)." in told
+    assert "Its build pays off after 44,000 items against eager fp16, batch 1 (set-up of 44 s against 0.5 s)." in answer
 
 
 def test_a_break_even_is_that_of_the_report():
     runs = read_runs([GOLDEN / "h200"])
     lines = gather(runs).lines.filter(model="resnet50", batch_size=16, **{"pass": "inference"})
-    found = recommend(runs.results.collect(), Wanted("resnet50", batch_sizes=(16,)))
-    named = {f"{c.variant} {c.precision}": c for c in (found.choice, *(x.candidate for x in found.losers)) if c}
+    found = recommend(runs.results.collect(), Request("resnet50", batch_sizes=(16,)))
+    named = {f"{c.row['variant']} {c.row['precision']}": c for c in found.candidates}
     shown = {line: pays for line, pays in lines.select("line", "pays_off_items").iter_rows() if pays}
     assert len(shown) > 5
     for line, pays in shown.items():
@@ -503,26 +504,27 @@ def test_a_break_even_of_replicates_is_that_of_the_report(tmp_path: Path):
     rows = [*thrice("eager", 4.0, precision="fp32", throughput=250.0)]
     rows += [{**r, **parts} for r, parts in zip(thrice("trt", 1.0, throughput=1000.0), slow, strict=True)]
     runs = read_runs([str(written(tmp_path / "run", run(*rows)))])
-    found = recommend(runs.results.collect(), Wanted("net"))
+    found = recommend(runs.results.collect(), Request("net"))
     (pays,) = gather(runs).lines.filter(variant="trt")["pays_off_items"]
     assert found.choice and found.runner_up
     assert break_even(found.choice, found.runner_up) == pytest.approx(10.0 / 0.003)
     assert pays == math.ceil(10.0 / 0.003)
 
 
-def test_what_makes_a_figure_unreliable_is_told():
+def test_what_makes_a_figure_unreliable_is_an_own_sentence():
     replicates = thrice("ort", 1.0, spread=0.01)
     replicates[0]["warnings"] = ["drift: the last third of the samples is 3 % slower than the first"]
     lost = row("ort", ms=None, replicate=9, status="crashed", reason="ended by SIGSEGV in phase load")
     found = choose(*replicates, lost, row("eager", ms=2.0, throttled=True), limits=(Limit("latency_ms", 1.005),))
-    told = tell(found, "").sentences
-    assert any(s.startswith("Beware, ort fp16, batch 1 carries the warning drift: figures moved") for s in told)
-    assert "Beware, 1 of its 4 replicates gave no figures: crashed: ended by SIGSEGV in phase load." in told
-    assert "Beware, 1 of its 3 replicates miss the latency limit (at worst 1.01 ms)." in told
-    assert not any("throttled" in sentence for sentence in told)
-    other = tell(choose(row("ort", throttled=True, latency_ci_high_ms=1.2), limits=(Limit("latency_ms", 1.1),)), "")
-    assert any("carries the warning throttled" in sentence for sentence in other.sentences)
-    assert "Beware, the latency limit lies within the median's interval, which reaches 1.20 ms." in other.sentences
+    doubts = make_answer(found, "").doubts
+    assert any(s.startswith("Beware, ort fp16, batch 1 carries the warning drift: figures moved") for s in doubts)
+    assert "Beware, 1 of its 4 replicates gave no figures: crashed: ended by SIGSEGV in phase load." in doubts
+    assert "Beware, 1 of its 3 replicates miss the latency limit (at worst 1.01 ms)." in doubts
+    assert not any("throttled" in sentence for sentence in doubts)
+    close = choose(row("ort", throttled=True, latency_ci_high_ms=1.2), limits=(Limit("latency_ms", 1.1),))
+    other = make_answer(close, "").doubts
+    assert any("carries the warning throttled" in sentence for sentence in other)
+    assert "Beware, the latency limit lies within the median's interval, which reaches 1.20 ms." in other
 
 
 def test_where_nothing_meets_the_limits_it_says_which_one_binds_and_by_how_much():
@@ -530,35 +532,35 @@ def test_where_nothing_meets_the_limits_it_says_which_one_binds_and_by_how_much(
         row("ort", ms=1.0, peak_memory_mib=1000.0), row("eager", ms=3.0, peak_memory_mib=700.0),
         limits=(Limit("latency_ms", 2.0), Limit("peak_memory_mib", 800.0)),
     )  # fmt: skip
-    told = tell(found, "")
-    assert told.answer == "Nothing meets the limits, of 2 candidates"
-    assert told.relaxations == [
+    answer = make_answer(found, "")
+    assert answer.headline == "Nothing meets the limits, of 2 candidates"
+    assert answer.relaxations == [
         ("latency ≤ 2 ms", "would have to be 3.00 ms, which is 1.00 ms (50 %) more: admits eager fp16, batch 1"),
         ("memory ≤ 800 MiB", "would have to be 1,000 MiB, which is 200 MiB (25 %) more: admits ort fp16, batch 1"),
     ]
-    assert told.sentences == ["The nearest is ort fp16, batch 1: over the memory limit by 200 MiB."]
+    assert answer.sentences == ["The nearest is ort fp16, batch 1: over the memory limit by 200 MiB."]
     neither = choose(row("ort"), limits=(Limit("latency_ms", 0.5), Limit("throughput", 4000.0)))
-    assert [text for _, text in tell(neither, "").relaxations] == [
+    assert [text for _, text in make_answer(neither, "").relaxations] == [
         "if it alone gave way, nothing would meet the others; 0 meet it, and ort fp16, batch 1 comes to 1.00 ms",
         "if it alone gave way, nothing would meet the others; 0 meet it, and ort fp16, batch 1 comes to 1,000 items/s",
     ]
     unknown = choose(row("ort", samples=20), limits=(Limit("latency_p90_ms", 2.0),))
     assert unknown.nearest is None
-    assert [text for _, text in tell(unknown, "").relaxations] == [
+    assert [text for _, text in make_answer(unknown, "").relaxations] == [
         "no candidate has this figure: no p90: it takes 64 samples, and there are 20"
     ]
 
 
 def test_without_anything_measured_there_is_nothing_to_deploy():
     found = choose(row("trt", ms=None, reason="no GPU"), limits=(Limit("latency_ms", 1.0),))
-    told = tell(found, "")
-    assert told.answer == "Nothing to deploy: no candidate was measured"
-    assert told.unmeasured == [("unsupported: no GPU", "trt · fp16 · batch 1")]
-    assert told.relaxations == []
+    answer = make_answer(found, "")
+    assert answer.headline == "Nothing to deploy: no candidate was measured"
+    assert answer.unmeasured == [("unsupported: no GPU", "trt · fp16 · batch 1")]
+    assert answer.relaxations == []
 
 
 def test_one_candidate_alone():
-    (only,) = tell(choose(row("ort")), "").sentences
+    (only,) = make_answer(choose(row("ort")), "").sentences
     assert only == "It is the only candidate that was measured."
 
 
@@ -579,10 +581,10 @@ def test_figures_are_written_to_be_read(said: str, words: str):
 # What is printed
 
 
-def golden(name: str, **wanted: Any) -> tuple[Recommendation, Told]:
+def golden(name: str, **wanted: Any) -> tuple[Recommendation, Answer]:
     runs = read_runs([GOLDEN / name])
-    found = recommend(runs.results.collect(), Wanted(**wanted))
-    return found, tell(found, "python -m profiler bench.yaml \\\n  --only model=resnet50")
+    found = recommend(runs.results.collect(), Request(**wanted))
+    return found, make_answer(found, "python -m profiler bench.yaml \\\n  --only model=resnet50")
 
 
 CASES = [
@@ -597,37 +599,37 @@ CASES = [
 @pytest.mark.parametrize("width", [120, 80, 60])
 @pytest.mark.parametrize(("name", "wanted"), CASES)
 def test_it_reads_on_narrow_and_wide_terminals(name: str, wanted: dict[str, Any], width: int) -> None:
-    found, told = golden(name, **wanted)
+    _, answer = golden(name, **wanted)
     out = io.StringIO()
-    print_text(Console(file=out, width=width), told, found.wanted.objective)
+    print_answer(Console(file=out, width=width), answer)
     text = out.getvalue()
-    command = told.command.splitlines()
+    command = answer.command.splitlines()
     assert [line for line in text.splitlines() if len(line) > width and line not in command] == []
     words = " ".join(text.split())
-    assert told.answer in words
+    assert answer.headline in words
     # Neither a name nor a reason may be cut.
     assert not re.search("…", words)
-    for candidate, figure, _ in told.losers:
-        assert all(part in words for part in (candidate.split(",")[0].split()[0], figure))
+    for candidate, figure, _ in answer.losers:
+        assert all(part in words for part in (candidate.split(",")[0].split()[0], number(figure or 0)))
 
 
 def test_the_h200s_answer():
-    found, told = golden("h200", model="resnet50")
-    assert told.title == "resnet50, inference on NVIDIA H200: the least latency of a call"
-    assert told.answer == "Deploy compiled fp16, batch 1"
-    assert dict(told.facts)["set-up"] == "7.8 s (build 7.8 s, load 0.075 s)"
+    found, answer = golden("h200", model="resnet50")
+    assert answer.title == "resnet50, inference on NVIDIA H200: the least latency of a call"
+    assert answer.headline == "Deploy compiled fp16, batch 1"
+    assert dict(answer.facts)["set-up"] == "7.8 s (build 7.8 s, load 0.075 s)"
     assert found.margin and not found.margin.between
     assert found.margin.ratio == pytest.approx(0.518 / 0.46, rel=0.01)
-    assert len(told.losers) == 29
+    assert len(answer.losers) == 29
 
 
 @pytest.mark.parametrize(("name", "wanted"), CASES)
 def test_markdown_and_json_hold_the_same(name: str, wanted: dict[str, Any]) -> None:
-    found, told = golden(name, **wanted)
-    page = as_markdown(told, found.wanted.objective)
+    found, answer = golden(name, **wanted)
+    page = as_markdown(answer)
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert all(line.endswith("|") for line in rows)
-    data = json.loads(as_json(found, told))
+    data = json.loads(as_json(found, answer))
     assert len(data["losers"]) == len(found.losers)
     for loser in data["losers"]:
         if loser["why"] != "unmeasured":
@@ -639,16 +641,16 @@ def test_markdown_and_json_hold_the_same(name: str, wanted: dict[str, Any]) -> N
         assert page.startswith(f"# Deploy {found.choice.name}\n")
     else:
         assert data["choice"] is None
-        assert [r["figure"] for r in data["relaxations"]] == [limit.figure for limit in found.wanted.limits]
+        assert [r["figure"] for r in data["relaxations"]] == [limit.figure for limit in found.request.limits]
 
 
 def test_names_do_not_break_out_of_their_cells():
     label = "a|b [red]<i>"
     found = choose(row("ort", ms=1.0), row(label, ms=2.0))
-    told = tell(found, "")
-    assert f"| {label.replace('|', chr(92) + '|')} fp16, batch 1 |" in as_markdown(told, "latency")
+    answer = make_answer(found, "")
+    assert f"| {label.replace('|', chr(92) + '|')} fp16, batch 1 |" in as_markdown(answer)
     out = io.StringIO()
-    print_text(Console(file=out, width=120), told, "latency")
+    print_answer(Console(file=out, width=120), answer)
     assert f"{label} fp16, batch 1" in out.getvalue()
 
 
@@ -723,8 +725,8 @@ def test_an_order_that_cannot_be_used_says_how_to_mend_it(folder: Path, order: d
 def test_a_bare_price_is_refused_where_there_are_several_machines():
     results = run(row("ort", machine="A"), row("ort", machine="B"))
     with pytest.raises(ConfigError, match=r"whose price is that\? The runs are of several machines: 'A=…', 'B=…'"):
-        make_wanted(Options(runs=("run",), model="net", usd_per_hour=("3",)), results)
-    assert make_wanted(Options(runs=("run",), model="net", usd_per_hour=("A=3", "B=2.5")), results).prices == {
+        make_request(Options(runs=("run",), model="net", usd_per_hour=("3",)), results)
+    assert make_request(Options(runs=("run",), model="net", usd_per_hour=("A=3", "B=2.5")), results).prices == {
         "A": 3.0,
         "B": 2.5,
     }

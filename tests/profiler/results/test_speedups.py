@@ -12,7 +12,7 @@ from polars.testing import assert_frame_equal
 
 from profiler.compare.command import Options, make_comparison
 from profiler.job.conditions import Filter
-from profiler.recommend.choice import Wanted, recommend
+from profiler.recommend.choice import Request, recommend
 from profiler.report.data import gather
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.lines import summary
@@ -68,7 +68,7 @@ def test_every_command_gives_the_same_verdict_on_the_same_processes(clock: str, 
         expected = {model: table[model]}
         assert compared(f"model={model}") == expected
         assert by_model(gather(read_runs([folder]), Filter(model=[model])).lines) == expected
-        margin = recommend(results, Wanted(model)).margin
+        margin = recommend(results, Request(model)).margin
         assert margin is not None
         tied = not Verdict(table[model]).differs
         assert margin.tied == tied

@@ -1,10 +1,10 @@
-"""What enters: a candidate that was not chosen. What leaves: the reason, in words and in figures fit to be read."""
+"""Say why a candidate was not chosen, and what would have to change."""
 
 from __future__ import annotations
 
 from profiler.job.case import Role
 from profiler.recommend.candidates import FIGURES, Candidate
-from profiler.recommend.choice import HIGHER, OBJECTIVES, Limit, Loser, Margin, Recommendation, Relaxation, Shortfall
+from profiler.recommend.choice import HIGHER, Limit, Loser, Margin, Recommendation, Relaxation, Shortfall
 from profiler.stats.samples import PERCENTILE_NEEDS
 
 WORSE = {
@@ -19,20 +19,20 @@ WORSE = {
 
 def reason(loser: Loser, found: Recommendation) -> str:
     """Why a candidate was not chosen."""
-    candidate, objective = loser.candidate, found.wanted.objective
+    candidate, objective = loser.candidate, found.request.objective
     if loser.why == "unmeasured":
         return f"not measured: {candidate.unmeasured[0]}"
     if loser.why == "unfit":
         return "; ".join(_shortfall(candidate, shortfall) for shortfall in loser.shortfalls)
     if loser.why == "unknown":
-        return _unknown(candidate, OBJECTIVES[objective])
+        return _unknown(candidate, found.request.figure)
     assert loser.margin is not None and found.choice is not None and found.best is not None, "it met every limit"
     if loser.why == "tied":
         verdict = loser.margin.verdict
-        same = verdict if verdict and not verdict.differs else f"the same {FIGURES[OBJECTIVES[objective]].noun}"
+        same = verdict if verdict and not verdict.differs else f"the same {FIGURES[found.request.figure].noun}"
         return f"{same}, but {needs_more(candidate, found.choice)}"
     than = "" if found.best is found.choice else f" than {found.best.name}"
-    unsure = ", which is not certain" if is_unsure(loser.margin) else ""
+    unsure = ", which is not certain" if loser.margin.is_unsure else ""
     return f"{WORSE[objective][1]} {times(loser.margin)}{than}{unsure}"
 
 
@@ -52,7 +52,8 @@ def relaxation(relaxed: Relaxation, found: Recommendation) -> str:
     )
 
 
-def limit_name(limit: Limit) -> str:
+def limit_text(limit: Limit) -> str:
+    """Like "latency ≤ 2 ms"."""
     return f"{FIGURES[limit.figure].noun} {limit_words(limit)}"
 
 
@@ -129,10 +130,6 @@ def needs_more(loser: Candidate, choice: Candidate) -> str:
     if mine is None and theirs is not None:
         return "its memory was not measured"
     return "stands behind it in the order of the results, and nothing else tells them apart"
-
-
-def is_unsure(margin: Margin) -> bool:
-    return margin.tied is None and margin.interval is not None and margin.interval.low <= 1
 
 
 def _shortfall(candidate: Candidate, missed: Shortfall) -> str:

@@ -1,4 +1,4 @@
-"""What enters: what is told of a recommendation. What leaves: a page for the terminal, Markdown, or JSON."""
+"""Write the answer to a recommendation for a terminal, as Markdown or as JSON."""
 
 from __future__ import annotations
 
@@ -11,61 +11,63 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from profiler.recommend.answer import Answer, versions
 from profiler.recommend.candidates import FIGURES, Candidate
-from profiler.recommend.choice import OBJECTIVES, Loser, Margin, Recommendation, break_even
-from profiler.recommend.told import Told, versions
-from profiler.recommend.words import reason
+from profiler.recommend.choice import Loser, Margin, Recommendation, break_even
+from profiler.recommend.reasons import number, reason
 
 
-def print_text(console: Console, told: Told, objective: str) -> None:
+def print_answer(console: Console, answer: Answer) -> None:
     """For people, as wide as the console; a command is never broken."""
-    console.print(Text(told.title), soft_wrap=False)
-    console.print(Text(f"\n{told.answer}\n", style="bold green" if told.facts else "bold red"))
-    _print_pairs(console, told.facts)
-    for sentence in told.sentences:
-        console.print(Text(sentence, style="yellow" if sentence.startswith("Beware") else ""))
-    _print_section(console, "Which limit binds", told.relaxations)
-    if told.losers:
-        console.print(_losers(told, objective))
-        for note in told.notes:
+    console.print(Text(answer.title), soft_wrap=False)
+    console.print(Text(f"\n{answer.headline}\n", style="bold green" if answer.facts else "bold red"))
+    _print_pairs(console, answer.facts)
+    for sentence in answer.sentences:
+        console.print(Text(sentence))
+    for doubt in answer.doubts:
+        console.print(Text(doubt, style="yellow"))
+    _print_section(console, "Which limit binds", answer.relaxations)
+    if answer.losers:
+        console.print(_losers(answer))
+        for note in answer.notes:
             console.print(Text(note, style="dim"))
-    _print_section(console, "Not measured", told.unmeasured)
+    _print_section(console, "Not measured", answer.unmeasured)
     console.print(Text("\nTo measure it again", style="bold"))
-    console.print(Text(told.command), soft_wrap=True)
+    console.print(Text(answer.command), soft_wrap=True)
     console.print(Text("\nWhere the figures come from", style="bold"))
-    for line in told.sources:
+    for line in answer.sources:
         console.print(Text(line, style="dim"))
 
 
-def as_markdown(told: Told, objective: str) -> str:
+def as_markdown(answer: Answer) -> str:
     """The same for a page or a message."""
-    blocks = [f"# {_flat(told.answer)}", _flat(told.title)]
-    if told.facts:
-        blocks.append(_table(("", ""), told.facts))
-    blocks += map(_flat, told.sentences)
-    if told.relaxations:
-        blocks += ["## Which limit binds", _table(("Limit", "What it takes"), told.relaxations)]
-    if told.losers:
+    blocks = [f"# {_flat(answer.headline)}", _flat(answer.title)]
+    if answer.facts:
+        blocks.append(_table(("", ""), answer.facts))
+    blocks += map(_flat, [*answer.sentences, *answer.doubts])
+    if answer.relaxations:
+        blocks += ["## Which limit binds", _table(("Limit", "What it takes"), answer.relaxations)]
+    if answer.losers:
         blocks += [
             "## Why not the others",
-            _table(("Candidate", _head(objective), "Why not"), told.losers),
-            *told.notes,
+            _table(("Candidate", _head(answer), "Why not"), _rows(answer)),
+            *answer.notes,
         ]
-    if told.unmeasured:
-        blocks += ["## Not measured", _table(("Reason", "What"), told.unmeasured)]
-    blocks += ["## To measure it again", f"```sh\n{told.command}\n```", "## Where the figures come from"]
-    blocks += map(_flat, told.sources)
+    if answer.unmeasured:
+        blocks += ["## Not measured", _table(("Reason", "What"), answer.unmeasured)]
+    blocks += ["## To measure it again", f"```sh\n{answer.command}\n```", "## Where the figures come from"]
+    blocks += map(_flat, answer.sources)
     return "\n\n".join(blocks) + "\n"
 
 
-def as_json(found: Recommendation, told: Told) -> str:
+def as_json(found: Recommendation, answer: Answer) -> str:
     """For programs: every figure in full, and the reasons in words too."""
-    wanted = found.wanted
+    request = found.request
     data = {
-        "model": wanted.model,
-        "pass": wanted.pass_,
-        "objective": wanted.objective,
-        "limits": {limit.figure: limit.value for limit in wanted.limits},
+        "model": request.model,
+        "pass": request.pass_,
+        "objective": request.objective,
+        "limits": {limit.figure: limit.value for limit in request.limits},
         "choice": found.choice and _candidate(found.choice),
         "runner_up": found.runner_up and found.runner_up.name,
         "margin": found.margin and _margin(found.margin),
@@ -80,10 +82,10 @@ def as_json(found: Recommendation, told: Told) -> str:
             for r in found.relaxations
         ],
         "losers": [_loser(loser, found) for loser in found.losers],
-        "sentences": told.sentences,
-        "notes": told.notes,
-        "command": told.command.replace(" \\\n ", ""),
-        "sources": told.sources,
+        "sentences": [*answer.sentences, *answer.doubts],
+        "notes": answer.notes,
+        "command": answer.command.replace(" \\\n ", ""),
+        "sources": answer.sources,
     }
     return json.dumps(data, indent=2, ensure_ascii=False)
 
@@ -92,9 +94,9 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
     return {
         "name": candidate.name,
         "engine": candidate.row["engine"],
-        "variant": candidate.variant,
-        "precision": candidate.precision,
-        "batch_size": candidate.batch_size,
+        "variant": candidate.row["variant"],
+        "precision": candidate.row["precision"],
+        "batch_size": candidate.row["batch_size"],
         "machine": candidate.machine,
         "versions": versions(candidate.row),
         "run_ids": list(candidate.run_ids),
@@ -125,18 +127,22 @@ def _margin(margin: Margin) -> dict[str, Any]:
     }
 
 
-def _head(objective: str) -> str:
-    figure = FIGURES[OBJECTIVES[objective]]
+def _rows(answer: Answer) -> list[tuple[str, str, str]]:
+    return [(name, "" if figure is None else number(figure), why) for name, figure, why in answer.losers]
+
+
+def _head(answer: Answer) -> str:
+    figure = FIGURES[answer.objective]
     return f"{figure.noun.capitalize()} {figure.unit}"
 
 
-def _losers(told: Told, objective: str) -> Table:
+def _losers(answer: Answer) -> Table:
     grid = Table(title="\nWhy not the others", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     grid.pad_edge = False
     grid.add_column("Candidate", overflow="fold")
-    grid.add_column(Text(_head(objective).replace(" ", "\n", 1)), justify="right", no_wrap=True)
+    grid.add_column(Text(_head(answer).replace(" ", "\n", 1)), justify="right", no_wrap=True)
     grid.add_column("Why not", overflow="fold")
-    for row in told.losers:
+    for row in _rows(answer):
         grid.add_row(*map(Text, row))
     return grid
 
