@@ -173,11 +173,11 @@ def recommend(
     precision: Annotated[str | None, typer.Option(help="Precisions to choose from, such as fp32,fp16")] = None,
     extra: Annotated[str | None, typer.Option(help="Which training, as ids end: optimizer=sgd, or plain")] = None,
     max_latency_ms: Annotated[
-        list[str] | None, typer.Option(help="Most milliseconds of a call: 2 (the median), p99=2, or both")
+        list[str] | None, typer.Option(help="Maximum latency per call (ms): 2 (the median), p99=2, or both")
     ] = None,
-    min_throughput: Annotated[float | None, typer.Option(help="Least items a second")] = None,
-    max_memory_mib: Annotated[float | None, typer.Option(help="Most memory at its peak")] = None,
-    max_error: Annotated[float | None, typer.Option(help="Largest rel_l2_error (training: gradient_error)")] = None,
+    min_throughput: Annotated[float | None, typer.Option(help="Minimum throughput (items/s)")] = None,
+    max_memory_mib: Annotated[float | None, typer.Option(help="Maximum peak memory (MiB)")] = None,
+    max_error: Annotated[float | None, typer.Option(help="Maximum rel_l2_error (training: gradient_error)")] = None,
     usd_per_hour: Annotated[
         list[str] | None, typer.Option(help="The machine's price, LABEL=3.5 for one of several; in place of the runs'")
     ] = None,
@@ -220,7 +220,7 @@ def compare(
     best: Annotated[bool, typer.Option("--best", help="Of each side the fastest variant, whatever its name")] = False,
     only: Only = None,
     reference: Annotated[
-        list[str] | None, typer.Option(help="Published figures to stand beside the runs, such as cnn-benchmarks")
+        list[str] | None, typer.Option(help="Published figures to compare with, such as cnn-benchmarks")
     ] = None,
     fail_on_regression: Annotated[
         str | None, typer.Option(help="Exit with 1 if a cell is slower by more than this, such as 5%")

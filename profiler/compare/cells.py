@@ -47,7 +47,7 @@ def compare(
     rows = _rows(results, by)
     names = rows["side"].unique(maintain_order=True).to_list()
     if len(names) < 2:
-        raise ConfigError(f"there is one side alone ({by} {names[0]}): give another run, or other sides by --by")
+        raise ConfigError(f"there is only one side ({by} {names[0]}): give another run, or other sides by --by")
     if base is not None and base not in names:
         raise ConfigError(f"--base: no side is called '{base}'{nearest(base, names)}")
     base = names[0] if base is None else base
@@ -61,7 +61,7 @@ def compare(
     cells = pl.concat(_pair(sides[base], sides[name], match, base, name) for name in names if name != base)
     if cells.filter(pl.col("base_status").is_not_null() & pl.col("side_status").is_not_null()).is_empty():
         others = ", ".join(name for name in names if name != base)
-        raise ConfigError(f"no cell stands on both sides: {base} and {others} share no {', '.join(match)}")
+        raise ConfigError(f"no cell is on both sides: {base} and {others} share no {', '.join(match)}")
     return cells
 
 
@@ -79,7 +79,7 @@ def _rows(results: pl.LazyFrame | pl.DataFrame, by: str) -> pl.DataFrame:
     asked = results.lazy().filter(pl.col("role") != Role.PROBE)
     rows = asked.select(*COLUMNS, pl.col(by).alias("side")).filter(pl.col("side").is_not_null()).collect()
     if rows.is_empty():
-        raise ConfigError(f"--by {by}: no row says anything there; give a column that does, such as run or machine")
+        raise ConfigError(f"--by {by}: that column is empty; give another, such as run or machine")
     return rows.with_columns(pl.col("extra").fill_null(""))
 
 

@@ -135,7 +135,7 @@ def _only(results: pl.LazyFrame, options: Options) -> pl.LazyFrame:
     published = pl.col("run_id").is_in(list(options.references))
     found = results.filter(pl.when(published).then(chosen(of_published)).otherwise(chosen(wanted)))
     if found.select("run_id").head(1).collect().is_empty():
-        raise ConfigError(f"--only {','.join(options.only)}: no row of these runs is like that")
+        raise ConfigError(f"--only {','.join(options.only)}: no row of these runs matches")
     return found
 
 
@@ -162,8 +162,8 @@ def _mixed(rows: pl.DataFrame, by: str) -> list[str]:
     named = rows.select(side=by, found="machine").drop_nulls()
     machines = named.group_by("side", maintain_order=True).agg(pl.col("found").unique(maintain_order=True))
     return [
-        f"{name} puts several machines together ({', '.join(found)}): their rows of one cell count as its processes; "
-        "--by machine keeps them apart"
+        f"{name} has several machines ({', '.join(found)}): their rows of one cell count as its processes; "
+        "--by machine separates them"
         for name, found in machines.iter_rows()
         if len(found) > 1
     ]

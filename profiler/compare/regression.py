@@ -51,7 +51,7 @@ class Regression:
         limit = f"{100 * self.limit:g} %"
         said = [f"{counted(self.slower.height, 'cell')} slower by more than {limit}:"]
         if self.slower.is_empty():
-            said = [f"No cell is slower by more than {limit} with enough evidence."]
+            said = [f"No cell is certainly slower by more than {limit}."]
         said += [f"{_name(row)}: {_how_much(row)}" for row in self.slower.head(top).to_dicts()]
         said += [f"and {count(self.slower.height - top)} more"] if self.slower.height > top else []
         if self.broken.height:
@@ -61,7 +61,7 @@ class Regression:
         ]
         said += [f"and {count(self.broken.height - top)} more"] if self.broken.height > top else []
         if self.perhaps.height:
-            more = "look slower by more, but the intervals allow less; more replicates would tell"
+            more = "may be slower by more, which more replicates would show"
             said.append(f"{counted(self.perhaps.height, 'cell')} {more}.")
         if self.unknown.height:
             said.append(f"{counted(self.unknown.height, 'cell')} could not be judged: there is no interval.")

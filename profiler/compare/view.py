@@ -19,15 +19,10 @@ from profiler.tables.table import Section, Table, figure, of_rows, prose, words
 
 Row = Mapping[str, Any]
 _NAMED = ("model", "variant", "pass", "precision", "batch_size", "extra")
-_WITHIN_SAID = (
-    "Those intervals are within one process a side. Between processes figures differ by more than within one, so they "
-    "give no verdict: measure with replicates: 3 or more for one."
-)
-_RATIO_SAID = (
-    "Ratio: the base's time over the side's, so above 1 the side is faster; memory: the side's over the base's."
-)
-_INTERVAL_SAID = " In parentheses the 95 % interval."
-_RANGE_SAID = "In a range over models each model stands with the geometric mean of its cells."
+_WITHIN = "These intervals cover noise within one process only; replicates: 3 covers run-to-run noise."
+_RATIO = "Ratio: the base's time over the side's, so above 1 the side is faster; memory: the side's over the base's."
+_INTERVAL = " In parentheses: the 95 % interval."
+_RANGE = "A range over models is of each model's geometric mean over its cells."
 
 
 _FOUR_DIGITS = each(lambda ms: significant(ms, 4))
@@ -124,7 +119,7 @@ def _conclusions(comparison: Comparison) -> Section:
     reasons = compared.drop_nulls("why_no_verdict").group_by("why_no_verdict", maintain_order=True).len()
     said += [f"No verdict for {counted(count, 'cell')}: {reason}." for reason, count in reasons.iter_rows()]
     if WITHIN in compared["interval"]:
-        said.append(_WITHIN_SAID)
+        said.append(_WITHIN)
     return Section("", said or ["No cell was measured on both sides."])
 
 
@@ -167,9 +162,9 @@ def _legend(comparison: Comparison) -> Section:
     compared = comparison.cells.drop_nulls("ratio")
     if compared.is_empty():
         return Section()
-    said = [_RATIO_SAID + (_INTERVAL_SAID if compared["ratio_low"].count() else "")]
+    said = [_RATIO + (_INTERVAL if compared["ratio_low"].count() else "")]
     if any(total.cells > len(total.models) for total in comparison.totals):
-        said.append(_RANGE_SAID)
+        said.append(_RANGE)
     if compared["verdict"].count():
         clocks = compared.drop_nulls("verdict")["judged_on"].unique()
         on = " on device time" if "gpu" in clocks else ""
@@ -209,7 +204,7 @@ def _missing(comparison: Comparison) -> Section:
         )
     lacking = pl.concat(found)
     groups = lacking.group_by("who", "status", "reason", maintain_order=True)
-    rows = [(who, status or "not in it", part.height, reason, _which(part)) for (who, status, reason), part in groups]
+    rows = [(who, status or "missing", part.height, reason, _which(part)) for (who, status, reason), part in groups]
     fields = [
         words("Side", "side"),
         words("Status", "status"),
@@ -237,11 +232,11 @@ def _differences(comparison: Comparison) -> Section:
         if (count := comparison.cells.filter(pl.col("differs").str.contains(what)).height)
     ]
     if not rows:
-        return Section("What differs", ["Nothing that the environments say.", *said])
+        return Section("What differs", ["The environments do not differ.", *said])
     return Section("What differs", said, [of_rows("", fields, [[row.get(name) for name in names] for row in rows])])
 
 
 _DIFFERS = {
-    "options": "the engine's options are not the same under one name",
-    "model": "the models of one name have not the same FLOPs",
+    "options": "the engine's options differ under one name",
+    "model": "the models of one name differ in FLOPs",
 }

@@ -10,29 +10,25 @@ from profiler.recommend.choice import Limit, Margin, Recommendation, break_even
 from profiler.recommend.reasons import (
     WORSE,
     amount,
-    items,
     limit_text,
-    limit_words,
     mostly_built,
     needs_more,
-    number,
     reason,
     relaxation,
-    seconds,
-    span,
     times,
 )
 from profiler.results.columns import Group, columns, parts
 from profiler.results.warning_kinds import doubting, meaning
 from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
 from profiler.stats.samples import PERCENTILE_NEEDS
+from profiler.tables.numbers import count, counted, rounded, seconds, significant, span
 
 _AIMS = {
-    "latency": "the least latency of a call",
-    "throughput": "the highest throughput",
-    "memory": "the least memory",
-    "energy": "the least energy an item",
-    "cost": "the least cost an item",
+    "latency": "lowest latency per call",
+    "throughput": "highest throughput",
+    "memory": "lowest peak memory",
+    "energy": "lowest energy per item",
+    "cost": "lowest cost per item",
 }
 _LEAST_SECONDS = 1.0
 """Set-up that nobody waits for."""
@@ -89,18 +85,21 @@ def make_answer(found: Recommendation, command: str) -> Answer:
 
 
 def _nothing(found: Recommendation, measured: int) -> str:
+    request = found.request
     if not measured:
         return "Nothing to deploy: no candidate was measured"
-    if not found.request.limits:
-        return f"Nothing to deploy: none of {measured} candidates has a figure of {found.request.objective}"
-    return f"Nothing meets {'the limits' if len(found.request.limits) > 1 else 'the limit'}, of {measured} candidates"
+    if not request.limits:
+        return f"Nothing to deploy: {FIGURES[request.figure].noun} was measured of none of {measured} candidates"
+    return f"None of {counted(measured, 'candidate')} meets the limit{'s' if len(request.limits) > 1 else ''}"
 
 
 def _facts(choice: Candidate, limits: Sequence[Limit]) -> list[tuple[str, str]]:
     """Its figures, as far as it has them, each with its limit."""
     figures = choice.figures
-    tails = [f"{c.heading} {number(figures[c.name])}" for c in FIGURES.values() if c.percentile and c.name in figures]
-    facts = {"latency": ", ".join([f"{amount('latency_ms', figures['latency_ms'])} a call{_spread(choice)}", *tails])}
+    tails = [c for c in FIGURES.values() if c.percentile and c.name in figures]
+    latency = [f"{amount('latency_ms', figures['latency_ms'])} per call{_spread(choice)}"]
+    latency += [f"{tail.heading} {significant(figures[tail.name])}" for tail in tails]
+    facts = {"latency": ", ".join(latency)}
     for name in ("throughput", "peak_memory_mib", "error", "energy_mj_per_item", "usd_per_million_items"):
         if name in figures:
             facts[FIGURES[name].noun] = amount(name, figures[name])
@@ -110,8 +109,8 @@ def _facts(choice: Candidate, limits: Sequence[Limit]) -> list[tuple[str, str]]:
         split = [f"{name} {seconds(value)}" for name, value in own if value >= 0.005 * total]
         facts["set-up"] = seconds(total) + (f" ({', '.join(split)})" if len(split) > 1 else "")
     for limit in limits:
-        name = FIGURES[limit.figure].noun
-        facts[name.rpartition(" ")[2]] += f"; wanted {f'{name} ' if ' ' in name else ''}{limit_words(limit)}"
+        # A percentile's limit stands with the median.
+        facts[FIGURES[limit.figure].noun.rpartition(" ")[2]] += f"; requested: {limit_text(limit)}"
     return list(facts.items())
 
 
@@ -130,7 +129,7 @@ def _comparison(choice: Candidate, found: Recommendation) -> list[str]:
     if other is None or margin is None:
         return [f"It is the only candidate that {'meets the limits' if found.request.limits else 'was measured'}."]
     verb, worse = WORSE[found.request.objective]
-    relation = f"{verb} {worse} {times(margin)}."
+    relation = f"{verb} {times(margin, f' {worse}')}."
     if margin.tied:
         relation = f"is {margin.verdict} (ratio {times(margin)}), but {needs_more(other, choice)}."
     rivals = [loser.candidate for loser in found.losers if loser.why in ("worse", "tied")]
@@ -141,21 +140,22 @@ def _comparison(choice: Candidate, found: Recommendation) -> list[str]:
 
 
 def _certainty(choice: Candidate, other: Candidate, margin: Margin) -> str:
-    if margin.tied is not None:
-        return f"That is a verdict between processes, {choice.replicates} and {other.replicates} of them."
-    needs = REPLICATES_FOR_A_VERDICT
-    few = min(choice.replicates, other.replicates)
-    said = f"That is no verdict, which takes {needs} replicates a side (here {few}): the point estimate decides"
-    return f"{said}{', though the interval holds 1' if margin.is_unsure else ''}."
+    fewest, most = sorted((choice.replicates, other.replicates))
+    runs = f"{counted(most, 'run')} each" if fewest == most else f"{fewest} and {most} runs"
+    if margin.verdict is not None:
+        return f"Statistically tested ({runs})."
+    unsure = ", though the interval includes 1" if margin.is_unsure else ""
+    tested = f"Not statistically tested ({runs}; a test needs {REPLICATES_FOR_A_VERDICT})."
+    return f"{tested} Chosen by the measured median{unsure}."
 
 
 def _pays_off(choice: Candidate, rival: Candidate) -> str:
-    count = break_even(choice, rival)
-    if count is None or choice.figures["set_up_s"] - rival.figures["set_up_s"] < _LEAST_SECONDS:
+    items = break_even(choice, rival)
+    if items is None or choice.figures["set_up_s"] - rival.figures["set_up_s"] < _LEAST_SECONDS:
         return ""
     own, its = (seconds(one.figures["set_up_s"]) for one in (choice, rival))
     what = "build" if mostly_built(choice, rival) else "set-up"
-    return f"Its {what} pays off after {items(count)} items against {rival.name} (set-up of {own} against {its})."
+    return f"Its {what} pays off against {rival.name} after {rounded(items, 2)} items (set-up {own} and {its})."
 
 
 def _nearest(found: Recommendation) -> list[str]:
@@ -170,14 +170,14 @@ def _doubts(choice: Candidate, found: Recommendation) -> list[str]:
     compared = [candidate for candidate in (choice, found.runner_up) if candidate is not None]
     carriers = {kind: [c.name for c in compared if kind in c.warnings] for kind in kinds}
     doubts = [
-        f"Beware, {' and '.join(names)} {'carry' if len(names) > 1 else 'carries'} the warning {kind}: "
+        f"Caution: {' and '.join(names)} {'have' if len(names) > 1 else 'has'} the warning {kind}: "
         f"{meaning(kind, otherwise=kind)}."
         for kind, names in carriers.items()
         if names
     ]
     if failed := len(choice.unmeasured):
         total = choice.replicates + failed
-        doubts.append(f"Beware, {failed} of its {total} replicates gave no figures: {choice.unmeasured[0]}.")
+        doubts.append(f"Caution: {failed} of its {total} replicates failed: {choice.unmeasured[0]}.")
     return [*doubts, *filter(None, (_close(choice, limit) for limit in limits))]
 
 
@@ -187,11 +187,11 @@ def _close(choice: Candidate, limit: Limit) -> str:
     missing = [value for value in values if not limit.holds(value)]
     if missing:
         worst = amount(limit.figure, max(missing, key=limit.excess))
-        return f"Beware, {len(missing)} of its {len(values)} replicates miss the {name} limit (at worst {worst})."
+        return f"Caution: {len(missing)} of its {len(values)} replicates miss the {name} limit (at worst {worst})."
     high = choice.figures.get("latency_ci_high_ms", 0.0)
     if limit.figure == "latency_ms" and len(values) == 1 and not limit.holds(high):
         reach = amount("latency_ms", high)
-        return f"Beware, the latency limit lies within the median's interval, which reaches {reach}."
+        return f"Caution: the interval of the median latency includes the limit; it ends at {reach}."
     return ""
 
 
@@ -217,30 +217,32 @@ def _sources(found: Recommendation) -> list[str]:
     """Machine, versions, runs and samples of the figures."""
     subject = found.choice or found.nearest
     runs = list(dict.fromkeys(run_id for candidate in found.candidates for run_id in candidate.run_ids))
-    count = f"{len(found.candidates)} candidates of {'run' if len(runs) == 1 else 'runs'} {', '.join(runs)}"
+    of_runs = f"{'run' if len(runs) == 1 else 'runs'} {', '.join(runs)}"
+    compared = f"Compared: {counted(len(found.candidates), 'candidate')} of {of_runs}."
     if subject is None:
-        return [f"Compared: {count}."]
-    samples = " + ".join(f"{value:,.0f}" for value in subject.each["samples"]) or "no"
+        return [compared]
+    samples = " + ".join(map(count, subject.each["samples"])) or "no"
     where = f"{subject.machine}, {versions(subject.row)}; run {', '.join(subject.run_ids)}"
-    return [f"{subject.name}: {where}; {samples} samples.", f"Compared: {count}."]
+    return [f"{subject.name}: {where}; {samples} samples.", compared]
 
 
 def _notes(found: Recommendation) -> list[str]:
     short = {x.limit.figure for loser in found.losers for x in loser.shortfalls if x.value is None}
     margins = [loser.margin for loser in found.losers if loser.margin is not None]
-    needs, latency = REPLICATES_FOR_A_VERDICT, found.request.objective == "latency"
+    needs = REPLICATES_FOR_A_VERDICT
     lacking = [PERCENTILE_NEEDS[q] for figure in short if (q := FIGURES[figure].percentile)]
     notes = []
     if any(m.interval is not None and not m.between for m in margins):
         notes.append(
-            "In parentheses stand 95 % intervals, within one process a side; between processes figures differ more: "
-            f"give replicates: {needs} in the job."
+            "In parentheses: 95 % intervals. They cover noise within one process only; "
+            f"replicates: {needs} covers run-to-run noise."
         )
     if any(m.interval is None for m in margins):
-        why = "under 30 independent samples" if latency else f"under {needs} replicates a side"
-        notes.append(f"Ratios without an interval stand on {why}.")
+        latency = found.request.objective == "latency"
+        why = "30 independent samples. Raise budget.seconds" if latency else f"{needs} replicates"
+        notes.append(f"No interval: fewer than {why}.")
     if lacking:
-        notes.append(f"More samples come with budget: {{min_samples: {max(lacking)}}}, and seconds enough for them.")
+        notes.append(f"For more samples: budget: {{min_samples: {max(lacking)}}}, with enough seconds for them.")
     return notes
 
 

@@ -83,7 +83,7 @@ def _subject(candidate: Candidate, run: Run) -> _Subject:
     """The case as the run's job has it; a canonical network needs no job, unless it had weights of its own."""
     row, path = candidate.row, Path(run.address) / "bench.yaml"
     if known(row["engine"]).deployment is None:
-        raise ConfigError(f"--export: nothing is known of how {row['engine']} is deployed; see docs/extending.md")
+        raise ConfigError(f"--export: {row['engine']} has no deployment; see docs/extending.md")
     if "://" in run.address:
         raise ConfigError(f"--export: {run.address} is an object store; copy the run here first")
     device: Device = "cuda" if row["device"] == "cuda" else "cpu"
@@ -92,7 +92,7 @@ def _subject(candidate: Candidate, run: Run) -> _Subject:
     elif row["model"] in CATALOG and row["model_kind"] in (None, "canonical"):
         source, folders = ModelSource(row["model"]), ()
     else:
-        raise ConfigError(f"--export: {run.address} holds no bench.yaml, which says where {row['model']} comes from")
+        raise ConfigError(f"--export: {run.address} has no bench.yaml, which says where {row['model']} comes from")
     case = Case(
         row["model"], row["engine"], row["variant"], "inference", row["precision"], row["batch_size"], device, 0,
         source, json.loads(row["options"] or "{}"),
@@ -177,5 +177,5 @@ def _build_task(case: Case, run: Run) -> BuildTask:
 
 def _made(outcome: Outcome, log: Path) -> Any:
     if outcome.status != "ok":
-        raise NotExported(f"{outcome.reason} (what was printed stands in {log})")
+        raise NotExported(f"{outcome.reason} (its output is in {log})")
     return outcome.value

@@ -118,11 +118,7 @@ def _with_unique_names(found: list[Candidate]) -> list[Candidate]:
     """The candidates with unique names, which have machine, kind of row, run and a number as far as they need them."""
     if len({candidate.machine for candidate in found}) > 1:
         found = [replace(c, name=f"{c.name} on {c.machine}") for c in found]
-    endings = (
-        lambda c: ", in a sweep" if c.row["role"] == Role.SWEEP else "",
-        lambda c: f" (run {c.run_ids[0]})",
-    )
-    for ending in endings:
+    for ending in (_kind, _run):
         count = Counter(c.name for c in found)
         found = [replace(c, name=c.name + ending(c)) if count[c.name] > 1 else c for c in found]
     count, seen = Counter(c.name for c in found), Counter[str]()
@@ -131,3 +127,11 @@ def _with_unique_names(found: list[Candidate]) -> list[Candidate]:
             seen[candidate.name] += 1
             found[place] = replace(candidate, name=f"{candidate.name}, no. {seen[candidate.name]}")
     return found
+
+
+def _kind(candidate: Candidate) -> str:
+    return ", in a sweep" if candidate.row["role"] == Role.SWEEP else ""
+
+
+def _run(candidate: Candidate) -> str:
+    return f" (run {candidate.run_ids[0]})"

@@ -55,21 +55,21 @@ def command(candidate: Candidate, run: Run) -> str:
     only = ",".join(f"{key}={value}" for key, value in keys.items() if "," not in str(value))
     remote = "://" in run.address
     if not remote and not (Path(run.address) / "bench.yaml").is_file():
-        return f"No command can be given: {run.address} holds no bench.yaml"
+        return f"No command: {run.address} has no bench.yaml"
     job = "bench.yaml" if remote else str(Path(run.address) / "bench.yaml")
     fetch = f"# with {run.address}/bench.yaml copied here:\n" if remote else ""
     return f"{fetch}python -m profiler {shlex.quote(job)} \\\n  --only {shlex.quote(only)}"
 
 
 def _export(choice: Candidate, run: Run, folder: Path) -> int:
-    """Beside a document on the standard output, on the standard error."""
+    """Export, and say so on the standard error: the standard output may be a document."""
     console = Console(stderr=True)
     try:
         export(choice, run, folder, console)
     except NotExported as error:
         console.print(Text(f"--export {folder}: nothing was written: {error}", style="red"), soft_wrap=True)
         return 1
-    console.print(Text(f"{choice.name} stands in {folder}; its README.txt says how to run it"), soft_wrap=True)
+    console.print(Text(f"Exported: {choice.name} to {folder}; its README.txt says how to run it"), soft_wrap=True)
     return 0
 
 

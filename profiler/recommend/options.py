@@ -80,7 +80,7 @@ def make_request(options: Options, results: pl.DataFrame) -> Request:
         model, options.pass_, batches, precisions, _work(options, rows), limits, options.objective, prices
     )
     if rows_of(results, request).is_empty():
-        raise ConfigError("--batch, --precision: each stands in these runs, but no row has both")
+        raise ConfigError("--batch, --precision: these runs have each of them, but no row has both")
     _check_objective(request, rows)
     return request
 
@@ -90,7 +90,7 @@ def _latency(text: str) -> Limit:
     match = re.fullmatch(r"(?:(?P<name>[^=]*)=)?(?P<number>[^=]+)", text)
     valid = f"a number, for the median, or {', '.join(f'p{q}=…' for q in PERCENTILE_NEEDS)}"
     if not match:
-        raise ConfigError(f"--max-latency-ms: '{text}' is no limit; give {valid}")
+        raise ConfigError(f"--max-latency-ms: '{text}' is not a limit; give {valid}")
     name = match["name"]
     known = {"p50": "latency_ms", **{f"p{c.percentile}": c.name for c in FIGURES.values() if c.percentile}}
     if name is not None and name not in known:
@@ -98,14 +98,14 @@ def _latency(text: str) -> Limit:
     try:
         number = float(match["number"])
     except ValueError:
-        raise ConfigError(f"--max-latency-ms: '{match['number']}' is no number; give {valid}") from None
+        raise ConfigError(f"--max-latency-ms: '{match['number']}' is not a number; give {valid}") from None
     _check_positive("--max-latency-ms", match["number"], number)
     return Limit(known[name] if name else "latency_ms", number)
 
 
 def _check_positive(option: str, text: str, number: float) -> None:
     if not 0 < number < float("inf"):
-        raise ConfigError(f"{option}: {text} is no limit; give a number greater than 0")
+        raise ConfigError(f"{option}: {text} is not a limit; give a number greater than 0")
 
 
 def _check_there(option: str, asked: Sequence[object], column: pl.Series, why: str) -> None:
@@ -120,7 +120,7 @@ def _model(name: str | None, results: pl.DataFrame) -> str:
     there = list(results["model"].unique(maintain_order=True))
     if name is None:
         if len(there) > 1:
-            raise ConfigError(f"--model is missing: the runs hold {len(there)}: {', '.join(there)}")
+            raise ConfigError(f"--model is missing: the runs have {len(there)}: {', '.join(there)}")
         return str(there[0])
     if name not in there:
         raise ConfigError(f"--model: '{name}' is not in these runs{nearest(name, there)}")
@@ -137,7 +137,7 @@ def _batches(text: str | None) -> tuple[int, ...]:
         return ()
     for word in words:
         if not re.fullmatch(r"[1-9]\d*", word):
-            raise ConfigError(f"--batch: '{word}' is no batch size; give numbers such as 1,16, or all")
+            raise ConfigError(f"--batch: '{word}' is not a batch size; give numbers such as 1,16, or all")
     return tuple(map(int, words))
 
 
@@ -149,9 +149,9 @@ def _work(options: Options, rows: pl.DataFrame) -> str:
     if work is None:
         if "" in there or len(there) == 1:
             return "" if "" in there else there[0]
-        raise ConfigError(f"--extra is missing: these runs hold {listed}, which do different work")
+        raise ConfigError(f"--extra is missing: these runs have {listed}, which do different work")
     if work not in there:
-        raise ConfigError(f"--extra: no rows end in '{work}'; these runs hold {listed}")
+        raise ConfigError(f"--extra: no case has '{work}'; these runs have {listed}")
     return work
 
 
@@ -163,17 +163,15 @@ def _prices(given: Sequence[str], machines: Sequence[str]) -> dict[str, float]:
         try:
             price = float(number)
         except ValueError:
-            raise ConfigError(f"--usd-per-hour: '{number}' is no price; give 3.5, or LABEL=3.5") from None
+            raise ConfigError(f"--usd-per-hour: '{number}' is not a price; give 3.5, or LABEL=3.5") from None
         _check_positive("--usd-per-hour", number, price)
         if not equals:
             if len(machines) > 1:
                 listed = ", ".join(f"'{machine}=…'" for machine in machines)
-                raise ConfigError(
-                    f"--usd-per-hour {text}: whose price is that? The runs are of several machines: {listed}"
-                )
+                raise ConfigError(f"--usd-per-hour {text}: give the machine, since the runs are of several: {listed}")
             prices.update(dict.fromkeys(machines, price))
         elif label not in machines:
-            raise ConfigError(f"--usd-per-hour: no run is of a machine '{label}'{nearest(label, machines)}")
+            raise ConfigError(f"--usd-per-hour: no run is of the machine '{label}'{nearest(label, machines)}")
         else:
             prices[label] = price
     return prices
@@ -190,5 +188,5 @@ def _check_objective(request: Request, rows: pl.DataFrame) -> None:
         )
     if request.objective == "cost" and not request.prices and not measured["usd_per_hour"].count():
         raise ConfigError(
-            "--objective cost: the runs know no price; give --usd-per-hour 3.5, or a job `machine: {usd_per_hour: 3.5}`"
+            "--objective cost: the runs have no price; give --usd-per-hour 3.5, or a job `machine: {usd_per_hour: 3.5}`"
         )

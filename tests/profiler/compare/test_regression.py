@@ -108,7 +108,7 @@ def test_cells_without_an_interval_are_counted() -> None:
     )
     assert not found.found
     assert found.lines(9) == [
-        "No cell is slower by more than 5 % with enough evidence.",
+        "No cell is certainly slower by more than 5 %.",
         "1 cell could not be judged: there is no interval.",
     ]
 

@@ -151,7 +151,7 @@ def export(profiler: Profiler, workplace: Path, results: Path) -> Export:
             done = profiler("recommend", str(alone), "--export", "out", cwd=place, PROFILER_CACHE=cache)
             if done.returncode:
                 raise RuntimeError(f"exit code {done.returncode}: {done.stderr}")
-            assert done.stderr.splitlines()[-1].endswith("stands in out; its README.txt says how to run it")
+            assert done.stderr.splitlines()[-1].endswith(" to out; its README.txt says how to run it")
             made[place.name] = place / "out"
         return made[place.name]
 
@@ -295,7 +295,7 @@ def test_a_canonical_network_needs_no_job_but_a_factory_does(results: Path, prof
     rows.write_parquet(place / "results.parquet")
     done = profiler("recommend", "published", "--export", "out", cwd=place.parent)
     assert done.returncode == 2
-    assert "--export: published holds no bench.yaml, which says where good comes from" in done.stderr
+    assert "--export: published has no bench.yaml, which says where good comes from" in done.stderr
     canonical = rows.with_columns(model=pl.lit("resnet18"), model_kind=pl.lit("canonical"), batch_size=1)
     canonical.write_parquet(place / "results.parquet")
     cache = str(place.parent / "cache")
@@ -450,5 +450,5 @@ def test_an_engine_without_a_deployment_is_an_error(results: Path, profiler: Pro
     rows.with_columns(engine=pl.lit("foreign")).write_parquet(tmp_path / "run" / "results.parquet")
     done = profiler("recommend", "run", "--export", "out", cwd=tmp_path)
     assert done.returncode == 2
-    assert "--export: nothing is known of how foreign is deployed" in done.stderr
+    assert "--export: foreign has no deployment" in done.stderr
     assert not (tmp_path / "out").exists()
