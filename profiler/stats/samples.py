@@ -111,7 +111,7 @@ def bootstrap_medians(samples: ArrayLike, resamples: int = _RESAMPLES, seed: int
     for first in range(0, resamples, rows):
         starts = rng.integers(0, n, size=(min(rows, resamples - first), -(-n // length)), dtype=np.int32)
         index = (starts[:, :, None] + np.arange(length, dtype=np.int32)).reshape(len(starts), -1)[:, :n]
-        medians.append(np.median(circle[index], axis=1))
+        medians.append(_medians(circle[index]))
     return np.concatenate(medians)
 
 
@@ -153,6 +153,15 @@ def _autocorrelations(samples: ArrayLike) -> Floats:
     spectrum = np.abs(np.fft.rfft(ranks, 1 << (2 * n - 1).bit_length())) ** 2
     covariances = np.fft.irfft(spectrum)[:n]
     return np.asarray(covariances / covariances[0] if counts.size > 1 else np.zeros(n))
+
+
+def _medians(rows: Floats) -> Floats:
+    """The median of each row, which is sorted a little. NumPy's partitions by two places, which takes 2.5 times as long
+    as by one."""
+    half = rows.shape[1] // 2
+    rows.partition(half, axis=1)
+    upper = rows[:, half]
+    return upper if rows.shape[1] % 2 else (rows[:, :half].max(axis=1) + upper) / 2
 
 
 def _independent_medians(values: Floats, resamples: int, rng: np.random.Generator) -> Floats:

@@ -91,7 +91,7 @@ def test_the_interval_of_independent_samples_covers_the_median_as_often_as_it_sa
 
 @pytest.mark.slow
 def test_the_interval_of_correlated_samples_covers_the_median_nearly_as_often_as_it_says():
-    series = correlated(np.random.default_rng(8), SIMULATIONS, 2000, rho=0.5)
+    series = correlated(np.random.default_rng(8), 800, 1000, rho=0.5)
     assert 0.91 <= coverage(series, 0.0, resamples=120) <= 0.98
 
 
