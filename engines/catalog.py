@@ -13,6 +13,8 @@ from engines.batch_range import parse_batches
 
 Device = Literal["cpu", "cuda"]
 Pass = Literal["inference", "training"]
+Optimizer = Literal["none", "sgd", "adamw"]
+Head = Literal["cross-entropy", "logits"]
 
 DEVICES: tuple[Device, ...] = ("cpu", "cuda")
 PASSES: tuple[Pass, ...] = ("inference", "training")
@@ -20,8 +22,8 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "amp-fp16", "amp-bf16", "int8", "n
 """`amp-fp16` and `amp-bf16` are training with fp32 weights under autocast, `amp-fp16` with a GradScaler. `native` is a
 user's ONNX file as it is; a config does not ask for it, such a model has no other."""
 
-OPTIMIZERS = ("none", "sgd", "adamw")
-HEADS = ("cross-entropy", "logits")
+OPTIMIZERS: tuple[Optimizer, ...] = ("none", "sgd", "adamw")
+HEADS: tuple[Head, ...] = ("cross-entropy", "logits")
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ class Training:
     computed, as convnet-benchmarks did. Dropout is off unless asked for: with it no gradient could be checked.
     """
 
-    optimizer: Literal["none", "sgd", "adamw"] = "none"
-    head: Literal["cross-entropy", "logits"] = "cross-entropy"
+    optimizer: Optimizer = "none"
+    head: Head = "cross-entropy"
     dropout: bool = False
 
 

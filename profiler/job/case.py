@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -75,16 +75,16 @@ class CaseId:
     @classmethod
     def parse(cls, text: str) -> CaseId:
         """The identity that was written as `text`. Raises ValueError for a text that is no id."""
-        found = _ID.fullmatch(text)
-        if found is None:
+        match = _ID.fullmatch(text)
+        if match is None:
             raise ValueError(f"'{text}' is no case's id")
-        fields: dict[str, Any] = found.groupdict()
-        setting, role = fields.pop("extra") or "", Role.CELL
+        parts: dict[str, Any] = match.groupdict()
+        setting, role = parts.pop("extra") or "", Role.CELL
         for marked, mark in MARKS.items():
             if setting.endswith(mark):
                 setting, role = setting.removesuffix(mark).removesuffix("/"), marked
-        fields |= {name: int(fields[name]) for name in ("batch_size", "replicate")}
-        return cls(**fields, setting=setting, role=role)
+        parts |= {name: int(parts[name]) for name in ("batch_size", "replicate")}
+        return cls(**parts, setting=setting, role=role)
 
     @property
     def extra(self) -> str:
@@ -132,16 +132,7 @@ class Case:
     @property
     def id(self) -> CaseId:
         """What tells the case apart from the others of its run."""
-        return CaseId(
-            model=self.model,
-            variant=self.variant,
-            pass_=self.pass_,
-            precision=self.precision,
-            batch_size=self.batch_size,
-            replicate=self.replicate,
-            setting=self.setting,
-            role=self.role,
-        )
+        return CaseId(**{part.name: getattr(self, part.name) for part in fields(CaseId)})
 
     @property
     def is_base(self) -> bool:

@@ -73,15 +73,15 @@ class Filter(BaseModel):
 
 def parse_only(conditions: Sequence[str]) -> Filter | None:
     """`--only model=resnet50,precision=fp16` as a Filter; raises ConfigError for an unknown key."""
-    wanted: dict[str, list[str]] = {}
+    given: dict[str, list[str]] = {}
     for condition in conditions:
         for key, value in read_option("--only", condition, KEYS):
-            wanted.setdefault(key, []).append(value)
-    if not wanted:
+            given.setdefault(key, []).append(value)
+    if not given:
         if conditions:
             raise ConfigError("--only: no condition is given; write for example --only model=resnet50")
         return None
-    return validate_option("--only", Filter, wanted)
+    return validate_option("--only", Filter, given)
 
 
 def _value(case: Case, column: str) -> Any:

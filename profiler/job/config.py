@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from engines.catalog import ENGINES, HEADS, OPTIMIZERS, PASSES, PRECISIONS, PRESETS, Option, Training
+from engines.catalog import (
+    ENGINES,
+    HEADS,
+    OPTIMIZERS,
+    PASSES,
+    PRECISIONS,
+    PRESETS,
+    Head,
+    Optimizer,
+    Option,
+    Pass,
+    Training,
+)
 from exporters.catalog import CATALOG
 from exporters.single_layers import LAYERS, Conv2d, Linear
 from exporters.source import ModelSource
@@ -18,7 +40,7 @@ from profiler.job.conditions import Filter
 from profiler.job.config_errors import (
     DEVICE_BLOCKS,
     EXPECTED,
-    check_name,
+    check_part_of_id,
     check_word,
     explain,
     mistake,
@@ -31,62 +53,75 @@ from profiler.job.yaml_lines import Lines, read
 from profiler.machine import DEVICES, is_device
 from profiler.published.studies import STUDIES
 
-_REQUESTABLE = tuple(p for p in PRECISIONS if p != "native")
 KINDS = ("models", "layers", "minibatch")
-BatchSizes = Annotated[list[Annotated[int, Field(gt=0)]], Field(min_length=1)]
+
+
+def _word(valid: Iterable[str], what: str) -> BeforeValidator:
+    """Requires one of the valid words."""
+    return BeforeValidator(lambda word: check_word(word, valid, what))
+
+
+def _part_of_id(what: str) -> AfterValidator:
+    return AfterValidator(lambda name: check_part_of_id(name, what))
+
+
+def _below_yaml(path: Path, info: ValidationInfo) -> Path:
+    folder: Path = (info.context or {}).get("folder", Path.cwd())
+    return folder / path
+
+
+def _file(path: Path) -> Path:
+    if not path.is_file():
+        raise mistake(f"there is no file {path}; paths are relative to the YAML")
+    return path
+
+
+def _folder_of_arrays(path: Path) -> Path:
+    if not any(path.glob("*.npy")):
+        raise mistake(f"there are no .npy files in {path}; paths are relative to the YAML")
+    return path
+
+
+def _factory(name: str) -> str:
+    if [bool(part) for part in name.split(":")] != [True, True]:
+        raise mistake(f"'{name}' is not of the form package.module:function")
+    return name
+
+
+def _device(device: str) -> str:
+    if not is_device(device):
+        raise mistake(f"'{device}' is no device; valid: {DEVICES}")
+    return device
+
+
+Count = Annotated[int, Field(gt=0)]
+BatchSizes = Annotated[list[Count], Field(min_length=1)]
+Passes = list[Annotated[Pass, _word(PASSES, "pass")]]
+Precision = Annotated[str, _word([p for p in PRECISIONS if p != "native"], "precision")]
+BelowYaml = Annotated[Path, Field(strict=False), AfterValidator(_below_yaml)]
+"""A path that is relative to the YAML."""
+File = Annotated[BelowYaml, AfterValidator(_file)]
+Folder = Annotated[BelowYaml, AfterValidator(Path.resolve)]
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-def _beside_yaml(path: Path, info: ValidationInfo) -> Path:
-    folder: Path = (info.context or {}).get("folder", Path.cwd())
-    return folder / path
-
-
 class ModelEntry(_Strict):
     """A model: a canonical network's name, a factory, or an ONNX file."""
 
-    name: str
-    factory: str | None = None
-    onnx: Path | None = Field(default=None, strict=False)
-    weights: Path | None = Field(default=None, strict=False)
-    input: tuple[Annotated[int, Field(gt=0)], ...] | None = Field(default=None, strict=False)
-    dimensions: dict[str, Annotated[int, Field(gt=0)]] = {}
+    name: Annotated[str, _part_of_id("a model's name")]
+    factory: Annotated[str, AfterValidator(_factory)] | None = None
+    onnx: File | None = None
+    weights: File | None = None
+    input: tuple[Count, ...] | None = Field(default=None, strict=False)
+    dimensions: dict[str, Count] = {}
     options: dict[str, Any] = {}
-    calibration: Path | None = Field(default=None, strict=False)
+    calibration: Annotated[BelowYaml, AfterValidator(_folder_of_arrays)] | None = None
     """A folder of inputs, as .npy files, from which int8 takes its ranges."""
     batch_sizes: BatchSizes | None = None
     """In place of the job's."""
-
-    @field_validator("name")
-    @classmethod
-    def _no_slash(cls, name: str) -> str:
-        return check_name(name, "model")
-
-    @field_validator("onnx", "weights")
-    @classmethod
-    def _file(cls, path: Path | None, info: ValidationInfo) -> Path | None:
-        full = path and _beside_yaml(path, info)
-        if full and not full.is_file():
-            raise mistake(f"there is no file {full}; paths are relative to the YAML")
-        return full
-
-    @field_validator("calibration")
-    @classmethod
-    def _folder(cls, path: Path | None, info: ValidationInfo) -> Path | None:
-        full = path and _beside_yaml(path, info)
-        if full and not any(full.glob("*.npy")):
-            raise mistake(f"there are no .npy files in {full}; paths are relative to the YAML")
-        return full
-
-    @field_validator("factory")
-    @classmethod
-    def _path(cls, factory: str | None) -> str | None:
-        if factory is not None and [bool(part) for part in factory.split(":")] != [True, True]:
-            raise mistake(f"'{factory}' is not of the form package.module:function")
-        return factory
 
     @model_validator(mode="after")
     def _one_kind(self) -> ModelEntry:
@@ -105,25 +140,17 @@ class ModelEntry(_Strict):
         return self
 
     def source(self) -> ModelSource:
-        return ModelSource(
-            self.name, self.factory, self.onnx, self.weights, self.input, dict(self.dimensions), dict(self.options),
-            self.calibration,
-        )  # fmt: skip
+        return ModelSource(**self.model_dump(exclude={"input", "batch_sizes"}), input_shape=self.input)
 
 
 class LayerEntry(_Strict):
     """A single layer: one of L1 to L5 by its name, a convolution or a fully connected layer."""
 
-    name: str
+    name: Annotated[str, _part_of_id("a layer's name")]
     conv: Conv2d | None = None
     linear: Linear | None = None
     batch_sizes: BatchSizes | None = None
     """In place of the job's."""
-
-    @field_validator("name")
-    @classmethod
-    def _no_slash(cls, name: str) -> str:
-        return check_name(name, "layer")
 
     @field_validator("conv", mode="before")
     @classmethod
@@ -156,36 +183,25 @@ class Machine(_Strict):
 
 
 class TrainingEntry(_Strict):
-    """What training does beside forward and backward; each optimizer makes cases of its own."""
+    """What training does besides forward and backward; each optimizer makes cases of its own."""
 
-    optimizers: list[str] = Field(default=["none"], min_length=1)
-    head: str = "cross-entropy"
+    optimizers: Annotated[list[Annotated[Optimizer, _word(OPTIMIZERS, "optimizer")]], Field(min_length=1)] = ["none"]
+    head: Annotated[Head, _word(HEADS, "head")] = "cross-entropy"
     dropout: bool = False
-
-    @field_validator("optimizers")
-    @classmethod
-    def _optimizers(cls, words: list[str]) -> list[str]:
-        return [check_word(w, OPTIMIZERS, "optimizer", at=i) for i, w in enumerate(words)]
-
-    @field_validator("head")
-    @classmethod
-    def _head(cls, word: str) -> str:
-        return check_word(word, HEADS, "head")
 
     def settings(self) -> list[Training]:
         """One an optimizer."""
-        head: Any = self.head
-        return [Training(optimizer, head, self.dropout) for optimizer in self.optimizers]  # type: ignore[arg-type]
+        return [Training(optimizer, self.head, self.dropout) for optimizer in self.optimizers]
 
 
 class LargestBatch(_Strict):
     """How the largest batch that fits is searched: up to `limit`, until its bounds are within `resolution`."""
 
-    limit: Annotated[int, Field(gt=0)] = 65536
+    limit: Count = 65536
     resolution: Annotated[float, Field(gt=0, lt=1, strict=False)] = 0.05
     models: list[str] = []
-    """Of these alone, where any is given; so with the passes."""
-    passes: list[Literal["inference", "training"]] = []
+    """Only of these, where any is given; so with the passes."""
+    passes: Passes = []
 
     def covers(self, model: str, pass_: str) -> bool:
         """Whether this model's largest batch is searched in this pass."""
@@ -197,7 +213,7 @@ class EngineEntry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
     name: str
-    label: str
+    label: Annotated[str, _part_of_id("a label")]
 
     @model_validator(mode="before")
     @classmethod
@@ -210,16 +226,9 @@ class EngineEntry(BaseModel):
     @classmethod
     def _known(cls, name: str) -> str:
         valid = {**PRESETS, **ENGINES}
-        if name in valid:
-            return name
-        raise mistake(f"unknown engine '{name}'{nearest_engine(name, valid)}")
-
-    @field_validator("label")
-    @classmethod
-    def _no_slash(cls, label: str) -> str:
-        if not label or "/" in label:
-            raise mistake(f"a label is part of its rows' ids: '{label}' must be non-empty and without '/'")
-        return label
+        if name not in valid:
+            raise mistake(f"unknown engine '{name}'{nearest_engine(name, valid)}")
+        return name
 
     @model_validator(mode="after")
     def _options(self) -> EngineEntry:
@@ -241,64 +250,34 @@ class Config(_Strict):
     """The job. `cpu` and `cuda` hold what differs on that device; they have been merged in before validation."""
 
     suite: str = ""
-    kind: str = "models"
+    kind: Annotated[str, _word(KINDS, "kind")] = "models"
     """What is measured: networks, single layers, or networks over many batch sizes."""
     models: list[ModelEntry] = []
     layers: list[LayerEntry] = []
     engines: list[EngineEntry] = Field(min_length=1)
-    passes: list[Literal["inference", "training"]] = Field(default=["inference"], min_length=1)
-    precisions: list[str] = Field(default=["fp32"], min_length=1)
+    passes: Annotated[Passes, Field(min_length=1)] = ["inference"]
+    precisions: Annotated[list[Precision], Field(min_length=1)] = ["fp32"]
     batch_sizes: BatchSizes = [1]
     training: TrainingEntry = TrainingEntry()
     largest_batch: LargestBatch | None = None
-    published: str | None = None
-    """The published benchmark whose figures stand beside the run's."""
+    published: Annotated[str, _word(STUDIES, "published benchmark")] | None = None
+    """The published benchmark whose figures are shown next to the run's."""
     machine: Machine = Machine()
-    device: str = "auto"
-    replicates: Annotated[int, Field(gt=0)] = 1
-    output: Path = Field(default=Path("results"), strict=False)
+    device: Annotated[str, AfterValidator(_device)] = "auto"
+    replicates: Count = 1
+    output: BelowYaml = Path("results")
     budget: Budget = Budget()
     energy: bool = False
     profile: bool = False
-    """Whether to take each measured case's layers apart afterwards."""
+    """Whether to time each layer of the measured cases afterwards."""
     exclude: list[Filter] = []
-    import_from: list[Annotated[Path, Field(strict=False)]] = Field(default=[Path()], validate_default=True)
+    import_from: list[Folder] = Field(default=[Path()], validate_default=True)
     """Folders where factories are found, relative to the YAML."""
-
-    @field_validator("kind")
-    @classmethod
-    def _kind(cls, word: str) -> str:
-        return check_word(word, KINDS, "kind")
-
-    @field_validator("published")
-    @classmethod
-    def _published(cls, word: str | None) -> str | None:
-        return word and check_word(word, STUDIES, "published benchmark")
 
     @field_validator("models", "layers", "engines", mode="before")
     @classmethod
     def _words(cls, entries: Any) -> Any:
         return [{"name": e} if isinstance(e, str) else e for e in entries] if isinstance(entries, list) else entries
-
-    @field_validator("passes", mode="before")
-    @classmethod
-    def _passes(cls, words: Any) -> Any:
-        return [check_word(w, PASSES, "pass", at=i) for i, w in enumerate(words)] if isinstance(words, list) else words
-
-    @field_validator("precisions")
-    @classmethod
-    def _precisions(cls, words: list[str]) -> list[str]:
-        return [check_word(w, _REQUESTABLE, "precision", at=i) for i, w in enumerate(words)]
-
-    @field_validator("import_from")
-    @classmethod
-    def _folders(cls, folders: list[Path], info: ValidationInfo) -> list[Path]:
-        return [_beside_yaml(folder, info).resolve() for folder in folders]
-
-    @field_validator("output")
-    @classmethod
-    def _output(cls, folder: Path, info: ValidationInfo) -> Path:
-        return _beside_yaml(folder, info)
 
     @model_validator(mode="after")
     def _subjects(self) -> Config:
@@ -328,13 +307,6 @@ class Config(_Strict):
         for number, condition in enumerate(self.exclude):
             condition.check_words(names, labels, at=number)
         return self
-
-    @field_validator("device")
-    @classmethod
-    def _device(cls, device: str) -> str:
-        if not is_device(device):
-            raise mistake(f"'{device}' is no device; valid: {DEVICES}")
-        return device
 
 
 def load_config(path: Path, device_kind: str = "", overrides: dict[str, Any] | None = None) -> Config:

@@ -43,10 +43,10 @@ def mistake(message: str, at: str | int | None = None) -> PydanticCustomError:
     return PydanticCustomError("own", "{text}", {"text": message, "own": True, "at": at})
 
 
-def check_name(name: str, what: str) -> str:
-    """The name of a model or a layer, which is part of ids."""
+def check_part_of_id(name: str, what: str) -> str:
+    """The name, if it can be part of ids."""
     if not name or "/" in name:
-        raise mistake(f"a {what}'s name is part of its rows' ids: '{name}' must be non-empty and without '/'")
+        raise mistake(f"{what} is part of its rows' ids: '{name}' must be non-empty and without '/'")
     return name
 
 
