@@ -16,20 +16,20 @@ from engines.base import Warning
 Doubt = Literal["latency", "memory", "error"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class WarningKind:
     """What a kind of warning says about a row.
 
-    `meaning` is what a reader of a table needs, `when` the exact rule for docs/columns.md, `mark` its sign on published
-    pages. `doubts` are the figures that it makes unreliable. A row with an `unsteady` kind would give other figures if
-    it were measured again; one that is `measured_again` is, at the end of the run.
+    `mark` is its sign on published pages, `meaning` what a reader of a table needs, `when` the exact rule for
+    docs/columns.md where it is another. `doubts` names the figure that it makes unreliable. A row with an `unsteady`
+    kind would give other figures if it were measured again; one that is `measured_again` is, at the end of the run.
     """
 
     kind: str
     mark: str
     meaning: str
-    when: str
-    doubts: frozenset[Doubt] = frozenset()
+    when: str = ""
+    doubts: Doubt | None = None
     unsteady: bool = False
     measured_again: bool = False
 
@@ -37,218 +37,176 @@ class WarningKind:
 REMEASURED = "remeasured"
 """Of a row that was measured a second time."""
 
-_LATENCY: frozenset[Doubt] = frozenset({"latency"})
-_MEMORY: frozenset[Doubt] = frozenset({"memory"})
-_ERROR: frozenset[Doubt] = frozenset({"error"})
-
 _KINDS = (
     WarningKind(
-        kind="host-bound",
-        mark="h",
-        meaning="the host, not the device, sets the latency or is close to it; a CUDA graph would help",
-        when="the host sets the latency or is close to it: enqueueing takes more than 0.8 of the device's time "
-        "(`gpu_ms`, or where that is null `latency_ms`)",
+        "host-bound",
+        "h",
+        "the host, not the device, sets the latency or is close to it; a CUDA graph would help",
+        "the host sets the latency or is close to it: enqueueing takes more than 0.8 of the device's time (`gpu_ms`, "
+        "or where that is null `latency_ms`)",
     ),
     WarningKind(
-        kind="queue-bound",
-        mark="q",
-        meaning="with calls queued behind it a call takes longer than alone, and not for the host's sake",
-        when="`event` / `gpu` > 1.05 although enqueueing is fast: with calls queued behind it a call takes longer than "
+        "queue-bound",
+        "q",
+        "with calls queued behind it a call takes longer than alone, and not for the host's sake",
+        "`event` / `gpu` > 1.05 although enqueueing is fast: with calls queued behind it a call takes longer than "
         "alone",
     ),
     WarningKind(
-        kind="gate-overrun",
-        mark="g",
-        meaning="one call's launches outlast any gate, so Device ms is blank",
-        when="one call's launches outlast any gate, so `gpu_ms` is null",
+        "gate-overrun",
+        "g",
+        "one call's launches outlast any gate, so Device ms is blank",
+        "one call's launches outlast any gate, so `gpu_ms` is null",
     ),
     WarningKind(
-        kind="inconsistent",
-        mark="x",
-        meaning="two clocks contradict each other: the machine was disturbed; measure again",
-        when="latency and throughput contradict each other by more than 10 %: the machine was disturbed",
-        doubts=_LATENCY,
+        "inconsistent",
+        "x",
+        "two clocks contradict each other: the machine was disturbed; measure again",
+        "latency and throughput contradict each other by more than 10 %: the machine was disturbed",
+        doubts="latency",
         unsteady=True,
     ),
     WarningKind(
-        kind="drift",
-        mark="d",
-        meaning="figures moved while they were taken; a longer warm-up or a larger budget may settle them",
-        when="the last third of the samples differs from the first by more than 2 %, and not by chance",
-        doubts=_LATENCY,
+        "drift",
+        "d",
+        "figures moved while they were taken; a longer warm-up or a larger budget may settle them",
+        "the last third of the samples differs from the first by more than 2 %, and not by chance",
+        doubts="latency",
         unsteady=True,
     ),
     WarningKind(
-        kind="unsteady",
-        mark="u",
-        meaning="the warm-up ended before two windows agreed within 2 %",
-        when="the warm-up ended before two windows agreed within 2 %",
-        doubts=_LATENCY,
-        unsteady=True,
+        "unsteady", "u", "the warm-up ended before two windows agreed within 2 %", doubts="latency", unsteady=True
     ),
     WarningKind(
-        kind="throttled",
-        mark="t",
-        meaning="the GPU slowed down for heat or a hardware reason",
-        when="the card slowed down for heat or a hardware reason",
-        doubts=_LATENCY,
+        "throttled",
+        "t",
+        "the GPU slowed down for heat or a hardware reason",
+        "the card slowed down for heat or a hardware reason",
+        doubts="latency",
         measured_again=True,
     ),
     WarningKind(
-        kind=REMEASURED,
-        mark="r",
-        meaning="first taken while the card slowed down; measured again at the run's end",
-        when="the case was first taken while the card slowed down; these figures are of a second time, at the run's "
-        "end",
+        REMEASURED,
+        "r",
+        "first taken while the card slowed down; measured again at the run's end",
+        "the case was first taken while the card slowed down; these figures are of a second time, at the run's end",
     ),
     WarningKind(
-        kind="power-cap",
-        mark="p",
-        meaning="the GPU was at its power limit, which lowers its clocks",
-        when="the card was at its power limit, which lowers its clocks: the figure belongs to this duty cycle",
-        doubts=_LATENCY,
+        "power-cap",
+        "p",
+        "the GPU was at its power limit, which lowers its clocks",
+        "the card was at its power limit, which lowers its clocks: the figure belongs to this duty cycle",
+        doubts="latency",
     ),
     WarningKind(
-        kind="below-floor",
-        mark="f",
-        meaning="faster than the roofline; the column warnings names the limit",
-        when="the fastest of `gpu_ms` and `latency_ms` is below `floor_ms`; more than 2.5 times below, the row is "
+        "below-floor",
+        "f",
+        "faster than the roofline; the column warnings names the limit",
+        "the fastest of `gpu_ms` and `latency_ms` is below `floor_ms`; more than 2.5 times below, the row is `failed`",
+        doubts="latency",
+    ),
+    WarningKind(
+        "outliers",
+        "o",
+        "more than one sample in twenty lies outside Tukey's fences; trust the median",
+        "more than one sample in twenty lies outside Tukey's fences; none is dropped",
+    ),
+    WarningKind("short-calls", "s", "calls under 50 µs, timed in blocks"),
+    WarningKind(
+        "inaccurate",
+        "i",
+        "the error is larger than usual for the precision",
+        "the error is larger than usual for the precision (fp32 1e-4, tf32 1e-2, fp16 2e-2, bf16 1e-1, int8 2e-1); "
+        "from 0.5 on the row is `failed`",
+        doubts="error",
+    ),
+    WarningKind("calibration", "k", "int8 was calibrated on seeded data, so its accuracy says nothing", doubts="error"),
+    WarningKind("unproven", "?", "the types in which convolutions and products ran could not be seen", doubts="error"),
+    WarningKind(
+        "mixed-precision",
+        "8",
+        "int8 left some convolutions and products in float; the column warnings says how many",
+        "of an int8 graph some convolutions or products were computed in float, as counted; if all were, the row is "
         "`failed`",
-        doubts=_LATENCY,
+        doubts="error",
     ),
     WarningKind(
-        kind="outliers",
-        mark="o",
-        meaning="more than one sample in twenty lies outside Tukey's fences; trust the median",
-        when="more than one sample in twenty lies outside Tukey's fences; none is dropped",
-    ),
-    WarningKind(
-        kind="short-calls",
-        mark="s",
-        meaning="calls under 50 µs, timed in blocks",
-        when="calls under 50 µs, timed in blocks",
-    ),
-    WarningKind(
-        kind="inaccurate",
-        mark="i",
-        meaning="the error is larger than usual for the precision",
-        when="the error is larger than usual for the precision (fp32 1e-4, tf32 1e-2, fp16 2e-2, bf16 1e-1, int8 "
-        "2e-1); from 0.5 on the row is `failed`",
-        doubts=_ERROR,
-    ),
-    WarningKind(
-        kind="calibration",
-        mark="k",
-        meaning="int8 was calibrated on seeded data, so its accuracy says nothing",
-        when="int8 was calibrated on seeded data, so its accuracy says nothing",
-        doubts=_ERROR,
-    ),
-    WarningKind(
-        kind="unproven",
-        mark="?",
-        meaning="the types in which convolutions and products ran could not be seen",
-        when="the types in which convolutions and products ran could not be seen",
-        doubts=_ERROR,
-    ),
-    WarningKind(
-        kind="mixed-precision",
-        mark="8",
-        meaning="int8 left some convolutions and products in float; the column warnings says how many",
-        when="of an int8 graph some convolutions or products were computed in float, as counted; if all were, the row "
-        "is `failed`",
-        doubts=_ERROR,
-    ),
-    WarningKind(
-        kind="inaccurate-gradients",
-        mark="j",
-        meaning="gradients are further from fp64 than is usual for the model and the precision",
-        when="`gradient_error` is more than 3 times the error of the same step at that precision on the CPU; where a "
+        "inaccurate-gradients",
+        "j",
+        "gradients are further from fp64 than is usual for the model and the precision",
+        "`gradient_error` is more than 3 times the error of the same step at that precision on the CPU; where a "
         "tensor that carries 1 % of the gradient's norm is wrong (by more than 0.5 and 3 times its own usual error, "
         "zeros, or not finite), the row is `failed`",
-        doubts=_ERROR,
+        doubts="error",
     ),
     WarningKind(
-        kind="unchecked-gradients",
-        mark="v",
-        meaning="gradients were not compared; the column warnings says why",
-        when="the gradients were not compared: dropout is on, or the reference could not be made",
-        doubts=_ERROR,
+        "unchecked-gradients",
+        "v",
+        "gradients were not compared; the column warnings says why",
+        "the gradients were not compared: dropout is on, or the reference could not be made",
+        doubts="error",
     ),
     WarningKind(
-        kind="unchecked",
-        mark="!",
-        meaning="it fitted, and left no memory for the checks of outputs and types",
-        when="a batch of a sweep or of the search for the largest one fitted, and the checks of its outputs and types, "
+        "unchecked",
+        "!",
+        "it fitted, and left no memory for the checks of outputs and types",
+        "a batch of a sweep or of the search for the largest one fitted, and the checks of its outputs and types, "
         "which take memory beside it, did not",
     ),
     WarningKind(
-        kind="built-here",
-        mark="z",
-        meaning="memory includes what building took in the same process",
-        when="the engine was built in the measured process, so `peak_memory_mib` and `other_mib` include what building "
-        "took",
-        doubts=_MEMORY,
+        "built-here",
+        "z",
+        "memory includes what building took in the same process",
+        "the engine was built in the measured process, so `peak_memory_mib` and `other_mib` include what building took",
+        doubts="memory",
     ),
     WarningKind(
-        kind="host-peak",
-        mark="m",
-        meaning="the kernel does not count anew, so the host's memory includes the set-up",
-        when="the kernel does not count the peak anew, so `host_peak_mib` includes the set-up",
-        doubts=_MEMORY,
+        "host-peak",
+        "m",
+        "the kernel does not count anew, so the host's memory includes the set-up",
+        "the kernel does not count the peak anew, so `host_peak_mib` includes the set-up",
+        doubts="memory",
     ),
     WarningKind(
-        kind="engine-cache",
-        mark="a",
-        meaning="an engine in the cache was damaged, foreign or did not load, and was built again",
-        when="an engine in the cache was damaged, foreign or did not load, and was built again",
+        "engine-cache", "a", "an engine in the cache was damaged, foreign or did not load, and was built again"
     ),
     WarningKind(
-        kind="timing-cache",
-        mark="w",
-        meaning="TensorRT's timing cache was damaged or of another device, and was dropped",
-        when="TensorRT's timing cache was damaged, or of another device or version, and was dropped",
+        "timing-cache",
+        "w",
+        "TensorRT's timing cache was damaged or of another device, and was dropped",
+        "TensorRT's timing cache was damaged, or of another device or version, and was dropped",
+    ),
+    WarningKind("cpu-nodes", "c", "ONNX Runtime ran nodes on the CPU", "ONNX Runtime placed nodes on its CPU provider"),
+    WarningKind("graph-breaks", "b", "torch.compile left the graph"),
+    WarningKind(
+        "no-cuda-graph",
+        "n",
+        "torch.compile or TensorRT recorded no CUDA graph; the log or the column warnings says why",
+        "torch.compile, or TensorRT, recorded no CUDA graph",
     ),
     WarningKind(
-        kind="cpu-nodes",
-        mark="c",
-        meaning="ONNX Runtime ran nodes on the CPU",
-        when="ONNX Runtime placed nodes on its CPU provider",
+        "no-layers",
+        "y",
+        "the layers could not be profiled; the column warnings says why",
+        "`--profile` was given and the layers could not be timed; all else stands",
     ),
     WarningKind(
-        kind="graph-breaks",
-        mark="b",
-        meaning="torch.compile left the graph",
-        when="torch.compile left the graph",
+        "unclosed",
+        "#",
+        "the runtime failed while it closed the session, after everything had been measured",
+        "the process failed, as the text says, while it closed the session: everything had been measured",
     ),
     WarningKind(
-        kind="no-cuda-graph",
-        mark="n",
-        meaning="torch.compile or TensorRT recorded no CUDA graph; the log or the column warnings says why",
-        when="torch.compile, or TensorRT, recorded no CUDA graph",
+        "no-energy",
+        "e",
+        "the timeout left no time for the energy loop",
+        "`budget.timeout` left no time for the energy loop",
     ),
     WarningKind(
-        kind="no-layers",
-        mark="y",
-        meaning="the layers could not be profiled; the column warnings says why",
-        when="`--profile` was given and the layers could not be timed; all else stands",
-    ),
-    WarningKind(
-        kind="unclosed",
-        mark="#",
-        meaning="the runtime failed while it closed the session, after everything had been measured",
-        when="the process failed, as the text says, while it closed the session: everything had been measured",
-    ),
-    WarningKind(
-        kind="no-energy",
-        mark="e",
-        meaning="the timeout left no time for the energy loop",
-        when="`budget.timeout` left no time for the energy loop",
-    ),
-    WarningKind(
-        kind="telemetry",
-        mark="l",
-        meaning="the process that reads the GPU's sensors ended; power, clocks and polled memory are missing",
-        when="the process that reads the GPU's sensors ended: power, clocks and polled memory are missing",
+        "telemetry",
+        "l",
+        "the process that reads the GPU's sensors ended; power, clocks and polled memory are missing",
+        "the process that reads the GPU's sensors ended: power, clocks and polled memory are missing",
     ),
 )
 
@@ -275,10 +233,10 @@ def meaning(kind: str, otherwise: str) -> str:
 
 def doubting(figure: Doubt) -> tuple[str, ...]:
     """The kinds that make a figure unreliable, in the order of declaration."""
-    return tuple(kind.kind for kind in _KINDS if figure in kind.doubts)
+    return tuple(kind.kind for kind in _KINDS if figure == kind.doubts)
 
 
 def documented() -> str:
     """The table of docs/columns.md, in Markdown."""
-    rows = [f"| `{kind.kind}` | {kind.when} |" for kind in _KINDS]
+    rows = [f"| `{kind.kind}` | {kind.when or kind.meaning} |" for kind in _KINDS]
     return "\n".join(["| warning | meaning |", "| --- | --- |", *rows]) + "\n"
