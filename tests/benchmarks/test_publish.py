@@ -296,7 +296,7 @@ def test_runs_that_do_not_belong_together_are_refused(runs, golden, tmp_path):
     write_run(tmp_path / "other", 1, results.filter(model="resnet50"), samples, driver="999.1")
     for refused, why in [
         ([runs[0], tmp_path / "other"], "driver is 580.159.04 in one and 999.1 in another"),
-        ([runs[0], runs[0]], "80 cases stand in more than one of these runs"),
+        ([runs[0], runs[0]], "80 cases are in more than one of these runs"),
         ([runs[0], tmp_path / "none"], "lacks results.parquet"),
     ]:
         done = publish(*refused, into=tmp_path / "into")
