@@ -28,8 +28,9 @@ import yaml
 from engines.base import Warning
 from profiler.job.case import setting_words
 from profiler.results import columns as declared
-from profiler.results import lines as table
+from profiler.results import configurations, run_tables, sentences
 from profiler.results.reading import with_all_columns
+from profiler.results.speedups import CONFIGURATION
 from profiler.results.wall_time import describe
 from profiler.results.warning_kinds import KINDS
 from profiler.stats.ratios import label
@@ -46,7 +47,7 @@ FREE_TEXT = ("run_id", "options", "reason", "proof")
 LONGEST_REASON = 240
 
 Line = Mapping[str, Any]
-"""A row of table.summary with what `_more` adds."""
+"""A row of configurations.summary with what `_more` adds."""
 MACHINE = ("Part", "What")
 """Heads of the table of a machine's facts."""
 Column = tuple[str, Callable[[Line], str]]
@@ -154,10 +155,10 @@ def publish(runs: Sequence[Run], into: Path) -> None:
     clean = Cleaner(runs)
     results = clean.results(pl.concat([run.results for run in runs]))
     samples = pl.concat([run.samples for run in runs])
-    lines = table.summary(results, samples).join(
-        _more(results), on=table.LINE, how="left", maintain_order="left", nulls_equal=True
+    lines = configurations.summary(results, samples).join(
+        _more(results), on=CONFIGURATION, how="left", maintain_order="left", nulls_equal=True
     )
-    groups = sorted(table.groups(lines), key=lambda group: _order(group[0]))
+    groups = sorted(configurations.groups(lines), key=lambda group: _order(group[0]))
     models = sorted(results["model"].unique(), key=_natural)
     environments = [clean.environment(run.environment) for run in runs]
     jobs: list[dict[str, Any]] = []
@@ -204,9 +205,9 @@ def _check(runs: Sequence[Run]) -> None:
 
 
 def _more(results: pl.DataFrame) -> pl.DataFrame:
-    """What a page shows of a line beyond table.summary: medians over replicates too."""
+    """What a page shows of a line beyond configurations.summary: medians over replicates too."""
     columns = ["tflops", *MEMORY]
-    return results.filter(status="ok").group_by(table.LINE).agg(pl.col(columns).median())
+    return results.filter(status="ok").group_by(CONFIGURATION).agg(pl.col(columns).median())
 
 
 def _natural(name: str) -> list[Any]:
@@ -311,7 +312,7 @@ def table_lines(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str
 
 
 def _page(model: str, groups: Sequence[Group], results: pl.DataFrame, environment: Mapping[str, Any]) -> str:
-    said = [sentence for key, lines in groups if (sentence := table.sentence(key, lines))]
+    said = [sentence for key, lines in groups if (sentence := sentences.group_sentence(key, lines))]
     text = [
         MADE,
         f"# {model}",
@@ -553,7 +554,7 @@ def _absent(results: pl.DataFrame, models: Sequence[str] = ()) -> list[tuple[str
     """Status, reason and exactly what it holds for; with several `models` these too."""
     axes = ["variant", "precision", "pass", "batch_size", *(["model"] if models else [])]
     found = []
-    problems = table.problems(results).explode("batch_size")
+    problems = run_tables.problems(results).explode("batch_size")
     for (status, reason), group in problems.group_by(["status", "reason"], maintain_order=True):
         for box in _boxes(dict.fromkeys(group.select(axes).iter_rows())):
             parts = [", ".join(map(str, values)) for values in box]

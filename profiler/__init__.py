@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from profiler.query import query as query_runs
     from profiler.recommend.choice import Limit, Request
     from profiler.recommend.choice import recommend as recommend_runs
-    from profiler.results.lines import summary
+    from profiler.results.configurations import summary
     from profiler.results.reading import load, load_layers, read_runs
     from profiler.stats.samples import effective_size, median_interval
 
@@ -40,7 +40,7 @@ _PLACES = {
     **dict.fromkeys(("effective_size", "median_interval"), "stats.samples"),
     "ConfigError": "errors",
     "published_as_results": "published.references",
-    "summary": "results.lines",
+    "summary": "results.configurations",
     # Not by their own names: profiler.compare, once it is imported, is the package.
     "compare_runs": "compare.cells:compare",
     "query_runs": "query:query",

@@ -14,7 +14,7 @@ import polars as pl
 from profiler.published import references, setups
 from profiler.published.layers import LAYERS, layer_times
 from profiler.published.studies import STUDIES
-from profiler.results import batch_sweeps
+from profiler.results.sentences import sweep_sentences
 from profiler.tables import numbers
 from profiler.tables.numbers import decimals
 
@@ -223,7 +223,7 @@ def _per_image(study: str, rows: pl.DataFrame) -> pl.DataFrame:
 
 def _minibatch(study: str, results: pl.DataFrame) -> list[str]:
     """What a batch sweep found, and the published excess over twice the time of half the batch."""
-    if not (findings := batch_sweeps.sentences(results)):
+    if not (findings := sweep_sentences(results)):
         return []
     half, whole = references.networks(study).sort("batch_size").to_dicts()
     excess = whole["total_ms"] - 2 * half["total_ms"]

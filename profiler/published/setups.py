@@ -16,8 +16,7 @@ from engines.catalog import known
 from profiler.job.case import Role
 from profiler.published import references
 from profiler.published.studies import STUDIES
-from profiler.results.lines import without_probes
-from profiler.results.replicates import OUT_OF_MEMORY, merge, why_not
+from profiler.results.replicates import OUT_OF_MEMORY, merge, why_not, without_probes
 
 _FIGURES = [
     *("latency_ms", "forward_ms", "backward_ms", "throughput", "usd_per_million_items", "items_per_usd"),

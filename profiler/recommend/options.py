@@ -13,7 +13,7 @@ from engines.catalog import PASSES, PRECISIONS
 from profiler.errors import ConfigError, check_choice, nearest
 from profiler.recommend.candidates import FIGURES, machine_name
 from profiler.recommend.choice import OBJECTIVES, Limit, Request, rows_of
-from profiler.results.lines import without_probes
+from profiler.results.replicates import without_probes
 from profiler.stats.samples import PERCENTILE_NEEDS
 
 FORMATS = ("text", "md", "json")

@@ -16,8 +16,8 @@ from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
 from profiler.job.case import Role, settings
 from profiler.job.conditions import Filter
 from profiler.results.columns import SAMPLES, kind_of_warning, parts
+from profiler.results.configurations import summary
 from profiler.results.layer_profiles import Profiled, profiled, together
-from profiler.results.lines import summary
 from profiler.results.reading import Runs, chosen
 from profiler.results.replicates import merge
 from profiler.results.set_up import break_even, set_up
@@ -81,7 +81,7 @@ def gather(
 ) -> Data:
     """What a report of `runs` shows of the cases that hold the conditions `only`.
 
-    `most_lines` caps the lines; None shows all. `compared` is the summary (results.lines) of the one run, where it is
+    `most_lines` caps the lines; None shows all. `compared` is configurations.summary of the one run, where it is
     known already. Without any case `statuses` is empty.
     """
     results = runs.results

@@ -18,7 +18,7 @@ from profiler.report.charts import Chart
 from profiler.report.data import KEY, TICKS, Data
 from profiler.report.findings import Finding, Lead
 from profiler.report.tables import tables
-from profiler.results.lines import sentence
+from profiler.results.sentences import group_sentence
 from profiler.results.wall_time import describe
 from profiler.stats.ratios import MARGIN_WORDS, Verdict
 from profiler.tables.numbers import count
@@ -186,7 +186,7 @@ def _sentences(lines: pl.DataFrame) -> list[tuple[str, dict[str, Any]]]:
     sentences = []
     for key, group in lines.group_by(KEY, maintain_order=True):
         about = dict(zip(KEY, key, strict=True))
-        if text := sentence(about, group.to_dicts()):
+        if text := group_sentence(about, group.to_dicts()):
             more = [str(about[name]) for name in ("extra", "run") if about[name] and lines[name].n_unique() > 1]
             sentences.append((text + (f" [{', '.join(more)}]" if more else ""), about))
     return sentences

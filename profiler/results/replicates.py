@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
+from profiler.job.case import Role
 from profiler.results.columns import kind_of_warning
 
 OK = pl.col("status") == "ok"
@@ -30,6 +31,16 @@ def as_one(schema: Mapping[str, pl.DataType]) -> list[pl.Expr]:
     return [OK.sum().cast(pl.Int64).alias("replicates"), *(_one(name, kind) for name, kind in schema.items())]
 
 
+def without_probes(results: pl.DataFrame) -> pl.DataFrame:
+    """The rows that the job asked for: without those by which the largest batch was searched."""
+    return results.filter(pl.col("role") != Role.PROBE)
+
+
+def measured(results: pl.DataFrame) -> pl.DataFrame:
+    """Of those the rows that have figures."""
+    return without_probes(results).filter(OK)
+
+
 def why_not() -> pl.Expr:
     """Why a row, or all replicates of a line, have no figures; null where they have."""
     why = pl.format("{}: {}", "status", pl.col("reason").fill_null("no reason was given"))
@@ -38,12 +49,12 @@ def why_not() -> pl.Expr:
 
 def _one(name: str, kind: pl.DataType) -> pl.Expr:
     column = pl.col(name)
-    measured = column.filter(OK)
+    known = column.filter(OK)
     match name:
         case "warnings":
-            return kind_of_warning(measured.explode().drop_nulls()).unique(maintain_order=True).alias(name)
+            return kind_of_warning(known.explode().drop_nulls()).unique(maintain_order=True).alias(name)
         case "throttled":
-            return measured.any()
+            return known.any()
         case "samples":
-            return measured.sum()
-    return measured.median() if kind.is_float() else column.get(OK.cast(pl.UInt8).arg_max())
+            return known.sum()
+    return known.median() if kind.is_float() else column.get(OK.cast(pl.UInt8).arg_max())

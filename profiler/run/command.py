@@ -23,9 +23,11 @@ from profiler.job.plan import estimate_seconds, estimate_total, make_plan
 from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.processes.forkserver import libraries
 from profiler.published.command import covers, present, require
-from profiler.results.lines import summary, without_probes, write_tables
+from profiler.results.configurations import summary
 from profiler.results.reading import flat_environment
+from profiler.results.replicates import without_probes
 from profiler.results.run_folder import RunFolder
+from profiler.results.run_tables import write_tables
 from profiler.results.wall_time import WallTime
 from profiler.results.wall_time import describe as describe_time
 from profiler.run.largest_batch import probes_among, searched

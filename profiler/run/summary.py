@@ -12,9 +12,12 @@ from rich.text import Text
 from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
 from profiler.results.columns import Group, Shown, kind_of_warning
+from profiler.results.configurations import groups
 from profiler.results.fields import field, fields, latency_spread, verdict
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
-from profiler.results.lines import groups, problems, sentence, title, without_probes
+from profiler.results.replicates import without_probes
+from profiler.results.run_tables import problems
+from profiler.results.sentences import group_sentence, sweep_sentences, title
 from profiler.results.warning_kinds import meaning
 from profiler.stats.ratios import legend
 from profiler.tables import numbers
@@ -34,7 +37,7 @@ _VERDICTS = f"Verdict: against the base, on device time (CPU: latency); {legend(
 def print_results(
     console: Console, results: pl.DataFrame, lines: pl.DataFrame, elsewhere: Callable[[Row], bool] = lambda key: False
 ) -> None:
-    """Every group's table and sentence, then what could not be measured and why; `lines` are results.lines.summary's.
+    """Every group's table and sentence, then what could not be measured and why; `lines` are configurations.summary's.
 
     A group of which `elsewhere` says so has its table elsewhere, and its sentence here. Single layers have a table for
     all of a layer's passes, and the batch sizes of a sweep one for all of them.
@@ -51,7 +54,7 @@ def print_results(
     if not all(elsewhere(key) for key, _ in networks if key["role"] == Role.SWEEP):
         _print_sweeps(console, results)
     console.print()
-    for text in (*(sentence(key, group) for key, group in compared), *batch_sweeps.sentences(results)):
+    for text in (*(group_sentence(key, group) for key, group in compared), *sweep_sentences(results)):
         if text:
             console.print(Text(text))
     _print_notes(console, [line for _, group in compared for line in group])

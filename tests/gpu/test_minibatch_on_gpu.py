@@ -12,7 +12,8 @@ import pytest
 
 from profiler import load
 from profiler.job.case import CaseId, Role
-from profiler.results.batch_sweeps import largest, sentences
+from profiler.results.batch_sweeps import largest
+from profiler.results.sentences import sweep_sentences
 
 pytestmark = pytest.mark.gpu
 
@@ -135,7 +136,7 @@ def test_the_largest_batch_fills_the_card(ladder: Path) -> None:
     results = load(ladder)[0].collect()
     card = json.loads((ladder / "environment.json").read_text())["gpu_memory_mib"]
     found = largest(results)
-    print("\n".join(sentences(results)))
+    print("\n".join(sweep_sentences(results)))
     assert len(found) == len(FAMILIES)
     for row in found.to_dicts():
         assert 0.85 < row["peak_memory_mib"] / card <= 1.0, row

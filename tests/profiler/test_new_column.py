@@ -33,7 +33,8 @@ from exporters.source import ModelSource
 from profiler.job.case import Case
 from profiler.recommend.candidates import candidates
 from profiler.report import chart_specs, command
-from profiler.results.lines import summary, write_tables
+from profiler.results.configurations import summary
+from profiler.results.run_tables import write_tables
 from profiler.results.reading import read_runs
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder

@@ -28,7 +28,7 @@ from profiler.report.findings import findings, headline, lead
 from profiler.report.sections import compose
 from profiler.report.tables import tables
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES
-from profiler.results.lines import summary
+from profiler.results.configurations import summary
 from profiler.results.reading import read_runs
 from profiler.results.run_folder import RunFolder
 from profiler.run import command

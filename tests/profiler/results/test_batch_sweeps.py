@@ -8,10 +8,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from profiler.results.batch_sweeps import curvature, efficiency, knees, largest, more_than_twice, sentences
+from profiler.results.batch_sweeps import curvature, efficiency, knees, largest, more_than_twice
 from profiler.results.columns import RESULTS, SAMPLES
-from profiler.results.lines import latency, memory, problems, summary
+from profiler.results.configurations import summary
 from profiler.results.reading import with_all_columns
+from profiler.results.run_tables import latency, memory, problems
+from profiler.results.sentences import sweep_sentences
 
 
 def row(batch: int, ms: float | None, role: str = "sweep=batch", settings: str = "", **other: Any) -> dict[str, Any]:
@@ -95,14 +97,14 @@ def test_what_has_a_single_batch_is_no_sweep() -> None:
     found = frame([row(16, 5.0, role=""), row(16, 5.0, role="", precision="fp16")])
     assert efficiency(found).is_empty()
     assert knees(found).is_empty()
-    assert sentences(found) == []
+    assert sweep_sentences(found) == []
 
 
 def test_nothing_measured_says_nothing() -> None:
-    assert sentences(frame([])) == []
+    assert sweep_sentences(frame([])) == []
     unsupported = [row(b, None, status="unsupported", reason="no") for b in (1, 2)]
     assert efficiency(frame(unsupported)).is_empty()
-    assert sentences(frame(unsupported)) == []
+    assert sweep_sentences(frame(unsupported)) == []
 
 
 def test_settings_keep_families_apart() -> None:
@@ -185,7 +187,7 @@ def test_more_than_twice_is_the_studys_own_example() -> None:
     (only,) = found.to_dicts()
     assert (only["half"], only["batch_size"]) == (64, 128)
     assert only["excess_ms"] == pytest.approx(59.30)
-    said = sentences(frame([row(b, ms, model="vgg16", **{"pass": "training"}) for b, ms in times.items()]))
+    said = sweep_sentences(frame([row(b, ms, model="vgg16", **{"pass": "training"}) for b, ms in times.items()]))
     assert (
         "vgg16 training, eager fp32: a batch of 128 takes 899.86 ms, 59.30 ms more than twice the 420.28 ms of 64."
         in said
@@ -240,11 +242,11 @@ def test_without_a_search_the_sweep_says_what_fits() -> None:
     ],
 )  # fmt: skip
 def test_what_is_said_of_the_largest_batch(rows: list[dict[str, Any]], sentence: str) -> None:
-    assert sentences(frame(rows))[-1] == f"alexnet, eager fp32: {sentence}."
+    assert sweep_sentences(frame(rows))[-1] == f"alexnet, eager fp32: {sentence}."
 
 
 def test_what_is_said_of_knee_and_curve() -> None:
-    said = sentences(frame(sweep({1: 9.0, 2: 7.0, 4: 5.6, 8: 5.2, 16: 4.0, 32: 3.9}, settings="optimizer=sgd")))
+    said = sweep_sentences(frame(sweep({1: 9.0, 2: 7.0, 4: 5.6, 8: 5.2, 16: 4.0, 32: 3.9}, settings="optimizer=sgd")))
     name = "alexnet, eager fp32, optimizer sgd"
     assert said == [
         f"{name}: a batch of 16 has 98 % of the throughput of the best, 256 items/s at batch 32, where the sweep ends.",
@@ -254,7 +256,7 @@ def test_what_is_said_of_knee_and_curve() -> None:
 
 
 def test_with_several_machines_each_sentence_names_its_own() -> None:
-    said = sentences(frame(sweep(FALLING) + sweep(FALLING, machine="K40")))
+    said = sweep_sentences(frame(sweep(FALLING) + sweep(FALLING, machine="K40")))
     assert [sentence.partition(":")[0] for sentence in said] == [
         "alexnet, eager fp32, on H200",
         "alexnet, eager fp32, on K40",
@@ -262,7 +264,7 @@ def test_with_several_machines_each_sentence_names_its_own() -> None:
 
 
 def test_with_several_runs_of_a_machine_each_sentence_names_its_own() -> None:
-    said = sentences(frame(sweep(FALLING) + sweep(FALLING, run_id="again")))
+    said = sweep_sentences(frame(sweep(FALLING) + sweep(FALLING, run_id="again")))
     assert [sentence.partition(":")[0] for sentence in said] == [
         "alexnet, eager fp32, run run",
         "alexnet, eager fp32, run again",

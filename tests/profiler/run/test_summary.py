@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from profiler.results.columns import RESULTS, SAMPLES
-from profiler.results.lines import summary
+from profiler.results.configurations import summary
 from profiler.results.reading import with_all_columns
 from profiler.run.summary import print_results
 

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from profiler.results import lines as table
+from profiler.results import configurations, run_tables, sentences
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.reading import load, with_all_columns
 from profiler.stats import samples as statistics
@@ -74,12 +74,14 @@ def run(*rows: dict[str, Any], spread: float = 0.01) -> Frames:
 
 
 def line(frames: Frames, variant: str, precision: str = "fp32", **more: Any) -> dict[str, Any]:
-    (found,) = table.summary(*frames).filter(variant=variant, precision=precision, **more).to_dicts()
+    (found,) = configurations.summary(*frames).filter(variant=variant, precision=precision, **more).to_dicts()
     return found
 
 
 def said(frames: Frames) -> list[str | None]:
-    return [table.sentence(key, lines) for key, lines in table.groups(table.summary(*frames))]
+    return [
+        sentences.group_sentence(key, lines) for key, lines in configurations.groups(configurations.summary(*frames))
+    ]
 
 
 def test_speed_ups_are_relative_to_eager_fp32():
@@ -105,7 +107,7 @@ def test_each_group_has_its_own_base(key, other):
         row("ort", ms=5.0, case_id="b", **{key: other}),
     )
     assert line(frames, "ort", **{key: other})["speedup"] == pytest.approx(4.0)
-    assert len(list(table.groups(table.summary(*frames)))) == 2
+    assert len(list(configurations.groups(configurations.summary(*frames)))) == 2
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_device_times_are_bootstrapped_once_and_latencies_not_again(monkeypatch)
         return bootstrap(samples, *more, **named)
 
     monkeypatch.setattr(statistics, "bootstrap_medians", counted)
-    table.summary(*frames)
+    configurations.summary(*frames)
     assert len(seen) == len(set(seen)) == 4
 
 
@@ -262,7 +264,7 @@ def test_a_failed_replicate_leaves_the_others():
 
 def test_a_groups_lines_are_fastest_first():
     frames = run(row("eager", ms=6.0), row("compiled", ms=2.0), row("ort", ms=3.0))
-    ((key, lines),) = table.groups(table.summary(*frames))
+    ((key, lines),) = configurations.groups(configurations.summary(*frames))
     assert key == {
         "model": "net",
         "pass": "inference",
@@ -303,9 +305,9 @@ def test_the_sentence_for_training_says_so():
 def test_what_else_distinguishes_a_group_stands_in_its_title_and_sentence():
     extra = {"pass": "training", "extra": "optimizer=sgd/head=logits"}
     frames = run(row("eager", ms=6.0, **extra), row("compiled", ms=2.0, **extra))
-    ((key, lines),) = table.groups(table.summary(*frames))
-    assert table.title(key) == "net, training, batch 1, optimizer sgd, head logits"
-    sentence = table.sentence(key, lines)
+    ((key, lines),) = configurations.groups(configurations.summary(*frames))
+    assert sentences.title(key) == "net, training, batch 1, optimizer sgd, head logits"
+    sentence = sentences.group_sentence(key, lines)
     assert sentence and sentence.startswith("net training, batch 1, optimizer sgd, head logits: compiled fp32 is 3.0×")
 
 
@@ -316,7 +318,7 @@ def test_each_optimizer_has_its_own_base():
         row("compiled", ms=2.0, case_id="c", **sgd), row("compiled", ms=2.0, case_id="d", **none),
     )  # fmt: skip
     assert line(frames, "compiled", extra="optimizer=sgd")["speedup"] == pytest.approx(3.0)
-    rows = table.summary(*frames).filter(pl.col("extra").is_null(), variant="compiled").to_dicts()
+    rows = configurations.summary(*frames).filter(pl.col("extra").is_null(), variant="compiled").to_dicts()
     assert [row["speedup"] for row in rows] == [pytest.approx(2.0)]
 
 
@@ -373,7 +375,7 @@ def test_where_the_best_is_indistinguishable_from_the_base_the_sentence_says_so(
 def test_where_the_best_is_indistinguishable_from_the_runner_up_the_sentence_says_so(second, ending):
     frames = run(*thrice(row, "eager", ms=5.0), *thrice(row, "openvino", ms=second), *thrice(row, "ort", ms=1.0))
     assert said(frames)[0].endswith(ending)
-    tied = table.summary(*frames).sort("latency_ms")["indistinguishable_from"].to_list()
+    tied = configurations.summary(*frames).sort("latency_ms")["indistinguishable_from"].to_list()
     assert tied == ["openvino fp32" if "openvino" in ending else None, None, None]
 
 
@@ -435,7 +437,7 @@ def test_problems_say_status_reason_and_where():
         row("ort", ms=None, status="oom", reason="out of memory", batch_size=4, case_id="b"),
         row("ort", "tf32", ms=None, status="unsupported", reason="TF32 needs a GPU"),
     )
-    told = table.problems(frames[0]).to_dicts()
+    told = run_tables.problems(frames[0]).to_dicts()
     assert [(one["status"], one["reason"], one["batch_size"]) for one in told] == [
         ("oom", "out of memory", [4, 16]),
         ("unsupported", "TF32 needs a GPU", [1]),
@@ -450,7 +452,7 @@ def written(tmp_path: Path) -> Path:
         row("ort", "tf32", ms=None, status="unsupported", reason="no TF32"),
         row("compiled", ms=None, reason="expected Tensor | None,\nwhich is a long story: " + "x" * 1500),
     )
-    table.write_tables(tmp_path / "tables", frames[0], table.summary(*frames))
+    run_tables.write_tables(tmp_path / "tables", frames[0], configurations.summary(*frames))
     return tmp_path / "tables"
 
 
@@ -492,7 +494,7 @@ def test_layers_and_batch_sweeps_have_tables_of_their_own(tmp_path):
     layer = row("eager", model="L1", model_kind="layer", **{"pass": "training"}, forward_ms=1.0, machine="here")
     sweep = [row("eager", case_id=f"s{b}", batch_size=b, extra="sweep=batch", machine="here") for b in (1, 2)]
     results, samples = run(layer, *sweep)
-    table.write_tables(tmp_path, results, table.summary(results, samples))
+    run_tables.write_tables(tmp_path, results, configurations.summary(results, samples))
     assert pl.read_csv(tmp_path / "layer-passes.csv")["layer"].to_list() == ["L1"]
     assert (tmp_path / "best-per-layer.md").is_file()
     assert pl.read_csv(tmp_path / "minibatch.csv")["batch_size"].to_list() == [1, 2]
@@ -513,15 +515,15 @@ def test_markdown_shows_a_small_error_as_what_it_is(written):
 
 def test_a_run_in_which_nothing_could_be_measured_has_its_tables_too(tmp_path):
     results, samples = run(row("ort", ms=None, reason="no"))
-    table.write_tables(tmp_path / "tables", results, table.summary(results, samples))
+    run_tables.write_tables(tmp_path / "tables", results, configurations.summary(results, samples))
     assert pl.read_csv(tmp_path / "tables" / "latency.csv").height == 0
     assert pl.read_csv(tmp_path / "tables" / "not-measured.csv").height == 1
 
 
 def test_no_name_breaks_out_of_a_cell_of_markdown(hostile_run, tmp_path):
     results, samples = (frame.collect() for frame in load(hostile_run))
-    lines = table.summary(results, samples)
-    table.write_tables(tmp_path, results, lines)
+    lines = configurations.summary(results, samples)
+    run_tables.write_tables(tmp_path, results, lines)
     for path in tmp_path.glob("*.md"):
         rows = path.read_text().splitlines()
         assert len({len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) for row in rows}) == 1, path.name

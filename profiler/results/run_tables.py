@@ -1,0 +1,57 @@
+"""Write the tables of a run's folder: figures of every case, of every configuration, of layers and batch sweeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+
+from profiler.job.case import Role
+from profiler.results import batch_sweeps
+from profiler.results.columns import Group, names
+from profiler.results.configurations import IDENTITY, TIMES
+from profiler.results.layer_passes import best_per_layer, layer_rows
+from profiler.results.replicates import measured, without_probes
+from profiler.results.speedups import CONFIGURATION
+from profiler.tables.table import of_frame
+from profiler.tables.writers import TEXTS
+
+
+def latency(results: pl.DataFrame) -> pl.DataFrame:
+    """One row a measured case: every clock's figures."""
+    return measured(results).select([*CONFIGURATION, "replicate", *names(*TIMES), "warnings"])
+
+
+def memory(results: pl.DataFrame) -> pl.DataFrame:
+    """One row a measured case: the parts of its memory."""
+    return measured(results).select([*CONFIGURATION, "replicate", *names(Group.MEMORY)])
+
+
+def problems(results: pl.DataFrame) -> pl.DataFrame:
+    """The cases without figures, one row a reason, with how many share it."""
+    bad = without_probes(results).filter(pl.col("status") != "ok")
+    keys = ["status", "model", "variant", "pass", "precision", "reason"]
+    return bad.group_by(keys, maintain_order=True).agg(pl.col("batch_size").unique().sort())
+
+
+def write_tables(folder: Path, results: pl.DataFrame, lines: pl.DataFrame) -> None:
+    """Each table as CSV (all digits) and as Markdown; `lines` are configurations.summary's."""
+    folder.mkdir(exist_ok=True)
+    tables = {
+        "latency": latency(results),
+        "memory": memory(results),
+        "speedup": lines.drop(IDENTITY),
+        "not-measured": problems(results),
+    }
+    if "layer" in results["model_kind"]:
+        tables["layer-passes"] = layer_rows(results)
+        tables["best-per-layer"] = best_per_layer(tables["layer-passes"])
+    if (results["role"] != Role.CELL).any():
+        tables["minibatch"] = batch_sweeps.efficiency(results)
+        tables["minibatch-knees"] = batch_sweeps.knees(results)
+        tables["minibatch-curvature"] = batch_sweeps.curvature(results)
+        tables["largest-batch"] = batch_sweeps.largest(results)
+    for name, frame in tables.items():
+        for ending in ("csv", "md"):
+            text = TEXTS[ending](of_frame(name, name, frame))
+            (folder / f"{name}.{ending}").write_text(text, encoding="utf-8")

@@ -1,0 +1,142 @@
+"""Say in sentences what results show: of each group which configuration is fastest, and what a batch sweep found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from profiler.job.case import Role, setting_words
+from profiler.results import batch_sweeps
+from profiler.results.batch_sweeps import DOWN, FAMILY, KNEE_SHARE, UP
+from profiler.results.replicates import OUT_OF_MEMORY
+from profiler.results.warning_kinds import KINDS
+from profiler.stats.ratios import Verdict
+from profiler.tables import numbers
+from profiler.tables.numbers import count, decimals, percent, times
+
+Row = Mapping[str, Any]
+
+
+def title(key: Row) -> str:
+    """A group's, like "resnet50, training, batch 16, optimizer sgd"."""
+    return ", ".join([key["model"], key["pass"], f"batch {key['batch_size']}", *setting_words(key["setting"])])
+
+
+def group_sentence(key: Row, lines: Sequence[Row]) -> str | None:
+    """What a group says, like "resnet50, batch 16: ort-tuned fp16 is 5.8× fp32 eager (5.7–5.9), error 4e-4".
+
+    With replicates a verdict follows: "; on device time 5.7× (5.6–5.8): faster". Where the line or the base was
+    disturbed, " (drift: measure again)" ends it.
+    """
+    best = lines[0]
+    if best["speedup"] is None or len(lines) < 2:
+        return None
+    model = f"{key['model']}{' training' if key['pass'] == 'training' else ''}"
+    what = ", ".join([model, f"batch {key['batch_size']}", *setting_words(best["setting"])])
+    base, tied = best["base"], best["indistinguishable_from"]
+    carried = {kind for line in lines if line is best or line["is_base"] for kind in line["warnings"]}
+    disturbed = ", ".join(kind.kind for kind in KINDS.values() if kind.unsteady and kind.kind in carried)
+    doubt = f" ({disturbed}: measure again)" if disturbed else ""
+    if best["is_base"]:
+        return f"{what}: nothing was faster than {base}{f', {_tie(best)}' if tied else ''}{doubt}"
+    ratio = times(best["speedup"], best["speedup_low"], best["speedup_high"], f"× {base}")
+    error = f", error {numbers.error(best['rel_l2_error'], 1)}" if best["rel_l2_error"] is not None else ""
+    low = best["speedup_low"]
+    unclear = low is not None and low <= 1 if best["verdict"] is None else not Verdict(best["verdict"]).differs
+    clear = "no clear winner; " if unclear else ""
+    return f"{what}: {clear}{_name(best)} is {ratio}{error}{_judgement(best, lines)}{doubt}"
+
+
+def sweep_sentences(results: pl.DataFrame) -> list[str]:
+    """What batch sweeps show, a sentence a finding, family by family within each kind of finding."""
+    results = results.filter(pl.col("role") != Role.CELL)
+    several = results["machine"].n_unique() > 1
+    again = results["run_id"].n_unique() > results["machine"].n_unique()
+    bends = batch_sweeps.curvature(results).partition_by(FAMILY, maintain_order=True)
+    findings = [
+        *((row, _knee(row)) for row in batch_sweeps.knees(results).to_dicts()),
+        *((rows[0], _shapes(rows)) for rows in map(pl.DataFrame.to_dicts, bends)),
+        *((row, _excess(row)) for row in batch_sweeps.more_than_twice(results).to_dicts()),
+        *((row, _largest(row)) for row in batch_sweeps.largest(results).to_dicts()),
+    ]
+    return [f"{_family(row, several, again)}: {finding}." for row, finding in findings if finding]
+
+
+def _judgement(best: Row, lines: Sequence[Row]) -> str:
+    """How the best of `lines` compares with the base and with the runner-up; empty without replicates."""
+    tied, other = _tie(best), best["indistinguishable_from"]
+    if other in [_name(line) for line in lines if line["is_base"]]:
+        tied = ""  # The verdict on the base says it already.
+    if best["verdict"] is None:
+        return f"; {tied}" if tied else ""
+    verdict = Verdict(best["verdict"])
+    text = str(verdict) if verdict.differs else f"{verdict.relation} {best['base']}"
+    if tied:
+        alike = verdict == best["runner_up_verdict"]
+        text += f", but {tied}" if verdict.differs else f" and {other if alike else tied}"
+    if best["clock"] == "host":
+        return f": {text}"
+    ratio = times(*(best[f"device_speedup{end}"] for end in ("", "_low", "_high")))
+    return f"; on device time {ratio}: {text}"
+
+
+def _tie(best: Row) -> str:
+    """Like "indistinguishable from ort fp32", the runner-up; empty where the two are told apart."""
+    verdict = best["runner_up_verdict"]
+    return f"{Verdict(verdict).relation} {best['indistinguishable_from']}" if verdict else ""
+
+
+def _name(line: Row) -> str:
+    return f"{line['variant']} {line['precision']}"
+
+
+def _family(row: Row, with_machine: bool, with_run: bool) -> str:
+    """A family in words, like "vgg16 training, eager fp32"."""
+    model = f"{row['model']} training" if row["pass"] == "training" else row["model"]
+    machine = [f"on {row['machine']}"] if with_machine else []
+    run = [f"run {row['run_id']}"] if with_run else []
+    return ", ".join([model, f"{row['variant']} {row['precision']}", *setting_words(row["settings"]), *machine, *run])
+
+
+def _knee(row: Row) -> str:
+    best = f"the best, {numbers.rate(row['best_throughput'])} at batch {row['best_batch']}"
+    more = ", where the sweep ends" if row["open_ended"] else ""
+    if row["knee"] == row["best_batch"]:
+        return f"no smaller batch reaches {percent(KNEE_SHARE)} % of {best}{more}"
+    share = row["knee_throughput"] / row["best_throughput"]
+    return f"a batch of {row['knee']} has {percent(share)} % of the throughput of {best}{more}"
+
+
+def _shapes(rows: Sequence[Row]) -> str:
+    """Where the curve is concave-down, which is what surprises; empty where it only flattens."""
+    sizes = {shape: [row["batch_size"] for row in rows if row["shape"] == shape] for shape in (DOWN, UP)}
+    if not sizes[DOWN]:
+        return ""
+    shapes = ", ".join(f"{shape} at {_listed(found)}" for shape, found in sizes.items() if found)
+    turns = [row["batch_size"] for row in rows if row["changes"]]
+    return f"time per item against minibatch size is {shapes}" + (f"; it turns at {_listed(turns)}" if turns else "")
+
+
+def _excess(row: Row) -> str:
+    return (
+        f"a batch of {row['batch_size']} takes {decimals(row['latency_ms'], 2)} ms, {decimals(row['excess_ms'], 2)} ms "
+        f"more than twice the {decimals(row['half_ms'], 2)} ms of {row['half']}"
+    )
+
+
+def _largest(row: Row) -> str:
+    status, reason = row["refused_status"], row["refused_reason"] or ""
+    why = reason if reason.startswith("not tried") else OUT_OF_MEMORY if status == "oom" else f"{status}: {reason}"
+    if row["largest"] is None:
+        tried = "probe" if row["searched"] and row["refused"] > 1 else "batch"
+        return f"no {tried} fits, {row['refused']} does not ({why})"
+    memory = "" if row["peak_memory_mib"] is None else f" ({count(row['peak_memory_mib'])} MiB)"
+    text = f"the largest batch {'' if row['searched'] else 'of the sweep '}that fits is {row['largest']}{memory}"
+    return text + ("; none above it was tried" if row["refused"] is None else f"; {row['refused']} does not ({why})")
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    *rest, last = map(str, sizes)
+    return f"{', '.join(rest)} and {last}" if rest else last
