@@ -1,4 +1,4 @@
-"""Start the forkserver, and ask the libraries that it imported what they are."""
+"""Start the forkserver, and ask the libraries that it imported for their versions and devices."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def libraries() -> Iterator[dict[str, Any]]:
         start_forkserver(log)
         outcome = run_one(Call("profiler.worker.preload:probe", None, log, timeout=300))
         if outcome.status != "ok":
-            said = log.read_text()[-2000:] if log.exists() else ""
-            raise RuntimeError(f"the libraries could not be loaded: {outcome.reason}\n{said}")
+            text = log.read_text()[-2000:] if log.exists() else ""
+            raise RuntimeError(f"the libraries could not be loaded: {outcome.reason}\n{text}")
         yield outcome.value

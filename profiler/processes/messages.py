@@ -1,4 +1,4 @@
-"""Define what a child process tells its parent while it runs a call, and what the parent makes of it."""
+"""Define the messages of a child process to its parent, and the outcome that the parent makes of them."""
 
 from __future__ import annotations
 

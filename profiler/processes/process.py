@@ -1,4 +1,4 @@
-"""Call a function in a process of its own, and say how that ended.
+"""Call a function in a process of its own, and report how that ended.
 
 A forkserver imports torch and onnxruntime once, without touching a device, and forks a process per call, so that no
 figure leaks from one case to the next and no case pays the imports. Whatever happens to the process (an exception, a
@@ -185,12 +185,12 @@ class Child:
         self.process.join(timeout=10)
         code = self.process.exitcode
         if code is None:
-            return Outcome("crashed", f"closed its pipe in phase {self.phase} and lives on")
+            return Outcome("crashed", f"closed its pipe in phase {self.phase} but is still running")
         if code >= 0:
-            return Outcome("crashed", f"left with exit code {code} in phase {self.phase}")
+            return Outcome("crashed", f"exited with code {code} in phase {self.phase}")
         name = signal.Signals(-code).name
         if name == "SIGKILL" and _oom_kills() > self._oom_kills:
-            return Outcome("oom", f"the kernel ended it for want of memory, in phase {self.phase}")
+            return Outcome("oom", f"killed by the kernel in phase {self.phase}: out of memory")
         return Outcome("crashed", f"ended by {name} in phase {self.phase}")
 
 
@@ -313,7 +313,7 @@ def _first_lines(message: str, limit: int = 300) -> str:
 
 
 def _oom_kills() -> int:
-    """How many processes of this control group (version 2 or 1) the kernel has ended for want of memory."""
+    """How many processes of this control group (version 2 or 1) the kernel has killed because memory ran out."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, group = line.split(":", 2)

@@ -234,12 +234,12 @@ def _loss(stage: Stage, outcome: Outcome) -> Warning | None:
 
 
 def sample_warnings(samples: Mapping[str, list[float]], clock: str) -> list[Warning]:
-    """Warnings where more than one sample in twenty lies outside Tukey's fences, and where the samples drift."""
+    """Warnings where more than one sample in twenty is far from the median, and where the samples drift."""
     values = samples.get(clock, [])
     count = statistics.outliers(values)
     warnings = []
     if count > len(values) / 20:
-        warnings.append(Warning("outliers", f"{count} of {len(values)} samples lie outside Tukey's fences"))
+        warnings.append(Warning("outliers", f"{count} of {len(values)} samples are far from the median (Tukey's rule)"))
     change = statistics.drift(values)
     if change is not None:
         how = f"{100 * abs(change):.1f} % {'slower' if change > 0 else 'faster'}"

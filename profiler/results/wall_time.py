@@ -1,4 +1,4 @@
-"""What enters: how long a run's parts took. What leaves: what its wall time went into, in seconds and in a sentence."""
+"""Add up what a run's wall time went into, in seconds and in a sentence."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from engines.base import Phase
+from profiler.tables.numbers import duration, percent
 
-_PRODUCTIVE = (Phase.MEASURE, Phase.ENERGY, Phase.BUILD)
+_PRODUCTIVE = {"measuring": (Phase.MEASURE, Phase.ENERGY), "building": (Phase.BUILD,)}
 """What a run is for; the rest is the price of measuring."""
 
 
@@ -46,8 +47,13 @@ class WallTime:
 
 
 def describe(split: Mapping[str, float]) -> str:
-    """`62 % of 480 s went into measuring or building: measure 55 %, warm-up 11 %, …`, without parts below 0.5 %."""
-    total = sum(split.values()) or 1.0
-    productive = sum(split.get(phase, 0.0) for phase in _PRODUCTIVE)
-    parts = [f"{phase} {100 * seconds / total:.0f} %" for phase, seconds in split.items() if seconds / total >= 0.005]
-    return f"{100 * productive / total:.0f} % of {total:.0f} s went into measuring or building: {', '.join(parts)}"
+    """Like "Took 78 s (measuring 33 %, building 39 %, other 28 %)"."""
+    total = sum(split.values())
+    shares = {what: sum(split.get(phase, 0.0) for phase in phases) for what, phases in _PRODUCTIVE.items()}
+    shares["other"] = total - sum(shares.values())
+    parts = [
+        f"{what} {percent(seconds / (total or 1.0))} %"
+        for what, seconds in shares.items()
+        if seconds or what == "other"
+    ]
+    return f"Took {duration(total)} ({', '.join(parts)})"

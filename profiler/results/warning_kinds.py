@@ -48,7 +48,7 @@ _KINDS = (
     WarningKind(
         "queue-bound",
         "q",
-        "with calls queued behind it a call takes longer than alone, and not for the host's sake",
+        "with calls queued behind it a call takes longer than alone, and not because of the host",
         "`event` / `gpu` > 1.05 although enqueueing is fast: with calls queued behind it a call takes longer than "
         "alone",
     ),
@@ -75,7 +75,12 @@ _KINDS = (
         unsteady=True,
     ),
     WarningKind(
-        "unsteady", "u", "the warm-up ended before two windows agreed within 2 %", doubts="latency", unsteady=True
+        "unsteady",
+        "u",
+        "timings had not settled when measuring began",
+        "timings had not settled when measuring began: the warm-up ended before two windows agreed within 2 %",
+        doubts="latency",
+        unsteady=True,
     ),
     WarningKind(
         "throttled",
@@ -108,8 +113,8 @@ _KINDS = (
     WarningKind(
         "outliers",
         "o",
-        "more than one sample in twenty lies outside Tukey's fences; trust the median",
-        "more than one sample in twenty lies outside Tukey's fences; none is dropped",
+        "more than one sample in twenty is far from the median (Tukey's rule); trust the median",
+        "more than one sample in twenty is far from the median, outside Tukey's fences; none is dropped",
     ),
     WarningKind("short-calls", "s", "calls under 50 µs, timed in blocks"),
     WarningKind(
@@ -163,8 +168,8 @@ _KINDS = (
     WarningKind(
         "host-peak",
         "m",
-        "the kernel does not count anew, so the host's memory includes the set-up",
-        "the kernel does not count the peak anew, so `host_peak_mib` includes the set-up",
+        "the kernel does not reset its count, so the host's memory includes the set-up",
+        "the kernel does not reset its count of the peak, so `host_peak_mib` includes the set-up",
         doubts="memory",
     ),
     WarningKind(

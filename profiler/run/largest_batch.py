@@ -2,7 +2,7 @@
 
 The next batch follows from the history alone, so a search goes on from a journal as if it had never been interrupted.
 
-Memory grows with the batch nearly in a line, so two batches that fitted say where the boundary lies: one probe just
+Memory grows with the batch nearly in a line, so two batches that fitted say where the boundary is: one probe just
 below it and one just above it mostly finish. Where the line is wrong (an algorithm with less workspace is taken as
 memory gets scarce, an allocator's holes, a library's 32-bit index), doubling and bisection find the boundary all the
 same.
@@ -20,6 +20,7 @@ from profiler.job.config import LargestBatch
 from profiler.nvml import Gpu
 from profiler.processes.messages import Status
 from profiler.results.result import Result
+from profiler.tables.numbers import count, percent
 
 _SHARE = 0.8
 """Of the main memory that is available, what a probe may take: a machine that swaps is of no use to its user."""
@@ -117,8 +118,8 @@ class Search:
         if needed <= _SHARE * available_mib:
             return None
         reason = (
-            f"not tried: {what} would take about {needed:,.0f} MiB, more than {100 * _SHARE:.0f} % of the "
-            f"{available_mib:,.0f} MiB of main memory that are available"
+            f"not tried: {what} would take about {count(needed)} MiB, more than {percent(_SHARE)} % of the "
+            f"{count(available_mib)} MiB of main memory that are available"
         )
         return Result(probe_of(self.case, batch).id, "oom", [reason])
 

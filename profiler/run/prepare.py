@@ -1,6 +1,6 @@
 """Prepare what the cases need, models side by side: weights, reference outputs, exported graphs and gradients.
 
-Everything is cached by content, so a second run prepares nothing. Nothing of this runs beside a measurement.
+Everything is cached by content, so a second run prepares nothing. None of it runs next to a measurement.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from profiler.worker.task import Prepared, graph_of, has_checked_gradients
 
 Key = TypeVar("Key", bound=Hashable)
 Tick = Callable[[str, int, int], None]
-"""Told what is being made, how many of it are done, and of how many."""
+"""Called with what is being made, how many of it are done, and of how many."""
 
 _EXPORT_BYTES_A_PARAMETER = 26
 """VGG-16's export, the largest, peaks at 3.5 GB for 138 million parameters."""
@@ -198,7 +198,7 @@ def _failed(outcome: Outcome) -> tuple[Status, str]:
 
 
 def _slots(sources: Sequence[ModelSource]) -> int:
-    """How many preparations fit beside each other: one a core, and as the largest of them fits into memory."""
+    """How many preparations run side by side: one a core, as long as the largest of them fits into memory."""
     largest = max((_memory_mib(source) for source in sources), default=0.0)
     available = available_memory_mib()
     by_memory = int(available * 0.8 / largest) if available and largest else usable_cores()

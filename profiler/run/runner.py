@@ -25,7 +25,7 @@ from profiler.run.progress import Display
 from profiler.run.supervise import measure_one
 from profiler.run.sweep import families, measure_sweep
 from profiler.run.telemetry import Watcher
-from profiler.worker.roofline import Roofs, wanted
+from profiler.worker.roofline import Roofs, precisions_needed
 from profiler.worker.task import Task
 
 _ROOF_SECONDS = 60.0
@@ -81,10 +81,10 @@ class Runner:
             self._measure_all(list(map(task, waiting)), watcher, keep)
             self._measure_all(slowed, watcher, keep_second)
             results = self.run.results()
-            found = [each for each in map(task, searched) if failure(each.case, each.prepared) is None]
-            for number, each in enumerate(found):
+            able = [each for each in map(task, searched) if failure(each.case, each.prepared) is None]
+            for number, each in enumerate(able):
                 search = Search(each.case, self._limits, self.target.gpu, results, again)
-                self._search(search, each, number, len(found), watcher)
+                self._search(search, each, number, len(able), watcher)
 
     def _prepare(self, waiting: Sequence[Case], searched: Sequence[Case]) -> Callable[[Case], Task]:
         """Prepare the models, and measure the device's roofs; returns what makes a case's task."""
@@ -99,9 +99,9 @@ class Runner:
 
     def _measure_all(self, tasks: Sequence[Task], watcher: Watcher, keep: Callable[[Task, Result], None]) -> None:
         """Measure every task; `keep` gets its Result as soon as it is there."""
-        found = families(tasks)
-        pace = _Pace([task.case for family in found for task in family], self.budget)
-        for family in found:
+        ordered = families(tasks)
+        pace = _Pace([task.case for family in ordered for task in family], self.budget)
+        for family in ordered:
             self._measure_family(family, watcher, pace, keep)
 
     def _measure_family(
@@ -132,12 +132,12 @@ class Runner:
     def _unfinished(self, searched: Sequence[Case], waiting: Sequence[Case], again: Collection[CaseId]) -> list[Case]:
         """Those of `searched` in whose families there is something to measure or to search."""
         results, measured = self.run.results(), {case.id.family for case in waiting}
-        found = []
-        for case in searched:
+
+        def has_next(case: Case) -> bool:
             search = Search(case, self._limits, self.target.gpu, results, again)
-            if case.id.family in measured or search.next_batch(available_memory_mib()) is not None:
-                found.append(case)
-        return found
+            return search.next_batch(available_memory_mib()) is not None
+
+        return [case for case in searched if case.id.family in measured or has_next(case)]
 
     def _search(self, search: Search, task: Task, number: int, total: int, watcher: Watcher) -> None:
         """Probe after probe, until it is known where memory ends; `task` is one of the family's."""
@@ -164,15 +164,17 @@ class Runner:
     def _roofs(self, cases: Sequence[Case]) -> Roofs:
         """The device's roofs that these cases need: a resumed run's own, and those that it lacks measured now."""
         known: Roofs = self.environment.get("roofs") or {}
-        precisions = wanted(self.target.kind, cases)
+        precisions = precisions_needed(self.target.kind, cases)
         if not cases or known.keys() >= {"copy_gb_s", *(f"{precision}_tflops" for precision in precisions)}:
             return known
-        self.display.preparing("roofs of the device", 0, 1)
+        what = "measuring peak FLOP/s and bandwidth"
+        self.display.preparing(what, 0, 1)
         log, argument = self.run.logs / "roofs.log", (self.target.kind, precisions, self.budget.seconds)
         variables = {"CUDA_VISIBLE_DEVICES": self._uuid or ""}
         call = Call("profiler.worker.roofline:measure_roofs", argument, log, _ROOF_SECONDS, environment=variables)
         outcome = run_one(call)
-        what = "roofs of the device" if outcome.value else f"no roofs, so no roofline: {outcome.reason or f'see {log}'}"
+        if not outcome.value:
+            what = f"no roofline: peak FLOP/s and bandwidth could not be measured: {outcome.reason or f'see {log}'}"
         self.display.preparing(what, 1, 1)
         self.environment["roofs"] = roofs = {**(outcome.value or {}), **known}
         self.run.write_environment(self.environment)

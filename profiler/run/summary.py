@@ -27,10 +27,8 @@ from profiler.tables.writers import print_pairs, print_table
 
 Row = Mapping[str, Any]
 
-_WITHIN_PROCESS = "Intervals are within one process a side; between processes figures differ more: see replicates."
-_NO_INTERVAL = (
-    "Speed-ups without an interval stand on too few independent samples (under 30); a larger budget gives more."
-)
+_WITHIN_PROCESS = "Intervals cover noise within one process only; `replicates: 3` covers run-to-run noise."
+_NO_INTERVAL = "No interval: fewer than 30 independent samples. Raise `budget.seconds`."
 _VERDICTS = f"Verdict: against the base, on device time (CPU: latency); {legend()}."
 
 
@@ -155,7 +153,7 @@ def _print_problems(console: Console, results: pl.DataFrame) -> None:
         label = Text(f"  {status}", style="yellow" if status == "unsupported" else "red")
         print_pairs(console, [(label, Text(str(reason))), (Text(), Text(" · ".join(what), style="dim"))], gap=1)
     if set(bad["status"]) - {"unsupported"}:
-        console.print(Text("  What the libraries printed stands in the run's folder, under logs.", style="dim"))
+        console.print(Text("  What the libraries printed is in the run's folder, under logs.", style="dim"))
 
 
 def _print_warnings(console: Console, results: pl.DataFrame) -> None:

@@ -57,13 +57,13 @@ def add_telemetry(result: Result, watcher: Watcher) -> None:
 
 
 def drop_if_empty(log: Path) -> None:
-    """A log in which nothing was written is none."""
+    """Delete a log in which nothing was written."""
     if log.exists() and not log.stat().st_size:
         log.unlink()
 
 
 def _add_build(result: Result, built: Outcome) -> None:
-    """What the process said that built the engine, and the time that it took."""
+    """Add what the process that built the engine reported, and the time that it took."""
     ahead: BuiltAhead = built.value
     result.warnings[:0] = ahead.warnings
     if result.proof is not None and result.proof.build is not None:

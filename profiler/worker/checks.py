@@ -15,6 +15,7 @@ from exporters.gradients import Deviation, GradientReference, Gradients, deviati
 from exporters.inputs import seeded_inputs
 from profiler.job.case import Case
 from profiler.results.result import Figures, Finding, Result
+from profiler.tables import numbers
 from profiler.worker.task import Task, has_checked_gradients
 
 _TYPES = {
@@ -77,8 +78,8 @@ def _check_gradients(task: Task, session: Session, result: Result) -> None:
 def compare(outputs: Sequence[Array], reference: Sequence[Array], real_weights: bool) -> Figures:
     """The largest relative L2 and absolute errors over the outputs, and how often the first output's top class agrees.
 
-    Both sides have items along the first axis; as many are compared as both have. Top-1 agreement is given for two-
-    dimensional outputs and real weights alone: with seeded ones it says nothing about accuracy.
+    Both sides have items along the first axis; as many are compared as both have. Top-1 agreement is given only for
+    two-dimensional outputs and real weights: with seeded ones it says nothing about accuracy.
 
     Raises ValueError where the outputs' number or shapes differ from the reference's.
     """
@@ -86,10 +87,10 @@ def compare(outputs: Sequence[Array], reference: Sequence[Array], real_weights: 
         raise ValueError(f"{len(outputs)} outputs, the reference has {len(reference)}")
     l2, largest = 0.0, 0.0
     agreement = None
-    for number, (got, expected) in enumerate(zip(outputs, reference, strict=True)):
-        if got.ndim != expected.ndim or got.shape[1:] != expected.shape[1:]:
-            raise ValueError(f"output {number} has shape {got.shape}, the reference {expected.shape}")
-        ours, truth = np.atleast_1d(got), np.atleast_1d(expected)
+    for number, (output, expected) in enumerate(zip(outputs, reference, strict=True)):
+        if output.ndim != expected.ndim or output.shape[1:] != expected.shape[1:]:
+            raise ValueError(f"output {number} has shape {output.shape}, the reference {expected.shape}")
+        ours, truth = np.atleast_1d(output), np.atleast_1d(expected)
         items = min(len(ours), len(truth))
         # A layer's output at a large batch is gigabytes, of which a few items are compared.
         ours, truth = ours[:items].astype(np.float64), truth[:items].astype(np.float64)
@@ -116,11 +117,14 @@ def judge(precision: str, error: float | None) -> Finding:
     if error is None or not np.isfinite(error):
         return "the outputs are not finite: NaN or infinity where the reference has numbers"
     if error >= _WRONG:
-        return f"the outputs are wrong: relative L2 error {error:.1e} to the reference"
+        return f"the outputs are wrong: relative L2 error {numbers.error(error)} to the reference"
     usual = _USUAL.get(precision, _USUAL["fp16"])
     if error <= usual:
         return None
-    return Warning("inaccurate", f"relative L2 error {error:.1e}, usual at {precision} is below {usual:.0e}")
+    return Warning(
+        "inaccurate",
+        f"relative L2 error {numbers.error(error)}, usual at {precision} is below {numbers.error(usual, 1)}",
+    )
 
 
 _FLOOR = 1e-6
@@ -151,13 +155,15 @@ def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Map
         return (
             f"wrong gradients in {len(wrong)} of the {len(notable)} tensors that carry 1 % or more"
             f"{f', {zeros} of them zeros' if zeros else ''}; the worst is {worst}: relative L2 error "
-            f"{found.tensors[worst]:.1e} to fp64, the reference itself has {own.tensors[worst]:.1e} at {precision}"
+            f"{numbers.error(found.tensors[worst])} to fp64, the reference itself has "
+            f"{numbers.error(own.tensors[worst])} at {precision}"
         )
     usual = _TIMES * max(_or_zero(own.gradient), _FLOOR)
     if found.gradient <= usual:
         return None
-    error = f"relative L2 error {found.gradient:.1e} to fp64"
-    return Warning("inaccurate-gradients", f"{error}, usual at {precision} is below {usual:.1e} for this model")
+    error = f"relative L2 error {numbers.error(found.gradient)} to fp64"
+    reason = f"{error}, usual at {precision} is below {numbers.error(usual)} for this model"
+    return Warning("inaccurate-gradients", reason)
 
 
 _NOT_FINITE = {
@@ -174,11 +180,11 @@ def _or_zero(error: float) -> float:
 def mismatch(case: Case, proof: Proof) -> str | None:
     """What of the proof contradicts the case's request; None if nothing does."""
     wrong = []
-    wanted = _TYPES.get(case.precision)
+    requested = _TYPES.get(case.precision)
     types = proof.compute_types
     if types is None:
         wrong.append(f"asked for {case.precision}, and the engine does not say in which types it computed")
-    elif wanted is not None and _strays(case, types) and not _mixed(case, types):
+    elif requested is not None and _strays(case, types) and not _mixed(case, types):
         wrong.append(f"asked for {case.precision}, computed in {_counts(types)}")
     elsewhere = {p: n for p, n in (proof.compute_providers or {}).items() if p != _PROVIDERS[case.device]}
     if elsewhere:
@@ -194,28 +200,28 @@ def mismatch(case: Case, proof: Proof) -> str | None:
 
 def remarks(case: Case, proof: Proof) -> list[Warning]:
     """Warnings for what is no contradiction but should be known."""
-    found = []
+    warnings = []
     types = proof.compute_types
     if case.precision == "int8" and case.source.calibration is None:
-        found.append(Warning("calibration", "seeded data, so accuracy says nothing"))
+        warnings.append(Warning("calibration", "seeded data, so accuracy says nothing"))
     if types and _mixed(case, types) and (strays := _strays(case, types)):
         share = f"{sum(strays.values())} of {sum(types.values())}"
         reason = f"{share} convolutions and products computed in {' and '.join(sorted(strays))}"
-        found.append(Warning("mixed-precision", reason))
+        warnings.append(Warning("mixed-precision", reason))
     if types is not None and (not types or "unknown" in types):
         unknown = types.get("unknown", "all")
-        found.append(Warning("unproven", f"the types of {unknown} convolutions and products could not be seen"))
+        warnings.append(Warning("unproven", f"the types of {unknown} convolutions and products could not be seen"))
     on_cpu = (proof.providers or {}).get("CPUExecutionProvider")
     if proof.device == "cuda" and on_cpu:
-        found.append(Warning("cpu-nodes", f"{on_cpu} nodes ran on the CPU provider"))
+        warnings.append(Warning("cpu-nodes", f"{on_cpu} nodes ran on the CPU provider"))
     if proof.graph_breaks:
-        found.append(Warning("graph-breaks", f"torch.compile left the graph {proof.graph_breaks} times"))
+        warnings.append(Warning("graph-breaks", f"torch.compile left the graph {proof.graph_breaks} times"))
     if proof.cuda_graph_wanted and (proof.cuda_graph_skips or not proof.cuda_graph):
         reason = "torch.compile recorded no CUDA graph, or not for all; the worker's log says why"
-        found.append(Warning("no-cuda-graph", reason))
+        warnings.append(Warning("no-cuda-graph", reason))
     if proof.cuda_graph_fallback:
-        found.append(Warning("no-cuda-graph", f"every call was enqueued anew ({proof.cuda_graph_fallback})"))
-    return found + list(proof.warnings or [])
+        warnings.append(Warning("no-cuda-graph", f"every call was enqueued again ({proof.cuda_graph_fallback})"))
+    return warnings + list(proof.warnings or [])
 
 
 def _strays(case: Case, types: Mapping[str, int]) -> dict[str, int]:
@@ -224,7 +230,7 @@ def _strays(case: Case, types: Mapping[str, int]) -> dict[str, int]:
 
 
 def _mixed(case: Case, types: Mapping[str, int]) -> bool:
-    """Whether strays are to be expected: a Q/DQ graph leaves to the runtime what it computes in int8, and not every
+    """Whether strays are to be expected: with a Q/DQ graph the runtime decides what it computes in int8, and not every
     operator has an integer kernel. Without a single one, int8 did not happen."""
     return case.precision == "int8" and types.get("int8", 0) > 0
 

@@ -133,7 +133,7 @@ class CudaClock(Clock):
         self.stream.synchronize()
 
     def mark(self, name: str) -> None:
-        """Record the boundary `name`: an external event while a graph is captured, which every replay records anew."""
+        """Record the boundary `name`: an external event while a graph is captured, which every replay records again."""
         if self._torch.cuda.is_current_stream_capturing():
             event = self._torch.cuda.Event(enable_timing=True, external=True)
             self._captured.append((name, event))

@@ -1,4 +1,4 @@
-"""Measure one case in a process of its own: open, warm up, sample, check, and take it apart."""
+"""Measure one case in a process of its own: open, warm up, sample, check, and time its layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run,
 from profiler.worker.task import Task, check_batch, graph_of, make_job
 
 _PROFILED_CALLS = 20
-"""How many calls profiling may take as long as, at least, its own set-up left out."""
+"""Profiling takes at least as long as this many calls, without its own set-up."""
 _GUARD = 0.8
 """Share of a case's timeout after which the worker stops sampling by itself, so that its figures are not lost."""
 
@@ -110,11 +110,11 @@ def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench) 
     phases.enter(Phase.CHECK)
     result.warnings += sample_warnings(result.samples, bench.clock.headline)
     if not warm.is_steady:
-        result.warnings.append(Warning("unsteady", "the warm-up ended before two windows agreed within 2 %"))
+        result.warnings.append(Warning("unsteady", "timings had not settled when measuring began"))
     if case.role is not Role.SWEEP:  # Its process holds what other batches left.
         _add_memory(case, session, bench.device, host_peak, warm, result)
     if case.role is not Role.CELL:
-        bench.report(Salvage(Kept(result, Stage.FITTED)))  # Whether or not there is memory for the checks beside it.
+        bench.report(Salvage(Kept(result, Stage.FITTED)))  # Whether or not there is memory for the checks next to it.
     outputs = session.outputs()
     checks.verify(task, session, outputs, result)
     copied = _bytes(case, job.inputs), _bytes(case, outputs)
@@ -183,7 +183,7 @@ def _add_memory(
         parts = declared_parts(session.memory()) if case.pass_ == "training" else {}
         result.figures |= parts | {"peak_memory_mib": host_peak}
     if host_peak is not None and not warm.host_counts_again:
-        reason = "the kernel does not count anew, so host_peak_mib includes the set-up"
+        reason = "the kernel does not reset its count, so host_peak_mib includes the set-up"
         result.warnings.append(Warning("host-peak", reason))
 
 

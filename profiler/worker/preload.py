@@ -1,6 +1,6 @@
 """Import torch and onnxruntime in the forkserver as it starts, without touching a device.
 
-Imported by the forkserver alone. Its output goes to a log, and an import that fails is remembered for the probe, since
+Imported only by the forkserver. Its output goes to a log, and an import that fails is remembered for the probe, since
 the forkserver itself would swallow it.
 """
 

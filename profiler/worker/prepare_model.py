@@ -53,7 +53,7 @@ def prepare_cost(argument: tuple[ModelSource, Prepared, bool, Path], report: Rep
 def prepare_gradients(
     argument: tuple[ModelSource, Prepared, str, int, Sequence[str], Sequence[int], Path], report: Report
 ) -> GradientReference:
-    """What the first training step gives in fp64 over that many items, and how far from it the same step lies at the
+    """What the first training step gives in fp64 over that many items, and how far from it the same step is at the
     precisions and batch sizes."""
     source, prepared, head, items, precisions, batches, root = argument
     assert prepared.state is not None, "what trains is a torch module"

@@ -1,4 +1,4 @@
-"""Measure a device's roofs, and say where a case lies below them.
+"""Measure a device's roofs (peak FLOP/s and bandwidth), and place a case below them.
 
 The roofline model: Williams, Waterman, Patterson, Roofline: an insightful visual performance model for multicore
 architectures, CACM 52 (2009), https://doi.org/10.1145/1498765.1498785. No call can be faster than its FLOPs at the
@@ -23,6 +23,7 @@ from profiler.machine import available_memory_mib
 from profiler.processes.messages import Report
 from profiler.results.result import Figures, Finding, Result
 from profiler.stats.samples import median
+from profiler.tables.numbers import compact, times
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Mark, Run
 from profiler.worker.task import Task
 
@@ -33,7 +34,8 @@ Roofs = Mapping[str, float]
 """`fp32_tflops`, `tf32_tflops`, `fp16_tflops`, `bf16_tflops` (10¹² FLOPs a second); `copy_gb_s` (10⁹ bytes read and
 written a second); `cache_mib`, the size of the last-level cache. What could not be measured is left out."""
 
-Floor = tuple[float, Literal["arithmetic", "memory"]]
+Limit = Literal["arithmetic", "memory"]
+Floor = tuple[float, Limit]
 """The shortest time in ms that the roofs allow, and which limit binds."""
 
 MIB = 2**20
@@ -44,16 +46,24 @@ tried."""
 _IMPOSSIBLE = 2.5
 """How many times below its floor a time is not trusted any more. That is a judgement: Winograd's F(2×2, 3×3) needs 2.25
 times fewer multiplications for a convolution and F(4×4, 3×3) 4 times fewer (https://arxiv.org/abs/1509.09308), but both
-spend part of that on transformations, and a network is not made of such convolutions alone."""
+spend part of that on transformations, and a network is not made only of such convolutions."""
+_BELOW: Mapping[Limit, tuple[str, str]] = {
+    "arithmetic": ("convolutions by Winograd need fewer multiplications", "computes all that flops_per_item counts"),
+    "memory": (
+        "reading can be faster than the copy that was measured, and an engine may store weights in fewer bytes",
+        "reads all of the weights",
+    ),
+}
+"""How a time can be below its floor, and what the call must do to be believed."""
 _TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
-def wanted(device: Device, cases: Iterable[Case]) -> tuple[str, ...]:
-    """The precisions whose roofs a run needs, fp32 first: a GPU's are cheap, on a CPU what is asked for."""
+def precisions_needed(device: Device, cases: Iterable[Case]) -> tuple[str, ...]:
+    """The precisions whose roofs a run needs, fp32 first: all on a GPU, where they are cheap, else the cases'."""
     if device == "cuda":
         return ("fp32", "tf32", "fp16", "bf16")
-    asked = {case.precision.removeprefix("amp-") for case in cases}
-    return ("fp32", *(precision for precision in ("fp16", "bf16") if precision in asked))
+    requested = {case.precision.removeprefix("amp-") for case in cases}
+    return ("fp32", *(precision for precision in ("fp16", "bf16") if precision in requested))
 
 
 def measure_roofs(argument: tuple[Device, Sequence[str], float], report: Report) -> dict[str, float]:
@@ -133,7 +143,7 @@ def floor(work: Work, roofs: Roofs) -> Floor | None:
 def arithmetic_saved(layer: Layer | None) -> float:
     """How many times fewer multiplications than the FLOPs say a case may do with before it is not trusted.
 
-    A convolution that is measured alone may go by Fourier transforms, whose cost per output does not grow with the
+    A convolution that is measured by itself may go by Fourier transforms, whose cost per output does not grow with the
     kernel (https://arxiv.org/abs/1312.5851): one multiply-add instead of one for each of the kernel's places.
     """
     return max(_IMPOSSIBLE, math.prod(layer.kernel)) if isinstance(layer, Conv2d) else _IMPOSSIBLE
@@ -147,26 +157,18 @@ def judge(fastest_ms: float | None, floor: Floor | None, saved: float = _IMPOSSI
     if not fastest_ms or not floor or fastest_ms >= floor[0]:
         return None
     floor_ms, limit = floor
-    times = floor_ms / fastest_ms
+    ratio = floor_ms / fastest_ms
+    peak = "peak" if limit == "arithmetic" else "bandwidth"
     below = (
-        f"{_figure(fastest_ms)} ms is {times:.3g} times faster than the roofline's {_figure(floor_ms)} ms, "
-        f"of which {limit} is the limit"
+        f"{times(ratio)} faster than this machine's measured {peak} allows "
+        f"({compact(fastest_ms, 3)} ms, at least {compact(floor_ms, 3)} ms)"
     )
-    if times <= (saved if limit == "arithmetic" else _IMPOSSIBLE):
-        arithmetic = "convolutions by Winograd need fewer multiplications"
-        memory = "reading can be faster than the copy that was measured, and an engine may store weights in less"
-        return Warning("below-floor", f"{below}; {arithmetic if limit == 'arithmetic' else memory}")
-    if limit == "arithmetic":
-        excuse = (
-            "Winograd's F(4×4) can do with a quarter of a convolution's multiplications, but hardly of a whole call's"
-        )
-        work = "the call computes all that flops_per_item counts"
-    else:
-        excuse = "reading is hardly so much faster than the copy that was measured"
-        work = "the call reads all of the weights"
+    reason, work = _BELOW[limit]
+    if ratio <= (saved if limit == "arithmetic" else _IMPOSSIBLE):
+        return Warning("below-floor", f"{below}; {reason}")
     return (
-        f"{below}; the figure is not trusted, for {excuse}. Check that its clock waits for the end of the call, that "
-        f"{work}, and that nothing else used the device when its roofs were measured"
+        f"rejected: {below}; {reason}, but hardly by so much. Check that the clock waits for the end of the call, that "
+        f"the call {work}, and that nothing else used the device while peak FLOP/s and bandwidth were measured"
     )
 
 
@@ -282,21 +284,16 @@ def _gpu_cache_mib() -> float:
 
 
 def cpu_cache_mib(root: Path = Path("/sys/devices/system/cpu")) -> float:
-    """The last-level caches of this process's processors together, as the kernel tells them.
+    """The last-level caches of this process's processors together, as the kernel lists them.
 
     Raises LookupError if it does not.
     """
-    found: dict[tuple[int, str], float] = {}
+    sizes: dict[tuple[int, str], float] = {}
     for cache in root.glob("cpu[0-9]*/cache/index*"):
         if int(cache.parts[-3].removeprefix("cpu")) in os.sched_getaffinity(0):
             level, size, cpus = ((cache / name).read_text().strip() for name in ("level", "size", "shared_cpu_list"))
-            found[int(level), cpus] = int(size.removesuffix("K")) / 1024
-    if not found:
-        raise LookupError(f"{root} tells of no caches")
-    last = max(level for level, _ in found)
-    return sum(size for (level, _), size in found.items() if level == last)
-
-
-def _figure(ms: float) -> str:
-    """Three digits, and never an exponent."""
-    return f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
+            sizes[int(level), cpus] = int(size.removesuffix("K")) / 1024
+    if not sizes:
+        raise LookupError(f"{root} describes no caches")
+    last = max(level for level, _ in sizes)
+    return sum(size for (level, _), size in sizes.items() if level == last)

@@ -14,6 +14,7 @@ from engines.base import Warning
 from profiler.job.case import Budget
 from profiler.stats.samples import median
 from profiler.stats.stop_rule import StopRule
+from profiler.tables.numbers import compact
 from profiler.worker.clock import GATE_SLACK_MS, Clock, Mark, Samples, ignore
 
 Now = Callable[[], float]
@@ -211,7 +212,7 @@ def energy_per_call(
 def host_bound(samples: Samples) -> list[Warning]:
     """The warning that the host sets the latency or is close to it: enqueueing takes over 0.8 of the device's time.
 
-    `event` / `gpu` > 1.05 tells of gaps between launches. Where enqueueing is far faster than the device works, it is
+    `event` / `gpu` > 1.05 means gaps between launches. Where enqueueing is far faster than the device works, it is
     not the host that makes them: the device itself is slower with more work in its queue.
     """
     event, gpu, enqueue = (median(samples.get(name, [])) for name in ("event", "gpu", "enqueue"))
@@ -220,14 +221,21 @@ def host_bound(samples: Samples) -> list[Warning]:
     has_gaps = gpu and event / gpu > 1.05
     is_slow = enqueue is None or enqueue > 0.8 * (gpu or event)
     if gpu and has_gaps and is_slow:
-        return [Warning("host-bound", f"of {event:.3g} ms a call the device works {gpu:.3g} ms")]
+        return [Warning("host-bound", f"of {compact(event, 3)} ms a call the device works {compact(gpu, 3)} ms")]
     if gpu and has_gaps:
-        return [Warning("queue-bound", f"{event:.3g} ms a call with more calls queued behind it, {gpu:.3g} ms alone")]
+        return [
+            Warning(
+                "queue-bound",
+                f"{compact(event, 3)} ms a call with more calls queued behind it, {compact(gpu, 3)} ms alone",
+            )
+        ]
     if enqueue is None or not is_slow:
         return []
     if not gpu:
-        return [Warning("host-bound", f"of {event:.3g} ms a call the host enqueues for {enqueue:.3g} ms")]
-    text = f"enqueueing takes {enqueue:.3g} ms of the device's {gpu:.3g} ms; a slower host would show"
+        return [
+            Warning("host-bound", f"of {compact(event, 3)} ms a call the host enqueues for {compact(enqueue, 3)} ms")
+        ]
+    text = f"enqueueing takes {compact(enqueue, 3)} ms of the device's {compact(gpu, 3)} ms; a slower host would show"
     return [Warning("host-bound", text)]
 
 
@@ -238,7 +246,12 @@ def inconsistent(event_ms: float, call_ms: float) -> list[Warning]:
     """
     if max(event_ms / call_ms, call_ms / event_ms) <= _CONTRADICTION:
         return []
-    return [Warning("inconsistent", f"{event_ms:.3g} ms a call by events, {call_ms:.3g} ms in the back-to-back loop")]
+    return [
+        Warning(
+            "inconsistent",
+            f"{compact(event_ms, 3)} ms a call by events, {compact(call_ms, 3)} ms in the back-to-back loop",
+        )
+    ]
 
 
 def _window(session: Runnable, clock: Clock, calls: int, now: Now) -> float:

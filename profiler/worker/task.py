@@ -45,7 +45,7 @@ class Task:
     energy: bool = False
     """Whether to add the loop without which the energy counter says nothing."""
     profile: bool = False
-    """Whether to take the layers apart once everything has been measured."""
+    """Whether to time the layers once everything has been measured."""
     roofs: Mapping[str, float] = field(default_factory=dict)
     """The device's, as profiler.worker.roofline names them; without what could not be measured."""
 

@@ -258,7 +258,7 @@ def test_what_c_libraries_have_buffered_is_in_the_log(call: Calls) -> None:
 def test_exit_without_a_word_is_a_crash_with_its_code(call: Calls) -> None:
     outcome = run_one(call("leaves", 3))
     assert outcome.status == "crashed"
-    assert "exit code 3" in (outcome.reason or "")
+    assert "exited with code 3" in (outcome.reason or "")
     assert "load" in (outcome.reason or "")
 
 

@@ -333,7 +333,8 @@ def test_terminal_has_the_tables_and_nothing_of_the_libraries(full: Finished) ->
     assert "Warning:" not in full.done.stdout
     assert full.folder.name in full.done.stdout
     assert "good, inference, batch 1" in full.done.stdout
-    assert "went into measuring or building: " in full.done.stdout
+    assert "\nTook " in full.done.stdout
+    assert "(measuring " in full.done.stdout
     assert all(len(line) <= 120 for line in full.done.stdout.splitlines() if full.folder.name not in line)
 
 

@@ -179,7 +179,7 @@ def test_the_share_of_the_peak_is_a_column_where_it_is_known():
 
 
 def test_the_note_on_intervals_within_processes_stands_where_one_is_shown():
-    note = "Intervals are within one process a side"
+    note = "Intervals cover noise within one process only"
     assert note in printed(row("eager", ms=6.0), row("ort", ms=3.0))
     assert note in printed(*thrice("eager", ms=6.0), row("ort", ms=3.0))
     assert note not in printed(*thrice("eager", ms=6.0), *thrice("ort", ms=3.0))

@@ -12,6 +12,7 @@ from engines.base import Proof, Warning
 from exporters.gradients import Deviation
 from exporters.source import ModelSource
 from profiler.job.case import Case
+from profiler.tables import numbers
 from profiler.worker.checks import compare, judge, judge_gradients, mismatch, remarks
 
 LOGITS = np.array([[1.0, 2.0, 2.0], [4.0, 0.0, 3.0]], dtype=np.float32)
@@ -123,7 +124,7 @@ def test_an_error_that_is_unusual_for_the_precision_is_remarked_and_no_failure(p
     remark = judge(precision, error)
     assert isinstance(remark, Warning)
     assert remark.kind == "inaccurate"
-    assert f"{error:.1e}" in remark.text
+    assert numbers.error(error) in remark.text
 
 
 @pytest.mark.parametrize(
@@ -270,16 +271,16 @@ def test_gradients_further_off_are_remarked(found: Deviation, own: Deviation) ->
     remark = judge_gradients("bf16", found, own, NORMS)
     assert isinstance(remark, Warning)
     assert remark.kind == "inaccurate-gradients"
-    assert f"{found.gradient:.1e}" in remark.text
+    assert numbers.error(found.gradient) in remark.text
 
 
 @pytest.mark.parametrize(
     ("found", "own", "says"),
     [
         (step(0.6), step(0.1), "in 1 of the 2 tensors that carry 1 % or more; the worst is first.weight: "),
-        (step(0.6), step(0.1), "relative L2 error 6.0e-01 to fp64, the reference itself has 1.0e-01 at fp32"),
+        (step(0.6), step(0.1), "relative L2 error 6.0e-1 to fp64, the reference itself has 1.0e-1 at fp32"),
         (step(0.6, 0.7), step(), "in 2 of the 2 tensors that carry 1 % or more; the worst is last.weight: "),
-        (step(0.95), step(0.3), "the reference itself has 3.0e-01"),
+        (step(0.95), step(0.3), "the reference itself has 3.0e-1"),
         (step(1.0, zeros=("first.weight",)), step(1e-6), "1 of them zeros"),
         (step(1.0, zeros=("first.weight",)), step(0.6), "1 of them zeros"),  # Wrong even where much is usual.
         (step(math.nan), step(), "not finite"),
