@@ -32,15 +32,9 @@ from profiler.processes.messages import CaseEnded, Ended, Entered, Outcome, Part
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _OUT_OF_MEMORY = (
-    "out of memory",
-    "can't allocate memory",
-    "not enough memory",
-    "Failed to allocate memory",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "_ALLOCATION_FAILED",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "std::bad_alloc",
-    "OutOfMemory",
+    *("out of memory", "can't allocate memory", "not enough memory", "Failed to allocate memory"),
+    *("CUDNN_STATUS_ALLOC_FAILED", "_ALLOCATION_FAILED", "CUBLAS_STATUS_ALLOC_FAILED"),
+    *("std::bad_alloc", "OutOfMemory"),
 )
 _PR_SET_PDEATHSIG = 1
 _TICK_SECONDS = 0.2

@@ -22,7 +22,7 @@ from profiler.results.warning_kinds import REMEASURED, is_measured_again
 from profiler.run.largest_batch import Search, probe_of, short
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
-from profiler.run.supervise import measure_one
+from profiler.run.supervise import Supervisor
 from profiler.run.sweep import families, measure_sweep
 from profiler.run.telemetry import Watcher
 from profiler.worker.roofline import Roofs, precisions_needed
@@ -78,13 +78,14 @@ class Runner:
                 self._keep(task.case, result)
 
         with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
-            self._measure_all(list(map(task, waiting)), watcher, keep)
-            self._measure_all(slowed, watcher, keep_second)
+            supervisor = Supervisor(self.run.logs, self.path, watcher)
+            self._measure_all(list(map(task, waiting)), supervisor, keep)
+            self._measure_all(slowed, supervisor, keep_second)
             results = self.run.results()
             able = [each for each in map(task, searched) if failure(each.case, each.prepared) is None]
             for number, each in enumerate(able):
                 search = Search(each.case, self._limits, self.target.gpu, results, again)
-                self._search(search, each, number, len(able), watcher)
+                self._search(search, each, number, len(able), supervisor)
 
     def _prepare(self, waiting: Sequence[Case], searched: Sequence[Case]) -> Callable[[Case], Task]:
         """Prepare the models, and measure the device's roofs; returns what makes a case's task."""
@@ -97,15 +98,15 @@ class Runner:
         energy, profile = self.config.energy, self.config.profile
         return lambda case: Task(case, prepared[case.model], self.budget, self._uuid, energy, profile, roofs)
 
-    def _measure_all(self, tasks: Sequence[Task], watcher: Watcher, keep: Callable[[Task, Result], None]) -> None:
+    def _measure_all(self, tasks: Sequence[Task], supervisor: Supervisor, keep: Callable[[Task, Result], None]) -> None:
         """Measure every task; `keep` gets its Result as soon as it is there."""
         ordered = families(tasks)
         pace = _Pace([task.case for family in ordered for task in family], self.budget)
         for family in ordered:
-            self._measure_family(family, watcher, pace, keep)
+            self._measure_family(family, supervisor, pace, keep)
 
     def _measure_family(
-        self, family: Sequence[Task], watcher: Watcher, pace: _Pace, keep: Callable[[Task, Result], None]
+        self, family: Sequence[Task], supervisor: Supervisor, pace: _Pace, keep: Callable[[Task, Result], None]
     ) -> None:
         """Measure one case, or the batches of a sweep."""
         waiting, first = list(family), pace.done
@@ -125,9 +126,9 @@ class Runner:
             for task in family:
                 end(Result(task.case.id, status, [reason]))
         elif family[0].case.role is Role.SWEEP:
-            measure_sweep(family, self.run.logs, self.path, tick, watcher, end)
+            measure_sweep(family, supervisor, tick, end)
         else:
-            end(measure_one(family[0], self.run.logs, self.path, lambda phase: tick(0, phase), watcher))
+            end(supervisor.measure_one(family[0], lambda phase: tick(0, phase)))
 
     def _unfinished(self, searched: Sequence[Case], waiting: Sequence[Case], again: Collection[CaseId]) -> list[Case]:
         """Those of `searched` in whose families there is something to measure or to search."""
@@ -139,7 +140,7 @@ class Runner:
 
         return [case for case in searched if case.id.family in measured or has_next(case)]
 
-    def _search(self, search: Search, task: Task, number: int, total: int, watcher: Watcher) -> None:
+    def _search(self, search: Search, task: Task, number: int, total: int, supervisor: Supervisor) -> None:
         """Probe after probe, until it is known where memory ends; `task` is one of the family's."""
         while (batch := search.next_batch(available := available_memory_mib())) is not None:
             case = probe_of(search.case, batch)
@@ -151,7 +152,7 @@ class Runner:
             tick("start")
             result = search.refuse(batch, task.prepared.specs, available)
             if result is None:
-                result = measure_one(probe, self.run.logs, self.path, tick, watcher)
+                result = supervisor.measure_one(probe, tick)
             search.add(result)
             self._keep(case, result)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from engines.base import BuiltAhead, Phase, Warning
@@ -15,45 +16,51 @@ from profiler.run.telemetry import Watcher
 from profiler.worker.task import Task
 
 
-def measure_one(task: Task, logs: Path, path: tuple[str, ...], tick: Callable[[str], None], watcher: Watcher) -> Result:
-    """One case in a process of its own, watched from here: its phases, its limits, and the device's telemetry.
+@dataclass(frozen=True)
+class Supervisor:
+    """Measures in processes of their own and watches them; their logs go into `logs`, `path` in front of sys.path."""
 
-    An engine that builds does so in another process before, whose memory does not count.
-    """
-    log = logs / f"{task.case.id.file_name}.log"
-    built = None
-    if ENGINES[task.case.engine].builds is not None:
-        ahead = call("profiler.worker.prepare_model:build_ahead", task, task, log, path)
-        built = run_one(ahead, lambda child: tick(child.doing))
-        if built.status != "ok":
-            return result_of(task.case.id, built)
-    measuring = call("profiler.worker.measure_case:measure_case", task, task, log, path)
-    result = result_of(task.case.id, run_one(measuring, lambda child: tick(child.doing)))
-    if built is not None:
-        _add_build(result, built)
-    add_telemetry(result, watcher)
-    drop_if_empty(log)
-    return result
+    logs: Path
+    path: tuple[str, ...]
+    watcher: Watcher
 
+    def measure_one(self, task: Task, tick: Callable[[str], None]) -> Result:
+        """One case, watched from here: its phases, its limits, and the device's telemetry.
 
-def call(function: str, argument: object, task: Task, log: Path, path: tuple[str, ...]) -> Call:
-    """A call on the device and within the limits of `task`."""
-    variables = {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
-    return Call(function, argument, log, task.budget.timeout, task.budget.build_timeout, variables, path)
+        An engine that builds does so in another process before, whose memory does not count.
+        """
+        log = self.logs / f"{task.case.id.file_name}.log"
+        built = None
+        if ENGINES[task.case.engine].builds is not None:
+            ahead = self.call("profiler.worker.prepare_model:build_ahead", task, task, log)
+            built = run_one(ahead, lambda child: tick(child.doing))
+            if built.status != "ok":
+                return result_of(task.case.id, built)
+        measuring = self.call("profiler.worker.measure_case:measure_case", task, task, log)
+        result = result_of(task.case.id, run_one(measuring, lambda child: tick(child.doing)))
+        if built is not None:
+            _add_build(result, built)
+        self.add_telemetry(result)
+        drop_if_empty(log)
+        return result
 
+    def call(self, function: str, argument: object, task: Task, log: Path) -> Call:
+        """A call on the device and within the limits of `task`."""
+        variables = {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
+        return Call(function, argument, log, task.budget.timeout, task.budget.build_timeout, variables, self.path)
 
-def add_telemetry(result: Result, watcher: Watcher) -> None:
-    """The device's readings while the case was measured, by the phases that it `entered`."""
-    if result.status != "ok":
-        return
-    # The checks open a second session, and none of it is the case's; the energy loop loads the card differently.
-    entered = result.entered
-    readings = watcher.between(min(entered.values()), entered[Phase.CHECK])
-    sampled = entered[Phase.MEASURE], entered.get(Phase.ENERGY, entered[Phase.CHECK])
-    _add_readings(result, readings, [r for r in readings if sampled[0] <= r.seconds <= sampled[1]])
-    if watcher.ended():
-        reason = "the process that reads the GPU's sensors ended; see logs/telemetry.log"
-        result.warnings.append(Warning("telemetry", reason))
+    def add_telemetry(self, result: Result) -> None:
+        """The device's readings while the case was measured, by the phases that it `entered`."""
+        if result.status != "ok":
+            return
+        # The checks open a second session, and none of it is the case's; the energy loop loads the card differently.
+        entered = result.entered
+        readings = self.watcher.between(min(entered.values()), entered[Phase.CHECK])
+        sampled = entered[Phase.MEASURE], entered.get(Phase.ENERGY, entered[Phase.CHECK])
+        _add_readings(result, readings, [r for r in readings if sampled[0] <= r.seconds <= sampled[1]])
+        if self.watcher.ended():
+            reason = "the process that reads the GPU's sensors ended; see logs/telemetry.log"
+            result.warnings.append(Warning("telemetry", reason))
 
 
 def drop_if_empty(log: Path) -> None:

@@ -13,8 +13,7 @@ from profiler.job.case import Role
 from profiler.processes.messages import Part
 from profiler.processes.process import Child, run_one
 from profiler.results.result import Result, result_of
-from profiler.run.supervise import add_telemetry, call, drop_if_empty
-from profiler.run.telemetry import Watcher
+from profiler.run.supervise import Supervisor, drop_if_empty
 from profiler.worker.task import Task
 
 
@@ -28,10 +27,8 @@ def families(tasks: Sequence[Task]) -> list[list[Task]]:
 
 def measure_sweep(
     tasks: Sequence[Task],
-    logs: Path,
-    path: tuple[str, ...],
+    supervisor: Supervisor,
     tick: Callable[[int, str], None],
-    watcher: Watcher,
     keep: Callable[[Result], None],
 ) -> None:
     """Measure the batches of a sweep, in one process as long as it lives; another goes on where one of them ends it.
@@ -39,18 +36,18 @@ def measure_sweep(
     `keep` gets a Result a task, in their order, each as soon as it is there; `tick` gets how many there are and what
     the process is doing.
     """
-    log = logs / f"{tasks[0].case.id.family.replace('/', '-')}-sweep.log"
+    log = supervisor.logs / f"{tasks[0].case.id.family.replace('/', '-')}-sweep.log"
     ended = 0
 
     def end(result: Result) -> None:
         nonlocal ended
-        add_telemetry(result, watcher)
+        supervisor.add_telemetry(result)
         ended += 1
         keep(result)
 
     while ended < len(tasks):
         before = ended
-        _measure_in_one_process(tasks[ended:], log, path, lambda what: tick(ended, what), end)
+        _measure_in_one_process(tasks[ended:], log, supervisor, lambda what: tick(ended, what), end)
         assert ended > before, "a process that did nothing would be started for ever"
     drop_if_empty(log)
 
@@ -58,7 +55,7 @@ def measure_sweep(
 def _measure_in_one_process(
     tasks: Sequence[Task],
     log: Path,
-    path: tuple[str, ...],
+    supervisor: Supervisor,
     tick: Callable[[str], None],
     end: Callable[[Result], None],
 ) -> None:
@@ -82,7 +79,7 @@ def _measure_in_one_process(
             tick(child.doing)
 
     try:
-        outcome = run_one(call("profiler.worker.measure_sweep:measure_batches", tasks, tasks[0], log, path), look)
+        outcome = run_one(supervisor.call("profiler.worker.measure_sweep:measure_batches", tasks, tasks[0], log), look)
         parts = outcome.parts
         if outcome.status != "ok" and outcome.phase == Phase.END:
             parts[-1].value.warnings.append(Warning("unclosed", str(outcome.reason)))

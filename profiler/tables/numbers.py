@@ -78,6 +78,11 @@ def span(low: float, high: float) -> str:
     return f"{significant(low, digits)}–{significant(high, digits)}"
 
 
+def milliseconds(value: float) -> str:
+    """0.46 ms, 12.3 ms, 12,346 ms."""
+    return f"{compact(value, 3)} ms"
+
+
 def seconds(value: float) -> str:
     """0.040 s, 3.1 s, 41 s."""
     return f"{count(value) if value >= 10 else significant(value, 2)} s"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 Mark = Callable[[str], None]
-Run = Callable[[Mark], None]
+Run = Callable[[Mark], object]
 Samples = dict[str, list[float]]
 """Clock name to intervals in milliseconds, in the order in which they were taken."""
 

@@ -12,6 +12,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,8 +24,8 @@ from profiler.machine import available_memory_mib
 from profiler.processes.messages import Report
 from profiler.results.result import Figures, Finding, Result
 from profiler.stats.samples import median
-from profiler.tables.numbers import compact, times
-from profiler.worker.clock import Clock, CpuClock, CudaClock, Mark, Run
+from profiler.tables.numbers import milliseconds, times
+from profiler.worker.clock import Clock, CpuClock, CudaClock, Run
 from profiler.worker.task import Task
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def judge(fastest_ms: float | None, floor: Floor | None, saved: float = _IMPOSSI
     peak = "peak" if limit == "arithmetic" else "bandwidth"
     below = (
         f"{times(ratio)} faster than this machine's measured {peak} allows "
-        f"({compact(fastest_ms, 3)} ms, at least {compact(floor_ms, 3)} ms)"
+        f"({milliseconds(fastest_ms)}, at least {milliseconds(floor_ms)})"
     )
     reason, work = _BELOW[limit]
     if ratio <= (saved if limit == "arithmetic" else _IMPOSSIBLE):
@@ -222,35 +223,22 @@ def _kernels(device: Device, dtype: torch.dtype) -> Iterator[tuple[str, float, C
     """
     import torch
 
-    def product(side: int) -> tuple[str, float, Callable[[], Run]]:
-        def make() -> Run:
-            # Random, since zeros take a GPU less power and so run faster.
-            a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-            c = torch.empty_like(a)
+    def product(side: int) -> Run:
+        # Random, since zeros take a GPU less power and so run faster.
+        a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+        c = torch.empty_like(a)
+        return lambda mark: torch.mm(a, b, out=c)
 
-            def run(mark: Mark) -> None:
-                torch.mm(a, b, out=c)
+    def convolution(items: int, channels: int) -> Run:
+        shapes = (items, channels, 58, 58), (channels, channels, 3, 3)
+        x, w = (torch.randn(shape).to(dtype, memory_format=torch.channels_last) for shape in shapes)
+        return lambda mark: torch.nn.functional.conv2d(x, w)
 
-            return run
-
-        return "product", 2.0 * side**3, make
-
-    def convolution(items: int, channels: int) -> tuple[str, float, Callable[[], Run]]:
-        def make() -> Run:
-            shapes = (items, channels, 58, 58), (channels, channels, 3, 3)
-            x, w = (torch.randn(s).to(dtype, memory_format=torch.channels_last) for s in shapes)
-
-            def run(mark: Mark) -> None:
-                torch.nn.functional.conv2d(x, w)
-
-            return run
-
-        return "convolution", 2.0 * 9 * 56**2 * items * channels**2, make
-
-    if device == "cuda":
-        return map(product, (4096, 8192))
-    sizes = ((512, (2, 64)), (1024, (2, 256)), (2048, (8, 256)), (4096, (32, 256)))
-    return (kernel for side, layer in sizes for kernel in (product(side), convolution(*layer)))
+    for side in (4096, 8192) if device == "cuda" else (512, 1024, 2048, 4096):
+        yield "product", 2.0 * side**3, partial(product, side)
+        if device == "cpu":
+            items, channels = {512: (2, 64), 1024: (2, 256), 2048: (8, 256), 4096: (32, 256)}[side]
+            yield "convolution", 2.0 * 9 * 56**2 * items * channels**2, partial(convolution, items, channels)
 
 
 def _copy_gb_s(clock: Clock, device: Device, cache_mib: float, seconds: float) -> float:
@@ -260,14 +248,9 @@ def _copy_gb_s(clock: Clock, device: Device, cache_mib: float, seconds: float) -
 
     free = torch.cuda.mem_get_info()[0] / MIB if device == "cuda" else available_memory_mib() or 8192.0
     largest = 1024.0 if device == "cuda" else min(1024.0, max(256.0, 4 * cache_mib))
-    size = int(min(largest, free / 8))
-    source = torch.randn(MIB // 4, device=device).repeat(size)
+    source = torch.randn(MIB // 4, device=device).repeat(int(min(largest, free / 8)))
     target = torch.zeros_like(source)
-
-    def run(mark: Mark) -> None:
-        target.copy_(source)
-
-    return 2 * source.nbytes / _best_ms(clock, run, seconds) / 1e6
+    return 2 * source.nbytes / _best_ms(clock, lambda mark: target.copy_(source), seconds) / 1e6
 
 
 def _best_ms(clock: Clock, run: Run, seconds: float) -> float:

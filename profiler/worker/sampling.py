@@ -14,7 +14,7 @@ from engines.base import Warning
 from profiler.job.case import Budget
 from profiler.stats.samples import median
 from profiler.stats.stop_rule import StopRule
-from profiler.tables.numbers import compact
+from profiler.tables.numbers import milliseconds
 from profiler.worker.clock import GATE_SLACK_MS, Clock, Mark, Samples, ignore
 
 Now = Callable[[], float]
@@ -220,22 +220,16 @@ def host_bound(samples: Samples) -> list[Warning]:
         return []
     has_gaps = gpu and event / gpu > 1.05
     is_slow = enqueue is None or enqueue > 0.8 * (gpu or event)
+    per_call = f"{milliseconds(event)} a call"
     if gpu and has_gaps and is_slow:
-        return [Warning("host-bound", f"of {compact(event, 3)} ms a call the device works {compact(gpu, 3)} ms")]
+        return [Warning("host-bound", f"of {per_call} the device works {milliseconds(gpu)}")]
     if gpu and has_gaps:
-        return [
-            Warning(
-                "queue-bound",
-                f"{compact(event, 3)} ms a call with more calls queued behind it, {compact(gpu, 3)} ms alone",
-            )
-        ]
+        return [Warning("queue-bound", f"{per_call} with more calls queued behind it, {milliseconds(gpu)} alone")]
     if enqueue is None or not is_slow:
         return []
     if not gpu:
-        return [
-            Warning("host-bound", f"of {compact(event, 3)} ms a call the host enqueues for {compact(enqueue, 3)} ms")
-        ]
-    text = f"enqueueing takes {compact(enqueue, 3)} ms of the device's {compact(gpu, 3)} ms; a slower host would show"
+        return [Warning("host-bound", f"of {per_call} the host enqueues for {milliseconds(enqueue)}")]
+    text = f"enqueueing takes {milliseconds(enqueue)} of the device's {milliseconds(gpu)}; a slower host would show"
     return [Warning("host-bound", text)]
 
 
@@ -246,12 +240,8 @@ def inconsistent(event_ms: float, call_ms: float) -> list[Warning]:
     """
     if max(event_ms / call_ms, call_ms / event_ms) <= _CONTRADICTION:
         return []
-    return [
-        Warning(
-            "inconsistent",
-            f"{compact(event_ms, 3)} ms a call by events, {compact(call_ms, 3)} ms in the back-to-back loop",
-        )
-    ]
+    text = f"{milliseconds(event_ms)} a call by events, {milliseconds(call_ms)} in the back-to-back loop"
+    return [Warning("inconsistent", text)]
 
 
 def _window(session: Runnable, clock: Clock, calls: int, now: Now) -> float:

@@ -56,12 +56,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
     def go(cases: list[Case], results: dict[str, list[Result]]) -> tuple[RunFolder, Silent, WallTime]:
         folder, display = RunFolder.create(tmp_path), Silent()
 
-        def measure_one(task: Task, *_: object) -> Result:
+        def measure_one(_: object, task: Task, *__: object) -> Result:
             result = results[task.case.id].pop(0)
             result.phases = {"measure": 2.0}
             return result
 
-        monkeypatch.setattr(module, "measure_one", measure_one)
+        monkeypatch.setattr(supervise.Supervisor, "measure_one", measure_one)
         monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
         config = Config.model_validate({"models": [{"name": "alexnet"}], "engines": [{"name": "eager"}]})
         roofs = {"copy_gb_s": 10.0, "fp32_tflops": 1.0}
@@ -132,7 +132,7 @@ class Watched:
 def test_telemetry_is_of_the_sampling_and_not_of_the_energy_loop(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(supervise, "run_one", process)
     task = Task(case("a"), Prepared(), Budget())
-    got = supervise.measure_one(task, tmp_path, (), lambda phase: None, Watched())
+    got = supervise.Supervisor(tmp_path, (), Watched()).measure_one(task, lambda phase: None)
     assert got.figures["power_w"] == 100.0
     assert not got.figures["throttled"]
     assert got.figures["peak_memory_mib"] == 59.0  # Until the checks begin, the energy loop included.
@@ -142,7 +142,9 @@ def test_telemetry_is_of_the_sampling_and_not_of_the_energy_loop(monkeypatch, tm
 def test_a_row_without_telemetry_says_so(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(supervise, "run_one", process)
     monkeypatch.setattr(Watched, "dead", True)
-    got = supervise.measure_one(Task(case("a"), Prepared(), Budget()), tmp_path, (), lambda phase: None, Watched())
+    got = supervise.Supervisor(tmp_path, (), Watched()).measure_one(
+        Task(case("a"), Prepared(), Budget()), lambda _: None
+    )
     assert [warning.kind for warning in got.warnings] == ["telemetry"]
 
 
@@ -201,7 +203,9 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: 
 
     monkeypatch.setattr(supervise, "run_one", process)
     watcher = SimpleNamespace(between=lambda *_: [], ended=lambda: False)
-    found = supervise.measure_one(Task(case("a"), Prepared(), Budget()), tmp_path, (), lambda phase: None, watcher)
+    found = supervise.Supervisor(tmp_path, (), watcher).measure_one(
+        Task(case("a"), Prepared(), Budget()), lambda _: None
+    )
     assert called == ["profiler.worker.prepare_model:build_ahead", "profiler.worker.measure_case:measure_case"]
     assert (built[0].engine, built[0].batch_size) == ("eager", 1)
     assert found.proof == Proof(build=Building(seconds=3.0, cached=False))

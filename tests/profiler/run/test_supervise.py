@@ -10,7 +10,7 @@ from exporters.source import ModelSource
 from profiler.job.case import Budget, Case, Role
 from profiler.results.result import Result
 from profiler.run.prepare import prepare
-from profiler.run.supervise import measure_one
+from profiler.run.supervise import Supervisor
 from profiler.run.sweep import measure_sweep
 from profiler.run.telemetry import Watcher
 from profiler.worker.task import Prepared, Task
@@ -60,7 +60,7 @@ def prepared(folder: Path) -> Prepared:
 def test_a_row_outlives_a_session_that_aborts_when_it_is_freed(folder: Path, prepared: Prepared) -> None:
     task = Task(case(2, Role.CELL), prepared, BUDGET)
     with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
-        result = measure_one(task, folder, (str(folder),), lambda phase: None, watcher)
+        result = Supervisor(folder, (str(folder),), watcher).measure_one(task, lambda phase: None)
     assert (result.status, result.reason) == ("ok", None)
     assert str(result.warnings[-1]) == "unclosed: ended by SIGABRT in phase end"
     assert result.samples["host"]
@@ -72,7 +72,7 @@ def test_a_batch_is_not_lost_when_the_session_before_it_aborts(folder: Path, pre
     tasks = [Task(case(batch, Role.SWEEP), prepared, BUDGET) for batch in (1, 2, 4)]
     results: list[Result] = []
     with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
-        measure_sweep(tasks, folder, (str(folder),), lambda ended, what: None, watcher, results.append)
+        measure_sweep(tasks, Supervisor(folder, (str(folder),), watcher), lambda ended, what: None, results.append)
     assert [(result.case_id.batch_size, result.status, result.reason) for result in results] == [
         (1, "ok", None),
         (2, "ok", None),
