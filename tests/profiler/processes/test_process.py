@@ -104,7 +104,7 @@ def runs_three(how, report):
             os.kill(os.getpid(), signal.SIGSEGV)
         if number == 2 and how == "hang":
             time.sleep(600)
-        time.sleep(2 if how == "hang" else 0)
+        time.sleep(1.2 if how == "hang" else 0)
         report(CaseEnded(number))
 
 def memory_error(_, report):
@@ -231,7 +231,7 @@ def test_each_case_of_a_call_has_phases_of_its_own(call: Calls) -> None:
 @pytest.mark.parametrize(("how", "status"), [("crash", "crashed"), ("hang", "timeout")])
 def test_cases_that_had_ended_outlive_their_process(call: Calls, how: str, status: str) -> None:
     """Limits are a case's own: the two that ended took longer than one may."""
-    outcome = run_one(call("runs_three", how, timeout=3.5 if how == "hang" else 60))
+    outcome = run_one(call("runs_three", how, timeout=2 if how == "hang" else 60))
     assert outcome.status == status
     assert [part.value for part in outcome.parts] == [0, 1]
     assert outcome.salvage == [2]
@@ -271,10 +271,10 @@ def test_signal_is_a_crash_with_its_name(call: Calls, name: str) -> None:
 
 
 def test_hang_ends_at_the_timeout_and_keeps_what_was_reported(call: Calls) -> None:
-    outcome = run_one(call("hangs_in", "measure", timeout=3, build_timeout=600))
+    outcome = run_one(call("hangs_in", "measure", timeout=2, build_timeout=600))
     assert outcome.status == "timeout"
     assert "measure" in (outcome.reason or "")
-    assert "3 s" in (outcome.reason or "")
+    assert "2 s" in (outcome.reason or "")
     assert (outcome.salvage, outcome.phase) == ({"host": [1.0, 2.0]}, "measure")
     assert "measure" in outcome.seconds
 
@@ -307,7 +307,7 @@ def test_progress_is_told_until_the_phase_ends(call: Calls, tmp_path: Path) -> N
 
 
 def test_build_does_not_count_towards_the_timeout(call: Calls) -> None:
-    outcome = run_one(call("builds_for", 3.5, timeout=3, build_timeout=600))
+    outcome = run_one(call("builds_for", 2.2, timeout=2, build_timeout=600))
     assert (outcome.status, outcome.value) == ("ok", "built"), outcome.reason
 
 
@@ -333,7 +333,7 @@ def test_a_reason_says_how_onnx_runtime_failed_and_not_in_which_template() -> No
 
 @pytest.mark.parametrize(("how", "status"), [("return", "ok"), ("crash", "crashed"), ("hang", "timeout")])
 def test_nothing_that_a_child_started_outlives_it(call: Calls, how: str, status: str) -> None:
-    outcome = run_one(call("starts_another", how, timeout=3))
+    outcome = run_one(call("starts_another", how, timeout=2))
     assert outcome.status == status
     assert ends(outcome.salvage)
 
@@ -401,9 +401,11 @@ def test_interrupt_leaves_no_child(call: Calls, tmp_path: Path) -> None:
 PARENT = """
 import os, signal, sys
 from pathlib import Path
+from profiler.processes import process
 from profiler.processes.process import Call, Child, start_forkserver
 
 folder = Path(sys.argv[1])
+process._CONTEXT.set_forkserver_preload = lambda names: None  # It need not import torch to outlive its parent.
 start_forkserver(folder / "parent-forkserver.log")
 child = Child(Call("child_functions:hangs_in", "measure", folder / "parent-child.log", path=(str(folder),)))
 while child.phase != "measure":

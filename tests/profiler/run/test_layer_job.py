@@ -29,7 +29,7 @@ passes: [inference, training]
 batch_sizes: [3]
 device: cpu
 profile: true
-budget: {seconds: 0.1, min_samples: 3}
+budget: {seconds: 0.05, min_samples: 3}
 """
 PARTS = ("forward", "grad_input", "grad_weight")
 

@@ -103,15 +103,21 @@ def case(factory: str = "good", precision: str = "fp32", training: Training | No
     return Case(factory, "eager", "eager", precision=precision, device="cpu", replicate=0, **given)
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all tests, so that the good network is prepared once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def measure(tmp_path: Path) -> Measure:
+def measure(cache: Path) -> Measure:
     """`measure(case(), then=f)` prepares the case, calls f and measures it, all in this process."""
 
     def run(one: Case, then: Callable[[], object] = lambda: None, checked: bool = True) -> Result:
-        prepared: Prepared = prepare_model((one.source, tmp_path / "cache"), QUIET)
+        prepared: Prepared = prepare_model((one.source, cache), QUIET)
         if checked:
             items = 1 if one.batch_size % 2 else 2
-            argument = one.source, prepared, one.training.head, items, [one.precision], [4], tmp_path / "cache"
+            argument = one.source, prepared, one.training.head, items, [one.precision], [4], cache
             prepared = replace(prepared, gradients={(one.training.head, items): prepare_gradients(argument, QUIET)})
         then()
         return measure_case(Task(one, prepared, Budget(seconds=0.05, min_samples=3)), QUIET)
@@ -235,6 +241,7 @@ JOB = """
 models: [{name: net, factory: "training_cases:good", input: [3, 16, 16]}]
 import_from: [.]
 engines: [eager, eager-tuned]
+exclude: [{variant: eager-tuned, precision: amp-bf16}]
 passes: [training]
 precisions: [fp32, amp-bf16]
 batch_sizes: [2]
@@ -250,8 +257,8 @@ def test_a_run_from_the_command_line_has_it_all_in_its_table(tmp_path: Path, pro
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = (tmp_path / "results").iterdir()
     rows, samples = (frame.collect() for frame in load(path))
-    assert rows["status"].to_list() == ["ok"] * 8
-    assert rows["reference"].to_list() == ["step-fp64-cpu"] * 8
+    assert rows["status"].to_list() == ["ok"] * 6
+    assert rows["reference"].to_list() == ["step-fp64-cpu"] * 6
     assert rows["gradient_error"].is_between(1e-9, 0.1).all()
     for row in rows.to_dicts():
         assert (row["step_ms"] is not None) == (row["optimizer"] == "sgd")

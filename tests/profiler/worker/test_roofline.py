@@ -359,13 +359,13 @@ def test_branch_that_no_engine_computes_is_not_counted(
 def test_training_that_cannot_be_counted_in_time_loses_nothing_else(
     prepared: Callable[..., tuple[Prepared, list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("profiler.run.prepare._COUNT_SECONDS", 10.0)
-    monkeypatch.setattr("profiler.run.prepare._GRADIENT_SECONDS", 10.0)
+    monkeypatch.setattr("profiler.run.prepare._COUNT_SECONDS", 5.0)
+    monkeypatch.setattr("profiler.run.prepare._GRADIENT_SECONDS", 1.0)
     made, told = prepared("Slow", ("eager", "inference"), ("eager", "training"))
     assert (made.cost.flops("inference"), made.cost.flops("training")) == (CONVOLUTION, None)
     log = tmp_path / "prepare-a.log"
     assert f"no roofline of a's training, whose FLOPs were not counted: see {log}" in told
-    assert "FLOPs not counted: ended after 10 s" in log.read_text()
+    assert "FLOPs not counted: ended after 5 s" in log.read_text()
     made, told = prepared("Slow", ("eager", "inference"))
     assert (made.cost.flops("inference"), made.cost.flops("training")) == (CONVOLUTION, None)
     assert not [what for what in told if "no roofline" in what]
