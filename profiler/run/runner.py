@@ -22,8 +22,7 @@ from profiler.results.warning_kinds import REMEASURED, is_measured_again
 from profiler.run.largest_batch import Search, probe_of, short
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
-from profiler.run.supervise import Supervisor
-from profiler.run.sweep import families, measure_sweep
+from profiler.run.supervise import Supervisor, families
 from profiler.run.telemetry import Watcher
 from profiler.worker.roofline import Roofs, precisions_needed
 from profiler.worker.task import Task
@@ -126,7 +125,7 @@ class Runner:
             for task in family:
                 end(Result(task.case.id, status, [reason]))
         elif family[0].case.role is Role.SWEEP:
-            measure_sweep(family, supervisor, tick, end)
+            supervisor.measure_sweep(family, tick, end)
         else:
             end(supervisor.measure_one(family[0], lambda phase: tick(0, phase)))
 

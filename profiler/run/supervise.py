@@ -1,4 +1,4 @@
-"""Measure a task in a process of its own, and watch it."""
+"""Measure cases and batch sweeps in processes of their own, and watch them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 from engines.base import BuiltAhead, Phase, Warning
 from engines.catalog import ENGINES
+from profiler.job.case import Role
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
-from profiler.processes.messages import Outcome
-from profiler.processes.process import Call, run_one
+from profiler.processes.messages import Outcome, Part
+from profiler.processes.process import Call, Child, run_one
 from profiler.results.result import Result, result_of
 from profiler.run.telemetry import Watcher
 from profiler.worker.task import Task
@@ -32,24 +33,79 @@ class Supervisor:
         log = self.logs / f"{task.case.id.file_name}.log"
         built = None
         if ENGINES[task.case.engine].builds is not None:
-            ahead = self.call("profiler.worker.prepare_model:build_ahead", task, task, log)
+            ahead = self._call("profiler.worker.prepare_model:build_ahead", task, task, log)
             built = run_one(ahead, lambda child: tick(child.doing))
             if built.status != "ok":
                 return result_of(task.case.id, built)
-        measuring = self.call("profiler.worker.measure_case:measure_case", task, task, log)
+        measuring = self._call("profiler.worker.measure_case:measure_case", task, task, log)
         result = result_of(task.case.id, run_one(measuring, lambda child: tick(child.doing)))
         if built is not None:
             _add_build(result, built)
-        self.add_telemetry(result)
-        drop_if_empty(log)
+        self._add_telemetry(result)
+        _drop_if_empty(log)
         return result
 
-    def call(self, function: str, argument: object, task: Task, log: Path) -> Call:
+    def measure_sweep(
+        self, tasks: Sequence[Task], tick: Callable[[int, str], None], keep: Callable[[Result], None]
+    ) -> None:
+        """Measure the batches of a sweep, in one process while it lives; another goes on where a batch ends it.
+
+        `keep` gets a Result a task, in their order, each as soon as it is there; `tick` gets how many there are and
+        what the process is doing.
+        """
+        log = self.logs / f"{tasks[0].case.id.family.replace('/', '-')}-sweep.log"
+        ended = 0
+
+        def end(result: Result) -> None:
+            nonlocal ended
+            self._add_telemetry(result)
+            ended += 1
+            keep(result)
+
+        while ended < len(tasks):
+            before = ended
+            self._measure_in_one_process(tasks[ended:], log, lambda what: tick(ended, what), end)
+            assert ended > before, "a process that did nothing would be started for ever"
+        _drop_if_empty(log)
+
+    def _measure_in_one_process(
+        self, tasks: Sequence[Task], log: Path, tick: Callable[[str], None], end: Callable[[Result], None]
+    ) -> None:
+        """Measure the first tasks, at least one of them."""
+        taken = 0
+        parts: Sequence[Part] = ()
+
+        def take(count: int) -> None:
+            nonlocal taken
+            for part in parts[taken:count]:
+                taken += 1
+                result: Result = part.value
+                result.phases, result.entered = part.seconds, part.entered
+                end(result)
+
+        def look(child: Child) -> None:
+            nonlocal parts
+            parts = child.parts
+            take(len(parts) - child.is_closing)  # A row that waits for its session to be closed may get a warning yet.
+            if taken < len(tasks):  # Else the process is about to end.
+                tick(child.doing)
+
+        try:
+            outcome = run_one(self._call("profiler.worker.measure_sweep:measure_batches", tasks, tasks[0], log), look)
+            parts = outcome.parts
+            if outcome.status != "ok" and outcome.phase == Phase.END:
+                parts[-1].value.warnings.append(Warning("unclosed", str(outcome.reason)))
+        finally:
+            take(len(parts))
+        if outcome.status != "ok" and outcome.phase != Phase.END and taken < len(tasks):
+            end(result_of(tasks[taken].case.id, outcome))
+
+    def _call(self, function: str, argument: object, task: Task, log: Path) -> Call:
         """A call on the device and within the limits of `task`."""
         variables = {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
         return Call(function, argument, log, task.budget.timeout, task.budget.build_timeout, variables, self.path)
 
-    def add_telemetry(self, result: Result) -> None:
+    def _add_telemetry(self, result: Result) -> None:
         """The device's readings while the case was measured, by the phases that it `entered`."""
         if result.status != "ok":
             return
@@ -63,7 +119,15 @@ class Supervisor:
             result.warnings.append(Warning("telemetry", reason))
 
 
-def drop_if_empty(log: Path) -> None:
+def families(tasks: Sequence[Task]) -> list[list[Task]]:
+    """The tasks in running order: those of one sweep together, in the place of its first; any other by itself."""
+    found: dict[str, list[Task]] = {}
+    for task in tasks:
+        found.setdefault(task.case.id.family if task.case.role is Role.SWEEP else str(task.case.id), []).append(task)
+    return list(found.values())
+
+
+def _drop_if_empty(log: Path) -> None:
     """Delete a log in which nothing was written."""
     if log.exists() and not log.stat().st_size:
         log.unlink()

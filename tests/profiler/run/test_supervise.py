@@ -11,7 +11,6 @@ from profiler.job.case import Budget, Case, Role
 from profiler.results.result import Result
 from profiler.run.prepare import prepare
 from profiler.run.supervise import Supervisor
-from profiler.run.sweep import measure_sweep
 from profiler.run.telemetry import Watcher
 from profiler.worker.task import Prepared, Task
 
@@ -72,7 +71,7 @@ def test_a_batch_is_not_lost_when_the_session_before_it_aborts(folder: Path, pre
     tasks = [Task(case(batch, Role.SWEEP), prepared, BUDGET) for batch in (1, 2, 4)]
     results: list[Result] = []
     with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
-        measure_sweep(tasks, Supervisor(folder, (str(folder),), watcher), lambda ended, what: None, results.append)
+        Supervisor(folder, (str(folder),), watcher).measure_sweep(tasks, lambda ended, what: None, results.append)
     assert [(result.case_id.batch_size, result.status, result.reason) for result in results] == [
         (1, "ok", None),
         (2, "ok", None),

@@ -19,7 +19,7 @@ import pytest
 
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case, CaseId, Role
-from profiler.run.sweep import families
+from profiler.run.supervise import families
 from profiler.worker.task import Prepared, Task
 
 ROOT = Path(__file__).resolve().parents[3]
