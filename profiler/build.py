@@ -40,6 +40,7 @@ from profiler.errors import ConfigError, check_choice, nearest
 from profiler.job.case import Budget, Case
 from profiler.job.config_errors import nearest_engine
 from profiler.nvml import Gpu
+from profiler.options import Build as Options
 from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Entered, Outcome, Progress, Report
 from profiler.processes.process import Call, run_one
@@ -53,27 +54,6 @@ from profiler.worker.task import graph_of
 MIB = 2**20
 _SEEDED = "calibration: seeded data, so the engine's accuracy says nothing; give --calibration a folder of inputs"
 _PROBE_SECONDS = 120.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The command's options; see `python -m profiler build --help`."""
-
-    engine: str
-    models: tuple[str, ...]
-    """Canonical networks and paths of ONNX files."""
-    batches: str
-    """Sizes and ranges, "1,16,1:8:32": an engine each."""
-    precisions: tuple[str, ...] = ()
-    """None for ONNX files, which have their own."""
-    target: str | None = None
-    export: Path | None = None
-    rebuild: bool = False
-    optimization_level: int | None = None
-    workspace_mib: int | None = None
-    calibration: Path | None = None
-    timeout: float = Budget().build_timeout
-    """Seconds for each export and each build."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from profiler.errors import ConfigError
 from profiler.job.case import setting_words
+from profiler.options import Layers as Options
 from profiler.results.layer_profiles import Profiled, groups, names, profiled, together
 from profiler.results.reading import read_runs
 from profiler.tables.numbers import decimals, each, percent, shares, whole
@@ -31,19 +31,6 @@ _METHOD = (
 _READING = (
     "×3 is three layers together. A row holds the nodes that some runtime runs as one; they cannot be told apart."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The command's options; see `python -m profiler layers --help`. What chooses cases holds words with commas."""
-
-    run: Path
-    model: str | None = None
-    variant: str | None = None
-    pass_: str | None = None
-    precision: str | None = None
-    batch: str | None = None
-    top: int | None = None
 
 
 def execute(options: Options, console: Console) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import get_args
 
 from rich.console import Console
@@ -13,6 +12,7 @@ from exporters.catalog import CATALOG
 from profiler import nvml
 from profiler.machine import check_device, describe, resolve_device
 from profiler.nvml import Gpu
+from profiler.options import Engines, Environment, Models, Suites
 from profiler.processes.forkserver import libraries
 from profiler.published.suites import suites_table
 from profiler.tables.numbers import decimals, each, whole
@@ -22,27 +22,29 @@ from profiler.tables.writers import print_table
 _TWO_DECIMALS = each(lambda value: decimals(value, 2))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What is listed: "engines", "models", "suites" or "environment"; and the device that it is listed for."""
+def list_engines(options: Engines, console: Console) -> int:
+    """Print every preset, and every option of an engine. Raises ConfigError for a word that is no device."""
+    print_table(console, engines_table(options.device))
+    print_table(console, options_table())
+    return 0
 
-    subject: str
-    device: str = "auto"
+
+def list_models(_: Models, console: Console) -> int:
+    """Print the canonical networks."""
+    print_table(console, models_table())
+    return 0
 
 
-def execute(options: Options, console: Console) -> int:
-    """Print the listing. Raises ConfigError for a word that is no device."""
-    match options.subject:
-        case "engines":
-            print_table(console, engines_table(options.device))
-            print_table(console, options_table())
-        case "models":
-            print_table(console, models_table())
-        case "suites":
-            print_table(console, suites_table(options.device))
-        case "environment":
-            with libraries() as facts:
-                console.print_json(data=describe(resolve_device("auto", facts), facts))
+def list_suites(options: Suites, console: Console) -> int:
+    """Print the suites. Raises ConfigError for a word that is no device."""
+    print_table(console, suites_table(options.device))
+    return 0
+
+
+def print_environment(_: Environment, console: Console) -> int:
+    """Print what environment.json would have."""
+    with libraries() as facts:
+        console.print_json(data=describe(resolve_device("auto", facts), facts))
     return 0
 
 

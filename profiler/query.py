@@ -6,8 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -15,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.errors import ConfigError, check_choice, nearest
+from profiler.options import Query as Options
 from profiler.results.reading import Runs, read_runs
 from profiler.tables.numbers import count, counted
 from profiler.tables.table import of_frame
@@ -26,25 +25,15 @@ _READS = ("select", "with", "show", "explain", "describe", "values", "from")
 _EXAMPLE = "select variant, precision, latency_ms from results where model = 'resnet50' order by latency_ms"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The command's arguments; see `python -m profiler query --help`."""
-
-    runs: tuple[str, ...]
-    sql: str
-    format: str = "text"
-    output: Path | None = None
-    rows: int = 200
-
-
 def execute(options: Options, console: Console) -> int:
     """Run the query and print or write its rows. Raises ConfigError for what cannot be used."""
     check_choice("--format", options.format, FORMATS)
     if options.format == "parquet" and options.output is None:
         raise ConfigError("--format parquet: say where to, by --output rows.parquet")
-    if not options.runs:
+    *runs, sql = options.runs
+    if not runs:
         raise ConfigError(f'query: give runs, and then the query; for example query results/2026… "{_EXAMPLE}"')
-    found = query(read_runs(options.runs), options.sql)
+    found = query(read_runs(runs), sql)
     if options.output is not None:
         _write(found, options)
         console.print(Text(f"Written: {options.output}, {counted(found.height, 'row')}"), soft_wrap=True)

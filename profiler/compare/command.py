@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +18,13 @@ from profiler.compare.view import Comparison, Side, data, sections
 from profiler.errors import ConfigError, check_choice
 from profiler.job.case import Role
 from profiler.job.conditions import parse_only
+from profiler.options import Compare as Options
 from profiler.published.references import published_as_results
 from profiler.results.reading import Runs, chosen, read_runs
 from profiler.results.speedups import spreads
 from profiler.tables.writers import markdown_section, print_section
 
 FORMATS = ("text", "md", "csv", "json")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The command's arguments; see `python -m profiler compare --help`."""
-
-    runs: tuple[str, ...]
-    by: str | None = None
-    base: str | None = None
-    best: bool = False
-    only: tuple[str, ...] = ()
-    references: tuple[str, ...] = ()
-    fail_on_regression: str | None = None
-    format: str = "text"
-    output: Path | None = None
-    top: int = 40
 
 
 def execute(options: Options, console: Console) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from profiler.errors import ConfigError, check_choice
 from profiler.job.case import settings
+from profiler.options import Published as Options
 from profiler.published import conclusions
 from profiler.published.layers import LAYERS
 from profiler.published.printed import Printed
@@ -23,15 +23,6 @@ from profiler.results.reading import read_runs
 from profiler.tables.writers import print_table
 
 _NO_ROWS = "no row of these runs fits a table of {}: it has other networks, or measured other passes"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The command's options; see `python -m profiler published --help`."""
-
-    runs: Sequence[str]
-    study: str
-    into: Path | None = None
 
 
 def execute(options: Options, console: Console) -> int:

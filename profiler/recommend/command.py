@@ -9,11 +9,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from profiler.options import Recommend as Options
 from profiler.recommend.answer import make_answer
 from profiler.recommend.artifact import NotExported, check_folder, export
 from profiler.recommend.candidates import Candidate
 from profiler.recommend.choice import recommend
-from profiler.recommend.options import Options, check, make_request
+from profiler.recommend.options import check, make_request
 from profiler.recommend.writers import as_json, as_markdown, print_answer
 from profiler.results.reading import Run, Runs, read_runs
 

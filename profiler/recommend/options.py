@@ -4,39 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import polars as pl
 
 from engines.catalog import PASSES, PRECISIONS
 from profiler.errors import ConfigError, check_choice, nearest
+from profiler.options import Recommend as Options
 from profiler.recommend.candidates import FIGURES, machine_name
 from profiler.recommend.choice import OBJECTIVES, Limit, Request, rows_of
 from profiler.results.replicates import without_probes
 from profiler.stats.samples import PERCENTILE_NEEDS
 
 FORMATS = ("text", "md", "json")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The command's options as they were written; empty or None where nothing was."""
-
-    runs: tuple[str, ...]
-    model: str | None = None
-    batch: str | None = None
-    pass_: str = "inference"
-    precision: str | None = None
-    extra: str | None = None
-    max_latency_ms: tuple[str, ...] = ()
-    min_throughput: float | None = None
-    max_memory_mib: float | None = None
-    max_error: float | None = None
-    usd_per_hour: tuple[str, ...] = ()
-    objective: str = "latency"
-    format: str = "text"
-    export: Path | None = None
 
 
 def check(options: Options) -> tuple[Limit, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -12,6 +10,7 @@ from rich.console import Console
 
 from profiler.errors import ConfigError, check_choice
 from profiler.job.conditions import parse_only
+from profiler.options import Report as Options
 from profiler.report import images, markdown
 from profiler.report.data import MOST_LINES, gather
 from profiler.report.images import Image, ImageFormat
@@ -22,21 +21,6 @@ from profiler.results.reading import read_runs
 from profiler.tables.writers import csv
 
 Format = Literal["html", "md", "csv"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The command's options; see `python -m profiler report --help`.
-
-    `output` is a file, or a folder that gets a file named report; None is the run's own folder, of several runs the
-    current one.
-    """
-
-    runs: Sequence[str | Path]
-    format: str = "html"
-    output: Path | None = None
-    charts: str | None = None
-    only: Sequence[str] = ()
 
 
 def execute(options: Options, console: Console) -> int:

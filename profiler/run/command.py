@@ -6,7 +6,7 @@ import contextlib
 import traceback
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from profiler.job.config import Config, load_config, parse_machine
 from profiler.job.config_errors import DEVICE_BLOCKS
 from profiler.job.plan import estimate_seconds, estimate_total, make_plan
 from profiler.machine import Target, check_device, describe, resolve_device
+from profiler.options import COMMANDS
+from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries
 from profiler.published.command import covers, present, require
 from profiler.results.configurations import summary
@@ -39,28 +41,7 @@ from profiler.tables.table import figure, name, of_rows, prose
 from profiler.tables.writers import print_table
 
 _QUICK_SECONDS, _QUICK_SAMPLES = 0.3, 5
-_COMMANDS = (
-    *("run", "build", "report", "compare", "recommend", "query", "layers", "published"),
-    *("suites", "engines", "models", "environment"),
-)
 _MUST_AGREE = ("gpu", "device", "torch_version", "onnxruntime_version", "tensorrt_version")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The command's options; None where the config decides."""
-
-    config: Path | None = None
-    device: str | None = None
-    output: Path | None = None
-    only: tuple[str, ...] = ()
-    quick: bool = False
-    dry_run: bool = False
-    resume: Path | None = None
-    retry: bool = False
-    strict: bool = False
-    profile: bool = False
-    machine: str | None = None
 
 
 def execute(options: Options, console: Console) -> int:
@@ -105,7 +86,7 @@ def _job_file(options: Options) -> Path:
         raise ConfigError("no config was given; try: python -m profiler bench.yaml")
     if not options.config.suffix and not options.config.exists():
         word = str(options.config)
-        raise ConfigError(f"'{word}' is neither a file nor a command{nearest(word, _COMMANDS)}")
+        raise ConfigError(f"'{word}' is neither a file nor a command{nearest(word, COMMANDS)}")
     return options.config
 
 
@@ -194,9 +175,10 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console) -> p
 def _report(console: Console, run: RunFolder, lines: pl.DataFrame) -> None:
     """Write the run's report.html, `lines` being the results' summary. A report that fails loses nothing."""
     try:
-        from profiler.report.command import Options, write
+        from profiler.options import Report
+        from profiler.report.command import write
 
-        write(Options(runs=[run.path]), lines)
+        write(Report(runs=[str(run.path)]), lines)
     except Exception as error:
         with contextlib.suppress(OSError):
             (run.logs / "report.log").write_text(traceback.format_exc())

@@ -27,7 +27,7 @@ def run(sql: str, *runs: str) -> pl.DataFrame:
 
 def shown(sql: str, width: int = 120, rows: int = 200) -> str:
     page = io.StringIO()
-    execute(Options(runs=(H200,), sql=sql, rows=rows), Console(file=page, width=width))
+    execute(Options(runs=(H200, sql), rows=rows), Console(file=page, width=width))
     return page.getvalue()
 
 
@@ -108,7 +108,7 @@ def test_what_is_not_shown_is_said() -> None:
 def test_rows_are_written_to_a_file(tmp_path: Path, format_: str) -> None:
     path = tmp_path / "rows"
     sql = "select model, batch_size, latency_ms, warnings from results order by case_id limit 5"
-    execute(Options(runs=(H200,), sql=sql, format=format_, output=path), Console(file=io.StringIO()))
+    execute(Options(runs=(H200, sql), format=format_, output=path), Console(file=io.StringIO()))
     expected = run(sql)
     if format_ == "parquet":
         assert pl.read_parquet(path).equals(expected)
@@ -126,7 +126,7 @@ def test_rows_are_written_to_a_file(tmp_path: Path, format_: str) -> None:
 @pytest.mark.parametrize("format_", ["csv", "json", "md"])
 def test_rows_go_to_standard_output_alone(capsys: pytest.CaptureFixture[str], format_: str) -> None:
     page = io.StringIO()
-    execute(Options(runs=(H200,), sql="select 1 as n", format=format_), Console(file=page))
+    execute(Options(runs=(H200, "select 1 as n"), format=format_), Console(file=page))
     assert page.getvalue() == ""
     expected = {"csv": "n\n1\n", "json": '[{"n":1}]\n', "md": "| n |\n| ---: |\n| 1 |\n"}
     assert capsys.readouterr().out == expected[format_]
@@ -135,11 +135,11 @@ def test_rows_go_to_standard_output_alone(capsys: pytest.CaptureFixture[str], fo
 @pytest.mark.parametrize(
     ("request_", "said"),
     [
-        (Options(runs=(), sql="results"), "give runs, and then the query"),
-        (Options(runs=(H200,), sql="select 1", format="csvv"), "did you mean 'csv'"),
-        (Options(runs=(H200,), sql="select 1", format="parquet"), "--format parquet: say where to"),
+        (Options(runs=("results",)), "give runs, and then the query"),
+        (Options(runs=(H200, "select 1"), format="csvv"), "did you mean 'csv'"),
+        (Options(runs=(H200, "select 1"), format="parquet"), "--format parquet: say where to"),
         (
-            Options(runs=(H200,), sql="select 1", format="csv", output=Path("/no/such/folder/rows.csv")),
+            Options(runs=(H200, "select 1"), format="csv", output=Path("/no/such/folder/rows.csv")),
             "--output /no/such/folder/rows.csv",
         ),
     ],

@@ -1,0 +1,202 @@
+"""Declare the commands of `python -m profiler`, and every option of theirs once: its type, default and help.
+
+A command's `execute` takes an object of its class. Nothing else is imported here, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+Runs = Annotated[Sequence[str], Argument(metavar="RUN...", help="Folders of runs, patterns, or addresses")]
+Only = Annotated[Sequence[str], Option(help="Conditions: model=resnet50,precision=fp16; may be repeated")]
+OutputFile = Annotated[Path | None, Option(help="Write to this file, not to the terminal")]
+ListedDevice = Annotated[str, Option(help="auto, cpu or cuda")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Run a job: prepare the models, measure every case, print the tables."""
+
+    config: Annotated[Path | None, Argument(help="The job, a YAML file such as bench.yaml")] = None
+    device: Annotated[str | None, Option(help="auto, cpu, cuda or cuda:1, in place of the file's")] = None
+    output: Annotated[Path | None, Option(help="Folder for the run's folder, in place of the file's")] = None
+    only: Only = ()
+    quick: Annotated[bool, Option("--quick", help="A fraction of the sampling time: rough figures, soon")] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the plan and a time estimate; measure nothing")] = False
+    resume: Annotated[Path | None, Option(help="A run's folder: measure the cases that it lacks")] = None
+    retry: Annotated[bool, Option("--retry", help="With --resume: measure again what is not ok, too")] = False
+    strict: Annotated[bool, Option("--strict", help="Exit with 1 if any case failed, not only if all did")] = False
+    profile: Annotated[
+        bool, Option("--profile", help="Take every measured case's layers apart, too: see profiler layers")
+    ] = False
+    machine: Annotated[
+        str | None, Option(help="What it is called and costs: label=H200,cloud=…,instance=…,usd_per_hour=7.9")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """Build TensorRT engines into the cache, ahead of time, without running them."""
+
+    engine: Annotated[str, Option(help="trt (on the GPU that it is for) or trt-rtx (anywhere, with --target)")]
+    models: Annotated[
+        Sequence[str], Option("--model", help="A canonical network, or the path of an .onnx file; may be repeated")
+    ]
+    batches: Annotated[
+        str, Option("--batch", help="Sizes and ranges, an engine each: 1,16,1:8:32 (a range is min:opt:max)")
+    ]
+    precisions: Annotated[
+        Sequence[str],
+        Option("--precision", help="fp32, tf32, fp16, bf16 or int8; may be repeated; none for an .onnx file"),
+    ] = ()
+    target: Annotated[
+        str | None, Option(help="trt-rtx: compute capabilities to build for, such as sm89 or sm89,sm120, or all")
+    ] = None
+    export: Annotated[Path | None, Option(help="Copy the engine to this file too")] = None
+    rebuild: Annotated[bool, Option("--rebuild", help="Build even what the engine cache has")] = False
+    optimization_level: Annotated[int | None, Option(min=0, max=5, help="The builder's, 0 to 5")] = None
+    workspace_mib: Annotated[int | None, Option(min=1, help="Most scratch memory a layer may use")] = None
+    calibration: Annotated[Path | None, Option(help="int8: a folder of .npy files with inputs")] = None
+    timeout: Annotated[float, Option(min=0.1, help="Seconds for each export and each build")] = 900.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """Print what each layer took, and the exported nodes with every variant's time side by side."""
+
+    run: Annotated[Path, Argument(help="A run's folder, made with --profile")]
+    model: Annotated[str | None, Option(help="Only these, such as resnet18,resnet50")] = None
+    variant: Annotated[str | None, Option(help="Only these, such as eager,ort")] = None
+    pass_: Annotated[str | None, Option("--pass", help="inference or training")] = None
+    precision: Annotated[str | None, Option(help="Only these, such as fp16")] = None
+    batch: Annotated[str | None, Option(help="Only these sizes, such as 1,16")] = None
+    top: Annotated[int | None, Option(min=1, help="The longest so many rows of each table")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write a report: what to deploy and why, with charts, every table, the environment and the method."""
+
+    runs: Annotated[Sequence[str], Argument(help="Folders of runs, patterns such as 'results/*', or addresses")]
+    format: Annotated[str, Option(help="html (one page that loads nothing), md, or csv (a folder of tables)")] = "html"
+    output: Annotated[
+        Path | None, Option(help="File or folder; else the run's own folder, for several runs this one")
+    ] = None
+    charts: Annotated[str | None, Option(help="Every chart as an image too: svg or png")] = None
+    only: Only = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommend:
+    """Say what to deploy, by how much it wins, and why each other candidate loses; exit code 3 if nothing fits."""
+
+    runs: Runs
+    model: Annotated[str | None, Option(help="The model to deploy, where the runs hold several")] = None
+    batch: Annotated[str | None, Option(help="Batch sizes to choose from, such as 1,16; all if left out")] = None
+    pass_: Annotated[str, Option("--pass", help="inference or training")] = "inference"
+    precision: Annotated[str | None, Option(help="Precisions to choose from, such as fp32,fp16")] = None
+    extra: Annotated[str | None, Option(help="Which training, as ids end: optimizer=sgd, or plain")] = None
+    max_latency_ms: Annotated[
+        Sequence[str], Option(help="Most milliseconds of a call: 2 (the median), p99=2, or both")
+    ] = ()
+    min_throughput: Annotated[float | None, Option(help="Least items a second")] = None
+    max_memory_mib: Annotated[float | None, Option(help="Most memory at its peak")] = None
+    max_error: Annotated[float | None, Option(help="Largest rel_l2_error (training: gradient_error)")] = None
+    usd_per_hour: Annotated[
+        Sequence[str], Option(help="The machine's price, LABEL=3.5 for one of several; in place of the runs'")
+    ] = ()
+    objective: Annotated[str, Option(help="latency, throughput, memory, energy or cost")] = "latency"
+    format: Annotated[str, Option(help="text, md or json")] = "text"
+    export: Annotated[
+        Path | None, Option(help="Write the choice, ready to run, into this folder: model, config.json, run.py")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Compare runs, machines or versions: ratios with intervals, verdicts, and what differs between them."""
+
+    runs: Runs
+    by: Annotated[
+        str | None, Option(help="What the sides are: run, machine, driver, torch_version or another text column")
+    ] = None
+    base: Annotated[str | None, Option(help="The side that the others are compared with; else the first")] = None
+    best: Annotated[bool, Option("--best", help="Of each side the fastest variant, whatever its name")] = False
+    only: Only = ()
+    references: Annotated[
+        Sequence[str], Option("--reference", help="Published figures to stand beside the runs, such as cnn-benchmarks")
+    ] = ()
+    fail_on_regression: Annotated[
+        str | None, Option(help="Exit with 1 if a cell is slower by more than this, such as 5%")
+    ] = None
+    format: Annotated[str, Option(help="text, md, csv or json")] = "text"
+    output: OutputFile = None
+    top: Annotated[int, Option(min=1, help="Rows of each table in text and md: those that changed most")] = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """Query the tables results, samples, layers and environments of runs by SQL.
+
+    For example: query 'results/*' "select model, variant, min(latency_ms) from results group by model, variant"
+    """
+
+    runs: Annotated[Sequence[str], Argument(help="Folders of runs, patterns or addresses, and last the query")]
+    format: Annotated[str, Option(help="text, md, csv, html, json or parquet")] = "text"
+    output: OutputFile = None
+    rows: Annotated[int, Option(min=1, help="Most rows on the terminal")] = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engines:
+    """List every engine and preset: what it can do here, and what is missing."""
+
+    device: ListedDevice = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models:
+    """List the canonical networks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suites:
+    """List the published benchmarks that ship as jobs: what each measures, and how long it takes here."""
+
+    device: ListedDevice = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """Print finished runs beside a published benchmark's figures, and who is how many times faster."""
+
+    runs: Annotated[Sequence[str], Argument(help="Folders of finished runs, of one or several machines")]
+    study: Annotated[str, Option(help="cnn-benchmarks, cloud-gpus, convnet-benchmarks or gpu-study")]
+    into: Annotated[Path | None, Option(help="Folder for the tables; without it they are only printed")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Print what a run would record of this machine, as JSON."""
+
+
+COMMANDS: dict[str, tuple[type, str]] = {
+    "run": (Run, "profiler.run.command:execute"),
+    "build": (Build, "profiler.build:execute"),
+    "layers": (Layers, "profiler.layers:execute"),
+    "report": (Report, "profiler.report.command:execute"),
+    "recommend": (Recommend, "profiler.recommend.command:execute"),
+    "compare": (Compare, "profiler.compare.command:execute"),
+    "query": (Query, "profiler.query:execute"),
+    "engines": (Engines, "profiler.listings:list_engines"),
+    "models": (Models, "profiler.listings:list_models"),
+    "suites": (Suites, "profiler.listings:list_suites"),
+    "published": (Published, "profiler.published.command:execute"),
+    "environment": (Environment, "profiler.listings:print_environment"),
+}
+"""By name the class of a command's options, whose docstring is its help, and the function that carries it out."""
