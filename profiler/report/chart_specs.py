@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from math import ceil, log10
 from typing import Any
 
+import altair as alt
+
 from profiler.results.columns import parts
 
+Row = Mapping[str, Any]
 Spec = dict[str, Any]
 
 MEMORY = [*parts("peak_memory_mib"), "undivided_mib"]
@@ -22,11 +25,11 @@ TRAINING = parts("latency_ms")
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
 _DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [4, 2, 1, 2], [1, 3], [10, 2]]
 """Of precisions; colours tell engines apart."""
-_INK, _MUTED = {"value": "var(--ink)"}, {"value": "var(--muted)"}
+_INK, _MUTED = alt.value("var(--ink)"), alt.value("var(--muted)")
+_LINES = alt.NamedData("lines")
 _HEIGHT = 380
-_UNITY = {"data": {"values": [{}]}, "mark": {"type": "rule", "strokeDash": [4, 3]}, "encoding": {"x": {"datum": 1}}}
-_AMOUNTS = {"format": ",~f", "tickCount": 6, "grid": True}
-"""An axis of sums."""
+Tip = tuple[str, str]
+"""A field and its title."""
 
 
 @dataclass(frozen=True)
@@ -47,37 +50,33 @@ class Domains:
 
 def overview(domains: Domains) -> Spec:
     """The speed-up of the fastest configuration of each model and batch size."""
-    fastest = {"op": "min", "field": "latency_ms", "as": "fastest"}
-    transform: list[Spec] = [
-        {"joinaggregate": [fastest], "groupby": ["model", "batch_size"]},
-        {"filter": "datum.latency_ms === datum.fastest"},
-        _calculated("cell", "datum.model + ', batch ' + datum.batch_size"),
-        _calculated("one", "1"),
-    ]
-    shared = {
-        "x": _log("speedup", "Speed-up over the base, ×"),
-        "y": _rows("cell", "place"),
-        "color": _engine(domains),
-    }
-    stem = _layer({"type": "rule", "strokeWidth": 2}, {**shared, "x2": {"field": "one"}}, transform)
-    own = {"shape": _precision(domains), "tooltip": _tips()}
-    dot = _layer({"type": "point", "size": 110}, {**shared, **own}, transform)
-    return _chart(layer=[_UNITY, stem, dot])
+    fastest = (
+        alt.Chart(_LINES)
+        .transform_joinaggregate(fastest="min(latency_ms)", groupby=["model", "batch_size"])
+        .transform_filter("datum.latency_ms === datum.fastest")
+        .transform_calculate(cell="datum.model + ', batch ' + datum.batch_size", one="1")
+        .encode(
+            y=_names("cell", "place"), x=alt.X(**_log("speedup", "Speed-up over the base, ×")), color=_engine(domains)
+        )
+    )
+    stem = fastest.mark_rule(strokeWidth=2).encode(x2=alt.X2("one:Q"))
+    dot = fastest.mark_point(size=110).encode(shape=_precision(domains), tooltip=_tips())
+    return _finished(alt.layer(_unity(), stem, dot))
 
 
 def speedups() -> Spec:
     """Speed-ups with their intervals, step by step."""
-    ends = [
-        _calculated(end, f"isValid(datum.speedup_{end}) ? datum.speedup_{end} : datum.speedup")
-        for end in ("low", "high")
-    ]
-    place = {"y": _rows("configuration", "step", grid=True), "yOffset": _name("batch_size")}
-    size = _name("batch_size", title="Batch size")
+    ends = {end: f"isValid(datum.speedup_{end}) ? datum.speedup_{end} : datum.speedup" for end in ("low", "high")}
+    lines = alt.Chart(_LINES).encode(y=_names("configuration", "step", grid=True), yOffset=alt.YOffset("batch_size:N"))
+    span = lines.transform_calculate(**ends).mark_rule(strokeWidth=2)
     tips = _tips(("speedup", "Speed-up, ×"), ("speedup_low", "95 % from"), ("speedup_high", "to"))
-    span = {"x": _number("low"), "x2": {"field": "high"}, "color": _INK}
-    dot = {"x": _log("speedup", "Speed-up over the base, ×"), "color": size, "shape": size, "tooltip": tips}
-    rule = _layer({"type": "rule", "strokeWidth": 2}, {**place, **span}, ends)
-    return _chart(layer=[_UNITY, rule, _layer({"type": "point"}, {**place, **dot})])
+    dot = lines.mark_point().encode(
+        x=alt.X(**_log("speedup", "Speed-up over the base, ×")),
+        color=alt.Color("batch_size:N", title="Batch size"),
+        shape=alt.Shape("batch_size:N", title="Batch size"),
+        tooltip=tips,
+    )
+    return _finished(alt.layer(_unity(), span.encode(x=alt.X("low:Q"), x2="high:Q", color=_INK), dot))
 
 
 def over_batches(domains: Domains, field: str, title: str) -> Spec:
@@ -86,186 +85,185 @@ def over_batches(domains: Domains, field: str, title: str) -> Spec:
     if len(values) > 10:
         values = [size for size in values if size & (size - 1) == 0] or values[:: len(values) // 10]
     ends = [values[0], values[-1]] if values else [1, 1]
-    scale = {"type": "log", "base": 2, "nice": False, "padding": 18, "domain": ends}
-    axis = {"values": values, "format": ",", "grid": False}
-    shared = {
-        "x": _number("batch_size", title="Batch size", scale=scale, axis=axis),
-        "y": _log(field, title),
-        "color": _engine(domains),
-        "detail": _name("extra"),
-    }
+    scale = alt.Scale(type="log", base=2, nice=False, padding=18, domain=ends)
+    x = alt.X("batch_size:Q", title="Batch size", scale=scale, axis=alt.Axis(values=values, format=",", grid=False))
+    lines = alt.Chart(_LINES).encode(x=x, y=alt.Y(**_log(field, title)), color=_engine(domains), detail="extra:N")
     # A field of its own, lest it change the legend of the shapes, which say the same.
-    dash = _name("dash", scale=_looks(domains, _DASHES), legend=None)
-    same = [_calculated("dash", "datum.precision")]
-    lines = _layer({"type": "line", "strokeWidth": 1.75}, {**shared, "strokeDash": dash}, same)
+    dash = alt.StrokeDash("dash:N", scale=_dashes(domains), legend=None)
+    drawn = lines.transform_calculate(dash="datum.precision").mark_line(strokeWidth=1.75).encode(strokeDash=dash)
     tips = _tips(("latency_ms", "Latency, ms"), ("item_ms", "Per item, ms"), ("throughput", "Items/s"))
-    dots = _layer({"type": "point", "size": 60}, {**shared, "shape": _precision(domains), "tooltip": tips})
+    dots = lines.mark_point(size=60).encode(shape=_precision(domains), tooltip=tips)
     # Independent, since Vega-Lite gives up merging the layers' legends at the first that is none.
-    return _chart(layer=[lines, dots], resolve={"legend": {"strokeDash": "independent"}}, height=_HEIGHT)
+    return _finished(alt.layer(drawn, dots).resolve_legend(strokeDash="independent").properties(height=_HEIGHT))
 
 
 def throughput(domains: Domains) -> Spec:
     """Throughput against latency, a point each, the Pareto front marked."""
-    rate = _calculated("rate", "1 / datum.item_s")
-    best = {"window": [{"op": "max", "field": "rate", "as": "best"}], "sort": [{"field": "latency_ms"}]}
-    on_front: list[Spec] = [rate, best, {"filter": "datum.rate >= datum.best"}]
-    shared = {"x": _log("latency_ms", "Latency of one call, ms"), "y": _log("rate", "Items per second")}
-    step = {"type": "line", "interpolate": "step-after", "strokeWidth": 1.5, "strokeDash": [4, 3]}
-    path = _layer(step, {**shared, "color": _MUTED}, on_front)
-    circle = {"type": "point", "size": 260, "filled": False, "strokeWidth": 1.5, "shape": "circle"}
-    ring = _layer(circle, {**shared, "color": _MUTED}, on_front)
-    own = {"color": _engine(domains), "shape": _precision(domains), "tooltip": _tips()}
-    dots = _layer({"type": "point", "size": 80}, {**shared, **own}, [rate])
-    return _chart(layer=[path, ring, dots], height=_HEIGHT)
+    lines = alt.Chart(_LINES).transform_calculate(rate="1 / datum.item_s")
+    lines = lines.encode(
+        x=alt.X(**_log("latency_ms", "Latency of one call, ms")), y=alt.Y(**_log("rate", "Items per second"))
+    )
+    front = lines.transform_window(best="max(rate)", sort=[alt.SortField("latency_ms")])
+    front = front.transform_filter("datum.rate >= datum.best").encode(color=_MUTED)
+    path = front.mark_line(interpolate="step-after", strokeWidth=1.5, strokeDash=[4, 3])
+    ring = front.mark_point(size=260, filled=False, strokeWidth=1.5, shape="circle")
+    dots = lines.mark_point(size=80).encode(color=_engine(domains), shape=_precision(domains), tooltip=_tips())
+    return _finished(alt.layer(path, ring, dots).properties(height=_HEIGHT))
 
 
 def stacked(domains: Domains, every: Sequence[str], unit: str, title: str, total: str) -> Spec:
     """The fields `every` of each configuration as one bar, the least `total` first."""
-    known = [part for part in every if part in domains.parts] or list(every)
-    several = {"op": "distinct", "field": "batch_size", "as": "batches"}
-    named = "datum.batches > 1 ? datum.configuration + ', batch ' + datum.batch_size : datum.configuration"
-    transform: list[Spec] = [
-        {"joinaggregate": [several]},
-        {"fold": known, "as": ["part", "value"]},
-        {"filter": "isValid(datum.value)"},
-        _calculated("order", f"indexof({known!r}, datum.part)"),
-        _calculated("row", named),
-        _calculated("sorted", f"datum.batch_size * 1e9 + datum.{total}"),
-    ]
-    legend = {"labelExpr": f"replace(replace(datum.label, '{unit}', ''), '_', ' ')"} if len(known) > 1 else None
-    of = title.rpartition(", ")[2]
-    encoding = {
-        "x": _number("value", title=title, stack="zero", axis=_AMOUNTS),
-        "y": _rows("row", "sorted"),
-        "color": _name("part", title=None, scale={"domain": known}, legend=legend),
-        "order": _number("order"),
-        "tooltip": [*_what(), _name("part", title="Part"), _tip("value", of), _tip(total, "Total")],
-    }
-    return _chart(**_layer({"type": "bar", "height": {"band": 0.75}}, encoding, transform))
+    parts = [part for part in every if part in domains.parts] or list(every)
+    bars = (
+        alt.Chart(_LINES)
+        .transform_joinaggregate(batches="distinct(batch_size)")
+        .transform_fold(list(parts), as_=["part", "value"])
+        .transform_filter("isValid(datum.value)")
+        .transform_calculate(
+            order=f"indexof({list(parts)!r}, datum.part)",
+            row="datum.batches > 1 ? datum.configuration + ', batch ' + datum.batch_size : datum.configuration",
+            sorted=f"datum.batch_size * 1e9 + datum.{total}",
+        )
+    )
+    legend = alt.Legend(labelExpr=f"replace(replace(datum.label, '{unit}', ''), '_', ' ')") if len(parts) > 1 else None
+    chart = bars.mark_bar(height={"band": 0.75}).encode(
+        y=_names("row", "sorted"),
+        x=alt.X("value:Q", title=title, stack="zero", axis=alt.Axis(format=",~f", tickCount=6, grid=True)),
+        color=alt.Color("part:N", title=None, scale=alt.Scale(domain=parts), legend=legend),
+        order="order:Q",
+        tooltip=_tips(("part", "Part"), ("value", title.rpartition(", ")[2]), (total, "Total")),
+    )
+    return _finished(chart)
 
 
 def roofline(domains: Domains) -> Spec:
     """The rate of each configuration against its FLOPs per byte, below the roofs."""
-    shared = {"x": _log("intensity", "FLOPs per byte moved", 3), "y": _log("tflops", "TFLOP/s", 3)}
-    roof = {"type": "line", "strokeWidth": 1.5}
-    text = {"type": "text", "align": "right", "baseline": "bottom", "dy": -3}
+    roofs = alt.Chart(alt.NamedData("roofs")).encode(x=_intensity(), y=alt.Y(**_log("tflops", "TFLOP/s", 3)))
+    roof = roofs.mark_line(strokeWidth=1.5).encode(detail="precision:N", color=_MUTED)
+    name = (
+        roofs.transform_filter("datum.label").mark_text(align="right", baseline="bottom", dy=-3).encode(text="label:N")
+    )
     tips = _tips(("tflops", "TFLOP/s"), ("intensity", "FLOPs a byte"), ("fraction_of_peak", "Of the roof"))
-    own = {"color": _engine(domains), "shape": _precision(domains), "tooltip": tips}
-    layers = [
-        _layer(roof, {**shared, "detail": _name("precision"), "color": _MUTED}, data="roofs"),
-        _layer(text, {**shared, "text": _name("label")}, [{"filter": "datum.label"}], data="roofs"),
-        _layer({"type": "point"}, {**shared, **own}),
-    ]
-    return _chart(layer=layers, height=_HEIGHT)
+    dots = (
+        alt.Chart(_LINES)
+        .mark_point()
+        .encode(
+            x=_intensity(),
+            y=alt.Y(**_log("tflops", "TFLOP/s", 3)),
+            color=_engine(domains),
+            shape=_precision(domains),
+            tooltip=tips,
+        )
+    )
+    return _finished(alt.layer(roof, name, dots).properties(height=_HEIGHT))
 
 
 def layers(domains: Domains) -> Spec:
     """The longest groups of nodes, each with a bar a variant."""
-    tips = [_name(field, title=field.capitalize()) for field in ("modules", "nodes", "variant")]
-    encoding = {
-        "x": _number("ms", title="Time, ms", axis=_AMOUNTS),
-        "y": _rows("nodes", "ms", op="max", order="descending"),
-        "yOffset": _name("variant", sort=list(domains.variants)),
-        "color": _engine(domains),
-        "tooltip": [*tips, _tip("ms", "ms")],
-    }
-    return _chart(**_layer({"type": "bar", "height": {"band": 0.9}}, encoding, data="layers"))
+    tips = [alt.Tooltip(f"{field}:N", title=field.capitalize()) for field in ("modules", "nodes", "variant")]
+    bars = (
+        alt.Chart(alt.NamedData("layers"))
+        .mark_bar(height={"band": 0.9})
+        .encode(
+            y=_names("nodes", "ms", op="max", order="descending"),
+            yOffset=alt.YOffset("variant:N", sort=list(domains.variants)),
+            x=alt.X("ms:Q", title="Time, ms", axis=alt.Axis(format=",~f", tickCount=6, grid=True)),
+            color=_engine(domains),
+            tooltip=[*tips, alt.Tooltip("ms:Q", title="ms", format=",.4r")],
+        )
+    )
+    return _finished(bars)
 
 
 def samples(domains: Domains) -> Spec:
     """A tick a sample, by how far it is from its configuration's median."""
-    percents = {"format": "+.1~%", "labelExpr": "datum.value ? datum.label : '0'"}
-    axis = {**percents, "tickCount": 8, "labelOverlap": "greedy", "grid": True}
-    scale = {"domain": list(domains.away), "clamp": True, "nice": False, "padding": 6}
-    encoding = {
-        "x": _number("away", title="Deviation from the median", scale=scale, axis=axis),
-        "y": _rows("configuration", "step", grid=True),
-        "color": _engine(domains),
-        "tooltip": _tips(("ticks", "Sample, ms"), ("latency_ms", "Median, ms")),
-    }
-    away = [{"flatten": ["ticks"]}, _calculated("away", "datum.ticks / datum.latency_ms - 1")]
-    return _chart(**_layer({"type": "tick", "opacity": 0.8, "height": 13}, encoding, away))
+    ticks = alt.Chart(_LINES).transform_flatten(["ticks"])
+    ticks = ticks.transform_calculate(away="datum.ticks / datum.latency_ms - 1")
+    label = "datum.value ? datum.label : '0'"
+    axis = alt.Axis(format="+.1~%", labelExpr=label, tickCount=8, labelOverlap="greedy", grid=True)
+    scale = alt.Scale(domain=list(domains.away), clamp=True, nice=False, padding=6)
+    marks = ticks.mark_tick(opacity=0.8, height=13).encode(
+        y=_names("configuration", "step", grid=True),
+        x=alt.X("away:Q", title="Deviation from the median", scale=scale, axis=axis),
+        color=_engine(domains),
+        tooltip=_tips(("ticks", "Sample, ms"), ("latency_ms", "Median, ms")),
+    )
+    return _finished(marks)
 
 
 def break_even(domains: Domains) -> Spec:
     """The seconds until so many items are done, set-up included."""
     decades = ceil(log10(max(domains.items, 100))) + 1
     items = [round(10 ** (step / 4), 3) for step in range(4 * decades + 1)]
-    seconds = _calculated("seconds", "datum.set_up_s + datum.items * datum.item_s")
-    axis = {"format": "~s", "tickCount": decades, "labelOverlap": "greedy"}
-    encoding = {
-        "x": _number("items", title="Items done", scale={"type": "log", "nice": False}, axis=axis),
-        "y": _log("seconds", "Seconds, set-up included", 4),
-        "color": _engine(domains),
-        "strokeDash": _of_precisions(domains, _DASHES),
-        "detail": _name("configuration"),
-        "tooltip": _tips(("items", "Items"), ("seconds", "Seconds")),
-    }
-    transform = [_calculated("items", str(items)), {"flatten": ["items"]}, seconds]
-    return _chart(**_layer({"type": "line"}, encoding, transform), height=_HEIGHT)
+    lines = alt.Chart(_LINES).transform_calculate(items=str(items)).transform_flatten(["items"])
+    lines = lines.transform_calculate(seconds="datum.set_up_s + datum.items * datum.item_s")
+    axis = alt.Axis(format="~s", tickCount=decades, labelOverlap="greedy")
+    legend = alt.Undefined if len(domains.precisions) > 1 else None
+    drawn = lines.mark_line().encode(
+        x=alt.X("items:Q", title="Items done", scale=alt.Scale(type="log", nice=False), axis=axis),
+        y=alt.Y(**_log("seconds", "Seconds, set-up included", 4)),
+        color=_engine(domains),
+        strokeDash=alt.StrokeDash("precision:N", title="Precision", scale=_dashes(domains), legend=legend),
+        detail="configuration:N",
+        tooltip=_tips(("items", "Items"), ("seconds", "Seconds")),
+    )
+    return _finished(drawn.properties(height=_HEIGHT))
 
 
-def _chart(**spec: Any) -> Spec:
-    """As wide as its place on the page."""
-    return {**spec, "width": "container"}
+def _engine(domains: Domains) -> alt.Color:
+    return alt.Color("variant:N", title="Engine", scale=alt.Scale(domain=list(domains.variants)))
 
 
-def _layer(mark: Spec, encoding: Mapping[str, Any], transform: Sequence[Spec] = (), data: str = "lines") -> Spec:
-    return {"data": {"name": data}, "transform": list(transform), "mark": mark, "encoding": encoding}
-
-
-def _calculated(name: str, expression: str) -> Spec:
-    return {"calculate": expression, "as": name}
-
-
-def _number(field: str, **more: Any) -> Spec:
-    return {"field": field, "type": "quantitative", **more}
-
-
-def _name(field: str, **more: Any) -> Spec:
-    return {"field": field, "type": "nominal", **more}
-
-
-def _engine(domains: Domains) -> Spec:
-    return _name("variant", title="Engine", scale={"domain": list(domains.variants)})
-
-
-def _precision(domains: Domains) -> Spec:
-    return _of_precisions(domains, _SHAPES)
-
-
-def _of_precisions(domains: Domains, looks: Sequence[Any]) -> Spec:
-    """Shapes or dashes that tell precisions apart, with a legend where there are several."""
-    legend = {} if len(domains.precisions) > 1 else {"legend": None}
-    return _name("precision", title="Precision", scale=_looks(domains, looks), **legend)
-
-
-def _looks(domains: Domains, looks: Sequence[Any]) -> Spec:
+def _precision(domains: Domains) -> alt.Shape:
     known = list(domains.precisions)
-    return {"domain": known, "range": [looks[place % len(looks)] for place in range(len(known))]}
+    scale = alt.Scale(domain=known, range=[_SHAPES[i % len(_SHAPES)] for i in range(len(known))])
+    return alt.Shape("precision:N", title="Precision", scale=scale, legend=alt.Undefined if len(known) > 1 else None)
 
 
-def _log(field: str, title: str, ticks: int = 9) -> Spec:
+def _dashes(domains: Domains) -> alt.Scale:
+    known = list(domains.precisions)
+    return alt.Scale(domain=known, range=[_DASHES[i % len(_DASHES)] for i in range(len(known))])
+
+
+def _log(field: str, title: str, ticks: int = 9) -> dict[str, Any]:
     """A logarithmic axis with plain numbers; over as many decades as `ticks` or more, only powers of ten are named."""
-    axis = {"title": title, "format": ",", "tickCount": ticks, "labelOverlap": "greedy", "grid": True}
-    return _number(field, scale={"type": "log", "nice": False, "padding": 14}, axis=axis)
+    axis = alt.Axis(title=title, format=",", tickCount=ticks, labelOverlap="greedy", grid=True)
+    return {"shorthand": f"{field}:Q", "scale": alt.Scale(type="log", nice=False, padding=14), "axis": axis}
 
 
-def _rows(field: str, by: str, op: str = "min", order: str = "ascending", grid: bool = False) -> Spec:
+def _intensity() -> alt.X:
+    return alt.X(**_log("intensity", "FLOPs per byte moved", 3))
+
+
+def _names(field: str, by: str, op: Any = "min", order: Any = "ascending", grid: bool = False) -> alt.Y:
     """Rows with a name each, in the order of another field."""
-    axis = {"domain": False, "ticks": False, "grid": grid}
-    return _name(field, title=None, sort={"field": by, "op": op, "order": order}, axis=axis)
+    axis = alt.Axis(domain=False, ticks=False, grid=grid)
+    return alt.Y(f"{field}:N", title=None, sort=alt.EncodingSortField(by, op=op, order=order), axis=axis)
 
 
-def _tips(*figures: tuple[str, str]) -> list[Spec]:
-    """What a point says: what it is, then these fields, each with its title."""
-    usual = (("latency_ms", "Latency, ms"), ("throughput", "Items/s"), ("speedup", "Speed-up, ×"))
-    return _what() + [_tip(*figure) for figure in figures or usual]
+def _tips(*figures: Tip) -> list[alt.Tooltip]:
+    """What a point says: what it is, then these figures."""
+    known = [alt.Tooltip("model:N", title="Model"), alt.Tooltip("configuration:N", title="Engine")]
+    known.append(alt.Tooltip("batch_size:Q", title="Batch"))
+    for field, title in figures or (
+        ("latency_ms", "Latency, ms"),
+        ("throughput", "Items/s"),
+        ("speedup", "Speed-up, ×"),
+    ):
+        words = field == "part"
+        known.append(
+            alt.Tooltip(f"{field}:{'N' if words else 'Q'}", title=title, format=alt.Undefined if words else ",.4r")
+        )
+    return known
 
 
-def _what() -> list[Spec]:
-    return [_name("model", title="Model"), _name("configuration", title="Engine"), _number("batch_size", title="Batch")]
+def _unity() -> alt.Chart:
+    rule: alt.Chart = alt.Chart(alt.InlineData([{}])).mark_rule(strokeDash=[4, 3]).encode(x=alt.datum(1))
+    return rule
 
 
-def _tip(field: str, title: str) -> Spec:
-    return _number(field, title=title, format=",.4r")
+def _finished(chart: Any) -> Spec:
+    """As wide as its place on the page."""
+    # Altair would check each against Vega-Lite's schema, which takes longer than all else; the tests do.
+    spec: Spec = chart.properties(width="container").to_dict(validate=False)
+    return {key: value for key, value in spec.items() if key not in ("$schema", "config")}
