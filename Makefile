@@ -1,7 +1,8 @@
 # make bench   set up and run the main job          make test       set up and run all tests
 # make test-fast  those that start no process and import no torch: after each edit
 # make lint types                                   make test-gpu   the tests that need a GPU
-# make verify-gpu   our clocks beside NVBench's     make bench-overhead   what a process costs each case
+# make verify-gpu   our clocks next to NVBench's    make verify-cpu   our host clock next to plain loops
+# make bench-overhead   what a process costs each case
 # make bench-tables   compare and report over 100,000 cases and 10 million samples
 #
 # RUN is the Python that has everything installed; give it to use one of your own: make test-gpu RUN=python3
@@ -21,7 +22,7 @@ TEST_READY :=
 VERIFY_READY :=
 endif
 
-.PHONY: bench test test-fast test-gpu lint types bench-overhead bench-tables verify-gpu
+.PHONY: bench test test-fast test-gpu lint types bench-overhead bench-tables verify-cpu verify-gpu
 
 bench: $(BENCH_READY)
 	$(RUN) -m profiler bench.yaml
@@ -50,6 +51,10 @@ bench-tables: $(BENCH_READY)
 	PYTHONPATH=.:$$PYTHONPATH $(RUN) benchmarks/tables.py
 
 # The clocks beside NVBench, triton and torch.utils.benchmark; about 10 minutes on an H200.
+# The host clock next to plain loops, torch's Timer and benchmark_app; about 3 minutes, on a machine that does nothing else.
+verify-cpu: $(TEST_READY)
+	PYTHONPATH=.:benchmarks:$$PYTHONPATH $(RUN) benchmarks/verify_cpu.py
+
 verify-gpu: $(VERIFY_READY)
 	PYTHONPATH=.:$$PYTHONPATH $(RUN) benchmarks/verify_gpu.py
 

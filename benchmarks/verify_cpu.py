@@ -68,7 +68,7 @@ def main() -> None:
     start_forkserver(logs / "forkserver.log")
     config = load_config(HERE / "verify_cpu.yaml", "cpu")
     cases = make_plan(config, "cpu", parse_only(options.only))
-    prepared = prepare(cases, config.budget, logs, config.import_from, lambda what, done, total: None)
+    prepared = prepare(cases, config.budget, logs, tuple(map(str, config.import_from)), lambda what, done, total: None)
     rows = []
     print(f"{'median µs per call':<24}" + "".join(f"{name:>14}" for name in (*TOOLS, "difference", "share")))
     for case in cases:
@@ -102,9 +102,9 @@ def write(rows: list[Row], path: Path) -> None:
 
 def time_cell(task: Task, report: Report) -> tuple[dict[str, float], float]:
     """Each tool's median over the rounds in microseconds, and the median difference of ours to the plain loop."""
-    import engines
     from torch.utils.benchmark import Timer
 
+    import engines
     from profiler.worker.clock import CpuClock
     from profiler.worker.sampling import first_run, measure, warm_up
 
@@ -201,7 +201,8 @@ def _openvino(job: Any) -> Callable[[], Any]:
     request = compiled.create_infer_request()
     for number, array in enumerate(job.inputs):
         request.set_input_tensor(number, openvino.Tensor(array))
-    return request.infer
+    call: Callable[[], Any] = request.infer
+    return call
 
 
 PLAIN: dict[str, Callable[[Any], Callable[[], Any]]] = {
@@ -214,7 +215,10 @@ PLAIN: dict[str, Callable[[Any], Callable[[], Any]]] = {
 
 
 def _benchmark_app(task: Task) -> float:
-    """What OpenVINO's own tool says of a call, in microseconds, in a process of its own."""
+    """What OpenVINO's own tool says of a call, in microseconds, in a process of its own.
+
+    A mean, since of its median it gives two decimals of a millisecond.
+    """
     shapes = ",".join(f"[{task.case.batch_size},{','.join(map(str, spec.shape[1:]))}]" for spec in task.prepared.specs)
     with tempfile.TemporaryDirectory() as folder:
         command = ["benchmark_app", "-m", str(task.prepared.onnx["fp32"]), "-d", "CPU", "-api", "sync", "-t", "2",
@@ -222,8 +226,8 @@ def _benchmark_app(task: Task) -> float:
                    "-report_folder", folder]  # fmt: skip
         program = Path(sys.executable).with_name(command[0])
         subprocess.run([program, *command[1:]], check=True, capture_output=True, text=True)
-        found = json.loads(next(Path(folder).glob("*.json")).read_text())
-    return 1e3 * float(found["execution_results"]["latency_median"])
+        found = json.loads(next(Path(folder).glob("*.json")).read_text())["execution_results"]
+    return 1e3 * float(found["total execution time (ms)"]) / float(found["total number of iterations"])
 
 
 def _threads() -> int:
