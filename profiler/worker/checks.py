@@ -54,7 +54,7 @@ def _check_gradients(task: Task, session: Session, result: Result) -> None:
     """Add the errors of loss and gradients; fail a row whose gradients are wrong."""
     case = task.case
     if not has_checked_gradients(case):
-        result.warnings.append(Warning("unchecked-gradients", "dropout is on, so they are others in every iteration"))
+        result.warnings.append(Warning("unchecked-gradients", "dropout is on, so they differ in every iteration"))
         return
     items = reference_items(case.batch_size)
     reference = task.prepared.gradients.get((case.training.head, items), "none was made")
