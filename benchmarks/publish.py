@@ -51,7 +51,7 @@ Line = Mapping[str, Any]
 MACHINE = ("Part", "What")
 """Heads of the table of a machine's facts."""
 Column = tuple[str, Callable[[Line], str]]
-"""A head, and what stands below it for a line. A column that is empty for all lines is left out."""
+"""A heading, and a line's cell below it. A column that is empty for all lines is left out."""
 Group = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
@@ -219,7 +219,7 @@ def _order(key: Mapping[str, Any]) -> tuple[Any, ...]:
     return key["pass"], _natural(key["model"]), key["batch_size"], key["extra"] or ""
 
 
-# What stands in a cell.
+# The cells.
 
 
 def _figure(value: float | None, digits: int = 3) -> str:
@@ -255,9 +255,9 @@ def _speedup(line: Line) -> str:
 
 def _verdict(line: Line, clock: str) -> str:
     """Only of lines on this headline clock; on a GPU with the ratio that it judges."""
-    said = label(line["verdict"])
+    verdict = label(line["verdict"])
     ratio = f"{_figure(line['device_speedup'])} " if clock == "event" else ""
-    return f"{ratio}{said}" if said and line["clock"] == clock else ""
+    return f"{ratio}{verdict}" if verdict and line["clock"] == clock else ""
 
 
 def _split(line: Line) -> str:
@@ -312,14 +312,14 @@ def table_lines(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str
 
 
 def _page(model: str, groups: Sequence[Group], results: pl.DataFrame, environment: Mapping[str, Any]) -> str:
-    said = [sentence for key, lines in groups if (sentence := sentences.group_sentence(key, lines))]
+    found = [sentence for key, lines in groups if (sentence := sentences.group_sentence(key, lines))]
     text = [
         MADE,
         f"# {model}",
         "",
         f"{_machine(environment)}. [How to read this, and the other models](README.md)",
         "",
-        *(f"- {sentence}" for sentence in said),
+        *(f"- {sentence}" for sentence in found),
     ]
     for key, lines in groups:
         what = ", ".join([key["pass"].capitalize(), f"batch {key['batch_size']}", *setting_words(key["setting"])])
@@ -432,7 +432,7 @@ def _explained(lines: Sequence[Line], into: Path) -> list[str]:
         )
     if any(line["verdict"] for line in lines):
         where = "On device is the speed-up of device time, with a" if "event" in clocks else "The"
-        text.append(f"- {where} verdict between processes; tie, ≈: the replicates do not tell the two apart.")
+        text.append(f"- {where} verdict between processes; tie, ≈: the replicates cannot distinguish the two.")
     if any(line["fraction_of_peak"] is not None for line in lines):
         text.append("- Of peak is relative to the rate that the device itself reached at that precision (see Runs).")
     if any(map(_split, lines)):

@@ -114,7 +114,7 @@ def find_gpu(engine: Engine, target: str | None, option: str = "--engine") -> Gp
     """The GPU to build on and for; None with a target, or without a GPU. Raises ConfigError where one is needed."""
     if target is not None:
         if engine.compute_capabilities is None:
-            raise ConfigError(f"--target: {engine.name} builds for the GPU that it runs on alone; leave out --target")
+            raise ConfigError(f"--target: {engine.name} builds only for the GPU that it runs on; leave out --target")
         return None
     gpu = next(iter(nvml.visible_gpus()), None)
     if gpu is None and engine.builds != "anywhere":

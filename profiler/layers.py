@@ -20,7 +20,7 @@ from profiler.tables.writers import print_table
 
 _KEYS = ("model", "variant", "pass", "precision", "batch_size")
 _GROUP = ("model", "pass", "precision", "batch_size", "setting")
-"""What the variants that stand side by side have in common."""
+"""What variants must have in common to be shown side by side."""
 _WRITTEN = {"batch_size": "batch"}
 _BAR = 10
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -28,9 +28,7 @@ _METHOD = (
     "Layers are timed in some calls of their own, with a profiler on. On CUDA their time is the device's, without the"
     " gaps between kernels; on the CPU it is the host's."
 )
-_READING = (
-    "×3 is three layers together. A row holds the nodes that some runtime runs as one; they cannot be told apart."
-)
+_READING = "×3 is three layers together. A row holds the nodes that some runtime runs as one; they cannot be separated."
 
 
 def execute(options: Options, console: Console) -> int:
@@ -57,9 +55,9 @@ def read(run: Path) -> list[Profiled]:
     runs = read_runs([run])
     rows = runs.results.collect()
     if runs.layers is None:
-        told = rows["warnings"].explode().drop_nulls()
-        told = told.filter(told.str.starts_with("no-layers"))
-        why = f" ({told[0]})" if len(told) else ""
+        warnings = rows["warnings"].explode().drop_nulls()
+        reasons = warnings.filter(warnings.str.starts_with("no-layers"))
+        why = f" ({reasons[0]})" if len(reasons) else ""
         raise ConfigError(
             f"layers {run}: this run has no layers{why}; a run gets them by --profile, for "
             f"example python -m profiler bench.yaml --profile; one that is not complete, for what it lacks, by "
@@ -73,13 +71,13 @@ def select(cases: Sequence[Profiled], chosen: Mapping[str, str | None]) -> list[
 
     Raises ConfigError, with what there is, if none has.
     """
-    wanted = {key: text.split(",") for key, text in chosen.items() if text}
-    found = [c for c in cases if all(str(c.row[key]) in values for key, values in wanted.items())]
+    requested = {key: text.split(",") for key, text in chosen.items() if text}
+    found = [c for c in cases if all(str(c.row[key]) in values for key, values in requested.items())]
     if not found:
         there = "; ".join(
             f"{_WRITTEN.get(key, key)} {', '.join(dict.fromkeys(str(c.row[key]) for c in cases))}" for key in _KEYS
         )
-        asked = " and ".join(f"{_WRITTEN.get(key, key)} {' or '.join(values)}" for key, values in wanted.items())
+        asked = " and ".join(f"{_WRITTEN.get(key, key)} {' or '.join(values)}" for key, values in requested.items())
         raise ConfigError(f"no profiled case has {asked}; there is: {there}")
     return found
 
@@ -119,14 +117,14 @@ def _case_table(case: Profiled, top: int | None) -> Table:
 
 def _summary(case: Profiled) -> str:
     """Like "175 layers, 1.066 ms together: 44 % of the latency of 2.400 ms, 96 % of the 1.110 ms on the device"."""
-    said = f"{len(case.layers)} layers, {decimals(case.ms)} ms together"
+    text = f"{len(case.layers)} layers, {decimals(case.ms)} ms together"
     figures = (("latency_ms", "the latency of {} ms"), ("gpu_ms", "the {} ms on the device"))
     parts = [
         f"{percent(case.ms / case.row[column])} % of {words.format(decimals(case.row[column]))}"
         for column, words in figures
         if case.row[column]
     ]
-    return said + (f": {', '.join(parts)}" if parts else "")
+    return text + (f": {', '.join(parts)}" if parts else "")
 
 
 def _side_by_side(cases: Sequence[Profiled], top: int | None) -> Table:

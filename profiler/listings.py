@@ -48,12 +48,12 @@ def print_environment(_: Environment, console: Console) -> int:
     return 0
 
 
-def engines_table(wanted: str) -> Table:
+def engines_table(requested: str) -> Table:
     """Every preset: what it can do on the device, by pass, and what is missing with the command that installs it.
 
     Raises ConfigError for a word that is no device.
     """
-    target = resolve_device(check_device(wanted))
+    target = resolve_device(check_device(requested))
     device, gpu = target.kind, target.gpu
     card = f" ({gpu.name}, compute capability {gpu.compute_capability})" if gpu else ""
     if device == "cuda" and gpu is None:

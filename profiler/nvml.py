@@ -51,11 +51,11 @@ def visible_gpus() -> list[Gpu]:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle).total / MIB
         uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
         gpus.append(Gpu(number, uuid, name, memory, driver, _compute_capability(nvml, handle)))
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
+    requested = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if requested is None:
         return gpus
     chosen = []
-    for word in filter(None, wanted.split(",")):
+    for word in filter(None, requested.split(",")):
         match = [g for g in gpus if word == str(g.index) or (not word.isdigit() and g.uuid.startswith(word))]
         if not match:
             break  # As CUDA does: an invalid entry hides itself and what follows.

@@ -32,7 +32,7 @@ class Run:
     retry: Annotated[bool, Option("--retry", help="With --resume: measure again what is not ok, too")] = False
     strict: Annotated[bool, Option("--strict", help="Exit with 1 if any case failed, not only if all did")] = False
     profile: Annotated[
-        bool, Option("--profile", help="Take every measured case's layers apart, too: see profiler layers")
+        bool, Option("--profile", help="Also time each layer of every measured case: see profiler layers")
     ] = False
     machine: Annotated[
         str | None, Option(help="What it is called and costs: label=H200,cloud=…,instance=…,usd_per_hour=7.9")
@@ -102,10 +102,10 @@ class Recommend:
     precision: Annotated[str | None, Option(help="Precisions to choose from, such as fp32,fp16")] = None
     extra: Annotated[str | None, Option(help="Which training, as ids end: optimizer=sgd, or plain")] = None
     max_latency_ms: Annotated[
-        Sequence[str], Option(help="Most milliseconds of a call: 2 (the median), p99=2, or both")
+        Sequence[str], Option(help="Maximum latency per call (ms): 2 (the median), p99=2, or both")
     ] = ()
-    min_throughput: Annotated[float | None, Option(help="Least items a second")] = None
-    max_memory_mib: Annotated[float | None, Option(help="Most memory at its peak")] = None
+    min_throughput: Annotated[float | None, Option(help="Minimum throughput (items/s)")] = None
+    max_memory_mib: Annotated[float | None, Option(help="Maximum peak memory (MiB)")] = None
     max_error: Annotated[float | None, Option(help="Largest rel_l2_error (training: gradient_error)")] = None
     usd_per_hour: Annotated[
         Sequence[str], Option(help="The machine's price, LABEL=3.5 for one of several; in place of the runs'")
@@ -129,7 +129,7 @@ class Compare:
     best: Annotated[bool, Option("--best", help="Of each side the fastest variant, whatever its name")] = False
     only: Only = ()
     references: Annotated[
-        Sequence[str], Option("--reference", help="Published figures to stand beside the runs, such as cnn-benchmarks")
+        Sequence[str], Option("--reference", help="Published figures to show next to the runs, such as cnn-benchmarks")
     ] = ()
     fail_on_regression: Annotated[
         str | None, Option(help="Exit with 1 if a cell is slower by more than this, such as 5%")
@@ -173,7 +173,7 @@ class Suites:
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """Print finished runs beside a published benchmark's figures, and who is how many times faster."""
+    """Print finished runs next to a published benchmark's figures, and who is how many times faster."""
 
     runs: Annotated[Sequence[str], Argument(help="Folders of finished runs, of one or several machines")]
     study: Annotated[str, Option(help="cnn-benchmarks, cloud-gpus, convnet-benchmarks or gpu-study")]

@@ -77,22 +77,22 @@ def _facts(environment: Mapping[str, Any], prefix: str) -> list[tuple[str, str |
         if isinstance(value, Mapping):
             facts += _facts(value, f"{prefix}{key}.")
         else:
-            said = value if value is None or isinstance(value, str) else json.dumps(value)
-            facts.append((f"{prefix}{key}", said))
+            text = value if value is None or isinstance(value, str) else json.dumps(value)
+            facts.append((f"{prefix}{key}", text))
     return facts
 
 
 def _explain(error: Exception, tables: Mapping[str, pl.LazyFrame]) -> str:
     """What is wrong, with the column or table that was probably meant."""
-    said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    if isinstance(error, pl.exceptions.ColumnNotFoundError) and (named := re.search(r'"([^"]+)"', said)):
+    message = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    if isinstance(error, pl.exceptions.ColumnNotFoundError) and (named := re.search(r'"([^"]+)"', message)):
         columns = dict.fromkeys(name for frame in tables.values() for name in frame.collect_schema())
         hint = nearest(named[1], columns)
         return f"there is no column '{named[1]}'{hint}"
-    relation = re.search(r"relation '([^']+)' was not found", said)
+    relation = re.search(r"relation '([^']+)' was not found", message)
     if relation:
         return f"there is no table '{relation[1]}'; there are {', '.join(tables)}"
-    return f"{said} (for example: {_EXAMPLE})"
+    return f"{message} (for example: {_EXAMPLE})"
 
 
 def _print(console: Console, found: pl.DataFrame, most: int) -> None:

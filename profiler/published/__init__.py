@@ -1,4 +1,4 @@
-"""Published benchmarks beside own runs.
+"""Compare runs with published benchmarks.
 
-The way: studies → references, setups → tables, layers, study → conclusions; suites lists the jobs.
+From first to last: studies → references → setups → printed, layers, tables → conclusions; suites lists the jobs.
 """

@@ -40,7 +40,7 @@ def present(
 ) -> bool:
     """Print the study's tables and its most telling conclusions; write all of them into the folder `into`.
 
-    Returns whether there was anything: results of other networks alone belong into no table.
+    Returns whether there was anything: there is no table for results of other networks only.
     """
     tables = published_tables(study, results, environments)
     if not tables:
@@ -79,7 +79,7 @@ def covers(study: str, group: Mapping[str, Any]) -> bool:
 
 
 def print_published(console: Console, printed: Printed) -> None:
-    """Print the table's sections in which rows of ours stand, ours marked and bold."""
+    """Print the table's sections that have rows of ours, which are marked and bold."""
     console.print()
     console.print(Text(printed.title, style="bold underline"))
     if printed.note:

@@ -28,7 +28,7 @@ Own machines and libraries come first."""
 
 @dataclass(frozen=True)
 class Subject:
-    """What the times are of, and of which passes; `manner` is said where that is not both."""
+    """What the times are of, and of which passes; `manner` names those where it is not both."""
 
     noun: str
     passes: str = "a forward and a backward pass"
@@ -36,7 +36,7 @@ class Subject:
 
 
 MODELS = Subject("models")
-FORWARD_ALONE = Subject("models", "a forward pass", "forward alone")
+FORWARD_ONLY = Subject("models", "a forward pass", "forward only")
 SINGLE_LAYERS = Subject("layers")
 
 
@@ -82,7 +82,7 @@ class Comparison:
         if len(self.networks) == self.of:
             over = f"Across all {noun}"
         elif len(self.networks) == 1:
-            over = f"On {self.networks[0]} alone"
+            over = f"On {self.networks[0]} only"
         else:
             over = f"Across the {len(self.networks)} {noun} that both ran"
         on = f" on the {self.machine}" if self.machine else ""
@@ -140,7 +140,7 @@ def compare_libraries(times: pl.DataFrame) -> list[Comparison]:
 
 
 def compare_setups(times: pl.DataFrame) -> list[Comparison]:
-    """Machines with their libraries; what both ends have in common is said once."""
+    """Machines with their libraries; what both have in common is left out."""
     return _shortened(compare(times, "setup"), times)
 
 
@@ -170,7 +170,7 @@ def times_of(study: str, results: pl.DataFrame) -> dict[Subject, pl.DataFrame]:
     """Published and own times of one image, by what they are of; only where some are ours."""
     own = setups.times(results).filter(pl.col("model_kind") != "layer")
     rows = _per_image(study, setups.network_times(study, own).filter(~pl.col("swept")))
-    subjects = {"training": MODELS, "inference": FORWARD_ALONE}
+    subjects = {"training": MODELS, "inference": FORWARD_ONLY}
     found = {subjects[pass_]: rows.filter(pl.col("pass") == pass_) for pass_ in STUDIES[study].passes}
     if "layers" in STUDIES[study].tables:
         found[SINGLE_LAYERS] = layer_times(results).with_columns(of=pl.lit(len(LAYERS)))
@@ -178,7 +178,7 @@ def times_of(study: str, results: pl.DataFrame) -> dict[Subject, pl.DataFrame]:
 
 
 def published_times(study: str) -> pl.DataFrame:
-    """The published rows alone, as `times_of` has them."""
+    """Only the published rows, as `times_of` has them."""
     return _per_image(study, setups.published_times(study))
 
 
@@ -236,7 +236,7 @@ def _minibatch(study: str, results: pl.DataFrame) -> list[str]:
 
 
 def _of_several_machines(times: pl.DataFrame) -> list[Comparison]:
-    """Libraries; ours only where several machines of ours ran, for one machine's stand among the setups."""
+    """Libraries; ours only where several machines of ours ran, for one machine's are among the setups."""
     several = times.filter("ours")["machine"].n_unique() > 1
     return [c for c in compare_libraries(times) if several or not c.ours]
 

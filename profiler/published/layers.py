@@ -30,7 +30,7 @@ _SETUP = ["setup", "machine", "library", "implementation", "batch_size"]
 _LABELS = [label("machine", "GPU"), label("library", "Library"), label("implementation", "Class/Function")]
 _CLOCK = (
     "Own times are the device's, without gaps between launches, where those could be kept out; engines that run"
-    ' inference alone have a forward time. "best of ours" takes the fastest variant for each layer and pass, at one'
+    ' only inference have a forward time. "best of ours" takes the fastest variant for each layer and pass, at one'
     " precision."
 )
 
@@ -38,7 +38,7 @@ _CLOCK = (
 def layer_tables(_: str, __: pl.DataFrame, results: pl.DataFrame) -> list[Printed]:
     """The sums over the five layers, the breakdown by pass, and the peak memory; none where there are no such layers.
 
-    L1 to L5 alone stand in them: no other layer was published.
+    Only L1 to L5 are in them: no other layer was published.
     """
     mine = _own(results)
     return [] if mine.is_empty() else [_sums(mine), _breakdown(mine), _memory(mine)]
@@ -135,7 +135,7 @@ def _breakdown(mine: pl.DataFrame) -> Printed:
 
 
 def _memory(mine: pl.DataFrame) -> Printed:
-    """Peak memory of a layer's training pass, or of inference where that alone was measured; nothing was published."""
+    """Peak memory of a layer's training pass, or of inference where only that was measured; nothing was published."""
     rows = mine.drop_nulls("peak_memory_mib").with_columns(pl.col("peak_memory_mib").round(0).cast(pl.Int64))
     wide = rows.pivot("layer", index=_SETUP, values="peak_memory_mib", maintain_order=True, aggregate_function="first")
     frame = wide.with_columns(ours=pl.lit(True))

@@ -62,7 +62,7 @@ def joined_notes() -> list[pl.Expr]:
 
 
 def label(column: str, heading: str) -> Field:
-    """A column of words, which tell rows apart."""
+    """A column of words by which rows are known."""
     return words(heading, column, repeated=True)
 
 

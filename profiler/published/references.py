@@ -34,7 +34,7 @@ _ROW = {
     "published_library": pl.String,
     "implementation": pl.String,
 }
-"""What tells the rows of a study's tables apart; its file may lack some."""
+"""What distinguishes the rows of a study's tables; its file may lack some."""
 _LAYER_ROW = ["rank", "batch_size", "machine", "library", "implementation"]
 
 

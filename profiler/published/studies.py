@@ -30,7 +30,7 @@ class Study:
     tables: tuple[str, ...] = ("networks",)
     """Names of profiler.published.tables.TABLES; every study also has its machines and what the images cost."""
     columns: Mapping[str, str] = field(default_factory=lambda: _COLUMNS)
-    """Headings of what its tables say of a row. With an `implementation`, that tells variants, not the library."""
+    """Headings of its tables' first columns. `implementation`, where it is one, names the variant, not `library`."""
     passes: tuple[Pass, ...] = ("training",)
     """Training is a forward and a backward pass, inference the forward pass only."""
     batch_size: int | None = None

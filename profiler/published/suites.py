@@ -28,7 +28,7 @@ class Suite:
 
     @property
     def source(self) -> str:
-        """The benchmark that it reproduces, and where that stands."""
+        """The benchmark that it reproduces, with its address."""
         study = STUDIES.get(self.config.published or "")
         return ", ".join(filter(None, (study.title, study.address))) if study else ""
 
@@ -49,9 +49,9 @@ def read_suites(device: Device) -> list[Suite]:
     return [Suite(path, load_config(path, device), _first_comment(path)) for path in paths]
 
 
-def suites_table(wanted: str) -> Table:
+def suites_table(requested: str) -> Table:
     """File, source, what it measures, cases and time here, command. Raises ConfigError for an unknown device."""
-    target = resolve_device(check_device(wanted))
+    target = resolve_device(check_device(requested))
     device, gpu = target.kind, target.gpu
     title = f"Suites on {device}{f' ({gpu.name})' if gpu else ''}; run one by its file:"
     command = f"python -m profiler {_shown(FOLDER / 'cnn-benchmarks.yaml')}"

@@ -22,7 +22,7 @@ from profiler.tables.writers import escape_markdown
 Environment = Mapping[str, Any]
 """What environment.json holds; `machine` is what to call it, as in profiler.results.reading.Run."""
 
-_PICTURES = "The source printed its figures as pictures: of them only those in its text stand here."
+_PICTURES = "The source printed its figures as pictures: only those in its text are here."
 _SECTIONS = {"inference": "forward", "training": "forward + backward"}
 _HARDWARE = [
     *(label("gpu", "GPU"), label("cloud", "Cloud"), label("instance", "Instance Name"), label("memory", "Memory")),
@@ -93,7 +93,7 @@ def minibatch_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Print
         .agg(pl.format("{} at {}", pl.col(note).first(), pl.col("batch_size").min()).alias(note) for note in NOTES)
     )
     by_size = swept.sort("batch_size", maintain_order=True).with_columns(pl.col("batch_size").cast(pl.String))
-    # Of runs that differ in the machine's price alone, the faster.
+    # Of runs that differ only in the machine's price, the faster.
     wide = by_size.pivot("batch_size", index=keys, values="per_item_ms", maintain_order=True, aggregate_function="min")
     order = swept.select("published_network").unique(maintain_order=True)
     frame = order.join(wide, on="published_network", maintain_order="left_right").join(notes, on=keys, how="left")
@@ -133,7 +133,7 @@ def hardware_table(name: str, own: pl.DataFrame, environments: Sequence[Environm
             rows.append({"gpu": machine["machine"], **known, "ours": True})
     published = references.hardware(name).with_columns(ours=pl.lit(False))
     mine = pl.DataFrame(rows if len(published) else [], schema=published.schema)
-    note = "Own rows: memory as the system tells it, FP32 TFLOPS as measured in matrix products."
+    note = "Own rows: memory as the system reports it, FP32 TFLOPS as measured in matrix products."
     return Printed("hardware", "The machines", pl.concat([mine, published]), _HARDWARE, note=note)
 
 

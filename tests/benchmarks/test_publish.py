@@ -239,8 +239,8 @@ def test_the_runs_are_told_with_commands_seconds_and_roofs(published, golden):
     assert "`python -m profiler jobs/bench.yaml --output runs --only model=alexnet`" in text
     assert "`python -m profiler jobs/bench.yaml --output runs --only model=resnet50`" in text
     assert "1. `python -m profiler jobs/first.yaml`, then `python -m profiler jobs/bench.yaml" in text
-    assert "of 40 s went" in text
-    assert "of 41 s went" in text
+    assert "Took 40 s (measuring" in text
+    assert "Took 41 s (measuring" in text
     assert f"120 cases: {golden[0].filter(status='ok').height} ok, 1 failed" in text
     assert "| 2 | 51.5 | 4,123 |" not in text  # Four digits are for what decides.
     assert "| 2 | 51.5 | 4,120 |" in text

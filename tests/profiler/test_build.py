@@ -185,7 +185,7 @@ WRONG = {
     "engine of another kind": ("ort", GOOD, ["--engine: 'ort' builds nothing ahead of time", "trt-rtx"]),
     "engine by its long name": ("tensorrt", GOOD, ["did you mean 'trt'?"]),
     "no GPU for TensorRT": ("trt", GOOD[:4], ["times kernels on the GPU, and no NVIDIA GPU answers here"]),
-    "target of TensorRT": ("trt", GOOD, ["--target: trt builds for the GPU that it runs on alone"]),
+    "target of TensorRT": ("trt", GOOD, ["--target: trt builds only for the GPU that it runs on"]),
     "no target": ("trt-rtx", GOOD[:4], ["--target is missing", "valid: sm75, ", "sm89", "all"]),
     "unknown target": ("trt-rtx", (*GOOD[:4], "--target", "sm90"), ["--target: unknown 'sm90'; valid: sm75, "]),
     "unknown model": ("trt-rtx", ("--model", "resnet5", *GOOD[2:]), ["--model: 'resnet5'", "'resnet50'"]),

@@ -11,7 +11,7 @@ import pytest
 
 from profiler.published import conclusions, references
 from profiler.published.conclusions import (
-    FORWARD_ALONE,
+    FORWARD_ONLY,
     MODELS,
     SINGLE_LAYERS,
     Comparison,
@@ -130,7 +130,7 @@ def times(**setups: list[float]) -> pl.DataFrame:
         ([1.04, 2.0, 2.9], "==", "Across all models, **fast == slow**: within 5 % of each other."),
         ([0.9, 3.0, 3.0], "~", f"{ALL} the fast is **0.90x to 1.50x** as fast as slow: neither is faster on all."),
         ([1.04, 2.0, 3.2], "~", f"{ALL} the fast is **1.00x to 1.07x** as fast as slow: neither is faster on all."),
-        ([2.5], ">", "On A alone, the fast is **2.5x** faster than slow."),
+        ([2.5], ">", "On A only, the fast is **2.5x** faster than slow."),
         ([2.5, 5.0], ">", "Across the 2 models that both ran, the fast is **2.5x** faster than slow."),
         ([130.0, 500.0, 600.0], ">", "Across all models, the fast is **130x to 250x** faster than slow."),
     ],
@@ -188,7 +188,7 @@ def test_a_cpu_of_ours_is_compared_with_the_published_cpu() -> None:
     assert conclusions.best_published(found) == {"Dual Xeon E5-2630 v3"}
     (pair,) = most_telling(found)
     assert pair.sentence() == (
-        "On ResNet-50 alone, the Mine with PyTorch 2.11 eager fp32 is **2.0x** faster than Dual Xeon E5-2630 v3."
+        "On ResNet-50 only, the Mine with PyTorch 2.11 eager fp32 is **2.0x** faster than Dual Xeon E5-2630 v3."
     )
 
 
@@ -246,10 +246,10 @@ def test_the_gpu_study_compares_forward_and_backward() -> None:
         case("vgg16", ms=42.028, batch_size=64), case("vgg16", ms=1.0, batch_size=64, **{"pass": "inference"})
     )  # fmt: skip
     found = conclusions.times_of("gpu-study", rows)
-    assert list(found) == [MODELS, FORWARD_ALONE]
+    assert list(found) == [MODELS, FORWARD_ONLY]
     (pair,) = most_telling(found[MODELS])
     assert pair.sentence() == (
-        "On Oxford VGG alone, the H200 with PyTorch 2.11 eager fp32, cuDNN 9.19 is **10.0x** faster than GTX 1080 with "
+        "On Oxford VGG only, the H200 with PyTorch 2.11 eager fp32, cuDNN 9.19 is **10.0x** faster than GTX 1080 with "
         "TensorFlow 1.0.0, cuDNN 5.1."
     )
 
@@ -262,9 +262,9 @@ def test_the_gpu_study_compares_the_forward_pass_alone_too() -> None:
         for name in ("vgg16", "alexnet")
     ]
     rows = frame(*eager, *ort)
-    (pair,) = most_telling(*conclusions.times_of("gpu-study", rows).values(), subject=FORWARD_ALONE)
+    (pair,) = most_telling(*conclusions.times_of("gpu-study", rows).values(), subject=FORWARD_ONLY)
     assert pair.sentence() == (
-        "Across the 2 models that both ran on the H200, forward alone, ONNX Runtime 1.31 ort fp32 is **1.50x** faster "
+        "Across the 2 models that both ran on the H200, forward only, ONNX Runtime 1.31 ort fp32 is **1.50x** faster "
         "than PyTorch 2.11 eager fp32."
     )
     assert "their times for a forward pass, per\nimage" in conclusions.markdown("gpu-study", rows)
