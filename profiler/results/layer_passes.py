@@ -1,4 +1,4 @@
-"""Set the passes of single layers side by side, and pick the best of each layer.
+"""Compare the passes of single layers, and pick the best engine for each.
 
 The form of convnet-benchmarks' layer-wise tables (https://github.com/soumith/convnet-benchmarks), whose last row picks
 the fastest library for each layer and pass: what an engine would reach that chose among all of them.
@@ -78,7 +78,7 @@ def best_per_layer(rows: pl.DataFrame) -> pl.DataFrame:
     clocks = pl.col("clock").drop_nulls().unique(maintain_order=True).str.join(" and ").replace("", None)
     # Every layer in every group, so that a missing one blanks the sums.
     layers = rows.select("machine", "device", "batch_size", "layer").unique(maintain_order=True)
-    groups = rows.select(_GROUP).unique(maintain_order=True)
+    groups = rows.select(_GROUP).unique(maintain_order=True).with_row_index("place")
     every = groups.join(layers, on=["machine", "device", "batch_size"], nulls_equal=True, maintain_order="left_right")
     found = rows.group_by([*_GROUP, "layer"]).agg(*fastest, *names, clocks)
     best = every.join(found, on=[*_GROUP, "layer"], how="left", nulls_equal=True, maintain_order="left")
@@ -86,10 +86,9 @@ def best_per_layer(rows: pl.DataFrame) -> pl.DataFrame:
         pl.when(pl.col(f"{part}_ms").is_not_null().all()).then(pl.col(f"{part}_ms").sum()).alias(f"{part}_ms")
         for part in PARTS
     ]
-    sums = best.group_by(_GROUP, maintain_order=True).agg(pl.lit(ALL_LAYERS).alias("layer"), *whole)
-    joined = [part for group in groups.iter_rows() for part in (_of(best, group), _of(sums, group))]
+    sums = best.group_by("place", *_GROUP).agg(pl.lit(ALL_LAYERS).alias("layer"), *whole)
+    both = pl.concat([best, sums], how="diagonal").sort("place", maintain_order=True)
     backward = pl.col("grad_input_ms") + pl.col("grad_weight_ms")
-    both = pl.concat([best.clear(), *joined], how="diagonal")
     both = both.with_columns(backward_ms=backward, total_ms=pl.col("forward_ms") + backward)
     parts = [f"{part}_{what}" for part in PARTS for what in ("ms", "variant")]
     return both.select(*_GROUP, "layer", *parts, "backward_ms", "total_ms", "clock")
@@ -126,7 +125,3 @@ def _inference(layers: pl.DataFrame) -> pl.DataFrame:
 def _of_pass(layers: pl.DataFrame, pass_: str) -> pl.DataFrame:
     found = merge(layers.filter(pl.col("pass") == pass_), KEYS, [*_MEASURES, "clock", "status", "reason"])
     return found.with_columns(reason=pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).otherwise("reason"))
-
-
-def _of(frame: pl.DataFrame, group: tuple[object, ...]) -> pl.DataFrame:
-    return frame.filter(*(pl.col(key).eq_missing(pl.lit(value)) for key, value in zip(_GROUP, group, strict=True)))

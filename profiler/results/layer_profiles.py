@@ -1,4 +1,4 @@
-"""Read what a run measured layer by layer, and set variants side by side by the exported nodes."""
+"""Read what a run measured layer by layer, and match the layers of variants by the exported nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters: addresses of runs, of this version or an older one. What leaves: `Runs`, their tables as one, lazily."""
+"""Read the folders of runs, of this version or an older one, as one table each, lazily."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Runs:
 def read_runs(addresses: Sequence[str | Path]) -> Runs:
     """The runs at these addresses: folders, patterns ("results/*"), or an object store's ("s3://bucket/results/*").
 
-    A run id that stands at two addresses counts once, where it stands first. Raises ConfigError for an address that
+    A run id that is at two addresses counts once, at the first one. Raises ConfigError for an address that
     holds no run, an empty one, or one that cannot be read.
     """
     notes: list[str] = []

@@ -174,9 +174,9 @@ class Result:
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
     """What the machine is called and costs; without a label its GPU's name, or its processor's."""
-    told = environment.get("machine") or {}
-    label = told.get("label") or environment.get("gpu") or environment.get("cpu")
-    return {"machine": label, **{key: told.get(key) for key in ("cloud", "instance", "usd_per_hour")}}
+    given = environment.get("machine") or {}
+    label = given.get("label") or environment.get("gpu") or environment.get("cpu")
+    return {"machine": label, **{key: given.get(key) for key in ("cloud", "instance", "usd_per_hour")}}
 
 
 def _cost(throughput: float | None, usd_per_hour: float | None) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""What enters: Results as they come. What leaves: a run's folder, journal first, Parquet last."""
+"""Write a run's folder: the journal as cases end, Parquet files at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from profiler.errors import ConfigError
 from profiler.job.case import Case, CaseId
 from profiler.job.config import Config
 from profiler.results import columns, warning_kinds
-from profiler.results.columns import LAYERS, RESULTS, SAMPLES, whole_row
+from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, whole_row
 from profiler.results.result import Result
 
 
@@ -86,7 +86,7 @@ class RunFolder:
 
     def results(self) -> dict[CaseId, Result]:
         """The journal's results by case id; the last line of a case counts, a line cut off by a crash does not."""
-        found: dict[CaseId, Result] = {}
+        known: dict[CaseId, Result] = {}
         if self.journal.exists():
             for line in self.journal.read_text().splitlines():
                 try:
@@ -94,18 +94,18 @@ class RunFolder:
                     columns.check([*result.figures, *result.clocks])
                 except (ValueError, TypeError, KeyError):
                     continue
-                found[result.case_id] = result
-        return found
+                known[result.case_id] = result
+        return known
 
     def write_parquet(
         self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Write and return results and samples of every case that has ended, in the plan's order."""
-        found = self.results()
-        done = [(case, found[case.id]) for case in cases if case.id in found]
+        known = self.results()
+        done = [(case, known[case.id]) for case in cases if case.id in known]
         rows = [result.row(self.run_id, suite, case, environment) for case, result in done]
         results = pl.DataFrame(list(map(whole_row, rows)), schema=RESULTS)
-        samples = pl.concat([_samples(self.run_id, result) for _, result in done] or [pl.DataFrame(schema=SAMPLES)])
+        samples = _samples(self.run_id, [result for _, result in done])
         results.write_parquet(self.path / "results.parquet")
         samples.write_parquet(self.path / "samples.parquet")
         layers = [row for _, result in done for row in _layers(self.run_id, result)]
@@ -128,21 +128,10 @@ def _layers(run_id: str, result: Result) -> list[dict[str, Any]]:
     ]
 
 
-def _samples(run_id: str, result: Result) -> pl.DataFrame:
-    columns: Iterable[tuple[str, list[float]]] = result.samples.items()
-    return pl.concat(
-        [
-            pl.DataFrame(
-                {
-                    "run_id": run_id,
-                    "case_id": str(result.case_id),
-                    "clock": clock,
-                    "index": range(len(values)),
-                    "ms": values,
-                },
-                schema=SAMPLES,
-            )
-            for clock, values in columns
-        ]
-        or [pl.DataFrame(schema=SAMPLES)]
-    )
+def _samples(run_id: str, results: Iterable[Result]) -> pl.DataFrame:
+    series = [(str(result.case_id), *clock) for result in results for clock in result.samples.items()]
+    schema = {"case_id": TEXT, "clock": TEXT, "ms": pl.List(MEASURE)}
+    frame = pl.DataFrame(series, schema=schema, orient="row").with_columns(run_id=pl.lit(run_id))
+    index = pl.int_ranges(pl.col("ms").list.len())
+    # A clock without samples has no rows.
+    return frame.with_columns(index=index).explode("index", "ms").drop_nulls("ms").select(*SAMPLES)

@@ -14,7 +14,7 @@ from profiler.results.replicates import OUT_OF_MEMORY
 from profiler.results.warning_kinds import KINDS
 from profiler.stats.ratios import Verdict
 from profiler.tables import numbers
-from profiler.tables.numbers import count, decimals, percent, times
+from profiler.tables.numbers import count, decimals, percent, significant, times
 
 Row = Mapping[str, Any]
 
@@ -101,7 +101,7 @@ def _family(row: Row, with_machine: bool, with_run: bool) -> str:
 
 
 def _knee(row: Row) -> str:
-    best = f"the best, {numbers.rate(row['best_throughput'])} at batch {row['best_batch']}"
+    best = f"the best, {significant(row['best_throughput'])} items/s at batch {row['best_batch']}"
     more = ", where the sweep ends" if row["open_ended"] else ""
     if row["knee"] == row["best_batch"]:
         return f"no smaller batch reaches {percent(KNEE_SHARE)} % of {best}{more}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from profiler.stats.samples import (
     EFFECTIVE_NEEDS,
+    Floats,
     block_count,
     bootstrap_medians,
     effective_size,
@@ -36,7 +38,7 @@ class StopRule:
     _ripe: bool = False
     _widths: list[float] = field(default_factory=list)
 
-    def reason(self, samples: list[float], elapsed: float) -> str | None:
+    def reason(self, samples: Sequence[float] | Floats, elapsed: float) -> str | None:
         """Why to stop now, after `elapsed` seconds, or None to go on."""
         n = len(samples)
         if n >= self.max_samples:

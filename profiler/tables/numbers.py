@@ -98,11 +98,6 @@ def duration(value: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def rate(value: float) -> str:
-    """Items a second: 1,053, 12.3."""
-    return f"{significant(value)} items/s"
-
-
 def each(form: Callable[[Any], str]) -> Format:
     """Every value by itself."""
     return lambda values: ["" if value is None else form(value) for value in values]

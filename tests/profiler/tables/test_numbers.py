@@ -55,8 +55,6 @@ def test_significant_digits_lose_none_before_the_point(value: float, text: str) 
         (numbers.duration, 200, "3 min 20 s"),
         (numbers.duration, 7500, "2 h 5 min"),
         (numbers.duration, -1, "0 s"),
-        (numbers.rate, 12.345, "12.3 items/s"),
-        (numbers.rate, 1053.2, "1,053 items/s"),
     ],
 )
 def test_a_number_in_a_sentence(form: Callable[[float], str], value: float, text: str) -> None:
