@@ -94,7 +94,7 @@ def _case() -> Iterator[Column]:
         "`extra` in its two parts: the first without its end (`optimizer=sgd/head=logits`; empty for nothing), the "
         "second as `cell`, `sweep` or `probe`"
     )
-    training = "what training did beside forward and backward; null in inference"
+    training = "what training did besides forward and backward; null in inference"
     yield _text("run_id", "", "the run's folder: UTC time, host, four hex digits")
     yield _text(
         "case_id",
@@ -117,7 +117,7 @@ def _case() -> Iterator[Column]:
         "Setting",
         "what else distinguishes the case, as at the end of its id: `optimizer=sgd/head=logits`, `sweep=batch` (a "
         "batch of a sweep, in one process with the others), `probe=largest` (a try of the search for the largest "
-        "batch; it has the headline clock alone, and no throughput)",
+        "batch; it has only the headline clock, and no throughput)",
     )
     yield _text("setting", "Setting", parts)
     yield _text("role", "Role", parts)
@@ -294,7 +294,7 @@ def _evidence() -> Iterator[Column]:
 
 
 def _machine() -> Iterator[Column]:
-    named = "as told by `machine` or `--machine`; without a label the GPU's name, or the processor's"
+    named = "as given by `machine` or `--machine`; without a label the GPU's name, or the processor's"
     yield _text("machine", "Machine", named)
     yield _text("cloud", "Cloud", named)
     yield _text("instance", "Instance", named)

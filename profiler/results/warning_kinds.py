@@ -156,7 +156,7 @@ _KINDS = (
         "!",
         "it fitted, and left no memory for the checks of outputs and types",
         "a batch of a sweep or of the search for the largest one fitted, and the checks of its outputs and types, "
-        "which take memory beside it, did not",
+        "which take memory of their own, did not",
     ),
     WarningKind(
         "built-here",
@@ -193,7 +193,7 @@ _KINDS = (
         "no-layers",
         "y",
         "the layers could not be profiled; the column warnings says why",
-        "`--profile` was given and the layers could not be timed; all else stands",
+        "`--profile` was given and the layers could not be timed; all other figures are there",
     ),
     WarningKind(
         "unclosed",
