@@ -19,7 +19,7 @@ from rich.text import Text
 
 from engines.base import Phase, Unsupported
 from engines.batch_range import parse_batches
-from engines.catalog import ENGINES, PRECISIONS, Engine, foreign_capability, unsupported
+from engines.catalog import ENGINES, PRECISIONS, Engine, TrtOptions, foreign_capability, unsupported
 from engines.requirements import explain, missing
 from engines.tensorrt_engines.build import (
     ALL_TARGETS,
@@ -58,15 +58,24 @@ _PROBE_SECONDS = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class BuildTask:
-    """One engine to build. `target` is None for the GPU here; `onnx` is None until the graph is there."""
+    """The engine of a case, by the case's options.
+
+    `target` is None for the GPU here; `onnx` is None until the graph is there.
+    """
 
     case: Case
-    batches: str
     target: str | None = None
-    optimization_level: int | None = None
-    workspace_mib: int | None = None
-    rebuild: bool = False
     onnx: Path | None = None
+
+    @property
+    def options(self) -> TrtOptions:
+        """The case's."""
+        return TrtOptions(**self.case.options)
+
+    @property
+    def batches(self) -> str:
+        """The range that it is for, or the one size."""
+        return self.options.batch_range or str(self.case.batch_size)
 
     @property
     def name(self) -> str:
@@ -142,25 +151,23 @@ def make_tasks(engine: Engine, options: Options) -> list[BuildTask]:
 
 def _tasks(engine: Engine, options: Options) -> Iterator[BuildTask]:
     names: dict[str, str] = {}
+    given = {name: getattr(options, name) for name in ("optimization_level", "workspace_mib", "rebuild")}
+    given = {name: value for name, value in given.items() if value is not None}
     for word in dict.fromkeys(options.models):
         source = _source(word, options)
         if names.setdefault(source.name, word) != word:
             raise ConfigError(f"--model: {names[source.name]} and {word} have one name; build them one after another")
         for precision in dict.fromkeys(_precisions(engine, source, options.precisions)):
-            case = Case(source.name, engine.name, engine.name, "inference", precision, 1, "cuda", 0, source)
             for batches in dict.fromkeys(options.batches.split(",")):
                 try:
                     parse_batches(batches)
                 except ValueError as error:
                     raise ConfigError(f"--batch: {error}") from None
-                yield BuildTask(
-                    case=case,
-                    batches=batches,
-                    target=options.target,
-                    optimization_level=options.optimization_level,
-                    workspace_mib=options.workspace_mib,
-                    rebuild=options.rebuild,
+                of_engine = {**given, "batch_range": batches}
+                case = Case(
+                    source.name, engine.name, engine.name, "inference", precision, 1, "cuda", 0, source, of_engine
                 )
+                yield BuildTask(case=case, target=options.target)
 
 
 def _source(word: str, options: Options) -> ModelSource:
@@ -209,7 +216,7 @@ def build_one(task: BuildTask, report: Report) -> Built:
     from engines.tensorrt_engines.session import current_gpu, library
 
     assert task.onnx is not None, "its graph is made before"
-    module, batches = library(task.case.engine), parse_batches(task.batches)
+    module, batches, options = library(task.case.engine), parse_batches(task.batches), task.options
     if task.case.source.kind == "onnx":
         check_onnx(task.onnx)
     specs = onnx_specs(replace(task.case.source, onnx=task.onnx))
@@ -220,12 +227,12 @@ def build_one(task: BuildTask, report: Report) -> Built:
         onnx=task.onnx,
         precision=task.case.precision,
         shapes=batch_shapes(specs, batches),
-        optimization_level=task.optimization_level,
-        workspace_mib=task.workspace_mib,
+        optimization_level=None if options.optimization_level < 0 else options.optimization_level,
+        workspace_mib=options.workspace_mib or None,
         **({"target": task.target} if task.target else built_for(module, *current_gpu())),
     )
     report(Entered(Phase.BUILD))
-    return build_engine(module, request, Cache(), lambda text: report(Progress(text)), task.rebuild)
+    return build_engine(module, request, Cache(), lambda text: report(Progress(text)), options.rebuild)
 
 
 def _check_target(engine: Engine, target: str | None, logs: Path) -> None:

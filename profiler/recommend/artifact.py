@@ -15,7 +15,7 @@ from rich.console import Console
 
 import engines
 from engines.base import Job
-from engines.catalog import ENGINES, Device, TrtOptions, known
+from engines.catalog import ENGINES, Device, known
 from engines.deployment import Deployed
 from exporters.cache import default_root
 from exporters.catalog import CATALOG
@@ -39,14 +39,6 @@ class NotExported(Exception):
     """The artifact could not be made; the message says why. Nothing is left behind."""
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """What is to be exported, and where a user's factories are found."""
-
-    case: Case
-    folders: tuple[str, ...]
-
-
 def check_folder(folder: Path) -> None:
     """Raises ConfigError unless `folder` is new or empty, in a folder that exists."""
     if folder.is_dir() and any(folder.iterdir()):
@@ -62,14 +54,12 @@ def export(candidate: Candidate, run: Run, folder: Path, console: Console) -> No
 
     Raises ConfigError where the run or this machine lacks what it takes, NotExported where making it fails.
     """
-    check_folder(folder)
-    subject = _subject(candidate, run)
+    case, folders = _case(candidate, run)
     scratch = folder.resolve().with_name(f".{folder.resolve().name}.{os.getpid()}.tmp")
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         scratch.mkdir()
-        deployed = _make(subject, run, scratch, console)
-        write_papers(candidate, subject.case, deployed, scratch)
+        write_papers(candidate, case, _make(case, folders, run, scratch, console), scratch)
         if folder.is_dir():
             folder.rmdir()
         os.replace(scratch, folder)
@@ -79,8 +69,11 @@ def export(candidate: Candidate, run: Run, folder: Path, console: Console) -> No
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _subject(candidate: Candidate, run: Run) -> _Subject:
-    """The case as the run's job has it; a canonical network needs no job, unless it had weights of its own."""
+def _case(candidate: Candidate, run: Run) -> tuple[Case, tuple[str, ...]]:
+    """The case as the run's job has it, and where its factories are found.
+
+    A canonical network needs no job, unless it had weights of its own.
+    """
     row, path = candidate.row, Path(run.address) / "bench.yaml"
     if known(row["engine"]).deployment is None:
         raise ConfigError(f"--export: {row['engine']} has no deployment; see docs/extending.md")
@@ -93,11 +86,9 @@ def _subject(candidate: Candidate, run: Run) -> _Subject:
         source, folders = ModelSource(row["model"]), ()
     else:
         raise ConfigError(f"--export: {run.address} has no bench.yaml, which says where {row['model']} comes from")
-    case = Case(
-        row["model"], row["engine"], row["variant"], "inference", row["precision"], row["batch_size"], device, 0,
-        source, json.loads(row["options"] or "{}"),
-    )  # fmt: skip
-    return _Subject(case, folders)
+    options = json.loads(row["options"] or "{}")
+    cell = (row[key] for key in ("model", "engine", "variant", "pass", "precision", "batch_size"))
+    return Case(*cell, device, 0, source, options), folders
 
 
 def _source(config: Config, model: str, path: Path) -> tuple[ModelSource, tuple[str, ...]]:
@@ -127,31 +118,29 @@ def write_files(order: FilesOrder, report: Report) -> Deployed:
     return engines.deploy(case.engine, job, order.folder, order.built)
 
 
-def _make(subject: _Subject, run: Run, folder: Path, console: Console) -> Deployed:
+def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console: Console) -> Deployed:
     """Graph, engine and files, each in a process of its own."""
-    case, engine = subject.case, ENGINES[subject.case.engine]
+    engine = ENGINES[case.engine]
     logs = default_root() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
+    log, limit = logs / f"artifact-{re.sub('[^A-Za-z0-9.-]+', '-', str(case.id))}.log", Budget().build_timeout
     task = _build_task(case, run) if engine.builds else None
+    onnx = built = None
     with libraries(), open_display(console) as display:
-        onnx = built = None
         if engine.needs == "onnx":
-            prepared = prepare_graphs([case], Budget(), logs, subject.folders, display.preparing)[case.model]
-            why_not = failure(case, prepared)
-            if why_not is not None:
+            prepared = prepare_graphs([case], Budget(), logs, folders, display.preparing)[case.model]
+            if why_not := failure(case, prepared):
                 raise NotExported(why_not[1])
             onnx = prepared.onnx["native" if case.source.kind == "onnx" else graph_of(case.precision)]
-        log, limit = logs / f"artifact-{re.sub('[^A-Za-z0-9.-]+', '-', str(case.id))}.log", Budget().build_timeout
         if task is not None:
             gpu = None if task.target else find_gpu(engine, None)
             tick = partial(display.building, task.name, done=0, total=1)
             built = _made(build(replace(task, onnx=onnx), gpu, log, limit, tick), log).path
-        files, no_gpu = FilesOrder(case, folder, onnx, built), {"CUDA_VISIBLE_DEVICES": ""}
-        call = Call("profiler.recommend.artifact:write_files", files, log, limit, limit, no_gpu, subject.folders)
-        deployed: Deployed = _made(
-            run_one(call, lambda child: display.building(f"{case.model} for {engine.name}", "", 0, 1)), log
-        )
-        return deployed
+        order, no_gpu = FilesOrder(case, folder, onnx, built), {"CUDA_VISIBLE_DEVICES": ""}
+        call = Call("profiler.recommend.artifact:write_files", order, log, limit, limit, no_gpu, folders)
+        outcome = run_one(call, lambda child: display.building(f"{case.model} for {engine.name}", "", 0, 1))
+    deployed: Deployed = _made(outcome, log)
+    return deployed
 
 
 def _build_task(case: Case, run: Run) -> BuildTask:
@@ -165,14 +154,7 @@ def _build_task(case: Case, run: Run) -> BuildTask:
             f"--export: the figures are of {run.environment.get('gpu')}, and {engine.name} builds for the GPU that it "
             f"runs on, here {gpu.name}; export on the machine that it is for"
         )
-    options = TrtOptions(**case.options)
-    return BuildTask(
-        case=case,
-        batches=options.batch_range or str(case.batch_size),
-        target=target,
-        optimization_level=None if options.optimization_level < 0 else options.optimization_level,
-        workspace_mib=options.workspace_mib or None,
-    )
+    return BuildTask(case=case, target=target)
 
 
 def _made(outcome: Outcome, log: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -25,17 +26,17 @@ def check(options: Options) -> tuple[Limit, ...]:
     check_choice("--pass", options.pass_, PASSES)
     if options.export is not None and options.pass_ != "inference":
         raise ConfigError("--export: an artifact runs inference; leave out --pass, or --export")
-    limits = [_latency(text.strip()) for given in options.max_latency_ms for text in given.split(",")]
-    others = {
-        "--min-throughput": Limit("throughput", options.min_throughput or 0.0),
-        "--max-memory-mib": Limit("peak_memory_mib", options.max_memory_mib or 0.0),
-        "--max-error": Limit("error", options.max_error or 0.0),
+    given = {
+        ("--min-throughput", "throughput"): options.min_throughput,
+        ("--max-memory-mib", "peak_memory_mib"): options.max_memory_mib,
+        ("--max-error", "error"): options.max_error,
     }
-    given = (options.min_throughput, options.max_memory_mib, options.max_error)
-    for (option, limit), number in zip(others.items(), given, strict=True):
-        if number is not None:
-            _check_positive(option, str(number), number)
-            limits.append(limit)
+    limits = [_latency(text.strip()) for texts in options.max_latency_ms for text in texts.split(",")]
+    limits += [
+        Limit(figure, _positive(option, str(value), "another"))
+        for (option, figure), value in given.items()
+        if value is not None
+    ]
     return tuple(limits)
 
 
@@ -66,25 +67,22 @@ def make_request(options: Options, results: pl.DataFrame) -> Request:
 
 def _latency(text: str) -> Limit:
     """ "2" is the median, "p99=2" a percentile."""
-    match = re.fullmatch(r"(?:(?P<name>[^=]*)=)?(?P<number>[^=]+)", text)
     valid = f"a number, for the median, or {', '.join(f'p{q}=…' for q in PERCENTILE_NEEDS)}"
-    if not match:
-        raise ConfigError(f"--max-latency-ms: '{text}' is not a limit; give {valid}")
-    name = match["name"]
-    known = {"p50": "latency_ms", **{f"p{c.percentile}": c.name for c in FIGURES.values() if c.percentile}}
-    if name is not None and name not in known:
+    figures = {"p50": "latency_ms", **{f"p{c.percentile}": c.name for c in FIGURES.values() if c.percentile}}
+    name, equals, number = text.rpartition("=")
+    if equals and name not in figures:
         raise ConfigError(f"--max-latency-ms: unknown '{name}'; give {valid}")
+    return Limit(figures[name] if equals else "latency_ms", _positive("--max-latency-ms", number, valid))
+
+
+def _positive(option: str, text: str, valid: str) -> float:
     try:
-        number = float(match["number"])
+        number = float(text)
     except ValueError:
-        raise ConfigError(f"--max-latency-ms: '{match['number']}' is not a number; give {valid}") from None
-    _check_positive("--max-latency-ms", match["number"], number)
-    return Limit(known[name] if name else "latency_ms", number)
-
-
-def _check_positive(option: str, text: str, number: float) -> None:
-    if not 0 < number < float("inf"):
-        raise ConfigError(f"{option}: {text} is not a limit; give a number greater than 0")
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ConfigError(f"{option}: '{text}' is not a number greater than 0; give {valid}")
+    return number
 
 
 def _check_there(option: str, asked: Sequence[object], column: pl.Series, why: str) -> None:
@@ -121,14 +119,14 @@ def _batches(text: str | None) -> tuple[int, ...]:
 
 
 def _work(options: Options, rows: pl.DataFrame) -> str:
-    """Which of the settings of training; the plain one where nothing is said, or the only one."""
+    """Which of the settings of training; the plain one where none is named, or the only one."""
     there = rows["setting"].unique(maintain_order=True).to_list()
+    listed = ", ".join(setting or "plain" for setting in there)
+    if options.extra is None:
+        if "" not in there and len(there) > 1:
+            raise ConfigError(f"--extra is missing: these runs have {listed}, which do different work")
+        return "" if "" in there else str(there[0])
     work = "" if options.extra == "plain" else options.extra
-    listed = ", ".join(one or "plain" for one in there)
-    if work is None:
-        if "" in there or len(there) == 1:
-            return "" if "" in there else there[0]
-        raise ConfigError(f"--extra is missing: these runs have {listed}, which do different work")
     if work not in there:
         raise ConfigError(f"--extra: no case has '{work}'; these runs have {listed}")
     return work
@@ -139,20 +137,13 @@ def _prices(given: Sequence[str], machines: Sequence[str]) -> dict[str, float]:
     prices: dict[str, float] = {}
     for text in given:
         label, equals, number = text.rpartition("=")
-        try:
-            price = float(number)
-        except ValueError:
-            raise ConfigError(f"--usd-per-hour: '{number}' is not a price; give 3.5, or LABEL=3.5") from None
-        _check_positive("--usd-per-hour", number, price)
-        if not equals:
-            if len(machines) > 1:
-                listed = ", ".join(f"'{machine}=…'" for machine in machines)
-                raise ConfigError(f"--usd-per-hour {text}: give the machine, since the runs are of several: {listed}")
-            prices.update(dict.fromkeys(machines, price))
-        elif label not in machines:
+        price = _positive("--usd-per-hour", number, "3.5, or LABEL=3.5")
+        if not equals and len(machines) > 1:
+            listed = ", ".join(f"'{machine}=…'" for machine in machines)
+            raise ConfigError(f"--usd-per-hour {text}: give the machine, since the runs are of several: {listed}")
+        if equals and label not in machines:
             raise ConfigError(f"--usd-per-hour: no run is of the machine '{label}'{nearest(label, machines)}")
-        else:
-            prices[label] = price
+        prices |= {label: price} if equals else dict.fromkeys(machines, price)
     return prices
 
 

@@ -494,7 +494,7 @@ def test_a_break_even_is_that_of_the_report():
     lines = gather(runs).lines.filter(model="resnet50", batch_size=16, **{"pass": "inference"})
     found = recommend(runs.results.collect(), Request("resnet50", batch_sizes=(16,)))
     named = {f"{c.row['variant']} {c.row['precision']}": c for c in found.candidates}
-    shown = {line: pays for line, pays in lines.select("line", "pays_off_items").iter_rows() if pays}
+    shown = {line: pays for line, pays in lines.select("configuration", "pays_off_items").iter_rows() if pays}
     assert len(shown) > 5
     for line, pays in shown.items():
         assert math.ceil(break_even(named[line], named["eager fp32"]) or 0) == pays, line
@@ -687,15 +687,15 @@ def ask(folder: Path | str, **order: Any) -> tuple[int, str]:
         ({"batch": "1,x"}, "--batch: 'x' is not a batch size"),
         ({"batch": "64"}, "--batch 64: net was not measured at that size in these runs; they have 1, 16"),
         ({"batch": "16", "precision": "fp16"}, "no row has both"),
-        ({"max_latency_ms": ("fast",)}, "--max-latency-ms: 'fast' is not a number"),
+        ({"max_latency_ms": ("fast",)}, "--max-latency-ms: 'fast' is not a number greater than 0; give a number, for"),
         ({"max_latency_ms": ("p98=2",)}, "--max-latency-ms: unknown 'p98'; give a number, for the median, or p90=…"),
-        ({"max_latency_ms": ("p99=",)}, "--max-latency-ms: 'p99=' is not a limit"),
-        ({"max_latency_ms": ("-2",)}, "--max-latency-ms: -2 is not a limit; give a number greater than 0"),
-        ({"max_latency_ms": ("nan",)}, "--max-latency-ms: nan is not a limit"),
-        ({"max_memory_mib": 0.0}, "--max-memory-mib: 0.0 is not a limit"),
-        ({"min_throughput": -1.0}, "--min-throughput: -1.0 is not a limit"),
-        ({"max_error": float("inf")}, "--max-error: inf is not a limit"),
-        ({"usd_per_hour": ("cheap",)}, "--usd-per-hour: 'cheap' is not a price"),
+        ({"max_latency_ms": ("p99=",)}, "--max-latency-ms: '' is not a number greater than 0"),
+        ({"max_latency_ms": ("-2",)}, "--max-latency-ms: '-2' is not a number greater than 0"),
+        ({"max_latency_ms": ("nan",)}, "--max-latency-ms: 'nan' is not a number greater"),
+        ({"max_memory_mib": 0.0}, "--max-memory-mib: '0.0' is not a number greater"),
+        ({"min_throughput": -1.0}, "--min-throughput: '-1.0' is not a number greater"),
+        ({"max_error": float("inf")}, "--max-error: 'inf' is not a number greater"),
+        ({"usd_per_hour": ("cheap",)}, "--usd-per-hour: 'cheap' is not a number greater than 0; give 3.5, or"),
         ({"usd_per_hour": ("H100=2",)}, "--usd-per-hour: no run is of the machine 'H100'; did you mean 'H200'?"),
         ({"objective": "cost"}, "--objective cost: the runs have no price; give --usd-per-hour"),
         ({"objective": "energy"}, "--objective energy: no row has energy_mj_per_item"),
