@@ -1,4 +1,4 @@
 """`profiler compare`: several runs side by side.
 
-The way: job → cells → ratios → totals, regression, differences → view.
+Data flows through command → cells → totals, regression, differences → view.
 """

@@ -84,7 +84,7 @@ def _rows(results: pl.LazyFrame | pl.DataFrame, by: str) -> pl.DataFrame:
 
 
 def _lines(rows: pl.DataFrame, cell: Sequence[str], common: pl.DataFrame) -> pl.DataFrame:
-    """One row a side and cell: the statistics of its processes, and what else is said of it."""
+    """One row a side and cell: the statistics of its processes, and what a comparison says of it besides."""
     measured = pl.col("ok")
     more = [
         pl.when(measured.any()).then(pl.lit("ok")).otherwise(pl.col("status").first()).alias("status"),
@@ -109,8 +109,8 @@ def _differs(columns: Sequence[str]) -> pl.Expr:
     options = (pl.col("options") != pl.col("options_side")).fill_null(value=False)
     if "variant_side" in columns:
         options &= pl.col("variant") == pl.col("variant_side")
-    said = [pl.when(options).then(pl.lit("options")), pl.when(model).then(pl.lit("model"))]
-    text = pl.concat_str(said, separator=", ", ignore_nulls=True)
+    words = [pl.when(options).then(pl.lit("options")), pl.when(model).then(pl.lit("model"))]
+    text = pl.concat_str(words, separator=", ", ignore_nulls=True)
     return pl.when(text != "").then(text).alias("differs")
 
 
@@ -136,7 +136,7 @@ def _named(both: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
         for name, clock in (("ms", "latency"), ("device_ms", "device"))
         for prefix, end in (("base", ""), ("side", "_side"))
     }
-    beside = {"status": "status", "reason": "reason", "processes": "latency_processes", "memory_mib": "memory_mib"}
+    own = {"status": "status", "reason": "reason", "processes": "latency_processes", "memory_mib": "memory_mib"}
     return both.select(
         pl.lit(base).alias("base"),
         pl.lit(side).alias("side"),
@@ -147,7 +147,7 @@ def _named(both: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
         memory_ratio.alias("memory_ratio"),
         *(
             pl.col(f"{column}{end}").alias(f"{prefix}_{name}")
-            for name, column in beside.items()
+            for name, column in own.items()
             for prefix, end in (("base", ""), ("side", "_side"))
         ),
         "differs",

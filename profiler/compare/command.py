@@ -1,4 +1,4 @@
-"""What enters: what `profiler compare` was asked. What leaves: the comparison, printed or written; the exit code."""
+"""Compare runs, machines or versions, and print or write the comparison."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def execute(options: Options, console: Console) -> int:
 
 
 def make_comparison(options: Options, limit: float | None = None) -> Comparison:
-    """Everything that the command says. Raises ConfigError for what cannot be used."""
+    """Compare as the options ask. Raises ConfigError for what cannot be used."""
     runs = read_runs(options.runs)
     published = [published_as_results(study) for study in dict.fromkeys(options.references)]
     # A published library is none of our variants: of each machine the fastest stands for it.
@@ -111,13 +111,13 @@ def _run_names(runs: Runs) -> dict[str, str]:
 
 
 def _only(results: pl.LazyFrame, options: Options) -> pl.LazyFrame:
-    """The rows that --only means; of what was published a variant and an engine are not asked."""
-    wanted = parse_only(options.only)
-    if wanted is None:
+    """The rows that --only means; of published figures whatever the variant and the engine."""
+    conditions = parse_only(options.only)
+    if conditions is None:
         return results
-    of_published = wanted.model_copy(update={"variant": None, "engine": None})
+    of_published = conditions.model_copy(update={"variant": None, "engine": None})
     published = pl.col("run_id").is_in(list(options.references))
-    found = results.filter(pl.when(published).then(chosen(of_published)).otherwise(chosen(wanted)))
+    found = results.filter(pl.when(published).then(chosen(of_published)).otherwise(chosen(conditions)))
     if found.select("run_id").head(1).collect().is_empty():
         raise ConfigError(f"--only {','.join(options.only)}: no row of these runs matches")
     return found

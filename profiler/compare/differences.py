@@ -1,4 +1,4 @@
-"""What enters: the environments of each side's runs. What leaves: what the sides do not have in common."""
+"""List what the environments of the sides do not have in common."""
 
 from __future__ import annotations
 
@@ -10,27 +10,18 @@ from profiler.tables.numbers import compact
 Environment = Mapping[str, Any]
 
 _FIRST = (
-    *(
-        "machine",
-        "cloud",
-        "instance",
-        "usd_per_hour",
-        "device",
-        "gpu",
-        "gpu_memory_mib",
-        "compute_capability",
-        "driver",
-    ),
-    *("sm_clock_mhz", "cuda", "cudnn", "cpu", "cpu_cores", "memory_mib", "torch_threads"),
+    *("machine", "cloud", "instance", "usd_per_hour", "device"),
+    *("gpu", "gpu_memory_mib", "compute_capability", "driver", "sm_clock_mhz", "cuda", "cudnn"),
+    *("cpu", "cpu_cores", "memory_mib", "torch_threads"),
     *("torch_version", "onnxruntime_version", "tensorrt_version"),
 )
 """What a reader looks for first; all else follows in the environments' order."""
 _OF_THE_RUN = ("command", "earlier_commands", "wall_seconds")
-"""Keys of environment.json that tell of the run, not of the machine."""
+"""Keys of environment.json that describe the run, not the machine."""
 _TWICE = ("torch", "onnxruntime-gpu", "onnxruntime", "tensorrt")
 """Packages whose versions have a key of their own."""
 _CLOSE = 0.02
-"""Figures closer together than this share are the same: roofs and clocks are measured anew in every run."""
+"""Figures closer together than this share are the same: roofs and clocks are measured again in every run."""
 
 
 def differences(sides: Mapping[str, Sequence[Environment]]) -> list[dict[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ import polars as pl
 from profiler.errors import ConfigError
 from profiler.stats.ratios import BETWEEN, WITHIN
 from profiler.tables.numbers import count, counted, percent
+
+Row = Mapping[str, Any]
 
 BROKEN = ("failed", "oom", "timeout", "crashed")
 _CLOCKS = {"gpu": "device time", "host": "latency", "latency": "latency"}
@@ -47,25 +49,20 @@ class Regression:
         return not (self.slower.is_empty() and self.broken.is_empty())
 
     def lines(self, top: int) -> list[str]:
-        """In words, of the slower cells the worst `top`."""
+        """In words, of the slower and of the broken cells the worst `top`."""
         limit = f"{100 * self.limit:g} %"
-        said = [f"{counted(self.slower.height, 'cell')} slower by more than {limit}:"]
-        if self.slower.is_empty():
-            said = [f"No cell is certainly slower by more than {limit}."]
-        said += [f"{_name(row)}: {_how_much(row)}" for row in self.slower.head(top).to_dicts()]
-        said += [f"and {count(self.slower.height - top)} more"] if self.slower.height > top else []
+        slower = f"{counted(self.slower.height, 'cell')} slower by more than {limit}:"
+        lines = [f"No cell is certainly slower by more than {limit}." if self.slower.is_empty() else slower]
+        lines += _listed(self.slower, top, _how_much)
         if self.broken.height:
-            said.append(f"{counted(self.broken.height, 'cell')} that the base ran failed:")
-        said += [
-            f"{_name(row)}: {row['side_status']}, {row['side_reason']}" for row in self.broken.head(top).to_dicts()
-        ]
-        said += [f"and {count(self.broken.height - top)} more"] if self.broken.height > top else []
+            lines.append(f"{counted(self.broken.height, 'cell')} that the base ran failed:")
+            lines += _listed(self.broken, top, lambda row: f"{row['side_status']}, {row['side_reason']}")
         if self.perhaps.height:
-            more = "may be slower by more, which more replicates would show"
-            said.append(f"{counted(self.perhaps.height, 'cell')} {more}.")
+            cells = counted(self.perhaps.height, "cell")
+            lines.append(f"{cells} may be slower by more, which more replicates would show.")
         if self.unknown.height:
-            said.append(f"{counted(self.unknown.height, 'cell')} could not be judged: there is no interval.")
-        return said
+            lines.append(f"{counted(self.unknown.height, 'cell')} could not be judged: there is no interval.")
+        return lines
 
 
 def find_regressions(cells: pl.DataFrame, limit: float) -> Regression:
@@ -88,19 +85,19 @@ def find_regressions(cells: pl.DataFrame, limit: float) -> Regression:
     return found
 
 
-def cell_key(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What names a cell and its side."""
-    return {key: row[key] for key in ("side", "model", "variant", "pass", "precision", "batch_size", "extra")}
+def _listed(cells: pl.DataFrame, top: int, text: Callable[[Row], str]) -> list[str]:
+    """The first `top` cells, each with what is to say of it, and how many more there are."""
+    lines = [f"{_name(row)}: {text(row)}" for row in cells.head(top).to_dicts()]
+    return [*lines, f"and {count(cells.height - top)} more"] if cells.height > top else lines
 
 
-def _name(row: Mapping[str, Any]) -> str:
-    key = cell_key(row)
-    batch = key["batch_size"]
-    parts = [*(key[name] for name in ("model", "variant", "pass", "precision")), batch and f"b{batch}", key["extra"]]
-    return f"{key['side']}: {'/'.join(part for part in parts if part)}"
+def _name(row: Row) -> str:
+    batch = row["batch_size"] and f"b{row['batch_size']}"
+    parts = [row["model"], row["variant"], row["pass"], row["precision"], batch, row["extra"]]
+    return f"{row['side']}: {'/'.join(filter(None, parts))}"
 
 
-def _how_much(row: Mapping[str, Any]) -> str:
+def _how_much(row: Row) -> str:
     """Like "7.1 % slower (6.2 to 8.0, between processes, on device time)"."""
     within = row["interval"] == WITHIN
     name = "ratio" if within else "device_ratio"

@@ -39,16 +39,16 @@ class Total:
     verdicts: Mapping[Verdict, int]
     margin: float
 
-    def sentence(self, told: str = "") -> str:
-        """Like "Across all models, B is 2.2x to 2.5x faster than A."; `told` comes first, such as "In training"."""
+    def sentence(self, start: str = "") -> str:
+        """Like "Across all models, B is 2.2x to 2.5x faster than A."; `start` comes first, such as "In training"."""
         if not self.models:  # They are the sides.
-            return f"{told}, {self._relation()}." if told else f"{self._relation()}."
+            return f"{start}, {self._relation()}." if start else f"{self._relation()}."
         where = "across all models" if self.of > 1 else f"for {self.models[0]}"
         if len(self.models) < self.of:
             where = f"across the {len(self.models)} models that both ran"
             where = where if len(self.models) > 1 else f"for {self.models[0]}, the one model that both ran"
-        start = f"{told}, {where}" if told else where[0].upper() + where[1:]
-        return f"{start}, {self._relation()}."
+        where = f"{start}, {where}" if start else where[0].upper() + where[1:]
+        return f"{where}, {self._relation()}."
 
     def _relation(self) -> str:
         for verdict, count in self.verdicts.items():

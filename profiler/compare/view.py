@@ -1,4 +1,4 @@
-"""Say what a comparison found: in sections for a terminal or Markdown, and as data for JSON."""
+"""Write what a comparison found: as sections for a terminal or Markdown, and as data for JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import polars as pl
 
-from profiler.compare.regression import Regression, cell_key
+from profiler.compare.cells import CELL
+from profiler.compare.regression import Regression
 from profiler.compare.totals import Total, sentences, totals
 from profiler.results.fields import field, verdict
 from profiler.stats.ratios import MARGINS, WITHIN, legend
@@ -17,14 +18,17 @@ from profiler.tables import numbers
 from profiler.tables.numbers import counted, each, percent, significant, times, whole
 from profiler.tables.table import Section, Table, figure, of_rows, prose, words
 
-Row = Mapping[str, Any]
-_NAMED = ("model", "variant", "pass", "precision", "batch_size", "extra")
 _WITHIN = "These intervals cover noise within one process only; replicates: 3 covers run-to-run noise."
 _RATIO = "Ratio: the base's time over the side's, so above 1 the side is faster; memory: the side's over the base's."
 _INTERVAL = " In parentheses: the 95 % interval."
 _RANGE = "A range over models is of each model's geometric mean over its cells."
 
 
+_DIFFERS = {
+    "options": "the engine's options differ under one name",
+    "model": "the models of one name differ in FLOPs",
+}
+"""By a word of the column `differs`, what makes cells of one name not the same."""
 _FOUR_DIGITS = each(lambda ms: significant(ms, 4))
 
 
@@ -40,7 +44,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that is said: `cells` are profiler.compare's, `differences` the environments'; `regression` is what
+    """All that is printed: `cells` are profiler.compare's, `differences` the environments'; `regression` is what
     --fail-on-regression found."""
 
     sides: tuple[Side, ...]
@@ -74,17 +78,17 @@ def sections(comparison: Comparison, top: int) -> list[Section]:
 
 def data(comparison: Comparison) -> dict[str, Any]:
     """The comparison as JSON's types."""
-    said = sentences(comparison.totals)
+    texts = sentences(comparison.totals)
     regression = comparison.regression
     judged = {
-        name: [cell_key(row) for row in getattr(regression, name).to_dicts()]
+        name: getattr(regression, name).select("side", *CELL).to_dicts()
         for name in ("slower", "broken", "perhaps", "unknown")
         if regression
     }
     return {
         "base": comparison.base,
         "sides": [asdict(side) for side in comparison.sides],
-        "totals": [{**_plain(total), "sentence": text} for total, text in zip(comparison.totals, said, strict=True)],
+        "totals": [{**_plain(total), "sentence": text} for total, text in zip(comparison.totals, texts, strict=True)],
         "differences": list(comparison.differences),
         "regression": {"limit": regression.limit, **judged} if regression else None,
         "notes": list(comparison.notes),
@@ -100,27 +104,29 @@ def _plain(total: Total) -> dict[str, Any]:
 
 def _sides(comparison: Comparison) -> Section:
     sides = comparison.sides
-    told = any(side.machine != side.name for side in sides)
+    named = any(side.machine != side.name for side in sides)
     fields = [
         words("Side", "side"),
         words("Machine", "machine"),
         figure("Runs", "runs", whole),
         figure("Rows", "rows", whole),
     ]
-    rows = [(side.name, side.machine if told else "", len(side.runs), side.rows) for side in sides]
+    rows = [(side.name, side.machine if named else "", len(side.runs), side.rows) for side in sides]
     others = ", ".join(side.name for side in sides if side.name != comparison.base)
     return Section(f"{others} against {comparison.base}", (), [of_rows("", fields, rows)])
 
 
 def _conclusions(comparison: Comparison) -> Section:
     found = comparison.totals
-    said = [f"{text} {_means(total)}{_counts(total)}" for text, total in zip(sentences(found), found, strict=True)]
+    paragraphs = [
+        f"{text} {_means(total)}{_counts(total)}" for text, total in zip(sentences(found), found, strict=True)
+    ]
     compared = comparison.cells.drop_nulls("ratio")
     reasons = compared.drop_nulls("why_no_verdict").group_by("why_no_verdict", maintain_order=True).len()
-    said += [f"No verdict for {counted(count, 'cell')}: {reason}." for reason, count in reasons.iter_rows()]
+    paragraphs += [f"No verdict for {counted(count, 'cell')}: {reason}." for reason, count in reasons.iter_rows()]
     if WITHIN in compared["interval"]:
-        said.append(_WITHIN)
-    return Section("", said or ["No cell was measured on both sides."])
+        paragraphs.append(_WITHIN)
+    return Section("", paragraphs or ["No cell was measured on both sides."])
 
 
 def _means(total: Total) -> str:
@@ -139,8 +145,8 @@ def _faster(ratio: float) -> str:
 
 
 def _counts(total: Total) -> str:
-    told = ", ".join(f"{numbers.count(count)} {verdict}" for verdict, count in total.verdicts.items() if count)
-    return f" Verdicts: {told}." if told else ""
+    counts = ", ".join(f"{numbers.count(count)} {verdict}" for verdict, count in total.verdicts.items() if count)
+    return f" Verdicts: {counts}." if counts else ""
 
 
 def _cells(comparison: Comparison, side: str, top: int) -> Section:
@@ -162,14 +168,14 @@ def _legend(comparison: Comparison) -> Section:
     compared = comparison.cells.drop_nulls("ratio")
     if compared.is_empty():
         return Section()
-    said = [_RATIO + (_INTERVAL if compared["ratio_low"].count() else "")]
+    paragraphs = [_RATIO + (_INTERVAL if compared["ratio_low"].count() else "")]
     if any(total.cells > len(total.models) for total in comparison.totals):
-        said.append(_RANGE)
+        paragraphs.append(_RANGE)
     if compared["verdict"].count():
         clocks = compared.drop_nulls("verdict")["judged_on"].unique()
         on = " on device time" if "gpu" in clocks else ""
-        said.append(f"Verdict{on}: {legend(f'{percent(max(MARGINS[clock] for clock in clocks))} %')}.")
-    return Section("", said)
+        paragraphs.append(f"Verdict{on}: {legend(f'{percent(max(MARGINS[clock] for clock in clocks))} %')}.")
+    return Section("", paragraphs)
 
 
 def _table(title: str, cells: pl.DataFrame) -> Table:
@@ -193,18 +199,13 @@ def _table(title: str, cells: pl.DataFrame) -> Table:
 
 def _missing(comparison: Comparison) -> Section:
     """The cells that one side ran and the other did not, by reason."""
-    found = []
+    rows = []
     for here, there in (("base", "side"), ("side", "base")):
+        keys = [here, f"{here}_status", f"{here}_reason"]
         lacking = comparison.cells.filter(pl.col(f"{there}_status") == "ok", pl.col(f"{here}_status").ne_missing("ok"))
-        names = {"who": here, "status": f"{here}_status", "reason": f"{here}_reason"}
-        found.append(
-            lacking.select(*(pl.col(name).alias(key) for key, name in names.items()), *_NAMED).unique(
-                maintain_order=True
-            )
-        )
-    lacking = pl.concat(found)
-    groups = lacking.group_by("who", "status", "reason", maintain_order=True)
-    rows = [(who, status or "missing", part.height, reason, _which(part)) for (who, status, reason), part in groups]
+        lacking = lacking.unique([*keys, *CELL], maintain_order=True)
+        for (side, status, reason), part in lacking.group_by(keys, maintain_order=True):
+            rows.append((side, status or "missing", part.height, reason, _which(part)))
     fields = [
         words("Side", "side"),
         words("Status", "status"),
@@ -217,26 +218,19 @@ def _missing(comparison: Comparison) -> Section:
 
 def _which(cells: pl.DataFrame) -> str:
     """Each column's values once: "resnet50; ort, compiled; inference; fp32; batch 1, 16"."""
-    parts = [", ".join(map(str, cells[key].drop_nulls().unique(maintain_order=True))) for key in _NAMED]
-    parts[4] = f"batch {parts[4]}"
-    return "; ".join(filter(None, parts))
+    parts = {key: ", ".join(map(str, cells[key].drop_nulls().unique(maintain_order=True))) for key in CELL}
+    return "; ".join(filter(None, {**parts, "batch_size": f"batch {parts['batch_size']}"}.values()))
 
 
 def _differences(comparison: Comparison) -> Section:
-    rows = comparison.differences
     names = ["what", *(side.name for side in comparison.sides)]
     fields = [words("What", "what"), *(words(name, name) for name in names[1:])]
-    said = [
-        f"{counted(count, 'cell')}: {_DIFFERS[what]}"
-        for what in _DIFFERS
-        if (count := comparison.cells.filter(pl.col("differs").str.contains(what)).height)
+    rows = [[row.get(name) for name in names] for row in comparison.differences]
+    paragraphs = [
+        f"{counted(count, 'cell')}: {meaning}"
+        for word, meaning in _DIFFERS.items()
+        if (count := comparison.cells.filter(pl.col("differs").str.contains(word)).height)
     ]
     if not rows:
-        return Section("What differs", ["The environments do not differ.", *said])
-    return Section("What differs", said, [of_rows("", fields, [[row.get(name) for name in names] for row in rows])])
-
-
-_DIFFERS = {
-    "options": "the engine's options differ under one name",
-    "model": "the models of one name differ in FLOPs",
-}
+        return Section("What differs", ["The environments do not differ.", *paragraphs])
+    return Section("What differs", paragraphs, [of_rows("", fields, rows)])
