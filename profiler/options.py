@@ -106,7 +106,7 @@ class Recommend:
     ] = ()
     min_throughput: Annotated[float | None, Option(help="Minimum throughput (items/s)")] = None
     max_memory_mib: Annotated[float | None, Option(help="Maximum peak memory (MiB)")] = None
-    max_error: Annotated[float | None, Option(help="Largest rel_l2_error (training: gradient_error)")] = None
+    max_error: Annotated[float | None, Option(help="Maximum rel_l2_error (training: gradient_error)")] = None
     usd_per_hour: Annotated[
         Sequence[str], Option(help="The machine's price, LABEL=3.5 for one of several; in place of the runs'")
     ] = ()

@@ -87,8 +87,9 @@ def _case(candidate: Candidate, run: Run) -> tuple[Case, tuple[str, ...]]:
     else:
         raise ConfigError(f"--export: {run.address} has no bench.yaml, which says where {row['model']} comes from")
     options = json.loads(row["options"] or "{}")
-    cell = (row[key] for key in ("model", "engine", "variant", "pass", "precision", "batch_size"))
-    return Case(*cell, device, 0, source, options), folders
+    model, engine, variant = row["model"], row["engine"], row["variant"]
+    precision, batch_size = row["precision"], row["batch_size"]
+    return Case(model, engine, variant, "inference", precision, batch_size, device, 0, source, options), folders
 
 
 def _source(config: Config, model: str, path: Path) -> tuple[ModelSource, tuple[str, ...]]:
