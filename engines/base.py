@@ -17,6 +17,11 @@ Array = NDArray[Any]
 Mark = Callable[[str], None]
 """Called by a session at an inner boundary of an iteration, such as the end of the forward pass."""
 
+
+def ignore(name: str) -> None:
+    """The `Mark` of whoever does not ask for boundaries."""
+
+
 OptionsT = TypeVar("OptionsT", bound=Options, covariant=True)
 
 

@@ -6,16 +6,16 @@ import ast
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engines import run_frame
 from engines.base import Job
-from exporters.inputs import BATCH, TensorSpec, fixed_batch, onnx_specs, read_onnx
+from exporters.inputs import BATCH, TensorSpec, fixed_batch, graph_specs, read_onnx
 from exporters.onnx_export import check_onnx
 from exporters.source import ModelError
-from exporters.weights import external_locations
+from exporters.weights import graph_files
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,14 @@ def copy_graph(job: Job[Any], folder: Path) -> dict[str, Any]:
     assert job.onnx is not None, "an engine that needs a graph gets the exported one"
     if job.source.kind == "onnx":
         check_onnx(job.onnx)
-    specs, name = onnx_specs(replace(job.source, onnx=job.onnx)), job.source.name
+    specs = graph_specs(job.source, job.onnx)
     fixed = fixed_batch(specs)
     if fixed not in (None, job.batch_size):
-        raise ModelError(f"model {name!r}: its batch is fixed to {fixed}, and {job.batch_size} was measured")
-    shutil.copyfile(job.onnx, folder / "model.onnx")
-    for location in sorted(set(external_locations(job.onnx).values())):
-        target = folder / location
+        raise ModelError(f"model {job.source.name!r}: its batch is fixed to {fixed}, and {job.batch_size} was measured")
+    for place, file in graph_files(job.onnx).items():
+        target = folder / ("model.onnx" if file == job.onnx else place)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(job.onnx.parent / location, target)
+        shutil.copyfile(file, target)
     outputs = [value.name for value in read_onnx(job.onnx).graph.output]
     return {"inputs": described_inputs(specs, job.batch_size), "outputs": outputs}
 

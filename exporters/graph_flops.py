@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from exporters.inputs import BATCH, TensorSpec
+from exporters.inputs import BATCH, TensorSpec, graph_inputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,10 +109,8 @@ def drop_data(model: ModelProto) -> None:
 
 def set_input_sizes(graph: GraphProto, specs: Sequence[TensorSpec], batch: int) -> dict[str, int]:
     """Gives the graph's inputs the sizes of `specs`; returns the sizes of its symbols."""
-    constants = {tensor.name for tensor in graph.initializer}
     symbols = {}
-    inputs = [value for value in graph.input if value.name not in constants]
-    for value, spec in zip(inputs, specs, strict=True):
+    for value, spec in zip(graph_inputs(graph), specs, strict=True):
         for dim, size in zip(value.type.tensor_type.shape.dim, spec.shape, strict=True):
             number = batch if size == BATCH else int(size)
             if dim.dim_param:

@@ -40,7 +40,7 @@ def input_specs(source: ModelSource) -> list[TensorSpec]:
     Raises ModelError for an unknown network, a factory without `input`, an unreadable file, and unnamed dimensions.
     """
     if source.onnx is not None:
-        return onnx_specs(source)
+        return graph_specs(source, source.onnx)
     shape = source.input_shape
     if source.layer is not None:
         shape = source.layer.input_shape
@@ -140,12 +140,17 @@ def read_onnx(path: Path) -> onnx.ModelProto:
     return model
 
 
-def onnx_specs(source: ModelSource) -> list[TensorSpec]:
-    assert source.onnx is not None
-    graph = read_onnx(source.onnx).graph
-    # Files of IR version 3 list their initializers among the inputs.
+def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """What a caller gives the graph: files of IR version 3 list their initializers among the inputs."""
     initializers = {tensor.name for tensor in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in initializers]
+    return [value for value in graph.input if value.name not in initializers]
+
+
+def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
+    """The inputs of a graph of the model: of the user's ONNX file or of an export. Raises as `input_specs`."""
+    import onnx
+
+    inputs = graph_inputs(read_onnx(path).graph)
     dimensions = [symbolic_shape(value) for value in inputs]
     batch = dimensions[0][0] if dimensions and dimensions[0] else None
     specs, unnamed = [], set()
@@ -159,9 +164,17 @@ def onnx_specs(source: ModelSource) -> list[TensorSpec]:
                 unnamed.add(size)
             else:
                 shape.append(source.dimensions[size] if isinstance(size, str) else size)
-        specs.append(TensorSpec(value.name, tuple(shape), element_type(source, value)))
+        kind = value.type.tensor_type.elem_type
+        if kind in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
+            raise ModelError(f"model {source.name!r}: input {value.name!r} of {path} is no tensor of numbers")
+        specs.append(TensorSpec(value.name, tuple(shape), str(onnx.helper.tensor_dtype_to_np_dtype(kind))))
     if unnamed:
-        raise ModelError(unnamed_dimensions(source, sorted(unnamed)))
+        names = sorted(unnamed)
+        sizes = ", ".join(f"{name}: 1" if name.isidentifier() else f'"{name}": 1' for name in names)
+        raise ModelError(
+            f"model {source.name!r}: {path} has dimensions of no fixed size: {', '.join(names)}; "
+            f"give their sizes beside `onnx`, for example:\n    dimensions: {{{sizes}}}"
+        )
     return specs
 
 
@@ -171,24 +184,3 @@ def symbolic_shape(value: Any) -> list[int | str]:
         int(dim.dim_value) if dim.dim_value > 0 else dim.dim_param or f"{value.name}[{axis}]"
         for axis, dim in enumerate(value.type.tensor_type.shape.dim)
     ]
-
-
-def element_type(source: ModelSource, value: Any) -> str:
-    import onnx
-
-    kind = value.type.tensor_type.elem_type
-    if kind in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
-        raise ModelError(f"model {source.name!r}: input {value.name!r} of {source.onnx} is no tensor of numbers")
-    return str(onnx.helper.tensor_dtype_to_np_dtype(kind))
-
-
-def unnamed_dimensions(source: ModelSource, unnamed: list[str]) -> str:
-    sizes = ", ".join(f"{quoted(name)}: 1" for name in unnamed)
-    return (
-        f"model {source.name!r}: {source.onnx} has dimensions of no fixed size: {', '.join(unnamed)}; "
-        f"give their sizes beside `onnx`, for example:\n    dimensions: {{{sizes}}}"
-    )
-
-
-def quoted(name: str) -> str:
-    return name if name.isidentifier() else f'"{name}"'

@@ -19,7 +19,7 @@ from exporters import inputs
 from exporters.cache import Cache, file_sha256, key_of
 from exporters.inputs import TensorSpec, input_specs, seeded_inputs
 from exporters.onnx_export import Export, export_key, export_onnx, seconds_of
-from exporters.source import ModelError, ModelSource
+from exporters.source import ModelError, ModelSource, one_line
 from exporters.weights import external_locations
 
 if TYPE_CHECKING:
@@ -165,8 +165,7 @@ def write_quantized(name: str, fp32: Path, spec: TensorSpec, batches: Iterator[N
         except ModelError:
             raise
         except Exception as error:
-            cause = " ".join(str(error).split())[:600]
             raise ModelError(
-                f"model {name!r}: quantizing to int8 failed ({type(error).__name__}: {cause}); the model must run in "
-                "ONNX Runtime at fp32: try precisions: [fp32] with engines: [ort]"
+                f"model {name!r}: quantizing to int8 failed ({type(error).__name__}: {one_line(error)}); the model "
+                "must run in ONNX Runtime at fp32: try precisions: [fp32] with engines: [ort]"
             ) from error

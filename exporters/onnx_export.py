@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from exporters.cache import Cache, file_sha256, key_of
 from exporters.inputs import BATCH, TensorSpec, input_specs, seeded_inputs
-from exporters.source import ModelError, ModelSource
+from exporters.source import ModelError, ModelSource, one_line
 from exporters.weights import cached_state, external_locations, source_key
 
 if TYPE_CHECKING:
@@ -107,10 +107,9 @@ def write_onnx(name: str, model: nn.Module, specs: list[TensorSpec], precision: 
             # Checks from the file, which knows no size limit; `full_check` infers shapes strictly.
             onnx.checker.check_model(str(path), full_check=True)
         except Exception as error:
-            cause = " ".join(str(error).split())[:600]
             raise ModelError(
-                f"model {name!r}: the export to ONNX in {precision} failed ({type(error).__name__}: {cause}); "
-                f"the model must run under torch.export with a batch size of 1 to {MAX_BATCH}"
+                f"model {name!r}: the export to ONNX in {precision} failed ({type(error).__name__}: "
+                f"{one_line(error)}); the model must run under torch.export with a batch size of 1 to {MAX_BATCH}"
             ) from error
 
 
@@ -169,4 +168,4 @@ def check_onnx(path: Path) -> None:
     try:
         onnx.checker.check_model(str(path))
     except Exception as error:
-        raise ModelError(f"{path}: onnx.checker refuses it ({' '.join(str(error).split())[:600]})") from error
+        raise ModelError(f"{path}: onnx.checker refuses it ({one_line(error)})") from error

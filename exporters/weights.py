@@ -35,9 +35,7 @@ def source_key(source: ModelSource) -> str:
     """
     parts: dict[str, Any] = {"kind": source.kind, "options": source.options, "inputs": repr(input_specs(source))}
     if source.onnx is not None:
-        locations = sorted(set(external_locations(source.onnx).values()))
-        files = [source.onnx, *(source.onnx.parent / location for location in locations)]
-        parts["files"] = [file_sha256(path) for path in files if path.is_file()]
+        parts["files"] = [file_sha256(path) for path in graph_files(source.onnx).values() if path.is_file()]
         return digest(parts)
     parts["torch"] = version("torch")
     if source.weights is not None:
@@ -109,6 +107,15 @@ def external_locations(path: Path) -> dict[str, str]:
         for tensor in tensors(graph)
         if tensor.external_data
     }
+
+
+def graph_files(path: Path) -> dict[str, Path]:
+    """An ONNX file and those with its external data, whether they are there or not, by their places next to it.
+
+    Raises ModelError for an unreadable file.
+    """
+    locations = sorted(set(external_locations(path).values()))
+    return {path.name: path, **{location: path.parent / location for location in locations}}
 
 
 def tensors(graph: Any) -> Iterator[Any]:

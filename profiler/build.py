@@ -32,7 +32,7 @@ from engines.tensorrt_engines.build import (
 )
 from exporters.cache import Cache, default_root
 from exporters.catalog import CATALOG
-from exporters.inputs import fixed_batch, onnx_specs
+from exporters.inputs import fixed_batch, graph_specs
 from exporters.onnx_export import check_onnx
 from exporters.source import ModelSource
 from profiler import nvml
@@ -219,7 +219,7 @@ def build_one(task: BuildTask, report: Report) -> Built:
     module, batches, options = library(task.case.engine), parse_batches(task.batches), task.options
     if task.case.source.kind == "onnx":
         check_onnx(task.onnx)
-    specs = onnx_specs(replace(task.case.source, onnx=task.onnx))
+    specs = graph_specs(task.case.source, task.onnx)
     fixed = fixed_batch(specs)
     if fixed is not None and batches != (fixed,) * 3:
         raise Unsupported(f"{task.case.model} has a fixed batch of {fixed}: use --batch {fixed}")

@@ -6,7 +6,6 @@ import ast
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import onnx
 
@@ -48,11 +47,6 @@ class Origin:
 def node_name(node: onnx.NodeProto) -> str:
     """The node's name, or the first tensor that it gives if it has none."""
     return node.name or next(iter(node.output), "")
-
-
-def read_graph(path: Path) -> onnx.GraphProto:
-    """The graph without data that lies in files of its own."""
-    return onnx.load(path, load_external_data=False).graph
 
 
 def steps_of(graph: onnx.GraphProto) -> list[Step]:

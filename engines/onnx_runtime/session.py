@@ -7,6 +7,7 @@ waiting. See https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvi
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
@@ -20,12 +21,12 @@ import onnx
 import onnxruntime
 import torch
 
-from engines.base import Array, Job, Layer, Mark, Memory, Proof
+from engines.base import Array, Job, Layer, Mark, Memory, Proof, ignore
 from engines.catalog import Device, OrtOptions
-from engines.layer_profile.node_mapping import covered_nodes, read_graph, steps_of
+from engines.layer_profile.node_mapping import covered_nodes, steps_of
 from engines.layer_profile.torch_trace import ITERATIONS, record
 from engines.onnx_runtime.node_profile import device_layers, host_layers, read_runs
-from exporters.inputs import BATCH, read_onnx
+from exporters.inputs import BATCH, graph_inputs, read_onnx
 from exporters.source import ModelSource
 
 _TYPES = {
@@ -94,8 +95,10 @@ class OrtSession:
 
     def memory(self) -> Memory:
         assert self.job.onnx is not None
-        graph = onnx.load(self.job.onnx, load_external_data=False).graph
-        weights = sum(_nbytes(t) for t in graph.initializer)
+        weights = sum(
+            onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize * math.prod(t.dims)
+            for t in read_onnx(self.job.onnx).graph.initializer
+        )
         loaded = _arena_bytes(self.log_start, self.log_loaded) if self.job.device == "cuda" else None
         if loaded is None:
             return Memory(weights=weights)
@@ -144,12 +147,12 @@ class OrtSession:
             options.profile_file_prefix = str(Path(folder) / "profile")
             twin = OrtSession(replace(self.job, options=replace(self.job.options, cuda_graph=False)), options)
             # On the CPU torch.profiler sees nothing of it, and counts the iterations.
-            trace = record(lambda: twin.run(lambda name: None), self.job.device)
+            trace = record(lambda: twin.run(ignore), self.job.device)
             started = twin.session.get_profiling_start_time_ns()
             runs = read_runs(Path(twin.session.end_profiling()), ITERATIONS)
             twin.close()
-            steps = steps_of(read_graph(optimized))
-        covered = covered_nodes(read_graph(self.job.onnx), steps)
+            steps = steps_of(read_onnx(optimized).graph)
+        covered = covered_nodes(read_onnx(self.job.onnx).graph, steps)
         if self.job.device == "cpu":
             return host_layers(runs, steps, covered)
         return device_layers(runs, started, trace, steps, covered)
@@ -179,7 +182,7 @@ class OrtSession:
             options, path = _session_options(self.job), Path(folder) / "optimized.onnx"
             _write_optimized(options, path)
             self._open(options)
-            return read_graph(path)
+            return read_onnx(path).graph
 
     def _output_shapes(self) -> list[tuple[Any, tuple[int, ...]]]:
         """Each output with its shape; one plain run tells the shapes that the file does not."""
@@ -258,25 +261,23 @@ def symbol_sizes(source: ModelSource, batch_size: int) -> dict[str, int]:
     """Sizes of the graph's symbolic dimensions; the batch is the leading one of the first input."""
     batch = BATCH
     if source.onnx is not None:
-        graph = read_onnx(source.onnx).graph
-        constants = {tensor.name for tensor in graph.initializer}
-        first = next((value for value in graph.input if value.name not in constants), None)
-        dimensions = first.type.tensor_type.shape.dim if first is not None else []
-        batch = dimensions[0].dim_param if dimensions else ""
+        shapes = [value.type.tensor_type.shape.dim for value in graph_inputs(read_onnx(source.onnx).graph)]
+        batch = shapes[0][0].dim_param if shapes and shapes[0] else ""
     return {**source.dimensions, **({batch: batch_size} if batch else {})}
 
 
 def cuda_settings(precision: str, options: OrtOptions) -> dict[str, str]:
     """The CUDA provider's options with which a deployment gets the figures measured here."""
+    flag = {True: "1", False: "0"}
     return {
         "device_id": "0",
         # Growth by powers of two would count as the engine's need what is only the arena's slack.
         "arena_extend_strategy": "kSameAsRequested",
-        "use_tf32": _flag(precision == "tf32"),
+        "use_tf32": flag[precision == "tf32"],
         "cudnn_conv_algo_search": options.conv_search,
-        "prefer_nhwc": _flag(options.prefer_nhwc),
-        "enable_cuda_graph": _flag(options.cuda_graph),
-        "fuse_conv_bias": _flag(options.fuse_conv_bias),
+        "prefer_nhwc": flag[options.prefer_nhwc],
+        "enable_cuda_graph": flag[options.cuda_graph],
+        "fuse_conv_bias": flag[options.fuse_conv_bias],
     }
 
 
@@ -302,21 +303,6 @@ def _log_size() -> int:
     """Bytes that standard error, a file, has by now; 0 if it is none."""
     found = os.fstat(2)
     return found.st_size if stat.S_ISREG(found.st_mode) else 0
-
-
-def _flag(is_on: bool) -> str:
-    return "1" if is_on else "0"
-
-
-def _nbytes(tensor: onnx.TensorProto) -> int:
-    return int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * _product(tensor.dims))
-
-
-def _product(dims: Any) -> int:
-    result = 1
-    for d in dims:
-        result *= d
-    return result
 
 
 def _operand_type(node: onnx.NodeProto, known: dict[str, int]) -> str:

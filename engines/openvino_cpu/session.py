@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import openvino
 
-from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof
+from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, ignore
 from engines.catalog import OpenVinoOptions
 from engines.deployment import Deployed, copy_graph, write_run
-from engines.layer_profile.node_mapping import node_name, read_graph
-from exporters.inputs import BATCH, input_specs
+from engines.layer_profile.node_mapping import node_name
+from exporters.inputs import BATCH, input_specs, read_onnx
 
 _COMPUTE = {"Convolution", "FullyConnected", "MatMul", "GroupConvolution"}
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "u8": "int8"}
@@ -75,8 +75,8 @@ class OpenVinoSession:
         twin = OpenVinoSession(self.job, PERF_COUNT=True)
         self.job.phase(Phase.PROFILE)
         for _ in range(_PROFILED_RUNS):
-            twin.run(lambda name: None)
-        exported = read_graph(self.job.onnx).node
+            twin.run(ignore)
+        exported = read_onnx(self.job.onnx).graph.node
         layers: dict[int, Layer] = {}
         for operator in twin.compiled.get_runtime_model().get_ordered_ops():
             info = operator.get_rt_info()

@@ -11,7 +11,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch._inductor import config
 
-from engines.base import Job, Layer, Mark, Phase, Proof
+from engines.base import Job, Layer, Mark, Phase, Proof, ignore
 from engines.catalog import CompiledOptions, TorchOptions
 from engines.layer_profile.torch_trace import Iteration, median_layers, record
 from engines.pytorch.eager import EagerSession
@@ -76,14 +76,14 @@ class CompiledSession(EagerSession):
         exported nodes a kernel covers is not known.
         """
         if self.job.device == "cuda":
-            iterations = record(lambda: self.run(lambda name: None), "cuda").iterations
+            iterations = record(lambda: self.run(ignore), "cuda").iterations
             return median_layers([[Layer(k.name, _kind(k.name), (), k.ms) for k in i.kernels] for i in iterations])
         torch._dynamo.reset()
         with config.patch({"cpp.enable_kernel_profile": True}):
             self.job.phase(Phase.BUILD)
             self._compile()
             self.job.phase(Phase.PROFILE)
-        iterations = record(lambda: self.run(lambda name: None), "cpu").iterations
+        iterations = record(lambda: self.run(ignore), "cpu").iterations
         return median_layers([_host_layers(i) for i in iterations])
 
     def _compile(self) -> None:
@@ -98,7 +98,7 @@ class CompiledSession(EagerSession):
         if isinstance(self.training, LayerStep):
             self.training.compile_gradients(lambda part: torch.compile(part, mode=self.mode, dynamic=False))
         for _ in range(_RUNS_UNTIL_REPLAY):
-            self.run(lambda name: None)
+            self.run(ignore)
         if self.job.device == "cuda":
             torch.cuda.synchronize()
 

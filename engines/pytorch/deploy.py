@@ -15,7 +15,7 @@ from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_export import quiet
-from exporters.source import ModelError
+from exporters.source import ModelError, one_line
 from exporters.weights import cached_state
 
 
@@ -32,10 +32,9 @@ def write_program(job: Job[TorchOptions], folder: Path, built: Path | None) -> D
         with quiet(), torch.no_grad():
             torch.export.save(torch.export.export(model, example), folder / "model.pt2")
     except Exception as error:
-        cause = " ".join(str(error).split())[:400]
         raise ModelError(
-            f"model {job.source.name!r}: torch.export cannot take it ({type(error).__name__}: {cause}), so no program "
-            "can be written that runs without its source"
+            f"model {job.source.name!r}: torch.export cannot take it ({type(error).__name__}: "
+            f"{one_line(error, 400)}), so no program can be written that runs without its source"
         ) from error
     weights = folder / "weights.safetensors"
     save_model(model, str(weights))

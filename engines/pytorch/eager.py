@@ -10,13 +10,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engines.base import Array, Job, Layer, Mark, Memory, Proof
+from engines.base import Array, Job, Layer, Mark, Memory, Proof, ignore
 from engines.catalog import EagerOptions, TorchOptions
-from engines.layer_profile.node_mapping import origins, read_graph
+from engines.layer_profile.node_mapping import origins
 from engines.layer_profile.torch_modules import profile_module
 from engines.pytorch.layer_step import LayerStep
 from engines.pytorch.training_step import TrainingStep
 from exporters.build_model import restore
+from exporters.inputs import read_onnx
 
 DTYPES = {
     "fp32": torch.float32,
@@ -108,7 +109,7 @@ class EagerSession:
         assert self.job.state is not None, "an engine that needs torch gets the prepared weights"
         state = torch.load(self.job.state, map_location="cpu", mmap=True, weights_only=True)
         self.training.start_anew(state, inputs, target)
-        gradients = self.training.gradients(lambda: self.run(_ignore))
+        gradients = self.training.gradients(lambda: self.run(ignore))
         return self.outputs()[0], gradients
 
     def proof(self) -> Proof:
@@ -126,7 +127,7 @@ class EagerSession:
                 with torch.inference_mode():
                     self.model(*(x[:_PROOF_ITEMS] for x in self.inputs))
             else:
-                self.step(_ignore)
+                self.step(ignore)
         return seen
 
     def facts(self, compute_types: Counter[str], **details: Any) -> Proof:
@@ -150,8 +151,8 @@ class EagerSession:
 
     def layers(self) -> list[Layer]:
         """Its operators, seen by torch.profiler; those of a captured graph as they run without it."""
-        graph = origins(read_graph(self.job.onnx)) if self.job.onnx else []
-        return profile_module(self.model, lambda: self.step(_ignore), self.job.device, graph)
+        graph = origins(read_onnx(self.job.onnx).graph) if self.job.onnx else []
+        return profile_module(self.model, lambda: self.step(ignore), self.job.device, graph)
 
     def close(self) -> None:
         self.graph = self.result = None
@@ -179,7 +180,7 @@ class EagerSession:
     def _capture(self, mark: Mark) -> torch.cuda.CUDAGraph:
         """Record one iteration; marks inside it become part of the graph, recorded anew at every replay."""
         for _ in range(_WARM_UPS_BEFORE_CAPTURE):
-            self.step(_ignore)
+            self.step(ignore)
         torch.cuda.synchronize()
         # Capturing begins with returning what the allocator had cached: up to 76 MiB more than is held ever after.
         self.job.at_peak()
@@ -225,7 +226,3 @@ def _to_numpy(tensor: torch.Tensor) -> Array:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _ignore(name: str) -> None:
-    pass

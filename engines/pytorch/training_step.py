@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.base import Array, Job, Mark
+from engines.base import Array, Job, Mark, ignore
 from engines.catalog import TorchOptions
 from exporters.gradients import positions
 from exporters.loss import first_output, prepare_to_train, seeded_target, start_of_backward
@@ -84,7 +84,7 @@ class TrainingStep:
     def few(self, items: int) -> None:
         """Forward and backward pass of the first items by the module itself, for whoever looks at its operators."""
         target = None if self.target is None else self.target[:items]
-        self.forward_and_backward(self.model, [x[:items] for x in self.inputs], target, _ignore)
+        self.forward_and_backward(self.model, [x[:items] for x in self.inputs], target, ignore)
 
     def optimizer_bytes(self) -> int:
         """Of the optimizer's state, and of the loss scale."""
@@ -126,7 +126,7 @@ class TrainingStep:
     def _find_scale(self, scaler: torch.amp.GradScaler) -> float:
         """The largest loss scale with which nothing overflows, so that no timed step is skipped for it."""
         for _ in range(_HALVINGS):
-            self.forward_and_backward(self.call, self.inputs, self.target, _ignore)
+            self.forward_and_backward(self.call, self.inputs, self.target, ignore)
             if self._is_finite():
                 break
             self._halve(scaler.get_scale())
@@ -171,7 +171,3 @@ def _sample(gradient: Tensor) -> Array:
     # Not flattened first: that would copy a gradient whose memory order is another one.
     sampled: Array = gradient[torch.unravel_index(where, gradient.shape)].float().cpu().numpy()
     return sampled
-
-
-def _ignore(name: str) -> None:
-    pass

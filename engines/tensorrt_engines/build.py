@@ -22,7 +22,7 @@ from engines.tensorrt_engines.timing_cache import attach_timings, keep_timings
 from exporters.cache import Cache, file_sha256
 from exporters.inputs import BATCH, TensorSpec
 from exporters.source import ModelError
-from exporters.weights import digest, external_locations
+from exporters.weights import digest, graph_files
 
 Shape = tuple[int, ...]
 
@@ -115,11 +115,9 @@ def record_of(path: Path) -> Path:
 
 def engine_key(library: Any, request: BuildRequest) -> str:
     """Everything that the engine depends on. Raises ModelError for an ONNX file that cannot be read."""
-    locations = sorted(set(external_locations(request.onnx).values()))
-    files = [request.onnx, *(request.onnx.parent / location for location in locations)]
     return digest(
         {
-            "graph": [file_sha256(file) for file in files if file.is_file()],
+            "graph": [file_sha256(file) for file in graph_files(request.onnx).values() if file.is_file()],
             "library": _versions(library),
             "device": request.target or request.gpu,
             "shapes": {name: list(shapes) for name, shapes in request.shapes.items()},

@@ -8,7 +8,6 @@ Every byte on the device is taken here, by pycuda, but for the weights: inputs, 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib.util
 import re
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from engines.tensorrt_engines.build_monitor import logger_of, reasons
 from engines.tensorrt_engines.inspector import EngineLayer, read_layers, summarize
 from exporters.cache import Cache
 from exporters.graph_flops import computes, graph_weights
-from exporters.inputs import BATCH, TensorSpec, onnx_specs, read_onnx
+from exporters.inputs import BATCH, TensorSpec, graph_specs, read_onnx
 
 _OLDEST = {"trt": (10, 13), "trt-rtx": (1, 7)}
 _DTYPES = {
@@ -96,7 +95,7 @@ class TrtSession:
         self.job = job
         self.library, self.product = library(job.engine), ENGINES[job.engine].library
         self.request = _request(self.library, job)
-        self.specs = _specs(job)
+        self.specs = graph_specs(job.source, job.onnx)
         driver = _driver(job.engine)
         self.output_names, self.products = _names(job.onnx)
         self.warnings: list[Warning] = []
@@ -303,16 +302,12 @@ class TrtSession:
         return reasons(list(self.logger.errors), _SAID_CHARACTERS) or "it logged no reason"
 
 
-def _specs(job: Job[TrtOptions]) -> list[TensorSpec]:
-    return onnx_specs(dataclasses.replace(job.source, onnx=job.onnx))
-
-
 def _request(library: Any, job: Job[TrtOptions]) -> BuildRequest:
     """What to build for the current GPU. Raises Unsupported where the library does not know it."""
     assert job.onnx is not None, "an engine that needs a graph gets the exported one"
     gpu, capability = current_gpu()
     _check_capability(library, job.engine, gpu, capability)
-    specs, level = _specs(job), job.options.optimization_level
+    specs, level = graph_specs(job.source, job.onnx), job.options.optimization_level
     return BuildRequest(
         onnx=job.onnx,
         precision=job.precision,

@@ -20,7 +20,7 @@ import engines
 from engines.base import Job, Layer, Session
 from engines.catalog import ENGINES
 from engines.layer_profile import torch_trace
-from engines.layer_profile.node_mapping import Origin, Step, node_name, read_graph
+from engines.layer_profile.node_mapping import Origin, Step, node_name
 from engines.layer_profile.torch_modules import Operator, covered_by, iteration_layers, read_operators
 from engines.layer_profile.torch_trace import Iteration, Kernel, Span, Trace, median_layers
 from engines.onnx_runtime.node_profile import (
@@ -34,7 +34,7 @@ from engines.onnx_runtime.node_profile import (
 )
 from engines.onnx_runtime.session import OrtSession, _session_options
 from exporters.cache import Cache
-from exporters.inputs import input_specs, seeded_inputs
+from exporters.inputs import input_specs, read_onnx, seeded_inputs
 from exporters.onnx_export import export_onnx
 from exporters.source import ModelSource
 from exporters.weights import cached_state
@@ -121,7 +121,7 @@ def open_session(make_job: Callable[..., Job]) -> Open:
 @pytest.fixture(scope="module")
 def exported(cache: Cache) -> list[str]:
     """The exported graph's nodes, in its order: convolutions with folded normalization, activations, …"""
-    return [node_name(node) for node in read_graph(export_onnx(SOURCE, "fp32", cache).path).node]
+    return [node_name(node) for node in read_onnx(export_onnx(SOURCE, "fp32", cache).path).graph.node]
 
 
 def of_kind(nodes: list[str], *words: str) -> list[str]:

@@ -10,8 +10,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from engines.layer_profile.node_mapping import Step, covered_nodes, node_name, origins, read_graph, steps_of
+from engines.layer_profile.node_mapping import Step, covered_nodes, node_name, origins, steps_of
 from exporters.cache import Cache
+from exporters.inputs import read_onnx
 from exporters.onnx_export import export_onnx
 from exporters.source import ModelSource
 
@@ -65,7 +66,7 @@ def optimized(exported: onnx.GraphProto, level: str, folder: Path) -> list[Step]
     options.optimized_model_filepath, options.log_severity_level = str(path), 3
     model = helper.make_model(exported, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return steps_of(read_graph(path))
+    return steps_of(read_onnx(path).graph)
 
 
 def anonymous(steps: list[Step], exported: onnx.GraphProto, constants: bool) -> list[Step]:
@@ -217,7 +218,7 @@ def test_no_steps_cover_nothing() -> None:
 
 @pytest.mark.slow
 def test_origins_are_the_modules_and_operators_that_torch_ran(small: ModelSource, tmp_path: Path) -> None:
-    found = origins(read_graph(export_onnx(small, "fp32", Cache(tmp_path / "cache")).path))
+    found = origins(read_onnx(export_onnx(small, "fp32", Cache(tmp_path / "cache")).path).graph)
     by_operator = {origin.operator: origin for origin in found}
     assert {"relu", "max_pool2d", "linear"} <= by_operator.keys()
     assert by_operator["relu"].path == "2"
