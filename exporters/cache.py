@@ -39,15 +39,15 @@ class Cache:
         key: str,
         suffix: str,
         produce: Callable[[Path], None],
-        anew: bool = False,
+        again: bool = False,
         damaged: Callable[[Path], None] = lambda path: None,
     ) -> tuple[Path, bool]:
         """The entry's file, and whether it was there already.
 
-        `produce` writes to the path it is given, whose file name is the final one; files it puts beside it (an ONNX
-        file's external data) belong to the entry. One run produces while others that want the same key wait. A file
-        whose size or content is not what was produced is produced again, after `damaged` has been told of it; with
-        `anew` an intact one is too, and stands until the new one is complete. What `produce` raises is passed on, and
+        `produce` writes to the path it is given, whose file name is the final one; files it puts next to it (an ONNX
+        file's external data) belong to the entry. One run produces while others that need the same key wait. A file
+        whose size or content is not what was produced is produced again, after `damaged` has been called with it; with
+        `again` an intact one is too, and stays until the new one is complete. What `produce` raises is passed on, and
         leaves no entry behind but that.
         """
         folder = self.root / kind
@@ -56,34 +56,39 @@ class Cache:
         manifest = path.with_name(path.name + ".json")
         with locked(path.with_name(path.name + ".lock")):
             intact = is_intact(manifest)
-            if intact and not anew:
+            if intact and not again:
                 return path, True
             if not intact and (path.exists() or manifest.exists()):
                 damaged(path)
-            # A fixed name, in the same file system as the target: what a killed run left behind is cleared by the next.
-            scratch = folder / f".{path.name}.tmp"
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir()
-            try:
-                produce(scratch / path.name)
-                if not (scratch / path.name).is_file():
-                    raise RuntimeError(f"{produce!r} did not write {scratch / path.name}")
-                files = sorted(scratch.iterdir())
-                record = {file.name: fingerprint(file) for file in files}
-                manifest.unlink(missing_ok=True)
-                for file in files:
-                    os.replace(file, folder / file.name)
-                (scratch / manifest.name).write_text(json.dumps(record))
-                # Last, so that an entry with a manifest is complete.
-                os.replace(scratch / manifest.name, manifest)
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
+            replace_files(path, manifest, produce)
         return path, False
+
+
+def replace_files(path: Path, manifest: Path, produce: Callable[[Path], None]) -> None:
+    """Have `produce` write the entry's files, and put them and their manifest into place once they are complete."""
+    # A fixed name, in the same file system as the target: what a killed run left behind is cleared by the next.
+    scratch = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        produce(scratch / path.name)
+        if not (scratch / path.name).is_file():
+            raise RuntimeError(f"{produce!r} did not write {scratch / path.name}")
+        files = sorted(scratch.iterdir())
+        record = {file.name: fingerprint(file) for file in files}
+        manifest.unlink(missing_ok=True)
+        for file in files:
+            os.replace(file, path.with_name(file.name))
+        (scratch / manifest.name).write_text(json.dumps(record))
+        # Last, so that an entry with a manifest is complete.
+        os.replace(scratch / manifest.name, manifest)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock, which the kernel frees when its holder dies."""
+    """Hold an exclusive lock, which the kernel frees when its holder dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -27,7 +26,6 @@ from exporters.source import ModelSource
 from exporters.weights import source_key
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import nn
 
 Part = Callable[[], dict[str, int]]
@@ -76,15 +74,14 @@ def cached_cost(
     trains: bool = False,
     report: Callable[[Cost], None] = lambda cost: None,
 ) -> Cost:
-    """Each part counted once for all runs; `report` is told what is known after each, should the next one never end.
+    """Each part counted once for all runs; `report` gets what is known after each, should the next one never end.
 
     `graph` is an export of the model, in which work that reaches no output is left out, as engines do. What cannot be
     counted is None, with the reason on stderr, and is tried again by the next run; nothing that the model does raises
     here.
     """
-    code = [file_sha256(path) for path in _CODE]
-    common = [source_key(source), *code, *map(version, ("torch", "onnx"))]
-    found: dict[str, int] = {}
+    common = [source_key(source), *map(file_sha256, _CODE), *map(version, ("torch", "onnx"))]
+    known: dict[str, int] = {}
     for name, part in parts(source, specs, graph, trains).items():
         # An export's file is named after all that it depends on.
         key = [*common, name, graph.name if graph and name == "graph" else ""]
@@ -92,11 +89,14 @@ def cached_cost(
         def produce(path: Path, part: Part = part) -> None:
             path.write_text(json.dumps(part()))
 
-        with reported(f"model {source.name!r}: {name} not counted"):
+        try:
             counted = json.loads(cache.entry("cost", key_of(*key), ".json", produce)[0].read_text())
-            found |= {field: min(value, found.get(field, value)) for field, value in counted.items()}
-        report(Cost(**found))
-    return Cost(**found)
+            known |= {field: min(value, known.get(field, value)) for field, value in counted.items()}
+        except Exception as error:
+            # A worker keeps stderr as its log.
+            print(f"model {source.name!r}: {name} not counted: {type(error).__name__}: {error}", file=sys.stderr)
+        report(Cost(**known))
+    return Cost(**known)
 
 
 def parts(source: ModelSource, specs: Sequence[TensorSpec], graph: Path | None, trains: bool) -> dict[str, Part]:
@@ -104,14 +104,14 @@ def parts(source: ModelSource, specs: Sequence[TensorSpec], graph: Path | None, 
     smaller value holds. Training comes last: it is the slowest, and the likeliest to fail."""
     if source.onnx is not None:
         file = source.onnx
-        return {"file": lambda: count_file(file, specs)}
-    found: dict[str, Part] = {"inference": lambda: count_module(source, lambda model: inference_part(model, specs))}
+        return {"file": lambda: count_graph(file, specs, is_export=False)}
+    ways: dict[str, Part] = {"inference": lambda: count_module(source, lambda model: inference_part(model, specs))}
     if graph is not None:
-        found["graph"] = lambda: count_graph(graph, specs)
+        ways["graph"] = lambda: count_graph(graph, specs, is_export=True)
     if trains:
         wrt_input = source.layer is not None
-        found["training"] = lambda: count_module(source, lambda model: training_part(model, specs, wrt_input))
-    return found
+        ways["training"] = lambda: count_module(source, lambda model: training_part(model, specs, wrt_input))
+    return ways
 
 
 def count_module(source: ModelSource, part: Callable[[nn.Module], dict[str, int]]) -> dict[str, int]:
@@ -135,7 +135,7 @@ def training_part(model: nn.Module, specs: Sequence[TensorSpec], wrt_input: bool
 
 
 def meta_module(source: ModelSource) -> nn.Module:
-    """The structure without data. A factory is called as ever, since it may not expect to build on another device."""
+    """The structure without data. A factory is called as always, since it may not expect to build on another device."""
     import torch
 
     from exporters.build_model import build, structure
@@ -233,37 +233,17 @@ def tensors(model: nn.Module, specs: Sequence[TensorSpec], batch: int) -> list[A
     return [torch.from_numpy(array).to(device) for array in seeded_inputs(specs, batch)]
 
 
-def count_file(path: Path, specs: Sequence[TensorSpec]) -> dict[str, int]:
-    """A user's ONNX file, from the shapes in its graph."""
-    flops, weights = graph_part(path, specs)
-    weight_bytes = sum(dtype.itemsize * elements for dtype, elements in weights.items())
-    return {"inference_flops": flops, "float_weights": 0, "other_weight_bytes": weight_bytes}
-
-
-def count_graph(path: Path, specs: Sequence[TensorSpec]) -> dict[str, int]:
-    """An exported graph, whose floats are of the export's precision."""
-    flops, weights = graph_part(path, specs)
-    whole = {dtype: elements for dtype, elements in weights.items() if dtype.kind in "biu"}
-    return {
-        "inference_flops": flops,
-        "float_weights": weights.total() - sum(whole.values()),
-        "other_weight_bytes": sum(dtype.itemsize * elements for dtype, elements in whole.items()),
-    }
-
-
-def graph_part(path: Path, specs: Sequence[TensorSpec]) -> tuple[int, Counter[np.dtype[Any]]]:
-    """FLOPs of one item, and the elements of the weights by type."""
+def count_graph(path: Path, specs: Sequence[TensorSpec], is_export: bool) -> dict[str, int]:
+    """An ONNX graph, from the shapes in it. A user's file keeps its types, an export's floats are of its precision."""
     model = read_onnx(path)
     drop_data(model)
     fixed = fixed_batch(specs)
     batches = _BATCHES if fixed is None else (fixed,)
-    return per_item(lambda batch: graph_flops(model, specs, batch), batches), graph_weights(model)
-
-
-@contextlib.contextmanager
-def reported(what: str) -> Iterator[None]:
-    """Says on stderr, which a worker keeps as its log, what the block raised, and goes on after it."""
-    try:
-        yield
-    except Exception as error:
-        print(f"{what}: {type(error).__name__}: {error}", file=sys.stderr)
+    flops = per_item(lambda batch: graph_flops(model, specs, batch), batches)
+    weights = graph_weights(model)
+    others = {dtype: elements for dtype, elements in weights.items() if not is_export or dtype.kind in "biu"}
+    return {
+        "inference_flops": flops,
+        "float_weights": weights.total() - sum(others.values()),
+        "other_weight_bytes": sum(dtype.itemsize * elements for dtype, elements in others.items()),
+    }

@@ -8,7 +8,7 @@ versions, in which the same tensors are blurred by what another order of summati
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict
 from importlib.metadata import version
@@ -110,15 +110,10 @@ def step(
     loss is the mean of a `batch` of such items. `blur` numbers the versions of fp32, of which 0 is the plain one.
     Raises exporters.source.ModelError, and what the model raises.
     """
-    model = restore(source, state)
-    prepare_to_train(model, dropout=False)
-    dtype = torch.float64 if precision == "fp64" else torch.float32
-    model = model.to(dtype)
-    _round_modules(model, precision, blur)
-    inputs = [_to(array, dtype).requires_grad_(source.layer is not None) for array in arrays]
+    model, inputs = _prepare(source, state, arrays, precision, blur)
     # A layer has a gradient of its input too.
     trained = dict(model.named_parameters()) | ({} if source.layer is None else {"input": inputs[0]})
-    goal = None if target is None else _to(target, dtype)
+    goal = None if target is None else _to(target, inputs[0].dtype)
     scale = _SCALE if precision == "amp-fp16" else 1.0
     if precision == "fp16" and batch is not None:
         scale = len(inputs[0]) / batch
@@ -129,15 +124,28 @@ def step(
         model.zero_grad(set_to_none=True)
         root.backward((torch.ones_like(root) if gradient is None else gradient) * scale)
         gradients = {name: p.grad / scale for name, p in trained.items() if p.grad is not None}
-        if precision != "amp-fp16" or scale <= _SMALLEST_SCALE or _is_finite(gradients):
+        is_finite = all(bool(torch.isfinite(g).all()) for g in gradients.values())
+        if precision != "amp-fp16" or scale <= _SMALLEST_SCALE or is_finite:
             break
         scale /= 2
     return Gradients(
         root.detach().numpy(),
         None if goal is None else goal.numpy(),
-        {name: _sample(g) for name, g in gradients.items()},
+        {name: g.flatten()[torch.from_numpy(positions(g.numel()))].numpy() for name, g in gradients.items()},
         {name: float(g.double().norm()) for name, g in gradients.items()},
     )
+
+
+def _prepare(
+    source: ModelSource, state: Path, arrays: Sequence[Array], precision: str, blur: int
+) -> tuple[nn.Module, list[Tensor]]:
+    """The model in training mode, which rounds as the precision does, and the items."""
+    model = restore(source, state)
+    prepare_to_train(model, dropout=False)
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    model = model.to(dtype)
+    _round_modules(model, precision, blur)
+    return model, [_to(array, dtype).requires_grad_(source.layer is not None) for array in arrays]
 
 
 def _forward(model: nn.Module, inputs: Sequence[Tensor], precision: str, scale: float) -> Any:
@@ -220,12 +228,3 @@ def _to_tf32(x: Tensor) -> Tensor:
 def _to(array: Array, dtype: torch.dtype) -> Tensor:
     tensor = torch.from_numpy(array)
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
-def _is_finite(gradients: Mapping[str, Tensor]) -> bool:
-    return all(bool(torch.isfinite(g).all()) for g in gradients.values())
-
-
-def _sample(gradient: Tensor) -> Array:
-    sampled: Array = gradient.flatten()[torch.from_numpy(positions(gradient.numel()))].numpy()
-    return sampled

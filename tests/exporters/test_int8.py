@@ -178,23 +178,14 @@ def test_weights_beside_the_graph(small: ModelSource, tmp_path: Path, monkeypatc
     assert not quantize(small, cache).cached, "the data belong to the entry"
 
 
-def test_tensorrt_for_rtx_builds_it(cache: Cache) -> None:
+def test_tensorrt_for_rtx_takes_it(cache: Cache) -> None:
+    """tests/engines/tensorrt_engines/test_build.py builds it, too."""
     trt = pytest.importorskip("tensorrt_rtx_bindings")
     logger = trt.Logger(trt.Logger.ERROR)
-    builder = trt.Builder(logger)
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    network = trt.Builder(logger).create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
-    parsed = parser.parse_from_file(str(quantize(ModelSource("resnet50"), cache).path))
+    parsed = parser.parse_from_file(str(quantize(ModelSource("resnet18"), cache).path))
     assert parsed, [parser.get_error(number).desc() for number in range(parser.num_errors)]
     kinds = [network.get_layer(number).type for number in range(network.num_layers)]
-    assert kinds.count(trt.LayerType.CONVOLUTION) == 53
-    assert kinds.count(trt.LayerType.QUANTIZE) > 53
-    config, profile = builder.create_builder_config(), builder.create_optimization_profile()
-    config.num_compute_capabilities = 1
-    config.set_compute_capability(trt.ComputeCapability.SM89, 0)
-    profile.set_shape("x", (1, 3, 224, 224), (2, 3, 224, 224), (4, 3, 224, 224))
-    config.add_optimization_profile(profile)
-    engine = builder.build_serialized_network(network, config)
-    assert engine is not None
-    # 25.6 million weights, most of them in one byte.
-    assert 25e6 < engine.nbytes < 60e6
+    assert kinds.count(trt.LayerType.CONVOLUTION) == 20
+    assert kinds.count(trt.LayerType.QUANTIZE) > 20
