@@ -124,10 +124,10 @@ def built(rtx: Any, request: BuildRequest, cache: Cache, rebuild: bool = False) 
 
 
 @pytest.fixture(scope="session")
-def exporters() -> Iterator[ProcessPoolExecutor]:
+def pool() -> Iterator[ProcessPoolExecutor]:
     """Two processes: an export keeps one core busy."""
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), translate_once) as pool:
-        yield pool
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), translate_once) as executor:
+        yield executor
 
 
 WHOLE = {"googlenet": ("fp32", "fp16"), "resnet18": ("fp32", "fp16"), "alexnet": ("fp16",)}
@@ -157,7 +157,7 @@ def test_canonical_network(
     exports: Cache,
     exporters: ProcessPoolExecutor,
 ) -> None:
-    graphs = {precision: exporters.submit(export_onnx, source, precision, exports) for precision in precisions}
+    graphs = {precision: pool.submit(export_onnx, source, precision, exports) for precision in precisions}
     parameters = sum(parameter.numel() for parameter in build_model.build(source).parameters())
     for precision, graph in graphs.items():
         path = graph.result().path
