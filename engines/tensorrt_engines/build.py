@@ -2,7 +2,7 @@
 
 The library, `tensorrt` or `tensorrt_rtx`, is handed in: nothing here imports it. Networks are strongly typed: the types
 are the graph's, and the TF32 flag is the one switch of precision. TensorRT times kernels on the GPU while it builds, so
-an engine is for that GPU; TensorRT for RTX needs none, and builds for the compute capabilities that it is told.
+an engine is for that GPU; TensorRT for RTX needs none, and builds for the compute capabilities that it is given.
 """
 
 from __future__ import annotations
@@ -97,10 +97,7 @@ def build_engine(
     warnings: list[Warning] = []
 
     def produce(path: Path) -> None:
-        made = _build(library, request, cache, progress, path)
-        warnings.extend(made.pop("warnings"))
-        # A file of its own in the cache's entry: the next run wants to know too.
-        record_of(path).write_text(json.dumps(made))
+        warnings.extend(_build(library, request, cache, progress, path))
 
     def damaged(path: Path) -> None:
         warnings.append(Warning("engine-cache", "a damaged or foreign file was built again"))
@@ -136,7 +133,7 @@ def targets(library: Any) -> tuple[str, ...]:
 def _versions(library: Any) -> list[str]:
     """Of the bindings, and of the library behind them as far as it tells: by its parser and by its package."""
     rtx = bool(targets(library))
-    names = {str(found.metadata["Name"]).lower().replace("_", "-"): found.version for found in distributions()}
+    names = {str(own.metadata["Name"]).lower().replace("_", "-"): own.version for own in distributions()}
     libraries = [f"{n} {v}" for n, v in names.items() if re.match(r"tensorrt.*-libs", n) and ("rtx" in n) == rtx]
     bindings = f"{library.__name__} {library.__version__} parser {library.get_nv_onnx_parser_version()}"
     return [bindings, *sorted(libraries)]
@@ -144,8 +141,8 @@ def _versions(library: Any) -> list[str]:
 
 def _build(
     library: Any, request: BuildRequest, cache: Cache, progress: Callable[[str], None], path: Path
-) -> dict[str, Any]:
-    """Build and serialize to `path`; the rest of what `Built` tells."""
+) -> list[Warning]:
+    """Build and serialize to `path`, and write the rest of `Built` next to it."""
     started = time.perf_counter()
     warnings: list[Warning] = []
     logger, monitor = logger_of(library), new_monitor(library, progress)
@@ -154,7 +151,9 @@ def _build(
     timings = None if targets(library) else cache.root / "timings" / digest({"of": [_versions(library), request.gpu]})
     with watch_memory(device=request.target is None) as peaks:
         builder = _open(library, logger)
-        network = _create_network(library, builder)
+        # TensorRT 10 needs the flag; 11 and TensorRT for RTX know no other networks and ignore it.
+        flag = getattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+        network = builder.create_network(0 if flag is None else 1 << int(flag))
         # Kept until the engine is built: the network's weights lie in it.
         parser = library.OnnxParser(network, logger)
         _parse(library, parser, request.onnx)
@@ -167,40 +166,31 @@ def _build(
         plan = builder.build_serialized_network(network, config)
         check(monitor)
         if plan is None:
-            said = reasons(list(logger.errors), 2 * _ERROR_CHARACTERS)
-            if re.search(_NO_KERNELS, said):
-                raise Unsupported(f"{_product(library)} has no kernels of this graph for {request.target}: {said}")
-            raise RuntimeError(f"{_product(library)} cannot build {request.onnx.name}: {said}")
+            why = reasons(list(logger.errors), 2 * _ERROR_CHARACTERS)
+            if re.search(_NO_KERNELS, why):
+                raise Unsupported(f"{_product(library)} has no kernels of this graph for {request.target}: {why}")
+            raise RuntimeError(f"{_product(library)} cannot build {request.onnx.name}: {why}")
         seconds = time.perf_counter() - started
         if timings is not None:
             keep_timings(config, timings)
         path.write_bytes(plan)
-    return {
-        "seconds": seconds,
-        "peak_host_mib": peaks.host_mib,
-        "peak_device_mib": peaks.device_mib,
-        "warnings": warnings,
-    }
+    # A file of its own in the cache's entry: the next run needs it too.
+    record = {"seconds": seconds, "peak_host_mib": peaks.host_mib, "peak_device_mib": peaks.device_mib}
+    record_of(path).write_text(json.dumps(record))
+    return warnings
 
 
 def _open(library: Any, logger: Any) -> Any:
     try:
-        builder = library.Builder(logger)
+        return library.Builder(logger)
     except Exception as error:
         # Without a driver the bindings raise a TypeError about a factory that returned a null pointer.
-        said = reasons([*logger.errors, str(error)], _ERROR_CHARACTERS)
-        raise RuntimeError(f"{_product(library)} could not open its builder: {said}") from error
-    return builder
-
-
-def _create_network(library: Any, builder: Any) -> Any:
-    flag = getattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
-    # TensorRT 10 needs the flag; 11 and TensorRT for RTX know no other networks and ignore it.
-    return builder.create_network(0 if flag is None else 1 << int(flag))
+        why = reasons([*logger.errors, str(error)], _ERROR_CHARACTERS)
+        raise RuntimeError(f"{_product(library)} could not open its builder: {why}") from error
 
 
 def _parse(library: Any, parser: Any, onnx: Path) -> None:
-    # From the file, so that data beside it is found.
+    # From the file, so that data next to it is read.
     if parser.parse_from_file(str(onnx)):
         return
     refusals = [parser.get_error(number) for number in range(parser.num_errors)]
@@ -248,10 +238,10 @@ def _set_targets(library: Any, config: Any, request: BuildRequest) -> None:
     unknown = [word for word in words if word not in (*known, ALL_TARGETS, _CURRENT)]
     if unknown:
         raise Unsupported(f"{_product(library)} has no target '{unknown[0]}'; {valid}")
-    wanted = list(known) if ALL_TARGETS in words else words
+    requested = list(known) if ALL_TARGETS in words else words
     assert hasattr(config, "num_compute_capabilities") and hasattr(config, "set_compute_capability")
-    config.num_compute_capabilities = len(wanted)
-    for number, word in enumerate(wanted):
+    config.num_compute_capabilities = len(requested)
+    for number, word in enumerate(requested):
         config.set_compute_capability(library.ComputeCapability.__members__[word.upper()], number)
 
 
