@@ -126,7 +126,7 @@ class Proof:
     """Why the engine had to do without a CUDA graph."""
     cuda_graph_wanted: bool | None = None
     cuda_graph_skips: int | None = None
-    """How many CUDA graphs torch.compile wanted and did not record."""
+    """How many CUDA graphs torch.compile tried to record and did not."""
     graph_breaks: int | None = None
     build: Building | None = None
     warnings: Sequence[Warning] | None = None

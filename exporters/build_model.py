@@ -112,7 +112,7 @@ def initialize(model: nn.Module, generator: torch.Generator) -> None:
 
 @torch.no_grad()
 def calibrate(model: nn.Module, items: Tensor) -> None:
-    """Sets every batch normalization's running statistics to those of this batch.
+    """Set every batch normalization's running statistics to those of this batch.
 
     With the initial statistics (mean 0, variance 1) a seeded deep network in eval mode doubles its activations in every
     block and overflows fp16: ResNet-152 reaches 3e8.
@@ -131,7 +131,7 @@ def calibrate(model: nn.Module, items: Tensor) -> None:
 
 
 def call_factory(source: ModelSource) -> nn.Module:
-    """Imports "package.module:function" and calls it with the source's options."""
+    """Import "package.module:function" and call it with the source's options."""
     assert source.factory is not None
     module_name, _, function_name = source.factory.partition(":")
     if not module_name or not function_name:
@@ -177,7 +177,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
-    """Copies a state dict into the model; ModelError names the first keys that do not fit."""
+    """Copy a state dict into the model; ModelError names the first keys that do not fit."""
     own = model.state_dict()
     # Counted in training only, and absent from checkpoints made before torch 0.4.1.
     missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
@@ -201,7 +201,7 @@ def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
 
 
 def save_state(model: nn.Module, path: Path) -> None:
-    """Writes the state dict for `restore`."""
+    """Write the state dict for `restore`."""
     torch.save(model.state_dict(), path)
 
 

@@ -32,7 +32,7 @@ Part = Callable[[], dict[str, int]]
 """Counts some of a Cost's fields."""
 
 _CODE = (Path(__file__), Path(graph_cost.__file__), Path(inputs.__file__))
-"""What a count depends on beside the model, which holds the rest in its key."""
+"""What a count depends on besides the model, which holds the rest in its key."""
 _BYTES = {"fp16": 2, "bf16": 2, "int8": 1}
 """Of a weight, at the precisions that do not hold it in four."""
 _BATCHES = (2, 3)

@@ -70,7 +70,7 @@ class GradientReference:
     def own_at(self, precision: str, batch: int) -> Deviation:
         """What is usual at that precision; the most that is for other batch sizes, where that one is not known."""
         name = own_name(precision, batch)
-        others = [found for other, found in self.own.items() if other.startswith(f"{precision} ")]
+        others = [deviation for other, deviation in self.own.items() if other.startswith(f"{precision} ")]
         return self.own[name] if name in self.own else largest(others)
 
 

@@ -38,7 +38,7 @@ def graph_weights(model: ModelProto) -> Counter[np.dtype[Any]]:
 
 
 def graph_flops(model: ModelProto, specs: Sequence[TensorSpec], batch: int) -> int:
-    """Counts from shapes that onnx infers.
+    """Count from shapes that onnx infers.
 
     Raises ValueError if the shape of a convolution or product does not follow from the inputs' shapes, and for an
     operator that computes and for which there is no formula.
@@ -100,7 +100,7 @@ def graph_shapes(
 
 
 def drop_data(model: ModelProto) -> None:
-    """Empties the large initializers: shape inference copies the model, and needs their shapes alone."""
+    """Empty the large initializers: shape inference copies the model, and needs their shapes alone."""
     for tensor in model.graph.initializer:
         if math.prod(tensor.dims) > _SMALL:
             for name in _DATA:
@@ -108,7 +108,7 @@ def drop_data(model: ModelProto) -> None:
 
 
 def set_input_sizes(graph: GraphProto, specs: Sequence[TensorSpec], batch: int) -> dict[str, int]:
-    """Gives the graph's inputs the sizes of `specs`; returns the sizes of its symbols."""
+    """Give the graph's inputs the sizes of `specs`; returns the sizes of its symbols."""
     symbols = {}
     for value, spec in zip(graph_inputs(graph), specs, strict=True):
         for dim, size in zip(value.type.tensor_type.shape.dim, spec.shape, strict=True):

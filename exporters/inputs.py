@@ -22,7 +22,7 @@ SEED = 20240229
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input. Its shape holds integers and, where the batch size stands, the word "batch"; `dtype` is numpy's name
+    """One input. Its shape holds integers and, for the batch size, the word "batch"; `dtype` is numpy's name
     ("float32", "int64", "bool"), or "bfloat16"."""
 
     name: str
@@ -48,7 +48,7 @@ def input_specs(source: ModelSource) -> list[TensorSpec]:
         shape = architecture(source.name).input_shape
     if shape is None:
         raise ModelError(
-            f"model {source.name!r}: a factory needs the shape of one item; add `input: [3, 224, 224]` beside `factory`"
+            f"model {source.name!r}: a factory needs the shape of one item; add `input: [3, 224, 224]` to it"
         )
     return [TensorSpec("x", (BATCH, *shape), "float32")]
 
@@ -173,7 +173,7 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
         sizes = ", ".join(f"{name}: 1" if name.isidentifier() else f'"{name}": 1' for name in names)
         raise ModelError(
             f"model {source.name!r}: {path} has dimensions of no fixed size: {', '.join(names)}; "
-            f"give their sizes beside `onnx`, for example:\n    dimensions: {{{sizes}}}"
+            f"give their sizes next to `onnx`, for example:\n    dimensions: {{{sizes}}}"
         )
     return specs
 

@@ -30,7 +30,7 @@ SEEDED_ITEMS = 8
 OPERATORS = (
     # What multiplies. Transposed convolutions stay float: ONNX Runtime has none in int8.
     *("Conv", "Gemm", "MatMul"),
-    # What stands between, so that a chain of convolutions need not leave int8. No softmax: onnxruntime gives it a zero
+    # What lies between, so that a chain of convolutions need not leave int8. No softmax: onnxruntime gives it a zero
     # point other than 0 whatever the options say.
     *("Relu", "Clip", "Add", "Concat", "MaxPool", "AveragePool", "Reshape", "Flatten", "Transpose"),
 )
@@ -98,7 +98,7 @@ def opened(file: Path, spec: TensorSpec) -> NDArray[Any]:
     try:
         array = np.lib.format.open_memmap(file, mode="r")
     except (OSError, ValueError) as error:
-        raise ModelError(f"calibration {file}: no .npy array, or a truncated one ({error}); save it anew") from error
+        raise ModelError(f"calibration {file}: no .npy array, or a truncated one ({error}); save it again") from error
     batch: NDArray[Any] = array[None] if array.shape == item else array
     if array.dtype != np.float32 or batch.shape[1:] != item or not batch.size:
         raise ModelError(
@@ -120,7 +120,7 @@ def items(files: list[Path], spec: TensorSpec) -> Iterator[NDArray[Any]]:
 
 
 class Reader:
-    """What onnxruntime wants of a CalibrationDataReader."""
+    """What onnxruntime asks of a CalibrationDataReader."""
 
     def __init__(self, name: str, batches: Iterator[NDArray[Any]]) -> None:
         self._name, self._batches = name, batches
@@ -131,7 +131,7 @@ class Reader:
 
 
 def write_quantized(name: str, fp32: Path, spec: TensorSpec, batches: Iterator[NDArray[Any]], path: Path) -> None:
-    """Calibrates, quantizes and checks the file.
+    """Calibrate, quantize and check the file.
 
     The graph is simplified by ONNX Runtime first, as its quantizer asks for. Symbolic shape inference is left out: the
     exporter wrote all shapes, the batch symbolic.
@@ -140,7 +140,7 @@ def write_quantized(name: str, fp32: Path, spec: TensorSpec, batches: Iterator[N
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    # Beyond protobuf's 2 GiB the weights lie beside the graph, in the intermediate files too.
+    # Beyond protobuf's 2 GiB the weights lie next to the graph, in the intermediate files too.
     external = bool(external_locations(fp32))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         simplified = Path(folder) / "simplified.onnx"

@@ -40,7 +40,7 @@ class Export:
 
 
 def export_onnx(source: ModelSource, precision: str, cache: Cache) -> Export:
-    """Exports a canonical network or a factory's model in the type that `precision` names: fp32, fp16 or bf16.
+    """Export a canonical network or a factory's model in the type that `precision` names: fp32, fp16 or bf16.
 
     tf32 is the fp32 graph. The same model is exported once; concurrent calls wait for the first.
 
@@ -76,7 +76,7 @@ def export_key(source: ModelSource, precision: str) -> str:
 
 
 def write_onnx(name: str, model: nn.Module, specs: list[TensorSpec], precision: str, path: Path) -> None:
-    """Exports the model and checks the file: types, shapes and the operators' schemas."""
+    """Export the model and checks the file: types, shapes and the operators' schemas."""
     import onnx
     import torch
 
@@ -114,7 +114,7 @@ def write_onnx(name: str, model: nn.Module, specs: list[TensorSpec], precision: 
 
 
 def restore_folded_types(model: Any) -> None:
-    """Casts weights that onnxscript folded a batch normalization into back to bf16.
+    """Cast weights that onnxscript folded a batch normalization into back to bf16.
 
     It folds in numpy, where bf16 becomes fp32, and leaves the result so: an invalid graph (onnxscript 0.7).
     """
@@ -132,11 +132,11 @@ def restore_folded_types(model: Any) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps the exporter's banners and warnings off the terminal; its errors are raised anyway."""
-    said = io.StringIO()
+    """Keep the exporter's banners and warnings off the terminal; its errors are raised anyway."""
+    output = io.StringIO()
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), warnings.catch_warnings():
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for logger in loggers:
             logger.setLevel(logging.ERROR)
@@ -148,7 +148,7 @@ def quiet() -> Iterator[None]:
 
 
 def check_onnx(path: Path) -> None:
-    """Refuses an ONNX file that no runtime could load.
+    """Refuse an ONNX file that no runtime could load.
 
     Raises ModelError for a missing, truncated or foreign file, for missing external data, for external data outside the
     file's folder (a model must not read other files of this machine), and for what onnx.checker finds.
@@ -161,7 +161,7 @@ def check_onnx(path: Path) -> None:
         if not data.is_relative_to(folder):
             raise ModelError(
                 f"{path}: tensor {tensor!r} keeps its data at {location!r}, outside the model's folder; refused. Put "
-                "the data beside the model and save it again with a relative location"
+                "the data next to the model and save it again with a relative location"
             )
         if not data.is_file():
             raise ModelError(f"{path}: tensor {tensor!r} keeps its data in {location!r}, which is missing")

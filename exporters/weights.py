@@ -72,14 +72,14 @@ def factory_key(source: ModelSource) -> str:
     assert source.factory is not None
     for path in code_files(model, source.factory.partition(":")[0]):
         total.update(file_sha256(path).encode())
-    # Options that change the forward pass without a parameter (a stride, an activation) stand in the module's text;
+    # Options that change the forward pass without a parameter (a stride, an activation) are in the module's text;
     # addresses in it would make the key another one in each process.
     total.update(re.sub(r"0x[0-9a-f]+", "", repr(model)).encode())
     return total.hexdigest()
 
 
 def code_files(model: nn.Module, factory_module: str) -> list[Path]:
-    """Source files of the factory and of its modules' classes, torch's left out: torch's version stands for them."""
+    """Source files of the factory and of its modules' classes, torch's left out: torch's version is in the key."""
     names = {type(module).__module__ for module in model.modules()} | {factory_module}
     files = set()
     for name in names:

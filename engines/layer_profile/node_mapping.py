@@ -57,7 +57,7 @@ def steps_of(graph: onnx.GraphProto) -> list[Step]:
 def covered_nodes(graph: onnx.GraphProto, steps: Sequence[Step]) -> list[tuple[str, ...]]:
     """For each step, in running order, the names of the exported nodes that it covers, in the graph's order.
 
-    A node is covered by one step at most; by none, if it was computed ahead of the run or cannot be told. Nodes are
+    A node is covered by one step at most; by none, if it was computed ahead of the run or cannot be known. Nodes are
     found by what kept its name (node, tensor, a constant that one node alone reads), else by data flow: a node is a
     step's if it alone is of the step's kind and gets its data from the same steps. Nodes that went into another (an
     activation, a sum, parts of a normalization) belong to the step whose result they change, or else to the one that
@@ -85,13 +85,13 @@ class _Cover:
         for number in self._empty():
             self._by_flow(number)
         # A step that nothing was found for has a node of its kind somewhere: another step must not swallow it.
-        kept = self._wanted()
+        kept = self._claimed()
         self._followers(kept)
         self._forerunners(kept)
-        found: list[list[str]] = [[] for _ in self.steps]
+        covered: list[list[str]] = [[] for _ in self.steps]
         for number in sorted(self.owner):
-            found[self.owner[number]].append(node_name(self.graph_nodes[number]))
-        return [tuple(names) for names in found]
+            covered[self.owner[number]].append(node_name(self.graph_nodes[number]))
+        return [tuple(names) for names in covered]
 
     def _folded(self) -> set[int]:
         """Nodes that compute from constants, or from a shape, which is one once the graph's sizes are set."""
@@ -139,13 +139,13 @@ class _Cover:
         """The node of the step's kind that gets its data from the steps that the step reads, if there is just one."""
         read = [self._sources_of_tensor(t) for t in self.steps[number].inputs]
         first, every = next(filter(None, read), set()), set().union(*read)
-        wanted = self._wanted()
-        sources = self._sources_of_nodes(wanted)
-        fitting = [node for node in wanted if self._is_of(node, number) and first <= sources[node] <= every]
+        claimed = self._claimed()
+        sources = self._sources_of_nodes(claimed)
+        fitting = [node for node in claimed if self._is_of(node, number) and first <= sources[node] <= every]
         if first and len(fitting) == 1:
             self.owner[fitting[0]] = number
 
-    def _wanted(self) -> set[int]:
+    def _claimed(self) -> set[int]:
         """Nodes without an owner of the kinds of steps that own nothing."""
         kinds = {self.steps[s].kind for s in self._empty()}
         return {n for n in self._open() if any(kind.endswith(self.graph_nodes[n].op_type) for kind in kinds)}
@@ -189,27 +189,27 @@ class _Cover:
         return self.steps[step].kind.endswith(self.graph_nodes[node].op_type)
 
     def _before(self, node: int) -> list[int]:
-        found = [self.producer[t] for t in self.graph_nodes[node].input if t in self.producer]
-        return [p for p in found if p not in self.folded]
+        producers = [self.producer[t] for t in self.graph_nodes[node].input if t in self.producer]
+        return [p for p in producers if p not in self.folded]
 
-    def _sources_of_nodes(self, wanted: set[int]) -> list[set[int | str]]:
+    def _sources_of_nodes(self, claimed: set[int]) -> list[set[int | str]]:
         """For each node the steps, and the graph's inputs, that its data comes from.
 
         Nodes without an owner are looked through, unless a step may still own them.
         """
         sources: list[set[int | str]] = []
         for node in self.graph_nodes:
-            found: set[int | str] = {t for t in node.input if t in self.inputs}
+            origin: set[int | str] = {t for t in node.input if t in self.inputs}
             for before in self._before(len(sources)):
                 if before in self.owner:
-                    found.add(self.owner[before])
-                elif before in wanted and self.graph_nodes[before].op_type not in _EPILOGUES:
-                    found.add("not known yet")
+                    origin.add(self.owner[before])
+                elif before in claimed and self.graph_nodes[before].op_type not in _EPILOGUES:
+                    origin.add("not known yet")
                 else:
                     # It will follow the last of those whose results it changes.
                     steps = [source for source in sources[before] if isinstance(source, int)]
-                    found |= {max(steps)} if steps else sources[before]
-            sources.append(found)
+                    origin |= {max(steps)} if steps else sources[before]
+            sources.append(origin)
         return sources
 
     def _sources_of_tensor(self, tensor: str) -> set[int | str]:
@@ -225,7 +225,7 @@ class _Cover:
 def origins(graph: onnx.GraphProto) -> list[Origin]:
     """Where the nodes come from, in the graph's order; nodes without torch.onnx's metadata are left out."""
     constants = {t.name for t in graph.initializer}
-    found = []
+    known = []
     for node in graph.node:
         metadata = {entry.key: entry.value for entry in node.metadata_props}
         scopes = _list(metadata.get("pkg.torch.onnx.name_scopes"))
@@ -235,8 +235,8 @@ def origins(graph: onnx.GraphProto) -> list[Origin]:
         # "aten.add.Tensor": namespace, operator, overload.
         operator = classes[-1].split(".")[1:2]
         holders = frozenset(t.rpartition(".")[0] for t in node.input if t in constants and "." in t)
-        found.append(Origin(node_name(node), scopes[-2], (operator or [""])[0], holders))
-    return found
+        known.append(Origin(node_name(node), scopes[-2], (operator or [""])[0], holders))
+    return known
 
 
 def _list(written: str | None) -> Sequence[str]:

@@ -50,7 +50,7 @@ def profile_module(
 
 @contextmanager
 def _announced(model: torch.nn.Module) -> Iterator[None]:
-    """Annotates the trace with the name of every module whose forward runs."""
+    """Annotate the trace with the name of every module whose forward runs."""
     names = {module: name for name, module in model.named_modules()}
     running: list[Any] = []
 
@@ -131,7 +131,7 @@ def covered_by(operators: Sequence[Operator], origins: Sequence[Origin]) -> list
     for number, operator in enumerate(operators):
         if not operator.is_backward and operator.call != _NO_MODULE:
             calls.setdefault((operator.path, operator.call), []).append(number)
-    found: list[tuple[str, ...]] = [()] * len(operators)
+    covered: list[tuple[str, ...]] = [()] * len(operators)
     for (path, call), members in calls.items():
         count = sum(of == path for of, _ in calls)
         own = [origin for origin in origins if origin.path == path]
@@ -142,12 +142,12 @@ def covered_by(operators: Sequence[Operator], origins: Sequence[Origin]) -> list
         for number in [*members]:
             pair = next((o for o in own if o.operator.strip("_") == operators[number].kind.strip("_")), None)
             if pair is not None:
-                found[number] = (pair.node,)
+                covered[number] = (pair.node,)
                 own.remove(pair)
                 members.remove(number)
         for number in members:
-            found[number] = tuple(o.node for o in own)
-    return found
+            covered[number] = tuple(o.node for o in own)
+    return covered
 
 
 def _kind(name: str) -> str:

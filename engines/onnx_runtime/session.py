@@ -41,7 +41,7 @@ _TYPES = {
     "tensor(bool)": (torch.bool, onnx.TensorProto.BOOL),
 }
 _INTEGER = {
-    # By operator, where the second operand and its zero point, which has its type, stand among the inputs.
+    # By operator, where the second operand and its zero point, which has its type, are among the inputs.
     **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm"), (3, 5)),
     **dict.fromkeys(("ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul"), (1, 3)),
     "MatMulIntegerToFloat": (1, 5),
@@ -63,7 +63,7 @@ def open_session(job: Job[OrtOptions]) -> OrtSession:
 class OrtSession:
     """An InferenceSession with its inputs and outputs bound to buffers of its own device.
 
-    For another batch it is opened anew: its graph is optimized for one, and on CUDA its arena would keep what smaller
+    For another batch it is opened again: its graph is optimized for one, and on CUDA its arena would keep what smaller
     batches took, so that a large one ran out of memory before its time.
     """
 
@@ -252,7 +252,7 @@ def session_entries(precision: str, device: Device) -> dict[str, str]:
 
 
 def _write_optimized(options: onnxruntime.SessionOptions, path: Path) -> None:
-    """Let the session that is opened with `options` write its optimized graph, its weights beside it."""
+    """Let the session that is opened with `options` write its optimized graph, its weights next to it."""
     options.optimized_model_filepath = str(path)
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
 
@@ -301,18 +301,18 @@ def _arena_bytes(start: int, end: int) -> int | None:
 
 def _log_size() -> int:
     """Bytes that standard error, a file, has by now; 0 if it is none."""
-    found = os.fstat(2)
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    status = os.fstat(2)
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def _operand_type(node: onnx.NodeProto, known: dict[str, int]) -> str:
     """The type that a convolution or product works in: that of its weight, or of whichever operand's type is known.
 
-    int8 stands for uint8 too, which is the same arithmetic.
+    int8 is uint8 too, which is the same arithmetic.
     """
     operands = [*node.input[1:], *node.input[:1], *node.output]
     if node.op_type in _INTEGER:
         operands = [node.input[place] for place in _INTEGER[node.op_type] if place < len(node.input)]
-    found = next((known[name] for name in operands if known.get(name)), 0)
-    name = str(onnx.TensorProto.DataType.Name(found)).lower()
+    element = next((known[name] for name in operands if known.get(name)), 0)
+    name = str(onnx.TensorProto.DataType.Name(element)).lower()
     return {"float": "float32", "double": "float64", "undefined": "unknown", "uint8": "int8"}.get(name, name)

@@ -21,7 +21,7 @@ _RUNS_UNTIL_REPLAY = 3
 """Compile and warm up, record, replay: torch's CUDA-graph trees need one call for each."""
 _CPP_KERNEL = re.compile(r"(?:graph_\d+_)?(cpp_\w+)")
 _LIBRARIES = ("triton", "cudnn", "cutlass", "cublas", "nvjet", "xmma", "gemm", "memcpy", "memset")
-"""Words that stand in the names of kernels and tell where they come from."""
+"""Words in the names of kernels that say where they come from."""
 
 
 def open_session(job: Job[CompiledOptions]) -> CompiledSession:
@@ -40,7 +40,7 @@ class CompiledSession(EagerSession):
         job.phase(Phase.LOAD)
 
     def rebatch(self, job: Job[TorchOptions]) -> None:
-        """Compiled anew, with nothing left of the old shapes: after eight recompilations torch runs in eager."""
+        """Compile again, with nothing left of the old shapes: after eight recompilations torch runs in eager."""
         self.call = self.model
         torch._dynamo.reset()
         counters.clear()
@@ -90,7 +90,7 @@ class CompiledSession(EagerSession):
         compiled: Callable[..., Any] = torch.compile(self.model, mode=self.mode, dynamic=False)
 
         def call(*inputs: torch.Tensor) -> Any:
-            # Tells the CUDA-graph trees that the last iteration's outputs may be overwritten.
+            # Lets the CUDA-graph trees know that the last iteration's outputs may be overwritten.
             torch.compiler.cudagraph_mark_step_begin()
             return compiled(*inputs)
 

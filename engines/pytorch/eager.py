@@ -31,7 +31,7 @@ DTYPES = {
 _COMPUTE = {"convolution", "conv2d", "addmm", "mm", "bmm", "baddbmm", "linear", "matmul", "convolution_backward"}
 _WARM_UPS_BEFORE_CAPTURE = 3
 _PROOF_ITEMS = 2
-"""That many of a batch show all operators, and need no second batch's memory beside what a graph holds."""
+"""That many of a batch show all operators, and need no second batch's memory next to what a graph holds."""
 
 
 def open_session(job: Job[EagerOptions]) -> EagerSession:
@@ -108,7 +108,7 @@ class EagerSession:
         assert self.training is not None, "of training sessions alone"
         assert self.job.state is not None, "an engine that needs torch gets the prepared weights"
         state = torch.load(self.job.state, map_location="cpu", mmap=True, weights_only=True)
-        self.training.start_anew(state, inputs, target)
+        self.training.start_again(state, inputs, target)
         gradients = self.training.gradients(lambda: self.run(ignore))
         return self.outputs()[0], gradients
 
@@ -178,7 +178,7 @@ class EagerSession:
         self.result = self.training(mark)
 
     def _capture(self, mark: Mark) -> torch.cuda.CUDAGraph:
-        """Record one iteration; marks inside it become part of the graph, recorded anew at every replay."""
+        """Record one iteration; marks inside it become part of the graph, recorded again at every replay."""
         for _ in range(_WARM_UPS_BEFORE_CAPTURE):
             self.step(ignore)
         torch.cuda.synchronize()

@@ -45,7 +45,7 @@ class LayerStep(TrainingStep):
     @torch.no_grad()
     def __call__(self, mark: Mark) -> Tensor:
         (x,), weight = self.inputs, self.model.get_parameter("weight")
-        # Kept, the last iteration's gradients would lie beside this one's at the peak, and a graph that torch.compile
+        # Kept, the last iteration's gradients would lie next to this one's at the peak, and a graph that torch.compile
         # has recorded could not be replayed over them.
         x.grad = None
         self.model.zero_grad(set_to_none=True)
@@ -69,13 +69,13 @@ class LayerStep(TrainingStep):
 
     def gradients(self, run: Callable[[], object]) -> dict[str, Array]:
         """The parameters', and as "input" that of the first items, as if the batch were those alone."""
-        found = super().gradients(run)
+        gradients = super().gradients(run)
         (x,) = self.inputs
         assert x.grad is not None
         items = reference_items(len(x))
         first = x.grad[:items].float().flatten() * (len(x) / items)
         where = torch.from_numpy(positions(first.numel())).to(first.device)
-        return found | {"input": first[where].cpu().numpy()}
+        return gradients | {"input": first[where].cpu().numpy()}
 
 
 def _convolution(module: nn.Conv2d) -> tuple[Part, Part]:

@@ -95,7 +95,7 @@ class TrainingStep:
         return sum(t.nbytes for t in tensors)
 
     @torch.no_grad()
-    def start_anew(self, state: Mapping[str, Tensor], inputs: Sequence[Array], target: Array | None) -> None:
+    def start_again(self, state: Mapping[str, Tensor], inputs: Sequence[Array], target: Array | None) -> None:
         """Copy weights, statistics and items into the very tensors that iterations use, as a captured graph needs."""
         self.model.load_state_dict(state)
         for own, array in zip(self.inputs, inputs, strict=True):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 MIB = 2**20
-_TELL_SECONDS = 0.3
+_PROGRESS_SECONDS = 0.3
 _POLL_SECONDS = 0.1
 _KEPT_ERRORS = 20
 _LOGGERS: list[tuple[Any, Any]] = []
@@ -27,7 +27,7 @@ _NO_DRIVER = "catchCudaError"
 def logger_of(library: Any) -> Any:
     """The process's logger: prints warnings and errors to standard error and keeps the last errors, for `reasons`.
 
-    One alone: as long as anything lives that was made with it, the library tells it everything, whatever other logger
+    One alone: as long as anything lives that was made with it, the library sends it everything, whatever other logger
     it is given.
     """
     for known, logger in _LOGGERS:
@@ -54,9 +54,9 @@ def _new_logger(library: Any) -> Any:
 
 
 def reasons(messages: list[str], limit: int) -> str:
-    """What the library said, on one line of at most `limit` characters; what only a missing driver adds is left out."""
-    said = dict.fromkeys(" ".join(line.split()) for message in messages for line in message.splitlines())
-    text = "; ".join([line for line in said if line and _NO_DRIVER not in line] or said)
+    """What the library logged, on one line of at most `limit` characters, without what only a missing driver adds."""
+    lines = dict.fromkeys(" ".join(line.split()) for message in messages for line in message.splitlines())
+    text = "; ".join([line for line in lines if line and _NO_DRIVER not in line] or lines)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -100,10 +100,10 @@ class Progress:
         return (phase.done + (min(self._share(inner), 1.0) if inner is not None else 0.0)) / phase.steps
 
 
-def new_monitor(library: Any, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Any:
-    """A progress monitor that tells "building 45 %" a few times a second.
+def new_monitor(library: Any, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Any:
+    """A progress monitor that reports "building 45 %" a few times a second.
 
-    What `tell` raises, or Ctrl-C, ends the build at its next step, and is raised by `check`. (Python's handler for
+    What `report` raises, or Ctrl-C, ends the build at its next step, and is raised by `check`. (Python's handler for
     Ctrl-C runs only in Python code, which these methods are.)
     """
 
@@ -112,7 +112,7 @@ def new_monitor(library: Any, tell: Callable[[str], None], clock: Callable[[], f
             library.IProgressMonitor.__init__(self)
             self.error: BaseException | None = None
             self._progress, self._lock = Progress(), threading.Lock()
-            self._told = clock() - _TELL_SECONDS
+            self._reported = clock() - _PROGRESS_SECONDS
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
             self._do(lambda: self._progress.start(phase_name, parent_phase, num_steps))
@@ -126,9 +126,9 @@ def new_monitor(library: Any, tell: Callable[[str], None], clock: Callable[[], f
 
         def _step(self, name: str, number: int) -> None:
             self._progress.step(name, number)
-            if clock() - self._told >= _TELL_SECONDS:
-                self._told = clock()
-                tell(f"building {self._progress.percent} %")
+            if clock() - self._reported >= _PROGRESS_SECONDS:
+                self._reported = clock()
+                report(f"building {self._progress.percent} %")
 
         def _do(self, what: Callable[[], None]) -> None:
             try:
@@ -160,9 +160,9 @@ class Peaks:
 
 @contextlib.contextmanager
 def watch_memory(device: bool) -> Iterator[Peaks]:
-    """Fills the Peaks once the block has ended.
+    """Fill the Peaks once the block has ended.
 
-    Host: this process's resident memory, whose peak is counted anew from here where the kernel allows it (proc(5),
+    Host: this process's resident memory, whose peak is counted from here where the kernel allows it (proc(5),
     clear_refs). Device: all of it that is in use, polled by torch from a thread, which the builder lets run.
     """
     peaks = Peaks()

@@ -55,7 +55,7 @@ class EngineLayer:
     nodes: tuple[str, ...] = ()
     """The ONNX nodes that it came from."""
     compute_type: str | None = None
-    """Of the operands, for a layer that convolves or multiplies matrices: "unknown" if it cannot be told. Else None."""
+    """Of the operands, for a layer that convolves or multiplies matrices, "unknown" if the engine does not say it; else None."""
     tf32: bool = False
     output_type: str | None = None
 
@@ -64,10 +64,10 @@ def read_layers(text: str) -> list[EngineLayer]:
     """The layers in running order. Raises ValueError for a text that is not the inspector's JSON."""
     # Not strict: the separators between the nodes of "Metadata" are control characters, not always escaped.
     document = json.loads(text, strict=False)
-    found = document.get("Layers") if isinstance(document, dict) else None
-    if not isinstance(found, list):
+    layers = document.get("Layers") if isinstance(document, dict) else None
+    if not isinstance(layers, list):
         raise ValueError('the engine\'s information has no list "Layers"')
-    return [_layer(entry) for entry in found]
+    return [_layer(entry) for entry in layers]
 
 
 def compute_types(layers: Sequence[EngineLayer], products: Collection[str]) -> dict[str, int]:
@@ -125,11 +125,11 @@ def _compute_type(entry: Mapping[str, Any], tactic: str) -> str:
 
 
 def _tensor_types(tensors: Any) -> list[str]:
-    found = []
+    types = []
     for tensor in tensors if isinstance(tensors, list) else []:
         words = [tensor.get(key) for key in ("Datatype", "DataType", "Format/Datatype", "Format")]
-        found.append(next((name for word in words if (name := _type(word))), "unknown"))
-    return found
+        types.append(next((name for word in words if (name := _type(word))), "unknown"))
+    return types
 
 
 def _type(words: Any) -> str | None:

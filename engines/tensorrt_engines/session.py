@@ -42,7 +42,7 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _PROFILED_ITERATIONS = 20
-_SAID_CHARACTERS = 400
+_ERROR_CHARACTERS = 400
 
 
 def library(engine: str) -> Any:
@@ -76,7 +76,7 @@ def open_session(job: Job[TrtOptions]) -> TrtSession:
 
 
 def build(job: Job[TrtOptions]) -> BuiltAhead:
-    """Build `job`'s engine into the cache, if it is not there, or anew with the option `rebuild`.
+    """Build `job`'s engine into the cache, if it is not there, or again with the option `rebuild`.
 
     Raises what `open_session` does before it loads an engine.
     """
@@ -109,7 +109,7 @@ class TrtSession:
         self.logger = logger_of(self.library)
         # Freed in the reverse order of what follows, whether a step of it fails or the session is closed.
         with contextlib.ExitStack() as taken:
-            self.built = self._build(anew=False)
+            self.built = self._build(again=False)
             self.memory_taken = Buffers(driver, torch.cuda.current_device())
             taken.callback(self.memory_taken.free)
             taken.callback(self.buffers.clear)
@@ -152,7 +152,7 @@ class TrtSession:
             library=f"{self.product} {self.library.__version__}",
             device="cuda",
             compute_types=summary.pop("compute_types"),
-            # What the builder was told, or what a kernel's name gives away.
+            # What the builder was asked for, or what a kernel's name gives away.
             tf32=self.request.precision == "tf32" or summary["tf32_kernels"] > 0,
             cuda_graph=self.graph is not None,
             cuda_graph_fallback=self.fallback,
@@ -181,7 +181,7 @@ class TrtSession:
             self._enqueue()
             stream.synchronize()
             if not self.context.report_to_profiler():
-                raise RuntimeError(f"{self.product} gave no layer times: {self._said()}")
+                raise RuntimeError(f"{self.product} gave no layer times: {self._logged()}")
         known = {layer.name: layer for layer in self._layers()}
         unknown = EngineLayer("", "unknown")
         return [
@@ -192,9 +192,9 @@ class TrtSession:
     def close(self) -> None:
         self.taken.close()
 
-    def _build(self, anew: bool) -> Built:
+    def _build(self, again: bool) -> Built:
         self.job.phase(Phase.BUILD)
-        built = build_engine(self.library, self.request, Cache(), self.job.progress, anew)
+        built = build_engine(self.library, self.request, Cache(), self.job.progress, again)
         self.job.phase(Phase.LOAD)
         self.warnings += built.warnings
         if not built.cached:
@@ -203,14 +203,14 @@ class TrtSession:
         return built
 
     def _load(self) -> None:
-        """Deserialize the engine. One from the cache that the library refuses is built anew, once."""
+        """Deserialize the engine. One from the cache that the library refuses is built again, once."""
         self.runtime = self.library.Runtime(self.logger)
         self.engine = self.runtime.deserialize_cuda_engine(self.built.path.read_bytes())
         if self.engine is None and self.built.cached:
-            reason = f"an engine that does not load was built again ({self._said()})"
+            reason = f"an engine that does not load was built again ({self._logged()})"
             self.warnings.append(Warning("engine-cache", reason))
             self.logger.errors.clear()
-            self.built = self._build(anew=True)
+            self.built = self._build(again=True)
             self.engine = self.runtime.deserialize_cuda_engine(self.built.path.read_bytes())
         self._check(self.engine, f"cannot load the engine {self.built.path}")
         self.context = self.engine.create_execution_context(self._context_config())
@@ -222,7 +222,7 @@ class TrtSession:
         kernels = getattr(self.library, "DynamicShapesKernelSpecializationStrategy", None)
         if kernels is None:
             return strategy
-        # By default it runs, and a CUDA graph would record, fallback kernels until others are compiled beside them.
+        # By default it runs, and a CUDA graph would record, fallback kernels until others are compiled next to them.
         self.runtime_config = self.engine.create_runtime_config()
         self.runtime_config.set_execution_context_allocation_strategy(strategy)
         assert hasattr(self.runtime_config, "dynamic_shapes_kernel_specialization_strategy")
@@ -279,9 +279,9 @@ class TrtSession:
         try:
             self.graph = capture(self._enqueue)
         except RuntimeError as error:
-            # Leaving a recording that was broken off raises anew.
+            # Leaving a recording that was broken off raises again.
             first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
-            self.fallback = reasons([str(first)], _SAID_CHARACTERS)
+            self.fallback = reasons([str(first)], _ERROR_CHARACTERS)
             self.logger.errors.clear()
 
     def _layers(self) -> list[EngineLayer]:
@@ -296,10 +296,10 @@ class TrtSession:
     def _check(self, accepted: Any, what: str) -> None:
         """Raise RuntimeError with what the library logged, unless `accepted`."""
         if accepted is None or accepted is False:
-            raise RuntimeError(f"{self.product} {what}: {self._said()}")
+            raise RuntimeError(f"{self.product} {what}: {self._logged()}")
 
-    def _said(self) -> str:
-        return reasons(list(self.logger.errors), _SAID_CHARACTERS) or "it logged no reason"
+    def _logged(self) -> str:
+        return reasons(list(self.logger.errors), _ERROR_CHARACTERS) or "it logged no reason"
 
 
 def _request(library: Any, job: Job[TrtOptions]) -> BuildRequest:
@@ -320,12 +320,12 @@ def _request(library: Any, job: Job[TrtOptions]) -> BuildRequest:
 
 def _batches(job: Job[TrtOptions], specs: Sequence[TensorSpec]) -> tuple[int, int, int]:
     """The batch sizes that the engine is for: least, most likely, largest."""
-    wanted, batch = job.options.batch_range, job.batch_size
-    if not wanted:
+    text, batch = job.options.batch_range, job.batch_size
+    if not text:
         return batch, batch, batch
-    batches = parse_batches(wanted)
+    batches = parse_batches(text)
     if not batches[0] <= batch <= batches[2]:
-        raise Unsupported(f"batch size {batch} lies outside of batch_range {wanted}")
+        raise Unsupported(f"batch size {batch} lies outside of batch_range {text}")
     if not any(BATCH in spec.shape for spec in specs):
         raise Unsupported(f"{job.source.name} has a fixed batch of {batch}: leave out batch_range")
     return batches

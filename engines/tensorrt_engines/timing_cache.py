@@ -1,7 +1,7 @@
 """Keep the kernel timings of TensorRT's builds on disk for later builds.
 
 Two builds of one network can choose different kernels; with the timings of the first, the second chooses as it did, and
-is done sooner. The file is shared by runs side by side: each adds what it has measured. Its first 32 bytes are the
+is done sooner. The file is shared by concurrent runs: each adds what it has measured. Its first 32 bytes are the
 SHA-256 of the rest, since not every version of the library tells a damaged cache from an empty one.
 TensorRT for RTX measures nothing when it builds, and its timing cache is without effect:
 https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/timing-cache-migration.html
@@ -26,8 +26,8 @@ def attach_timings(config: Any, path: Path) -> list[Warning]:
     warnings = [] if intact else [Warning("timing-cache", "a damaged file was dropped")]
     timings = config.create_timing_cache(data)
     if data and (timings is None or not config.set_timing_cache(timings, ignore_mismatch=False)):
-        said = "the library refuses the file, as of another device or version; it was dropped"
-        warnings.append(Warning("timing-cache", said))
+        reason = "the library refuses the file, as of another device or version; it was dropped"
+        warnings.append(Warning("timing-cache", reason))
         data = b""
     if not data:
         config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)

@@ -26,7 +26,7 @@ class Stage:
 class Variant:
     stages: tuple[Stage, ...]
     dropout_first: bool
-    """Where dropout stands in the classifier: before each hidden layer (torchvision) or after it (Caffe)."""
+    """Where dropout is in the classifier: before each hidden layer (torchvision) or after it (Caffe)."""
     ceil_mode: bool
 
 

@@ -85,7 +85,7 @@ def test_damage_is_told(tmp_path: Path, damage: object) -> None:
     assert told == [path]
 
 
-def test_entry_is_produced_anew_on_demand(tmp_path: Path) -> None:
+def test_entry_is_produced_again_on_demand(tmp_path: Path) -> None:
     cache, told = Cache(tmp_path), []  # type: ignore[var-annotated]
     path, _ = cache.entry("kind", "key", ".bin", produce)
     again = cache.entry("kind", "key", ".bin", lambda path: path.write_text("other") and None, True, told.append)
@@ -101,7 +101,7 @@ def test_entry_stands_until_the_new_one_is_complete(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     path, _ = cache.entry("kind", "key", ".bin", produce)
     with pytest.raises(ValueError, match="disk full"):
-        cache.entry("kind", "key", ".bin", fail, anew=True)
+        cache.entry("kind", "key", ".bin", fail, again=True)
     assert cache.entry("kind", "key", ".bin", produce) == (path, True)
     assert path.read_text() == "content"
 
