@@ -55,7 +55,7 @@ class EngineLayer:
     nodes: tuple[str, ...] = ()
     """The ONNX nodes that it came from."""
     compute_type: str | None = None
-    """Of the operands, for a layer that convolves or multiplies matrices, "unknown" if the engine does not say it; else None."""
+    """Of the operands of a convolution or matrix product, "unknown" if the engine does not say it; else None."""
     tf32: bool = False
     output_type: str | None = None
 
