@@ -204,7 +204,7 @@ class Session(Protocol):
     def outputs(self) -> list[Array]:
         """The last iteration's outputs, copied to the host as float32 (integers stay).
 
-        For training the loss alone, or with the head "logits" the network's first output.
+        For training only the loss, or with the head "logits" the network's first output.
         """
 
     def memory(self) -> Memory:

@@ -128,7 +128,7 @@ class Engine:
     module: str
     """Has `open_session(job, options)`; engines/base.py says what a session is."""
     library: str
-    """How tables call the runtime."""
+    """The runtime's name in tables."""
     summary: str
     needs: Literal["torch", "onnx"]
     precisions: Mapping[tuple[Pass, Device], frozenset[str]]
@@ -147,7 +147,7 @@ class Engine:
     """Whether it compiles in the process that measures, for the better part of a minute."""
     uses_cudnn: bool = False
     layers_are_modules: bool = False
-    """Whether its profiled layers are called by the paths of PyTorch's modules."""
+    """Whether its profiled layers have the paths of PyTorch's modules as names."""
     compute_capabilities: tuple[str, ...] | None = None
     """Of the GPUs that it runs on; None where the library decides."""
     builds: Literal["with a GPU", "anywhere"] | None = None
@@ -195,7 +195,7 @@ _TORCH_REASONS: Mapping[tuple[Device, str], str] = {
 _TORCH_DEPLOYMENT = Deployment(
     "engines.pytorch.deploy:write_program",
     {
-        "cpu": ("# PyTorch's own index has a build for the CPU alone, which is far smaller.", "torch{release}"),
+        "cpu": ("# PyTorch's own index has a build for the CPU only, which is far smaller.", "torch{release}"),
         "cuda": ("torch{release}",),
     },
 )
@@ -222,7 +222,7 @@ class CompiledOptions(Options):
     )
     channels_last: bool = option(False, "weights and activations in NHWC memory order")
     cudnn_benchmark: bool = option(False, "let cuDNN time its algorithms and keep the fastest", devices=_CUDA)
-    # What eager alone can be asked for:
+    # What only eager can be asked for:
     cuda_graph: ClassVar[bool] = False
     cudnn: ClassVar[bool] = True
 
@@ -260,7 +260,7 @@ class TrtOptions(Options):
     )
     batch_range: str = option(
         "",
-        'an optimization profile for a range, "min:opt:max"; empty is the batch alone',
+        'an optimization profile for a range, "min:opt:max"; empty is only the batch',
         devices=_CUDA,
         check=parse_batches,
     )
@@ -284,7 +284,7 @@ _UPGRADE_RTX = _INSTALL_RTX.replace("install", "install --upgrade")
 _PYCUDA = Requirement(
     "pycuda", "pip install pycuda (it is compiled: the CUDA toolkit's headers must be there)", to_build=False
 )
-_TRT_NEEDS_A_GPU = "TensorRT runs on NVIDIA GPUs alone"
+_TRT_NEEDS_A_GPU = "TensorRT runs only on NVIDIA GPUs"
 _TRT_REASONS: Mapping[tuple[Device, str], str] = {
     ("cpu", "inference"): _TRT_NEEDS_A_GPU,
     ("cpu", "training"): _TRT_NEEDS_A_GPU,
@@ -461,7 +461,7 @@ PRESETS: dict[str, Preset] = {
         Preset(
             "eager-channels-last",
             "eager",
-            "channels_last alone",
+            "channels_last only",
             {"cpu": {"channels_last": True}, "cuda": {"channels_last": True}},
         ),
         Preset("compiled", "compiled", "torch.compile, mode reduce-overhead", {"cpu": {}, "cuda": {}}),
@@ -505,7 +505,7 @@ def known(name: str) -> Engine:
 def unsupported(
     engine: Engine, pass_: str, device: Device, precision: str, kind: str, capability: str | None = None
 ) -> str | None:
-    """The reason why `engine` cannot do this, from the catalog alone; None if it can.
+    """The reason why `engine` cannot do this, from the catalog only; None if it can.
 
     `kind` is the model source's: a user's ONNX file cannot run in an engine that needs a torch module. `capability` is
     the GPU's compute capability, such as "9.0", where it is known.

@@ -115,7 +115,7 @@ def parts(source: ModelSource, specs: Sequence[TensorSpec], graph: Path | None, 
 
 
 def count_module(source: ModelSource, part: Callable[[nn.Module], dict[str, int]]) -> dict[str, int]:
-    """Runs the eager module on the meta device, which computes shapes alone; where it cannot run there, on the CPU."""
+    """Run the eager module on the meta device, which computes only shapes; where it cannot run there, on the CPU."""
     from exporters.build_model import build
 
     try:

@@ -49,7 +49,7 @@ _BLUR = 1e-6
 turns ReLUs and maxima that are nearly undecided, each of which moves the gradient by far more."""
 
 _VERSIONS = 4
-"""Of the step in fp32, the largest deviation of which counts. One alone is a matter of luck: AlexNet's lies at 1e-6, or
+"""Of the step in fp32, the largest deviation of which counts. One is a matter of luck: AlexNet's lies at 1e-6, or
 at 1e-2 once an undecided maximum turns. At narrower precisions so many turn that one step tells."""
 _CODE = ("gradient_reference.py", "gradients.py", "loss.py", "inputs.py")
 
@@ -66,7 +66,7 @@ def cached_gradients(
 ) -> GradientReference:
     """The step in fp64 and at each precision, each computed once for all runs. Dropout is off.
 
-    Under fp16 it is another one for each of `batches`, by default a batch of the items alone.
+    Under fp16 it is another one for each of `batches`, by default a batch of only the items.
 
     Raises what the model raises in training mode.
     """

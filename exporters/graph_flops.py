@@ -100,7 +100,7 @@ def graph_shapes(
 
 
 def drop_data(model: ModelProto) -> None:
-    """Empty the large initializers: shape inference copies the model, and needs their shapes alone."""
+    """Empty the large initializers: shape inference copies the model, and needs only their shapes."""
     for tensor in model.graph.initializer:
         if math.prod(tensor.dims) > _SMALL:
             for name in _DATA:

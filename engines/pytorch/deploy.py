@@ -38,10 +38,10 @@ def write_program(job: Job[TorchOptions], folder: Path, built: Path | None) -> D
         ) from error
     weights = folder / "weights.safetensors"
     save_model(model, str(weights))
-    weights.chmod(0o644)  # It is made for its owner's eyes alone.
+    weights.chmod(0o644)  # It is made for its owner's eyes only.
     write_run(__file__, folder)
     return Deployed(
         {"inputs": described_inputs(specs, job.batch_size), "settings": {}},
-        f"model.pt2 is a program with its weights, for batches of {job.batch_size} alone; weights.safetensors has the "
+        f"model.pt2 is a program with its weights, for batches of {job.batch_size} only; weights.safetensors has the "
         "weights for other uses.",
     )

@@ -105,7 +105,7 @@ class EagerSession:
 
     def gradients(self, inputs: Sequence[Array], target: Array | None) -> tuple[Array, dict[str, Array]]:
         """By the very iteration that was measured: weights and items are copied to where it reads them."""
-        assert self.training is not None, "of training sessions alone"
+        assert self.training is not None, "only of training sessions"
         assert self.job.state is not None, "an engine that needs torch gets the prepared weights"
         state = torch.load(self.job.state, map_location="cpu", mmap=True, weights_only=True)
         self.training.start_again(state, inputs, target)

@@ -68,7 +68,7 @@ class LayerStep(TrainingStep):
             part(gradient, x, self.model.get_parameter("weight"))
 
     def gradients(self, run: Callable[[], object]) -> dict[str, Array]:
-        """The parameters', and as "input" that of the first items, as if the batch were those alone."""
+        """The parameters', and as "input" that of the first items, as if the batch were only those."""
         gradients = super().gradients(run)
         (x,) = self.inputs
         assert x.grad is not None

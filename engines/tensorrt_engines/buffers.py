@@ -1,6 +1,6 @@
 """Take aligned device memory with pinned twins on the host, and free it together.
 
-The driver is an argument, since engines/tensorrt_engines/session.py alone imports pycuda.
+The driver is an argument, since only engines/tensorrt_engines/session.py imports pycuda.
 """
 
 from __future__ import annotations

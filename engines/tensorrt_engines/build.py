@@ -226,7 +226,7 @@ def _configure(library: Any, config: Any, request: BuildRequest) -> None:
     if targets(library):
         _set_targets(library, config, request)
     elif request.target is not None:
-        raise Unsupported(f"{_product(library)} builds for the GPU that it runs on alone; leave out the target")
+        raise Unsupported(f"{_product(library)} builds only for the GPU that it runs on; leave out the target")
 
 
 def _set_targets(library: Any, config: Any, request: BuildRequest) -> None:

@@ -27,7 +27,7 @@ _NO_DRIVER = "catchCudaError"
 def logger_of(library: Any) -> Any:
     """The process's logger: prints warnings and errors to standard error and keeps the last errors, for `reasons`.
 
-    One alone: as long as anything lives that was made with it, the library sends it everything, whatever other logger
+    Only one: as long as anything lives that was made with it, the library sends it everything, whatever other logger
     it is given.
     """
     for known, logger in _LOGGERS:

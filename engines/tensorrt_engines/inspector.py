@@ -51,7 +51,7 @@ class EngineLayer:
 
     name: str
     kind: str
-    """TensorRT's layer type; empty where the engine keeps its layers' names alone."""
+    """TensorRT's layer type; empty where the engine keeps only its layers' names."""
     nodes: tuple[str, ...] = ()
     """The ONNX nodes that it came from."""
     compute_type: str | None = None

@@ -272,7 +272,7 @@ class TrtSession:
         stream = torch.cuda.current_stream()
         stream.synchronize()
         self.job.at_peak()  # Capturing begins with returning what torch's allocator had cached.
-        capturable = getattr(self.context, "is_stream_capturable", None)  # TensorRT for RTX alone has it.
+        capturable = getattr(self.context, "is_stream_capturable", None)  # Only TensorRT for RTX has it.
         if capturable is not None and not capturable(stream.cuda_stream):
             self.fallback = f"{self.product} says that this engine cannot be captured"
             return

@@ -60,7 +60,7 @@ def test_versions_that_do_not_go_together(monkeypatch, row):
 
 
 def test_without_a_driver(row):
-    assert "TensorRT runs on NVIDIA GPUs alone; no NVIDIA driver answers" in row("trt", "auto", [])
+    assert "TensorRT runs only on NVIDIA GPUs; no NVIDIA driver answers" in row("trt", "auto", [])
     assert "driver" not in row("trt", "cpu", [card("9.0")])
     assert "driver" not in row("ort-tuned", "auto", []), "it runs on the CPU"
 
