@@ -15,13 +15,13 @@ HIDDEN = 256
 
 
 def thin(network: str) -> nn.Module:
-    """The first two blocks of each of a ResNet's stages; between linear layers HIDDEN features."""
+    """HIDDEN features between linear layers; of a ResNet each block once that differs by more than its width."""
     family = importlib.import_module(f"exporters.models.{CATALOG[network].family}")
     with torch.device("meta"):
         model: nn.Module = family.build(network)
-        for path, module in list(model.named_modules()):
-            if path.startswith("layer") and "." not in path:
-                model.set_submodule(path, nn.Sequential(*list(module.children())[:2]))
+        for stage, blocks in (("layer1", 2), ("layer2", 2), ("layer3", 1), ("layer4", 1)):
+            if hasattr(model, stage):
+                model.set_submodule(stage, model.get_submodule(stage)[:blocks])  # type: ignore[index]
         linear = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear)}
         sizes = [next(iter(linear.values())).in_features, *[HIDDEN] * (len(linear) - 1), 1000]
         for path, (inputs, outputs) in zip(linear, pairwise(sizes), strict=True):

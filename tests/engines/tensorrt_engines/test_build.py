@@ -132,7 +132,7 @@ def pool() -> Iterator[ProcessPoolExecutor]:
 
 WHOLE = {"googlenet": ("fp32", "fp16"), "resnet18": ("fp32", "fp16"), "alexnet": ("fp16",)}
 """The networks that are built as they are, AlexNet for its linear layers of 60 million weights."""
-THIN = ("alexnet", "alexnet-owt", "overfeat", "vgg19", "resnet50", "resnet200")
+THIN = ("alexnet", "alexnet-owt", "overfeat", "vgg11", "resnet50", "resnet200")
 """Those whose size brings no operator that their thin versions lack. Others of the catalog have the same blocks."""
 
 
