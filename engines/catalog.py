@@ -160,15 +160,25 @@ class Engine:
 
 @dataclass(frozen=True)
 class Preset:
-    """A named set of options of one engine. `reasons` says why a device is not in `options`."""
+    """A named set of options of one engine: for each device its options there, or why it does not run there."""
 
     name: str
     engine: str
     summary: str
-    options: Mapping[Device, Mapping[str, object]]
-    reasons: Mapping[Device, str] = field(default_factory=dict)
+    cpu: Mapping[str, object] | str
+    cuda: Mapping[str, object] | str
     base_at: str | None = None
     """The precision at which it is what other cases' speed-ups are relative to."""
+
+    @property
+    def options(self) -> dict[Device, Mapping[str, object]]:
+        on: dict[Device, Mapping[str, object] | str] = {"cpu": self.cpu, "cuda": self.cuda}
+        return {device: options for device, options in on.items() if not isinstance(options, str)}
+
+    @property
+    def reasons(self) -> dict[Device, str]:
+        on: dict[Device, Mapping[str, object] | str] = {"cpu": self.cpu, "cuda": self.cuda}
+        return {device: reason for device, reason in on.items() if isinstance(reason, str)}
 
 
 _CUDA: tuple[Device, ...] = ("cuda",)
@@ -284,6 +294,7 @@ _UPGRADE_RTX = _INSTALL_RTX.replace("install", "install --upgrade")
 _PYCUDA = Requirement(
     "pycuda", "pip install pycuda (it is compiled: the CUDA toolkit's headers must be there)", to_build=False
 )
+_NO_OPENVINO_ON_CUDA = "OpenVINO has no NVIDIA device"
 _TRT_NEEDS_A_GPU = "TensorRT runs only on NVIDIA GPUs"
 _TRT_REASONS: Mapping[tuple[Device, str], str] = {
     ("cpu", "inference"): _TRT_NEEDS_A_GPU,
@@ -423,8 +434,8 @@ ENGINES: dict[str, Engine] = {
                     "OpenVINO's CPU plugin computes an fp16 graph in fp32 or bf16, whichever the processor has"
                 ),
                 ("cpu", "bf16"): "OpenVINO chooses bf16 by an inference hint, not by the graph's type",
-                ("cuda", "inference"): "OpenVINO has no NVIDIA device",
-                ("cuda", "training"): "OpenVINO has no NVIDIA device",
+                ("cuda", "inference"): _NO_OPENVINO_ON_CUDA,
+                ("cuda", "training"): _NO_OPENVINO_ON_CUDA,
             },
             requirements=(Requirement("openvino", "pip install 'cnn-runtime-profiler[openvino]'"),),
             options=OpenVinoOptions,
@@ -434,55 +445,33 @@ ENGINES: dict[str, Engine] = {
     )
 }
 
+_NO_CUDNN = "there is no cuDNN on the CPU"
+_NHWC: Mapping[str, object] = {"channels_last": True}
+_GRAPH: Mapping[str, object] = {"cuda_graph": True}
+_ORT_TUNED = {"prefer_nhwc": True, **_GRAPH, "conv_search": "EXHAUSTIVE"}
+_CUDA_PROVIDERS = "NHWC and CUDA graphs are options of ONNX Runtime's CUDA provider"
+
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
-        Preset("eager", "eager", "PyTorch eager as it comes", {"cpu": {}, "cuda": {}}, base_at="fp32"),
-        Preset(
-            "eager-tuned",
-            "eager",
-            "channels_last, and on a GPU a CUDA graph",
-            {"cpu": {"channels_last": True}, "cuda": {"channels_last": True, "cuda_graph": True}},
-        ),
-        Preset(
-            "eager-nocudnn",
-            "eager",
-            "PyTorch eager without cuDNN",
-            {"cuda": {"cudnn": False}},
-            {"cpu": "there is no cuDNN on the CPU"},
-        ),
+        Preset("eager", "eager", "PyTorch eager as it comes", {}, {}, base_at="fp32"),
+        Preset("eager-tuned", "eager", "channels_last, and on a GPU a CUDA graph", _NHWC, {**_NHWC, **_GRAPH}),
+        Preset("eager-nocudnn", "eager", "PyTorch eager without cuDNN", _NO_CUDNN, {"cudnn": False}),
         Preset(
             "eager-benchmark",
             "eager",
             "PyTorch eager with cuDNN's algorithm search",
-            {"cuda": {"cudnn_benchmark": True}},
-            {"cpu": "there is no cuDNN on the CPU"},
+            _NO_CUDNN,
+            {"cudnn_benchmark": True},
         ),
-        Preset(
-            "eager-channels-last",
-            "eager",
-            "channels_last only",
-            {"cpu": {"channels_last": True}, "cuda": {"channels_last": True}},
-        ),
-        Preset("compiled", "compiled", "torch.compile, mode reduce-overhead", {"cpu": {}, "cuda": {}}),
+        Preset("eager-channels-last", "eager", "channels_last only", _NHWC, _NHWC),
+        Preset("compiled", "compiled", "torch.compile, mode reduce-overhead", {}, {}),
         # A user's ONNX file, for which there is no eager.
-        Preset("ort", "ort", "ONNX Runtime as it comes", {"cpu": {}, "cuda": {}}, base_at="native"),
-        Preset(
-            "ort-tuned",
-            "ort",
-            "NHWC, CUDA graph, exhaustive convolution search",
-            {"cuda": {"prefer_nhwc": True, "cuda_graph": True, "conv_search": "EXHAUSTIVE"}},
-            {"cpu": "NHWC and CUDA graphs are options of ONNX Runtime's CUDA provider"},
-        ),
-        Preset("trt", "trt", "TensorRT with a CUDA graph", {"cuda": {"cuda_graph": True}}, {"cpu": _TRT_NEEDS_A_GPU}),
-        Preset(
-            "trt-rtx",
-            "trt-rtx",
-            "TensorRT for RTX with a CUDA graph",
-            {"cuda": {"cuda_graph": True}},
-            {"cpu": _TRT_NEEDS_A_GPU},
-        ),
-        Preset("openvino", "openvino", "OpenVINO as it comes", {"cpu": {}}, {"cuda": "OpenVINO has no NVIDIA device"}),
+        Preset("ort", "ort", "ONNX Runtime as it comes", {}, {}, base_at="native"),
+        Preset("ort-tuned", "ort", "NHWC, CUDA graph, exhaustive convolution search", _CUDA_PROVIDERS, _ORT_TUNED),
+        Preset("trt", "trt", "TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH),
+        Preset("trt-rtx", "trt-rtx", "TensorRT for RTX with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH),
+        Preset("openvino", "openvino", "OpenVINO as it comes", {}, _NO_OPENVINO_ON_CUDA),
     )
 }
 
