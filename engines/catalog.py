@@ -448,6 +448,7 @@ ENGINES: dict[str, Engine] = {
 _NO_CUDNN = "there is no cuDNN on the CPU"
 _NHWC: Mapping[str, object] = {"channels_last": True}
 _GRAPH: Mapping[str, object] = {"cuda_graph": True}
+_BENCHMARK: Mapping[str, object] = {"cudnn_benchmark": True}
 _ORT_TUNED = {"prefer_nhwc": True, **_GRAPH, "conv_search": "EXHAUSTIVE"}
 _CUDA_PROVIDERS = "NHWC and CUDA graphs are options of ONNX Runtime's CUDA provider"
 
@@ -457,13 +458,7 @@ PRESETS: dict[str, Preset] = {
         Preset("eager", "eager", "PyTorch eager as it comes", {}, {}, base_at="fp32"),
         Preset("eager-tuned", "eager", "channels_last, and on a GPU a CUDA graph", _NHWC, {**_NHWC, **_GRAPH}),
         Preset("eager-nocudnn", "eager", "PyTorch eager without cuDNN", _NO_CUDNN, {"cudnn": False}),
-        Preset(
-            "eager-benchmark",
-            "eager",
-            "PyTorch eager with cuDNN's algorithm search",
-            _NO_CUDNN,
-            {"cudnn_benchmark": True},
-        ),
+        Preset("eager-benchmark", "eager", "PyTorch eager with cuDNN's algorithm search", _NO_CUDNN, _BENCHMARK),
         Preset("eager-channels-last", "eager", "channels_last only", _NHWC, _NHWC),
         Preset("compiled", "compiled", "torch.compile, mode reduce-overhead", {}, {}),
         # A user's ONNX file, for which there is no eager.

@@ -10,8 +10,15 @@ from torch import nn
 
 from exporters.build_model import SEED, initialize
 from exporters.catalog import CATALOG
+from exporters.source import ModelSource
 
 HIDDEN = 256
+
+
+def thin_source(network: str) -> ModelSource:
+    """Of the canonical network made thin."""
+    shape = CATALOG[network].input_shape
+    return ModelSource(f"thin-{network}", factory="thin_networks:thin", input_shape=shape, options={"network": network})
 
 
 def thin(network: str) -> nn.Module:

@@ -1,4 +1,4 @@
-"""What enters: concurrent, broken and repeated productions. What leaves: one intact file."""
+"""Concurrent, broken and repeated productions leave one intact file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters: the catalog's rows. What leaves: they say what the networks are."""
+"""The catalog's rows say what the networks are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters: models' inputs as declared. What leaves: shapes, and arrays that do not depend on the batch size."""
+"""Inputs have the declared shapes, and arrays that do not depend on the batch size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters: models and calibration data. What leaves: int8 graphs that ORT runs and TensorRT builds; refusals."""
+"""Int8 graphs, which ONNX Runtime runs and TensorRT takes, and calibration data that are refused."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, numpy_helper
+from thin_networks import thin_source
 
 from exporters import onnx_export
 from exporters.cache import Cache
@@ -52,9 +53,9 @@ def input_scale(export: Export) -> float:
     return next(float(numpy_helper.to_array(t)) for t in graph.initializer if t.name == node.input[1])
 
 
-@pytest.mark.parametrize("name", ["alexnet", "resnet18"])
-def test_int8_is_close_to_fp32_and_not_equal(name: str, cache: Cache) -> None:
-    assert 1e-3 < relative_error(ModelSource(name), cache) < 0.1
+@pytest.mark.parametrize("source", [thin_source("alexnet"), ModelSource("resnet18")], ids=lambda source: source.name)
+def test_int8_is_close_to_fp32_and_not_equal(source: ModelSource, cache: Cache) -> None:
+    assert 1e-3 < relative_error(source, cache) < 0.1
 
 
 def test_graph_is_what_tensorrt_and_onnx_runtime_both_take(cache: Cache) -> None:

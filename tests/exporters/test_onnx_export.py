@@ -1,4 +1,4 @@
-"""What enters: models and ONNX files. What leaves: graphs that compute the same, and readable refusals."""
+"""Exported graphs compute what their models do, and files that no runtime could load are refused readably."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper
+from thin_networks import thin_source
 
 from exporters import onnx_export
 from exporters.build_model import load, restore
@@ -40,13 +41,16 @@ def float_types(path: Path) -> set[int]:
     return floats & {*values, *(tensor.data_type for tensor in graph.initializer)}
 
 
-@pytest.mark.parametrize("name", ["alexnet", "googlenet", "resnet18"])
-def test_fp32_equals_eager(name: str, cache: Cache) -> None:
-    source = ModelSource(name)
+@pytest.mark.parametrize(
+    ("source", "norms"),
+    [(thin_source("alexnet"), 2), (ModelSource("googlenet"), 2), (ModelSource("resnet18"), 0)],
+    ids=["thin-alexnet", "googlenet", "resnet18"],
+)
+def test_fp32_equals_eager(source: ModelSource, norms: int, cache: Cache) -> None:
     export = export_onnx(source, "fp32", cache)
     assert relative_error(source, export.path, cache, "float32") < 1e-5
     operators = [node.op_type for node in onnx.load(export.path, load_external_data=False).graph.node]
-    assert operators.count("LRN") == (0 if name == "resnet18" else 2)
+    assert operators.count("LRN") == norms
 
 
 def test_fp16_equals_eager(cache: Cache) -> None:

@@ -1,4 +1,4 @@
-"""What enters: single layers as data. What leaves: modules, weights, graphs, keys and costs like a network's."""
+"""Single layers have modules, weights, graphs, keys and costs like a network's."""
 
 from __future__ import annotations
 

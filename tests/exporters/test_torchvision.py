@@ -1,4 +1,4 @@
-"""What enters: our networks with seeded weights. What leaves: torchvision's, so weighted, agree on the GPU."""
+"""torchvision's networks with our seeded weights agree with ours on the GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enters: model sources that differ in one thing. What leaves: keys that differ with them, and only with them."""
+"""Keys differ where model sources do, and only there."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from engines.catalog import ENGINES, EagerOptions, Training
 from exporters.cache import Cache
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import Deviation, Gradients, deviation, reference_items, tiled
-from exporters.inputs import input_specs, seeded_inputs
+from exporters.inputs import TensorSpec, input_specs, seeded_inputs
 from exporters.source import ModelSource
 from exporters.weights import cached_state
 
@@ -152,7 +152,7 @@ def test_the_prepared_weights_are_not_written_to(open_session: Open, cache: Cach
     model = ModelSource("resnet18")
     state = cached_state(model, cache)
     before = hashlib.sha256(state.read_bytes()).hexdigest()
-    inputs = tuple(seeded_inputs(input_specs(model), 1))
+    inputs = tuple(seeded_inputs([TensorSpec("x", ("batch", 3, 64, 64), "float32")], 1))
     job = Job(model, "training", "fp32", 1, "cpu", EagerOptions(), inputs, state, training=Training(optimizer))  # type: ignore[arg-type]
     session: Any = engines.open_session("eager", job)
     first = session.model.get_parameter("fc.bias").detach().clone()
@@ -199,8 +199,7 @@ def test_the_iteration_that_was_measured_shows_the_references_gradients(
     assert found.zeros == []
 
 
-@pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
-@pytest.mark.parametrize("optimizer", ["none", "sgd"])
+@pytest.mark.parametrize(("precision", "optimizer"), [("fp32", "sgd"), ("amp-bf16", "none")])
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
 def test_a_compiled_iteration_shows_them_too(open_session: Open, cache: Cache, precision: str, optimizer: str) -> None:
     session = open_session(precision, "compiled", optimizer)
@@ -250,7 +249,7 @@ def test_a_loss_scale_that_overflows_is_halved_before_anything_is_timed(
     assert found.gradient < 3 * own.gradient
 
 
-@pytest.mark.parametrize("optimizer", ["none", "sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["none", "adamw"])
 def test_an_overflow_in_the_check_is_followed_by_a_smaller_scale(
     open_session: Open, cache: Cache, optimizer: str
 ) -> None:

@@ -23,6 +23,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from quick_exports import translate_once
+from thin_networks import thin_source
 
 from engines.base import Unsupported, Warning
 from engines.batch_range import parse_batches
@@ -136,16 +137,11 @@ THIN = ("alexnet", "alexnet-owt", "overfeat", "vgg11", "resnet50", "resnet200")
 """Those whose size brings no operator that their thin versions lack. Others of the catalog have the same blocks."""
 
 
-def thin(network: str) -> ModelSource:
-    shape = CATALOG[network].input_shape
-    return ModelSource(f"thin-{network}", factory="thin_networks:thin", input_shape=shape, options={"network": network})
-
-
 @pytest.mark.parametrize(
     ("source", "precisions"),
     [
         *((ModelSource(name), precisions) for name, precisions in WHOLE.items()),
-        *((thin(name), ("fp32", "fp16")) for name in THIN),
+        *((thin_source(name), ("fp32", "fp16")) for name in THIN),
     ],
     ids=lambda value: value.name if isinstance(value, ModelSource) else "-".join(value),
 )

@@ -1,4 +1,4 @@
-"""What enters: a wheel of TensorRT's Python bindings. What leaves: its public names, one a line, on standard output.
+"""Print the public names of TensorRT's Python bindings, one a line, from their wheel.
 
     pip download --no-deps tensorrt-cu13-bindings==11.4.0.106
     python list_names.py tensorrt_cu13_bindings-11.4.0.106-cp311-none-manylinux_2_28_x86_64.whl > 11.4.txt
