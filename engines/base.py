@@ -194,6 +194,12 @@ class Job(Generic[OptionsT]):
     engine: str = ""
     training: Training = PLAIN
 
+    @property
+    def graph(self) -> Path:
+        """`onnx`, for an engine that needs a graph."""
+        assert self.onnx is not None, "an engine that needs a graph gets the exported one"
+        return self.onnx
+
 
 class Session(Protocol):
     """A model, loaded and ready. It owns no clock and never synchronizes in `run`."""

@@ -270,7 +270,7 @@ class TrtOptions(Options):
     )
     batch_range: str = option(
         "",
-        'an optimization profile for a range, "min:opt:max"; empty is only the batch',
+        'an optimization profile for a range, "min:opt:max"; if empty, for one batch size only',
         devices=_CUDA,
         check=parse_batches,
     )

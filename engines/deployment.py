@@ -41,18 +41,17 @@ def copy_graph(job: Job[Any], folder: Path) -> dict[str, Any]:
 
     Raises ModelError for a file that ONNX cannot take, and for another batch than its fixed one.
     """
-    assert job.onnx is not None, "an engine that needs a graph gets the exported one"
     if job.source.kind == "onnx":
-        check_onnx(job.onnx)
-    specs = graph_specs(job.source, job.onnx)
+        check_onnx(job.graph)
+    specs = graph_specs(job.source, job.graph)
     fixed = fixed_batch(specs)
     if fixed not in (None, job.batch_size):
         raise ModelError(f"model {job.source.name!r}: its batch is fixed to {fixed}, and {job.batch_size} was measured")
-    for place, file in graph_files(job.onnx).items():
-        target = folder / ("model.onnx" if file == job.onnx else place)
+    for place, file in graph_files(job.graph).items():
+        target = folder / ("model.onnx" if file == job.graph else place)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
-    outputs = [value.name for value in read_onnx(job.onnx).graph.output]
+    outputs = [value.name for value in read_onnx(job.graph).graph.output]
     return {"inputs": described_inputs(specs, job.batch_size), "outputs": outputs}
 
 

@@ -69,21 +69,16 @@ class OrtSession:
 
     def __init__(self, job: Job[OrtOptions], options: onnxruntime.SessionOptions | None = None) -> None:
         """`options` replace those that follow from `job`."""
-        assert job.onnx is not None, "an engine that needs a graph gets the exported one"
         self.job = job
         self.provider = _PROVIDERS[job.device]
         self.log_start = _log_size()
         self.session = self._open(options or _session_options(job))
         self.log_loaded = _log_size()
-        self.inputs = [
-            self._buffer(node, array) for node, array in zip(self.session.get_inputs(), job.inputs, strict=True)
-        ]
         self.binding = self.session.io_binding()
-        for node, tensor in zip(self.session.get_inputs(), self.inputs, strict=True):
-            self._bind(self.binding.bind_input, node, tensor)
-        self.results = [self._buffer(node, None, shape) for node, shape in self._output_shapes()]
-        for node, tensor in zip(self.session.get_outputs(), self.results, strict=True):
-            self._bind(self.binding.bind_output, node, tensor)
+        inputs = zip(self.session.get_inputs(), job.inputs, strict=True)
+        self.inputs = [self._bind(self.binding.bind_input, node, array) for node, array in inputs]
+        outputs = self._output_shapes()
+        self.results = [self._bind(self.binding.bind_output, node, None, shape) for node, shape in outputs]
         self.run_options = run_options(job.device)
 
     def run(self, mark: Mark) -> None:
@@ -94,10 +89,9 @@ class OrtSession:
         return [(t.float() if t.is_floating_point() else t).cpu().numpy() for t in self.results]
 
     def memory(self) -> Memory:
-        assert self.job.onnx is not None
         weights = sum(
             onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize * math.prod(t.dims)
-            for t in read_onnx(self.job.onnx).graph.initializer
+            for t in read_onnx(self.job.graph).graph.initializer
         )
         loaded = _arena_bytes(self.log_start, self.log_loaded) if self.job.device == "cuda" else None
         if loaded is None:
@@ -139,10 +133,9 @@ class OrtSession:
 
     def layers(self) -> list[Layer]:
         """The nodes of a twin session that ONNX Runtime profiles; without a CUDA graph, whose replay runs no node."""
-        assert self.job.onnx is not None
         with tempfile.TemporaryDirectory() as folder:
-            options, optimized = _session_options(self.job), Path(folder) / "optimized.onnx"
-            _write_optimized(options, optimized)
+            optimized = Path(folder) / "optimized.onnx"
+            options = _session_options(self.job, optimized)
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "profile")
             twin = OrtSession(replace(self.job, options=replace(self.job.options, cuda_graph=False)), options)
@@ -152,7 +145,7 @@ class OrtSession:
             runs = read_runs(Path(twin.session.end_profiling()), ITERATIONS)
             twin.close()
             steps = steps_of(read_onnx(optimized).graph)
-        covered = covered_nodes(read_onnx(self.job.onnx).graph, steps)
+        covered = covered_nodes(read_onnx(self.job.graph).graph, steps)
         if self.job.device == "cpu":
             return host_layers(runs, steps, covered)
         return device_layers(runs, started, trace, steps, covered)
@@ -169,7 +162,7 @@ class OrtSession:
             stream = {"user_compute_stream": str(torch.cuda.current_stream().cuda_stream)}
             settings = {**cuda_settings(self.job.precision, self.job.options), **stream}
             providers = [(self.provider, settings), "CPUExecutionProvider"]
-        session = onnxruntime.InferenceSession(self.job.onnx, options, providers=providers)
+        session = onnxruntime.InferenceSession(self.job.graph, options, providers=providers)
         if session.get_providers()[0] != self.provider:
             raise RuntimeError(
                 f"ONNX Runtime could not load {self.provider} and fell back to {session.get_providers()[0]}; "
@@ -179,9 +172,8 @@ class OrtSession:
 
     def _optimized_graph(self) -> onnx.GraphProto:
         with tempfile.TemporaryDirectory() as folder:
-            options, path = _session_options(self.job), Path(folder) / "optimized.onnx"
-            _write_optimized(options, path)
-            self._open(options)
+            path = Path(folder) / "optimized.onnx"
+            self._open(_session_options(self.job, path))
             return read_onnx(path).graph
 
     def _output_shapes(self) -> list[tuple[Any, tuple[int, ...]]]:
@@ -196,20 +188,21 @@ class OrtSession:
         self.binding.clear_binding_outputs()
         return list(zip(nodes, shapes, strict=True))
 
-    def _buffer(self, node: Any, array: Array | None, shape: tuple[int, ...] = ()) -> torch.Tensor:
+    def _bind(self, bind: Any, node: Any, array: Array | None, shape: tuple[int, ...] = ()) -> torch.Tensor:
+        """Bind a buffer on the device: a copy of `array`, or an empty one of `shape`."""
         if node.type not in _TYPES:
             raise RuntimeError(f"{node.name} is a {node.type}; inputs and outputs can be {', '.join(_TYPES)}")
-        dtype, _ = _TYPES[node.type]
+        dtype, element = _TYPES[node.type]
         if array is None:
-            return torch.empty(shape, dtype=dtype, device=self.job.device)
-        return torch.from_numpy(array).to(self.job.device, dtype)
-
-    def _bind(self, bind: Any, node: Any, tensor: torch.Tensor) -> None:
-        _, element = _TYPES[node.type]
+            tensor = torch.empty(shape, dtype=dtype, device=self.job.device)
+        else:
+            tensor = torch.from_numpy(array).to(self.job.device, dtype)
         bind(node.name, self.job.device, 0, element, list(tensor.shape), tensor.data_ptr())
+        return tensor
 
 
-def _session_options(job: Job[OrtOptions]) -> onnxruntime.SessionOptions:
+def _session_options(job: Job[OrtOptions], optimized: Path | None = None) -> onnxruntime.SessionOptions:
+    """With `optimized` the session writes its optimized graph there, the weights next to it."""
     options = onnxruntime.SessionOptions()
     # At this level the arena says in the process's log what it allocates; sessions and runs stay quiet.
     onnxruntime.set_default_logger_severity(_INFO if job.device == "cuda" else _WARNING)
@@ -222,6 +215,9 @@ def _session_options(job: Job[OrtOptions]) -> onnxruntime.SessionOptions:
         options.add_session_config_entry(key, value)
     for dimension, size in symbol_sizes(job.source, job.batch_size).items():
         options.add_free_dimension_override_by_name(dimension, size)
+    if optimized is not None:
+        options.optimized_model_filepath = str(optimized)
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
     return options
 
 
@@ -249,12 +245,6 @@ def session_entries(precision: str, device: Device) -> dict[str, str]:
         # that, 20 of ResNet-50's 53 convolutions stay float; without it none, at half the latency.
         return {"optimization.disable_specified_optimizers": "CommonSubexpressionElimination"}
     return {}
-
-
-def _write_optimized(options: onnxruntime.SessionOptions, path: Path) -> None:
-    """Let the session that is opened with `options` write its optimized graph, its weights next to it."""
-    options.optimized_model_filepath = str(path)
-    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
 
 
 def symbol_sizes(source: ModelSource, batch_size: int) -> dict[str, int]:

@@ -32,10 +32,9 @@ class OpenVinoSession:
 
     def __init__(self, job: Job[OpenVinoOptions], **properties: Any) -> None:
         """`properties` are further ones of OpenVINO's, such as PERF_COUNT."""
-        assert job.onnx is not None, "an engine that needs a graph gets the exported one"
         self.job = job
         core = openvino.Core()
-        model = core.read_model(job.onnx)
+        model = core.read_model(job.graph)
         shapes = [[job.batch_size if d == BATCH else d for d in spec.shape] for spec in input_specs(job.source)]
         model.reshape(dict(zip(model.inputs, shapes, strict=True)))
         job.phase(Phase.BUILD)
@@ -71,12 +70,11 @@ class OpenVinoSession:
 
     def layers(self) -> list[Layer]:
         """What the plugin's execution graph says of a twin that counts: each layer's mean time over all its runs."""
-        assert self.job.onnx is not None
         twin = OpenVinoSession(self.job, PERF_COUNT=True)
         self.job.phase(Phase.PROFILE)
         for _ in range(_PROFILED_RUNS):
             twin.run(ignore)
-        exported = read_onnx(self.job.onnx).graph.node
+        exported = read_onnx(self.job.graph).graph.node
         layers: dict[int, Layer] = {}
         for operator in twin.compiled.get_runtime_model().get_ordered_ops():
             info = operator.get_rt_info()

@@ -91,13 +91,12 @@ class TrtSession:
     """An engine with its execution context, and every buffer bound."""
 
     def __init__(self, job: Job[TrtOptions]) -> None:
-        assert job.onnx is not None, "an engine that needs a graph gets the exported one"
         self.job = job
         self.library, self.product = library(job.engine), ENGINES[job.engine].library
         self.request = _request(self.library, job)
-        self.specs = graph_specs(job.source, job.onnx)
+        self.specs = graph_specs(job.source, job.graph)
         driver = _driver(job.engine)
-        self.output_names, self.products = _names(job.onnx)
+        self.output_names, self.products = _names(job.graph)
         self.warnings: list[Warning] = []
         self.runtime: Any = None
         self.engine: Any = None
@@ -304,12 +303,11 @@ class TrtSession:
 
 def _request(library: Any, job: Job[TrtOptions]) -> BuildRequest:
     """What to build for the current GPU. Raises Unsupported where the library does not know it."""
-    assert job.onnx is not None, "an engine that needs a graph gets the exported one"
     gpu, capability = current_gpu()
     _check_capability(library, job.engine, gpu, capability)
-    specs, level = graph_specs(job.source, job.onnx), job.options.optimization_level
+    specs, level = graph_specs(job.source, job.graph), job.options.optimization_level
     return BuildRequest(
-        onnx=job.onnx,
+        onnx=job.graph,
         precision=job.precision,
         shapes=batch_shapes(specs, _batches(job, specs)),
         optimization_level=None if level < 0 else level,
