@@ -83,7 +83,7 @@ def record(run: Callable[[], object], device: str) -> Trace:
     """Profile ITERATIONS calls of `run`, each waited for. Raises RuntimeError where a GPU's kernels cannot be seen."""
     on_cuda = device == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
-    wait: Callable[[], object] = torch.cuda.synchronize if on_cuda else _pass
+    wait = torch.get_device_module(device).synchronize
     run()  # What a session does at its first call only, such as a search for algorithms, would swell the trace.
     wait()
     with profile(activities=activities) as profiler:
@@ -143,10 +143,6 @@ def median_layers(iterations: Sequence[Sequence[Layer]]) -> list[Layer]:
         Layer(name, kind, nodes, median(layers[number].ms for layers in like))
         for number, (name, kind, nodes) in enumerate(usual)
     ]
-
-
-def _pass() -> None:
-    pass
 
 
 def _interval(event: dict[str, Any]) -> tuple[float, float]:

@@ -35,7 +35,6 @@ class CompiledSession(EagerSession):
     def __init__(self, job: Job[CompiledOptions]) -> None:
         super().__init__(job)
         self.mode = job.options.mode
-        job.phase(Phase.BUILD)
         self._compile()
         job.phase(Phase.LOAD)
 
@@ -45,7 +44,6 @@ class CompiledSession(EagerSession):
         torch._dynamo.reset()
         counters.clear()
         super().rebatch(job)
-        job.phase(Phase.BUILD)
         self._compile()
         job.phase(Phase.LOAD)
 
@@ -80,13 +78,13 @@ class CompiledSession(EagerSession):
             return median_layers([[Layer(k.name, _kind(k.name), (), k.ms) for k in i.kernels] for i in iterations])
         torch._dynamo.reset()
         with config.patch({"cpp.enable_kernel_profile": True}):
-            self.job.phase(Phase.BUILD)
             self._compile()
             self.job.phase(Phase.PROFILE)
         iterations = record(lambda: self.run(ignore), "cpu").iterations
         return median_layers([_host_layers(i) for i in iterations])
 
     def _compile(self) -> None:
+        self.job.phase(Phase.BUILD)
         compiled: Callable[..., Any] = torch.compile(self.model, mode=self.mode, dynamic=False)
 
         def call(*inputs: torch.Tensor) -> Any:

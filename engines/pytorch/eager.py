@@ -59,7 +59,8 @@ class EagerSession:
         self.job = job
         self.dtype = DTYPES[job.precision]
         self.format = torch.channels_last if job.options.channels_last else torch.contiguous_format
-        self.model = self._to_device(_restore(job))
+        assert job.state is not None, "an engine that needs torch gets the prepared weights"
+        self.model = self._to_device(restore(job.source, job.state))
         self.inputs: list[torch.Tensor] = []
         self.call: Callable[..., Any] = self.model
         self.result: Any = None
@@ -196,11 +197,6 @@ class EagerSession:
             memory_format = self.format if thing.dim() == 4 else torch.contiguous_format
             return thing.to(self.job.device, dtype, memory_format=memory_format)
         return thing.to(self.job.device, self.dtype).to(memory_format=self.format)
-
-
-def _restore(job: Job[TorchOptions]) -> torch.nn.Module:
-    assert job.state is not None, "an engine that needs torch gets the prepared weights"
-    return restore(job.source, job.state)
 
 
 class Recorder(TorchDispatchMode):

@@ -151,7 +151,7 @@ def test_canonical_network(
     rtx: Any,
     cache: Cache,
     exports: Cache,
-    exporters: ProcessPoolExecutor,
+    pool: ProcessPoolExecutor,
 ) -> None:
     graphs = {precision: pool.submit(export_onnx, source, precision, exports) for precision in precisions}
     parameters = sum(parameter.numel() for parameter in build_model.build(source).parameters())
