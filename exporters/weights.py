@@ -26,7 +26,7 @@ PACKAGE = Path(__file__).parent
 def source_key(source: ModelSource) -> str:
     """A sha256 in hexadecimal over everything that determines the model and its weights, at any precision.
 
-    Canonical: the sources of its family and of build_model.py (which seed it), options, input shape and torch's version;
+    Canonical: the sources of its family and of build_model.py (which seeds), options, input shape and torch's version;
     no torch is imported. A layer: its numbers, build_model.py and torch's version. With a weights file: its bytes too.
     A factory: its state dict, which means calling it, and the source files of its modules' classes. An ONNX file: its
     bytes and those of its external data.
