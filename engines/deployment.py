@@ -12,7 +12,7 @@ from typing import Any
 
 from engines import run_frame
 from engines.base import Job
-from exporters.inputs import BATCH, TensorSpec, fixed_batch, graph_specs, read_onnx
+from exporters.inputs import TensorSpec, fixed_batch, graph_specs, read_onnx
 from exporters.onnx_export import check_onnx
 from exporters.source import ModelError
 from exporters.weights import graph_files
@@ -30,10 +30,7 @@ class Deployed:
 
 def described_inputs(specs: Sequence[TensorSpec], batch: int) -> list[dict[str, Any]]:
     """The inputs as config.json has them."""
-    return [
-        {"name": spec.name, "shape": [batch if size == BATCH else size for size in spec.shape], "dtype": spec.dtype}
-        for spec in specs
-    ]
+    return [{"name": spec.name, "shape": list(spec.at(batch)), "dtype": spec.dtype} for spec in specs]
 
 
 def copy_graph(job: Job[Any], folder: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from exporters.inputs import BATCH, TensorSpec, graph_inputs
+from exporters.inputs import TensorSpec, graph_inputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,9 +111,8 @@ def set_input_sizes(graph: GraphProto, specs: Sequence[TensorSpec], batch: int) 
     """Give the graph's inputs the sizes of `specs`; returns the sizes of its symbols."""
     symbols = {}
     for value, spec in zip(graph_inputs(graph), specs, strict=True):
-        for dim, size in zip(value.type.tensor_type.shape.dim, spec.shape, strict=True):
-            number = batch if size == BATCH else int(size)
+        for dim, size in zip(value.type.tensor_type.shape.dim, spec.at(batch), strict=True):
             if dim.dim_param:
-                symbols[dim.dim_param] = number
-            dim.dim_value = number
+                symbols[dim.dim_param] = size
+            dim.dim_value = size
     return symbols

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,10 @@ class TensorSpec:
     name: str
     shape: tuple[int | str, ...]
     dtype: str
+
+    def at(self, batch: int) -> tuple[int, ...]:
+        """Its shape at a batch size."""
+        return tuple(batch if size == BATCH else int(size) for size in self.shape)
 
 
 def input_specs(source: ModelSource) -> list[TensorSpec]:
@@ -61,13 +65,10 @@ def fixed_batch(specs: Sequence[TensorSpec]) -> int | None:
     return int(leading[0]) if leading else 1
 
 
-def seeded_inputs(
-    specs: Sequence[TensorSpec], batch: int, dtypes: Mapping[str, str] | None = None
-) -> list[NDArray[Any]]:
+def seeded_inputs(specs: Sequence[TensorSpec], batch: int) -> list[NDArray[Any]]:
     """One C-contiguous array per input; item i holds the same values in every batch size and floating-point type.
 
-    `dtypes` replaces types: {"float32": "float16"}. Floats are standard normal, integers and bools 0 or 1. An input
-    without a batch dimension is drawn as one item.
+    Floats are standard normal, integers and bools 0 or 1. An input without a batch dimension is drawn as one item.
 
     Raises ModelError if the model's batch is fixed to another size.
     """
@@ -76,10 +77,9 @@ def seeded_inputs(
         raise ModelError(f"the model's batch size is fixed to {fixed}; batch size {batch} cannot run")
     arrays = []
     for index, spec in enumerate(specs):
-        dtype = numpy_dtype((dtypes or {}).get(spec.dtype, spec.dtype))
+        dtype, item_shape = numpy_dtype(spec.dtype), list(spec.at(batch))
         leading = fixed is not None and spec.shape[:1] == (fixed,)
         axis = spec.shape.index(BATCH) if BATCH in spec.shape else 0 if leading else None
-        item_shape = [batch if size == BATCH else int(size) for size in spec.shape]
         if axis is None:
             arrays.append(seeded_item(item_shape, dtype, index, 0))
             continue

@@ -13,7 +13,7 @@ from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, ignore
 from engines.catalog import OpenVinoOptions
 from engines.deployment import Deployed, copy_graph, write_run
 from engines.layer_profile.node_mapping import node_name
-from exporters.inputs import BATCH, input_specs, read_onnx
+from exporters.inputs import input_specs, read_onnx
 
 _COMPUTE = {"Convolution", "FullyConnected", "MatMul", "GroupConvolution"}
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "u8": "int8"}
@@ -35,7 +35,7 @@ class OpenVinoSession:
         self.job = job
         core = openvino.Core()
         model = core.read_model(job.graph)
-        shapes = [[job.batch_size if d == BATCH else d for d in spec.shape] for spec in input_specs(job.source)]
+        shapes = [spec.at(job.batch_size) for spec in input_specs(job.source)]
         model.reshape(dict(zip(model.inputs, shapes, strict=True)))
         job.phase(Phase.BUILD)
         self.compiled = core.compile_model(model, "CPU", {**cpu_properties(job.options), **properties})

@@ -20,7 +20,7 @@ from engines.base import Unsupported, Warning
 from engines.tensorrt_engines.build_monitor import check, logger_of, new_monitor, reasons, watch_memory
 from engines.tensorrt_engines.timing_cache import attach_timings, keep_timings
 from exporters.cache import Cache, file_sha256
-from exporters.inputs import BATCH, TensorSpec
+from exporters.inputs import TensorSpec
 from exporters.source import ModelError
 from exporters.weights import digest, graph_files
 
@@ -68,12 +68,8 @@ class Built:
 
 def batch_shapes(specs: Sequence[TensorSpec], batches: tuple[int, int, int]) -> dict[str, tuple[Shape, Shape, Shape]]:
     """Every input's shape at the least, the most likely and the largest batch."""
-
-    def at(spec: TensorSpec, batch: int) -> Shape:
-        return tuple(batch if size == BATCH else int(size) for size in spec.shape)
-
     least, likely, largest = batches
-    return {spec.name: (at(spec, least), at(spec, likely), at(spec, largest)) for spec in specs}
+    return {spec.name: (spec.at(least), spec.at(likely), spec.at(largest)) for spec in specs}
 
 
 def built_for(library: Any, gpu: str, capability: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from exporters.inputs import BATCH, TensorSpec
+from exporters.inputs import TensorSpec
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import LargestBatch
 from profiler.nvml import Gpu
@@ -133,10 +133,7 @@ class Search:
 
 def inputs_mib(specs: Sequence[TensorSpec], batch_size: int) -> float:
     """What the inputs of a batch take on the host."""
-    sizes = (
-        math.prod(batch_size if size == BATCH else int(size) for size in spec.shape) * _BYTES.get(spec.dtype, 4)
-        for spec in specs
-    )
+    sizes = (math.prod(spec.at(batch_size)) * _BYTES.get(spec.dtype, 4) for spec in specs)
     return sum(sizes) / 2**20
 
 

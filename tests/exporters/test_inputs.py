@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,6 @@ def test_items_and_inputs_differ() -> None:
 
 def test_half_precision_inputs_are_rounded_fp32_ones() -> None:
     full = seeded_inputs(SPECS[:2], 3)
-    half = seeded_inputs(SPECS[:2], 3, {"float32": "float16"})
+    half = seeded_inputs([replace(SPECS[0], dtype="float16"), SPECS[1]], 3)
     np.testing.assert_array_equal(half[0], full[0].astype(np.float16))
     assert half[1].dtype == np.int64
