@@ -83,10 +83,8 @@ def _convolution(module: nn.Conv2d) -> tuple[Part, Part]:
     bias_sizes = None if module.bias is None else [module.out_channels]
 
     def backward(gradient: Tensor, x: Tensor, weight: Tensor, mask: list[bool]) -> Any:
-        return torch.ops.aten.convolution_backward(
-            gradient, x, weight, bias_sizes, module.stride, module.padding, module.dilation, False, [0, 0],
-            module.groups, mask,
-        )  # fmt: skip
+        geometry = (module.stride, module.padding, module.dilation, False, [0, 0], module.groups)
+        return torch.ops.aten.convolution_backward(gradient, x, weight, bias_sizes, *geometry, mask)
 
     def grad_input(gradient: Tensor, x: Tensor, weight: Tensor) -> Any:
         return backward(gradient, x, weight, [True, False, False])[0]
