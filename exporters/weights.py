@@ -51,7 +51,7 @@ def source_key(source: ModelSource) -> str:
     else:
         row = architecture(source.name)
         parts["name"] = row.name
-        modules = (f"models/{row.family}.py", "models/normalization.py", "build_model.py")
+        modules = (f"models/{row.family}.py", "models/normalization.py", "models/plain.py", "build_model.py")
         parts["code"] = [file_sha256(PACKAGE / module) for module in modules]
     return digest(parts)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from exporters.models.normalization import LocalResponseNorm
+from exporters.models.plain import PlainNetwork
 
 
 @dataclass(frozen=True)
@@ -60,38 +61,23 @@ VARIANTS = {
 }
 
 
-class AlexNet(nn.Module):
-    """Five convolutions and three linear layers. State-dict keys are torchvision's for "alexnet-owt"."""
-
-    def __init__(self, variant: Variant) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        channels = 3
-        for stage in variant.stages:
-            layers += [
-                nn.Conv2d(channels, stage.channels, stage.kernel, stage.stride, stage.padding, groups=stage.groups),
-                nn.ReLU(inplace=True),
-            ]
-            if stage.normalized:
-                layers.append(LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=1.0))
-            if stage.pooled:
-                layers.append(nn.MaxPool2d(3, stride=2, ceil_mode=variant.ceil_mode))
-            channels = stage.channels
-        self.features = nn.Sequential(*layers)
-        # torchvision puts an adaptive pooling here that changes nothing at the canonical input but would be a kernel.
-        self.classifier = nn.Sequential(*classifier(channels * 6 * 6, variant.dropout_first))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.features(x).flatten(1))  # type: ignore[no-any-return]
-
-
-def classifier(features: int, dropout_first: bool) -> list[nn.Module]:
-    layers: list[nn.Module] = []
-    for inputs in (features, 4096):
-        hidden = [nn.Linear(inputs, 4096), nn.ReLU(inplace=True)]
-        layers += [nn.Dropout(0.5), *hidden] if dropout_first else [*hidden, nn.Dropout(0.5)]
-    return [*layers, nn.Linear(4096, 1000)]
-
-
 def build(name: str) -> nn.Module:
-    return AlexNet(VARIANTS[name])
+    """Five convolutions and three linear layers."""
+    variant = VARIANTS[name]
+    layers: list[nn.Module] = []
+    channels = 3
+    for stage in variant.stages:
+        layers += [
+            nn.Conv2d(channels, stage.channels, stage.kernel, stage.stride, stage.padding, groups=stage.groups),
+            nn.ReLU(inplace=True),
+        ]
+        if stage.normalized:
+            layers.append(LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=1.0))
+        if stage.pooled:
+            layers.append(nn.MaxPool2d(3, stride=2, ceil_mode=variant.ceil_mode))
+        channels = stage.channels
+    classifier: list[nn.Module] = []
+    for inputs in (channels * 6 * 6, 4096):
+        hidden = [nn.Linear(inputs, 4096), nn.ReLU(inplace=True)]
+        classifier += [nn.Dropout(0.5), *hidden] if variant.dropout_first else [*hidden, nn.Dropout(0.5)]
+    return PlainNetwork(layers, [*classifier, nn.Linear(4096, 1000)])

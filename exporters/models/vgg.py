@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
+
+from exporters.models.plain import PlainNetwork
 
 # Width and number of 3x3 convolutions before each of the five poolings: models A, D and E of the paper's Table 1.
 STAGES = {
@@ -12,33 +14,21 @@ STAGES = {
 }
 
 
-class VGG(nn.Module):
-    """State-dict keys are torchvision's."""
-
-    def __init__(self, stages: tuple[tuple[int, int], ...]) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        channels = 3
-        for width, count in stages:
-            for _ in range(count):
-                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
-                channels = width
-            layers.append(nn.MaxPool2d(2, stride=2))
-        self.features = nn.Sequential(*layers)
-        # torchvision puts an adaptive pooling here that changes nothing at the canonical input but would be a kernel.
-        self.classifier = nn.Sequential(
-            nn.Linear(512 * 7 * 7, 4096),
-            nn.ReLU(inplace=True),
-            nn.Dropout(0.5),
-            nn.Linear(4096, 4096),
-            nn.ReLU(inplace=True),
-            nn.Dropout(0.5),
-            nn.Linear(4096, 1000),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.features(x).flatten(1))  # type: ignore[no-any-return]
-
-
 def build(name: str) -> nn.Module:
-    return VGG(STAGES[name])
+    layers: list[nn.Module] = []
+    channels = 3
+    for width, count in STAGES[name]:
+        for _ in range(count):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+            channels = width
+        layers.append(nn.MaxPool2d(2, stride=2))
+    classifier = [
+        nn.Linear(512 * 7 * 7, 4096),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.Linear(4096, 4096),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.Linear(4096, 1000),
+    ]
+    return PlainNetwork(layers, classifier)
