@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,17 +120,6 @@ def items(files: list[Path], spec: TensorSpec) -> Iterator[NDArray[Any]]:
         yield from np.split(seeded_inputs([spec], SEEDED_ITEMS)[0], SEEDED_ITEMS)
 
 
-class Reader:
-    """What onnxruntime asks of a CalibrationDataReader."""
-
-    def __init__(self, name: str, batches: Iterator[NDArray[Any]]) -> None:
-        self._name, self._batches = name, batches
-
-    def get_next(self) -> dict[str, NDArray[Any]] | None:
-        batch = next(self._batches, None)
-        return None if batch is None else {self._name: batch}
-
-
 def write_quantized(name: str, fp32: Path, spec: TensorSpec, batches: Iterator[NDArray[Any]], path: Path) -> None:
     """Calibrate, quantize and check the file.
 
@@ -142,6 +132,7 @@ def write_quantized(name: str, fp32: Path, spec: TensorSpec, batches: Iterator[N
 
     # Beyond protobuf's 2 GiB the weights lie next to the graph, in the intermediate files too.
     external = bool(external_locations(fp32))
+    feeds = ({spec.name: batch} for batch in batches)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         simplified = Path(folder) / "simplified.onnx"
         try:
@@ -151,7 +142,7 @@ def write_quantized(name: str, fp32: Path, spec: TensorSpec, batches: Iterator[N
             quantize_static(
                 simplified,
                 path,
-                Reader(spec.name, batches),
+                SimpleNamespace(get_next=lambda: next(feeds, None)),  # A CalibrationDataReader.
                 quant_format=QuantFormat.QDQ,
                 op_types_to_quantize=list(OPERATORS),
                 per_channel=True,
