@@ -85,7 +85,7 @@ class _Cover:
         for number in self._empty():
             self._by_flow(number)
         # A step that nothing was found for has a node of its kind somewhere: another step must not swallow it.
-        kept = self._claimed()
+        kept = self._claimable()
         self._followers(kept)
         self._forerunners(kept)
         covered: list[list[str]] = [[] for _ in self.steps]
@@ -139,13 +139,13 @@ class _Cover:
         """The node of the step's kind that gets its data from the steps that the step reads, if there is just one."""
         read = [self._sources_of_tensor(t) for t in self.steps[number].inputs]
         first, every = next(filter(None, read), set()), set().union(*read)
-        claimed = self._claimed()
-        sources = self._sources_of_nodes(claimed)
-        fitting = [node for node in claimed if self._is_of(node, number) and first <= sources[node] <= every]
+        claimable = self._claimable()
+        sources = self._sources_of_nodes(claimable)
+        fitting = [node for node in claimable if self._is_of(node, number) and first <= sources[node] <= every]
         if first and len(fitting) == 1:
             self.owner[fitting[0]] = number
 
-    def _claimed(self) -> set[int]:
+    def _claimable(self) -> set[int]:
         """Nodes without an owner of the kinds of steps that own nothing."""
         kinds = {self.steps[s].kind for s in self._empty()}
         return {n for n in self._open() if any(kind.endswith(self.graph_nodes[n].op_type) for kind in kinds)}
@@ -192,7 +192,7 @@ class _Cover:
         producers = [self.producer[t] for t in self.graph_nodes[node].input if t in self.producer]
         return [p for p in producers if p not in self.folded]
 
-    def _sources_of_nodes(self, claimed: set[int]) -> list[set[int | str]]:
+    def _sources_of_nodes(self, claimable: set[int]) -> list[set[int | str]]:
         """For each node the steps, and the graph's inputs, that its data comes from.
 
         Nodes without an owner are looked through, unless a step may still own them.
@@ -203,7 +203,7 @@ class _Cover:
             for before in self._before(len(sources)):
                 if before in self.owner:
                     origin.add(self.owner[before])
-                elif before in claimed and self.graph_nodes[before].op_type not in _EPILOGUES:
+                elif before in claimable and self.graph_nodes[before].op_type not in _EPILOGUES:
                     origin.add("not known yet")
                 else:
                     # It will follow the last of those whose results it changes.
