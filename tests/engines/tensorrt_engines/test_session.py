@@ -30,7 +30,6 @@ from exporters.inputs import input_specs, seeded_inputs
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
 from profiler.worker import checks, measure_case, prepare_model
-from profiler.worker.clock import CpuClock
 from profiler.worker.task import Task
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "gpu"))
@@ -581,7 +580,12 @@ def test_layers_are_timed_outside_of_the_graph(machine: None, library: StandIn, 
 @pytest.fixture
 def measure(machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`measure(onnx, "native", cuda_graph=True)`: the Result of the case, its clock the CPU's."""
-    monkeypatch.setattr(measure_case, "_open_clock", lambda case, meter: CpuClock())
+    open_bench = measure_case.open_bench
+
+    def open_on_the_cpu(task: Task, phases: Any, report: Any) -> Any:
+        return open_bench(replace(task, case=replace(task.case, device="cpu")), phases, report)
+
+    monkeypatch.setattr(measure_case, "open_bench", open_on_the_cpu)
 
     def run_case(onnx: Path, precision: str = "native", graph: Path | None = None, **options: Any) -> Any:
         source = ModelSource("net", onnx=onnx)
