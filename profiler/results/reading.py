@@ -22,7 +22,6 @@ ENVIRONMENT = ("machine", *names(Group.PLACE, Group.VERSIONS), "device")
 _GIVE = "give a run's folder, such as results/2026…, a pattern such as 'results/*', or an address such as s3://…"
 Schema = Mapping[str, pl.DataType]
 Frame = TypeVar("Frame", pl.DataFrame, pl.LazyFrame)
-_OTHERS: dict[str, Schema] = {"samples": SAMPLES, "layers": LAYERS}
 
 
 @dataclass(frozen=True)
@@ -61,40 +60,39 @@ class Runs:
 def read_runs(addresses: Sequence[str | Path]) -> Runs:
     """The runs at these addresses: folders, patterns ("results/*"), or an object store's ("s3://bucket/results/*").
 
-    A run id that is at two addresses counts once, at the first one. Raises ConfigError for an address that
-    holds no run, an empty one, or one that cannot be read.
+    A run id that is at two addresses counts once, at the first one. Raises ConfigError for an address that holds no
+    run, an empty one, or one that cannot be read.
     """
     notes: list[str] = []
-    seen: set[str] = set()
-    found: list[tuple[str, tuple[str, ...], dict[str, Any], list[pl.LazyFrame | None]]] = []
+    known: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}
+    tables: dict[str, list[pl.LazyFrame]] = {"results": [], "samples": [], "layers": []}
     for address in _folders(addresses, notes):
         results = _scan(f"{address}/results.parquet", RESULTS)
         facts = _run_facts(results, address)
-        fresh = {run_id: facts[run_id] for run_id in facts if run_id not in seen}
-        if len(fresh) < len(facts):
-            twice = ", ".join(run_id for run_id in facts if run_id in seen)
-            notes.append(f"{address}: {twice} is given twice; it counts once")
-        if not fresh:
+        twice = [run_id for run_id in facts if any(run_id in run_ids for run_ids, _ in known.values())]
+        if twice:
+            notes.append(f"{address}: {', '.join(twice)} is given twice; it counts once")
+        run_ids = tuple(run_id for run_id in facts if run_id not in twice)
+        if not run_ids:
             continue
-        seen |= set(fresh)
-        environment = _environment(address, next(iter(fresh.values())), notes)
+        environment = _environment(address, facts[run_ids[0]], notes)
+        known[address] = run_ids, environment
         # Written before the columns were: as they would be now.
-        results = with_all_columns(results).with_columns(
-            machine=pl.coalesce("machine", "gpu", pl.lit(environment["machine"]))
-        )
-        frames = [results, *(_others(address, table, schema) for table, schema in _OTHERS.items())]
-        if frames[1] is None:
+        machine = pl.coalesce("machine", "gpu", pl.lit(environment["machine"]))
+        frames = {
+            "results": with_all_columns(results).with_columns(machine=machine),
+            "samples": _scan_if_there(f"{address}/samples.parquet", SAMPLES),
+            "layers": _scan_if_there(f"{address}/layers.parquet", LAYERS),
+        }
+        if frames["samples"] is None:
             notes.append(f"{address}: there is no samples.parquet that can be read")
-        if len(fresh) < len(facts):
-            frames = [frame if frame is None else frame.filter(pl.col("run_id").is_in(list(fresh))) for frame in frames]
-        found.append((address, tuple(fresh), environment, frames))
-    names = _names([address for address, *_ in found])
-    runs = tuple(Run(address, name, ids, env) for (address, ids, env, _), name in zip(found, names, strict=True))
-    tables = [[frame for frame in column if frame is not None] for column in zip(*(f for *_, f in found), strict=True)]
-    samples, layers = (pl.concat(table) if table else None for table in tables[1:])
-    if samples is None:
-        samples = pl.LazyFrame(schema=SAMPLES)
-    return Runs(runs, pl.concat(tables[0]), samples, layers, tuple(notes))
+        for table, frame in frames.items():
+            if frame is not None:
+                tables[table].append(frame.filter(pl.col("run_id").is_in(run_ids)) if twice else frame)
+    runs = tuple(Run(address, name, *known[address]) for address, name in zip(known, _names(list(known)), strict=True))
+    samples = pl.concat(tables["samples"] or [pl.LazyFrame(schema=SAMPLES)])
+    layers = pl.concat(tables["layers"]) if tables["layers"] else None
+    return Runs(runs, pl.concat(tables["results"]), samples, layers, tuple(notes))
 
 
 def load(*runs: str | Path) -> tuple[pl.LazyFrame, pl.LazyFrame]:
@@ -102,8 +100,8 @@ def load(*runs: str | Path) -> tuple[pl.LazyFrame, pl.LazyFrame]:
 
     Each argument is a run's folder, a pattern of folders, or an object store's address; errors as for `read_runs`.
     """
-    found = read_runs(runs)
-    return found.results, found.samples
+    read = read_runs(runs)
+    return read.results, read.samples
 
 
 def load_layers(*runs: str | Path) -> pl.LazyFrame:
@@ -211,10 +209,9 @@ def _in_form(frame: Frame, schema: Schema) -> Frame:
     )
 
 
-def _others(address: str, table: str, schema: Schema) -> pl.LazyFrame | None:
-    """The run's samples or layers; None where it has none, as a run that was published without."""
-    path = f"{address}/{table}.parquet"
-    if "://" not in address:
+def _scan_if_there(path: str, schema: Schema) -> pl.LazyFrame | None:
+    """A table that a run may lack, as one that was published without."""
+    if "://" not in path:
         return _scan(path, schema) if Path(path).is_file() else None
     try:
         return _scan(path, schema)
