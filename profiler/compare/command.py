@@ -59,7 +59,7 @@ def make_comparison(options: Options, limit: float | None = None) -> Comparison:
         cells,
         differences(environments),
         None if limit is None else find_regressions(cells, limit),
-        (*runs.notes, *_mixed(rows, by)),
+        (*runs.notes, *(_mixed(side) for side in sides if len(side.machines) > 1)),
     )
 
 
@@ -129,9 +129,9 @@ def _sides(rows: pl.DataFrame, by: str, runs: Runs) -> tuple[tuple[Side, ...], d
     environments: dict[str, list[dict[str, Any]]] = {}
     named = rows.filter(pl.col(by).is_not_null())
     for (name,), part in named.group_by(by, maintain_order=True):
-        machines = part["machine"].drop_nulls().unique(maintain_order=True)
+        machines = part["machine"].drop_nulls().unique(maintain_order=True).to_list()
         ids = part["run_id"].unique(maintain_order=True).to_list()
-        sides.append(Side(str(name), tuple(ids), ", ".join(machines), part.height))
+        sides.append(Side(str(name), tuple(ids), tuple(machines), part.height))
         clocks = dict(part.group_by("run_id").agg(pl.col("sm_clock_mhz").median()).drop_nulls().iter_rows())
         # Of a published figure its machine's name is all that is known.
         unknown = {"machine": ", ".join(machines)}
@@ -141,13 +141,8 @@ def _sides(rows: pl.DataFrame, by: str, runs: Runs) -> tuple[tuple[Side, ...], d
     return tuple(sides), environments
 
 
-def _mixed(rows: pl.DataFrame, by: str) -> list[str]:
-    """What to say of sides that put several machines together."""
-    named = rows.select(side=by, found="machine").drop_nulls()
-    machines = named.group_by("side", maintain_order=True).agg(pl.col("found").unique(maintain_order=True))
-    return [
-        f"{name} has several machines ({', '.join(found)}): their rows of one cell count as its processes; "
+def _mixed(side: Side) -> str:
+    return (
+        f"{side.name} has several machines ({side.machine}): their rows of one cell count as its processes; "
         "--by machine separates them"
-        for name, found in machines.iter_rows()
-        if len(found) > 1
-    ]
+    )

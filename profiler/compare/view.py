@@ -38,8 +38,13 @@ class Side:
 
     name: str
     runs: tuple[str, ...]
-    machine: str
+    machines: tuple[str, ...]
     rows: int
+
+    @property
+    def machine(self) -> str:
+        """All of them."""
+        return ", ".join(self.machines)
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ def data(comparison: Comparison) -> dict[str, Any]:
     }
     return {
         "base": comparison.base,
-        "sides": [asdict(side) for side in comparison.sides],
+        "sides": [{"name": s.name, "runs": s.runs, "machine": s.machine, "rows": s.rows} for s in comparison.sides],
         "totals": [{**_plain(total), "sentence": text} for total, text in zip(comparison.totals, texts, strict=True)],
         "differences": list(comparison.differences),
         "regression": {"limit": regression.limit, **judged} if regression else None,

@@ -114,19 +114,19 @@ def _candidate(row: Mapping[str, Any]) -> Candidate:
     )
 
 
-def _with_unique_names(found: list[Candidate]) -> list[Candidate]:
+def _with_unique_names(every: list[Candidate]) -> list[Candidate]:
     """The candidates with unique names, which have machine, kind of row, run and a number as far as they need them."""
-    if len({candidate.machine for candidate in found}) > 1:
-        found = [replace(c, name=f"{c.name} on {c.machine}") for c in found]
+    if len({candidate.machine for candidate in every}) > 1:
+        every = [replace(c, name=f"{c.name} on {c.machine}") for c in every]
     for ending in (_kind, _run):
-        count = Counter(c.name for c in found)
-        found = [replace(c, name=c.name + ending(c)) if count[c.name] > 1 else c for c in found]
-    count, seen = Counter(c.name for c in found), Counter[str]()
-    for place, candidate in enumerate(found):
+        count = Counter(c.name for c in every)
+        every = [replace(c, name=c.name + ending(c)) if count[c.name] > 1 else c for c in every]
+    count, seen = Counter(c.name for c in every), Counter[str]()
+    for place, candidate in enumerate(every):
         if count[candidate.name] > 1:
             seen[candidate.name] += 1
-            found[place] = replace(candidate, name=f"{candidate.name}, no. {seen[candidate.name]}")
-    return found
+            every[place] = replace(candidate, name=f"{candidate.name}, no. {seen[candidate.name]}")
+    return every
 
 
 def _kind(candidate: Candidate) -> str:

@@ -20,7 +20,6 @@ from profiler.results.speedups import side_of, sides, spreads
 from profiler.stats.ratios import (
     MARGINS,
     REPLICATES_FOR_A_VERDICT,
-    Ratio,
     Verdict,
     compare,
     margin,
@@ -219,18 +218,10 @@ def margin_of(better: Candidate, worse: Candidate, figure: str, times: pl.DataFr
         worst, finest = (better, worse) if figure in HIGHER else (worse, better)
         ratio = ratio_of(times_of([worst.each[figure]]), times_of([finest.each[figure]]))
         (verdict,) = ratio.verdicts([margin(better.row["clock"])])
-    middle, interval = _first(ratio)
-    if middle is None:
-        middle = _ratio(better.figures[figure], worse.figures[figure], figure)
-    return Margin(middle, interval, between, verdict)
-
-
-def _first(ratio: Ratio | None) -> tuple[float | None, Interval | None]:
-    """The first cell's ratio and interval, as far as there are any."""
     if ratio is None or np.isnan(ratio.ratio[0]):
-        return None, None
-    known = not np.isnan(ratio.low[0])
-    return float(ratio.ratio[0]), Interval(float(ratio.low[0]), float(ratio.high[0])) if known else None
+        return Margin(_ratio(better.figures[figure], worse.figures[figure], figure), None, between, verdict)
+    low, high = float(ratio.low[0]), float(ratio.high[0])
+    return Margin(float(ratio.ratio[0]), None if np.isnan(low) else Interval(low, high), between, verdict)
 
 
 def _ratio(better: float, worse: float, figure: str) -> float:
