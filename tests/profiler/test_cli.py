@@ -1,0 +1,44 @@
+"""The command line hands a command an object of its class, with every option that was given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from profiler import cli
+from profiler.compare import command
+from profiler.options import COMMANDS, Compare
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What `compare` was called with; its exit code is 3."""
+    options: list[Any] = []
+    monkeypatch.setattr(command, "execute", lambda given, console: options.append(given) or 3)
+    return options
+
+
+def test_what_is_given_arrives_under_its_name(given: list[Any]) -> None:
+    words = ["compare", "one", "two", "--only", "model=a", "--only", "pass=b", "--reference", "x", "--output", "f.md"]
+    assert CliRunner().invoke(cli.app, [*words, "--best", "--top", "3"]).exit_code == 3
+    (options,) = given
+    assert options == Compare(
+        runs=["one", "two"], only=["model=a", "pass=b"], references=["x"], output=Path("f.md"), best=True, top=3
+    )
+
+
+def test_what_is_not_given_is_the_default_of_the_class(given: list[Any]) -> None:
+    assert CliRunner().invoke(cli.app, ["compare", "one"]).exit_code == 3
+    (options,) = given
+    assert (list(options.runs), list(options.only), list(options.references)) == (["one"], [], [])
+    assert (options.format, options.top, options.output, options.best) == ("text", 40, None, False)
+
+
+def test_every_command_is_listed_with_the_first_line_of_its_help() -> None:
+    text = " ".join(CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "300"}).output.split())
+    for name, (options, _) in COMMANDS.items():
+        first, *_ = (options.__doc__ or "").splitlines()
+        assert f"│ {name} {first}" in text
