@@ -36,13 +36,13 @@ def compare(
 
     `results` has the columns of results.parquet; `by` is the text column whose values are the sides. Rows of one side
     and one cell (model, variant, pass, precision, batch size, extra) are its processes. The base is the side named
-    `base`, else the first. With `best` a side's fastest variant stands for it, whatever its name. `common` are the
+    `base`, else the first. With `best` only a side's fastest variant counts, whatever its name. `common` are the
     `spreads` of the whole runs, where `results` are a part of them.
 
     Times are geometric means over the processes' medians, in milliseconds; memory is in MiB. `ratio` is on the headline
     clock, `device_ratio` and `verdict` on the clock `judged_on`. A cell that a side lacks, or that failed there, has no
     ratio: its status is null, or says why. Raises ConfigError for a column that is none, without two sides, and where
-    no cell stands on two.
+    no cell is on two.
     """
     rows = _rows(results, by)
     names = rows["side"].unique(maintain_order=True).to_list()
@@ -76,8 +76,8 @@ def _rows(results: pl.LazyFrame | pl.DataFrame, by: str) -> pl.DataFrame:
     """The columns that a comparison needs, with `side`."""
     check_by(results, by)
     # A probe shows where memory ends, not how fast anything is.
-    asked = results.lazy().filter(pl.col("role") != Role.PROBE)
-    rows = asked.select(*COLUMNS, pl.col(by).alias("side")).filter(pl.col("side").is_not_null()).collect()
+    cases = results.lazy().filter(pl.col("role") != Role.PROBE)
+    rows = cases.select(*COLUMNS, pl.col(by).alias("side")).filter(pl.col("side").is_not_null()).collect()
     if rows.is_empty():
         raise ConfigError(f"--by {by}: that column is empty; give another, such as run or machine")
     return rows.with_columns(pl.col("extra").fill_null(""))
@@ -115,7 +115,7 @@ def _differs(columns: Sequence[str]) -> pl.Expr:
 
 
 def _named(both: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
-    """The columns of a comparison, of which those of a cell that all of it differ in are null."""
+    """The columns of a comparison; a column of a cell by which the sides differ is null."""
     cell = {name: pl.col(name) if name in both.columns else pl.lit(None, pl.String) for name in CELL}
     cell["batch_size"] = cell["batch_size"].cast(pl.Int64)
     if "extra" in both.columns:

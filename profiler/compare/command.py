@@ -44,7 +44,7 @@ def make_comparison(options: Options, limit: float | None = None) -> Comparison:
     """Compare as the options ask. Raises ConfigError for what cannot be used."""
     runs = read_runs(options.runs)
     published = [published_as_results(study) for study in dict.fromkeys(options.references)]
-    # A published library is none of our variants: of each machine the fastest stands for it.
+    # A published library is none of our variants: of each machine the fastest counts.
     by, best = options.by or ("machine" if published else "run"), options.best or bool(published)
     names = {**_run_names(runs), **{study: study for study in options.references}}
     results = pl.concat([runs.results, *(frame.lazy() for frame in published)]).filter(pl.col("role") != Role.PROBE)
@@ -64,7 +64,7 @@ def make_comparison(options: Options, limit: float | None = None) -> Comparison:
 
 
 def show(comparison: Comparison, options: Options, console: Console) -> None:
-    """The comparison in the format asked for, in the file or on the terminal."""
+    """Write the comparison in the requested format, into the file or on the terminal."""
     if options.format == "text" and options.output is None:
         for section in sections(comparison, options.top):
             print_section(console, section)

@@ -27,7 +27,7 @@ _CLOSE = 0.02
 def differences(sides: Mapping[str, Sequence[Environment]]) -> list[dict[str, str]]:
     """One row a fact that the sides do not have in common: `what`, then under each side's name its value or values.
 
-    A value that a run says it has not is "none"; what a run did not record is no difference, and "" in its side.
+    A value that a run says it does not have is "none"; what it did not record is no difference, and "" in its side.
     """
     flat = {name: [dict(_flatten(run)) for run in runs] for name, runs in sides.items()}
     known = [key for runs in flat.values() for run in runs for key in run if run[key] is not _PART]
@@ -42,7 +42,7 @@ def differences(sides: Mapping[str, Sequence[Environment]]) -> list[dict[str, st
 
 
 _PART = object()
-"""Stands for a mapping: whatever it does not hold, the run has not."""
+"""In place of a mapping: what it does not hold, the run does not have."""
 
 
 def _flatten(environment: Environment, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -34,7 +34,7 @@ _FOUR_DIGITS = each(lambda ms: significant(ms, 4))
 
 @dataclass(frozen=True)
 class Side:
-    """What a column of the comparison stands for."""
+    """One side of the comparison."""
 
     name: str
     runs: tuple[str, ...]

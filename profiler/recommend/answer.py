@@ -109,7 +109,7 @@ def _facts(choice: Candidate, limits: Sequence[Limit]) -> list[tuple[str, str]]:
         split = [f"{name} {seconds(value)}" for name, value in own if value >= 0.005 * total]
         facts["set-up"] = seconds(total) + (f" ({', '.join(split)})" if len(split) > 1 else "")
     for limit in limits:
-        # A percentile's limit stands with the median.
+        # A percentile's limit goes with the median.
         facts[FIGURES[limit.figure].noun.rpartition(" ")[2]] += f"; requested: {limit_text(limit)}"
     return list(facts.items())
 

@@ -14,6 +14,7 @@ from engines.deployment import Deployed
 from profiler.job.case import Case
 from profiler.recommend.candidates import Candidate
 from profiler.results.columns import Group, names
+from profiler.tables.numbers import significant
 
 
 def write_papers(candidate: Candidate, case: Case, deployed: Deployed, folder: Path) -> None:
@@ -57,11 +58,11 @@ def requirements(case: Case, row: Mapping[str, Any]) -> str:
 
 def _readme(candidate: Candidate, case: Case, contents: str) -> str:
     """One paragraph."""
-    engine, latency = ENGINES[case.engine], candidate.figures["latency_ms"]
+    engine, latency = ENGINES[case.engine], significant(candidate.figures["latency_ms"], 4)
     seeded = case.source.kind in ("canonical", "layer") and case.source.weights is None
     sentences = [
         f"{case.model} in {case.precision} for {engine.name} ({engine.summary}), in batches of {case.batch_size}: the "
-        f"variant {case.variant}, measured on {candidate.machine} with {latency:.4g} ms a call at the median.",
+        f"variant {case.variant}, measured on {candidate.machine} with {latency} ms per call at the median.",
         f"{contents.format(machine=candidate.machine)} config.json has the options, the inputs and the figures.",
         "run.py is an example to start from: it takes inputs by --input x.npy, and times calls by the host's clock, "
         "until the result is there.",

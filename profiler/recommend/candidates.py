@@ -36,7 +36,7 @@ class Candidate:
     each: Mapping[str, tuple[float, ...]]
     """By a figure's name its values, one for each measured replicate that has it.
 
-    `usd_per_million_items` is at the price that is asked for."""
+    `usd_per_million_items` is at the requested price."""
     run_ids: tuple[str, ...]
     cases: tuple[tuple[str, str], ...]
     """Of every measured replicate the run and the case."""

@@ -56,7 +56,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Request:
-    """What a deployment asks for. No batch sizes or precisions stand for all of them."""
+    """What a deployment asks for. No batch sizes or precisions: all of them."""
 
     model: str
     pass_: str = "inference"

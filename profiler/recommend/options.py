@@ -20,7 +20,7 @@ FORMATS = ("text", "md", "json")
 
 
 def check(options: Options) -> tuple[Limit, ...]:
-    """The limits; raises ConfigError for what is wrong whatever the runs hold."""
+    """Return the limits. Raises ConfigError for what is wrong in any runs."""
     check_choice("--objective", options.objective, OBJECTIVES)
     check_choice("--format", options.format, FORMATS)
     check_choice("--pass", options.pass_, PASSES)
@@ -41,7 +41,7 @@ def check(options: Options) -> tuple[Limit, ...]:
 
 
 def make_request(options: Options, results: pl.DataFrame) -> Request:
-    """What is asked of these results, one row a case. Raises ConfigError for what they do not hold."""
+    """The request to these results, one row a case. Raises ConfigError for what they do not hold."""
     limits = check(options)
     results = without_probes(results)
     model = _model(options.model, results)
@@ -85,9 +85,9 @@ def _positive(option: str, text: str, valid: str) -> float:
     return number
 
 
-def _check_there(option: str, asked: Sequence[object], column: pl.Series, why: str) -> None:
+def _check_there(option: str, requested: Sequence[object], column: pl.Series, why: str) -> None:
     there = set(column)
-    for value in asked:
+    for value in requested:
         if value not in there:
             listed = ", ".join(map(str, sorted(there)))
             raise ConfigError(f"{option} {value}: {why} in these runs; they have {listed}")
