@@ -193,12 +193,12 @@ def with_releases(study: str, times: pl.DataFrame) -> pl.DataFrame:
 
 def markdown(study: str, results: pl.DataFrame) -> str:
     """Every comparison as a page."""
-    by_release = STUDIES[study].by_release
-    parts = [f"# {STUDIES[study].title}: conclusions"]
+    row = STUDIES[study]
+    with_their = f"newest {row.columns['library']}" if row.by_release else "fastest library"
+    parts = [f"# {row.title}: conclusions"]
     for subject, times in times_of(study, results).items():
-        with_their = "newest cuDNN" if by_release else "fastest library"
         sections = {
-            f"Machines, each with its {with_their}; ours in eager fp32": compare_machines(times, by_release),
+            f"Machines, each with its {with_their}; ours in eager fp32": compare_machines(times, row.by_release),
             "Libraries, over all machines that ran both": _of_several_machines(with_releases(study, times)),
             "Machines with their libraries": compare_setups(times),
         }
@@ -207,7 +207,7 @@ def markdown(study: str, results: pl.DataFrame) -> str:
             own_first = sorted((replace(c, subject=subject) for c in comparisons), key=lambda c: not c.ours)
             parts.append(f"## {heading}{f' ({subject.manner})' if subject.manner else ''}")
             parts.append("\n".join(f"- {c.sentence()}" for c in own_first) or "There is nothing to compare.")
-    if "minibatch" in STUDIES[study].tables and (findings := _minibatch(study, results)):
+    if "minibatch" in row.tables and (findings := _minibatch(study, results)):
         parts += ["## Minibatch efficiency", "\n".join(f"- {finding}" for finding in findings)]
     return "\n\n".join(parts) + "\n"
 

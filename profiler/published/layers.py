@@ -6,7 +6,7 @@ import polars as pl
 
 from exporters.single_layers import LAYERS as SHAPES
 from profiler.published import references, setups
-from profiler.published.printed import Printed, joined_notes, label, measures, milliseconds
+from profiler.published.printed import Printed, joined_notes, label, milliseconds, per_image
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.tables.numbers import whole
 from profiler.tables.table import Field, figure
@@ -103,8 +103,8 @@ def _sums(mine: pl.DataFrame) -> Printed:
     sums = sums.filter(pl.any_horizontal(pl.col(list(_SUMS)).is_not_null()))
     published = references.layer_summary().with_columns(ours=pl.lit(False))
     frame = setups.ranked(pl.concat([published, sums], how="diagonal_relaxed"), "total_ms")
-    fields = [*_LABELS, *(milliseconds(column, heading) for column, heading in _SUMS.items()), *_batches(frame)]
-    return Printed("layers", "L1 to L5: forward + backprop", frame, fields, note=_CLOCK)
+    times = [milliseconds(column, heading) for column, heading in _SUMS.items()]
+    return Printed("layers", "L1 to L5: forward + backprop", frame, _fields(frame, times), note=_CLOCK)
 
 
 def _breakdown(mine: pl.DataFrame) -> Printed:
@@ -129,9 +129,8 @@ def _breakdown(mine: pl.DataFrame) -> Printed:
     order = {table: number for number, table in enumerate(_SECTIONS)}
     frame = ranked.sort(pl.col("table").replace_strict(order), maintain_order=True)
     frame = frame.with_columns(section=pl.col("table").replace_strict(_SECTIONS))
-    times = [milliseconds(column, heading) for column, heading in ({n: n for n in LAYERS} | {"total": "Total"}).items()]
-    fields = [*_LABELS, *times, *_batches(frame)]
-    return Printed("layers-by-pass", "L1 to L5, by pass (ms)", frame, fields, "section")
+    times = [*(milliseconds(layer, layer) for layer in LAYERS), milliseconds("total", "Total")]
+    return Printed("layers-by-pass", "L1 to L5, by pass (ms)", frame, _fields(frame, times), "section")
 
 
 def _memory(mine: pl.DataFrame) -> Printed:
@@ -144,8 +143,5 @@ def _memory(mine: pl.DataFrame) -> Printed:
     return Printed("layer-memory", "L1 to L5: peak memory (MiB)", frame, fields)
 
 
-def _batches(frame: pl.DataFrame) -> list[Field]:
-    """The columns that tell batch sizes apart, where there is more than one."""
-    if frame["batch_size"].n_unique() == 1:
-        return []
-    return [figure("Batch", "batch_size", whole), figure("Per image", "per_item_ms", measures)]
+def _fields(frame: pl.DataFrame, times: list[Field]) -> list[Field]:
+    return [*_LABELS, *times, *(per_image("Per image") if frame["batch_size"].n_unique() > 1 else [])]

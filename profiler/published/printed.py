@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-from profiler.tables.numbers import compact, count, decimals, each
+from profiler.tables.numbers import compact, count, decimals, each, whole
 from profiler.tables.table import Field, Table, figure, of_frame, prose, words
 from profiler.tables.writers import csv, escape_markdown, markdown
 
@@ -71,10 +71,15 @@ def milliseconds(column: str, heading: str) -> Field:
     return figure(heading, (column, "ours"), _milliseconds)
 
 
+def per_image(heading: str) -> list[Field]:
+    """The batch size and the time per image, for tables whose rows differ in the batch size."""
+    return [figure("Batch", "batch_size", whole), figure(heading, "per_item_ms", measures)]
+
+
 def _milliseconds(values: Iterable[float | None], ours: Iterable[bool]) -> list[str]:
     rows = list(zip(values, ours, strict=True))
-    whole = all(value.is_integer() for value, own in rows if value is not None and not own)
-    return ["" if v is None else count(v) if whole and not own else measure(v) for v, own in rows]
+    plain = all(value.is_integer() for value, own in rows if value is not None and not own)
+    return ["" if v is None else count(v) if plain and not own else measure(v) for v, own in rows]
 
 
 def measure(value: float) -> str:

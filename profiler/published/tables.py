@@ -13,7 +13,17 @@ import polars as pl
 
 from profiler.published import references, setups
 from profiler.published.layers import layer_tables
-from profiler.published.printed import NOTES, Printed, joined_notes, label, measures, milliseconds, money, rates
+from profiler.published.printed import (
+    NOTES,
+    Printed,
+    joined_notes,
+    label,
+    measures,
+    milliseconds,
+    money,
+    per_image,
+    rates,
+)
 from profiler.published.studies import STUDIES, Study
 from profiler.tables.numbers import count, whole
 from profiler.tables.table import figure
@@ -57,7 +67,7 @@ def network_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed
     fields = [milliseconds(c, h) if c.endswith("_ms") else label(c, h) for c, h in study.columns.items()]
     note = ""
     if (frame.group_by("network").agg(pl.col("batch_size").n_unique())["batch_size"] > 1).any():
-        fields += [figure("Batch", "batch_size", whole), figure("Per image (ms)", "per_item_ms", measures)]
+        fields += per_image("Per image (ms)")
         note = "Batch sizes differ: ranked by the time per image."
     return [Printed("networks", f"{study.title}: forward and backward pass", frame, fields, "published_network", note)]
 
