@@ -23,6 +23,8 @@ from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome-headless-shell")
 _SECONDS = 60
+_CHOSEN = "[...document.querySelectorAll('select[data-key]')].filter(one => one.value).map(one => one.dataset.key)"
+"""The filters of the page in which something is chosen."""
 
 
 def find() -> str | None:
@@ -36,6 +38,7 @@ class Page:
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
         self._last = 0
+        self._shown: tuple[Path, int] | None = None
         self.errors: list[str] = []
         self.requests: list[str] = []
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -67,13 +70,25 @@ class Page:
 
     def look(self, width: int, height: int = 900, dark: bool = False, media: str = "screen") -> None:
         """Be a window of that size, for a reader who prefers that colour scheme."""
+        self._shown = None
         mobile = width < 600
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
 
+    def show(self, file: Path, width: int) -> None:
+        """The file in a light window of that width, with nothing chosen; loaded only where it is not there already."""
+        if self._shown == (file, width):
+            self.errors.clear()
+            self.choose(**dict.fromkeys(self.evaluate(_CHOSEN), "All"))
+        else:
+            self.look(width)
+            self.open(file)
+            self._shown = file, width
+
     def open(self, file: Path, scripts: bool = True) -> None:
         """Load the file and wait until its charts are drawn."""
+        self._shown = None
         self.errors.clear()
         self.requests.clear()
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
@@ -96,12 +111,17 @@ class Page:
             raise RuntimeError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
-    def choose(self, key: str, text: str) -> None:
-        """Pick an option of a filter and wait until the charts are drawn anew."""
+    def choose(self, **picks: str) -> None:
+        """Pick an option of each filter and wait until the charts are drawn again."""
+        if not picks:
+            return
         self.evaluate(
             f"""(() => {{
-              const select = document.querySelector('select[data-key="{key}"]');
-              select.value = [...select.options].find(option => option.text === {json.dumps(text)}).value;
+              let select;
+              for (const [key, text] of Object.entries({json.dumps(picks)})) {{
+                select = document.querySelector(`select[data-key="${{key}}"]`);
+                select.value = [...select.options].find(option => option.text === text).value;
+              }}
               document.body.dataset.state = 'chosen';
               select.dispatchEvent(new Event('change'));
             }})()"""

@@ -42,12 +42,10 @@ def rgb(colour: str) -> str:
     return f"rgb({', '.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))})"
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("name", [*RUNS, "hostile"])
-def test_page_is_whole(tab: Page, pages: dict[str, Path], name: str, width: int, dark: bool) -> None:
-    tab.look(width, dark=dark)
-    tab.open(pages[name])
+def test_page_is_whole(tab: Page, pages: dict[str, Path], name: str, width: int) -> None:
+    tab.show(pages[name], width)
     assert tab.errors == []
     assert [address for address in tab.requests if not address.startswith("data:")] == [pages[name].as_uri()]
     assert tab.evaluate("document.documentElement.scrollWidth") == width, "the page scrolls sideways"
@@ -59,17 +57,19 @@ def test_page_is_whole(tab: Page, pages: dict[str, Path], name: str, width: int,
     assert [figure for figure, marks in drawn if not marks and figure not in lines] == []
     inside = f"{FIGURES}.every(f => f.querySelector('svg').getBoundingClientRect().right <= innerWidth)"
     assert tab.evaluate(inside), "a chart is wider than the page"
-    palette = DARK if dark else LIGHT
-    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == rgb(palette.paper)
     label = "document.querySelector('figure .role-axis-label text')"
-    assert tab.evaluate(f"getComputedStyle({label}).fill") == rgb(palette.ink)
+    for palette in (LIGHT, DARK):
+        # What is drawn follows the reader's colour scheme, at once.
+        tab.look(width, dark=palette is DARK)
+        assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == rgb(palette.paper)
+        assert tab.evaluate(f"getComputedStyle({label}).fill") == rgb(palette.ink)
+    assert tab.errors == []
 
 
 def test_text_of_charts_is_not_cut(tab: Page, pages: dict[str, Path]) -> None:
     """Every text lies inside its drawing: legends and the titles of axes need room that is counted beforehand."""
     for width in (1280, 390):
-        tab.look(width)
-        tab.open(pages["h200"])
+        tab.show(pages["h200"], width)
         cut = tab.evaluate(
             f"""{FIGURES}.flatMap(figure => {{
               const box = figure.querySelector('svg').getBoundingClientRect();
@@ -85,8 +85,7 @@ def test_text_of_charts_is_not_cut(tab: Page, pages: dict[str, Path]) -> None:
 
 def test_legends_do_not_lie_upon_each_other(tab: Page, pages: dict[str, Path]) -> None:
     for width in (1280, 390):
-        tab.look(width)
-        tab.open(pages["full"])
+        tab.show(pages["full"], width)
         upon = tab.evaluate(
             f"""{FIGURES}.filter(figure => {{
               const boxes = [...figure.querySelectorAll('.role-legend-label, .role-legend-title, .role-axis-title')]
@@ -99,16 +98,11 @@ def test_legends_do_not_lie_upon_each_other(tab: Page, pages: dict[str, Path]) -
 
 
 def test_a_model_that_is_chosen_is_the_one_that_is_shown(tab: Page, pages: dict[str, Path]) -> None:
-    tab.look(1280)
-    tab.open(pages["h200"])
+    tab.show(pages["h200"], 1280)
     assert tab.evaluate(f"document.querySelector('{MODEL}').selectedOptions[0].text") == "All"
-    tab.choose("model", "resnet50")
-    tab.choose("pass", "training")
+    tab.choose(model="resnet50", **{"pass": "training"})
     scopes = tab.evaluate(f"{FIGURES}.map(f => f.querySelector('.scope').textContent)")
     assert all("resnet50" in scope and "training" in scope for scope in scopes if scope), scopes
-    shown = tab.evaluate(
-        "[...document.querySelectorAll('#table-speedups tbody tr:not([hidden])')].map(r => r.innerText)"
-    )
     shown = tab.evaluate(
         "[...document.querySelectorAll('#table-speedups tbody tr:not([hidden])')].map(r => r.textContent)"
     )
@@ -121,31 +115,28 @@ def test_a_model_that_is_chosen_is_the_one_that_is_shown(tab: Page, pages: dict[
         "resnet50 training, batch 1: nothing was faster than fp32 eager",
         "resnet50 training, batch 16: compiled fp16 is 5.7× fp32 eager",
     ]
-    tab.choose("model", "All")
-    tab.choose("pass", "All")
+    tab.choose(model="All", **{"pass": "All"})
     assert tab.evaluate("document.querySelectorAll('#table-speedups tbody tr[hidden]').length") == 0
     assert tab.errors == []
 
 
 def test_a_precision_shows_what_is_fastest_in_it(tab: Page, pages: dict[str, Path]) -> None:
-    tab.look(1280)
-    tab.open(pages["h200"])
+    tab.show(pages["h200"], 1280)
     rows = "[...document.querySelectorAll('#table-answer tbody tr:not([hidden])')].map(row => row.cells[3].textContent)"
     best = tab.evaluate(rows)
     assert len(best) == 12
     assert "compiled fp16" in best
-    tab.choose("precision", "fp32")
+    tab.choose(precision="fp32")
     in_fp32 = tab.evaluate(rows)
     assert len(in_fp32) == 12
     assert all(name.endswith(" fp32") for name in in_fp32), in_fp32
-    tab.choose("precision", "All")
+    tab.choose(precision="All")
     assert tab.evaluate(rows) == best
 
 
 def test_what_a_choice_has_nothing_of_says_so(tab: Page, pages: dict[str, Path]) -> None:
-    tab.look(390)
-    tab.open(pages["h200"])
-    tab.choose("pass", "inference")
+    tab.show(pages["h200"], 390)
+    tab.choose(**{"pass": "inference"})
     figure = "document.getElementById('chart-training')"
     assert tab.evaluate(f"{figure}.querySelector('.nothing').checkVisibility()")
     assert not tab.evaluate(f"{figure}.querySelector('.chart').checkVisibility()")
@@ -165,10 +156,8 @@ def test_charts_stand_for_the_rows_that_python_chooses(
     tab: Page, pages: dict[str, Path], h200: Report, picks: dict[str, str]
 ) -> None:
     """The page's script and charts.select, of which images are made, are two writings of one rule."""
-    tab.look(1280)
-    tab.open(pages["h200"])
-    for key, value in picks.items():
-        tab.choose(key, value)
+    tab.show(pages["h200"], 1280)
+    tab.choose(**picks)
     rows = [row for row in h200.rows["lines"] if all(str(row[key]) == value for key, value in picks.items())]
     for name in ("speedups", "throughput", "memory", "samples"):
         chart = next(chart for chart in h200.charts if chart.name == name)
@@ -183,13 +172,12 @@ def test_charts_stand_for_the_rows_that_python_chooses(
 
 
 def test_hostile_names_are_text(tab: Page, pages: dict[str, Path]) -> None:
-    tab.look(1280)
-    tab.open(pages["hostile"])
+    tab.show(pages["hostile"], 1280)
     options = tab.evaluate(f"[...document.querySelector('{MODEL}').options].map(option => option.text)")
     names = json.loads(tab.evaluate("document.getElementById('data').textContent"))["options"]["model"]
     assert [" ".join(name.split()) for name in names] == [" ".join(option.split()) for option in options[1:]]
     for name in options[1:]:
-        tab.choose("model", name)
+        tab.choose(model=name)
     x, y = tab.evaluate(
         """(() => {
           const point = document.querySelector('#chart-speedups .mark-symbol.role-mark path');
