@@ -88,7 +88,7 @@ def over_batches(domains: Domains, field: str, title: str) -> Spec:
     scale = alt.Scale(type="log", base=2, nice=False, padding=18, domain=ends)
     x = alt.X("batch_size:Q", title="Batch size", scale=scale, axis=alt.Axis(values=values, format=",", grid=False))
     lines = alt.Chart(_LINES).encode(x=x, y=alt.Y(**_log(field, title)), color=_engine(domains), detail="extra:N")
-    # A field of its own, lest it change the legend of the shapes, which say the same.
+    # A field of its own, so that it does not change the legend of the shapes, which tells the same apart.
     dash = alt.StrokeDash("dash:N", scale=_dashes(domains), legend=None)
     drawn = lines.transform_calculate(dash="datum.precision").mark_line(strokeWidth=1.75).encode(strokeDash=dash)
     tips = _tips(("latency_ms", "Latency, ms"), ("item_ms", "Per item, ms"), ("throughput", "Items/s"))

@@ -148,22 +148,22 @@ def _roofs(data: Data) -> list[Row]:
         return []
     intensities = known["intensity"].to_list()
     low, high = min(intensities) / 2, max(intensities) * 2
-    found: list[Row] = []
+    points: list[Row] = []
     for run, environment in data.environments.items():
         roofs = environment.get("roofs") or {}
         slope = roofs.get("copy_gb_s")
         precisions = known.filter(run=run).sort("step")["precision"].unique(maintain_order=True)
         peaks = {p: peak for p in precisions if (peak := roofs.get(f"{p.removeprefix('amp-')}_tflops"))}
         for precision, peak in peaks.items() if slope else ():
-            # Roofs that lie upon each other share a label, which the first of them has.
+            # Roofs at nearly one height share a label, which the first of them has.
             near = [other for other, height in peaks.items() if 0.8 < height / peak < 1.25]
             ridge = min(max(1000 * peak / slope, low), high)
             for intensity in sorted({low, ridge, high}):
                 attainable = min(peak, slope * intensity / 1000)
                 label = ", ".join(near) if intensity == high and near[0] == precision else None
                 row = {"run": run, "precision": precision, "intensity": intensity, "tflops": attainable, "label": label}
-                found.append(row)
-    return found
+                points.append(row)
+    return points
 
 
 def _layers(data: Data) -> list[Row]:

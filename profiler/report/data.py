@@ -29,11 +29,11 @@ KEY = ["run", *GROUP]
 """A group: what a deployment chooses within."""
 LINE = [*KEY, "variant", "precision"]
 _SWEEP = ["run", "model", "pass", "extra"]
-"""Groups that differ by the batch size alone."""
+"""What groups that differ only by the batch size have in common."""
 MOST_LINES = 1000
 """On a page, whose tables and charts take some 4 kB for each."""
 MOST_LAYERED = 8
-"""Cells whose layers stand on a page; the command `layers` prints every one."""
+"""Cells whose layers are on a page; the command `layers` prints every one."""
 TICKS = 40
 """Samples of a configuration that are drawn, evenly spaced by rank, the fastest and the slowest among them."""
 _MOST_SAMPLES = 600_000
@@ -67,10 +67,10 @@ class Data:
     @property
     def environments(self) -> dict[str, dict[str, Any]]:
         """By label; of several runs under one label the first."""
-        found: dict[str, dict[str, Any]] = {}
+        first: dict[str, dict[str, Any]] = {}
         for run_id, label in self.labels.items():
-            found.setdefault(label, self.runs.environments[run_id])
-        return found
+            first.setdefault(label, self.runs.environments[run_id])
+        return first
 
 
 def gather(
@@ -119,15 +119,15 @@ def _labels(runs: Runs, results: pl.LazyFrame) -> dict[str, str]:
     """By run id its machine, and the run's name where a machine measured one case in more than one run."""
     cases = results.select("run_id", "machine", "case_id").unique().collect()
     clashes = cases.group_by("machine", "case_id").len().filter(pl.col("len") > 1)["machine"].unique().to_list()
-    machines = cases["machine"].n_unique()
-    found = {}
-    for run_id, machine in cases.select("run_id", "machine").unique(maintain_order=True).iter_rows():
-        run = next(run for run in runs.runs if run_id in run.run_ids)
-        name = run.name if len(run.run_ids) == 1 else run_id
-        where = machine or name
-        found[run_id] = where if machine not in clashes else f"{where}, {name}" if machines > 1 else name
-    order = list(runs.environments)
-    return dict(sorted(found.items(), key=lambda item: order.index(item[0])))
+    machines = dict(cases.select("run_id", "machine").unique().iter_rows())
+    several = len(set(machines.values())) > 1
+    labels = {}
+    for run in runs.runs:
+        for run_id in filter(machines.__contains__, run.run_ids):
+            name, machine = (run.name if len(run.run_ids) == 1 else run_id), machines[run_id]
+            where = machine or name
+            labels[run_id] = where if machine not in clashes else f"{where}, {name}" if several else name
+    return labels
 
 
 def _capped(rows: pl.DataFrame, most: int | None, notes: list[str]) -> pl.DataFrame:
@@ -158,12 +158,12 @@ def _samples(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
             f"{count(fits.height)} of {count(groups.height)} choices have them."
         )
     clocks = pl.col("clock").replace_strict(_CLOCKS, default=[], return_dtype=pl.List(pl.String))
-    wanted = rows.join(fits, on=KEY, how="semi", nulls_equal=True).select("run_id", "case_id", "run", clock=clocks)
-    wanted = wanted.explode("clock")
-    # Of what is read no more than these is joined: of ten million samples that takes a tenth of the time.
-    named = [pl.col(key).is_in(wanted[key].unique().implode()) for key in ("case_id", "clock")]
-    found = runs.samples.filter(*named).join(wanted.lazy(), on=["run_id", "case_id", "clock"], maintain_order="left")
-    return found.select("run", *SAMPLES).drop("index").collect(engine="streaming")
+    cases = rows.join(fits, on=KEY, how="semi", nulls_equal=True).select("run_id", "case_id", "run", clock=clocks)
+    cases = cases.explode("clock")
+    # Only these are joined of all that is read: of ten million samples that takes a tenth of the time.
+    named = [pl.col(key).is_in(cases[key].unique().implode()) for key in ("case_id", "clock")]
+    samples = runs.samples.filter(*named).join(cases.lazy(), on=["run_id", "case_id", "clock"], maintain_order="left")
+    return samples.select("run", *SAMPLES).drop("index").collect(engine="streaming")
 
 
 def _lines(
@@ -192,11 +192,11 @@ def _derived(lines: pl.DataFrame) -> pl.DataFrame:
     """
     batch, latency = pl.col("batch_size"), pl.col("latency_ms")
     item_s = 1 / pl.coalesce("throughput", 1000 * batch / latency)
-    said = pl.col("setting").map_elements(_short, pl.String)
+    setting = pl.col("setting").map_elements(_short, pl.String)
     rest = pl.col("peak_memory_mib") - pl.sum_horizontal(_PARTS)
     lines = lines.with_columns(
         configuration=pl.concat_str("variant", "precision", separator=" ")
-        + pl.when(said != "").then(", " + said).otherwise(pl.lit("")),
+        + pl.when(setting != "").then(", " + setting).otherwise(pl.lit("")),
         item_ms=latency / batch,
         item_s=item_s,
         rank=latency.rank("ordinal").over(KEY),
@@ -209,8 +209,8 @@ def _derived(lines: pl.DataFrame) -> pl.DataFrame:
     )
     lines = _sorted(lines)
     best_so_far = (1 / pl.col("item_s")).cum_max().over(_SWEEP, order_by="latency_ms")
-    alone = pl.col("item_ms").first().over([*_SWEEP, "variant", "precision"], order_by="batch_size")
-    lines = lines.with_columns(front=1 / pl.col("item_s") >= best_so_far, item_gain=alone / pl.col("item_ms"))
+    at_smallest = pl.col("item_ms").first().over([*_SWEEP, "variant", "precision"], order_by="batch_size")
+    lines = lines.with_columns(front=1 / pl.col("item_s") >= best_so_far, item_gain=at_smallest / pl.col("item_ms"))
     of_base = [pl.col(name).filter("is_base").first().over(KEY) for name in ("set_up_s", "item_s")]
     costs = zip(lines["set_up_s"], lines["item_s"], *lines.select(of_base), strict=True)
     pays = pl.Series([break_even(*each) for each in costs], dtype=pl.Float64).ceil()

@@ -176,8 +176,10 @@ def _efficiency(rows: Sequence[Row]) -> str | None:
     first, best = min(row["batch_size"] for row in rows), min(rows, key=lambda row: row["item_ms"])
     if all(row["batch_size"] == first for row in rows):
         return None
-    alone = next((row for row in _at(rows, first) if row["configuration"] == best["configuration"]), best)
-    gain = f", {times(alone['item_ms'] / best['item_ms'])} faster than at batch {first}" if alone is not best else ""
+    smallest = next((row for row in _at(rows, first) if row["configuration"] == best["configuration"]), best)
+    gain = (
+        f", {times(smallest['item_ms'] / best['item_ms'])} faster than at batch {first}" if smallest is not best else ""
+    )
     ms = significant(best["item_ms"])
     return f"The time per item is lowest with {best['configuration']} at batch {best['batch_size']}: {ms} ms{gain}."
 

@@ -67,7 +67,7 @@ def _specs(report: Report, chart: Chart) -> Iterator[tuple[dict[str, str], dict[
 
 
 def _spec(chart: Chart, about: Mapping[str, str], sets: Mapping[str, Any]) -> dict[str, Any]:
-    """On white paper, with a title, which a page has beside the chart."""
+    """On white paper, with a title, which a page has next to the chart."""
     text = json.dumps(chart.spec)
     for name in ("ink", "muted"):
         text = text.replace(f"var(--{name})", getattr(palette.LIGHT, name))

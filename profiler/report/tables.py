@@ -95,11 +95,11 @@ def _answer(lines: pl.DataFrame) -> Table:
         fastest_fp32=rival("configuration", plain),
         fastest_fp32_ms=rival("latency_ms", plain),
     )
-    found = [best.unique(KEY, keep="first", maintain_order=True).with_columns(restricted_to=pl.lit(None, pl.String))]
+    rows = [best.unique(KEY, keep="first", maintain_order=True).with_columns(restricted_to=pl.lit(None, pl.String))]
     if lines["precision"].n_unique() > 1:
         own = best.unique([*KEY, "precision"], keep="first", maintain_order=True).sort(place("precision", PRECISIONS))
-        found.append(own.with_columns(restricted_to="precision"))
-    best = pl.concat(found).sort("place", maintain_order=True)
+        rows.append(own.with_columns(restricted_to="precision"))
+    best = pl.concat(rows).sort("place", maintain_order=True)
     base = best["base"].drop_nulls().unique()
     against = under(
         f"Against {base[0]}" if base.len() == 1 else "Against the base",

@@ -31,7 +31,7 @@
     return left;
   }
 
-  // Like "resnet50, inference, batch 1 and 16": what a chart stands for.
+  // Like "resnet50, inference, batch 1 and 16": what a chart shows.
   function scope(chart, rows) {
     const values = key => [...new Set(rows.map(row => row[key]))];
     const shared = ["run", "model", "pass"].filter(key => page.options[key].length > 1 && values(key).length === 1);
@@ -58,9 +58,9 @@
     caption.textContent = "";
     figure.querySelector(".scope").textContent = "";
     if (!rows.length) return;
-    const found = (page.findings[chart.name] ?? []).find(
+    const finding = (page.findings[chart.name] ?? []).find(
       ({run, model, pass}) => rows[0].run === run && rows[0].model === model && rows[0].pass === pass);
-    caption.textContent = found ? found.text : "";
+    caption.textContent = finding ? finding.text : "";
     figure.querySelector(".scope").textContent = scope(chart, rows);
     const sets = {[main]: rows};
     for (const name of chart.data.slice(1)) {
@@ -88,7 +88,7 @@
       place.querySelectorAll("tbody > tr").forEach((element, i) => {
         const fits = keys.every((key, k) => {
           const value = rows[i][k];
-          // A row that is for one choice alone: nothing chosen is -1.
+          // A row that is only for one choice: nothing chosen is -1.
           if (key.endsWith("!")) return value === (picks[key.slice(0, -1)] ?? -1);
           return picks[key] === undefined || value === -1 || [value].flat().includes(picks[key]);
         });
