@@ -20,7 +20,7 @@ from profiler.report.findings import Finding, Lead
 from profiler.report.tables import tables
 from profiler.results.sentences import group_sentence
 from profiler.results.wall_time import describe
-from profiler.stats.ratios import MARGIN_WORDS, Verdict
+from profiler.stats.ratios import Verdict, label, legend
 from profiler.tables.numbers import count
 from profiler.tables.table import Table
 
@@ -47,8 +47,7 @@ _METHOD = (
     "The interval of a median is a 95 % block bootstrap within one process. The interval of a speed-up covers noise "
     "within one process a side; from three replicates a side on it covers the differences between processes, and only "
     "then is there a verdict: "
-    f"{', '.join(Verdict)}. A difference of up to {MARGIN_WORDS} does not count. Outliers are counted and never "
-    "dropped.",
+    f"{', '.join(map(label, Verdict))} ({legend()}). Outliers are counted and never dropped.",
     "fp32 is true fp32, with TF32 off everywhere; tf32 is the same network with it on. Each inference row is compared "
     "with fp32 eager on the CPU (a user's ONNX file with ONNX Runtime, its optimizations off): the relative "
     "error is the largest L2 distance over the outputs.",
