@@ -1,0 +1,151 @@
+"""A group's sentence and title, from small runs made by hand."""
+
+from __future__ import annotations
+
+import pytest
+from handmade import line, on_gpu, row, run, said, thrice
+
+from profiler.results import configurations, sentences
+
+
+def test_the_sentence_names_the_fastest_its_gain_and_its_error():
+    frames = run(row("eager", ms=5.8), row("ort-tuned", "fp16", ms=1.0, rel_l2_error=4e-4), spread=0.001)
+    assert said(frames) == ["net, batch 1: ort-tuned fp16 is 5.8× fp32 eager (5.8–5.8), error 4e-4"]
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [(4.4e-7, ", error 4e-7"), (2e-12, ", error 2e-12"), (0.0, ", error 0"), (None, "")],
+)
+def test_the_sentence_gives_the_error_in_short(error, says):
+    (text,) = said(run(row("eager", ms=2.0), row("ort", ms=1.0, rel_l2_error=error)))
+    assert text.partition(")")[2] == says
+
+
+@pytest.mark.parametrize(
+    ("slow", "says"), [(1.5, "1.50× fp32 eager"), (6.04, "6.0× fp32 eager"), (31.4, "31.4× fp32 eager")]
+)
+def test_the_sentence_gives_as_many_digits_as_tell_something(slow, says):
+    assert says in said(run(row("eager", ms=slow), row("ort", ms=1.0)))[0]
+
+
+def test_the_sentence_for_training_says_so():
+    frames = run(row("eager", ms=6.0, **{"pass": "training"}), row("compiled", ms=2.5, **{"pass": "training"}))
+    assert said(frames)[0].startswith("net training, batch 1: compiled fp32 is 2.4× fp32 eager")
+
+
+def test_what_else_distinguishes_a_group_stands_in_its_title_and_sentence():
+    extra = {"pass": "training", "extra": "optimizer=sgd/head=logits"}
+    frames = run(row("eager", ms=6.0, **extra), row("compiled", ms=2.0, **extra))
+    ((key, lines),) = configurations.groups(configurations.summary(*frames))
+    assert sentences.title(key) == "net, training, batch 1, optimizer sgd, head logits"
+    sentence = sentences.group_sentence(key, lines)
+    assert sentence and sentence.startswith("net training, batch 1, optimizer sgd, head logits: compiled fp32 is 3.0×")
+
+
+def test_where_nothing_was_faster_the_sentence_says_so():
+    assert said(run(row("eager", ms=1.0), row("ort", ms=3.0))) == ["net, batch 1: nothing was faster than fp32 eager"]
+
+
+def test_where_the_interval_reaches_one_there_is_no_clear_winner():
+    (text,) = said(run(row("eager", ms=1.0), row("ort", ms=0.999), spread=0.2))
+    assert text.startswith("net, batch 1: no clear winner; ort fp32 is 1.00× fp32 eager (0.")
+
+
+def test_the_sentence_ends_with_the_verdict_on_device_time():
+    frames = run(*thrice(on_gpu, "eager", ms=5.8, gpu_ms=5.7), *thrice(on_gpu, "ort", ms=1.0, gpu_ms=1.0))
+    (text,) = said(frames)
+    assert (
+        text == "net, batch 1: ort fp32 is 5.8× fp32 eager (5.7–5.9), error 4e-4; on device time 5.7× (5.6–5.8): faster"
+    )
+
+
+def test_on_the_cpu_the_sentence_ends_with_the_verdict():
+    (text,) = said(run(*thrice(row, "eager", ms=5.8), *thrice(row, "ort", ms=1.0)))
+    assert text == "net, batch 1: ort fp32 is 5.8× fp32 eager (5.7–5.9), error 4e-4: faster"
+
+
+def test_a_gain_that_is_not_the_devices_is_called_what_it_is():
+    frames = run(*thrice(on_gpu, "eager", ms=3.0, gpu_ms=1.0), *thrice(on_gpu, "ort", ms=2.0, gpu_ms=1.5))
+    (text,) = said(frames)
+    assert text.endswith("; on device time 0.67× (0.66–0.67): slower")
+    assert "no clear winner" not in text
+
+
+@pytest.mark.parametrize(
+    ("rows", "ending"),
+    [
+        ([*thrice(row, "eager", ms=1.001), *thrice(row, "ort", ms=1.0)], ": indistinguishable from fp32 eager"),
+        (
+            [*thrice(on_gpu, "eager", ms=3.0, gpu_ms=1.0), *thrice(on_gpu, "ort", ms=2.0, gpu_ms=1.0)],
+            "; on device time 1.00× (0.99–1.01): indistinguishable from fp32 eager",
+        ),
+    ],
+    ids=["cpu", "gpu"],
+)
+def test_where_the_best_is_indistinguishable_from_the_base_the_sentence_says_so(rows, ending):
+    (text,) = said(run(*rows))
+    assert text.startswith("net, batch 1: no clear winner; ort fp32 is ")
+    assert text.endswith(ending)
+    assert text.count("indistinguishable") == 1  # The base is the runner-up too, which need not be said twice.
+
+
+@pytest.mark.parametrize(
+    ("second", "ending"), [(1.01, ": faster, but indistinguishable from openvino fp32"), (1.2, ": faster")]
+)
+def test_where_the_best_is_indistinguishable_from_the_runner_up_the_sentence_says_so(second, ending):
+    frames = run(*thrice(row, "eager", ms=5.0), *thrice(row, "openvino", ms=second), *thrice(row, "ort", ms=1.0))
+    assert said(frames)[0].endswith(ending)
+    tied = configurations.summary(*frames).sort("latency_ms")["indistinguishable_from"].to_list()
+    assert tied == ["openvino fp32" if "openvino" in ending else None, None, None]
+
+
+def test_the_best_may_be_indistinguishable_from_base_and_runner_up():
+    frames = run(*thrice(row, "eager", ms=1.02), *thrice(row, "openvino", ms=1.01), *thrice(row, "ort", ms=1.0))
+    assert said(frames)[0].endswith(": indistinguishable from fp32 eager and openvino fp32")
+
+
+def test_the_runner_up_is_compared_although_the_base_has_too_few_replicates():
+    frames = run(row("eager", ms=5.0), *thrice(row, "openvino", ms=1.01), *thrice(row, "ort", ms=1.0))
+    assert said(frames)[0].endswith(", error 4e-4; indistinguishable from openvino fp32")
+
+
+def test_a_runner_up_without_replicates_is_not_compared():
+    frames = run(*thrice(row, "eager", ms=5.0), row("openvino", ms=1.0), *thrice(row, "ort", ms=1.0))
+    assert "indistinguishable" not in said(frames)[0]
+
+
+def test_where_the_base_is_the_best_its_runner_up_may_be_indistinguishable():
+    frames = run(*thrice(row, "eager", ms=1.0), *thrice(row, "ort", ms=1.01))
+    assert said(frames) == ["net, batch 1: nothing was faster than fp32 eager, indistinguishable from ort fp32"]
+
+
+@pytest.mark.parametrize("side", ["eager", "ort"])
+@pytest.mark.parametrize("kind", ["drift", "unsteady", "inconsistent"])
+def test_where_the_best_or_the_base_was_disturbed_the_sentence_ends_with_it(side, kind):
+    rows = [row("eager", ms=5.8), row("ort", ms=1.0), row("openvino", ms=2.0)]
+    next(one for one in rows if one["variant"] == side)["warnings"] = [f"{kind}: by 40 %", "outliers: 3 of 40"]
+    (text,) = said(run(*rows))
+    assert text.startswith("net, batch 1: ort fp32 is 5.8× fp32 eager (")
+    assert text.endswith(f"), error 4e-4 ({kind}: measure again)")
+
+
+def test_the_disturbances_of_both_sides_and_of_every_replicate_are_told_once():
+    eager, ort = thrice(row, "eager", ms=5.8), thrice(row, "ort", ms=1.0)
+    eager[2]["warnings"], ort[1]["warnings"] = ["unsteady: a", "drift: b"], ["unsteady: c"]
+    assert said(run(*eager, *ort))[0].endswith(": faster (drift, unsteady: measure again)")
+    assert line(run(*eager, *ort), "eager")["warnings"] == ["unsteady", "drift"]
+
+
+def test_a_disturbed_line_that_the_sentence_does_not_name_is_not_told():
+    (text,) = said(run(row("eager", ms=5.8), row("trt", ms=2.0, warnings=["drift: b"]), row("ort", ms=1.0)))
+    assert "measure again" not in text
+
+
+def test_where_nothing_was_faster_than_a_disturbed_base_the_sentence_says_both():
+    frames = run(row("eager", ms=1.0, warnings=["drift: b"]), row("ort", ms=3.0))
+    assert said(frames) == ["net, batch 1: nothing was faster than fp32 eager (drift: measure again)"]
+
+
+def test_a_group_of_one_line_has_no_sentence():
+    assert said(run(row("eager", ms=1.0))) == [None]
