@@ -46,20 +46,18 @@ class TrainingStep:
         self.target = seeded_target(first, self.head, len(inputs[0]))
         prepare_to_train(model, job.training.dropout)
         self.optimizer = make_optimizer(job, model)
-        # Nobody on the host has to wait and look for infinities: a fused optimizer skips such a step by itself.
-        self.scaler = torch.amp.GradScaler(job.device) if self._type == torch.float16 else None
+        # Nobody on the host has to wait and look for infinities: a fused optimizer skips such a step by itself. Where a
+        # scaler is not enabled, it passes everything on, and its scale is 1.
+        self.scaler = torch.amp.GradScaler(job.device, enabled=self._type == torch.float16)
         self._scale: float | None = None
 
     def __call__(self, mark: Mark) -> Tensor:
-        if self.scaler is not None and self._scale is None:
-            self._scale = self._find_scale(self.scaler)
+        if self._scale is None:
+            self._scale = self._find_scale()
         result = self.forward_and_backward(self.call, self.inputs, self.target, mark)
         if self.optimizer is not None:
-            if self.scaler is None:
-                self.optimizer.step()
-            else:
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
             mark("step")
         return result
 
@@ -72,9 +70,7 @@ class TrainingStep:
             first = first_output(call(*inputs))
         root, gradient = start_of_backward(first, target, self.head)
         mark("forward")
-        if self.scaler is None:
-            root.backward(gradient)
-        elif gradient is None:
+        if gradient is None:
             self.scaler.scale(root).backward()
         else:
             root.backward(self.scaler.scale(gradient))
@@ -90,7 +86,7 @@ class TrainingStep:
         """Of the optimizer's state, and of the loss scale."""
         states = self.optimizer.state.values() if self.optimizer is not None else ()
         tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        if self.scaler is not None:
+        if self.scaler.is_enabled():
             tensors += [t for t in (self.scaler._scale, self.scaler._growth_tracker) if t is not None]
         return sum(t.nbytes for t in tensors)
 
@@ -103,7 +99,7 @@ class TrainingStep:
         if self.target is not None:
             assert target is not None
             self.target.copy_(torch.from_numpy(target))
-        if self.scaler is not None and self._scale is not None:
+        if self._scale is not None:
             self.scaler.update(self._scale)
 
     def gradients(self, run: Callable[[], object]) -> dict[str, Array]:
@@ -112,32 +108,25 @@ class TrainingStep:
         A parameter without one is left out. As in training, an iteration whose gradients overflowed under the loss
         scale is followed by another one with half of it.
         """
-        for _ in range(_HALVINGS if self.scaler is not None else 1):
-            scale = self._scale_now()
+        for _ in range(_HALVINGS if self.scaler.is_enabled() else 1):
+            scale = self.scaler.get_scale()
             run()
             sampled = {name: _sample(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
             # The optimizer unscales them where they are, unless it skipped its step.
             unscaled = sampled if self.optimizer is not None else {k: g / np.float32(scale) for k, g in sampled.items()}
             if self._is_finite():
                 return unscaled
-            self._halve(scale)
+            self.scaler.update(scale / 2)
         return unscaled
 
-    def _find_scale(self, scaler: torch.amp.GradScaler) -> float:
+    def _find_scale(self) -> float:
         """The largest loss scale with which nothing overflows, so that no timed step is skipped for it."""
-        for _ in range(_HALVINGS):
+        for _ in range(_HALVINGS if self.scaler.is_enabled() else 0):
             self.forward_and_backward(self.call, self.inputs, self.target, ignore)
             if self._is_finite():
                 break
-            self._halve(scaler.get_scale())
-        return scaler.get_scale()
-
-    def _halve(self, scale: float) -> None:
-        if self.scaler is not None:
-            self.scaler.update(scale / 2)
-
-    def _scale_now(self) -> float:
-        return 1.0 if self.scaler is None else self.scaler.get_scale()
+            self.scaler.update(self.scaler.get_scale() / 2)
+        return self.scaler.get_scale()
 
     def _is_finite(self) -> bool:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
