@@ -7,6 +7,7 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import io
+import multiprocessing.forkserver
 import os
 import signal
 import subprocess
@@ -48,6 +49,7 @@ def forkserver(tmp_path_factory: pytest.TempPathFactory) -> None:
         patch.setattr(process._CONTEXT, "set_forkserver_preload", lambda names: preload([*names, "quick_workers"]))
         patch.setenv("PYTHONPATH", str(ROOT / "tests"), prepend=os.pathsep)
         patch.delenv("PYTHONUNBUFFERED", raising=False)  # It takes the buffer from C's stdout, too.
+        multiprocessing.forkserver._forkserver._stop()  # One that a test without this fixture has started.
         process.start_forkserver(tmp_path_factory.mktemp("forkserver") / "log")
     process.Child.__init__ = start_as_now  # type: ignore[method-assign]
 

@@ -333,7 +333,9 @@ class Slow(nn.Module):
 
 
 @pytest.fixture
-def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Prepared, list[str]]]:
+def prepared(
+    forkserver: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Prepared, list[str]]]:
     """`prepared(factory, (engine, pass), …)`: what its cases are given, and what the display was told."""
     (tmp_path / "unusual.py").write_text(UNUSUAL)
     monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
