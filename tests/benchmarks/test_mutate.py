@@ -55,6 +55,7 @@ def test_docstrings_hints_and_messages_are_left_alone() -> None:
     assert "3" not in {mutant.old for mutant in mutants()}, "of the hint"
 
 
+@pytest.mark.slow
 def test_every_mutant_of_the_product_is_other_code_that_compiles() -> None:
     found = drawn(ROOT, 60, seed=1)
     assert len({(mutant.path, mutant.start, mutant.end, mutant.operator) for mutant in found}) == 60

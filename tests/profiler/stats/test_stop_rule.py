@@ -46,6 +46,7 @@ def stop_reason(samples: Floats) -> str:
     return next(filter(None, (rule.reason(samples[:n], n / 1000) for n in range(100, 3001, 100))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "least", "most"), [(0.5, 0.0, 0.02), (0.2, 0.98, 1.0)])
 def test_two_modes_of_equal_weight_are_not_called_precise_and_a_larger_mode_is(share, least, most):
     # By luck one of two equal modes leads by more than the 95 % interval shows in one of twenty checks.
