@@ -470,8 +470,8 @@ def test_on_a_cpu_the_search_ends_before_memory_does(
     (path,) = (tmp_path / "results").iterdir()
     rows = {row["batch_size"]: row for row in Finished("", path).rows.to_dicts() if row["extra"] == PROBE}
     fitting = max(batch for batch, row in rows.items() if row["status"] == "ok")
-    # At 4 MiB an item. 80 % is an estimate: a first process that takes 12 MiB more than the next ones, as some do, makes
-    # an item look smaller, and 101 of them took 435 MiB.
+    # At 4 MiB an item. 80 % is an estimate: a first process that takes 12 MiB more than the next ones, as some do,
+    # makes an item look smaller, and 101 of them took 435 MiB.
     assert 60 < fitting < 115
     assert rows[fitting]["peak_memory_mib"] < 0.95 * 500
     refused = rows[min(batch for batch in rows if batch > fitting)]
