@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import polars as pl
@@ -51,7 +52,7 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
     ConfigError for a query that is none or that names a table or column that there is not.
     """
     if not re.match(rf"[\s(]*({'|'.join(_READS)})\b", sql, re.IGNORECASE):
-        raise ConfigError(f'query: a query selects, and changes nothing; for example "{_EXAMPLE}"')
+        raise ConfigError(f'query: only queries that read are allowed; for example "{_EXAMPLE}"')
     tables = {"results": runs.results, "samples": runs.samples, "environments": _environments(runs.environments)}
     if runs.layers is not None:
         tables["layers"] = runs.layers
@@ -86,9 +87,11 @@ def _explain(error: Exception, tables: Mapping[str, pl.LazyFrame]) -> str:
     """What is wrong, with the column or table that was probably meant."""
     message = next(iter(str(error).strip().splitlines()), type(error).__name__)
     if isinstance(error, pl.exceptions.ColumnNotFoundError) and (named := re.search(r'"([^"]+)"', message)):
-        columns = dict.fromkeys(name for frame in tables.values() for name in frame.collect_schema())
-        hint = nearest(named[1], columns)
-        return f"there is no column '{named[1]}'{hint}"
+        columns = {name: list(frame.collect_schema()) for name, frame in tables.items()}
+        if having := [name for name, own in columns.items() if named[1] in own]:
+            own = "; ".join(f"{name} has {', '.join(columns[name])}" for name in tables if len(columns[name]) < 10)
+            return f"'{named[1]}' is a column of {' and '.join(having)}, which the query does not read there; {own}"
+        return f"there is no column '{named[1]}'{nearest(named[1], chain.from_iterable(columns.values()))}"
     relation = re.search(r"relation '([^']+)' was not found", message)
     if relation:
         return f"there is no table '{relation[1]}'; there are {', '.join(tables)}"

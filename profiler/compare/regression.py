@@ -67,8 +67,8 @@ class Regression:
 
 def find_regressions(cells: pl.DataFrame, limit: float) -> Regression:
     """Judges the cells of `compare`, the worst first. Raises ConfigError where none of them can be judged."""
-    between = pl.col("interval") == BETWEEN
-    ratio, high = (pl.when(between).then(f"device_{name}").otherwise(name) for name in ("ratio", "ratio_high"))
+    on_device = _is_judged_on_device()
+    ratio, high = (pl.when(on_device).then(f"device_{name}").otherwise(name) for name in ("ratio", "ratio_high"))
     worst = cells.sort(ratio, nulls_last=True, maintain_order=True)
     beyond = 1 / (1 + limit)
     compared = worst.drop_nulls("ratio")
@@ -83,6 +83,11 @@ def find_regressions(cells: pl.DataFrame, limit: float) -> Regression:
         why = next(iter(compared["why_no_verdict"].drop_nulls()), "no cell was measured on both sides")
         raise ConfigError(f"--fail-on-regression: no cell can be judged ({why}); measure with replicates: 3 or more")
     return found
+
+
+def _is_judged_on_device() -> pl.Expr:
+    """Between processes, where there is a device time: of calls that no gate can hold there is none."""
+    return (pl.col("interval") == BETWEEN) & pl.col("device_ratio_high").is_not_null()
 
 
 def _listed(cells: pl.DataFrame, top: int, text: Callable[[Row], str]) -> list[str]:
@@ -100,7 +105,9 @@ def _name(row: Row) -> str:
 def _how_much(row: Row) -> str:
     """Like "7.1 % slower (6.2 to 8.0, between processes, on device time)"."""
     within = row["interval"] == WITHIN
-    name = "ratio" if within else "device_ratio"
+    on_device = not within and row["device_ratio_high"] is not None
+    name = "device_ratio" if on_device else "ratio"
     middle, least, most = (percent(1 / row[f"{name}{end}"] - 1, 1) for end in ("", "_high", "_low"))
-    kind = "within process" if within else f"between processes, on {_CLOCKS[row['judged_on']]}"
+    clock = _CLOCKS[row["judged_on"]] if on_device else "latency"
+    kind = "within process" if within else f"between processes, on {clock}"
     return f"{middle} % slower ({least} to {most}, {kind})"

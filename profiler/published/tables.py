@@ -106,7 +106,9 @@ def minibatch_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Print
     # Of runs that differ only in the machine's price, the faster.
     wide = by_size.pivot("batch_size", index=keys, values="per_item_ms", maintain_order=True, aggregate_function="min")
     order = swept.select("published_network").unique(maintain_order=True)
-    frame = order.join(wide, on="published_network", maintain_order="left_right").join(notes, on=keys, how="left")
+    frame = order.join(wide, on="published_network", maintain_order="left_right").join(
+        notes, on=keys, how="left", maintain_order="left"
+    )
     fields = [label(column, heading) for column, heading in STUDIES[name].columns.items()]
     fields.append(label("section", "Pass"))
     fields += [milliseconds(size, size) for size in by_size["batch_size"].unique(maintain_order=True)]

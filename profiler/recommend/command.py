@@ -41,6 +41,8 @@ def execute(options: Options, console: Console) -> int:
     else:
         print(as_json(found, answer) if options.format == "json" else as_markdown(answer))
     if found.choice is None:
+        if options.export is not None:
+            print(f"--export {options.export}: nothing was written, since there is nothing to deploy", file=sys.stderr)
         return NOTHING_FITS
     return 0 if options.export is None else _export(found.choice, _run_of(found.choice, runs), options.export)
 

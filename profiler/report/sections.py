@@ -6,7 +6,7 @@ In the texts of sections `…` is code.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,8 @@ def compose(data: Data) -> Report:
         if charts.select(chart, rows[chart.data[0]]) and all(rows[other] for other in chart.data)
     }
     sections = _sections(data, drawn)
+    shown = {chart.name for section in sections for chart in section.charts}
+    assert shown == set(drawn), f"{set(drawn) - shown}: a chart's name begins with that of its section"
     return Report(
         findings.headline(data.lines),
         _machine(data),
@@ -127,10 +129,15 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
     made, lines = tables(data), data.lines
 
     def section(name: str, title: str, text: Sequence[str] = (), *more: str, **fields: Any) -> Section:
-        """With the charts and tables of that name, and of `more` names, that there are."""
+        """With the charts and tables of that name ("latency", "latency-…"), and of `more` names, that there are."""
         names = (name, *more)
-        own = [table for part in names for key, table in made.items() if key == part or key.startswith(f"{part}-")]
-        return Section(name, title, text, [drawn[part] for part in names if part in drawn], own, **fields)
+
+        def own(among: Iterable[str]) -> list[str]:
+            return [key for part in names for key in among if key == part or key.startswith(f"{part}-")]
+
+        return Section(
+            name, title, text, [drawn[key] for key in own(drawn)], [made[key] for key in own(made)], **fields
+        )
 
     def when(condition: object, text: str) -> list[str]:
         return [text] if condition else []

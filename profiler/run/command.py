@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
+from engines.catalog import ENGINES
 from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget, Case, Role
 from profiler.job.conditions import parse_only
@@ -36,12 +37,11 @@ from profiler.run.largest_batch import probes_among, searched
 from profiler.run.progress import open_display
 from profiler.run.runner import Runner, is_done
 from profiler.run.summary import print_results
-from profiler.tables.numbers import duration, whole
+from profiler.tables.numbers import counted, duration, whole
 from profiler.tables.table import figure, name, of_rows, prose
 from profiler.tables.writers import print_table
 
 _QUICK_SECONDS, _QUICK_SAMPLES = 0.3, 5
-_MUST_AGREE = ("gpu", "device", "torch_version", "onnxruntime_version", "tensorrt_version")
 
 
 def execute(options: Options, console: Console) -> int:
@@ -116,11 +116,12 @@ def _open_run(options: Options, config: Config, target: Target, environment: dic
     else:
         run = RunFolder.resume(options.resume)
         before = run.read_environment()
-        for key in _MUST_AGREE:
-            if before.get(key) != environment.get(key):
+        now = _must_agree(environment)
+        for key, value in _must_agree(before).items():
+            if value != now[key]:
                 raise ConfigError(
-                    f"--resume {options.resume}: the run was made with {key} {before.get(key)}, here it is "
-                    f"{environment.get(key)}; figures of the two cannot be mixed in one table: start a new run"
+                    f"--resume {options.resume}: the run was made with {key} {value}, here it is {now[key]}; figures "
+                    "of the two cannot be mixed in one table: start a new run"
                 )
         environment |= {key: before[key] for key in ("roofs", "wall_seconds") if before.get(key)}
         # The run's bench.yaml is the first start's; what later ones said of the machine is only in here.
@@ -128,6 +129,15 @@ def _open_run(options: Options, config: Config, target: Target, environment: dic
         environment["earlier_commands"] = [*before.get("earlier_commands", []), before.get("command")]
     run.write_environment(environment)
     return run
+
+
+def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What all rows of a run have in common: the device, and every engine's version."""
+    columns = dict.fromkeys(e.version.column for e in ENGINES.values() if e.version)
+    packages = [name for e in ENGINES.values() if e.version is None for name in e.packages]
+    installed = environment.get("packages", {})
+    found = {key: environment.get(key) for key in ("gpu", "device", *columns)}
+    return found | {name: installed.get(name) for name in packages}
 
 
 def _measure(runner: Runner, cases: Sequence[Case], retry: bool, console: Console) -> tuple[bool, WallTime | None]:
@@ -139,6 +149,8 @@ def _measure(runner: Runner, cases: Sequence[Case], retry: bool, console: Consol
     again = {id_ for id_, result in journal.items() if retry and id_.role is Role.PROBE and result.status != "ok"}
     can_run = sum(case.unsupported is None for case in waiting)
     what = f"{runner.target.name}: {can_run} of {len(waiting)} cases can run; into {runner.run.path}"
+    if not waiting and not to_search:
+        what = f"Nothing is left to measure of {counted(len(cases), 'case')}; --retry measures again what is not ok"
     console.print(Text(what), soft_wrap=True)
     interrupted = False
     with runner.display:
@@ -168,7 +180,8 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console) -> p
         total.update(seconds)
         run.write_environment({**environment, "wall_seconds": {k: round(v, 3) for k, v in total.most_common()}})
         console.print(Text(f"\n{describe_time(seconds)}"))
-    _report(console, run, lines)
+    if not results.is_empty():
+        _report(console, run, lines)
     return results
 
 

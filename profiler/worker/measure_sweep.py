@@ -69,8 +69,10 @@ class _Process:
             return True
         self._report(Entered(Phase.END))
         self._close()
+        is_ready = error in (None, "unsupported") or (error == "oom" and self._recovers(task))
+        # Only now: should the device hang or the process die before, this batch did it, not the next one.
         self._report(Entered(Phase.OPEN))
-        return error in (None, "unsupported") or (error == "oom" and self._recovers(task))
+        return is_ready
 
     def _measure(self, task: Task, report: Report) -> Result:
         phases = Phases(report)

@@ -74,6 +74,17 @@ def test_on_a_gpu_device_time_decides() -> None:
     assert "between processes, on device time" in found.lines(9)[1]
 
 
+def test_without_device_time_latency_decides() -> None:
+    """A call whose launches no gate can hold has none."""
+    slow = replicated(1.5, 1.501, 1.499, clock="event")
+    found = find_regressions(cells(replicated(1.0, 1.001, 0.999, clock="event"), slow), 0.05)
+    assert found.slower.height == 1
+    assert found.unknown.is_empty()
+    (_, line) = found.lines(top=5)
+    assert line.endswith("between processes, on latency)")
+    assert "50.0 % slower" in line
+
+
 def test_under_three_processes_the_interval_within_them_decides_and_is_named() -> None:
     found = find_regressions(cells([single(1.0)], [single(1.1)]), 0.05)
     assert found.found

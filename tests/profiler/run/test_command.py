@@ -696,16 +696,19 @@ def test_resume_with_only_keeps_the_other_rows(resumed: Resumed, run: Run) -> No
     workplace = resumed.folder.parents[1]
     finished = run(workplace, None, "--resume", str(resumed.folder), "--only", "model=good,variant=eager,batch_size=1")
     assert len(finished.rows) == 2 * len(CASES)
+    assert "Nothing is left to measure of 1 case" in finished.done.stdout
 
 
 def test_run_of_another_torch_is_not_resumed(resumed: Resumed, profiler: Profiler, tmp_path: Path) -> None:
     copy = shutil.copytree(resumed.folder, tmp_path / "run")
     environment = json.loads((copy / "environment.json").read_text())
-    (copy / "environment.json").write_text(json.dumps({**environment, "torch_version": "1.0"}))
-    done = profiler("--resume", str(copy), cwd=resumed.folder.parents[1])
-    assert done.returncode == 2
-    assert "torch_version" in done.stderr
-    assert "Traceback" not in done.stderr
+    others = {"torch_version": "1.0"}, {"packages": {**environment["packages"], "openvino": "1.0"}}
+    for other, name in zip(others, ("torch_version 1.0", "openvino 1.0"), strict=True):
+        (copy / "environment.json").write_text(json.dumps({**environment, **other}))
+        done = profiler("--resume", str(copy), cwd=resumed.folder.parents[1])
+        assert done.returncode == 2
+        assert f"the run was made with {name}, here it is" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 # Options.
