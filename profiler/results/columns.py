@@ -226,7 +226,7 @@ def _memory() -> Iterator[Column]:
     yield _mib("library_mib", "Library", of_rest, part_of="other_mib")
     before = "device memory that was in use before the case, by other processes too; in none of the parts"
     yield _mib("baseline_mib", "Before", before, shown=Shown.FILES)
-    yield _mib("host_peak_mib", "Host peak", "peak resident set while measuring, above what the process was born with")
+    yield _mib("host_peak_mib", "Host peak", "peak resident set while measuring, above what the process started with")
     yield _mib("set_up_peak_mib", "Host peak of the set-up", "the same of the set-up before it", shown=Shown.FILES)
     yield _mib("torch_allocated_mib", "torch allocated", "peaks of torch's allocator")
     yield _mib("torch_reserved_mib", "torch reserved", "peaks of torch's allocator")

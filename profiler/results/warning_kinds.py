@@ -106,7 +106,7 @@ _KINDS = (
     WarningKind(
         "below-floor",
         "f",
-        "faster than the roofline; the column warnings names the limit",
+        "faster than the roofline; the column `warnings` of results.parquet names the limit",
         "the fastest of `gpu_ms` and `latency_ms` is below `floor_ms`; more than 2.5 times below, the row is `failed`",
         doubts="latency",
     ),

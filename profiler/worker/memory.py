@@ -17,7 +17,7 @@ MIB = 2**20
 
 
 class HostMeter:
-    """Resident memory of this process above what it was born with."""
+    """Resident memory of this process above what it started with."""
 
     def __init__(self) -> None:
         self._baseline = _status("VmRSS")
