@@ -11,6 +11,7 @@ from rich.text import Text
 
 from profiler.job.case import Case
 from profiler.results.result import Result
+from profiler.stats.samples import median
 from profiler.tables.numbers import counted, decimals, duration
 
 _REDRAW_SECONDS = 1.0
@@ -103,9 +104,9 @@ def _place(done: int, total: int) -> Text:
 
 def _line(case: Case, result: Result) -> Text:
     """How a case ended: its median, or why it has none."""
-    samples = sorted(result.samples.get(result.clock or "", []))
-    what = result.reason or ""
-    if result.status == "ok" and samples:
-        what = f"{decimals(samples[len(samples) // 2])} ms, {counted(len(samples), 'sample')}"
+    samples = result.samples.get(result.clock or "", [])
+    what, middle = result.reason or "", median(samples)
+    if result.status == "ok" and middle is not None:
+        what = f"{decimals(middle)} ms, {counted(len(samples), 'sample')}"
     status = Text(f"{result.status:<11} ", style=_STYLES.get(result.status, "red"))
     return status.append(f"{case.id}  ", style="default").append(what, style="dim")
