@@ -162,7 +162,7 @@ def _print_warnings(console: Console, results: pl.DataFrame) -> None:
     kinds = kinds.with_columns(kind=kind_of_warning(pl.col("warnings")))
     if kinds.is_empty():
         return
-    console.print(Text("\nWarnings (column warnings says more)", style="bold"))
+    console.print(Text("\nWarnings (details: column `warnings` of results.parquet)", style="bold"))
     for (kind,), group in kinds.group_by("kind", maintain_order=True):
         ids = group["case_id"].unique(maintain_order=True).to_list()
         rows = ids[0] if len(ids) == 1 else f"{len(ids)} rows"
