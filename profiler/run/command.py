@@ -118,10 +118,10 @@ def _open_run(options: Options, config: Config, target: Target, environment: dic
         before = run.read_environment()
         now = _must_agree(environment)
         for key, value in _must_agree(before).items():
-            if value != now[key]:
+            if value != now.get(key):
                 raise ConfigError(
-                    f"--resume {options.resume}: the run was made with {key} {value}, here it is {now[key]}; figures "
-                    "of the two cannot be mixed in one table: start a new run"
+                    f"--resume {options.resume}: the run was made with {key} {value}, here it is {now.get(key)}; "
+                    "figures of the two cannot be mixed in one table: start a new run"
                 )
         environment |= {key: before[key] for key in ("roofs", "wall_seconds") if before.get(key)}
         # The run's bench.yaml is the first start's; what later ones said of the machine is only in here.
@@ -132,12 +132,15 @@ def _open_run(options: Options, config: Config, target: Target, environment: dic
 
 
 def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """What all rows of a run have in common: the device, and every engine's version."""
+    """What all rows of a run have in common: the device, and every engine's version.
+
+    A package that was not installed had no rows, so it is left out.
+    """
     columns = dict.fromkeys(e.version.column for e in ENGINES.values() if e.version)
     packages = [name for e in ENGINES.values() if e.version is None for name in e.packages]
     installed = environment.get("packages", {})
-    found = {key: environment.get(key) for key in ("gpu", "device", *columns)}
-    return found | {name: installed.get(name) for name in packages}
+    common = {key: environment.get(key) for key in ("gpu", "device", *columns)}
+    return common | {name: installed[name] for name in packages if name in installed}
 
 
 def _measure(runner: Runner, cases: Sequence[Case], retry: bool, console: Console) -> tuple[bool, WallTime | None]:

@@ -711,6 +711,17 @@ def test_run_of_another_torch_is_not_resumed(resumed: Resumed, profiler: Profile
         assert "Traceback" not in done.stderr
 
 
+def test_a_run_is_resumed_after_an_engine_was_installed(resumed: Resumed, profiler: Profiler, tmp_path: Path) -> None:
+    copy = shutil.copytree(resumed.folder, tmp_path / "run")
+    environment = json.loads((copy / "environment.json").read_text())
+    assert environment["packages"].pop("openvino")
+    (copy / "environment.json").write_text(json.dumps(environment))
+    only = "model=good,variant=eager,batch_size=1"
+    done = profiler("--resume", str(copy), "--only", only, cwd=resumed.folder.parents[1])
+    assert "the run was made with" not in done.stderr
+    assert "Nothing is left to measure" in done.stdout
+
+
 # Options.
 
 
