@@ -46,8 +46,9 @@ def relaxation(relaxed: Relaxation, found: Recommendation) -> str:
         some = next(loser.candidate for loser in found.losers if loser.candidate.cases)
         return f"no candidate has this figure: {_unknown(some, limit.figure)}"
     if candidate is None or relaxed.value is None:
-        best = f"{relaxed.extreme.name} has {amount(limit.figure, relaxed.extreme.figures[limit.figure])}"
-        return f"relaxing it alone admits nothing; {relaxed.admitted} meet it, and at best {best}"
+        best = f"{relaxed.extreme.name} with {amount(limit.figure, relaxed.extreme.figures[limit.figure])}"
+        meet = numbers.counted(relaxed.admitted, "candidate") if relaxed.admitted else "no candidate"
+        return f"relaxing only this would not help; met by {meet}, the best is {best}"
     by = abs(relaxed.value - limit.value)
     more = f"{numbers.significant(100 * by / limit.value, 2)} % {'less' if limit.figure in HIGHER else 'more'}"
     return f"{amount(limit.figure, relaxed.value)} would admit {candidate.name}: {amount(limit.figure, by)} or {more}"

@@ -543,8 +543,8 @@ def test_where_nothing_meets_the_limits_it_says_which_one_binds_and_by_how_much(
     assert answer.sentences == ["The nearest is ort fp16, batch 1: over the memory limit by 200 MiB."]
     neither = choose(row("ort"), limits=(Limit("latency_ms", 0.5), Limit("throughput", 4000.0)))
     assert [text for _, text in make_answer(neither, "").relaxations] == [
-        "relaxing it alone admits nothing; 0 meet it, and at best ort fp16, batch 1 has 1.00 ms",
-        "relaxing it alone admits nothing; 0 meet it, and at best ort fp16, batch 1 has 1,000 items/s",
+        "relaxing only this would not help; met by no candidate, the best is ort fp16, batch 1 with 1.00 ms",
+        "relaxing only this would not help; met by no candidate, the best is ort fp16, batch 1 with 1,000 items/s",
     ]
     unknown = choose(row("ort", samples=20), limits=(Limit("latency_p90_ms", 2.0),))
     assert unknown.nearest is None
