@@ -197,6 +197,8 @@ def pytest_collection_finish() -> None:
 
 # The fast part of the tests.
 
+_GPU_SECONDS = 900
+"""Of a test on a GPU, where a file's first one waits for a run of many cases."""
 SLOW_FIXTURES = {"forkserver", "command_line", "tab"}
 """A test that asks for one of these, itself or through another fixture, starts a process."""
 
@@ -235,8 +237,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path in slow or SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("gpu") and not visible_gpus() and not config.getoption("--require-gpu"):
-            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU answers"))
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.timeout(_GPU_SECONDS))
+            if not visible_gpus() and not config.getoption("--require-gpu"):
+                item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU answers"))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
     if config.getoption("--fast"):

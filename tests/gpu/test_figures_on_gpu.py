@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 
 from profiler import load
+from profiler.nvml import visible_gpus
 
 pytestmark = pytest.mark.gpu
 
@@ -36,7 +37,8 @@ class NvidiaSmi:
     """Device memory as nvidia-smi prints it, every 50 ms, with the time at which the line came."""
 
     def __init__(self) -> None:
-        command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+        (gpu, *_) = visible_gpus()
+        command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={gpu.uuid}"]
         self.idle = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         self.seen: list[tuple[float, float]] = []
         self._process = subprocess.Popen([*command, "--loop-ms=50"], stdout=subprocess.PIPE, text=True)
