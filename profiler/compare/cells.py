@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import polars as pl
 
 from profiler.errors import ConfigError, nearest
-from profiler.job.case import Role
 from profiler.results import speedups
+from profiler.results.replicates import without_probes
 from profiler.results.speedups import compared, sides, spreads
 
 CELL = ["model", "variant", "pass", "precision", "batch_size", "extra"]
@@ -76,7 +76,7 @@ def _rows(results: pl.LazyFrame | pl.DataFrame, by: str) -> pl.DataFrame:
     """The columns that a comparison needs, with `side`."""
     check_by(results, by)
     # A probe shows where memory ends, not how fast anything is.
-    cases = results.lazy().filter(pl.col("role") != Role.PROBE)
+    cases = without_probes(results.lazy())
     rows = cases.select(*COLUMNS, pl.col(by).alias("side")).filter(pl.col("side").is_not_null()).collect()
     if rows.is_empty():
         raise ConfigError(f"--by {by}: that column is empty; give another, such as run or machine")

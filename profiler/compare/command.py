@@ -16,11 +16,11 @@ from profiler.compare.differences import differences
 from profiler.compare.regression import find_regressions, parse_limit
 from profiler.compare.view import Comparison, Side, data, sections
 from profiler.errors import ConfigError, check_choice
-from profiler.job.case import Role
 from profiler.job.conditions import parse_only
 from profiler.options import Compare as Options
 from profiler.published.references import published_as_results
 from profiler.results.reading import Runs, chosen, read_runs
+from profiler.results.replicates import without_probes
 from profiler.results.speedups import spreads
 from profiler.tables.writers import markdown_section, print_section
 
@@ -47,7 +47,7 @@ def make_comparison(options: Options, limit: float | None = None) -> Comparison:
     # A published library is none of our variants: of each machine the fastest counts.
     by, best = options.by or ("machine" if published else "run"), options.best or bool(published)
     names = {**_run_names(runs), **{study: study for study in options.references}}
-    results = pl.concat([runs.results, *(frame.lazy() for frame in published)]).filter(pl.col("role") != Role.PROBE)
+    results = without_probes(pl.concat([runs.results, *(frame.lazy() for frame in published)]))
     results = results.with_columns(run=pl.col("run_id").replace_strict(names, return_dtype=pl.String))
     check_by(results, by)
     needed = dict.fromkeys([*COLUMNS, "run_id", "machine", "sm_clock_mhz", by])

@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from profiler.job.case import Role
 from profiler.recommend.candidates import FIGURES, Candidate, candidates
 from profiler.results import set_up
+from profiler.results.replicates import without_probes
 from profiler.results.speedups import side_of, sides, spreads
 from profiler.stats.ratios import (
     MARGINS,
@@ -194,8 +194,8 @@ def recommend(results: pl.DataFrame, request: Request) -> Recommendation:
 
 def rows_of(results: pl.DataFrame, request: Request) -> pl.DataFrame:
     """The rows that `request` leaves to choose from."""
-    chosen = results.filter(pl.col("role") != Role.PROBE, pl.col("setting") == request.work, model=request.model)
-    chosen = chosen.filter(pl.col("pass") == request.pass_)
+    asked = {"model": request.model, "pass": request.pass_, "setting": request.work}
+    chosen = without_probes(results).filter(**asked)
     if request.batch_sizes:
         chosen = chosen.filter(pl.col("batch_size").is_in(request.batch_sizes))
     if request.precisions:

@@ -19,7 +19,7 @@ from profiler.results.columns import SAMPLES, kind_of_warning, parts
 from profiler.results.configurations import summary
 from profiler.results.layer_profiles import Profiled, profiled, together
 from profiler.results.reading import Runs, chosen
-from profiler.results.replicates import merge
+from profiler.results.replicates import merge, without_probes
 from profiler.results.set_up import break_even, set_up
 from profiler.results.speedups import GROUP, SPEEDUPS, spreads
 from profiler.stats.ratios import JUDGED_ON
@@ -89,7 +89,7 @@ def gather(
         results = results.filter(chosen(only))
     labels = _labels(runs, results)
     named = results.with_columns(run=pl.col("run_id").replace_strict(labels, default=None, return_dtype=pl.String))
-    cells, probes = named.filter(pl.col("role") != Role.PROBE), named.filter(pl.col("role") == Role.PROBE)
+    cells, probes = without_probes(named), named.filter(role=Role.PROBE)
     statuses = cells.group_by("status", maintain_order=True).len().sort("len", descending=True, maintain_order=True)
     measured = cells.filter(pl.col("status") == "ok", pl.col("latency_ms").is_not_null())
     rows = measured.drop("options", "proof", "reason", "host").collect()

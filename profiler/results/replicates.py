@@ -8,6 +8,7 @@ import polars as pl
 
 from profiler.job.case import Role
 from profiler.results.columns import kind_of_warning
+from profiler.results.reading import Frame
 
 OK = pl.col("status") == "ok"
 OUT_OF_MEMORY = "out of memory"
@@ -31,12 +32,12 @@ def as_one(schema: Mapping[str, pl.DataType]) -> list[pl.Expr]:
     return [OK.sum().cast(pl.Int64).alias("replicates"), *(_one(name, kind) for name, kind in schema.items())]
 
 
-def without_probes(results: pl.DataFrame) -> pl.DataFrame:
+def without_probes(results: Frame) -> Frame:
     """The rows that the job asked for: without those by which the largest batch was searched."""
     return results.filter(pl.col("role") != Role.PROBE)
 
 
-def measured(results: pl.DataFrame) -> pl.DataFrame:
+def measured(results: Frame) -> Frame:
     """Of those the rows that have figures."""
     return without_probes(results).filter(OK)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from profiler.job.case import Role
+from profiler.results.replicates import measured
 from profiler.stats import ratios
 from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT, Side, Times, Verdict, common_spread
 from profiler.stats.samples import Floats, median_interval
@@ -32,8 +32,7 @@ def spreads(results: pl.DataFrame | pl.LazyFrame) -> pl.DataFrame:
 
     All of a run's rows belong here, whichever of them are compared: what is left out would change the verdicts.
     """
-    needed = results.lazy().filter(pl.col("role").ne_missing(Role.PROBE), pl.col("status") == "ok")
-    rows = _measured(needed.select(*COLUMNS, *CONFIGURATION, "run_id").collect())
+    rows = _measured(measured(results.lazy()).select(*COLUMNS, *CONFIGURATION, "run_id").collect())
     found = rows.group_by("run_id", *CONFIGURATION, maintain_order=True).agg(_statistics())
     schema = {"run_id": pl.String, **{f"{clock}_{name}": pl.Float64 for clock in _CLOCKS for name in _COMMON}}
     runs = []
