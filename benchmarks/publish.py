@@ -28,7 +28,8 @@ import yaml
 from engines.base import Warning
 from profiler.job.case import setting_words
 from profiler.results import columns as declared
-from profiler.results import configurations, run_tables, sentences
+from profiler.results import configurations, sentences
+from profiler.results.problems import not_measured, warned
 from profiler.results.reading import with_all_columns
 from profiler.results.speedups import CONFIGURATION
 from profiler.results.wall_time import describe
@@ -451,10 +452,8 @@ def _explained(lines: Sequence[Line], into: Path) -> list[str]:
 
 
 def _warnings(results: pl.DataFrame) -> list[str]:
-    rows = results.filter(status="ok").explode("warnings").drop_nulls("warnings")
-    kinds = rows.select("case_id", declared.kind_of_warning(pl.col("warnings"))).unique()["warnings"]
-    counts = Counter(kinds.sort()).most_common()
-    cells = [[_mark(kind), str(count), _meaning(kind, results)] for kind, count in counts]
+    kinds = warned(results).sort("cases", "kind", descending=[True, False]).select("kind", "cases")
+    cells = [[_mark(kind), str(count), _meaning(kind, results)] for kind, count in kinds.iter_rows()]
     return table_lines(["Mark", "Rows", "What"], cells) if cells else ["None."]
 
 
@@ -554,8 +553,8 @@ def _absent(results: pl.DataFrame, models: Sequence[str] = ()) -> list[tuple[str
     """Status, reason and exactly what it holds for; with several `models` these too."""
     axes = ["variant", "precision", "pass", "batch_size", *(["model"] if models else [])]
     found = []
-    problems = run_tables.problems(results).explode("batch_size")
-    for (status, reason), group in problems.group_by(["status", "reason"], maintain_order=True):
+    cases = not_measured(results).explode("batch_size")
+    for (status, reason), group in cases.group_by(["status", "reason"], maintain_order=True):
         for box in _boxes(dict.fromkeys(group.select(axes).iter_rows())):
             parts = [", ".join(map(str, values)) for values in box]
             parts[3] = f"batch {parts[3]}"

@@ -15,9 +15,10 @@ import polars as pl
 from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
 from profiler.job.case import Role, settings
 from profiler.job.conditions import Filter
-from profiler.results.columns import SAMPLES, kind_of_warning, parts
+from profiler.results.columns import SAMPLES, parts
 from profiler.results.configurations import summary
 from profiler.results.layer_profiles import Profiled, profiled, together
+from profiler.results.problems import not_measured, warned
 from profiler.results.reading import Runs, chosen
 from profiler.results.replicates import merge, without_probes
 from profiler.results.set_up import break_even, set_up
@@ -102,8 +103,8 @@ def gather(
         labels,
         lines.join(_quartiles(shown, samples), on=LINE, how="left", nulls_equal=True, maintain_order="left"),
         probes.collect(),
-        _problems(cells.filter(pl.col("status") != "ok"), notes),
-        _warnings(rows),
+        _problems(cells, notes),
+        warned(rows).sort("cases", descending=True, maintain_order=True),
         _layers(runs, shown, notes),
         {str(status): number for status, number in statuses.collect().iter_rows()},
         notes,
@@ -276,11 +277,10 @@ def _quartiles(rows: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _problems(bad: pl.LazyFrame, notes: list[str]) -> pl.DataFrame:
+def _problems(cells: pl.LazyFrame, notes: list[str]) -> pl.DataFrame:
     """One row a reason, with the models and batch sizes that it holds for."""
     keys = ["run", "status", "reason", "pass", "variant", "precision"]
-    batches, cases = pl.col("batch_size").unique().sort(), pl.len().alias("cases")
-    reasons = bad.group_by(keys, maintain_order=True).agg(pl.col("model").unique(), batches, cases).collect()
+    reasons = not_measured(cells, keys, pl.col("model").unique(), pl.len().alias("cases")).collect()
     if reasons.height > _MOST_PROBLEMS:
         notes.append(
             f"Of {count(reasons.height)} reasons why cases have no figures the commonest {_MOST_PROBLEMS} are shown."
@@ -288,15 +288,6 @@ def _problems(bad: pl.LazyFrame, notes: list[str]) -> pl.DataFrame:
         reasons = reasons.sort("cases", descending=True, maintain_order=True).head(_MOST_PROBLEMS)
     models = [sorted(names, key=natural) for names in reasons["model"].to_list()]
     return reasons.with_columns(pl.Series("model", models, pl.List(pl.String)))
-
-
-def _warnings(rows: pl.DataFrame) -> pl.DataFrame:
-    """One row a kind: how many cases carry it, and what one of them says."""
-    given = rows.select("run", "case_id", "warnings").explode("warnings").drop_nulls("warnings")
-    kinds = given.group_by(kind=kind_of_warning(pl.col("warnings")), maintain_order=True).agg(
-        cases=pl.struct("run", "case_id").n_unique(), example=pl.col("warnings").first()
-    )
-    return kinds.sort("cases", descending=True, maintain_order=True)
 
 
 def _layers(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> list[list[Profiled]]:

@@ -11,7 +11,8 @@ from profiler.results import batch_sweeps
 from profiler.results.columns import Group, names
 from profiler.results.configurations import IDENTITY, TIMES
 from profiler.results.layer_passes import best_per_layer, layer_rows
-from profiler.results.replicates import measured, without_probes
+from profiler.results.problems import not_measured
+from profiler.results.replicates import measured
 from profiler.results.speedups import CONFIGURATION
 from profiler.tables.table import of_frame
 from profiler.tables.writers import TEXTS
@@ -27,13 +28,6 @@ def memory(results: pl.DataFrame) -> pl.DataFrame:
     return measured(results).select([*CONFIGURATION, "replicate", *names(Group.MEMORY)])
 
 
-def problems(results: pl.DataFrame) -> pl.DataFrame:
-    """The cases without figures, one row a reason, with how many share it."""
-    bad = without_probes(results).filter(pl.col("status") != "ok")
-    keys = ["status", "model", "variant", "pass", "precision", "reason"]
-    return bad.group_by(keys, maintain_order=True).agg(pl.col("batch_size").unique().sort())
-
-
 def write_tables(folder: Path, results: pl.DataFrame, lines: pl.DataFrame) -> None:
     """Each table as CSV (all digits) and as Markdown; `lines` are configurations.summary's."""
     folder.mkdir(exist_ok=True)
@@ -41,7 +35,7 @@ def write_tables(folder: Path, results: pl.DataFrame, lines: pl.DataFrame) -> No
         "latency": latency(results),
         "memory": memory(results),
         "speedup": lines.drop(IDENTITY),
-        "not-measured": problems(results),
+        "not-measured": not_measured(results),
     }
     if "layer" in results["model_kind"]:
         tables["layer-passes"] = layer_rows(results)

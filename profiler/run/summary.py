@@ -11,12 +11,11 @@ from rich.text import Text
 
 from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
-from profiler.results.columns import Group, Shown, kind_of_warning
+from profiler.results.columns import Group, Shown
 from profiler.results.configurations import groups
 from profiler.results.fields import field, fields, latency_spread, verdict
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
-from profiler.results.replicates import without_probes
-from profiler.results.run_tables import problems
+from profiler.results.problems import not_measured, warned
 from profiler.results.sentences import group_sentence, sweep_sentences, title
 from profiler.results.warning_kinds import meaning
 from profiler.stats.ratios import legend
@@ -140,30 +139,25 @@ def _print_sweeps(console: Console, results: pl.DataFrame) -> None:
 
 def _print_problems(console: Console, results: pl.DataFrame) -> None:
     """Each reason once, then what it holds for."""
-    bad = problems(results)
-    if bad.is_empty():
+    where = ("variant", "precision", "pass", "model")
+    reasons = not_measured(results, ["status", "reason"], *(pl.col(name).unique(maintain_order=True) for name in where))
+    if reasons.is_empty():
         return
     console.print(Text("\nNot measured", style="bold"))
-    for (status, reason), group in bad.group_by(["status", "reason"], maintain_order=True):
-        what = [
-            ", ".join(group[column].unique(maintain_order=True).to_list())
-            for column in ("variant", "precision", "pass", "model")
-        ]
-        what.append("batch " + ", ".join(map(str, group["batch_size"].explode().unique().sort())))
-        label = Text(f"  {status}", style="yellow" if status == "unsupported" else "red")
-        print_pairs(console, [(label, Text(str(reason))), (Text(), Text(" · ".join(what), style="dim"))], gap=1)
-    if set(bad["status"]) - {"unsupported"}:
+    for row in reasons.iter_rows(named=True):
+        what = [*(", ".join(row[name]) for name in where), f"batch {', '.join(map(str, row['batch_size']))}"]
+        label = Text(f"  {row['status']}", style="yellow" if row["status"] == "unsupported" else "red")
+        print_pairs(console, [(label, Text(str(row["reason"]))), (Text(), Text(" · ".join(what), style="dim"))], gap=1)
+    if set(reasons["status"]) - {"unsupported"}:
         console.print(Text("  What the libraries printed is in the run's folder, under logs.", style="dim"))
 
 
 def _print_warnings(console: Console, results: pl.DataFrame) -> None:
     """Each kind of warning once, with what it means and how many rows carry it."""
-    kinds = without_probes(results).filter(status="ok").explode("warnings").drop_nulls("warnings")
-    kinds = kinds.with_columns(kind=kind_of_warning(pl.col("warnings")))
+    kinds = warned(results)
     if kinds.is_empty():
         return
     console.print(Text("\nWarnings (details: column `warnings` of results.parquet)", style="bold"))
-    for (kind,), group in kinds.group_by("kind", maintain_order=True):
-        ids = group["case_id"].unique(maintain_order=True).to_list()
-        rows = ids[0] if len(ids) == 1 else f"{len(ids)} rows"
-        console.print(Text(f"  {kind} ({rows}): {meaning(str(kind), otherwise=group['warnings'][0])}"))
+    for kind, cases, case_id, example in kinds.iter_rows():
+        rows = case_id if cases == 1 else f"{cases} rows"
+        console.print(Text(f"  {kind} ({rows}): {meaning(kind, otherwise=example)}"))

@@ -11,8 +11,9 @@ import pytest
 from profiler.results.batch_sweeps import curvature, efficiency, knees, largest, more_than_twice
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.configurations import summary
+from profiler.results.problems import not_measured
 from profiler.results.reading import with_all_columns
-from profiler.results.run_tables import latency, memory, problems
+from profiler.results.run_tables import latency, memory
 from profiler.results.sentences import sweep_sentences
 
 
@@ -289,6 +290,6 @@ def test_probes_disturb_neither_the_curves_nor_the_ordinary_tables() -> None:
     probes = frame([probe(32, 100.0), probe(77, 230.0), probe(79, None), probe(90, None, reason="of another kind")])
     both, samples = pl.concat([own, probes]), pl.DataFrame(schema=SAMPLES)
     assert efficiency(both).equals(efficiency(own))
-    for table in (latency, memory, problems):
+    for table in (latency, memory, not_measured):
         assert table(both).equals(table(own))
     assert summary(both, samples).equals(summary(own, samples))

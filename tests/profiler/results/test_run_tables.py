@@ -13,20 +13,6 @@ from profiler.results import configurations, run_tables
 from profiler.results.reading import load
 
 
-def test_problems_say_status_reason_and_where():
-    frames = run(
-        row("eager", ms=1.0),
-        row("ort", ms=None, status="oom", reason="out of memory", batch_size=16),
-        row("ort", ms=None, status="oom", reason="out of memory", batch_size=4, case_id="b"),
-        row("ort", "tf32", ms=None, status="unsupported", reason="TF32 needs a GPU"),
-    )
-    told = run_tables.problems(frames[0]).to_dicts()
-    assert [(one["status"], one["reason"], one["batch_size"]) for one in told] == [
-        ("oom", "out of memory", [4, 16]),
-        ("unsupported", "TF32 needs a GPU", [1]),
-    ]
-
-
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     frames = run(
