@@ -26,6 +26,8 @@ class Budget:
     """Limits of one case: sampling time, sample counts, and the seconds after which its process is ended.
 
     Sampling stops early only with an interval, which needs 30 samples: a `min_samples` below that changes nothing.
+    `repeats` is the run's: measuring disturbed cases again takes at most this share of the time that the first
+    measuring took; 0 is never.
     """
 
     __pydantic_config__ = {"extra": "forbid", "strict": False}  # noqa: RUF012 -- read by pydantic, which config.py validates this with
@@ -35,6 +37,7 @@ class Budget:
     max_samples: Annotated[int, Ge(3)] = 5000
     timeout: Seconds = 300.0
     build_timeout: Seconds = 900.0
+    repeats: Annotated[float, Ge(0)] = 0.5
 
 
 class Role(StrEnum):

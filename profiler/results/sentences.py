@@ -7,14 +7,15 @@ from typing import Any
 
 import polars as pl
 
+from engines.base import Warning
 from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
 from profiler.results.batch_sweeps import DOWN, FAMILY, KNEE_SHARE, UP
-from profiler.results.replicates import OUT_OF_MEMORY
-from profiler.results.warning_kinds import KINDS
+from profiler.results.replicates import OUT_OF_MEMORY, without_probes
+from profiler.results.warning_kinds import KINDS, disturbances, is_remeasured
 from profiler.stats.ratios import Verdict
 from profiler.tables import numbers
-from profiler.tables.numbers import count, decimals, percent, significant, times
+from profiler.tables.numbers import count, counted, decimals, percent, significant, times
 
 Row = Mapping[str, Any]
 
@@ -62,6 +63,17 @@ def sweep_sentences(results: pl.DataFrame) -> list[str]:
         *((row, _largest(row)) for row in batch_sweeps.largest(results).to_dicts()),
     ]
     return [f"{_family(row, several, again)}: {finding}." for row, finding in findings if finding]
+
+
+def disturbance_sentence(results: pl.DataFrame) -> str | None:
+    """How many cases were disturbed, of how many that came right, and how many remain; None where none was."""
+    rows = [list(map(Warning.parse, texts)) for texts in without_probes(results)["warnings"].fill_null([])]
+    remain = sum(bool(disturbances(row)) for row in rows)
+    recovered = sum(is_remeasured(row) and not disturbances(row) for row in rows)
+    if not remain and not recovered:
+        return None
+    what = f"{remain + recovered} of {counted(len(rows), 'case')} {'was' if remain + recovered == 1 else 'were'}"
+    return f"{what} disturbed: {recovered} came right when measured again, {remain} remain{'s' if remain == 1 else ''}."
 
 
 def _judgement(best: Row, lines: Sequence[Row]) -> str:

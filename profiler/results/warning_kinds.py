@@ -7,7 +7,7 @@ pages read it from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +22,8 @@ class WarningKind:
 
     `mark` is its sign on published pages, `meaning` what a reader of a table needs, `when` the exact rule for
     docs/columns.md where it is another. `doubts` names the figure that it makes unreliable. A row with an `unsteady`
-    kind would give other figures if it were measured again; one that is `measured_again` is, at the end of the run.
+    kind would give other figures if it were measured again. One with a kind that says when it was `first_taken` is, at
+    the end of the run: "while the card slowed down", or "{text}" for the warning's own.
     """
 
     kind: str
@@ -31,7 +32,7 @@ class WarningKind:
     when: str = ""
     doubts: Doubt | None = None
     unsteady: bool = False
-    measured_again: bool = False
+    first_taken: str = ""
 
 
 REMEASURED = "remeasured"
@@ -88,13 +89,14 @@ _KINDS = (
         "the GPU slowed down for heat or a hardware reason",
         "the card slowed down for heat or a hardware reason",
         doubts="latency",
-        measured_again=True,
+        first_taken="while the card slowed down",
     ),
     WarningKind(
         REMEASURED,
         "r",
-        "first taken while the card slowed down; measured again at the run's end",
-        "the case was first taken while the card slowed down; these figures are of a second time, at the run's end",
+        "disturbed when it was first taken; measured again at the run's end",
+        "the case was disturbed when it was first taken, as the text says; these figures are of another time, at the "
+        "run's end",
     ),
     WarningKind(
         "power-cap",
@@ -225,10 +227,25 @@ def check(warnings: Iterable[Warning]) -> None:
             raise KeyError(f"no kind of warning is called '{warning.kind}'; declare it in warning_kinds.py")
 
 
-def is_measured_again(warnings: Iterable[Warning]) -> bool:
+def disturbances(warnings: Iterable[Warning]) -> list[Warning]:
+    """Those for which a row is measured again."""
+    return [warning for warning in warnings if warning.kind in KINDS and KINDS[warning.kind].first_taken]
+
+
+def is_remeasured(warnings: Iterable[Warning]) -> bool:
+    """Whether a row that carries these is not the first take of its case."""
+    return any(warning.kind == REMEASURED for warning in warnings)
+
+
+def is_measured_again(warnings: Sequence[Warning]) -> bool:
     """Whether a row that carries these is to be measured a second time, and was not yet."""
-    kinds = [warning.kind for warning in warnings]
-    return REMEASURED not in kinds and any(kind in KINDS and KINDS[kind].measured_again for kind in kinds)
+    return bool(disturbances(warnings)) and not is_remeasured(warnings)
+
+
+def first_taken(warnings: Iterable[Warning]) -> str:
+    """When a row that is measured again was first taken, like "while the card slowed down"."""
+    texts = [KINDS[warning.kind].first_taken.format(text=warning.text) for warning in disturbances(warnings)]
+    return ", and ".join(dict.fromkeys(texts))
 
 
 def meaning(kind: str, otherwise: str) -> str:

@@ -146,7 +146,8 @@ def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
 def _measure(runner: Runner, cases: Sequence[Case], retry: bool, console: Console) -> tuple[bool, WallTime | None]:
     """Measure the cases that the journal lacks; returns whether that was interrupted, and its time if there was any."""
     journal = runner.run.results()
-    waiting = [case for case in cases if case.id not in journal or not is_done(journal[case.id], retry)]
+    budget = runner.config.budget
+    waiting = [case for case in cases if case.id not in journal or not is_done(journal[case.id], budget, retry)]
     limits = runner.config.largest_batch
     to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
     again = {id_ for id_, result in journal.items() if retry and id_.role is Role.PROBE and result.status != "ok"}

@@ -43,6 +43,10 @@ class PlainDisplay:
         """Called a few times a second while an engine is built ahead of time."""
         self._print_once(f"[{done + 1}/{total}] build: {what}")
 
+    def announce(self, what: str) -> None:
+        """Called once for what is worth a line of its own."""
+        self._print_once(what)
+
     def ended(self, case: Case, result: Result) -> None:
         """Called once a case has ended."""
         self._console.print(Text(self._place).append_text(_line(case, result)), soft_wrap=True, highlight=False)
@@ -77,6 +81,9 @@ class LiveDisplay:
 
     def building(self, what: str, phase: str, done: int, total: int) -> None:
         self._draw(_place(done, total), Text(what, style="cyan"), Text(phase, style="dim"))
+
+    def announce(self, what: str) -> None:
+        self._console.print(Text(what), soft_wrap=True, highlight=False)
 
     def ended(self, case: Case, result: Result) -> None:
         self._console.print(_line(case, result), soft_wrap=True, highlight=False)

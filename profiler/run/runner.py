@@ -5,11 +5,11 @@ The cases of a batch sweep share a process; each probe for the largest batch is 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engines.base import Warning
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import Config, LargestBatch
 from profiler.job.plan import estimate_seconds
@@ -18,21 +18,24 @@ from profiler.processes.process import Call, run_one
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import WallTime
-from profiler.results.warning_kinds import REMEASURED, is_measured_again
+from profiler.results.warning_kinds import is_measured_again
+from profiler.run.again import Takes
 from profiler.run.largest_batch import Search, probe_of, short
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
 from profiler.run.supervise import Supervisor, families
 from profiler.run.telemetry import Watcher
+from profiler.tables.numbers import counted
 from profiler.worker.roofline import Roofs, precisions_needed
 from profiler.worker.task import Task
 
 _ROOF_SECONDS = 60.0
 
 
-def is_done(result: Result, retry: bool) -> bool:
+def is_done(result: Result, budget: Budget, retry: bool) -> bool:
     """Whether a resumed run leaves a result as it is: not one that its warnings say is to be measured again."""
-    return not is_measured_again(result.warnings) and (not retry or result.status == "ok")
+    again = budget.repeats > 0 and is_measured_again(result.warnings)
+    return not again and (not retry or result.status == "ok")
 
 
 class Runner:
@@ -53,9 +56,8 @@ class Runner:
     def measure(self, cases: Sequence[Case], searched: Sequence[Case] = (), again: Collection[CaseId] = ()) -> None:
         """Prepare and measure every case; each Result is in the journal as soon as it is there.
 
-        Those measured while the card slowed down (for heat, or a hardware reason) are measured once more at the end.
-        Then the largest batch is searched in the families of `searched`; the journal's probes named in `again` are left
-        out of account.
+        Those that were disturbed are measured again at the end, within `budget.repeats`. Then the largest batch is
+        searched in the families of `searched`; the journal's probes named in `again` are left out of account.
         """
         for case in cases:
             if case.unsupported is not None:
@@ -63,23 +65,9 @@ class Runner:
         waiting = [case for case in cases if case.unsupported is None]
         searched = self._unfinished(searched, waiting, again)
         task = self._prepare(waiting, searched)
-        slowed: list[Task] = []
-
-        def keep(task: Task, result: Result) -> None:
-            if is_measured_again(result.warnings):
-                slowed.append(task)
-            self._keep(task.case, result)
-
-        def keep_second(task: Task, result: Result) -> None:
-            # A second time that failed is no reason to lose the first.
-            if result.status == "ok":
-                result.warnings.append(Warning(REMEASURED, "first taken while the card slowed down"))
-                self._keep(task.case, result)
-
         with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
             supervisor = Supervisor(self.run.logs, self.path, watcher)
-            self._measure_all(list(map(task, waiting)), supervisor, keep)
-            self._measure_all(slowed, supervisor, keep_second)
+            self._measure_all(list(map(task, waiting)), supervisor)
             results = self.run.results()
             able = [each for each in map(task, searched) if failure(each.case, each.prepared) is None]
             for number, each in enumerate(able):
@@ -97,15 +85,32 @@ class Runner:
         energy, profile = self.config.energy, self.config.profile
         return lambda case: Task(case, prepared[case.model], self.budget, self._uuid, energy, profile, roofs)
 
-    def _measure_all(self, tasks: Sequence[Task], supervisor: Supervisor, keep: Callable[[Task, Result], None]) -> None:
-        """Measure every task; `keep` gets its Result as soon as it is there."""
+    def _measure_all(self, tasks: Sequence[Task], supervisor: Supervisor) -> None:
+        """Measure every task, and what was disturbed again until it is not, or the time for that is spent."""
+        takes = Takes(self.run.results(), self.budget.repeats)
+        self._measure_once(tasks, supervisor, takes)
+        for number in itertools.count(1):
+            disturbed = [task for task in tasks if task.case.id in takes.disturbed]
+            if not disturbed or not takes.has_time:
+                return
+            what = counted(len(disturbed), "disturbed case")
+            self.display.announce(f"measuring {what} again{f', round {number}' if number > 1 else ''}")
+            self._measure_once(disturbed, supervisor, takes, again=True)
+
+    def _measure_once(self, tasks: Sequence[Task], supervisor: Supervisor, takes: Takes, again: bool = False) -> None:
+        """Measure tasks, family by family; `again` as far as there is time for that."""
+
+        def keep(case: Case, result: Result) -> None:
+            self._keep(case, result, counts=takes.add(result, again))
+
         ordered = families(tasks)
         pace = _Pace([task.case for family in ordered for task in family], self.budget)
         for family in ordered:
-            self._measure_family(family, supervisor, pace, keep)
+            if not again or takes.has_time:
+                self._measure_family(family, supervisor, pace, keep)
 
     def _measure_family(
-        self, family: Sequence[Task], supervisor: Supervisor, pace: _Pace, keep: Callable[[Task, Result], None]
+        self, family: Sequence[Task], supervisor: Supervisor, pace: _Pace, keep: Callable[[Case, Result], None]
     ) -> None:
         """Measure one case, or the batches of a sweep."""
         waiting, first = list(family), pace.done
@@ -116,7 +121,7 @@ class Runner:
         def end(result: Result) -> None:
             tick(len(family) - len(waiting), "end")
             pace.ended(sum(result.phases.values()))
-            keep(waiting.pop(0), result)
+            keep(waiting.pop(0).case, result)
 
         tick(0, "start")
         why_not = failure(family[0].case, family[0].prepared)
@@ -155,8 +160,10 @@ class Runner:
             search.add(result)
             self._keep(case, result)
 
-    def _keep(self, case: Case, result: Result) -> None:
+    def _keep(self, case: Case, result: Result, counts: bool = True) -> None:
         self.wall.add(result.phases)
+        if not counts:
+            return
         with self.wall.span("write"):
             self.run.append(result)
         self.display.ended(case, result)

@@ -16,7 +16,7 @@ from profiler.results.configurations import groups
 from profiler.results.fields import field, fields, latency_spread, verdict
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.results.problems import not_measured, warned
-from profiler.results.sentences import group_sentence, sweep_sentences, title
+from profiler.results.sentences import disturbance_sentence, group_sentence, sweep_sentences, title
 from profiler.results.warning_kinds import meaning
 from profiler.stats.ratios import legend
 from profiler.tables import numbers
@@ -57,6 +57,8 @@ def print_results(
     _print_notes(console, [line for _, group in compared for line in group])
     _print_problems(console, results)
     _print_warnings(console, results)
+    if text := disturbance_sentence(results):
+        console.print(Text(f"\n{text}"))
 
 
 def _print_notes(console: Console, lines: Sequence[Row]) -> None:

@@ -32,6 +32,7 @@ MISTAKES = [
     mistake("budget without keys", HEAD + "budget: 3\n", 3, "budget", "seconds", "got 3"),
     mistake("negative budget", HEAD + "budget: {seconds: -1}\n", 3, "budget.seconds", "greater than 0", "-1"),
     mistake("budget in words", HEAD + "budget: {seconds: long}\n", 3, "budget.seconds", "number", "'long'"),
+    mistake("negative repeats", HEAD + "budget: {repeats: -0.5}\n", 3, "budget.repeats", "greater than or equal to 0"),
     mistake("too few samples", HEAD + "budget: {min_samples: 1}\n", 3, "budget.min_samples", "3", "got 1"),
     mistake("misspelt eager", engines("ort", "eagr"), 4, "engines[1]", "engine 'eagr'", "did you mean 'eager'?"),
     mistake("misspelt openvino", engines("opnvino"), 3, "engines[0]", "'opnvino'", "did you mean 'openvino'?"),
@@ -221,7 +222,7 @@ def test_the_smallest_config_has_the_designs_defaults(write):
     assert (config.device, config.replicates, config.energy) == ("auto", 1, False)
     budget = config.budget
     assert (budget.seconds, budget.min_samples, budget.max_samples) == (3, 20, 5000)
-    assert (budget.timeout, budget.build_timeout) == (300, 900)
+    assert (budget.timeout, budget.build_timeout, budget.repeats) == (300, 900, 0.5)
 
 
 def test_the_default_job_is_valid_on_both_devices():

@@ -64,8 +64,13 @@ def test_every_kind_is_made_somewhere_and_every_warning_is_of_a_declared_kind():
     assert made_in_the_sources() == set(KINDS)
 
 
-def test_what_was_slowed_down_is_measured_once_more_and_not_twice():
+def test_what_was_disturbed_is_measured_again_by_a_resumed_run_once():
     slow, again = Warning("throttled", "hw-slowdown"), Warning("remeasured", "first taken while the card slowed down")
     assert is_measured_again([OUTLIERS, slow])
     assert not is_measured_again([slow, again])
     assert not is_measured_again([OUTLIERS, Warning("moonlight", "it was bright")])
+
+
+def test_what_was_measured_again_says_what_disturbed_the_first_take():
+    slow = Warning("throttled", "hw-slowdown")
+    assert warning_kinds.first_taken([OUTLIERS, slow, slow]) == "while the card slowed down"

@@ -14,7 +14,7 @@ import pytest
 from engines.base import Building, BuiltAhead, Job, Proof, Warning
 from engines.catalog import ENGINES
 from exporters.source import ModelSource
-from profiler.job.case import Budget, Case
+from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import Config
 from profiler.machine import Target
 from profiler.nvml import Reading
@@ -33,7 +33,9 @@ pytestmark = pytest.mark.slow
 
 class Silent:
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.told: list[CaseId] = []
+        self.announced: list[str] = []
+        self.processes: list[list[int]] = []
 
     def preparing(self, what: str, done: int, total: int) -> None:
         pass
@@ -41,72 +43,129 @@ class Silent:
     def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
         pass
 
+    def announce(self, what: str) -> None:
+        self.announced.append(what)
+
     def ended(self, case: Case, result: Result) -> None:
         self.told.append(case.id)
 
 
-def case(variant: str) -> Case:
-    return Case("alexnet", "eager", variant, "inference", "fp32", 1, "cpu", 0, ModelSource("alexnet"))
+def case(variant: str, batch: int = 1, role: Role = Role.CELL) -> Case:
+    return Case("alexnet", "eager", variant, "inference", "fp32", batch, "cpu", 0, ModelSource("alexnet"), role=role)
+
+
+SECONDS = 2.0
+"""That measuring a case takes."""
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RunFolder, Silent, WallTime]]:
     """Runs cases; `results` gives, by case id, what each measurement of it returns."""
 
-    def go(cases: list[Case], results: dict[str, list[Result]]) -> tuple[RunFolder, Silent, WallTime]:
-        folder, display = RunFolder.create(tmp_path), Silent()
+    def go(
+        cases: list[Case], results: dict[CaseId, list[Result]], repeats: float = 0.5, folder: RunFolder | None = None
+    ) -> tuple[RunFolder, Silent, WallTime]:
+        folder, display = folder or RunFolder.create(tmp_path), Silent()
 
         def measure_one(_: object, task: Task, *__: object) -> Result:
             result = results[task.case.id].pop(0)
-            result.phases = {"measure": 2.0}
+            result.phases = {"measure": SECONDS}
             return result
 
+        def measure_sweep(_: object, tasks: list[Task], tick: object, keep: Callable[[Result], None]) -> None:
+            display.processes.append([task.case.batch_size for task in tasks])
+            for task in tasks:
+                keep(measure_one(_, task))
+
         monkeypatch.setattr(supervise.Supervisor, "measure_one", measure_one)
+        monkeypatch.setattr(supervise.Supervisor, "measure_sweep", measure_sweep)
         monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
-        config = Config.model_validate({"models": [{"name": "alexnet"}], "engines": [{"name": "eager"}]})
+        job = {"models": [{"name": "alexnet"}], "engines": [{"name": "eager"}], "budget": {"repeats": repeats}}
         roofs = {"copy_gb_s": 10.0, "fp32_tflops": 1.0}
-        runner = module.Runner(folder, config, Target("cpu"), {"roofs": roofs}, display)
+        runner = module.Runner(folder, Config.model_validate(job), Target("cpu"), {"roofs": roofs}, display)
         runner.measure(cases)
         return folder, display, runner.wall
 
     return go
 
 
-def result(case: Case, ms: float, throttled: bool) -> Result:
+def result(case: Case, ms: float, throttled: bool = False) -> Result:
     warnings = [Warning("throttled", "sw-thermal-slowdown")] if throttled else []
     return Result(case.id, "ok", clock="host", samples={"host": [ms]}, warnings=warnings)
 
 
-def test_a_case_taken_while_the_card_slowed_down_is_measured_once_more_at_the_end(run) -> None:
+REMEASURED = Warning("remeasured", "first taken while the card slowed down")
+
+
+def test_a_case_taken_while_the_card_slowed_down_is_measured_again_at_the_end(run) -> None:
     first, second = case("a"), case("b")
     results = {
-        first.id: [result(first, 9.0, throttled=True), result(first, 5.0, throttled=False)],
-        second.id: [result(second, 3.0, throttled=False)],
+        first.id: [result(first, 9.0, throttled=True), result(first, 5.0)],
+        second.id: [result(second, 3.0)],
     }
     folder, display, wall = run([first, second], results)
     assert display.told == [first.id, second.id, first.id]
+    assert display.announced == ["measuring 1 disturbed case again"]
     found = folder.results()
     assert found[first.id].samples == {"host": [5.0]}
-    assert found[first.id].warnings == [Warning("remeasured", "first taken while the card slowed down")]
+    assert found[first.id].warnings == [REMEASURED]
     assert found[second.id].warnings == []
     assert len(folder.journal.read_text().splitlines()) == 3
-    assert wall.seconds["measure"] == 6.0
+    assert wall.seconds["measure"] == 3 * SECONDS
 
 
-def test_a_case_that_is_slowed_down_again_is_not_measured_a_third_time(run) -> None:
+def test_rounds_end_when_no_case_is_disturbed_any_more(run) -> None:
+    cases = [case("a"), case("b"), case("c")]
+    takes = {"a": [True, True, True, False], "b": [True, False], "c": [False]}
+    results = {c.id: [result(c, float(n), hot) for n, hot in enumerate(takes[c.variant])] for c in cases}
+    folder, display, _ = run(cases, results, repeats=9)
+    assert display.announced == [
+        "measuring 2 disturbed cases again",
+        "measuring 1 disturbed case again, round 2",
+        "measuring 1 disturbed case again, round 3",
+    ]
+    assert not any(results.values()), "every take was asked for, and none besides"
+    found = folder.results()
+    assert [found[c.id].samples["host"] for c in cases] == [[3.0], [1.0], [0.0]]
+    assert [found[c.id].warnings for c in cases] == [[REMEASURED], [REMEASURED], []]
+
+
+@pytest.mark.parametrize(("repeats", "again"), [(0, 0), (0.25, 1), (0.5, 2), (1, 4), (1.5, 6)])
+def test_measuring_again_ends_when_its_share_of_the_time_is_spent(run, repeats: float, again: int) -> None:
+    cases = [case(name) for name in "abcd"]
+    results = {c.id: [result(c, 9.0, throttled=True) for _ in range(9)] for c in cases}
+    _, _, wall = run(cases, results, repeats)
+    assert wall.seconds["measure"] == (4 + again) * SECONDS
+
+
+def test_of_a_sweep_the_batches_that_were_disturbed_share_a_process_again(run) -> None:
+    cases = [case("a", batch, Role.SWEEP) for batch in (1, 2, 4)]
+    results = {c.id: [result(c, 9.0, throttled=c.batch_size != 2), result(c, 5.0)] for c in cases}
+    folder, display, _ = run(cases, results)
+    assert display.processes == [[1, 2, 4], [1, 4]]
+    found = folder.results()
+    assert [found[c.id].samples["host"] for c in cases] == [[5.0], [9.0], [5.0]]
+
+
+def test_another_time_that_failed_does_not_lose_the_first(run) -> None:
     hot = case("a")
-    folder, display, _ = run([hot], {hot.id: [result(hot, 9.0, throttled=True), result(hot, 8.0, throttled=True)]})
-    assert display.told == [hot.id] * 2
-    assert [warning.kind for warning in folder.results()[hot.id].warnings] == ["throttled", "remeasured"]
-
-
-def test_a_second_time_that_failed_does_not_lose_the_first(run) -> None:
-    hot = case("a")
-    folder, display, _ = run(
+    folder, display, wall = run(
         [hot], {hot.id: [result(hot, 9.0, throttled=True), Result(hot.id, "timeout", ["too long"])]}
     )
     assert folder.results()[hot.id].samples == {"host": [9.0]}
     assert display.told == [hot.id]
+    assert wall.seconds["measure"] == 2 * SECONDS
+
+
+def test_what_a_resumed_run_measures_again_is_marked_and_does_not_lose_the_first(run) -> None:
+    """What was interrupted before its end: the journal has a disturbed row that was not measured again yet."""
+    good, bad = case("a"), case("b")
+    results = {c.id: [result(c, 9.0, throttled=True)] for c in (good, bad)}
+    folder, _, _ = run([good, bad], results, repeats=0)
+    results = {good.id: [result(good, 5.0)], bad.id: [Result(bad.id, "crashed", ["it ended"])]}
+    found = run([good, bad], results, repeats=0, folder=folder)[0].results()
+    assert (found[good.id].samples, found[good.id].warnings) == ({"host": [5.0]}, [REMEASURED])
+    assert (found[bad.id].status, found[bad.id].samples) == ("ok", {"host": [9.0]})
 
 
 def process(call: Call, tick: object) -> Outcome:
@@ -214,18 +273,19 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("status", "kinds", "retry", "done"),
+    ("status", "kinds", "repeats", "retry", "done"),
     [
-        ("ok", ["outliers"], False, True),
-        ("ok", ["throttled"], False, False),
-        ("ok", ["throttled", "remeasured"], False, True),
-        ("failed", [], False, True),
-        ("failed", [], True, False),
-        ("ok", [], True, True),
+        ("ok", ["outliers"], 0.5, False, True),
+        ("ok", ["throttled"], 0.5, False, False),
+        ("ok", ["throttled"], 0, False, True),
+        ("ok", ["throttled", "remeasured"], 0.5, False, True),
+        ("failed", [], 0.5, False, True),
+        ("failed", [], 0.5, True, False),
+        ("ok", [], 0.5, True, True),
     ],
 )
 def test_a_resumed_run_measures_what_was_slowed_down_and_not_yet_again(
-    status: Status, kinds: list[str], retry: bool, done: bool
+    status: Status, kinds: list[str], repeats: float, retry: bool, done: bool
 ) -> None:
     result = Result(case("x").id, status, warnings=[Warning(kind, "as it was") for kind in kinds])
-    assert module.is_done(result, retry) == done
+    assert module.is_done(result, Budget(repeats=repeats), retry) == done

@@ -306,3 +306,15 @@ def test_names_that_look_like_markup_are_printed_as_they_are(name, place):
         name = more["warnings"][0]
     text = printed(row("eager"), row(variant, **more), row("trt", model=more.get("model", "net")))
     assert name in text
+
+
+def test_a_run_ends_with_how_many_cases_were_disturbed_and_how_many_came_right():
+    again = "remeasured: first taken while the card slowed down"
+    marks = {"ort": [again], "compiled": [again, "throttled: hw-slowdown"], "eager": ["throttled: hw-slowdown"]}
+    rows = [row(variant, warnings=warnings) for variant, warnings in marks.items()]
+    assert "\n3 of 4 cases were disturbed: 1 came right when measured again, 2 remain.\n" in printed(
+        *rows, row("other")
+    )
+    one = printed(rows[0])
+    assert "\n1 of 1 case was disturbed: 1 came right when measured again, 0 remain.\n" in one
+    assert "disturbed:" not in printed(row("other"))

@@ -1,0 +1,50 @@
+"""Which of two takes of a case counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines.base import Warning
+from profiler.job.case import CaseId
+from profiler.processes.messages import Status
+from profiler.results.result import Result
+from profiler.run.again import Takes, is_better
+
+ID = CaseId(model="net", variant="ort", pass_="inference", precision="fp32", batch_size=1, replicate=0)
+
+
+def take(disturbance: float | None = None, status: Status = "ok", ms: float = 1.0, doubtful: bool = True) -> Result:
+    warnings = [Warning("throttled", "hw-slowdown")] if doubtful else []
+    return Result(
+        ID, status, clock="host", samples={"host": [ms]}, figures={"disturbance": disturbance}, warnings=warnings
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "counts"),
+    [
+        (take(0.4), take(0.5), False),
+        (take(0.5), take(0.4), True),
+        (take(0.4, ms=1.0), take(0.5, ms=0.5), False),
+        (take(0.5, ms=0.5), take(0.4, ms=1.0), True),
+        (take(0.1), take(0.2, doubtful=False), True),
+        (take(0.4), take(None), False),
+        (take(None), take(0.4), True),
+        (take(None), take(None), True),
+        (take(0.4), take(0.0, "failed", doubtful=False), False),
+        (take(0.4, "failed"), take(0.9), True),
+        (take(0.4, "failed"), take(0.0, "failed", doubtful=False), True),
+    ],
+)
+def test_the_less_disturbed_take_counts_and_never_the_faster_one(first: Result, second: Result, counts: bool) -> None:
+    assert is_better(second, first) == counts
+
+
+def test_a_take_says_what_disturbed_the_first_one_though_others_were_between() -> None:
+    takes = Takes({}, share=1.0)
+    counted = [takes.add(take(share), again=share != 0.48) for share in (0.48, 0.3, 0.9, 0.2)]
+    assert counted == [True, True, False, True]
+    last = take(0.0, doubtful=False)
+    assert takes.add(last, again=True)
+    assert [str(warning) for warning in last.warnings] == ["remeasured: first taken while the card slowed down"]
+    assert not takes.disturbed
