@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
-import sys
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -17,6 +17,7 @@ from profiler.errors import ConfigError, check_choice, nearest
 from profiler.options import Query as Options
 from profiler.results.reading import Runs, read_runs
 from profiler.tables.numbers import count, counted
+from profiler.tables.output import deliver
 from profiler.tables.table import of_frame
 from profiler.tables.writers import TEXTS, print_table
 
@@ -35,13 +36,10 @@ def execute(options: Options, console: Console) -> int:
     if not runs:
         raise ConfigError(f'query: give runs, and then the query; for example query results/2026… "{_EXAMPLE}"')
     found = query(read_runs(runs), sql)
-    if options.output is not None:
-        _write(found, options)
-        console.print(Text(f"Written: {options.output}, {counted(found.height, 'row')}"), soft_wrap=True)
-    elif options.format == "text":
+    if options.format == "text" and options.output is None:
         _print(console, found, options.rows)
     else:
-        sys.stdout.write(_text(found, options.format))
+        deliver(_document(found, options.format), options.output, console, f", {counted(found.height, 'row')}")
     return 0
 
 
@@ -109,20 +107,11 @@ def _print(console: Console, found: pl.DataFrame, most: int) -> None:
     console.print(Text(more or counted(found.height, "row"), style="dim"))
 
 
-def _text(found: pl.DataFrame, format_: str) -> str:
+def _document(found: pl.DataFrame, format_: str) -> str | bytes:
+    if format_ == "parquet":
+        file = io.BytesIO()
+        found.write_parquet(file)
+        return file.getvalue()
     if format_ == "json":
         return found.write_json() + "\n"
-    return TEXTS[format_](of_frame("", "", found))
-
-
-def _write(found: pl.DataFrame, options: Options) -> None:
-    assert options.output is not None
-    try:
-        if options.format == "parquet":
-            found.write_parquet(options.output)
-        else:
-            format_ = "md" if options.format == "text" else options.format
-            options.output.write_text(_text(found, format_), encoding="utf-8")
-    except (OSError, pl.exceptions.PolarsError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"--output {options.output}: {why}; give another file") from None
+    return TEXTS["md" if format_ == "text" else format_](of_frame("", "", found))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -22,6 +21,7 @@ from profiler.published.references import published_as_results
 from profiler.results.reading import Runs, chosen, read_runs
 from profiler.results.replicates import without_probes
 from profiler.results.speedups import spreads
+from profiler.tables.output import deliver
 from profiler.tables.writers import markdown_section, print_section
 
 FORMATS = ("text", "md", "csv", "json")
@@ -64,28 +64,15 @@ def make_comparison(options: Options, limit: float | None = None) -> Comparison:
 
 
 def show(comparison: Comparison, options: Options, console: Console) -> None:
-    """Write the comparison in the requested format, into the file or on the terminal."""
+    """Write the comparison in the requested format, into the file or on the terminal. Raises ConfigError."""
     if options.format == "text" and options.output is None:
         for section in sections(comparison, options.top):
             print_section(console, section)
         return
-    text = _text(comparison, options)
-    if options.output is None:
-        sys.stdout.write(text)
-    else:
-        write(options.output, text)
-        console.print(f"Written: {options.output}", markup=False, soft_wrap=True)
+    deliver(_text(comparison, options), options.output, console)
     if comparison.regression:
         # What is parsed goes to standard output; why the exit code is what it is, to standard error.
         print(*comparison.regression.lines(options.top), sep="\n", file=sys.stderr)
-
-
-def write(path: Path, text: str) -> None:
-    """Raises ConfigError where the file cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--output {path}: {error.strerror}; give another file") from None
 
 
 def _text(comparison: Comparison, options: Options) -> str:

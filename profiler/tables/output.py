@@ -1,0 +1,27 @@
+"""Hand a document to the user: into the file of `--output`, or on standard output."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from profiler.errors import ConfigError
+
+
+def deliver(document: str | bytes, output: Path | None, console: Console, about: str = "") -> None:
+    """Print a text as it is, or write the document and say where it is, and then what `about` adds.
+
+    Raises ConfigError where the file cannot be written. Bytes need a file.
+    """
+    if output is None:
+        assert isinstance(document, str)
+        sys.stdout.write(document)
+        return
+    try:
+        output.write_bytes(document.encode() if isinstance(document, str) else document)
+    except OSError as error:
+        raise ConfigError(f"--output {output}: {error.strerror}; give another file") from None
+    console.print(Text(f"Written: {output}{about}"), soft_wrap=True)
