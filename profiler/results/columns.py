@@ -290,6 +290,15 @@ def _energy() -> Iterator[Column]:
 
 def _evidence() -> Iterator[Column]:
     yield _text("proof", "Proof", "what really ran, JSON: types, providers, TF32, CUDA graph")
+    yield _column(
+        "disturbance",
+        "Disturbed",
+        "share of the processors' time that others had while the headline clock was sampled: the largest of what other "
+        "processes took, what the hypervisor took, and how long this case's threads waited for them; null where "
+        "/proc does not tell",
+        unit="share",
+        better="less",
+    )
     yield _column("warnings", "Warnings", "see below", type=pl.List(pl.String()))
 
 

@@ -23,7 +23,8 @@ class WarningKind:
     `mark` is its sign on published pages, `meaning` what a reader of a table needs, `when` the exact rule for
     docs/columns.md where it is another. `doubts` names the figure that it makes unreliable. A row with an `unsteady`
     kind would give other figures if it were measured again. One with a kind that says when it was `first_taken` is, at
-    the end of the run: "while the card slowed down", or "{text}" for the warning's own.
+    the end of the run: "while the card slowed down", or "{text}" for the warning's own. With `no_factor` no headline
+    may say by what factor it wins, or another wins over it.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class WarningKind:
     doubts: Doubt | None = None
     unsteady: bool = False
     first_taken: str = ""
+    no_factor: bool = False
 
 
 REMEASURED = "remeasured"
@@ -62,10 +64,23 @@ _KINDS = (
     WarningKind(
         "inconsistent",
         "x",
-        "two clocks contradict each other: the machine was disturbed; measure again",
+        "two clocks contradict each other, so neither can be relied on",
         "latency and throughput contradict each other by more than 10 %: the machine was disturbed",
         doubts="latency",
         unsteady=True,
+        first_taken="while clocks contradicted each other",
+        no_factor=True,
+    ),
+    WarningKind(
+        "disturbed",
+        "B",
+        "other work had the processors or the card while it was measured",
+        "while it was measured other processes, the hypervisor or waiting for them took more of the processors than "
+        "docs/method.md allows, or another process computed on the card; `disturbance` has the share",
+        doubts="latency",
+        unsteady=True,
+        first_taken="while {text}",
+        no_factor=True,
     ),
     WarningKind(
         "drift",

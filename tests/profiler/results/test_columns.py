@@ -34,8 +34,8 @@ grad_input_ms grad_weight_ms gpu_forward_ms gpu_backward_ms gpu_step_ms gpu_grad
 gradients_mib optimizer_mib loss_error gradient_error
 machine cloud instance usd_per_hour usd_per_million_items items_per_usd
 """
-ADDED = [*SINCE.split(), "moved_mib", "baseline_mib", "set_up_peak_mib"]
-"""The parts of other_mib; what else distinguishes a case; training in depth; layers; the machine's price; bytes."""
+ADDED = [*SINCE.split(), "moved_mib", "baseline_mib", "set_up_peak_mib", "disturbance"]
+"""Parts of other_mib; what else distinguishes a case; training in depth; layers; the price; bytes; others' share."""
 
 TEXTS = """
 run_id case_id suite model engine variant pass precision device options status reason reference clock stop_reason proof
@@ -72,7 +72,7 @@ def test_layers_has_the_agreed_columns_and_types():
 
 def test_a_measures_unit_stands_in_its_name():
     ratios = {"throughput", "rel_l2_error", "max_abs_error", "top1_agreement", "fraction_of_peak", "tflops"}
-    ratios |= {"loss_error", "gradient_error"}
+    ratios |= {"loss_error", "gradient_error", "disturbance"}
     units = ("_ms", "_mib", "_s", "_w", "_mhz", "_c", "_per_item", "_per_usd", "_per_hour", "_per_million_items")
     measures = {column for column, kind in RESULTS.items() if kind == MEASURE}
     assert [column for column in measures - ratios if not column.endswith(units)] == []

@@ -1,0 +1,66 @@
+"""When a row is disturbed: recorded loads on both sides of each threshold."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiler.processor import Load
+from profiler.worker.disturbance import disturbance, disturbed
+
+QUIET = Load(2.0, 2, others=0.01, steal=0.0, stolen_s=0.0, delayed=0.01, switches=3, pressure=0.01)
+
+
+def load(seconds: float = 2.0, processors: int = 2, **more: float) -> Load:
+    given = {"others": 0.0, "steal": 0.0, "stolen_s": 0.0, "delayed": 0.0, **more}
+    return Load(seconds, processors, **given)
+
+
+def reasons(given: Load) -> list[str]:
+    return [warning.text for warning in disturbed(given)]
+
+
+def test_a_quiet_machine_carries_no_mark() -> None:
+    assert disturbed(QUIET) == []
+    assert disturbance(QUIET) == 0.01
+
+
+def test_where_nothing_is_known_nothing_is_said() -> None:
+    assert disturbed(Load(2.0)) == []
+    assert disturbance(Load(2.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (load(others=0.48), "other processes took 48 % of 2 processors"),
+        (load(others=0.05), "other processes took 5 % of 2 processors"),
+        (load(others=0.3, processors=1), "other processes took 30 % of the one processor"),
+        (load(steal=0.03, stolen_s=0.12), "the hypervisor took 3 % of the processors' time"),
+        # One busy process among 64 processors is no matter, unless it is in the way of one of our threads.
+        (load(others=1 / 64, processors=64, delayed=0.5), "its threads waited 50 % of the time for other processes"),
+    ],
+)
+def test_what_disturbs(given: Load, text: str) -> None:
+    assert reasons(given) == [text]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        load(others=0.049),
+        load(others=1 / 64, processors=64, delayed=0.04),
+        load(others=0.0, delayed=0.5),  # Our own threads waited for each other.
+        load(others=0.02, delayed=0.9),
+        load(seconds=0.05, others=0.4),  # 40 ms of two processors: a few ticks.
+        load(seconds=0.05, steal=0.3, stolen_s=0.03),
+        load(steal=0.009, stolen_s=0.1),
+    ],
+)
+def test_what_does_not(given: Load) -> None:
+    assert disturbed(given) == []
+
+
+def test_the_share_is_the_largest_and_waiting_counts_only_as_far_as_others_ran() -> None:
+    assert disturbance(load(others=0.1, steal=0.2, delayed=0.05)) == 0.2
+    assert disturbance(load(others=0.1, delayed=0.9)) == 0.2
+    assert disturbance(load(others=0.0, delayed=0.9)) == 0.0
