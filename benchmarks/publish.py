@@ -479,8 +479,8 @@ def facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What a reader compares with a machine of their own; what is null or missing is left out."""
     parts = {
         "GPU": {"gpu": "{}", "gpu_memory_mib": "{:,.0f} MiB", "compute_capability": "compute capability {}"},
-        **{head: {key: "{}"} for head, key in (("Driver", "driver"), ("CUDA", "cuda"), ("cuDNN", "cudnn"))},
-        **{head: {f"{head.replace(' ', '').lower()}_version": "{}"} for head in ("torch", "ONNX Runtime", "TensorRT")},
+        "Driver": {"driver": "{}"},  # Before the others, as it belongs to the GPU.
+        **{column.heading: {column.name: "{}"} for column in declared.columns(declared.Group.VERSIONS)},
         "CPU": {"cpu": "{}", "cpu_cores": "{} cores", "memory_mib": "{:,.0f} MiB"},
         "Python": {"python": "{}"},
         "Platform": {"platform": "{}"},

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from engines.catalog import ENGINES
+from profiler.results.columns import Group, names
 from profiler.tables.numbers import compact
 
 Environment = Mapping[str, Any]
@@ -13,12 +15,12 @@ _FIRST = (
     *("machine", "cloud", "instance", "usd_per_hour", "device"),
     *("gpu", "gpu_memory_mib", "compute_capability", "driver", "sm_clock_mhz", "cuda", "cudnn"),
     *("cpu", "cpu_cores", "memory_mib", "torch_threads"),
-    *("torch_version", "onnxruntime_version", "tensorrt_version"),
+    *names(Group.VERSIONS),
 )
 """What a reader looks for first; all else follows in the environments' order."""
 _OF_THE_RUN = ("command", "earlier_commands", "wall_seconds")
 """Keys of environment.json that describe the run, not the machine."""
-_TWICE = ("torch", "onnxruntime-gpu", "onnxruntime", "tensorrt")
+_TWICE = frozenset(package for e in ENGINES.values() if e.version for package in e.version.packages)
 """Packages whose versions have a key of their own."""
 _CLOSE = 0.02
 """Figures closer together than this share are the same: roofs and clocks are measured again in every run."""
@@ -32,7 +34,7 @@ def differences(sides: Mapping[str, Sequence[Environment]]) -> list[dict[str, st
     flat = {name: [dict(_flatten(run)) for run in runs] for name, runs in sides.items()}
     known = [key for runs in flat.values() for run in runs for key in run if run[key] is not _PART]
     rows = []
-    for key in [*(k for k in _FIRST if k in known), *(k for k in dict.fromkeys(known) if k not in _FIRST)]:
+    for key in dict.fromkeys([*(key for key in _FIRST if key in known), *known]):
         values = {
             name: _distinct(value for run in runs for value in _recorded(run, key)) for name, runs in flat.items()
         }

@@ -12,7 +12,7 @@ import polars as pl
 from engines.catalog import PRECISIONS
 from profiler.report.data import KEY, LINE, Data, place
 from profiler.results import batch_sweeps
-from profiler.results.columns import RESULTS, Group, Shown
+from profiler.results.columns import RESULTS, Group, Shown, columns
 from profiler.results.fields import field, fields, latency_spread, verdict
 from profiler.results.layer_profiles import Profiled, groups
 from profiler.results.warning_kinds import meaning
@@ -22,12 +22,8 @@ from profiler.tables.table import Field, Table, figure, prose, under, words
 
 _FACTS = {
     "GPU": {"gpu": "{}", "gpu_memory_mib": "{:,.0f} MiB", "compute_capability": "compute capability {}"},
-    "Driver": {"driver": "{}"},
-    "CUDA": {"cuda": "{}"},
-    "cuDNN": {"cudnn": "{}"},
-    "torch": {"torch_version": "{}"},
-    "ONNX Runtime": {"onnxruntime_version": "{}"},
-    "TensorRT": {"tensorrt_version": "{}"},
+    "Driver": {"driver": "{}"},  # Before the others, as it belongs to the GPU.
+    **{column.heading: {column.name: "{}"} for column in columns(Group.VERSIONS)},
     "CPU": {"cpu": "{}", "cpu_cores": "{} cores", "memory_mib": "{:,.0f} MiB"},
     "Host": {"host": "{}"},
     "Platform": {"platform": "{}"},
@@ -178,9 +174,9 @@ def _environment(data: Data) -> Table:
     facts = {label: _facts(environment) for label, environment in data.environments.items()}
     every = dict.fromkeys(part for of in facts.values() for part in of)
     parts = [part for part in every if any(of.get(part) for of in facts.values())]
-    columns = {f"v{place}": [of.get(part) for part in parts] for place, of in enumerate(facts.values())}
+    places = {f"v{place}": [of.get(part) for part in parts] for place, of in enumerate(facts.values())}
     fields = [words("Part", "part"), *(prose(label, f"v{place}") for place, label in enumerate(facts))]
-    return Table("environment", "Machines and versions", {"part": parts, **columns}, fields)
+    return Table("environment", "Machines and versions", {"part": parts, **places}, fields)
 
 
 def _facts(environment: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A column, a clock or a part of memory that is declared and filled reaches every place that its group promises."""
+"""A column, a clock, a part of memory or a library's version reaches every place that its group promises."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import sys
+from dataclasses import replace
 from pathlib import Path
+from engines import catalog
 from profiler.results import columns
 from profiler.results.columns import Column, Group, Shown
 
@@ -27,9 +29,15 @@ for name, group, unit, part in (
     columns.COLUMNS[name] = Column(name=name, heading=f"Toy {unit}", unit=unit, group=group, meaning="a toy's",
                                    part_of=part, better="less", shown=Shown.TERMINAL)
     columns.RESULTS[name] = columns.MEASURE
+columns.COLUMNS["toy_version"] = Column(name="toy_version", heading="Toy library", group=Group.VERSIONS, meaning="",
+                                        type=columns.TEXT)
+columns.RESULTS["toy_version"] = columns.TEXT
+toys = catalog.LibraryVersion("toy_version", ("toy-gpu", "toy"))
+catalog.ENGINES["toy"] = replace(catalog.ENGINES["openvino"], name="toy", version=toys)
 
 from rich.console import Console
 from exporters.source import ModelSource
+from profiler.compare.differences import differences
 from profiler.job.case import Case
 from profiler.recommend.candidates import candidates
 from profiler.report import chart_specs, command
@@ -45,8 +53,9 @@ case = Case("net", "eager", "eager", "inference", "fp32", 1, "cpu", 0, ModelSour
 figures = {"peak_memory_mib": 20.0, "toy_mib": 7.0, "toy_s": 1.5, "toy_error": 1e-3}
 samples = {"host": [1.0] * 5, "toy": [0.125] * 5}
 run.append(Result(case.id, "ok", clock="host", samples=samples, figures=figures))
-run.write_parquet("suite", [case], {"cpu": "a CPU"})
-run.write_environment({"cpu": "a CPU"})
+environment = {"cpu": "a CPU", "toy_version": "9.8.7"}
+run.write_parquet("suite", [case], environment)
+run.write_environment(environment)
 runs = read_runs([run.path])
 results, samples = runs.results.collect(), runs.samples.collect()
 lines = summary(results, samples)
@@ -57,6 +66,8 @@ print("parts:", *chart_specs.MEMORY, *chart_specs.SETUP)
 print("recommend:", candidate.figures)
 for format in ("html", "csv"):
     command.write(command.Options(runs=(str(run.path),), format=format))
+sides = {v: [{"new": v, "packages": {"toy": v, "numpy": v}, "toy_version": v}] for v in ("1", "2")}
+print("compare:", *(row["what"] for row in differences(sides)))
 """
 
 
@@ -94,3 +105,10 @@ def test_the_charts_recommend_and_the_report_have_it(printed):
     assert "toy_mib" in written["memory"]
     assert "toy_ms" in written["latency"]
     assert "toy_s" in written["setup"]
+
+
+def test_the_reports_environment_and_compare_have_an_engines_version_and_not_its_package_too(printed):
+    folder, text = printed
+    with (folder / "report-tables" / "environment.csv").open() as file:
+        assert ["Toy library", "9.8.7"] in [*csv.reader(file)]
+    assert text.partition("compare:")[2].split() == ["toy_version", "new", "packages.numpy"]
