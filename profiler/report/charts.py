@@ -12,7 +12,7 @@ from engines.catalog import PRECISIONS
 from profiler.report import chart_specs as specs
 from profiler.report import tables
 from profiler.report.chart_specs import MEMORY, SETUP, TRAINING, Domains, Spec
-from profiler.report.data import LINE, Data, place
+from profiler.report.data import CONFIGURATION_KEY, Data, place
 
 Row = Mapping[str, Any]
 
@@ -121,29 +121,32 @@ def _spread(count: int, most: int) -> list[int]:
 
 def rows(data: Data) -> dict[str, list[Row]]:
     """One row a configuration in `lines`, a point of a roof in `roofs`, a variant's time for some nodes in `layers`."""
-    lines: list[Row] = list(data.lines.with_row_index("place").select(_DRAWN).iter_rows(named=True))
-    return {"lines": lines, "roofs": _roofs(data), "layers": _layers(data)}
+    configurations: list[Row] = list(data.configurations.with_row_index("place").select(_DRAWN).iter_rows(named=True))
+    return {"lines": configurations, "roofs": _roofs(data), "layers": _layers(data)}
 
 
-def domains(lines: pl.DataFrame) -> Domains:
+def domains(configurations: pl.DataFrame) -> Domains:
     """What the scales must hold, whatever is chosen."""
-    lines = lines.sort("step")
-    ticks = lines.select("latency_ms", "ticks").explode("ticks").drop_nulls()
+    configurations = configurations.sort("step")
+    ticks = configurations.select("latency_ms", "ticks").explode("ticks").drop_nulls()
     away = sorted(ticks["ticks"] / ticks["latency_ms"] - 1)
     low, high = (away[len(away) // 100], away[-1 - len(away) // 100]) if away else (0.0, 0.0)
     return Domains(
-        lines["variant"].unique(maintain_order=True).to_list(),
-        lines.select("precision").unique().sort(place("precision", PRECISIONS), "precision")["precision"].to_list(),
-        sorted(lines["batch_size"].unique()),
-        [part for part in (*MEMORY, *TRAINING, *SETUP) if lines[part].count()],
-        max((items for items in lines["best_from_items"] if items), default=0.0),
+        configurations["variant"].unique(maintain_order=True).to_list(),
+        configurations.select("precision")
+        .unique()
+        .sort(place("precision", PRECISIONS), "precision")["precision"]
+        .to_list(),
+        sorted(configurations["batch_size"].unique()),
+        [part for part in (*MEMORY, *TRAINING, *SETUP) if configurations[part].count()],
+        max((items for items in configurations["best_from_items"] if items), default=0.0),
         (max(-0.5, min(-0.05, low)), min(2.0, max(0.05, high))),
     )
 
 
 def _roofs(data: Data) -> list[Row]:
     """The attainable rate of each precision that occurs, over the range of intensities that occur."""
-    known = data.lines.filter(pl.col("intensity").is_not_null(), pl.col("tflops").is_not_null())
+    known = data.configurations.filter(pl.col("intensity").is_not_null(), pl.col("tflops").is_not_null())
     if known.is_empty():
         return []
     intensities = known["intensity"].to_list()
@@ -175,6 +178,6 @@ def _layers(data: Data) -> list[Row]:
             for case in cell:
                 ms = layer.ms.get(case.row["variant"])
                 if ms is not None:
-                    key = {name: case.row[name] for name in LINE}
+                    key = {name: case.row[name] for name in CONFIGURATION_KEY}
                     drawn.append({**key, "nodes": layer.nodes, "modules": layer.modules, "ms": ms})
     return drawn

@@ -12,7 +12,7 @@ from profiler.errors import ConfigError, check_choice
 from profiler.job.conditions import parse_only
 from profiler.options import Report as Options
 from profiler.report import images, markdown
-from profiler.report.data import MOST_LINES, gather
+from profiler.report.data import MOST_CONFIGURATIONS, gather
 from profiler.report.images import Image, ImageFormat
 from profiler.report.page import page
 from profiler.report.sections import Report, compose
@@ -41,14 +41,14 @@ def write(options: Options, compared: pl.DataFrame | None = None) -> list[Path]:
         check_choice("--charts", options.charts, get_args(ImageFormat))
     only = parse_only(options.only)
     runs = read_runs(options.runs)
-    data = gather(runs, only, MOST_LINES, compared)
+    data = gather(runs, only, MOST_CONFIGURATIONS, compared)
     if not data.statuses:
         raise ConfigError(f"--only {' '.join(options.only)}: no case of {', '.join(map(str, options.runs))} is left")
     target = _target(options)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if options.format == "csv":
-            # Files have room for every line, where a page or a drawing has not.
+            # Files have room for every configuration, where a page or a drawing has not.
             made = tables(gather(runs, only, None, compared))
             target.mkdir(exist_ok=True)
             for name, table in made.items():

@@ -1,6 +1,6 @@
 """Gather what a report shows of runs, aggregated and within what a page can hold.
 
-Of a case's raw samples nothing is read but those of the lines that are shown.
+Of raw samples nothing is read but those of the configurations that are shown.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from profiler.results.problems import not_measured, warned
 from profiler.results.reading import Runs, chosen
 from profiler.results.replicates import merge, without_probes
 from profiler.results.set_up import break_even, set_up
-from profiler.results.speedups import GROUP, SPEEDUPS, spreads
+from profiler.results.speedups import CONFIGURATION, GROUP, SPEEDUPS, spreads
 from profiler.stats.ratios import JUDGED_ON
 from profiler.tables.numbers import count
 
 KEY = ["run", *GROUP]
 """A group: what a deployment chooses within."""
-LINE = [*KEY, "variant", "precision"]
+CONFIGURATION_KEY = ["run", *CONFIGURATION]
+"""A configuration of a group."""
 _SWEEP = ["run", "model", "pass", "extra"]
 """What groups that differ only by the batch size have in common."""
-MOST_LINES = 1000
+MOST_CONFIGURATIONS = 1000
 """On a page, whose tables and charts take some 4 kB for each."""
 MOST_LAYERED = 8
 """Cells whose layers are on a page; the command `layers` prints every one."""
@@ -49,15 +50,15 @@ _CLOCKS = {headline: sorted({headline, judged}) for headline, judged in JUDGED_O
 class Data:
     """What a report shows.
 
-    `lines`: one row a line (replicates together, medians over them), each group fastest first, with what `_derived`
-    and `_quartiles` add; its column `run` is what tells the runs apart, the machine where that suffices. `probes`: rows
-    of a search for the largest batch. `problems`: cases without figures, by reason. `warnings`: how many rows carry
-    each kind. `layers`: profiled cases that differ only by the variant. `notes`: what was left out.
+    `configurations`: one row each (replicates together, medians over them), each group fastest first, with what
+    `_derived` and `_quartiles` add; its column `run` is what tells the runs apart, the machine where that suffices.
+    `probes`: rows of a search for the largest batch. `problems`: cases without figures, by reason. `warnings`: how many
+    rows carry each kind. `layers`: profiled cases that differ only by the variant. `notes`: what was left out.
     """
 
     runs: Runs
     labels: Mapping[str, str]
-    lines: pl.DataFrame
+    configurations: pl.DataFrame
     probes: pl.DataFrame
     problems: pl.DataFrame
     warnings: pl.DataFrame
@@ -77,12 +78,12 @@ class Data:
 def gather(
     runs: Runs,
     only: Filter | None = None,
-    most_lines: int | None = MOST_LINES,
+    most_configurations: int | None = MOST_CONFIGURATIONS,
     compared: pl.DataFrame | None = None,
 ) -> Data:
     """What a report of `runs` shows of the cases that hold the conditions `only`.
 
-    `most_lines` caps the lines; None shows all. `compared` is configurations.summary of the one run, where it is
+    `most_configurations` caps them; None shows all. `compared` is configurations.summary of the one run, where it is
     known already. Without any case `statuses` is empty.
     """
     results = runs.results
@@ -95,13 +96,15 @@ def gather(
     measured = cells.filter(pl.col("status") == "ok", pl.col("latency_ms").is_not_null())
     rows = measured.drop("options", "proof", "reason", "host").collect()
     notes: list[str] = []
-    shown = _capped(rows, most_lines, notes)
+    shown = _capped(rows, most_configurations, notes)
     samples = _samples(runs, shown, notes)
-    lines = _derived(_lines(shown, samples, spreads(runs.results), compared))
+    configurations = _derived(_configurations(shown, samples, spreads(runs.results), compared))
     return Data(
         runs,
         labels,
-        lines.join(_quartiles(shown, samples), on=LINE, how="left", nulls_equal=True, maintain_order="left"),
+        configurations.join(
+            _quartiles(shown, samples), on=CONFIGURATION_KEY, how="left", nulls_equal=True, maintain_order="left"
+        ),
         probes.collect(),
         _problems(cells, notes),
         warned(rows).sort("cases", descending=True, maintain_order=True),
@@ -132,16 +135,16 @@ def _labels(runs: Runs, results: pl.LazyFrame) -> dict[str, str]:
 
 
 def _capped(rows: pl.DataFrame, most: int | None, notes: list[str]) -> pl.DataFrame:
-    """The rows of as many whole groups as `most` lines make: every model's first batch size before its second."""
+    """The rows of as many whole groups as make `most`: every model's first batch size before its second."""
     if most is None:
         return rows
     groups = rows.group_by(KEY, maintain_order=True).agg(
-        lines=pl.struct("variant", "precision").n_unique(), cases=pl.len()
+        configurations=pl.struct("variant", "precision").n_unique(), cases=pl.len()
     )
     size = pl.col("batch_size").rank("dense").over(_SWEEP)
-    fits = groups.sort(size, maintain_order=True).filter(pl.col("lines").cum_sum() <= most)
+    fits = groups.sort(size, maintain_order=True).filter(pl.col("configurations").cum_sum() <= most)
     if fits.height < groups.height:
-        shown, every = (count(int(some["lines"].sum())) for some in (fits, groups))
+        shown, every = (count(int(some["configurations"].sum())) for some in (fits, groups))
         notes.append(
             f"The page shows {shown} of {every} configurations, for {count(fits.height)} of {count(groups.height)} "
             "choices (a model, pass and batch size each). --only shows others; --format csv has all."
@@ -167,27 +170,27 @@ def _samples(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
     return samples.select("run", *SAMPLES).drop("index").collect(engine="streaming")
 
 
-def _lines(
+def _configurations(
     rows: pl.DataFrame, samples: pl.DataFrame, common: pl.DataFrame, compared: pl.DataFrame | None
 ) -> pl.DataFrame:
-    """Medians over replicates, and how each line compares with its group's base."""
+    """Medians over replicates, and how each compares with its group's base."""
     rows = rows.with_columns(set_up_s=set_up())
-    medians = merge(rows, LINE, [name for name in rows.columns if name not in LINE])
+    medians = merge(rows, CONFIGURATION_KEY, [name for name in rows.columns if name not in CONFIGURATION_KEY])
     summaries = []
     for part in rows.partition_by("run", maintain_order=True) or [rows]:
         run = part["run"].first()
         own = samples.filter(pl.col("run").eq_missing(run))
         judged = summary(part, own, common) if compared is None else compared
         summaries.append(judged.with_columns(run=pl.lit(run, pl.String)))
-    speedups = pl.concat(summaries).select(*LINE, *SPEEDUPS)
-    return medians.join(speedups, on=LINE, how="left", nulls_equal=True, maintain_order="left")
+    speedups = pl.concat(summaries).select(*CONFIGURATION_KEY, *SPEEDUPS)
+    return medians.join(speedups, on=CONFIGURATION_KEY, how="left", nulls_equal=True, maintain_order="left")
 
 
-def _derived(lines: pl.DataFrame) -> pl.DataFrame:
-    """Sorted for reading, with what follows from a line's own figures and its group's.
+def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
+    """Sorted for reading, with what follows from a configuration's own figures and its group's.
 
     `configuration`: its name; `rank` in its group, 1 the fastest; `step`: its place from the base to the exported
-    runtimes; `front`: no line of the model has both a lower latency and a higher throughput; `undivided_mib` of the
+    runtimes; `front`: none of the model has both a lower latency and a higher throughput; `undivided_mib` of the
     peak is in none of the parts; `pays_off_items`: after how many the set-up is won back against the base, null if
     never; `best_from_items`: from how many on it is the first of its group to be done with all of them, null if never.
     """
@@ -195,7 +198,7 @@ def _derived(lines: pl.DataFrame) -> pl.DataFrame:
     item_s = 1 / pl.coalesce("throughput", 1000 * batch / latency)
     setting = pl.col("setting").map_elements(_short, pl.String)
     rest = pl.col("peak_memory_mib") - pl.sum_horizontal(_PARTS)
-    lines = lines.with_columns(
+    configurations = configurations.with_columns(
         configuration=pl.concat_str("variant", "precision", separator=" ")
         + pl.when(setting != "").then(", " + setting).otherwise(pl.lit("")),
         item_ms=latency / batch,
@@ -208,15 +211,19 @@ def _derived(lines: pl.DataFrame) -> pl.DataFrame:
         intensity=pl.col("flops_per_item") * batch / (pl.col("moved_mib") * 2**20),
         over_floor=pl.min_horizontal("latency_ms", "gpu_ms") / pl.col("floor_ms"),
     )
-    lines = _sorted(lines)
+    configurations = _sorted(configurations)
     best_so_far = (1 / pl.col("item_s")).cum_max().over(_SWEEP, order_by="latency_ms")
     at_smallest = pl.col("item_ms").first().over([*_SWEEP, "variant", "precision"], order_by="batch_size")
-    lines = lines.with_columns(front=1 / pl.col("item_s") >= best_so_far, item_gain=at_smallest / pl.col("item_ms"))
+    configurations = configurations.with_columns(
+        front=1 / pl.col("item_s") >= best_so_far, item_gain=at_smallest / pl.col("item_ms")
+    )
     of_base = [pl.col(name).filter("is_base").first().over(KEY) for name in ("set_up_s", "item_s")]
-    costs = zip(lines["set_up_s"], lines["item_s"], *lines.select(of_base), strict=True)
+    costs = zip(configurations["set_up_s"], configurations["item_s"], *configurations.select(of_base), strict=True)
     pays = pl.Series([break_even(*each) for each in costs], dtype=pl.Float64).ceil()
-    lines = lines.with_columns(pays_off_items=pays)
-    return lines.join(_best_from(lines), on=LINE, how="left", nulls_equal=True, maintain_order="left")
+    configurations = configurations.with_columns(pays_off_items=pays)
+    return configurations.join(
+        _best_from(configurations), on=CONFIGURATION_KEY, how="left", nulls_equal=True, maintain_order="left"
+    )
 
 
 def _short(setting: str) -> str:
@@ -225,16 +232,18 @@ def _short(setting: str) -> str:
     return " ".join(value if key in ("optimizer", "head") else f"{key}={value}" for key, value in named)
 
 
-def _sorted(lines: pl.DataFrame) -> pl.DataFrame:
-    runs = lines["run"].unique(maintain_order=True)
-    models = sorted(lines["model"].unique(), key=natural)
+def _sorted(configurations: pl.DataFrame) -> pl.DataFrame:
+    runs = configurations["run"].unique(maintain_order=True)
+    models = sorted(configurations["model"].unique(), key=natural)
     names = (
-        lines.select("engine", "variant").unique().sort(place("engine", ENGINES), place("variant", PRESETS), "variant")
+        configurations.select("engine", "variant")
+        .unique()
+        .sort(place("engine", ENGINES), place("variant", PRESETS), "variant")
     )
     variant = place("variant", names["variant"].unique(maintain_order=True))
-    lines = lines.with_columns(step=variant * len(PRECISIONS) + place("precision", PRECISIONS))
+    configurations = configurations.with_columns(step=variant * len(PRECISIONS) + place("precision", PRECISIONS))
     places = [place("run", runs), place("pass", PASSES), place("model", models)]
-    return lines.sort(*places, "extra", "batch_size", "latency_ms", maintain_order=True)
+    return configurations.sort(*places, "extra", "batch_size", "latency_ms", maintain_order=True)
 
 
 def place(column: str, order: Iterable[str]) -> pl.Expr:
@@ -243,31 +252,33 @@ def place(column: str, order: Iterable[str]) -> pl.Expr:
     return pl.col(column).replace_strict(names, range(len(names)), default=len(names), return_dtype=pl.Int64)
 
 
-def _best_from(lines: pl.DataFrame) -> pl.DataFrame:
-    """From how many items on `set_up_s` + items · `item_s` of a line is the least of its group; others have no row."""
-    costs = lines.drop_nulls("set_up_s").sort("set_up_s", maintain_order=True)
-    costs = costs.unique([*KEY, "item_s"], keep="first", maintain_order=True).select(*LINE, "set_up_s", "item_s")
+def _best_from(configurations: pl.DataFrame) -> pl.DataFrame:
+    """From how many items on `set_up_s` + items · `item_s` is the least of its group; others have no row."""
+    costs = configurations.drop_nulls("set_up_s").sort("set_up_s", maintain_order=True)
+    costs = costs.unique([*KEY, "item_s"], keep="first", maintain_order=True).select(
+        *CONFIGURATION_KEY, "set_up_s", "item_s"
+    )
     pairs = costs.join(costs, on=KEY, nulls_equal=True, suffix="_other")
     gain = pl.col("item_s_other") - pl.col("item_s")
     crossing = (pl.col("set_up_s") - pl.col("set_up_s_other")) / gain
-    spans = pairs.group_by(LINE).agg(
+    spans = pairs.group_by(CONFIGURATION_KEY).agg(
         # Faster than the slower ones from the last crossing on, and until the first with a faster one.
         start=crossing.filter(gain > 0).max().fill_null(0).clip(0),
         end=crossing.filter(gain < 0).min().fill_null(float("inf")),
     )
     start = pl.col("start")
     first = pl.when(start > 0).then(start.floor() + 1).otherwise(0.0)
-    return spans.filter(start < pl.col("end")).select(*LINE, best_from_items=first)
+    return spans.filter(start < pl.col("end")).select(*CONFIGURATION_KEY, best_from_items=first)
 
 
 def _quartiles(rows: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
-    """Each line's samples on the headline clock: up to `TICKS` of them, sorted; how many, their quartiles, outliers."""
-    headline = samples.join(rows.select(*LINE, "case_id", "clock"), on=["run", "case_id", "clock"])
+    """By configuration samples of the headline clock: up to `TICKS`, sorted; how many, their quartiles, outliers."""
+    headline = samples.join(rows.select(*CONFIGURATION_KEY, "case_id", "clock"), on=["run", "case_id", "clock"])
     ms = pl.col("ms").sort()
     last = (pl.len() - 1).cast(pl.Float64)
     places = (pl.int_range(TICKS) * last / (TICKS - 1)).round().cast(pl.UInt32).unique(maintain_order=True)
     low, high = pl.col("ms").quantile(0.25, "linear"), pl.col("ms").quantile(0.75, "linear")
-    return headline.group_by(LINE, maintain_order=True).agg(
+    return headline.group_by(CONFIGURATION_KEY, maintain_order=True).agg(
         ticks=ms.gather(places),
         taken=pl.len(),
         outliers=(~pl.col("ms").is_between(low - 1.5 * (high - low), high + 1.5 * (high - low))).sum(),
@@ -291,7 +302,7 @@ def _problems(cells: pl.LazyFrame, notes: list[str]) -> pl.DataFrame:
 
 
 def _layers(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> list[list[Profiled]]:
-    """The first replicate of each profiled line, those together that differ only by the variant."""
+    """The first replicate of each profiled configuration, those together that differ only by the variant."""
     if runs.layers is None:
         return []
     keys = [*KEY, "precision"]
@@ -301,7 +312,7 @@ def _layers(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> list[list[Profi
             f"The layers of {MOST_LAYERED} of {count(len(cells))} profiled choices are shown; python -m profiler "
             "layers prints the others."
         )
-    # The fullest first: most variants side by side, then the largest batch. What is kept is sorted as the lines are.
+    # The fullest first: most variants side by side, then the largest batch. What is kept is sorted as they are.
     fullest = sorted(cells, key=lambda cell: (-len(cell), -cell[0].row["batch_size"]))[:MOST_LAYERED]
     return sorted(fullest, key=lambda cell: _reading_order(cell[0].row))
 

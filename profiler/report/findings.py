@@ -33,9 +33,9 @@ class Lead:
         return f"{self.where}: {self.ratio} {self.over}"
 
 
-def headline(lines: pl.DataFrame) -> str:
+def headline(configurations: pl.DataFrame) -> str:
     """Like "compiled fp16 is the fastest for 5 of 6 models and batch sizes"."""
-    best = _inference_first(lines.filter(rank=1))
+    best = _inference_first(configurations.filter(rank=1))
     if best.is_empty():
         return "No case succeeded"
     ((name, count),) = Counter(best["configuration"]).most_common(1)
@@ -44,12 +44,12 @@ def headline(lines: pl.DataFrame) -> str:
     run = "run, " if best["run"].n_unique() > 1 else ""
     some = f"{count} of {best.height} {run.replace('run', 'runs')}models and batch sizes"
     of = f"every {run}model and batch size" if count == best.height else some
-    return f"{name} is the fastest for {of}" + (" in inference" if lines["pass"].n_unique() > 1 else "")
+    return f"{name} is the fastest for {of}" + (" in inference" if configurations["pass"].n_unique() > 1 else "")
 
 
-def lead(lines: pl.DataFrame) -> list[Lead]:
+def lead(configurations: pl.DataFrame) -> list[Lead]:
     """What the fastest configurations gain, by batch size: geometric means over the models, and the range."""
-    rivals = lines.filter(pl.len().over(KEY) > 1)  # What ran alone is as fast as itself.
+    rivals = configurations.filter(pl.len().over(KEY) > 1)  # What ran alone is as fast as itself.
     best = _inference_first(rivals.filter(pl.col("speedup").is_not_null(), rank=1))
     leads = []
     for (run, pass_, batch, _, setting, base), part in best.group_by(
@@ -67,17 +67,17 @@ def lead(lines: pl.DataFrame) -> list[Lead]:
 
 def findings(data: Data) -> dict[str, list[Finding]]:
     """By chart, a sentence for each run, model and pass that it can show."""
-    return {name: list(_of_each_model(data.lines, *how)) for name, how in _SENTENCES.items()} | {
+    return {name: list(_of_each_model(data.configurations, *how)) for name, how in _SENTENCES.items()} | {
         "layers": _longest_layers(data)
     }
 
 
 def _of_each_model(
-    lines: pl.DataFrame, needs: str, sentence: Callable[[Sequence[Row]], str | None]
+    configurations: pl.DataFrame, needs: str, sentence: Callable[[Sequence[Row]], str | None]
 ) -> Iterator[Finding]:
     """What the rows that have the figure `needs` show of each run, model and pass."""
     keys = ["run", "model", "pass"]
-    for key, part in lines.drop_nulls(needs).group_by(keys, maintain_order=True):
+    for key, part in configurations.drop_nulls(needs).group_by(keys, maintain_order=True):
         if text := sentence(part.to_dicts()):
             yield {**dict(zip(keys, key, strict=True)), "text": text}
 

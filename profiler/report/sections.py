@@ -108,16 +108,16 @@ def compose(data: Data) -> Report:
     rows = charts.rows(data)
     drawn = {
         name: chart
-        for name, chart in charts.make(charts.domains(data.lines)).items()
+        for name, chart in charts.make(charts.domains(data.configurations)).items()
         if charts.select(chart, rows[chart.data[0]]) and all(rows[other] for other in chart.data)
     }
     sections = _sections(data, drawn)
     shown = {chart.name for section in sections for chart in section.charts}
     assert shown == set(drawn), f"{set(drawn) - shown}: a chart's name begins with that of its section"
     return Report(
-        findings.headline(data.lines),
+        findings.headline(data.configurations),
         _machine(data),
-        findings.lead(data.lines),
+        findings.lead(data.configurations),
         [section for section in sections if section.text or section.charts or section.tables],
         findings.findings(data),
         rows,
@@ -126,7 +126,7 @@ def compose(data: Data) -> Report:
 
 
 def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
-    made, lines = tables(data), data.lines
+    made, configurations = tables(data), data.configurations
 
     def section(name: str, title: str, text: Sequence[str] = (), *more: str, **fields: Any) -> Section:
         """With the charts and tables of that name ("latency", "latency-…"), and of `more` names, that there are."""
@@ -142,20 +142,20 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
     def when(condition: object, text: str) -> list[str]:
         return [text] if condition else []
 
-    measured = not lines.is_empty()
-    sized, trained = lines["batch_size"].n_unique() > 1, "training" in lines["pass"]
+    measured = not configurations.is_empty()
+    sized, trained = configurations["batch_size"].n_unique() > 1, "training" in configurations["pass"]
     environment = [*_wall_time(data), *data.runs.notes]
     return [
-        section("answer", "What to deploy", _answer(data), "overview", open=True, sentences=_sentences(lines)),
-        section("speedups", "Speed-up by configuration", _speedups(lines)),
-        section("latency", "Latency against batch size", _latency(lines)),
+        section("answer", "What to deploy", _answer(data), "overview", open=True, sentences=_sentences(configurations)),
+        section("speedups", "Speed-up by configuration", _speedups(configurations)),
+        section("latency", "Latency against batch size", _latency(configurations)),
         section("throughput", "Throughput against latency", when(measured, _THROUGHPUT)),
-        section("memory", "Memory", _memory(lines)),
+        section("memory", "Memory", _memory(configurations)),
         section("roofline", "Roofline", _roofline(data, "roofline" in drawn)),
         section("efficiency", "Minibatch efficiency", when(sized, _EFFICIENCY), "largest-batch"),
         section("training", "Training", when(trained, _TRAINING)),
         section("layers", "Layer by layer", when(measured, _layers(data))),
-        section("samples", "Raw samples", when(measured, _samples(lines))),
+        section("samples", "Raw samples", when(measured, _samples(configurations))),
         section("setup", "Set-up and break-even", when(measured, _SETUP), "break-even"),
         section("energy", "Energy and cost"),
         section("not-measured", "Not measured", when("not-measured" not in made, "Every case succeeded."), open=True),
@@ -174,37 +174,39 @@ def _machine(data: Data) -> str:
 
 def _answer(data: Data) -> list[str]:
     """How to read the answer, and where to ask under limits."""
-    lines = data.lines
-    if lines.is_empty():
+    configurations = data.configurations
+    if configurations.is_empty():
         return ["No case succeeded; reasons below."]
     text = ["The fastest configuration (an engine at a precision) of each model and batch size."]
-    if lines["precision"].n_unique() > 1:
+    if configurations["precision"].n_unique() > 1:
         text[0] += " Where its precision is narrow, check its error."
     runs = " ".join(shlex.quote(run.address) for run in data.runs.runs)
-    command = f"python -m profiler recommend {runs} --model {shlex.quote(str(lines['model'][0]))}"
+    command = f"python -m profiler recommend {runs} --model {shlex.quote(str(configurations['model'][0]))}"
     if len(command) < 250 and "`" not in command:
         text.append(f"To choose under limits of latency, throughput, memory, error or cost: `{command}`")
     return text
 
 
-def _sentences(lines: pl.DataFrame) -> list[tuple[str, dict[str, Any]]]:
+def _sentences(configurations: pl.DataFrame) -> list[tuple[str, dict[str, Any]]]:
     """What the terminal says of each group, with what the group is."""
     sentences = []
-    for key, group in lines.group_by(KEY, maintain_order=True):
+    for key, group in configurations.group_by(KEY, maintain_order=True):
         about = dict(zip(KEY, key, strict=True))
         if text := group_sentence(about, group.to_dicts()):
-            more = [str(about[name]) for name in ("extra", "run") if about[name] and lines[name].n_unique() > 1]
+            more = [
+                str(about[name]) for name in ("extra", "run") if about[name] and configurations[name].n_unique() > 1
+            ]
             sentences.append((text + (f" [{', '.join(more)}]" if more else ""), about))
     return sentences
 
 
-def _speedups(lines: pl.DataFrame) -> list[str]:
+def _speedups(configurations: pl.DataFrame) -> list[str]:
     """What a speed-up is relative to, and what its interval holds."""
-    if lines.is_empty():
+    if configurations.is_empty():
         return []
-    if lines["speedup"].count() == 0:
+    if configurations["speedup"].count() == 0:
         return ["No speed-ups: their base, eager in fp32 or for an ONNX file ort, was not measured."]
-    kinds = set(lines["interval"].drop_nulls())
+    kinds = set(configurations["interval"].drop_nulls())
     if "between processes" in kinds:
         intervals = "Bars are 95 % intervals between processes, from the replicates."
     elif kinds:
@@ -212,7 +214,7 @@ def _speedups(lines: pl.DataFrame) -> list[str]:
             "Bars are 95 % intervals, which cover noise within one process only; `replicates: 3` in the job covers "
             "run-to-run noise, and gives verdicts."
         )
-    elif lines["taken"].count():
+    elif configurations["taken"].count():
         intervals = "No intervals: fewer than 30 independent samples. Raise `budget.seconds`."
     else:
         intervals = "No intervals: the raw samples are not with these results."
@@ -223,18 +225,18 @@ def _speedups(lines: pl.DataFrame) -> list[str]:
     ]
 
 
-def _latency(lines: pl.DataFrame) -> list[str]:
-    sizes = lines["batch_size"].unique()
+def _latency(configurations: pl.DataFrame) -> list[str]:
+    sizes = configurations["batch_size"].unique()
     if sizes.len() == 1:
         return [f"Everything was measured at batch size {sizes[0]}, so there is no curve."]
     return ["The time of one call by its batch size. Both scales are logarithmic."] if sizes.len() else []
 
 
-def _memory(lines: pl.DataFrame) -> list[str]:
+def _memory(configurations: pl.DataFrame) -> list[str]:
     """What the peak is, and which parts it has on this kind of device."""
-    if lines["peak_memory_mib"].count() == 0:
+    if configurations["peak_memory_mib"].count() == 0:
         return []
-    if lines["context_mib"].count() == 0:
+    if configurations["context_mib"].count() == 0:
         return [
             "On a CPU memory is the peak resident set while measuring, above what the process started with. It "
             "cannot be divided."
@@ -247,7 +249,7 @@ def _memory(lines: pl.DataFrame) -> list[str]:
 
 def _roofline(data: Data, drawn: bool) -> list[str]:
     """How to read the roofline, or why there is none."""
-    if data.lines["tflops"].count() == 0:
+    if data.configurations["tflops"].count() == 0:
         return []
     if drawn:
         return [
@@ -269,8 +271,8 @@ def _layers(data: Data) -> str:
     )
 
 
-def _samples(lines: pl.DataFrame) -> str:
-    if lines["taken"].count() == 0:
+def _samples(configurations: pl.DataFrame) -> str:
+    if configurations["taken"].count() == 0:
         return "The raw samples are not with these results."
     return (
         f"Up to {TICKS} samples of each configuration, evenly spaced by rank, with the fastest and the slowest. "

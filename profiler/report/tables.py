@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from engines.catalog import PRECISIONS
-from profiler.report.data import KEY, LINE, Data, place
+from profiler.report.data import CONFIGURATION_KEY, KEY, Data, place
 from profiler.results import batch_sweeps
 from profiler.results.columns import RESULTS, Group, Shown, columns
 from profiler.results.fields import field, fields, latency_spread, verdict
@@ -34,22 +34,22 @@ _UNITS = {"tflops": "TFLOP/s", "gb_s": "GB/s", "mib": "MiB"}
 
 def tables(data: Data) -> dict[str, Table]:
     """Every table that is not empty, by name."""
-    lines = data.lines
-    trained = lines.filter(pl.col("pass") == "training")
+    configurations = data.configurations
+    trained = configurations.filter(pl.col("pass") == "training")
     made = [
-        _answer(lines),
-        _table("speedups", "Speed-up by configuration", _in_steps(lines), *_SPEEDUPS, needs="speedup"),
-        _table("latency", "Latency on every clock", lines, *_LATENCY, needs="latency_ms"),
-        _table("throughput", "Throughput and latency", lines, *_THROUGHPUT, needs="latency_ms"),
-        _table("memory", "Memory", lines, *_MEMORY, needs="peak_memory_mib"),
-        _table("roofline", "Roofline", lines, *_ROOFLINE, needs="tflops"),
-        _table("efficiency", "Time per item", lines, *_EFFICIENCY, needs="item_ms"),
+        _answer(configurations),
+        _table("speedups", "Speed-up by configuration", _in_steps(configurations), *_SPEEDUPS, needs="speedup"),
+        _table("latency", "Latency on every clock", configurations, *_LATENCY, needs="latency_ms"),
+        _table("throughput", "Throughput and latency", configurations, *_THROUGHPUT, needs="latency_ms"),
+        _table("memory", "Memory", configurations, *_MEMORY, needs="peak_memory_mib"),
+        _table("roofline", "Roofline", configurations, *_ROOFLINE, needs="tflops"),
+        _table("efficiency", "Time per item", configurations, *_EFFICIENCY, needs="item_ms"),
         _largest(data),
         _table("training", "Training", trained, *_TRAINING, needs="latency_ms"),
         *(_layers(number, cell) for number, cell in enumerate(data.layers, 1)),
-        _table("samples", "Raw samples", lines, *_SAMPLES, needs="taken"),
-        _table("setup", "Set-up and break-even", lines, *_SETUP, needs="set_up_s"),
-        _table("energy", "Energy and cost", lines, *_ENERGY, needs=("energy_mj_per_item", "usd_per_hour")),
+        _table("samples", "Raw samples", configurations, *_SAMPLES, needs="taken"),
+        _table("setup", "Set-up and break-even", configurations, *_SETUP, needs="set_up_s"),
+        _table("energy", "Energy and cost", configurations, *_ENERGY, needs=("energy_mj_per_item", "usd_per_hour")),
         _problems(data.problems),
         _warnings(data.warnings),
         _environment(data),
@@ -77,14 +77,14 @@ def layers(cell: Sequence[Profiled]) -> list[Layer]:
     return known + ([Layer("no exported node", None, strangers)] if strangers else [])
 
 
-def _answer(lines: pl.DataFrame) -> Table:
+def _answer(configurations: pl.DataFrame) -> Table:
     """What is fastest in each group, and the fastest in each precision, in rows that the page's filter shows."""
     second, plain = pl.col("rank") == 2, pl.col("precision") == "fp32"
 
     def rival(name: str, which: pl.Expr) -> pl.Expr:
         return pl.col(name).filter(which).first().over(KEY)
 
-    best = lines.with_row_index("place").with_columns(
+    best = configurations.with_row_index("place").with_columns(
         place=pl.col("place").first().over(KEY),
         runner_up=pl.when(rank=1).then(rival("configuration", second)),
         margin=pl.when(rank=1).then(rival("latency_ms", second) / pl.col("latency_ms")),
@@ -92,7 +92,7 @@ def _answer(lines: pl.DataFrame) -> Table:
         fastest_fp32_ms=rival("latency_ms", plain),
     )
     rows = [best.unique(KEY, keep="first", maintain_order=True).with_columns(restricted_to=pl.lit(None, pl.String))]
-    if lines["precision"].n_unique() > 1:
+    if configurations["precision"].n_unique() > 1:
         own = best.unique([*KEY, "precision"], keep="first", maintain_order=True).sort(place("precision", PRECISIONS))
         rows.append(own.with_columns(restricted_to="precision"))
     best = pl.concat(rows).sort("place", maintain_order=True)
@@ -275,17 +275,17 @@ def _identity(frame: pl.DataFrame, engine: bool = True, batch: bool = True) -> l
     ]
 
 
-def _table(name: str, title: str, lines: pl.DataFrame, *fields: Field, needs: str | tuple[str, ...]) -> Table:
-    frame = lines.filter(pl.any_horizontal(pl.col(needs).is_not_null()))
-    return Table(name, title, frame, [*_identity(frame), *fields], keys=LINE)
+def _table(name: str, title: str, configurations: pl.DataFrame, *fields: Field, needs: str | tuple[str, ...]) -> Table:
+    frame = configurations.filter(pl.any_horizontal(pl.col(needs).is_not_null()))
+    return Table(name, title, frame, [*_identity(frame), *fields], keys=CONFIGURATION_KEY)
 
 
-def _in_steps(lines: pl.DataFrame) -> pl.DataFrame:
+def _in_steps(configurations: pl.DataFrame) -> pl.DataFrame:
     """Each group's steps from the base on, with what each gains over the one before."""
-    keys = lines.select(KEY).unique(maintain_order=True).with_row_index("place")
-    lines = lines.join(keys, on=KEY, how="left", nulls_equal=True, maintain_order="left")
-    lines = lines.sort("place", "step", maintain_order=True)
-    return lines.with_columns(gain=(pl.col("latency_ms").shift(1) / pl.col("latency_ms")).over("place"))
+    keys = configurations.select(KEY).unique(maintain_order=True).with_row_index("place")
+    configurations = configurations.join(keys, on=KEY, how="left", nulls_equal=True, maintain_order="left")
+    configurations = configurations.sort("place", "step", maintain_order=True)
+    return configurations.with_columns(gain=(pl.col("latency_ms").shift(1) / pl.col("latency_ms")).over("place"))
 
 
 def _problems(problems: pl.DataFrame) -> Table:

@@ -24,7 +24,7 @@ from engines.catalog import PRECISIONS
 from profiler.errors import ConfigError
 from profiler.report import page as report_page
 from profiler.report.command import Options, write
-from profiler.report.data import LINE, TICKS, Data, gather, natural
+from profiler.report.data import CONFIGURATION_KEY, TICKS, Data, gather, natural
 from profiler.report.findings import findings, headline, lead
 from profiler.report.sections import Report, compose
 from profiler.report.tables import tables
@@ -203,7 +203,7 @@ def test_the_answer_lists_the_precisions_of_a_choice_in_one_order(h200_csv: list
 def test_csv_of_more_lines_than_a_page_has_room_for_has_them_all(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("profiler.report.command.MOST_LINES", 40)
+    monkeypatch.setattr("profiler.report.command.MOST_CONFIGURATIONS", 40)
     write(Options(runs=[GOLDEN / "h200"], format="csv", output=tmp_path))
     assert pl.read_csv(tmp_path / "latency.csv").height == 120
     page = page_of(GOLDEN / "h200", folder=tmp_path)
@@ -374,7 +374,7 @@ def gathered(folder: Path, rows: Rows, **more: Any) -> Data:
 
 
 def of(data: Data, variant: str) -> dict[str, Any]:
-    return data.lines.row(by_predicate=pl.col("variant") == variant, named=True)
+    return data.configurations.row(by_predicate=pl.col("variant") == variant, named=True)
 
 
 def test_set_up_pays_off_where_the_seconds_are_won_back(tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_the_best_from_so_many_items_on_is_the_best(tmp_path: Path) -> None:
         (31.0, 1.0),
     ]
     rows = [row(f"ort-{i}", ms, throughput=1000 / ms, build_s=s) for i, (s, ms) in enumerate(costs)]
-    lines = gathered(tmp_path, rows).lines.to_dicts()
+    lines = gathered(tmp_path, rows).configurations.to_dicts()
     steps = sorted((line["best_from_items"], line["variant"]) for line in lines if line["best_from_items"] is not None)
     assert len(steps) == 5
     for items in [0, 1, *(round(10 ** (n / 8)) for n in range(1, 60))]:
@@ -423,7 +423,7 @@ def test_the_front_holds_what_nothing_beats_in_both(tmp_path: Path) -> None:
             [(1, 1, 900), (2, 1, 950), (2.5, 1, 400), (3, 4, 1300), (9, 16, 1250), (9, 16, 1700)]
         )
     ]
-    lines = gathered(tmp_path, rows).lines.to_dicts()
+    lines = gathered(tmp_path, rows).configurations.to_dicts()
     front = {
         line["variant"]
         for line in lines
@@ -474,14 +474,14 @@ def test_runs_of_one_machine_with_the_same_cases_keep_their_names(tmp_path: Path
     for name, ms in (("before", 2.0), ("after", 1.0)):
         save(tmp_path / name, [row("eager", ms, run_id=name)])
     data = gather(read_runs([tmp_path / "before", tmp_path / "after"]))
-    assert data.lines.select("run", "latency_ms").rows() == [("before", 2.0), ("after", 1.0)]
+    assert data.configurations.select("run", "latency_ms").rows() == [("before", 2.0), ("after", 1.0)]
 
 
 def test_runs_that_share_a_job_are_one(tmp_path: Path) -> None:
     save(tmp_path / "one", [row("eager", 2.0, run_id="one")])
     save(tmp_path / "two", [row("ort", 1.0, run_id="two")])
     data = gather(read_runs([tmp_path / "one", tmp_path / "two"]))
-    assert data.lines["run"].unique().to_list() == ["laptop"]
+    assert data.configurations["run"].unique().to_list() == ["laptop"]
     assert of(data, "ort")["speedup"] == 2.0
 
 
@@ -495,20 +495,20 @@ def test_machines_stand_apart(tmp_path: Path) -> None:
 
 def test_samples_that_are_drawn_are_real_and_span_them_all(h200_data: Data, tmp_path: Path) -> None:
     data = gathered(tmp_path, [row("eager", 10.0)])
-    drawn = data.lines.row(0, named=True)
+    drawn = data.configurations.row(0, named=True)
     samples = sorted(10.0 * (1 + 0.01 * math.sin(3 * i)) for i in range(40))
     assert drawn["taken"] == 40
     assert len(drawn["ticks"]) == TICKS
     assert drawn["ticks"] == pytest.approx(samples)
-    assert h200_data.lines["ticks"].list.len().max() == TICKS
+    assert h200_data.configurations["ticks"].list.len().max() == TICKS
 
 
 def test_a_cap_keeps_whole_groups_and_every_model(tmp_path: Path) -> None:
     rows = [row(v, 1.0, model=m, batch_size=b) for m in "abcd" for b in (1, 2, 4) for v in ("eager", "ort")]
-    data = gathered(tmp_path, rows, most_lines=11)
-    assert data.lines.height == 10
-    assert set(data.lines["model"]) == set("abcd")
-    assert data.lines.group_by(LINE[:-2]).len()["len"].unique().to_list() == [2]
+    data = gathered(tmp_path, rows, most_configurations=11)
+    assert data.configurations.height == 10
+    assert set(data.configurations["model"]) == set("abcd")
+    assert data.configurations.group_by(CONFIGURATION_KEY[:-2]).len()["len"].unique().to_list() == [2]
     assert "10 of 24 configurations" in data.notes[0]
 
 
@@ -516,8 +516,8 @@ def test_raw_samples_are_left_out_where_they_are_too_many(tmp_path: Path, monkey
     monkeypatch.setattr("profiler.report.data._MOST_SAMPLES", 100)
     rows = [row(v, 1.0, model=m) for m in "ab" for v in ("eager", "ort")]
     data = gathered(tmp_path, rows)
-    assert set(data.lines.drop_nulls("taken")["model"]) == {"a"}
-    assert data.lines.filter(model="b")["speedup"].to_list() == [1.0, 1.0]
+    assert set(data.configurations.drop_nulls("taken")["model"]) == {"a"}
+    assert data.configurations.filter(model="b")["speedup"].to_list() == [1.0, 1.0]
     assert any("100 samples" in note for note in data.notes)
 
 
@@ -529,7 +529,7 @@ def test_a_search_for_the_largest_batch_is_a_table_and_no_curve(tmp_path: Path) 
         *(failed("eager", batch_size=b, extra="probe=largest", status="oom") for b in (20, 32, 40)),
     ]
     data = gathered(tmp_path, rows)
-    assert data.lines.height == 1
+    assert data.configurations.height == 1
     assert data.problems.is_empty()
     assert data.statuses == {"ok": 1}
     (found,) = Reader(report_page.page(compose(data))).tables["largest-batch"]
@@ -565,7 +565,7 @@ def test_of_several_optimizers_the_sentence_on_speedups_is_of_one(tmp_path: Path
 
 def test_a_line_that_ran_alone_is_not_held_against_itself(tmp_path: Path) -> None:
     rows = [row("eager", 1.0 * b, batch_size=b, extra="sweep=batch") for b in (1, 2)]
-    assert lead(gathered(tmp_path, rows).lines) == []
+    assert lead(gathered(tmp_path, rows).configurations) == []
 
 
 def test_optimizers_stand_side_by_side(tmp_path: Path) -> None:
@@ -641,7 +641,7 @@ def test_headline_counts_models_and_batch_sizes(tmp_path: Path) -> None:
         *(row(v, ms, model="c") for v, ms in (("eager", 1.0), ("ort", 2.0))),
         row("eager", 1.0, **{"pass": "training"}),
     ]
-    lines = gathered(tmp_path, rows).lines
+    lines = gathered(tmp_path, rows).configurations
     assert headline(lines) == "ort fp32 is the fastest for 2 of 3 models and batch sizes in inference"
     assert [str(one) for one in lead(lines)] == [
         "batch 1: 1.59× as fast as fp32 eager: geometric mean of 3 models, which range from 1.00× to 2.0×"
