@@ -15,8 +15,10 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import re
+import shutil
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +26,7 @@ from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from engines.base import Phase, Unsupported
 from exporters.source import ModelError
@@ -38,13 +40,16 @@ _OUT_OF_MEMORY = (
 )
 _PR_SET_PDEATHSIG = 1
 _TICK_SECONDS = 0.2
+_CLOSE_SECONDS = 30.0
+"""How long a session may take to close, whatever the timeout: everything has been measured, and others wait."""
 
 
 @dataclass(frozen=True)
 class Call:
     """A function, written "package.module:function", that takes (argument, report); where its output goes; its limits.
 
-    `timeout` bounds all phases together but for Phase.BUILD, each of which has `build_timeout`; both in seconds.
+    `timeout` bounds all phases together but for Phase.BUILD, each of which has `build_timeout`, and Phase.END, which is
+    cut off by itself; both in seconds.
     """
 
     function: str
@@ -89,13 +94,13 @@ class Child:
         self._entered: dict[str, float] = {Phase.FORK: self._phase_started}
         self.parts: list[Part] = []
         """The cases that have ended, of a call that runs several; limits, phases and salvage begin again."""
-        self.is_closing = False
-        """Whether the last of them has a session that may still be closed."""
         self._seconds: dict[str, float] = {}
         self._salvage: Any = None
         self._oom_kills = _oom_kills()
+        # A process that is killed, or leaves without its exit handlers, clears nothing away.
+        self._temporary = tempfile.mkdtemp(prefix="profiler-")
         self._connection, theirs = _CONTEXT.Pipe(duplex=False)
-        self.process = _CONTEXT.Process(target=_enter, args=(theirs, call))
+        self.process = _CONTEXT.Process(target=_enter, args=(theirs, call, self._temporary))
         self.process.start()
         theirs.close()
 
@@ -107,7 +112,6 @@ class Child:
                 match self._connection.recv():
                     case Entered(phase):
                         self._enter_phase(phase)
-                        self.is_closing = self.is_closing and phase == Phase.END
                     case Progress(text):
                         self.progress = text
                     case Salvage(value):
@@ -120,11 +124,12 @@ class Child:
             return self._finish(self._post_mortem())
         if self._remaining() > 0:
             return None
-        key = "build_timeout" if self.phase == Phase.BUILD else "timeout"
-        limit = getattr(self.call, key)
-        option = self.call.option or f"budget.{key}"
-        reason = f"ended after {limit:g} s, in phase {self.phase}; raise {option} if it needs longer"
-        return self._finish(Outcome("timeout", reason))
+        return self._finish(Outcome("timeout", self._over_the_limit()))
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the last case of several has a session that may still be closed."""
+        return bool(self.parts) and self.phase == Phase.END
 
     @property
     def doing(self) -> str:
@@ -141,12 +146,23 @@ class Child:
             self.process.kill()
         self.process.join()
         self._connection.close()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _remaining(self) -> float:
         spent = time.monotonic() - self._phase_started
         if self.phase == Phase.BUILD:
             return self.call.build_timeout - spent
-        return self.call.timeout - spent - sum(s for phase, s in self._seconds.items() if phase != Phase.BUILD)
+        if self.phase == Phase.END:
+            return _CLOSE_SECONDS - spent
+        apart = (Phase.BUILD, Phase.END)
+        return self.call.timeout - spent - sum(s for phase, s in self._seconds.items() if phase not in apart)
+
+    def _over_the_limit(self) -> str:
+        if self.phase == Phase.END:
+            return f"closing the session took more than {_CLOSE_SECONDS:g} s"
+        key = "build_timeout" if self.phase == Phase.BUILD else "timeout"
+        limit, option = getattr(self.call, key), self.call.option or f"budget.{key}"
+        return f"ended after {limit:g} s, in phase {self.phase}; raise {option} if it needs longer"
 
     def _enter_phase(self, phase: str) -> None:
         now = time.monotonic()
@@ -155,10 +171,10 @@ class Child:
         self._entered.setdefault(phase, now)
 
     def _end_part(self, value: Any) -> None:
-        self._enter_phase(Phase.OPEN)
-        self.parts.append(Part(value, self._seconds, self._entered))
-        self.is_closing = True
-        self._seconds, self._salvage, self._entered = {}, None, {Phase.OPEN: self._phase_started}
+        entered = dict(self._entered)
+        self._enter_phase(Phase.END)
+        self.parts.append(Part(value, self._seconds, entered))
+        self._seconds, self._salvage, self._entered = {}, None, {Phase.END: self._phase_started}
 
     def _finish(self, outcome: Outcome) -> Outcome:
         outcome.phase = self.phase
@@ -224,7 +240,7 @@ def run_all(calls: Iterable[Call], slots: int, tick: Callable[[int], None] = lam
     return [outcomes[index] for index in sorted(outcomes)]
 
 
-def _enter(connection: Connection, call: Call) -> None:
+def _enter(connection: Connection, call: Call, temporary: str) -> NoReturn:
     """The child's first and last function."""
     os.setsid()
     # This process is to end with the forkserver, and the forkserver with the parent: it does once nobody else holds the
@@ -236,12 +252,27 @@ def _enter(connection: Connection, call: Call) -> None:
     redirect_output(call.log)
     faulthandler.enable()  # A crash in C leaves the Python stack in the log.
     os.environ.update(call.environment)
+    os.environ["TMPDIR"] = tempfile.tempdir = temporary
     sys.path[:0] = [folder for folder in call.path if folder not in sys.path]
     if call.threads is not None and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(call.threads)
 
     report: Report = connection.send
-    outcome = _call(call, report)
+    try:
+        report(Entered(Phase.OPEN))
+        module, _, name = call.function.partition(":")
+        outcome = Outcome("ok", value=getattr(importlib.import_module(module), name)(call.argument, report))
+    except BaseException as error:
+        # Here, where its frames still hold what they held: a runtime can abort while it frees a session.
+        _leave(report, explain(error))
+    _leave(report, outcome)
+
+
+def _leave(report: Report, outcome: Outcome) -> NoReturn:
+    """Report the outcome and end the process without exit handlers or destructors: runtimes abort or hang in them.
+
+    Whoever reports from an exit handler, as coverage does, therefore reports nothing of a child.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
@@ -249,17 +280,7 @@ def _enter(connection: Connection, call: Call) -> None:
         report(Ended(outcome))
     except Exception as error:
         report(Ended(Outcome("failed", f"its result cannot be sent: {type(error).__name__}: {error}")))
-    # Neither exit handlers nor destructors: all that matters has been sent.
     os._exit(0)
-
-
-def _call(call: Call, report: Report) -> Outcome:
-    try:
-        report(Entered(Phase.OPEN))
-        module, _, name = call.function.partition(":")
-        return Outcome("ok", value=getattr(importlib.import_module(module), name)(call.argument, report))
-    except BaseException as error:
-        return explain(error)
 
 
 def explain(error: BaseException) -> Outcome:

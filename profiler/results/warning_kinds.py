@@ -215,8 +215,8 @@ _KINDS = (
     WarningKind(
         "unclosed",
         "#",
-        "the runtime failed while it closed the session, after everything had been measured",
-        "the process failed, as the text says, while it closed the session: everything had been measured",
+        "the runtime failed or hung while it closed the session, after everything had been measured",
+        "the process failed or hung, as the text says, while it closed the session: everything had been measured",
     ),
     WarningKind(
         "no-energy",

@@ -30,11 +30,12 @@ def measure_batches(tasks: Sequence[Task], report: Report) -> None:
     """
     process = _Process(report)
     for task in tasks:
-        result, error = process.measure(task)
-        # Before anything is freed: ONNX Runtime can abort there.
-        report(CaseEnded(result))
+        report(Entered(Phase.OPEN))
+        error = process.measure(task)
+        # Should the device hang or the process die from here on, this batch did it, not the next one.
         if not process.is_ready_for_another(task, error):
             return
+    process.close()
 
 
 class _Process:
@@ -45,8 +46,8 @@ class _Process:
         self._bench: Bench | None = None
         self._session: Session | None = None
 
-    def measure(self, task: Task) -> tuple[Result, Status | None]:
-        """A batch's Result, and how it ended if an error did it."""
+    def measure(self, task: Task) -> Status | None:
+        """Measure a batch and report its Result, before anything is freed; how it ended if an error did it."""
         salvage = None
 
         def report(message: Message) -> None:
@@ -56,23 +57,35 @@ class _Process:
             self._report(message)
 
         try:
-            return self._measure(task, report), None
+            result = self._measure(task, report)
         except Exception as error:
             outcome = explain(error)
-        # The error is gone by now, and with it the tensors in its frames.
-        outcome.salvage = salvage
-        return result_of(task.case.id, outcome), outcome.status
+            outcome.salvage = salvage
+            self._report(CaseEnded(result_of(task.case.id, outcome)))
+            return outcome.status
+        self._report(CaseEnded(result))
+        return None
 
     def is_ready_for_another(self, task: Task, error: Status | None) -> bool:
         """Free what the next batch cannot use; whether there may be one."""
-        if error is None and isinstance(self._session, Rebatchable):
+        if error is None:
+            if not isinstance(self._session, Rebatchable):
+                self.close()
             return True
-        self._report(Entered(Phase.END))
-        self._close()
-        is_ready = error in (None, "unsupported") or (error == "oom" and self._recovers(task))
-        # Only now: should the device hang or the process die before, this batch did it, not the next one.
-        self._report(Entered(Phase.OPEN))
-        return is_ready
+        with contextlib.suppress(Exception):  # The session may be in any state.
+            self.close()
+        return error == "unsupported" or (error == "oom" and self._recovers(task))
+
+    def close(self) -> None:
+        """Close and free the session, if there is one."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+        del session
+        gc.collect()
+        if torch.cuda.is_initialized():
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.empty_cache()
 
     def _measure(self, task: Task, report: Report) -> Result:
         phases = Phases(report)
@@ -94,18 +107,6 @@ class _Process:
         # Its rows have no figures of memory: its process holds what other batches left.
         result.warnings = [warning for warning in result.warnings if warning.kind not in doubting("memory")]
         return result
-
-    def _close(self) -> None:
-        """Free the session, whatever state it is in."""
-        session, self._session = self._session, None
-        if session is not None:
-            with contextlib.suppress(Exception):
-                session.close()
-        del session
-        gc.collect()
-        if torch.cuda.is_initialized():
-            with contextlib.suppress(RuntimeError):
-                torch.cuda.empty_cache()
 
     def _recovers(self, task: Task) -> bool:
         """Whether the device works after memory ran out: a CUDA graph's recording that broke off may have harmed it."""

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from profiler.processes import process
 from profiler.processes.process import Call, Child, explain, run_all, run_one
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,10 +25,13 @@ import sys
 
 PRELOADED = {name: name in sys.modules for name in ("torch", "onnxruntime", "profiler.worker.measure_case")}
 
+import atexit
 import ctypes
+import multiprocessing.util
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -98,6 +103,7 @@ def tells_progress(there, report):
 
 def runs_three(how, report):
     for number in range(3):
+        report(Entered("open"))
         report(Entered("measure"))
         report(Salvage([number]))
         if number == 2 and how == "crash":
@@ -106,6 +112,64 @@ def runs_three(how, report):
             time.sleep(600)
         time.sleep(1.2 if how == "hang" else 0)
         report(CaseEnded(number))
+
+def end_by(how):
+    if how == "hang":
+        time.sleep(600)
+    os.kill(os.getpid(), getattr(signal, how))
+
+class EndsWhenFreed:
+    def __init__(self, how):
+        self.how = how
+
+    def __del__(self):
+        end_by(self.how)
+
+KEPT = []
+
+def ends_in_an_exit_handler(argument, report):
+    """Neither Python's exit handlers may run nor C's, among which the destructors of static objects are."""
+    kind, how, told = argument
+
+    def end():
+        Path(told).touch()
+        end_by(how)
+
+    if kind == "atexit":
+        atexit.register(end)
+    elif kind == "static":
+        KEPT.append(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: end()))
+        ctypes.CDLL(None).__cxa_atexit(KEPT[0], None, None)  # Which is how C++ registers destructors.
+    else:
+        KEPT.append(EndsWhenFreed(how))  # Freed with the interpreter's modules.
+        multiprocessing.util.Finalize(None, end, exitpriority=1)
+    return "measured"
+
+def raises_with_what_ends_when_freed(argument, report):
+    error, how = argument
+    held = EndsWhenFreed(how)
+    raise Unsupported(error)
+
+def closes_by(how, report):
+    report(Entered("measure"))
+    report(CaseEnded("measured"))
+    end_by(how)
+
+def closes_the_only_case_by(how, report):
+    report(Entered("end"))
+    report(Salvage("measured"))
+    end_by(how)
+
+def leaves_files(how, report):
+    folder = tempfile.mkdtemp()
+    Path(folder, "left").touch()
+    KEPT.append(tempfile.NamedTemporaryFile())
+    KEPT.append(tempfile.TemporaryDirectory())
+    KEPT.append(multiprocessing.util.get_temp_dir())
+    subprocess.run(["mktemp"], check=True)  # As compilers and C++ libraries do: by the environment.
+    report(Salvage(tempfile.gettempdir()))
+    if how != "return":
+        end_by(how)
 
 def memory_error(_, report):
     raise MemoryError
@@ -336,6 +400,52 @@ def test_nothing_that_a_child_started_outlives_it(call: Calls, how: str, status:
     outcome = run_one(call("starts_another", how, timeout=2))
     assert outcome.status == status
     assert ends(outcome.salvage)
+
+
+ENDS = ("SIGABRT", "SIGSEGV", "hang")
+
+
+@pytest.mark.parametrize("kind", ["atexit", "static", "interpreter"])
+@pytest.mark.parametrize("how", ENDS)
+def test_a_child_runs_no_exit_handlers_or_destructors(call: Calls, tmp_path: Path, kind: str, how: str) -> None:
+    child = Child(call("ends_in_an_exit_handler", (kind, how, str(tmp_path / "told"))))
+    while (outcome := child.poll(1)) is None:
+        pass
+    assert (outcome.status, outcome.value) == ("ok", "measured"), outcome.reason
+    assert child.process.exitcode == 0
+    assert not (tmp_path / "told").exists()
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_an_error_is_told_before_what_its_frames_hold_is_freed(call: Calls, how: str) -> None:
+    outcome = run_one(call("raises_with_what_ends_when_freed", ("not on this machine", how), timeout=30))
+    assert (outcome.status, outcome.reason) == ("unsupported", "not on this machine")
+
+
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("several", [True, False], ids=["sweep", "case"])
+def test_closing_has_a_limit_of_its_own_and_is_told_by_its_phase(
+    call: Calls, monkeypatch: pytest.MonkeyPatch, how: str, several: bool
+) -> None:
+    monkeypatch.setattr(process, "_CLOSE_SECONDS", 1.0)
+    outcome = run_one(call("closes_by" if several else "closes_the_only_case_by", how))
+    reason = "closing the session took more than 1 s" if how == "hang" else f"ended by {how} in phase end"
+    assert (outcome.phase, outcome.reason) == ("end", reason)
+    assert ([part.value for part in outcome.parts] or [outcome.salvage]) == ["measured"]
+
+
+@pytest.mark.parametrize("how", ["return", *ENDS])
+def test_nothing_stays_in_the_temporary_folder(
+    call: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    made = call("leaves_files", how, timeout=2)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    outcome = run_one(made)
+    assert outcome.salvage.startswith(str(temporary))
+    assert list(temporary.iterdir()) == []
 
 
 def test_child_leads_a_session_of_its_own(call: Calls) -> None:

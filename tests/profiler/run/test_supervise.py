@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case, Role
+from profiler.processes import process
 from profiler.results.result import Result
 from profiler.run.prepare import prepare
 from profiler.run.supervise import Supervisor
@@ -16,23 +18,52 @@ from profiler.worker.task import Prepared, Task
 
 FACTORY = """
 import os
+import signal
+import time
 
 from torch import nn
 
 from engines.pytorch.eager import EagerSession
 
 
-def abort(session):
-    os.abort()
+def end(how):
+    if how == "raise":
+        raise RuntimeError("cannot close")
+    if how == "hang":
+        time.sleep(600)
+    os.kill(os.getpid(), getattr(signal, how))
+
+
+class EndsWhenFreed:
+    def __del__(self):
+        os.abort()
+
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        if len(x) == int(os.environ.get("FAILING_BATCH", 0)):
+            held = EndsWhenFreed()
+            raise RuntimeError("cannot compute")
+        return super().forward(x)
 
 
 def net():
-    '''In a process that builds this network a session aborts when it is freed, as ONNX Runtime's can.'''
-    EagerSession.__del__ = abort
-    if hasattr(EagerSession, "rebatch"):
+    '''In a process that builds this network a session ends it when it is freed or closed, as ONNX Runtime's can.'''
+    if freeing := os.environ.get("FREEING"):
+        EagerSession.__del__ = lambda session: end(freeing)
+    if closing := os.environ.get("CLOSING"):
+        EagerSession.close = lambda session: end(closing)
+    if "REBATCH" not in os.environ and hasattr(EagerSession, "rebatch"):
         del EagerSession.rebatch  # So that every batch of a sweep has a session of its own.
-    return nn.Sequential(nn.Flatten(), nn.Linear(32, 3))
+    return Net(nn.Flatten(), nn.Linear(32, 3))
 """
+ENDS = {
+    "SIGABRT": "ended by SIGABRT in phase end",
+    "SIGSEGV": "ended by SIGSEGV in phase end",
+    "hang": "closing the session took more than 1 s",
+    "raise": "RuntimeError: cannot close",
+}
+"""How a session ends its process, and the text of the warning."""
 BUDGET = Budget(seconds=0.05, min_samples=3)
 
 
@@ -50,31 +81,66 @@ def folder(tmp_path_factory: pytest.TempPathFactory, forkserver: None) -> Path:
 
 @pytest.fixture(scope="module")
 def prepared(folder: Path) -> Prepared:
-    """Made by processes that leave by os._exit without closing their sessions."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROFILER_CACHE", str(folder / "cache"))
         return prepare([case(1, Role.CELL)], BUDGET, folder, (str(folder),), lambda *_: None)["net"]
 
 
-def test_a_row_outlives_a_session_that_aborts_when_it_is_freed(folder: Path, prepared: Prepared) -> None:
+@pytest.fixture(params=[("FREEING", "SIGABRT"), *(("CLOSING", how) for how in ENDS)], ids="-".join)
+def warning(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Sessions end their process so; the warning that is due."""
+    variable, how = request.param
+    monkeypatch.setenv(variable, how)
+    monkeypatch.setattr(process, "_CLOSE_SECONDS", 1.0)
+    return f"unclosed: {ENDS[how]}"
+
+
+def sweep(folder: Path, prepared: Prepared, batches: Sequence[int] = (1, 2, 4)) -> list[Result]:
+    tasks = [Task(case(batch, Role.SWEEP), prepared, BUDGET) for batch in batches]
+    results: list[Result] = []
+    with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
+        Supervisor(folder, (str(folder),), watcher).measure_sweep(tasks, lambda ended, what: None, results.append)
+    assert [result.case_id.batch_size for result in results] == list(batches)
+    return results
+
+
+def closing_warnings(result: Result) -> list[str]:
+    return [str(warning) for warning in result.warnings if warning.kind == "unclosed"]
+
+
+def test_a_row_outlives_a_session_that_cannot_be_closed(folder: Path, prepared: Prepared, warning: str) -> None:
     task = Task(case(2, Role.CELL), prepared, BUDGET)
     with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
         result = Supervisor(folder, (str(folder),), watcher).measure_one(task, lambda phase: None)
     assert (result.status, result.reason) == ("ok", None)
-    assert str(result.warnings[-1]) == "unclosed: ended by SIGABRT in phase end"
+    assert closing_warnings(result) == [warning]
     assert result.samples["host"]
     assert result.figures["rel_l2_error"] is not None
     assert result.phases.keys() >= {"load", "measure", "check", "end"}
 
 
-def test_a_batch_is_not_lost_when_the_session_before_it_aborts(folder: Path, prepared: Prepared) -> None:
-    tasks = [Task(case(batch, Role.SWEEP), prepared, BUDGET) for batch in (1, 2, 4)]
-    results: list[Result] = []
-    with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
-        Supervisor(folder, (str(folder),), watcher).measure_sweep(tasks, lambda ended, what: None, results.append)
-    assert [(result.case_id.batch_size, result.status, result.reason) for result in results] == [
-        (1, "ok", None),
-        (2, "ok", None),
-        (4, "ok", None),
-    ]
-    assert [str(result.warnings[-1]) for result in results] == ["unclosed: ended by SIGABRT in phase end"] * 3
+def test_a_batch_is_not_lost_when_the_session_before_it_cannot_be_closed(
+    folder: Path, prepared: Prepared, warning: str
+) -> None:
+    results = sweep(folder, prepared)
+    assert [(result.status, result.reason) for result in results] == [("ok", None)] * 3
+    assert [closing_warnings(result) for result in results] == [[warning]] * 3
+
+
+def test_a_session_that_took_every_batch_is_closed_after_the_last(
+    folder: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch, warning: str
+) -> None:
+    monkeypatch.setenv("REBATCH", "yes")
+    results = sweep(folder, prepared)
+    assert [result.status for result in results] == ["ok"] * 3
+    assert [closing_warnings(result) for result in results] == [[], [], [warning]]
+
+
+def test_a_batch_that_failed_keeps_its_reason_where_freeing_what_it_left_aborts(
+    folder: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAILING_BATCH", "4")
+    results = sweep(folder, prepared, (1, 4, 8))
+    assert [result.status for result in results] == ["ok", "failed", "ok"]
+    assert results[1].reason == "RuntimeError: cannot compute"
+    assert closing_warnings(results[1]) == ["unclosed: ended by SIGABRT in phase end"]
