@@ -78,6 +78,10 @@ class Nvml:
         """Millijoules since the driver was loaded."""
         return self._ask("nvmlDeviceGetTotalEnergyConsumption")
 
+    def utilization(self) -> float | None:
+        """Share of the last period, a sixth of a second to a second, in which any process had a kernel running."""
+        return self._ask("nvmlDeviceGetUtilizationRates", lambda rates: rates.gpu / 100)
+
     def read(self) -> Reading:
         """Everything that is polled."""
         nvml = self._nvml

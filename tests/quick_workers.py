@@ -26,14 +26,13 @@ FOLDER = Path(os.environ["PROFILER_FORKSERVER_LOG"]).parent
 measure_roofs = roofline.measure_roofs
 
 
-def remembered_roofs(argument: Any, report: Report) -> dict[str, float]:
+def remembered_roofs(argument: Any, report: Report) -> roofline.Measured:
     """The roofs as the first run of the session measured them."""
     key = "-".join(map(str, (argument, os.environ.get("CUDA_VISIBLE_DEVICES"))))
     file = FOLDER / f"roofs-{key.replace('/', '-')}.json"
     if not file.exists():
-        file.write_text(json.dumps(measure_roofs(argument, report)))
-    roofs: dict[str, float] = json.loads(file.read_text())
-    return roofs
+        file.write_text(json.dumps(vars(measure_roofs(argument, report))))
+    return roofline.Measured(**json.loads(file.read_text()))
 
 
 roofline.measure_roofs = remembered_roofs

@@ -20,6 +20,7 @@ from profiler.job.config import Config
 from profiler.results import columns, warning_kinds
 from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, whole_row
 from profiler.results.result import Result
+from profiler.results.roofline import placed
 
 
 class RunFolder:
@@ -101,8 +102,8 @@ class RunFolder:
         self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Write and return results and samples of every case that has ended, in the plan's order."""
-        known = self.results()
-        done = [(case, known[case.id]) for case in cases if case.id in known]
+        known, roofs = self.results(), environment.get("roofs") or {}
+        done = [(case, placed(case, known[case.id], roofs)) for case in cases if case.id in known]
         rows = [result.row(self.run_id, suite, case, environment) for case, result in done]
         results = pl.DataFrame(list(map(whole_row, rows)), schema=RESULTS)
         samples = _samples(self.run_id, [result for _, result in done])

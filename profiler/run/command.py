@@ -123,7 +123,7 @@ def _open_run(options: Options, config: Config, target: Target, environment: dic
                     f"--resume {options.resume}: the run was made with {key} {value}, here it is {now.get(key)}; "
                     "figures of the two cannot be mixed in one table: start a new run"
                 )
-        environment |= {key: before[key] for key in ("roofs", "wall_seconds") if before.get(key)}
+        environment |= {key: before[key] for key in ("roofs", "measured_roofs", "wall_seconds") if before.get(key)}
         # The run's bench.yaml is the first start's; what later ones said of the machine is only in here.
         environment["machine"] |= before.get("machine", {}) | parse_machine(options.machine)
         environment["earlier_commands"] = [*before.get("earlier_commands", []), before.get("command")]
@@ -160,6 +160,8 @@ def _measure(runner: Runner, cases: Sequence[Case], retry: bool, console: Consol
     with runner.display:
         try:
             runner.measure(waiting, to_search, again)
+            with runner.wall.span("roofs"):
+                runner.roofs.confirm(_planned(runner))
         except KeyboardInterrupt:
             interrupted = True
     return interrupted, runner.wall if waiting or to_search else None
@@ -168,9 +170,9 @@ def _measure(runner: Runner, cases: Sequence[Case], retry: bool, console: Consol
 def _write_results(runner: Runner, wall: WallTime | None, console: Console) -> pl.DataFrame:
     """Write and print what the journal holds; returns the results. `wall` is what the time went into."""
     run, config, environment = runner.run, runner.config, runner.environment
-    plan = make_plan(config, runner.target.kind, capability=runner.target.compute_capability)
-    probes = probes_among(plan, run.results()) if config.largest_batch else []
-    results, samples = run.write_parquet(config.suite, [*plan, *probes], environment)
+    planned = _planned(runner)
+    runner.roofs.raise_to(planned)
+    results, samples = run.write_parquet(config.suite, planned, environment)
     lines = summary(results, samples)
     write_tables(run.tables, results, lines)
     study = config.published
@@ -187,6 +189,12 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console) -> p
     if not results.is_empty():
         _report(console, run, lines)
     return results
+
+
+def _planned(runner: Runner) -> list[Case]:
+    """Every case of the run, whichever this start was to measure, and the probes for the largest batch."""
+    plan = make_plan(runner.config, runner.target.kind, capability=runner.target.compute_capability)
+    return [*plan, *(probes_among(plan, runner.run.results()) if runner.config.largest_batch else [])]
 
 
 def _report(console: Console, run: RunFolder, lines: pl.DataFrame) -> None:

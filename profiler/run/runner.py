@@ -14,7 +14,6 @@ from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import Config, LargestBatch
 from profiler.job.plan import estimate_seconds
 from profiler.machine import Target, available_memory_mib
-from profiler.processes.process import Call, run_one
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import WallTime
@@ -23,13 +22,11 @@ from profiler.run.again import Takes
 from profiler.run.largest_batch import Search, probe_of, short
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
+from profiler.run.roofs import RunRoofs
 from profiler.run.supervise import Supervisor, families
 from profiler.run.telemetry import Watcher
 from profiler.tables.numbers import counted
-from profiler.worker.roofline import Roofs, precisions_needed
 from profiler.worker.task import Task
-
-_ROOF_SECONDS = 60.0
 
 
 def is_done(result: Result, budget: Budget, retry: bool) -> bool:
@@ -50,6 +47,7 @@ class Runner:
         self.run, self.config, self.target, self.environment, self.display = run, config, target, environment, display
         self.budget, self.path = config.budget, tuple(map(str, config.import_from))
         self.wall = WallTime()
+        self.roofs = RunRoofs(run, target, config.budget.seconds, environment, display)
         self._limits = config.largest_batch or LargestBatch()
         self._uuid = target.gpu.uuid if target.gpu else None
 
@@ -81,9 +79,9 @@ class Runner:
         with self.wall.span("prepare"):
             prepared = prepare([*waiting, *probes], self.budget, self.run.logs, self.path, self.display.preparing)
         with self.wall.span("roofs"):
-            roofs = self._roofs([c for c in (*waiting, *searched) if failure(c, prepared[c.model]) is None])
+            self.roofs.measure([c for c in (*waiting, *searched) if failure(c, prepared[c.model]) is None])
         energy, profile = self.config.energy, self.config.profile
-        return lambda case: Task(case, prepared[case.model], self.budget, self._uuid, energy, profile, roofs)
+        return lambda case: Task(case, prepared[case.model], self.budget, self._uuid, energy, profile)
 
     def _measure_all(self, tasks: Sequence[Task], supervisor: Supervisor) -> None:
         """Measure every task, and what was disturbed again until it is not, or the time for that is spent."""
@@ -167,25 +165,6 @@ class Runner:
         with self.wall.span("write"):
             self.run.append(result)
         self.display.ended(case, result)
-
-    def _roofs(self, cases: Sequence[Case]) -> Roofs:
-        """The device's roofs that these cases need: a resumed run's own, and those that it lacks measured now."""
-        known: Roofs = self.environment.get("roofs") or {}
-        precisions = precisions_needed(self.target.kind, cases)
-        if not cases or known.keys() >= {"copy_gb_s", *(f"{precision}_tflops" for precision in precisions)}:
-            return known
-        what = "measuring peak FLOP/s and bandwidth"
-        self.display.preparing(what, 0, 1)
-        log, argument = self.run.logs / "roofs.log", (self.target.kind, precisions, self.budget.seconds)
-        variables = {"CUDA_VISIBLE_DEVICES": self._uuid or ""}
-        call = Call("profiler.worker.roofline:measure_roofs", argument, log, _ROOF_SECONDS, environment=variables)
-        outcome = run_one(call)
-        if not outcome.value:
-            what = f"no roofline: peak FLOP/s and bandwidth could not be measured: {outcome.reason or f'see {log}'}"
-        self.display.preparing(what, 1, 1)
-        self.environment["roofs"] = roofs = {**(outcome.value or {}), **known}
-        self.run.write_environment(self.environment)
-        return roofs
 
 
 class _Pace:

@@ -17,7 +17,8 @@ from profiler.job.case import Budget, Case, Role
 from profiler.nvml import Nvml
 from profiler.processes.messages import Entered, Progress, Report, Salvage
 from profiler.results.result import Figures, Kept, Result, Stage, sample_warnings
-from profiler.worker import checks, roofline
+from profiler.results.roofline import MIB
+from profiler.worker import checks
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Samples
 from profiler.worker.memory import DeviceMeter, HostMeter, declared_parts
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
@@ -121,7 +122,7 @@ def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench) 
     # Pinning gigabytes would take longer than a probe.
     if isinstance(bench.clock, CudaClock) and case.role is not Role.PROBE:
         result.samples |= bench.clock.time_copies(*copied)
-    roofline.add_place(task, result, sum(copied), bench.report)
+    result.figures |= _least_work(task, sum(copied))
     result.figures |= _set_up(task, result, phases, warm.first_run_s)
     if task.profile and result.status == "ok":
         bench.report(Salvage(Kept(result, Stage.CHECKED)))  # Whatever profiling runs into, this is not lost.
@@ -197,6 +198,15 @@ def _set_up(task: Task, result: Result, phases: Phases, first_run_s: float) -> F
         "load_s": phases.seconds.get(Phase.LOAD),
         "first_run_s": first_run_s,
     }
+
+
+def _least_work(task: Task, copied_bytes: int) -> Figures:
+    """What a call must compute and move at least, where its FLOPs could be counted."""
+    cost, case = task.prepared.cost, task.case
+    flops, weights = cost.flops(case.pass_), cost.weight_bytes(case.precision)
+    if flops is None:
+        return {}
+    return {"flops_per_item": flops, "moved_mib": None if weights is None else (weights + copied_bytes) / MIB}
 
 
 def _left(task: Task, bench: Bench) -> float:

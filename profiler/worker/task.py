@@ -46,8 +46,6 @@ class Task:
     """Whether to add the loop without which the energy counter says nothing."""
     profile: bool = False
     """Whether to time the layers once everything has been measured."""
-    roofs: Mapping[str, float] = field(default_factory=dict)
-    """The device's, as profiler.worker.roofline names them; without what could not be measured."""
 
 
 def graph_of(precision: str) -> str:

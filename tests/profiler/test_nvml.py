@@ -27,7 +27,7 @@ def driver(**answers: object) -> types.SimpleNamespace:
 
         return call
 
-    asked = ("MemoryInfo", "TotalEnergyConsumption", "PowerUsage", "ClockInfo", "Temperature")
+    asked = ("MemoryInfo", "TotalEnergyConsumption", "PowerUsage", "ClockInfo", "Temperature", "UtilizationRates")
     names = [*(f"nvmlDeviceGet{name}" for name in asked), "nvmlDeviceGetCurrentClocksEventReasons"]
     return types.SimpleNamespace(
         NVMLError=NVMLError,
@@ -45,6 +45,7 @@ def test_readings_have_the_columns_units(monkeypatch: pytest.MonkeyPatch) -> Non
         "nvmlDeviceGetPowerUsage": 250_000,
         "nvmlDeviceGetClockInfo": 1980,
         "nvmlDeviceGetTemperature": 41,
+        "nvmlDeviceGetUtilizationRates": types.SimpleNamespace(gpu=35, memory=2),
         "nvmlDeviceGetCurrentClocksEventReasons": 0x24,
     }
     monkeypatch.setattr(nvml_module, "_nvml", lambda: driver(**answers))
@@ -53,6 +54,7 @@ def test_readings_have_the_columns_units(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (reading.memory_mib, reading.power_w, reading.sm_clock_mhz) == (3.0, 250.0, 1980.0)
     assert (reading.temperature_c, reading.reasons) == (41.0, 0x24)
     assert nvml.energy_mj() == 12_000
+    assert nvml.utilization() == 0.35
 
 
 @pytest.mark.parametrize(("answer", "capability"), [((9, 0), "9.0"), ([12, 1], "12.1"), (None, None)])
