@@ -112,7 +112,7 @@ def test_a_busy_machine_warns_and_fails_no_row(play: Callable[..., Played]) -> N
     row = run.row("net")
     assert (row.status, row.figures["fraction_of_peak"]) == ("ok", None)
     (warning,) = row.warnings
-    assert str(warning).startswith("below-floor: 13× faster than this machine's measured peak allows")
+    assert str(warning).startswith("below-floor: 13.3× faster than this machine's measured peak allows")
     assert "--resume" in warning.text
     assert "peak FLOP/s and bandwidth may be too low: other processes took 70 % of 2 processors" in run.display.said
     assert run.row("slow").figures["fraction_of_peak"] == pytest.approx(1 / 50 / 0.03)
@@ -122,7 +122,7 @@ def test_a_row_that_is_impossible_on_a_quiet_machine_fails(play: Callable[..., P
     run = play({"nothing": 0.1, "net": 2.5}, Measured(LOW, quiet=False), Measured(ALONE, quiet=True))
     row = run.row("nothing")
     assert row.status == "failed"
-    assert (row.reason or "").startswith("rejected: 20× faster than this machine's measured peak allows")
+    assert (row.reason or "").startswith("rejected: 20.0× faster than this machine's measured peak allows")
     assert run.display.said[-1] == f"failed {case('nothing').id}"
     assert run.environment["roofs"] == ALONE, "what is not believed raises nothing"
     assert run.row("net").figures["fraction_of_peak"] == pytest.approx(0.8)
