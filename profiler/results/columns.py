@@ -267,8 +267,8 @@ def _roofline() -> Iterator[Column]:
     rate = "FLOPs of one call / `latency_ms`, in 10¹² a second"
     yield _figure("tflops", "TFLOP/s", rate, unit="TFLOP/s", better="more")
     share = (
-        "`tflops` / the roof of the precision (`native`: of the one type in the proof, else null), the highest rate that "
-        "was measured or reached in the run; null for a row above it, which did not raise it"
+        "`tflops` / the roof of the precision (`native`: of the one type in the proof, else null), the highest rate "
+        "that was measured or reached in the run; null for a row above it, which did not raise it"
     )
     own = {"unit": "share", "better": "more", "expendable": 6}
     yield _figure("fraction_of_peak", "Of peak", share, **own, shown=Shown.TERMINAL)

@@ -124,8 +124,8 @@ _KINDS = (
         "below-floor",
         "f",
         "faster than the roofline; the column `warnings` of results.parquet names the limit",
-        "the fastest of `gpu_ms` and `latency_ms` is below `floor_ms`; more than 2.5 times below, the row is `failed` if "
-        "the roofs were measured again after it and nothing disturbed that",
+        "the fastest of `gpu_ms` and `latency_ms` is below `floor_ms`; more than 2.5 times below, the row is `failed` "
+        "if the roofs were measured again after it and nothing disturbed that",
         doubts="latency",
     ),
     WarningKind(
