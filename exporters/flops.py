@@ -23,7 +23,7 @@ from exporters.cache import Cache, file_sha256, key_of
 from exporters.graph_flops import drop_data, graph_flops, graph_weights
 from exporters.inputs import TensorSpec, fixed_batch, read_onnx, seeded_inputs
 from exporters.source import ModelSource
-from exporters.weights import source_key
+from exporters.weights import checked, identified, source_key
 
 if TYPE_CHECKING:
     from torch import nn
@@ -80,6 +80,7 @@ def cached_cost(
     counted is None, with the reason on stderr, and is tried again by the next run; nothing that the model does raises
     here.
     """
+    source = identified(source)
     common = [source_key(source), *map(file_sha256, _CODE), *map(version, ("torch", "onnx"))]
     known: dict[str, int] = {}
     for name, part in parts(source, specs, graph, trains).items():
@@ -89,8 +90,9 @@ def cached_cost(
         def produce(path: Path, part: Part = part) -> None:
             path.write_text(json.dumps(part()))
 
+        kept = checked(source, produce, runs=False)
         try:
-            counted = json.loads(cache.entry("cost", key_of(*key), ".json", produce)[0].read_text())
+            counted = json.loads(cache.entry("cost", key_of(*key), ".json", kept)[0].read_text())
             known |= {field: min(value, known.get(field, value)) for field, value in counted.items()}
         except Exception as error:
             # A worker keeps stderr as its log.

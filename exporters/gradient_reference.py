@@ -35,7 +35,7 @@ from exporters.gradients import (
 from exporters.inputs import TensorSpec, seeded_inputs
 from exporters.loss import first_output, prepare_to_train, seeded_target, start_of_backward
 from exporters.source import ModelSource
-from exporters.weights import source_key
+from exporters.weights import checked, identified, source_key
 
 Round = Callable[[Tensor], Tensor]
 
@@ -70,12 +70,14 @@ def cached_gradients(
 
     Raises what the model raises in training mode.
     """
+    source = identified(source)
     code = [file_sha256(Path(__file__).with_name(name)) for name in _CODE]
     common = [source_key(source), head, str(items), *code, version("torch")]
     arrays = seeded_inputs(specs, items)
 
     def entry(name: str, suffix: str, produce: Callable[[Path], None]) -> Path:
-        return cache.entry("gradients", key_of(*common, name), suffix, produce)[0]
+        kept = checked(source, produce, runs=name == "fp64")
+        return cache.entry("gradients", key_of(*common, name), suffix, kept)[0]
 
     path = entry("fp64", ".npz", lambda path: step(source, state, arrays, head, "fp64").save(path))
     truth = Gradients.read(path)

@@ -21,7 +21,7 @@ from exporters.cache import Cache, file_sha256, key_of
 from exporters.inputs import TensorSpec, input_specs, seeded_inputs
 from exporters.onnx_export import Export, export_key, export_onnx, seconds_of
 from exporters.source import ModelError, ModelSource, one_line
-from exporters.weights import external_locations
+from exporters.weights import external_locations, identified
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,6 +59,7 @@ def quantize(source: ModelSource, cache: Cache) -> Export:
     """
     if source.onnx is not None:
         raise ModelError(f"model {source.name!r} is an ONNX file, which runs as it is: {source.onnx}")
+    source = identified(source)
     (spec,) = input_specs(source)
     files = [] if source.calibration is None else calibration_files(source.calibration, spec)
 

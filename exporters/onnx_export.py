@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from exporters.cache import Cache, file_sha256, key_of
 from exporters.inputs import BATCH, TensorSpec, input_specs, seeded_inputs
 from exporters.source import ModelError, ModelSource, one_line
-from exporters.weights import cached_state, external_locations, source_key
+from exporters.weights import cached_state, checked, external_locations, identified, source_key
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,6 +52,8 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache) -> Export:
     if source.onnx is not None:
         raise ModelError(f"model {source.name!r} is an ONNX file already: {source.onnx}")
 
+    source = identified(source)
+
     def produce(path: Path) -> None:
         from exporters.build_model import restore
 
@@ -61,7 +63,7 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache) -> Export:
         # A file of its own in the cache's entry: the next run wants to know too.
         seconds_of(path).write_text(str(time.perf_counter() - start))
 
-    path, cached = cache.entry("onnx", export_key(source, precision), ".onnx", produce)
+    path, cached = cache.entry("onnx", export_key(source, precision), ".onnx", checked(source, produce))
     return Export(path, float(seconds_of(path).read_text()), cached)
 
 

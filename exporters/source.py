@@ -1,7 +1,9 @@
-"""Say where a model comes from: `ModelSource`, which any process can hold without torch."""
+"""Say where a model comes from and what it is: `ModelSource` and `Identity`, which need no torch."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +11,61 @@ from typing import Any, Literal
 from exporters.single_layers import Layer
 
 Kind = Literal["canonical", "factory", "onnx", "layer"]
+
+
+_CHANGES = {
+    "files": "its ONNX file, or the data next to that",
+    "weights": "its weights file",
+    "code": "its source code",
+    "state": "its parameters or buffers",
+    "structure": "its modules",
+    "outputs": "what it computes",
+    "options": "its options",
+    "inputs": "the shape of its inputs",
+}
+"""What the parts of an identity are called; any other is where the model comes from."""
+_RANDOM = {"state", "outputs"}
+"""Parts that are others every time, where a model is not repeatable."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a model and its weights are made of, as far as JSON holds it: two that agree are one network.
+
+    `repeatable` is False for a factory whose model differs each time it is made or run. Nothing that was derived from
+    such a model may be used for it again.
+    """
+
+    parts: dict[str, Any]
+    repeatable: bool = True
+
+    @property
+    def key(self) -> str:
+        """A sha256, in hexadecimal."""
+        return digest(self.parts)
+
+    def changes(self, now: Identity) -> list[str]:
+        """What differs between this and the same model now, in words; torch's version is no part of the network."""
+        left_out = {"torch"} | (set() if self.repeatable and now.repeatable else _RANDOM)
+        before, after = (json.loads(_json(each.parts)) for each in (self, now))
+        names = dict.fromkeys([*before, *after])
+        differing = [name for name in names if name not in left_out and before.get(name) != after.get(name)]
+        return list(dict.fromkeys(_change(name, before.get(name), after.get(name)) for name in differing))
+
+
+def _change(name: str, before: object, now: object) -> str:
+    what = _CHANGES.get(name, "where it comes from")
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return what
+    return f"{what} ({', '.join(key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key))})"
+
+
+def digest(parts: dict[str, Any]) -> str:
+    return hashlib.sha256(_json(parts).encode()).hexdigest()
+
+
+def _json(parts: dict[str, Any]) -> str:
+    return json.dumps(parts, sort_keys=True, default=repr)
 
 
 @dataclass(frozen=True)
@@ -33,6 +90,8 @@ class ModelSource:
     calibration: Path | None = None
     """A folder of .npy files with inputs, for int8's ranges; None means seeded inputs."""
     layer: Layer | None = None
+    identity: Identity | None = None
+    """What the model is, once it has been looked at: every stage of a run then names what it makes by the same key."""
 
     @property
     def kind(self) -> Kind:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import json
-import re
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exporters.cache import Cache, file_sha256
 from exporters.catalog import architecture
 from exporters.inputs import input_specs, read_onnx
-from exporters.source import ModelError, ModelSource
-
-if TYPE_CHECKING:
-    from torch import nn
+from exporters.source import Identity, ModelError, ModelSource
 
 PACKAGE = Path(__file__).parent
 
@@ -26,17 +19,43 @@ PACKAGE = Path(__file__).parent
 def source_key(source: ModelSource) -> str:
     """A sha256 in hexadecimal over everything that determines the model and its weights, at any precision.
 
+    Raises ModelError if the model or a file of it cannot be had.
+    """
+    return identify(source).key
+
+
+def identified(source: ModelSource) -> ModelSource:
+    """The source with its identity, which it keeps from now on. Raises ModelError."""
+    return replace(source, identity=identify(source))
+
+
+def identify(source: ModelSource) -> Identity:
+    """What the model is: the source's own identity if it has one.
+
     Canonical: the sources of its family and of build_model.py (which seeds), options, input shape and torch's version;
     no torch is imported. A layer: its numbers, build_model.py and torch's version. With a weights file: its bytes too.
-    A factory: its state dict, which means calling it, and the source files of its modules' classes. An ONNX file: its
+    A factory: what `exporters.fingerprint` says of its model, which means making it and running it. An ONNX file: its
     bytes and those of its external data.
 
     Raises ModelError if the model or a file of it cannot be had.
     """
+    if source.identity is not None:
+        return source.identity
+    parts = given(source)
+    if source.factory is None:
+        return Identity(parts)
+    from exporters.fingerprint import fingerprint
+
+    made, repeatable = fingerprint(source)
+    return Identity(parts | made, repeatable)
+
+
+def given(source: ModelSource) -> dict[str, Any]:
+    """The parts of the identity that no torch is needed for: all of them but a factory's."""
     parts: dict[str, Any] = {"kind": source.kind, "options": source.options, "inputs": repr(input_specs(source))}
     if source.onnx is not None:
         parts["files"] = [file_sha256(path) for path in graph_files(source.onnx).values() if path.is_file()]
-        return digest(parts)
+        return parts
     parts["torch"] = version("torch")
     if source.weights is not None:
         if not source.weights.is_file():
@@ -44,7 +63,6 @@ def source_key(source: ModelSource) -> str:
         parts["weights"] = file_sha256(source.weights)
     if source.factory is not None:
         parts["factory"] = source.factory
-        parts["model"] = factory_key(source)
     elif source.layer is not None:
         parts["layer"] = repr(source.layer)
         parts["code"] = [file_sha256(PACKAGE / "build_model.py")]
@@ -53,45 +71,32 @@ def source_key(source: ModelSource) -> str:
         parts["name"] = row.name
         modules = (f"models/{row.family}.py", "models/normalization.py", "models/plain.py", "build_model.py")
         parts["code"] = [file_sha256(PACKAGE / module) for module in modules]
-    return digest(parts)
+    return parts
 
 
-def digest(parts: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()
+def checked(source: ModelSource, produce: Callable[[Path], None], runs: bool = True) -> Callable[[Path], None]:
+    """`produce`, and then a look whether the model is still the one that the source's identity names.
 
+    Preparing takes minutes, in which people edit: without it a graph of the new code would be kept under the key of the
+    old. With `runs` a factory's model is run for that, too. Raises ModelError where the model has changed.
+    """
 
-def factory_key(source: ModelSource) -> str:
-    """Of the state dict that the factory makes under the fixed seed, and of the code of its modules."""
-    from exporters.build_model import build
+    def produce_and_check(path: Path) -> None:
+        produce(path)
+        if source.identity is None:
+            return
+        parts = given(source)
+        if source.factory is not None:
+            from exporters.fingerprint import look
 
-    model = build(source)
-    total = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        total.update(tensor.numpy(force=True).tobytes())
-    assert source.factory is not None
-    for path in code_files(model, source.factory.partition(":")[0]):
-        total.update(file_sha256(path).encode())
-    # Options that change the forward pass without a parameter (a stride, an activation) are in the module's text;
-    # addresses in it would make the key another one in each process.
-    total.update(re.sub(r"0x[0-9a-f]+", "", repr(model)).encode())
-    return total.hexdigest()
+            parts |= look(source, runs)
+        now = Identity({**source.identity.parts, **parts}, source.identity.repeatable)
+        if changes := source.identity.changes(now):
+            raise ModelError(
+                f"model {source.name!r} changed while it was being prepared ({', '.join(changes)}); start the run again"
+            )
 
-
-def code_files(model: nn.Module, factory_module: str) -> list[Path]:
-    """Source files of the factory and of its modules' classes, torch's left out: torch's version is in the key."""
-    names = {type(module).__module__ for module in model.modules()} | {factory_module}
-    files = set()
-    for name in names:
-        if name.partition(".")[0] == "torch" or name not in sys.modules:
-            continue
-        try:
-            file = inspect.getsourcefile(sys.modules[name])
-        except TypeError:  # built in, or made in an interactive session
-            continue
-        if file and Path(file).is_file():
-            files.add(Path(file))
-    return sorted(files)
+    return produce_and_check
 
 
 def external_locations(path: Path) -> dict[str, str]:
@@ -137,4 +142,5 @@ def cached_state(source: ModelSource, cache: Cache) -> Path:
     """
     from exporters.build_model import load, save_state
 
-    return cache.entry("state", source_key(source), ".pt", lambda path: save_state(load(source), path))[0]
+    produce = checked(source, lambda path: save_state(load(source), path), runs=False)
+    return cache.entry("state", source_key(source), ".pt", produce)[0]

@@ -21,8 +21,8 @@ from engines.tensorrt_engines.build_monitor import check, logger_of, new_monitor
 from engines.tensorrt_engines.timing_cache import attach_timings, keep_timings
 from exporters.cache import Cache, file_sha256
 from exporters.inputs import TensorSpec
-from exporters.source import ModelError
-from exporters.weights import digest, graph_files
+from exporters.source import ModelError, digest
+from exporters.weights import graph_files
 
 Shape = tuple[int, ...]
 

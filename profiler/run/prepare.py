@@ -16,7 +16,7 @@ from exporters.cache import default_root
 from exporters.catalog import CATALOG
 from exporters.flops import Cost
 from exporters.gradients import reference_items
-from exporters.source import ModelSource
+from exporters.source import Identity, ModelSource
 from profiler.job.case import Budget, Case
 from profiler.machine import available_memory_mib, usable_cores
 from profiler.processes.messages import Outcome, Status
@@ -67,6 +67,13 @@ def prepare_graphs(
     return prepared
 
 
+def identities(
+    sources: Mapping[str, ModelSource], budget: Budget, logs: Path, path: tuple[str, ...]
+) -> dict[str, Identity | str]:
+    """What the models are now, by name; or why one cannot be had."""
+    return _Stages(dict(sources), budget, logs, path, lambda *_: None).identities() if sources else {}
+
+
 @dataclass(frozen=True)
 class _Stages:
     """The stages of preparing `sources`, the models by name; each runs a process a thing, side by side."""
@@ -79,11 +86,22 @@ class _Stages:
     option: str | None = None
 
     def models(self) -> dict[str, Prepared]:
-        """Input shapes, weights and reference outputs."""
+        """Identities, input shapes, weights and reference outputs. Later stages go by the identities."""
         calls = {name: self._call("prepare_model", f"prepare-{name}", name) for name in self.sources}
-        return {
+        prepared = {
             name: outcome.value if outcome.status == "ok" else Prepared(failures={"model": _failed(outcome)})
             for name, outcome in self._run(calls, "weights and reference outputs").items()
+        }
+        for name, each in prepared.items():
+            self.sources[name] = replace(self.sources[name], identity=each.identity)
+        return prepared
+
+    def identities(self) -> dict[str, Identity | str]:
+        """What the models are; or why one cannot be had."""
+        calls = {name: self._call("identify_model", f"identify-{name}", name) for name in self.sources}
+        return {
+            name: outcome.value if outcome.status == "ok" else _failed(outcome)[1]
+            for name, outcome in self._run(calls, "models compared with the run's").items()
         }
 
     def exports(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:

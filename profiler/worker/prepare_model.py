@@ -20,8 +20,8 @@ from exporters.gradients import GradientReference
 from exporters.inputs import TensorSpec, fixed_batch, input_specs, seeded_inputs
 from exporters.int8 import quantize
 from exporters.onnx_export import check_onnx, export_onnx
-from exporters.source import ModelSource
-from exporters.weights import cached_state, source_key
+from exporters.source import Identity, ModelSource
+from exporters.weights import cached_state, checked, identified, identify, source_key
 from profiler.processes.messages import Entered, Progress, Report, Salvage
 from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, check_batch, make_job
 
@@ -29,17 +29,22 @@ _REFERENCE_PACKAGES = ("torch", "onnxruntime-gpu")
 
 
 def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepared:
-    """Input shapes, fp32 weights and reference outputs of a model. Raises exporters.source.ModelError."""
+    """Identity, input shapes, fp32 weights and reference outputs of a model. Raises exporters.source.ModelError."""
     source, root = argument
     cache = Cache(root)
     if source.onnx is not None:
         check_onnx(source.onnx)
-    specs = tuple(input_specs(source))
+    specs, source = tuple(input_specs(source)), identified(source)
     state = None if source.kind == "onnx" else cached_state(source, cache)
-    reference, _ = cache.entry(
-        "reference", _reference_key(source), ".npz", lambda path: _write_reference(source, specs, state, path)
-    )
-    return Prepared(specs, state, reference, onnx={"native": source.onnx} if source.onnx else {})
+    produce = checked(source, lambda path: _write_reference(source, specs, state, path))
+    reference, _ = cache.entry("reference", _reference_key(source), ".npz", produce)
+    onnx = {"native": source.onnx} if source.onnx else {}
+    return Prepared(specs, state, reference, onnx=onnx, identity=source.identity)
+
+
+def identify_model(argument: tuple[ModelSource, Path], report: Report) -> Identity:
+    """What the model is now. Raises exporters.source.ModelError."""
+    return identify(argument[0])
 
 
 def prepare_cost(argument: tuple[ModelSource, Prepared, bool, Path], report: Report) -> Cost:
@@ -62,7 +67,7 @@ def prepare_gradients(
 
 def prepare_export(argument: tuple[ModelSource, str, Path], report: Report) -> tuple[Path, float]:
     """The exported graph and the seconds that its export took. Raises exporters.source.ModelError."""
-    source, precision, root = argument
+    source, precision, root = identified(argument[0]), *argument[1:]
     export = quantize(source, Cache(root)) if precision == "int8" else export_onnx(source, precision, Cache(root))
     return export.path, export.seconds
 

@@ -11,6 +11,7 @@ from engines.catalog import ENGINES, Options
 from exporters.flops import Cost
 from exporters.gradients import GradientReference
 from exporters.inputs import TensorSpec, fixed_batch, repeated_inputs, seeded_inputs
+from exporters.source import Identity
 from profiler.job.case import Budget, Case, Role
 from profiler.processes.messages import Status
 
@@ -32,6 +33,7 @@ class Prepared:
     cost: Cost = field(default_factory=Cost)
     gradients: Mapping[tuple[str, int], GradientReference | str] = field(default_factory=dict)
     """By head and number of items; or why there is none."""
+    identity: Identity | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,181 @@
+"""Tell a factory's model from the one that it made yesterday: by its parameters, its code and what it computes."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import re
+import site
+import sys
+import sysconfig
+import uuid
+from collections.abc import Iterable, Iterator
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from exporters.build_model import load
+from exporters.cache import file_sha256
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.source import ModelSource
+
+ITEMS = 2
+"""As many as an export is made with: at one item some models take another way, or fail."""
+_OWN = [str(Path(__file__).parents[1] / package) for package in ("engines", "exporters", "profiler")]
+_INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_LIBRARIES: set[Path] = {
+    Path(folder).resolve() for folder in (*_INSTALLED, *site.getsitepackages(), site.getusersitepackages(), *_OWN)
+}
+"""Where code lies that is known by its version, or that other parts of a key speak for."""
+
+
+def fingerprint(source: ModelSource) -> tuple[dict[str, Any], bool]:
+    """The parts of a factory's identity that its model gives, and whether it gives the same ones every time.
+
+    The model is made and run twice, each time at another seed. One that differs (dropout that is always on, weights
+    from an unseeded generator), or that cannot be run, gets parts that no other run has. Raises ModelError.
+    """
+    first, second = look(source), look(source)
+    if first == second and first["outputs"] is not None:
+        return first, True
+    return first | {"outputs": uuid.uuid4().hex}, False
+
+
+def look(source: ModelSource, runs: bool = True) -> dict[str, Any]:
+    """What a factory's model is like: parameters and buffers, modules, source files, and if it `runs` its outputs.
+
+    The outputs are compared bit by bit: they come from one thread, so that neither the number of cores nor what else is
+    prepared next to it changes them. A change of code that they do not show (of how it trains, say) is in the files.
+    """
+    assert source.factory is not None
+    model = load(source)
+    parts: dict[str, Any] = {"state": _state(model), "structure": _structure(model)}
+    if runs:
+        parts["outputs"] = _outputs(model, source)
+    # After the run, which may import more.
+    names = {type(module).__module__ for module in model.modules()} | {source.factory.partition(":")[0]}
+    return parts | {"code": code(name for name in names if name.partition(".")[0] != "torch")}
+
+
+def _state(model: nn.Module) -> str:
+    total = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        _add(total, name, tensor)
+    return total.hexdigest()
+
+
+def _structure(model: nn.Module) -> str:
+    """The modules' text, in which options are that change the forward pass without a parameter, and their flags.
+
+    Without addresses, which are others in each process.
+    """
+    text = re.sub(r"0x[0-9a-f]+", "", repr(model))
+    flags = [(name, module.training) for name, module in model.named_modules()]
+    flags += [(name, parameter.requires_grad) for name, parameter in model.named_parameters()]
+    return hashlib.sha256(f"{text}\n{flags}".encode()).hexdigest()
+
+
+def _outputs(model: nn.Module, source: ModelSource) -> str | None:
+    """A hash of everything that the model returns for the first seeded items; None where it cannot be run."""
+    # Copies, since torch aligns them: sums can differ in their last bits by where an array happens to lie.
+    inputs = [torch.from_numpy(array).clone() for array in seeded_inputs(input_specs(source), ITEMS)]
+    threads = torch.get_num_threads()
+    total = hashlib.sha256()
+    try:
+        torch.set_num_threads(1)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.seed()
+            leaves = tree_leaves(model(*inputs))
+    except Exception as error:
+        # The reference outputs will meet it, too, and say why.
+        print(f"model {source.name!r}: could not be run for its key: {error!r}", file=sys.stderr)
+        return None
+    finally:
+        torch.set_num_threads(threads)
+    for leaf in leaves:
+        _add(total, "", leaf)
+    return total.hexdigest()
+
+
+def _add(total: Any, name: str, value: object) -> None:
+    if not isinstance(value, Tensor):  # what `get_extra_state` gives, or an output that is none
+        total.update(f"{name} {re.sub(r'0x[0-9a-f]+', '', repr(value))}".encode())
+        return
+    total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+    # As bytes: NumPy has no bfloat16.
+    total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def code(modules: Iterable[str]) -> dict[str, str]:
+    """By module, the sha256 of the source files of these modules and of all that they import, directly or not.
+
+    Imported libraries are left out. What is imported under a name that only the running program knows is not found.
+    """
+    files: dict[str, str] = {}
+    waiting = [(name, True) for name in modules]
+    while waiting:
+        name, is_model = waiting.pop()
+        path = None if name in files else _file(name)
+        if path is None or (_is_library(path) and not is_model):
+            continue
+        files[name] = file_sha256(path)
+        if not _is_library(path) and path.suffix == ".py":
+            waiting += [(imported, False) for imported in _imports(path, name)]
+    return files
+
+
+def _file(module: str) -> Path | None:
+    """The module's file; nothing is imported to find it."""
+    try:
+        if module in sys.modules:
+            file: str | None = inspect.getfile(sys.modules[module])
+        else:
+            spec = _spec(module)
+            file = spec.origin if spec else None
+    except (ImportError, AttributeError, ValueError, TypeError):  # built in, or a namespace
+        return None
+    return Path(file).resolve() if file and Path(file).is_file() else None
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """As importlib.util.find_spec, which imports the packages that a module is in."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    for name in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{name}", spec.submodule_search_locations)
+    return spec
+
+
+def _is_library(path: Path) -> bool:
+    return any(folder in path.parents for folder in _LIBRARIES)
+
+
+def _imports(path: Path, module: str) -> Iterator[str]:
+    """The modules that a source file's import statements name, wherever they are in it, with their packages."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    try:
+        statements = list(ast.walk(ast.parse(path.read_bytes())))
+    except SyntaxError:
+        return
+    for statement in statements:
+        names: list[str] = []
+        if isinstance(statement, ast.Import):
+            names = [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom):
+            base = statement.module or ""
+            if statement.level:
+                parents = package.split(".")[: len(package.split(".")) - statement.level + 1]
+                base = ".".join([*parents, *filter(None, [base])])
+            names = [base, *(f"{base}.{alias.name}" for alias in statement.names)]
+        for name in names:
+            if name and name.partition(".")[0] not in sys.stdlib_module_names:
+                parts = name.split(".")
+                yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
