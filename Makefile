@@ -62,19 +62,19 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # TensorRT's libraries come from NVIDIA's own servers, and pycuda is compiled: where that fails, the job runs without.
-$(VENV)/.ready-bench: pyproject.toml | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet --editable .
+$(VENV)/.ready-bench: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt --editable .
 	@if nvidia-smi -L >/dev/null 2>&1; then \
 	  echo "Installing TensorRT, several GB; its log: $(VENV)/tensorrt.log"; \
-	  $(VENV)/bin/python -m pip install --editable '.[tensorrt]' >$(VENV)/tensorrt.log 2>&1 \
+	  $(VENV)/bin/python -m pip install -c constraints.txt --editable '.[tensorrt]' >$(VENV)/tensorrt.log 2>&1 \
 	  || echo "TensorRT could not be installed: its rows will be unsupported; to try again: rm $@ && make bench"; \
 	fi
 	touch $@
 
-$(VENV)/.ready-test: pyproject.toml | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet --editable '.[test,openvino,tensorrt-rtx-build]'
+$(VENV)/.ready-test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt --editable '.[test,openvino,tensorrt-rtx-build]'
 	touch $@
 
-$(VENV)/.ready-verify: pyproject.toml | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet --editable '.[verify]'
+$(VENV)/.ready-verify: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt --editable '.[verify]'
 	touch $@

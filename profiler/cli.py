@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 import typer
 from typer.core import TyperGroup
 
+from profiler.errors import PROGRAM
 from profiler.options import COMMANDS
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class _DefaultsToRun(TyperGroup):
     """`python -m profiler bench.yaml` is `python -m profiler run bench.yaml`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -38,8 +39,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Measures networks in PyTorch, torch.compile and ONNX Runtime, and says which runtime to deploy.\n\n"
-    "A job: python -m profiler bench.yaml\n\nIts options: python -m profiler run --help",
 )
 
 
@@ -65,6 +64,26 @@ def _command(options: type, function: str) -> Callable[..., None]:
     return command
 
 
+def _print_version(requested: bool) -> None:
+    if requested:
+        from profiler.machine import own_version
+
+        print(f"cnn-runtime-profiler {own_version()}")
+        raise typer.Exit
+
+
+@app.callback(
+    help="Measures networks in PyTorch, torch.compile and ONNX Runtime, and says which runtime to deploy.\n\n"
+    f"A job: {PROGRAM} bench.yaml\n\nIts options: {PROGRAM} run --help"
+)
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version")
+    ] = False,
+) -> None:
+    """Take the options that need no command."""
+
+
 for _name, _row in COMMANDS.items():
     app.command(_name)(_command(*_row))
 
@@ -73,7 +92,7 @@ def main() -> NoReturn:
     """The entry point; see the module's docstring for exit codes."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        app(prog_name="python -m profiler", standalone_mode=True)
+        app(prog_name=PROGRAM, standalone_mode=True)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
+from pathlib import Path
+
+PROGRAM = "cnn-profiler" if Path(sys.argv[0]).stem == "cnn-profiler" else "python -m profiler"
+"""How the program was called, for messages that give a command."""
 
 
 class ConfigError(Exception):

@@ -10,6 +10,7 @@ from engines.catalog import ENGINES, PRECISIONS, PRESETS, Device, Engine, Pass, 
 from engines.requirements import explain, missing
 from exporters.catalog import CATALOG
 from profiler import nvml
+from profiler.errors import PROGRAM
 from profiler.machine import check_device, describe, resolve_device
 from profiler.nvml import Gpu
 from profiler.options import Engines, Environment, Models, Suites
@@ -131,7 +132,7 @@ def _ahead_of_time(engine: Engine) -> str:
     lacking = missing(engine, "cuda", to_build=True)
     if lacking:
         return f"to build engines here ahead of time: {explain(lacking)}"
-    return f"can build engines here ahead of time: python -m profiler build --engine {engine.name} --target sm89 …"
+    return f"can build engines here ahead of time: {PROGRAM} build --engine {engine.name} --target sm89 …"
 
 
 def _precisions(engine: Engine, pass_: Pass, device: Device) -> str:

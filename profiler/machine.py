@@ -13,8 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from engines.catalog import ENGINES, Device
 from profiler import nvml
+from profiler.bundled import bundled
 from profiler.errors import ConfigError
 from profiler.nvml import Gpu
 
@@ -103,6 +106,7 @@ def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "packages": _package_versions(),
+        "untested": untested(),
         "command": sys.argv,
         "variables": {
             k: v
@@ -153,6 +157,22 @@ def library_versions() -> dict[str, str | None]:
         installed = next(filter(None, map(_version, library.packages)), None)
         columns[library.column] = columns.get(library.column) or installed
     return columns
+
+
+def own_version() -> str:
+    """The profiler's own version; of a copy that was never installed it is not known."""
+    return _version("cnn-runtime-profiler") or "of a copy that is not installed"
+
+
+def untested() -> list[str]:
+    """A note for each installed package whose version is not one of constraints.txt."""
+    lines = [line.partition("#")[0].strip() for line in bundled("constraints.txt").read_text().splitlines()]
+    requirements = [Requirement(line) for line in lines if line]
+    return [
+        f"{one.name} {found} was not tested with this version of the profiler; {one.specifier} was"
+        for one in requirements
+        if (found := _version(one.name)) and not one.specifier.contains(found.partition("+")[0], prereleases=True)
+    ]
 
 
 def _package_versions() -> dict[str, str]:

@@ -22,7 +22,7 @@ ListedDevice = Annotated[str, Option(help="auto, cpu or cuda")]
 class Run:
     """Run a job: prepare the models, measure every case, print the tables."""
 
-    config: Annotated[Path | None, Argument(help="The job, a YAML file such as bench.yaml")] = None
+    config: Annotated[Path | None, Argument(help="The job: a YAML file such as bench.yaml, or a suite's name")] = None
     device: Annotated[str | None, Option(help="auto, cpu, cuda or cuda:1, in place of the file's")] = None
     output: Annotated[Path | None, Option(help="Folder for the run's folder, in place of the file's")] = None
     only: Only = ()

@@ -16,8 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ORDER = (
     *("exporters", "engines.batch_range", "engines.catalog", "engines"),
-    *("profiler.errors", "profiler.options", "profiler.nvml", "profiler.processor", "profiler.machine"),
-    *("profiler.stats", "profiler.tables"),
+    *("profiler.bundled", "profiler.errors", "profiler.options", "profiler.nvml", "profiler.processor"),
+    *("profiler.machine", "profiler.stats", "profiler.tables"),
     # From a job to its results:
     *("profiler.published.studies", "profiler.job", "profiler.processes", "profiler.results", "profiler.worker"),
     # From results to answers. A run ends with a published benchmark's tables and with a report, and what is recommended

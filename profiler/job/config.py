@@ -53,6 +53,7 @@ from profiler.job.yaml_lines import Lines, read
 from profiler.machine import DEVICES, is_device
 from profiler.published.studies import STUDIES
 
+_CHECKOUT = Path(__file__).resolve().parents[2]
 KINDS = ("models", "layers", "minibatch")
 
 
@@ -294,6 +295,16 @@ class Config(_Strict):
             raise mistake("only kind: minibatch searches for the largest batch", at="largest_batch")
         for name in self.largest_batch.models if self.largest_batch else []:
             check_word(name, [entry.name for entry in self.models], "model", at="largest_batch")
+        return self
+
+    @model_validator(mode="after")
+    def _factories(self) -> Config:
+        for entry in self.models:
+            module = (entry.factory or "").partition(":")[0].partition(".")[0]
+            for folder in self.import_from if module in ("engines", "exporters", "profiler") else []:
+                if folder != _CHECKOUT and ((folder / module).is_dir() or (folder / f"{module}.py").is_file()):
+                    text = f"factory {entry.factory}: the profiler has a package '{module}' itself; rename yours"
+                    raise mistake(text, at="models")
         return self
 
     @property

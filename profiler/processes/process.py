@@ -72,14 +72,20 @@ def start_forkserver(log: Path) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ["PROFILER_FORKSERVER_LOG"] = str(log)
     # Python 3.11's forkserver ignores the parent's sys.path, and swallows the ImportError that follows.
-    root = str(Path(__file__).resolve().parents[2])
+    root = Path(__file__).resolve().parents[2]
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if root not in known:
-        os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, known)])
+    # What was installed it finds by itself, and of that, nothing should come before Python's own modules.
+    if str(root) not in known and root.name not in ("site-packages", "dist-packages"):
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, known)])
     # A killed worker's semaphores are cleaned up by Python's resource tracker, which would say so on the terminal.
     os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
     _CONTEXT.set_forkserver_preload(["profiler.worker.preload"])
+    # It must import this profiler, whatever lies in the folder in which it was called.
+    safe = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
     forkserver.ensure_running()
+    if safe is None:
+        del os.environ["PYTHONSAFEPATH"]
 
 
 class Child:
@@ -254,6 +260,7 @@ def _enter(connection: Connection, call: Call, temporary: str) -> NoReturn:
     os.environ.update(call.environment)
     os.environ["TMPDIR"] = tempfile.tempdir = temporary
     sys.path[:0] = [folder for folder in call.path if folder not in sys.path]
+    sys.path.append(str(Path.cwd()))
     if call.threads is not None and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(call.threads)
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import polars as pl
 
 from exporters.single_layers import LAYERS
+from profiler.bundled import bundled
 from profiler.errors import ConfigError, nearest
 from profiler.published.studies import STUDIES
 from profiler.results.reading import with_all_columns
 
-FOLDER = Path(__file__).resolve().parents[2] / "references"
+FOLDER = bundled("references")
 PASSES = ("forward", "backward", "total")
 _COUNTS = ("rank", "batch_size", "runs", "cuda_cores", "layers")
 _MEASURES = ("milliseconds", "low", "high", "memory_gb", "fp32_tflops")
@@ -41,14 +41,13 @@ _LAYER_ROW = ["rank", "batch_size", "machine", "library", "implementation"]
 def read(name: str) -> pl.DataFrame:
     """The file references/`name`.csv: counts Int64, measures Float64, all else text; an empty cell is null.
 
-    A library's asterisks, which refer to footnotes, are left out. Raises ConfigError where the folder or the file is
-    missing, as in a copy of the package without its project.
+    A library's asterisks, which refer to footnotes, are left out. Raises ConfigError where the file is missing.
     """
     path = FOLDER / f"{name}.csv"
     if not path.is_file():
         raise ConfigError(
-            f"{path} is missing: the published figures lie in references/ at the root of the project; run from a "
-            "checkout of it, or leave published out of the config"
+            f"{path} is missing: this copy of the profiler is not complete; install it again, or leave published out "
+            "of the config"
         )
     frame = pl.read_csv(path, infer_schema=False)
     return frame.with_columns(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from engines.catalog import Device
-from profiler.errors import ConfigError
+from profiler.bundled import bundled
+from profiler.errors import PROGRAM, ConfigError
 from profiler.job.config import Config, load_config
 from profiler.job.plan import estimate_total, make_plan
 from profiler.machine import check_device, resolve_device
@@ -15,7 +15,7 @@ from profiler.published.studies import STUDIES
 from profiler.tables.numbers import duration, each
 from profiler.tables.table import Table, figure, name, of_rows, prose
 
-FOLDER = Path(__file__).resolve().parents[2] / "suites"
+FOLDER = bundled("suites")
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,18 @@ def read_suites(device: Device) -> list[Suite]:
     """Every suite with its block for the device, by file name. Raises ConfigError where the folder has none."""
     paths = sorted(FOLDER.glob("*.yaml"))
     if not paths:
-        raise ConfigError(
-            f"{FOLDER} has no suites: they lie in suites/ at the root of the project; run from a checkout of it"
-        )
+        raise ConfigError(f"{FOLDER} has no suites: this copy of the profiler is not complete; install it again")
     return [Suite(path, load_config(path, device), _first_comment(path)) for path in paths]
 
 
 def suites_table(requested: str) -> Table:
-    """File, source, what it measures, cases and time here, command. Raises ConfigError for an unknown device."""
+    """Name, source, what it measures, cases and time here, command. Raises ConfigError for an unknown device."""
     target = resolve_device(check_device(requested))
     device, gpu = target.kind, target.gpu
-    title = f"Suites on {device}{f' ({gpu.name})' if gpu else ''}; run one by its file:"
-    command = f"python -m profiler {_shown(FOLDER / 'cnn-benchmarks.yaml')}"
+    title = f"Suites on {device}{f' ({gpu.name})' if gpu else ''}; run one by its name:"
+    command = f"{PROGRAM} cnn-benchmarks"
     fields = [
-        name("File", "file", repeated=True),
+        name("Suite", "suite", repeated=True),
         prose("Measures", "measures"),
         figure("Cases", "cases", list),
         figure("About", "seconds", each(duration)),
@@ -66,7 +64,7 @@ def suites_table(requested: str) -> Table:
         total, runnable, seconds = suite.plan(device, target.compute_capability)
         what = f"{suite.measures} Based on: {suite.source}" if suite.source else suite.measures
         cases = str(total) if runnable == total else f"{runnable} of {total}"
-        rows.append([_shown(suite.path), what, cases, seconds])
+        rows.append([suite.path.stem, what, cases, seconds])
     return of_rows(f"{title} {command}", fields, rows)
 
 
@@ -79,9 +77,3 @@ def _first_comment(path: Path) -> str:
             break
         words.append(text)
     return " ".join(words)
-
-
-def _shown(path: Path) -> str:
-    """As one would type it here."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative

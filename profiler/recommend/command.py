@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from profiler.errors import PROGRAM
 from profiler.options import Recommend as Options
 from profiler.recommend.answer import make_answer
 from profiler.recommend.artifact import NotExported, check_folder, export
@@ -61,7 +62,7 @@ def command(candidate: Candidate, run: Run) -> str:
         return f"No command: {run.address} has no bench.yaml"
     job = "bench.yaml" if remote else str(Path(run.address) / "bench.yaml")
     fetch = f"# with {run.address}/bench.yaml copied here:\n" if remote else ""
-    return f"{fetch}python -m profiler {shlex.quote(job)} \\\n  --only {shlex.quote(only)}"
+    return f"{fetch}{PROGRAM} {shlex.quote(job)} \\\n  --only {shlex.quote(only)}"
 
 
 def _export(choice: Candidate, run: Run, folder: Path) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 
 from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
+from profiler.errors import PROGRAM
 from profiler.job.case import Role, settings
 from profiler.job.conditions import Filter
 from profiler.results.columns import SAMPLES, parts
@@ -309,8 +310,8 @@ def _layers(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> list[list[Profi
     cells = together(profiled(rows, runs.layers, [*keys, "variant"]), keys)
     if len(cells) > MOST_LAYERED:
         notes.append(
-            f"The layers of {MOST_LAYERED} of {count(len(cells))} profiled choices are shown; python -m profiler "
-            "layers prints the others."
+            f"The layers of {MOST_LAYERED} of {count(len(cells))} profiled choices are shown; {PROGRAM} layers "
+            "prints the others."
         )
     # The fullest first: most variants side by side, then the largest batch. What is kept is sorted as they are.
     fullest = sorted(cells, key=lambda cell: (-len(cell), -cell[0].row["batch_size"]))[:MOST_LAYERED]

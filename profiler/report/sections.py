@@ -13,6 +13,7 @@ from typing import Any
 
 import polars as pl
 
+from profiler.errors import PROGRAM
 from profiler.report import charts, findings
 from profiler.report.charts import Chart
 from profiler.report.data import KEY, TICKS, Data
@@ -181,7 +182,7 @@ def _answer(data: Data) -> list[str]:
     if configurations["precision"].n_unique() > 1:
         text[0] += " Where its precision is narrow, check its error."
     runs = " ".join(shlex.quote(run.address) for run in data.runs.runs)
-    command = f"python -m profiler recommend {runs} --model {shlex.quote(str(configurations['model'][0]))}"
+    command = f"{PROGRAM} recommend {runs} --model {shlex.quote(str(configurations['model'][0]))}"
     if len(command) < 250 and "`" not in command:
         text.append(f"To choose under limits of latency, throughput, memory, error or cost: `{command}`")
     return text
@@ -264,7 +265,7 @@ def _roofline(data: Data, drawn: bool) -> list[str]:
 
 def _layers(data: Data) -> str:
     if not data.layers:
-        return "No layers were timed; a run with `python -m profiler bench.yaml --profile` times each."
+        return f"No layers were timed; a run with `{PROGRAM} bench.yaml --profile` times each."
     return (
         "Layers were timed in calls of their own, with a profiler on. A row holds the exported nodes that some runtime "
         "runs as one, and the sum of each runtime's layers for them."

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import polars as pl
 
 from engines.catalog import BASES
-from profiler.errors import ConfigError
+from profiler.errors import PROGRAM, ConfigError
 from profiler.job.case import MARKS, Role
 from profiler.job.conditions import Filter
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES, Group, names
@@ -171,8 +171,7 @@ def _check_folder(folder: Path) -> None:
         return
     if (folder / "journal.jsonl").is_file():
         raise ConfigError(
-            f"{folder}: this run was ended before its results were written; finish it: "
-            f"python -m profiler --resume {folder}"
+            f"{folder}: this run was ended before its results were written; finish it: {PROGRAM} --resume {folder}"
         )
     raise ConfigError(f"{folder}: not a run folder (no results.parquet); {_GIVE}")
 

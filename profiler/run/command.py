@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from engines.catalog import ENGINES
-from profiler.errors import ConfigError, nearest
+from profiler.bundled import jobs
+from profiler.errors import PROGRAM, ConfigError, nearest
 from profiler.job.case import Budget, Case, Role
 from profiler.job.conditions import parse_only
 from profiler.job.config import Config, load_config, parse_machine
@@ -65,7 +66,7 @@ def execute(options: Options, console: Console) -> int:
         results = _write_results(runner, wall, console)
     console.print(Text(f"\nResults: {run.path}"), soft_wrap=True)
     if (run.path / "layers.parquet").exists():
-        console.print(Text(f"Its layers: python -m profiler layers {run.path}"), soft_wrap=True)
+        console.print(Text(f"Its layers: {PROGRAM} layers {run.path}"), soft_wrap=True)
     if interrupted:
         console.print(Text(f"Interrupted; go on with: {_resuming(options, run)}"), soft_wrap=True)
         return 130
@@ -83,11 +84,13 @@ def _job_file(options: Options) -> Path:
     if options.retry:
         raise ConfigError("--retry goes with --resume and a run's folder")
     if options.config is None:
-        raise ConfigError("no config was given; try: python -m profiler bench.yaml")
-    if not options.config.suffix and not options.config.exists():
-        word = str(options.config)
-        raise ConfigError(f"'{word}' is neither a file nor a command{nearest(word, COMMANDS)}")
-    return options.config
+        raise ConfigError(f"no config was given; try: {PROGRAM} bench.yaml")
+    if options.config.suffix or options.config.exists():
+        return options.config
+    word, named = str(options.config), jobs()
+    if word not in named:
+        raise ConfigError(f"'{word}' is neither a file nor a suite nor a command{nearest(word, [*COMMANDS, *named])}")
+    return named[word]
 
 
 def _read_job(options: Options, path: Path, kind: str) -> Config:
@@ -155,6 +158,8 @@ def _measure(runner: Runner, cases: Sequence[Case], retry: bool, console: Consol
     what = f"{runner.target.name}: {can_run} of {len(waiting)} cases can run; into {runner.run.path}"
     if not waiting and not to_search:
         what = f"Nothing is left to measure of {counted(len(cases), 'case')}; --retry measures again what is not ok"
+    for note in runner.environment["untested"]:
+        console.print(Text(f"Note: {note}"), soft_wrap=True)
     console.print(Text(what), soft_wrap=True)
     interrupted = False
     with runner.display:
@@ -208,7 +213,7 @@ def _report(console: Console, run: RunFolder, lines: pl.DataFrame) -> None:
         with contextlib.suppress(OSError):
             (run.logs / "report.log").write_text(traceback.format_exc())
         why = " ".join(str(error).split())[:200] or type(error).__name__
-        message = f"\nReport failed: {why} (see logs/report.log); retry with: python -m profiler report {run.path}"
+        message = f"\nReport failed: {why} (see logs/report.log); retry with: {PROGRAM} report {run.path}"
         console.print(Text(message, style="yellow"), soft_wrap=True)
 
 
@@ -216,7 +221,7 @@ def _resuming(options: Options, run: RunFolder) -> str:
     """The command that goes on with an interrupted run."""
     only = "".join(f" --only {condition}" for condition in options.only)
     flags = (" --strict" if options.strict else "") + (" --profile" if options.profile else "")
-    return f"python -m profiler --resume {run.path}{only}{flags}"
+    return f"{PROGRAM} --resume {run.path}{only}{flags}"
 
 
 def _print_plan(console: Console, cases: Sequence[Case], budget: Budget, target: Target) -> None:

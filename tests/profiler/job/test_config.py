@@ -303,3 +303,13 @@ def test_a_config_as_resolved_reads_back_as_the_same(write, tmp_path):
 def test_options_of_an_engine_are_kept_under_its_label(write):
     entry = load_config(write(engines("{name: ort, label: two, threads: 2}"))).engines[0]
     assert (entry.name, entry.label, entry.options) == ("ort", "two", {"threads": 2})
+
+
+@pytest.mark.parametrize("own", ["engines.py", "engines/__init__.py"])
+def test_a_factory_with_the_name_of_a_package_of_the_profiler_is_refused(write, own):
+    path = write("engines: [eager]\nmodels:\n  - {name: mine, factory: 'engines:make', input: [3, 8, 8]}\n")
+    load_config(path)  # There is nothing here that it could mean instead.
+    (path.parent / own).parent.mkdir(exist_ok=True)
+    (path.parent / own).touch()
+    with pytest.raises(ConfigError, match=r"factory engines:make: the profiler has a package 'engines' itself; rename"):
+        load_config(path)

@@ -125,16 +125,16 @@ def listed(device: str, width: int = 120) -> str:
 
 
 @pytest.mark.parametrize("width", [120, 80])
-def test_the_listing_names_every_file_its_source_cases_and_time(width: int) -> None:
+def test_the_listing_names_every_suite_its_source_cases_and_time(width: int) -> None:
     text = listed("cpu", width)
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
     for name in SUITES:
-        assert f"suites/{name}.yaml" in words
+        assert f" {name} " in words
     assert "python -m profiler" in words
     assert words.count("Based on") == len(SUITES)
     cases = len(plan("gpu-study", "cpu"))
-    (line,) = [line for line in text.splitlines() if "gpu-study.yaml" in line]
+    (line,) = [line for line in text.splitlines() if "gpu-study " in line]
     assert str(cases) in line.split()
 
 

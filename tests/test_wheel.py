@@ -1,0 +1,98 @@
+"""The wheel, installed where the project is not, does what the README says of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parent.parent
+
+JOB = """
+models: [{name: mine, factory: "networks:small", input: [3, 8, 8]}]
+engines: [eager, ort]
+passes: [inference]
+precisions: [fp32]
+batch_sizes: [1]
+device: cpu
+budget: {seconds: 0.05, min_samples: 3}
+"""
+NETWORKS = """
+from torch import nn
+
+def small():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with the wheel; its dependencies are those of the environment of the tests."""
+    folder = tmp_path_factory.mktemp("wheel")
+    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(wheel, check=True, timeout=250)
+    venv.create(folder / "venv", with_pip=False, symlinks=True)
+    (packages,) = (folder / "venv").glob("lib/python*/site-packages")
+    (built,) = folder.glob("*.whl")
+    install = [sys.executable, "-m", "pip", "--python", str(folder / "venv" / "bin" / "python"), "install", "--quiet"]
+    subprocess.run([*install, "--no-deps", str(built)], check=True, timeout=250)
+    # Not by PYTHONPATH, which would bring the checkout that is installed there, too.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "venv" / "bin"
+
+
+def call(program: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return subprocess.run(
+        [program, *arguments], cwd=cwd, env=variables, capture_output=True, text=True, timeout=250, check=False
+    )
+
+
+def test_suites_and_published_figures_come_with_it(installed: Path, tmp_path: Path) -> None:
+    done = call(installed / "cnn-profiler", "suites", "--device", "cpu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "cnn-profiler cnn-benchmarks" in done.stdout
+    assert len([line for line in done.stdout.splitlines() if "Based on" in line]) == 6, done.stdout
+    plan = call(installed / "cnn-profiler", "convnet-layers", "--device", "cpu", "--dry-run", cwd=tmp_path)
+    assert plan.returncode == 0, plan.stderr
+    assert "cases can run here" in plan.stdout
+    where = (
+        "from profiler.published import references; print(references.FOLDER, len(references.read('cnn-benchmarks')))"
+    )
+    found = call(installed / "python", "-c", where, cwd=tmp_path)
+    assert found.stdout.startswith(str(installed.parent)), found.stdout + found.stderr
+
+
+def test_a_run_and_a_report_next_to_files_with_the_names_of_its_packages(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "networks.py").write_text(NETWORKS)
+    for name in ("profiler.py", "exporters.py"):
+        (tmp_path / name).write_text("raise SystemExit('this is not the profiler')\n")
+    (tmp_path / "engines").mkdir()
+    (tmp_path / "engines" / "__init__.py").write_text("raise SystemExit('these are not the engines')\n")
+    done = call(installed / "cnn-profiler", "job.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = (tmp_path / "results").iterdir()
+    assert pl.read_parquet(run / "results.parquet")["status"].to_list() == ["ok", "ok"]
+    assert (run / "report.html").stat().st_size > 10_000
+    report = call(installed / "cnn-profiler", "report", str(run), "--format", "md", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert "mine" in (run / "report.md").read_text()
+
+
+def test_a_folder_with_a_package_of_that_name_is_said(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "engines.py").touch()
+    done = call(installed / "python", "-m", "profiler", "--version", cwd=tmp_path)
+    assert done.returncode == 2
+    assert (
+        done.stderr == f"{tmp_path / 'engines.py'} has the name of a package of the profiler: call cnn-profiler here\n"
+    )
+    assert call(installed / "cnn-profiler", "--version", cwd=tmp_path).stdout.startswith("cnn-runtime-profiler 0.")
