@@ -78,6 +78,11 @@ class Nvml:
         """Millijoules since the driver was loaded."""
         return self._ask("nvmlDeviceGetTotalEnergyConsumption")
 
+    def users(self) -> int | None:
+        """How many processes compute on the device; one that only draws a screen does not count."""
+        found = self._ask("nvmlDeviceGetComputeRunningProcesses", len)
+        return None if found is None else int(found)
+
     def utilization(self) -> float | None:
         """Share of the last period, a sixth of a second to a second, in which any process had a kernel running."""
         return self._ask("nvmlDeviceGetUtilizationRates", lambda rates: rates.gpu / 100)

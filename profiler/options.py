@@ -34,6 +34,14 @@ class Run:
     profile: Annotated[
         bool, Option("--profile", help="Also time each layer of every measured case: see profiler layers")
     ] = False
+    wait_for_idle: Annotated[
+        float | None,
+        Option(
+            min=0.1,
+            metavar="MINUTES",
+            help="Wait up to so long, such as 10, before each case until the machine is quiet",
+        ),
+    ] = None
     machine: Annotated[
         str | None, Option(help="What it is called and costs: label=H200,cloud=…,instance=…,usd_per_hour=7.9")
     ] = None

@@ -21,6 +21,7 @@ from types import ModuleType
 import polars as pl
 import pytest
 from quick_exports import translate_once
+from rich.console import Console
 
 from exporters.cache import Cache
 from exporters.source import ModelSource
@@ -28,7 +29,12 @@ from profiler import cli
 from profiler.job.case import Budget
 from profiler.nvml import visible_gpus
 from profiler.processes import process
+from profiler.results.wall_time import WallTime
+from profiler.run import device_lock
 from profiler.run.again import Takes
+from profiler.run.device_lock import DeviceLock
+from profiler.run.progress import PlainDisplay
+from profiler.run.quiet import Quiet
 
 ROOT = Path(__file__).resolve().parent.parent
 Profiler = Callable[..., subprocess.CompletedProcess[str]]
@@ -123,6 +129,20 @@ def _run_as_a_user(
         timeout=timeout,
         check=False,
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_locks() -> Iterator[None]:
+    """Runs of tests that go on side by side do not notice each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_lock, "lock_folder", lambda: Path(os.devnull))
+        yield
+
+
+@pytest.fixture
+def alone() -> Quiet:
+    """What a run on the CPU looks for beside itself, where no other run is and it waits for nobody."""
+    return Quiet(DeviceLock("cpu", Path("run")), None, None, PlainDisplay(Console()), WallTime())
 
 
 HOSTILE = {

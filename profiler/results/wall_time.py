@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 from engines.base import Phase
 from profiler.tables.numbers import duration, percent
 
-_PRODUCTIVE = {"measuring": (Phase.MEASURE, Phase.ENERGY), "building": (Phase.BUILD,)}
-"""What a run is for; the rest is the price of measuring."""
+WAIT = "wait"
+"""For a machine to be quiet."""
+_NAMED = {"measuring": (Phase.MEASURE, Phase.ENERGY), "building": (Phase.BUILD,), "waiting": (WAIT,)}
+"""What a run is for, and what its user asked it to wait for; the rest is the price of measuring."""
 
 
 class WallTime:
@@ -49,7 +51,7 @@ class WallTime:
 def describe(split: Mapping[str, float]) -> str:
     """Like "Took 78 s (measuring 33 %, building 39 %, other 28 %)"."""
     total = sum(split.values())
-    shares = {what: sum(split.get(phase, 0.0) for phase in phases) for what, phases in _PRODUCTIVE.items()}
+    shares = {what: sum(split.get(phase, 0.0) for phase in phases) for what, phases in _NAMED.items()}
     shares["other"] = total - sum(shares.values())
     parts = [
         f"{what} {percent(seconds / (total or 1.0))} %"

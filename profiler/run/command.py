@@ -61,7 +61,7 @@ def execute(options: Options, console: Console) -> int:
             return 0
         environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
         run = _open_run(options, config, target, environment)
-        runner = Runner(run, config, target, environment, open_display(console))
+        runner = Runner(run, config, target, environment, open_display(console), options.wait_for_idle)
         interrupted, wall = _measure(runner, cases, options.retry, console)
         results = _write_results(runner, wall, console)
     console.print(Text(f"\nResults: {run.path}"), soft_wrap=True)
@@ -221,6 +221,8 @@ def _resuming(options: Options, run: RunFolder) -> str:
     """The command that goes on with an interrupted run."""
     only = "".join(f" --only {condition}" for condition in options.only)
     flags = (" --strict" if options.strict else "") + (" --profile" if options.profile else "")
+    if options.wait_for_idle is not None:
+        flags += f" --wait-for-idle {options.wait_for_idle:g}"
     return f"{PROGRAM} --resume {run.path}{only}{flags}"
 
 

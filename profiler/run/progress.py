@@ -23,7 +23,7 @@ class PlainDisplay:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._last, self._place = "", ""
+        self._last, self._place, self._is_waiting = "", "", False
 
     def __enter__(self) -> PlainDisplay:
         return self
@@ -37,7 +37,13 @@ class PlainDisplay:
 
     def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
         """Called a few times a second while a case runs."""
-        self._place = f"[{done + 1}/{total}] "
+        self._place, self._is_waiting = f"[{done + 1}/{total}] ", False
+
+    def waiting(self, what: str) -> None:
+        """Called about once a second while the machine is not quiet."""
+        if not self._is_waiting:  # Once for each case: what keeps it busy is different every second.
+            self._print_once(what)
+        self._is_waiting = True
 
     def building(self, what: str, phase: str, done: int, total: int) -> None:
         """Called a few times a second while an engine is built ahead of time."""
@@ -78,6 +84,9 @@ class LiveDisplay:
     def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
         left = Text(f"about {duration(seconds_left)} left")
         self._draw(_place(done, total), Text(str(case.id), style="cyan"), Text(phase, style="dim"), left)
+
+    def waiting(self, what: str) -> None:
+        self._draw(Text(what, style="yellow"))
 
     def building(self, what: str, phase: str, done: int, total: int) -> None:
         self._draw(_place(done, total), Text(what, style="cyan"), Text(phase, style="dim"))

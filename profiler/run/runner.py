@@ -19,9 +19,11 @@ from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import WallTime
 from profiler.results.warning_kinds import is_measured_again
 from profiler.run.again import Takes
+from profiler.run.device_lock import DeviceLock
 from profiler.run.largest_batch import Search, probe_of, short
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
+from profiler.run.quiet import Quiet
 from profiler.run.roofs import RunRoofs
 from profiler.run.supervise import Supervisor, families
 from profiler.run.telemetry import Watcher
@@ -38,17 +40,25 @@ def is_done(result: Result, budget: Budget, retry: bool) -> bool:
 class Runner:
     """Measures the cases of one run; `wall` holds what the time went into.
 
-    `config` is the job as resolved for `target`; `environment` gets the device's roofs, if it has none.
+    `config` is the job as resolved for `target`; `environment` gets the device's roofs, if it has none. Before each
+    case it waits up to `idle_minutes` until the machine is quiet; None is not at all.
     """
 
     def __init__(
-        self, run: RunFolder, config: Config, target: Target, environment: dict[str, Any], display: Display
+        self,
+        run: RunFolder,
+        config: Config,
+        target: Target,
+        environment: dict[str, Any],
+        display: Display,
+        idle_minutes: float | None = None,
     ) -> None:
         self.run, self.config, self.target, self.environment, self.display = run, config, target, environment, display
         self.budget, self.path = config.budget, tuple(map(str, config.import_from))
         self.wall = WallTime()
         self.roofs = RunRoofs(run, target, config.budget.seconds, environment, display)
         self._limits = config.largest_batch or LargestBatch()
+        self._idle_minutes = idle_minutes
         self._uuid = target.gpu.uuid if target.gpu else None
 
     def measure(self, cases: Sequence[Case], searched: Sequence[Case] = (), again: Collection[CaseId] = ()) -> None:
@@ -62,22 +72,24 @@ class Runner:
                 self.run.append(Result(case.id, "unsupported", [case.unsupported]))
         waiting = [case for case in cases if case.unsupported is None]
         searched = self._unfinished(searched, waiting, again)
-        task = self._prepare(waiting, searched)
-        with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
-            supervisor = Supervisor(self.run.logs, self.path, watcher)
-            self._measure_all(list(map(task, waiting)), supervisor)
-            results = self.run.results()
-            able = [each for each in map(task, searched) if failure(each.case, each.prepared) is None]
-            for number, each in enumerate(able):
-                search = Search(each.case, self._limits, self.target.gpu, results, again)
-                self._search(search, each, number, len(able), supervisor)
+        if not waiting and not searched:
+            return
+        with DeviceLock(self._uuid or "cpu", self.run.path) as lock:
+            quiet = Quiet(lock, self._uuid, self._idle_minutes, self.display, self.wall)
+            quiet.begin()
+            task = self._prepare(waiting, searched, quiet)
+            with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
+                supervisor = Supervisor(self.run.logs, self.path, watcher, quiet)
+                self._measure_all(list(map(task, waiting)), supervisor)
+                self._search_all(list(map(task, searched)), again, supervisor)
 
-    def _prepare(self, waiting: Sequence[Case], searched: Sequence[Case]) -> Callable[[Case], Task]:
+    def _prepare(self, waiting: Sequence[Case], searched: Sequence[Case], quiet: Quiet) -> Callable[[Case], Task]:
         """Prepare the models, and measure the device's roofs; returns what makes a case's task."""
         # An odd batch and an even one, which a reference of the gradients is made for.
         probes = [probe_of(case, batch) for case in searched for batch in (1, 2)]
         with self.wall.span("prepare"):
             prepared = prepare([*waiting, *probes], self.budget, self.run.logs, self.path, self.display.preparing)
+        quiet.start()
         with self.wall.span("roofs"):
             self.roofs.measure([c for c in (*waiting, *searched) if failure(c, prepared[c.model]) is None])
         energy, profile = self.config.energy, self.config.profile
@@ -141,6 +153,14 @@ class Runner:
             return search.next_batch(available_memory_mib()) is not None
 
         return [case for case in searched if case.id.family in measured or has_next(case)]
+
+    def _search_all(self, tasks: Sequence[Task], again: Collection[CaseId], supervisor: Supervisor) -> None:
+        """Search the largest batch of each family, of which `tasks` has one each."""
+        results = self.run.results()
+        able = [task for task in tasks if failure(task.case, task.prepared) is None]
+        for number, task in enumerate(able):
+            search = Search(task.case, self._limits, self.target.gpu, results, again)
+            self._search(search, task, number, len(able), supervisor)
 
     def _search(self, search: Search, task: Task, number: int, total: int, supervisor: Supervisor) -> None:
         """Probe after probe, until it is known where memory ends; `task` is one of the family's."""

@@ -13,17 +13,22 @@ from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.messages import Outcome, Part
 from profiler.processes.process import Call, Child, run_one
 from profiler.results.result import Result, result_of
+from profiler.run.quiet import Quiet
 from profiler.run.telemetry import Watcher
 from profiler.worker.task import Task
 
 
 @dataclass(frozen=True)
 class Supervisor:
-    """Measures in processes of their own and watches them; their logs go into `logs`, `path` in front of sys.path."""
+    """Measures in processes of their own and watches them; their logs go into `logs`, `path` in front of sys.path.
+
+    A process starts when the machine is `quiet`, as far as the run waits for that.
+    """
 
     logs: Path
     path: tuple[str, ...]
     watcher: Watcher
+    quiet: Quiet
 
     def measure_one(self, task: Task, tick: Callable[[str], None]) -> Result:
         """One case, watched from here: its phases, its limits, and the device's telemetry.
@@ -37,11 +42,13 @@ class Supervisor:
             built = run_one(ahead, lambda child: tick(child.doing))
             if built.status != "ok":
                 return result_of(task.case.id, built)
+        self.quiet.start()
         measuring = self._call("profiler.worker.measure_case:measure_case", task, task, log)
         result = result_of(task.case.id, run_one(measuring, lambda child: tick(child.doing)))
         if built is not None:
             _add_build(result, built)
         self._add_telemetry(result)
+        self.quiet.mark(result)
         _drop_if_empty(log)
         return result
 
@@ -59,11 +66,13 @@ class Supervisor:
         def end(result: Result) -> None:
             nonlocal ended
             self._add_telemetry(result)
+            self.quiet.mark(result)
             ended += 1
             keep(result)
 
         while ended < len(tasks):
             before = ended
+            self.quiet.start()
             self._measure_in_one_process(tasks[ended:], log, lambda what: tick(ended, what), end)
             assert ended > before, "a process that did nothing would be started for ever"
         _drop_if_empty(log)

@@ -25,6 +25,7 @@ from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import WallTime
 from profiler.run import runner as module
 from profiler.run import supervise
+from profiler.run.quiet import Quiet
 from profiler.worker.prepare_model import build_ahead
 from profiler.worker.task import Prepared, Task
 
@@ -59,7 +60,9 @@ SECONDS = 2.0
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RunFolder, Silent, WallTime]]:
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Quiet
+) -> Callable[..., tuple[RunFolder, Silent, WallTime]]:
     """Runs cases; `results` gives, by case id, what each measurement of it returns."""
 
     def go(
@@ -188,20 +191,20 @@ class Watched:
         return self.dead
 
 
-def test_telemetry_is_of_the_sampling_and_not_of_the_energy_loop(monkeypatch, tmp_path: Path) -> None:
+def test_telemetry_is_of_the_sampling_and_not_of_the_energy_loop(monkeypatch, tmp_path: Path, alone: Quiet) -> None:
     monkeypatch.setattr(supervise, "run_one", process)
     task = Task(case("a"), Prepared(), Budget())
-    got = supervise.Supervisor(tmp_path, (), Watched()).measure_one(task, lambda phase: None)
+    got = supervise.Supervisor(tmp_path, (), Watched(), alone).measure_one(task, lambda phase: None)
     assert got.figures["power_w"] == 100.0
     assert not got.figures["throttled"]
     assert got.figures["peak_memory_mib"] == 59.0  # Until the checks begin, the energy loop included.
     assert got.warnings == []
 
 
-def test_a_row_without_telemetry_says_so(monkeypatch, tmp_path: Path) -> None:
+def test_a_row_without_telemetry_says_so(monkeypatch, tmp_path: Path, alone: Quiet) -> None:
     monkeypatch.setattr(supervise, "run_one", process)
     monkeypatch.setattr(Watched, "dead", True)
-    got = supervise.Supervisor(tmp_path, (), Watched()).measure_one(
+    got = supervise.Supervisor(tmp_path, (), Watched(), alone).measure_one(
         Task(case("a"), Prepared(), Budget()), lambda _: None
     )
     assert [warning.kind for warning in got.warnings] == ["telemetry"]
@@ -238,7 +241,9 @@ def test_a_journal_of_such_a_result_can_be_read_back() -> None:
     assert Result.from_json(json.dumps(json.loads(got.to_json()))) == got
 
 
-def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: Path, monkeypatch) -> None:
+def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch, alone: Quiet
+) -> None:
     built: list[Job] = []
 
     def build(job: Job) -> BuiltAhead:
@@ -262,7 +267,7 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(tmp_path: 
 
     monkeypatch.setattr(supervise, "run_one", process)
     watcher = SimpleNamespace(between=lambda *_: [], ended=lambda: False)
-    found = supervise.Supervisor(tmp_path, (), watcher).measure_one(
+    found = supervise.Supervisor(tmp_path, (), watcher, alone).measure_one(
         Task(case("a"), Prepared(), Budget()), lambda _: None
     )
     assert called == ["profiler.worker.prepare_model:build_ahead", "profiler.worker.measure_case:measure_case"]

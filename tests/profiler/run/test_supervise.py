@@ -12,6 +12,7 @@ from profiler.job.case import Budget, Case, Role
 from profiler.processes import process
 from profiler.results.result import Result
 from profiler.run.prepare import prepare
+from profiler.run.quiet import Quiet
 from profiler.run.supervise import Supervisor
 from profiler.run.telemetry import Watcher
 from profiler.worker.task import Prepared, Task
@@ -95,11 +96,13 @@ def warning(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return f"unclosed: {ENDS[how]}"
 
 
-def sweep(folder: Path, prepared: Prepared, batches: Sequence[int] = (1, 2, 4)) -> list[Result]:
+def sweep(folder: Path, prepared: Prepared, alone: Quiet, batches: Sequence[int] = (1, 2, 4)) -> list[Result]:
     tasks = [Task(case(batch, Role.SWEEP), prepared, BUDGET) for batch in batches]
     results: list[Result] = []
     with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
-        Supervisor(folder, (str(folder),), watcher).measure_sweep(tasks, lambda ended, what: None, results.append)
+        Supervisor(folder, (str(folder),), watcher, alone).measure_sweep(
+            tasks, lambda ended, what: None, results.append
+        )
     assert [result.case_id.batch_size for result in results] == list(batches)
     return results
 
@@ -108,10 +111,12 @@ def closing_warnings(result: Result) -> list[str]:
     return [str(warning) for warning in result.warnings if warning.kind == "unclosed"]
 
 
-def test_a_row_outlives_a_session_that_cannot_be_closed(folder: Path, prepared: Prepared, warning: str) -> None:
+def test_a_row_outlives_a_session_that_cannot_be_closed(
+    folder: Path, prepared: Prepared, warning: str, alone: Quiet
+) -> None:
     task = Task(case(2, Role.CELL), prepared, BUDGET)
     with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
-        result = Supervisor(folder, (str(folder),), watcher).measure_one(task, lambda phase: None)
+        result = Supervisor(folder, (str(folder),), watcher, alone).measure_one(task, lambda phase: None)
     assert (result.status, result.reason) == ("ok", None)
     assert closing_warnings(result) == [warning]
     assert result.samples["host"]
@@ -120,27 +125,27 @@ def test_a_row_outlives_a_session_that_cannot_be_closed(folder: Path, prepared: 
 
 
 def test_a_batch_is_not_lost_when_the_session_before_it_cannot_be_closed(
-    folder: Path, prepared: Prepared, warning: str
+    folder: Path, prepared: Prepared, warning: str, alone: Quiet
 ) -> None:
-    results = sweep(folder, prepared)
+    results = sweep(folder, prepared, alone)
     assert [(result.status, result.reason) for result in results] == [("ok", None)] * 3
     assert [closing_warnings(result) for result in results] == [[warning]] * 3
 
 
 def test_a_session_that_took_every_batch_is_closed_after_the_last(
-    folder: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch, warning: str
+    folder: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch, warning: str, alone: Quiet
 ) -> None:
     monkeypatch.setenv("REBATCH", "yes")
-    results = sweep(folder, prepared)
+    results = sweep(folder, prepared, alone)
     assert [result.status for result in results] == ["ok"] * 3
     assert [closing_warnings(result) for result in results] == [[], [], [warning]]
 
 
 def test_a_batch_that_failed_keeps_its_reason_where_freeing_what_it_left_aborts(
-    folder: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+    folder: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch, alone: Quiet
 ) -> None:
     monkeypatch.setenv("FAILING_BATCH", "4")
-    results = sweep(folder, prepared, (1, 4, 8))
+    results = sweep(folder, prepared, alone, (1, 4, 8))
     assert [result.status for result in results] == ["ok", "failed", "ok"]
     assert results[1].reason == "RuntimeError: cannot compute"
     assert closing_warnings(results[1]) == ["unclosed: ended by SIGABRT in phase end"]

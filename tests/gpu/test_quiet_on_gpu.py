@@ -1,0 +1,60 @@
+"""Another process on the GPU is waited for, and a run that measures on it is noticed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from profiler.nvml import Nvml, visible_gpus
+from profiler.results.wall_time import WallTime
+from profiler.run.device_lock import DeviceLock
+from profiler.run.quiet import Quiet
+
+pytestmark = pytest.mark.gpu
+
+BURNER = """
+import torch
+a = torch.ones(4096, 4096, device="cuda")
+torch.cuda.synchronize()
+print("ready", flush=True)
+while True:
+    a @ a
+    torch.cuda.synchronize()
+"""
+
+
+class Told:
+    def __init__(self) -> None:
+        self.announced: list[str] = []
+        self.waited: list[str] = []
+
+    def announce(self, what: str) -> None:
+        self.announced.append(what)
+
+    def waiting(self, what: str) -> None:
+        self.waited.append(what)
+
+
+def test_a_process_that_computes_on_the_gpu_is_waited_for_until_it_has_ended() -> None:
+    uuid = visible_gpus()[0].uuid
+    nvml, told = Nvml(uuid), Told()
+    assert (nvml.users(), nvml.utilization() or 0.0) == (0, 0.0), "the GPU is not idle: nothing can be tested on it"
+    with DeviceLock(uuid, Path("run")) as lock:
+        looks = Quiet(lock, uuid, 0.1, told, WallTime())
+        with subprocess.Popen([sys.executable, "-c", BURNER], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "ready\n"
+            try:
+                looks.start()
+                seen = nvml.users(), nvml.utilization()
+            finally:
+                process.kill()
+        # In a container NVML may not list processes; then the GPU's being busy is what tells.
+        words = ("other processes on the GPU: 1", "the GPU is busy for ")
+        assert told.waited, seen
+        assert all(any(word in what for word in words) for what in told.waited), told.waited
+        assert len(told.announced) == 1
+        Quiet(lock, uuid, 1.0, told, WallTime()).start()
+        assert len(told.announced) == 1, "the machine is quiet within a minute"

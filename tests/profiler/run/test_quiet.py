@@ -1,0 +1,209 @@
+"""Waiting for a quiet machine, and rows taken beside another run: with processes that really keep it busy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import polars as pl
+import pytest
+
+from profiler import nvml as nvml_module
+from profiler import processor
+from profiler.processor import Load
+from profiler.results.wall_time import WAIT, WallTime
+from profiler.run import device_lock, quiet
+from profiler.run.device_lock import DeviceLock
+from profiler.run.quiet import Quiet
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[3]
+JOB = """
+models: [{name: net, factory: "tiny:net", input: [8]}]
+engines: [eager, ort]
+device: cpu
+budget: {seconds: 0.05, min_samples: 3}
+"""
+HOLDER = """
+import sys
+from pathlib import Path
+from profiler.run import device_lock
+device_lock.lock_folder = lambda: Path(sys.argv[1])
+with device_lock.DeviceLock("cpu", Path("/a/run")) as lock:
+    print(lock.other(), flush=True)
+    sys.stdin.read()
+"""
+BUSY_FOR_A_MOMENT = 0.03
+"""Minutes."""
+
+
+class Told:
+    """A display that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.announced: list[str] = []
+        self.waited: list[str] = []
+
+    def announce(self, what: str) -> None:
+        self.announced.append(what)
+
+    def waiting(self, what: str) -> None:
+        self.waited.append(what)
+
+
+@pytest.fixture
+def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for locks which this process shares with the other run."""
+    folder = tmp_path / "locks"
+    folder.mkdir()
+    monkeypatch.setattr(device_lock, "lock_folder", lambda: folder)
+    return folder
+
+
+@pytest.fixture
+def other_run(locks: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another run on the CPU, which holds the lock until it is ended."""
+    command = [sys.executable, "-c", HOLDER, str(locks)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "None\n"
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def burners() -> Iterator[None]:
+    """A process for each processor that does nothing else than to keep it busy."""
+    cores = len(os.sched_getaffinity(0))
+    processes = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(cores)
+    ]
+    yield
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[Callable[..., tuple[Quiet, Told, WallTime]]]:
+    """`waiting(minutes)` is what looks at the machine for a run."""
+    locks: list[DeviceLock] = []
+
+    def make(minutes: float | None, gpu: str | None = None) -> tuple[Quiet, Told, WallTime]:
+        locks.append(DeviceLock("cpu", tmp_path / "run"))
+        told, wall = Told(), WallTime()
+        return Quiet(locks[-1], gpu, minutes, told, wall), told, wall
+
+    yield make
+    for lock in locks:
+        lock.__exit__()
+
+
+def test_a_busy_machine_is_waited_for_and_then_measured_as_it_is(burners: None, waiting: Callable[..., object]) -> None:
+    looks, told, wall = waiting(BUSY_FOR_A_MOMENT)
+    looks.begin()
+    looks.start()
+    looks.start()
+    assert told.waited
+    assert all(" to be quiet: " in what and " processes took " in what for what in told.waited), told.waited
+    (said,) = told.announced
+    assert said.startswith("the machine is not quiet after 0.0300 minutes of waiting, and is measured as it is: ")
+    assert wall.seconds[WAIT] > 0
+
+
+def play(monkeypatch: pytest.MonkeyPatch, *others: float) -> list[float]:
+    """Let other processes have these shares of two processors, a second each; returns those that are still to come."""
+    left = list(others)
+    reading = types.SimpleNamespace(since=lambda before: Load(1.0, 2, others=left.pop(0)))
+    monkeypatch.setattr(processor, "read", lambda: reading)
+    monkeypatch.setattr(quiet, "_SECONDS", 0.0)
+    return left
+
+
+def test_measuring_starts_as_soon_as_the_machine_is_quiet(monkeypatch, waiting: Callable[..., object]) -> None:
+    left = play(monkeypatch, 0.48, 0.11, 0.01, 0.9)
+    looks, told, _ = waiting(10.0)
+    looks.start()
+    start = "waiting for the machine to be quiet: other processes took"
+    assert told.waited == [f"{start} 48 % of 2 processors", f"{start} 11 % of 2 processors"]
+    assert told.announced == []
+    assert left == [0.9]
+
+
+def test_nobody_waits_who_was_not_asked_to(monkeypatch, waiting: Callable[..., object]) -> None:
+    left = play(monkeypatch, 0.48)
+    looks, told, wall = waiting(None)
+    looks.begin()
+    looks.start()
+    assert (left, told.waited, told.announced, dict(wall.seconds)) == ([0.48], [], [], {})
+
+
+def test_a_gpu_that_others_use_is_waited_for(monkeypatch, waiting: Callable[..., object]) -> None:
+    """With a simulated driver."""
+    play(monkeypatch, *[0.0] * 9)
+    users, utilization = [2, 1, 0, 0], [37, 4]
+    driver = types.SimpleNamespace(
+        NVMLError=RuntimeError,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: ["a process"] * users.pop(0),
+        nvmlDeviceGetUtilizationRates=lambda handle: types.SimpleNamespace(gpu=utilization.pop(0)),
+    )
+    monkeypatch.setattr(nvml_module, "_nvml", lambda: driver)
+    looks, told, _ = waiting(10.0, gpu="GPU-1")
+    looks.start()
+    whys = ("other processes on the GPU: 2", "other processes on the GPU: 1", "the GPU is busy for 37 % of the time")
+    assert told.waited == [f"waiting for the machine to be quiet: {why}" for why in whys]
+    assert (users, utilization) == ([], [])
+
+
+def test_another_run_is_waited_for(monkeypatch, other_run, waiting: Callable[..., object]) -> None:
+    play(monkeypatch, *[0.0] * 99)
+    looks, told, _ = waiting(10.0)
+
+    def waiting_for(what: str) -> None:
+        told.waited.append(what)
+        other_run.kill()
+        other_run.wait()
+
+    told.waiting = waiting_for
+    looks.begin()
+    who = f"another run (process {other_run.pid}, into /a/run)"
+    assert told.waited == [f"waiting for the machine to be quiet: {who} measures on this device"]
+    assert told.announced == []
+
+
+def test_a_run_beside_another_says_so_and_all_of_its_rows_do(
+    tmp_path: Path, other_run: subprocess.Popen[str], profiler: Callable[..., CompletedProcess[str]]
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "tiny.py").write_text("from torch import nn\n\ndef net():\n    return nn.Linear(8, 8)\n")
+    done = profiler("job.yaml", cwd=tmp_path, PROFILER_CACHE=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    who = f"another run (process {other_run.pid}, into /a/run)"
+    assert f"{who} measures on this device: figures will be disturbed; " in done.stdout
+    (run,) = (tmp_path / "results").iterdir()
+    rows = pl.read_parquet(run / "results.parquet")
+    assert rows["status"].to_list() == ["ok", "ok"]
+    for warnings in rows["warnings"]:
+        assert f"disturbed: {who} measured on the same device" in warnings
+    assert "\n2 of 2 cases were disturbed: 0 came right when measured again, 2 remain.\n" in done.stdout
+
+
+def test_an_interrupt_ends_a_run_that_waits(tmp_path: Path, burners: None) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "tiny.py").write_text("from torch import nn\n\ndef net():\n    return nn.Linear(8, 8)\n")
+    command = [sys.executable, "-u", "-m", "profiler", "job.yaml", "--wait-for-idle", "10"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PROFILER_CACHE": str(tmp_path / "cache")}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        lines = iter(process.stdout.readline, "")
+        assert any("waiting for the machine to be quiet: " in line for line in lines)
+        process.send_signal(signal.SIGINT)
+        rest = "".join(lines)
+        assert process.wait() == 130
+    assert "Interrupted; go on with: python -m profiler --resume " in rest
+    assert rest.rstrip().endswith("--wait-for-idle 10")
