@@ -39,7 +39,7 @@ def compare(
     `base`, else the first. With `best` only a side's fastest variant counts, whatever its name. `common` are the
     `spreads` of the whole runs, where `results` are a part of them.
 
-    Times are geometric means over the processes' medians, in milliseconds; memory is in MiB. `ratio` is on the headline
+    Times are medians over the processes' medians, in milliseconds; memory is in MiB. `ratio` is on the headline
     clock, `device_ratio` and `verdict` on the clock `judged_on`. A cell that a side lacks, or that failed there, has no
     ratio: its status is null, or says why. Raises ConfigError for a column that is none, without two sides, and where
     no cell is on two.
@@ -55,7 +55,7 @@ def compare(
     match = [name for name in cell if not (best and name in ("variant", "extra"))]
     lines = _lines(rows, cell, spreads(results) if common is None else common)
     if best:
-        lines = lines.sort("latency_mean", nulls_last=True, maintain_order=True)
+        lines = lines.sort("latency_median", nulls_last=True, maintain_order=True)
         lines = lines.unique(["side", *match], keep="first", maintain_order=True)
     sides = {name: lines.filter(side=name).drop("side") for name in names}
     cells = pl.concat(_pair(sides[base], sides[name], match, base, name) for name in names if name != base)
@@ -129,7 +129,7 @@ def _named(both: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
     memory_ratio = pl.when(known).then(pl.col("memory_mib_side") / pl.col("memory_mib"))
 
     def milliseconds(clock: str, suffix: str) -> pl.Expr:
-        return pl.when(judged_on="latency").then(f"latency_mean{suffix}").otherwise(f"{clock}_mean{suffix}").exp()
+        return pl.when(judged_on="latency").then(f"latency_median{suffix}").otherwise(f"{clock}_median{suffix}").exp()
 
     times = {
         f"{prefix}_{name}": milliseconds(clock, end)
@@ -143,7 +143,7 @@ def _named(both: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
         *(column.alias(name) for name, column in cell.items()),
         *(value.alias(name) for name, value in times.items()),
         *ratios,
-        *("interval", "judged_on", "verdict", "why_no_verdict"),
+        *("interval", "judged_on", "verdict", "replicates_to_settle", "why_no_verdict"),
         memory_ratio.alias("memory_ratio"),
         *(
             pl.col(f"{column}{end}").alias(f"{prefix}_{name}")

@@ -89,8 +89,8 @@ class Margin:
 
     @property
     def tied(self) -> bool | None:
-        """Whether they cannot be told apart; None without a verdict."""
-        return None if self.verdict is None else not self.verdict.differs
+        """Whether they are equally fast, within the margin; None without a verdict."""
+        return None if self.verdict is None else self.verdict.ties
 
     @property
     def is_unsure(self) -> bool:

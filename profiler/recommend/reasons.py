@@ -32,7 +32,7 @@ def reason(loser: Loser, found: Recommendation) -> str:
     assert loser.margin is not None and found.choice is not None and found.best is not None, "it met every limit"
     if loser.why == "tied":
         verdict = loser.margin.verdict
-        same = verdict if verdict and not verdict.differs else f"the same {FIGURES[found.request.figure].noun}"
+        same = verdict if verdict and verdict.ties else f"the same {FIGURES[found.request.figure].noun}"
         return f"{same}, but {needs_more(candidate, found.choice)}"
     than = "" if found.best is found.choice else f" than {found.best.name}"
     unsure = ", not certain" if loser.margin.is_unsure else ""

@@ -13,7 +13,7 @@ from profiler.results import batch_sweeps
 from profiler.results.batch_sweeps import DOWN, FAMILY, KNEE_SHARE, UP
 from profiler.results.replicates import OUT_OF_MEMORY, without_probes
 from profiler.results.warning_kinds import KINDS, disturbances, is_remeasured
-from profiler.stats.ratios import Verdict
+from profiler.stats.ratios import Verdict, outlook
 from profiler.tables import numbers
 from profiler.tables.numbers import count, counted, decimals, percent, significant, times
 
@@ -84,9 +84,9 @@ def _judgement(best: Row, lines: Sequence[Row]) -> str:
     if best["verdict"] is None:
         return f"; {tied}" if tied else ""
     verdict = Verdict(best["verdict"])
-    text = str(verdict) if verdict.differs else f"{verdict.relation} {best['base']}"
+    text = str(verdict) if verdict.differs else _relation(verdict, best["base"], best["replicates_to_settle"])
     if tied:
-        alike = verdict == best["runner_up_verdict"]
+        alike = verdict == best["runner_up_verdict"] and verdict.ties
         text += f", but {tied}" if verdict.differs else f" and {other if alike else tied}"
     if best["clock"] == "host":
         return f": {text}"
@@ -95,9 +95,17 @@ def _judgement(best: Row, lines: Sequence[Row]) -> str:
 
 
 def _tie(best: Row) -> str:
-    """Like "indistinguishable from ort fp32", the runner-up; empty where the two are told apart."""
+    """Like "equivalent to ort fp32", the runner-up; empty where the two are told apart."""
     verdict = best["runner_up_verdict"]
-    return f"{Verdict(verdict).relation} {best['indistinguishable_from']}" if verdict else ""
+    if not verdict:
+        return ""
+    return _relation(Verdict(verdict), best["indistinguishable_from"], best["runner_up_replicates"])
+
+
+def _relation(verdict: Verdict, other: str, replicates: int | None) -> str:
+    """Like "not clearly different from fp32 eager (about 12 replicates would settle it)"."""
+    more = f" ({outlook(replicates)})" if verdict is Verdict.UNCLEAR else ""
+    return f"{verdict.relation} {other}{more}"
 
 
 def _name(line: Row) -> str:

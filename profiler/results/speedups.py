@@ -19,11 +19,11 @@ CONFIGURATION = [*GROUP, "variant", "precision"]
 """What rows of one run that are replicates of one another agree in."""
 SPEEDUPS = [
     *("speedup", "speedup_low", "speedup_high", "base", "interval"),
-    *("device_speedup", "device_speedup_low", "device_speedup_high", "verdict"),
-    *("indistinguishable_from", "runner_up_verdict"),
+    *("device_speedup", "device_speedup_low", "device_speedup_high", "verdict", "replicates_to_settle"),
+    *("indistinguishable_from", "runner_up_verdict", "runner_up_replicates"),
 ]
 _CLOCKS = ("latency", "device")
-_PROCESSES = ("mean", "variance", "processes", "below", "above")
+_PROCESSES = ("median", "mean", "variance", "processes", "below", "above")
 _COMMON = ("prior_free", "prior_variance")
 
 
@@ -98,14 +98,16 @@ def compared(both: pl.DataFrame, base: str = "", side: str = "") -> pl.DataFrame
         columns |= {name: ratio.ratio, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
     words = {name: getattr(found, name) for name in ("interval", "judged_on", "verdict", "why_no_verdict")}
     texts = [pl.Series(name, [v and str(v) for v in values], pl.String) for name, values in words.items()]
-    return pl.DataFrame(columns).fill_nan(None).with_columns(texts)
+    settled = pl.Series("replicates_to_settle", found.replicates_to_settle, pl.Int64)
+    return pl.DataFrame(columns).fill_nan(None).with_columns(*texts, settled)
 
 
 def speedups(lines: pl.DataFrame) -> pl.DataFrame:
     """How each line compares with its group's base, as columns; null where the group has none.
 
     `lines` are of `sides`, one a CONFIGURATION, with the median `latency_ms` and `is_base`. A group's fastest line
-    names in `indistinguishable_from` the runner-up from which replicates do not tell it, by `runner_up_verdict`.
+    names in `indistinguishable_from` the runner-up from which replicates do not tell it, by `runner_up_verdict`, which
+    `runner_up_replicates` a side would settle where it is unclear.
     """
     rank = pl.col("latency_ms").rank("ordinal").over(GROUP)
     lines = lines.with_columns(rank=rank, is_base=pl.col("is_base").fill_null(value=False)).with_row_index("line")
@@ -122,9 +124,10 @@ def _ties(lines: pl.DataFrame) -> pl.DataFrame:
     """By `line` the fastest of each group that is not told from its runner-up."""
     pairs = _paired(lines.filter(rank=1), lines.filter(rank=2))
     tied = [one for one in Verdict if not one.differs]
-    found = pairs.hstack(compared(pairs, base="_base").select(runner_up_verdict="verdict"))
+    judged = {"runner_up_verdict": "verdict", "runner_up_replicates": "replicates_to_settle"}
+    found = pairs.hstack(compared(pairs, base="_base").select(**judged))
     runner_up = pl.concat_str("variant_base", "precision_base", separator=" ")
-    found = found.select("line", "runner_up_verdict", indistinguishable_from=runner_up)
+    found = found.select("line", *judged, indistinguishable_from=runner_up)
     return found.filter(pl.col("runner_up_verdict").is_in(tied))
 
 
@@ -160,6 +163,7 @@ def _statistics() -> list[pl.Expr]:
         count, arms = pl.col(clock).count(), (f"{clock}_below", f"{clock}_above")
         known = pl.all_horizontal(pl.col(arm).count() == count for arm in arms)
         found += [
+            pl.col(clock).exp().median().log().alias(f"{clock}_median"),
             pl.col(clock).mean().alias(f"{clock}_mean"),
             pl.col(clock).var().alias(f"{clock}_variance"),
             count.cast(pl.Int64).alias(f"{clock}_processes"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -21,6 +21,8 @@ from profiler.stats.samples import Floats
 
 REPLICATES_FOR_A_VERDICT = 3
 """Fewest processes a side from which the spread between processes is known well enough for a verdict."""
+MOST_REPLICATES = 100
+"""Beyond so many processes a side nobody is told how many would settle a comparison."""
 BETWEEN, WITHIN = "between processes", "within process"
 """What an interval covers: the spread between processes, or only the noise inside each."""
 
@@ -48,12 +50,18 @@ class Verdict(StrEnum):
 
     FASTER = "faster"
     SLOWER = "slower"
-    INDISTINGUISHABLE = "indistinguishable"
+    EQUIVALENT = "equivalent"
+    UNCLEAR = "unclear"
 
     @property
     def differs(self) -> bool:
         """Whether the two are told apart."""
         return self in (Verdict.FASTER, Verdict.SLOWER)
+
+    @property
+    def ties(self) -> bool:
+        """Whether something else than time may decide between the two: it takes proof that they are equally fast."""
+        return self is Verdict.EQUIVALENT
 
     @property
     def relation(self) -> str:
@@ -72,20 +80,32 @@ class _Words:
 _WORDS = {
     Verdict.FASTER: _Words(label="faster", relation="faster than"),
     Verdict.SLOWER: _Words(label="slower", relation="slower than"),
-    # Pollsters call figures whose margins overlap a statistical tie.
-    Verdict.INDISTINGUISHABLE: _Words(
+    Verdict.EQUIVALENT: _Words(
         label="tie",
-        relation="indistinguishable from",
-        meaning="indistinguishable within the interval between processes and a margin of {margin}",
+        relation="equivalent to",
+        meaning="equivalent, the whole interval between processes lies within a margin of {margin}",
+    ),
+    Verdict.UNCLEAR: _Words(
+        label="unclear",
+        relation="not clearly different from",
+        meaning="the interval shows neither a difference beyond the margin nor a tie",
     ),
 }
 
 
 def verdict(low: float, high: float, within: float) -> Verdict:
-    """What an interval between processes says; `within` 0.01 a difference of up to 1 % does not count."""
-    if low > 1 + within:
+    """What an interval between processes says; `within` 0.01 a difference of up to 1 % does not count.
+
+    A 95 % interval wholly within the margin is two one-sided tests at 2.5 % each (Schuirmann, "A comparison of the two
+    one-sided tests procedure and the power approach for assessing the equivalence of average bioavailability", Journal
+    of Pharmacokinetics and Biopharmaceutics 15, 1987).
+    """
+    least, most = 1 / (1 + within), 1 + within
+    if low > most:
         return Verdict.FASTER
-    return Verdict.SLOWER if high < 1 / (1 + within) else Verdict.INDISTINGUISHABLE
+    if high < least:
+        return Verdict.SLOWER
+    return Verdict.EQUIVALENT if least <= low and high <= most else Verdict.UNCLEAR
 
 
 def margin(clock: str | None) -> float:
@@ -94,9 +114,10 @@ def margin(clock: str | None) -> float:
 
 
 def overall(found: Iterable[Verdict | None]) -> Verdict | None:
-    """What the verdicts on several clocks say together: a difference on any tells two sides apart."""
+    """What the verdicts on several clocks say together: a difference on any tells two apart, and doubt on any is doubt."""
     known = [one for one in found if one is not None]
-    return next((one for one in known if one.differs), known[0] if known else None)
+    doubtful = Verdict.UNCLEAR if Verdict.UNCLEAR in known else next(iter(known), None)
+    return next((one for one in known if one.differs), doubtful)
 
 
 def label(verdict: str | None) -> str:
@@ -110,15 +131,23 @@ def legend(within: str = MARGIN_WORDS) -> str:
     return "; ".join(f"{words.label}: {words.meaning.format(margin=within)}" for words in known)
 
 
+def outlook(replicates: int | None) -> str:
+    """What would settle an unclear verdict, in words."""
+    if replicates is None:
+        return f"{MOST_REPLICATES} replicates would not settle it"
+    return f"about {replicates} replicates would settle it"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Times:
     """One side of many ratios on one clock, shape (cells,) each, in logarithms.
 
-    `mean` and `variance` (ddof 1) are of the medians of so many `processes`; `below` and `above` say how far the
-    interval within the processes reaches from the mean (NaN where there is none). `prior_free` degrees of freedom and
-    `prior_variance` are what the configurations of the processes' run have in common (`common_spread`).
+    `median`, `mean` and `variance` (ddof 1) are of the medians of so many `processes`; `below` and `above` say how far
+    the interval within the processes reaches from the mean (NaN where there is none). `prior_free` degrees of freedom
+    and `prior_variance` are what the configurations of the processes' run have in common (`common_spread`).
     """
 
+    median: Floats
     mean: Floats
     variance: Floats
     processes: Floats
@@ -130,6 +159,21 @@ class Times:
     def where(self, chosen: NDArray[np.bool_]) -> Times:
         """The chosen cells."""
         return Times(**{name: values[chosen] for name, values in vars(self).items()})
+
+    def or_where(self, chosen: NDArray[np.bool_], other: Times) -> Times:
+        """These, but the other's in the chosen cells."""
+        return Times(**{name: np.where(chosen, vars(other)[name], values) for name, values in vars(self).items()})
+
+    @property
+    def free(self) -> Floats:
+        """Degrees of freedom of the spread between processes."""
+        return self.processes - 1 + self.prior_free
+
+    @property
+    def spread(self) -> Floats:
+        """The variance of one process, drawn towards what the run's configurations have in common."""
+        own = self.processes - 1
+        return np.asarray((self.prior_free * self.prior_variance + own * self.variance) / self.free)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,11 +190,13 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """Ratios of geometric means and their 95 % intervals, shape (cells,) each, NaN where there is none.
+    """Ratios of the sides' median times and their 95 % intervals, shape (cells,) each, NaN where there is none.
 
     `between`: whether both sides have three processes, so that the interval is between processes.
     """
 
+    base: Times
+    side: Times
     ratio: Floats
     low: Floats
     high: Floats
@@ -162,6 +208,32 @@ class Ratio:
         cells = zip(known, self.low, self.high, margins, strict=True)
         return [verdict(low, high, within) if judged else None for judged, low, high, within in cells]
 
+    def replicates_to_settle(self, margins: Sequence[float]) -> list[int | None]:
+        """About how many replicates a side would settle each UNCLEAR cell; None of others, and beyond MOST_REPLICATES.
+
+        It is the smallest number at which half the interval's width falls below the distance from the ratio to the
+        nearer end of the margin, with the spread that the processes showed so far: a ratio outside the margin would
+        then be a difference, one inside it a tie. (Planning by the interval's half-width: Beal, "Sample size
+        determination for confidence intervals on the population mean and on the difference between two population
+        means", Biometrics 45, 1989.) The next processes will differ by more or by less, and the ratio will move.
+        """
+        verdicts = self.verdicts(margins)
+        unclear = np.array([one is Verdict.UNCLEAR for one in verdicts], dtype=bool)
+        found: list[int | None] = [None] * len(verdicts)
+        if not unclear.any():
+            return found
+        base, side = self.base.where(unclear), self.side.where(unclear)
+        distance = np.abs(np.abs(np.log(self.ratio[unclear])) - np.log1p(np.array(margins)[unclear]))
+        enough = np.full(distance.size, MOST_REPLICATES + 1.0)
+        short = np.maximum(base.processes, side.processes)
+        while (enough - short > 1).any():
+            tried = np.ceil((short + enough) / 2)
+            settles = _reach(replace(base, processes=tried), replace(side, processes=tried)) < distance
+            enough, short = np.where(settles, tried, enough), np.where(settles, short, tried)
+        for place, number in zip(np.flatnonzero(unclear), enough, strict=True):
+            found[place] = int(number) if number <= MOST_REPLICATES else None
+        return found
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -169,6 +241,7 @@ class Comparison:
 
     `latency` is on the headline clock, `device` on the clock `judged_on`; the verdict is on that one. `interval` says
     which kind the intervals are of (None without one), and `why_no_verdict` is None where there is one, or no ratio.
+    `replicates_to_settle` is `Ratio`'s.
     """
 
     latency: Ratio
@@ -176,6 +249,7 @@ class Comparison:
     judged_on: list[str]
     interval: list[str | None]
     verdict: list[Verdict | None]
+    replicates_to_settle: list[int | None]
     why_no_verdict: list[str | None]
 
 
@@ -183,10 +257,11 @@ def compare(base: Side, side: Side) -> Comparison:
     """The base's times over the side's: above 1 the side is faster."""
     clocks = zip(base.clock, side.clock, strict=True)
     judged_on = [JUDGED_ON.get(one or "", "latency") if one == other else "latency" for one, other in clocks]
-    latency, device = ratio_of(base.latency, side.latency), ratio_of(base.device, side.device)
     headline = np.array([clock == "latency" for clock in judged_on], dtype=bool)
-    device = Ratio(**{name: np.where(headline, values, vars(device)[name]) for name, values in vars(latency).items()})
-    found = device.verdicts([MARGINS[clock] for clock in judged_on])
+    latency = ratio_of(base.latency, side.latency)
+    device = ratio_of(*(one.device.or_where(headline, one.latency) for one in (base, side)))
+    margins = [MARGINS[clock] for clock in judged_on]
+    found = device.verdicts(margins)
     known = ~np.isnan(latency.low) | ~np.isnan(device.low)
     kinds = [(BETWEEN if b else WITHIN) if k else None for b, k in zip(latency.between, known, strict=True)]
     return Comparison(
@@ -195,6 +270,7 @@ def compare(base: Side, side: Side) -> Comparison:
         judged_on=judged_on,
         interval=kinds,
         verdict=found,
+        replicates_to_settle=device.replicates_to_settle(margins),
         why_no_verdict=[
             None if found[i] or np.isnan(latency.ratio[i]) else _why_no_verdict(base.latency, side.latency, latency, i)
             for i in range(len(found))
@@ -203,14 +279,20 @@ def compare(base: Side, side: Side) -> Comparison:
 
 
 def ratio_of(base: Times, side: Times) -> Ratio:
-    """The base's times over the side's, with intervals between processes from three a side, else within them."""
+    """The base's times over the side's, with intervals between processes from three a side, else within them.
+
+    The ratio is that of the medians over the processes, which are what is printed. The interval is around the ratio of
+    geometric means, as Student's t needs it; where the ratio of the medians lies outside, it is stretched to hold it.
+    """
     low, high = _within(base, side)
     between = np.minimum(base.processes, side.processes) >= REPLICATES_FOR_A_VERDICT
     if between.any():
         one, other = base.where(between), side.where(between)
         middle, reach = one.mean - other.mean, _reach(one, other)
         low[between], high[between] = middle - reach, middle + reach
-    return Ratio(ratio=np.exp(base.mean - side.mean), low=np.exp(low), high=np.exp(high), between=between)
+    ratio = base.median - side.median
+    low, high = np.minimum(low, ratio), np.maximum(high, ratio)
+    return Ratio(base=base, side=side, ratio=np.exp(ratio), low=np.exp(low), high=np.exp(high), between=between)
 
 
 def times_of(figures: Sequence[Sequence[float]]) -> Times:
@@ -218,6 +300,7 @@ def times_of(figures: Sequence[Sequence[float]]) -> Times:
     logs = [np.log(each) for each in figures]
     none, nothing = np.full(len(logs), np.nan), np.zeros(len(logs))
     return Times(
+        median=np.array([np.log(np.median(each)) for each in figures]),
         mean=np.array([each.mean() for each in logs]),
         variance=np.array([each.var(ddof=1) if each.size > 1 else math.nan for each in logs]),
         processes=np.array([float(each.size) for each in logs]),
@@ -286,12 +369,8 @@ def _reach(base: Times, side: Times) -> Floats:
     """
     from scipy.special import stdtrit
 
-    parts, frees = [], []
-    for one in (base, side):
-        own = one.processes - 1
-        free = own + one.prior_free
-        parts.append((one.prior_free * one.prior_variance + own * one.variance) / free / one.processes)
-        frees.append(free)
+    parts = [one.spread / one.processes for one in (base, side)]
+    frees = [base.free, side.free]
     squared_error = parts[0] + parts[1]
     squares = parts[0] ** 2 / frees[0] + parts[1] ** 2 / frees[1]
     known = squares > 0

@@ -51,10 +51,10 @@ def test_what_is_made_up_is_a_run(made: list[Path], script: dict[str, Any]) -> N
     assert ((both["ms"] / both["gpu_ms"]).log().abs() < 0.03).all()
 
 
-def test_two_made_up_runs_are_indistinguishable(made: list[Path]) -> None:
+def test_two_made_up_runs_are_not_told_apart(made: list[Path]) -> None:
     cells = make_comparison(Options(runs=tuple(map(str, made)))).cells
     verdicts = cells["verdict"].drop_nulls()
-    assert (verdicts == "indistinguishable").mean() > 0.95  # type: ignore[operator]
+    assert verdicts.is_in(["equivalent", "unclear"]).mean() > 0.95  # type: ignore[operator]
     assert set(cells["side_status"]) >= {"ok"}
 
 

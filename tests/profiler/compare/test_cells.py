@@ -51,9 +51,10 @@ def test_a_ratio_is_the_bases_time_over_the_sides() -> None:
     assert (cell["base_ms"], cell["side_ms"]) == pytest.approx((3.0, 2.0))
 
 
-def test_times_are_geometric_means_over_processes() -> None:
-    cell = only(compare(frame(*processes("a", 1.0, 2.0, 4.0), *processes("b", 1.0, 1.0, 1.0))))
-    assert cell["base_ms"] == pytest.approx(2.0)
+def test_times_are_medians_over_processes() -> None:
+    cell = only(compare(frame(*processes("a", 1.0, 2.0, 7.0), *processes("b", 1.0, 1.0, 1.0))))
+    assert cell["base_ms"] == cell["ratio"] == pytest.approx(2.0)
+    assert cell["replicates_to_settle"] > 3
     assert (cell["base_processes"], cell["side_processes"]) == (3, 3)
 
 
@@ -76,11 +77,11 @@ def test_the_interval_between_processes_is_that_of_the_speedups() -> None:
 @pytest.mark.parametrize(
     ("side", "verdict"),
     [
-        ([1.0, 1.001, 0.999], "indistinguishable"),
-        ([0.98, 0.981, 0.979], "indistinguishable"),  # Within the CPU's margin of 3 %.
+        ([1.0, 1.001, 0.999], "equivalent"),
+        ([0.98, 0.981, 0.979], "equivalent"),  # Within the CPU's margin of 3 %.
         ([0.95, 0.951, 0.949], "faster"),
         ([1.05, 1.051, 1.049], "slower"),
-        ([0.8, 1.05, 0.95], "indistinguishable"),
+        ([0.8, 1.05, 0.95], "unclear"),
     ],
 )
 def test_a_verdict_on_the_cpu_counts_from_3_percent_on(side: list[float], verdict: str) -> None:
@@ -159,7 +160,7 @@ def test_a_cell_that_failed_on_one_side_says_why(status: str) -> None:
 def test_of_a_cell_that_failed_once_the_other_processes_count() -> None:
     failed = {"run_id": "b", "status": "crashed", "reason": "SIGSEGV", "replicate": 3}
     cell = only(compare(frame(*processes("a", 1.0, 1.0, 1.0), failed, *processes("b", 1.0, 1.0, 1.0))))
-    assert (cell["side_status"], cell["side_processes"], cell["verdict"]) == ("ok", 3, "indistinguishable")
+    assert (cell["side_status"], cell["side_processes"], cell["verdict"]) == ("ok", 3, "equivalent")
 
 
 def test_sides_may_be_machines_of_several_runs() -> None:
@@ -298,11 +299,11 @@ def test_a_slowed_run_is_told_from_an_equal_one_in_95_of_100_cells(device: str, 
     for trial in range(trials):
         base = run(0.0, 3 * trial)
         for name, other, expected in (
-            ("equal", run(0.0, 3 * trial + 1), "indistinguishable"),
-            ("slowed", run(slowed, 3 * trial + 2), "slower"),
+            ("equal", run(0.0, 3 * trial + 1), ["equivalent", "unclear"]),
+            ("slowed", run(slowed, 3 * trial + 2), ["slower"]),
         ):
             verdicts = compare(pl.concat([base, other]))["verdict"]
             assert verdicts.null_count() == 0
-            counts[name] += (verdicts == expected).mean() / trials  # type: ignore[operator]
+            counts[name] += float(verdicts.is_in(expected).mean() or 0) / trials  # type: ignore[arg-type]
     assert counts["equal"] >= 0.95, counts
     assert counts["slowed"] >= 0.95, counts

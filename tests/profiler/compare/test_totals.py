@@ -50,11 +50,11 @@ def test_the_range_over_models_is_worded_like_the_published(base: Any, side: Any
     assert sentences(totals(cells(given))) == [said]
 
 
-def test_cells_that_are_indistinguishable_are_called_so() -> None:
+def test_cells_that_are_equivalent_are_called_so() -> None:
     given = {"A": {"m0": 10.0, "m1": 20.0}, "B": {"m0": 10.1, "m1": 20.0}}
     found = totals(cells(given, processes=3))
-    assert sentences(found) == ["Across all models, B is indistinguishable from A (0.99x to 1.00x)."]
-    assert found[0].verdicts["indistinguishable"] == 2
+    assert sentences(found) == ["Across all models, B is equivalent to A (0.99x to 1.00x)."]
+    assert found[0].verdicts["equivalent"] == 2
 
 
 def test_geometric_means_are_over_the_cells_that_both_ran() -> None:
