@@ -114,7 +114,7 @@ def margin(clock: str | None) -> float:
 
 
 def overall(found: Iterable[Verdict | None]) -> Verdict | None:
-    """What the verdicts on several clocks say together: a difference on any tells two apart, and doubt on any is doubt."""
+    """What the verdicts on several clocks say together: a difference on any tells them apart, and doubt is doubt."""
     known = [one for one in found if one is not None]
     doubtful = Verdict.UNCLEAR if Verdict.UNCLEAR in known else next(iter(known), None)
     return next((one for one in known if one.differs), doubtful)

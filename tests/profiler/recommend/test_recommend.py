@@ -18,7 +18,7 @@ from scipy import stats
 
 from profiler.errors import ConfigError
 from profiler.recommend.answer import Answer, make_answer
-from profiler.recommend.choice import HIGHER, OBJECTIVES, Limit, Recommendation, Request, break_even, recommend
+from profiler.recommend.choice import OBJECTIVES, Limit, Recommendation, Request, break_even, recommend
 from profiler.recommend.command import execute
 from profiler.recommend.options import Options, check, make_request
 from profiler.recommend.reasons import reason
@@ -86,8 +86,8 @@ VARIANTS = ("eager", "eager-tuned", "compiled", "ort", "ort-tuned", "trt")
 def random_rows(rng: np.random.Generator) -> list[Row]:
     """Up to nine cases, too few for a common spread: ties, nulls, failures, replicates that differ much or not."""
     rows = []
-    coarse, most = rng.random() < 0.3, int(rng.choice([1, 2, 4, 4, 5, 5]))
-    device = "cpu" if rng.random() < 0.3 else "cuda"
+    coarse, most = rng.random() < 0.3, int(rng.choice([1, 2, 4, 5]))
+    device, alike = "cpu" if rng.random() < 0.3 else "cuda", rng.random() < 0.2
     for _ in range(rng.integers(1, PRIOR_CONFIGURATIONS)):
         cell = {
             "variant": str(rng.choice(VARIANTS)), "precision": str(rng.choice(["fp32", "fp16"])),
@@ -95,8 +95,10 @@ def random_rows(rng: np.random.Generator) -> list[Row]:
         }  # fmt: skip
         if any(all(r[k] == v for k, v in cell.items()) for r in rows):
             continue
-        ms = float(rng.integers(1, 4)) if coarse else float(rng.choice([1.0, 1.0, 1.0, 1.5]) * rng.choice([1, 1, 1.002, 1.02]))
-        spread, bound = float(rng.choice([0.0, 0.0, 0.001, 0.02])), [[0.97], [1.0], [0.5, 0.97, 1.0]][rng.integers(3)]
+        ms = float(rng.integers(1, 4)) if coarse else float(rng.choice([1.0, 1.0, 1.5]) * rng.choice([1, 1.002, 1.02]))
+        spread, bound = float(rng.choice([0.0, 0.001, 0.02])), [0.5, 0.97, 1.0]
+        if alike:
+            ms, spread, bound = float(rng.choice([1, 1.002])), float(rng.choice([0.0, 0.001])), [1.0]
         memory, set_up = float(rng.integers(5, 9) * 100), [float(rng.integers(0, 3)) for _ in range(3)]
         hidden = {name for name in ("peak_memory_mib", "rel_l2_error", "throughput", "gpu_ms") if rng.random() < 0.05}
         for replicate in range(most if rng.random() < 0.7 else rng.integers(1, most + 1)):

@@ -91,9 +91,7 @@ def test_where_the_best_does_not_differ_from_the_base_the_sentence_says_so(rows,
     assert text.count(ending[-30:]) == 1  # The base is the runner-up too, which need not be said twice.
 
 
-@pytest.mark.parametrize(
-    ("second", "ending"), [(1.01, ": faster, but equivalent to openvino fp32"), (1.2, ": faster")]
-)
+@pytest.mark.parametrize(("second", "ending"), [(1.01, ": faster, but equivalent to openvino fp32"), (1.2, ": faster")])
 def test_where_the_best_is_equivalent_to_the_runner_up_the_sentence_says_so(second, ending):
     frames = run(*thrice(row, "eager", ms=5.0), *thrice(row, "openvino", ms=second), *thrice(row, "ort", ms=1.0))
     assert said(frames)[0].endswith(ending)

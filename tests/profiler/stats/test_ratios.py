@@ -360,9 +360,7 @@ def test_so_many_replicates_settle_it_about_as_often_as_not(truth: float) -> Non
     again = []
     for place, number in enumerate(needed):
         one = np.full(1, 0.03)
-        more = ratio_of(
-            draw(one, np.log(truth), 1000 + 2 * place, number), draw(one, 0.0, 1001 + 2 * place, number)
-        )
+        more = ratio_of(draw(one, np.log(truth), 1000 + 2 * place, number), draw(one, 0.0, 1001 + 2 * place, number))
         again.append(more.verdicts([0.03])[0] is not Verdict.UNCLEAR)
     assert 0.35 < np.mean(again) < 0.9
 
