@@ -8,7 +8,9 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -19,6 +21,14 @@ def default_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cnn-profiler"
 
 
+_MOST_GIB = 20.0
+
+
+def most_bytes() -> int:
+    """How large the cache may be after a run: $PROFILER_CACHE_GIB, else 20 GiB. Raises ValueError for no number."""
+    return int(float(os.environ.get("PROFILER_CACHE_GIB") or _MOST_GIB) * 2**30)
+
+
 def key_of(*parts: str) -> str:
     """A key for `Cache.entry`: the sha256, in hexadecimal, of all that the content depends on."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -27,7 +37,7 @@ def key_of(*parts: str) -> str:
 class Cache:
     """Content-addressed files in `root`/kind/key+suffix, shared by concurrent runs.
 
-    A key must change whenever the content would. Nothing expires: delete the folder to empty it.
+    A key must change whenever the content would. `trim` removes what was used least recently.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -57,11 +67,61 @@ class Cache:
         with locked(path.with_name(path.name + ".lock")):
             intact = is_intact(manifest)
             if intact and not again:
+                with contextlib.suppress(OSError):  # Somebody else's cache may be read-only.
+                    manifest.touch()
                 return path, True
             if not intact and (path.exists() or manifest.exists()):
                 damaged(path)
             replace_files(path, manifest, produce)
         return path, False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of the cache with those that belong to it: `size` in bytes, `used` in seconds since the epoch."""
+
+    kind: str
+    path: Path
+    size: int
+    used: float
+
+    def remove(self) -> bool:
+        """Delete its files, unless a run is producing them just now; returns whether they are gone."""
+        manifest = self.path.with_name(self.path.name + ".json")
+        with locked(self.path.with_name(self.path.name + ".lock"), wait=False) as free:
+            if free:
+                names = json.loads(manifest.read_text())
+                # First, so that an entry of which a part is left is none.
+                manifest.unlink()
+                for name in names:
+                    self.path.with_name(name).unlink(missing_ok=True)
+            return free
+
+
+def entries(root: Path) -> list[Entry]:
+    """Every complete entry of the cache in `root`, the most recently used first."""
+    found = []
+    for manifest in root.glob("*/*.json"):
+        path = manifest.with_suffix("")
+        if path.exists():  # Else it is an entry whose content is JSON.
+            with contextlib.suppress(OSError, ValueError):
+                size = sum(manifest.with_name(name).stat().st_size for name in json.loads(manifest.read_text()))
+                found.append(Entry(manifest.parent.name, path, size, manifest.stat().st_mtime))
+    return sorted(found, key=lambda entry: -entry.used)
+
+
+def trim(root: Path, most: int, spared_seconds: float = 86_400.0) -> list[Entry]:
+    """Remove the entries that were used least recently until at most `most` bytes are left; returns what was removed.
+
+    What was used in the last `spared_seconds` stays: a run under way may need it.
+    """
+    kept, removed, latest = 0, [], time.time() - spared_seconds
+    for entry in entries(root):
+        kept += entry.size
+        if kept > most and entry.used < latest and entry.remove():
+            kept -= entry.size
+            removed.append(entry)
+    return removed
 
 
 def replace_files(path: Path, manifest: Path, produce: Callable[[Path], None]) -> None:
@@ -87,11 +147,18 @@ def replace_files(path: Path, manifest: Path, produce: Callable[[Path], None]) -
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock, which the kernel frees when its holder dies."""
+def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold an exclusive lock, which the kernel frees when its holder dies; yields whether it is held.
+
+    Without `wait` it is not where somebody else holds it.
+    """
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def fingerprint(path: Path) -> dict[str, int | str]:

@@ -1,26 +1,35 @@
-"""List what there is: engines, networks, suites, and what a run would record of this machine."""
+"""List what there is: engines, networks, suites, the cache, and what a run would record of this machine."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import get_args
 
 from rich.console import Console
+from rich.text import Text
 
 from engines.catalog import ENGINES, PRECISIONS, PRESETS, Device, Engine, Pass, Preset, foreign_capability
 from engines.requirements import explain, missing
+from exporters.cache import Entry, default_root, entries
 from exporters.catalog import CATALOG
 from profiler import nvml
-from profiler.errors import PROGRAM
+from profiler.errors import PROGRAM, check_choice
 from profiler.machine import check_device, describe, resolve_device
 from profiler.nvml import Gpu
-from profiler.options import Engines, Environment, Models, Suites
+from profiler.options import Cache, Engines, Environment, Models, Suites
 from profiler.processes.forkserver import libraries
 from profiler.published.suites import suites_table
-from profiler.tables.numbers import decimals, each, whole
+from profiler.run.prepare import cache_limit
+from profiler.tables.numbers import counted, decimals, each, whole
 from profiler.tables.table import Table, figure, name, of_rows, prose, words
 from profiler.tables.writers import print_table
 
 _TWO_DECIMALS = each(lambda value: decimals(value, 2))
+
+
+def _gib(size: float) -> str:
+    return decimals(size / 2**30, 2)
 
 
 def list_engines(options: Engines, console: Console) -> int:
@@ -47,6 +56,39 @@ def print_environment(_: Environment, console: Console) -> int:
     with libraries() as facts:
         console.print_json(data=describe(resolve_device("auto", facts), facts))
     return 0
+
+
+def cache(options: Cache, console: Console) -> int:
+    """List the cache's entries by kind, or clear them. Raises ConfigError for a word that is neither."""
+    check_choice("cache", options.action, ("list", "clear"))
+    root, latest = default_root(), time.time() - 86_400 * options.older_than
+    found = [entry for entry in entries(root) if entry.used <= latest]
+    if options.action == "clear":
+        found = [entry for entry in found if entry.remove()]
+    else:
+        print_table(console, cache_table(found))
+    what = f"{counted(len(found), 'artifact')}, {_gib(sum(entry.size for entry in found))} GiB"
+    done = "removed from" if options.action == "clear" else "in"
+    console.print(Text(f"{what} {done} {root} (PROFILER_CACHE)"), soft_wrap=True)
+    limit = f"A run leaves at most {_gib(cache_limit())} GiB there (PROFILER_CACHE_GIB), what was used last."
+    console.print(Text(limit), soft_wrap=True)
+    return 0
+
+
+def cache_table(found: Sequence[Entry]) -> Table:
+    """A row a kind of entry: how many, how large, and how long ago the last one was used."""
+    fields = [
+        name("Kind", "kind"),
+        figure("Artifacts", "artifacts", whole),
+        figure("Size", "size", each(_gib), unit="GiB"),
+        figure("Last used", "used", _TWO_DECIMALS, unit="days ago"),
+    ]
+    rows = []
+    for kind in sorted({entry.kind for entry in found}):
+        own = [entry for entry in found if entry.kind == kind]
+        days = (time.time() - max(entry.used for entry in own)) / 86_400
+        rows.append([kind, len(own), sum(entry.size for entry in own), days])
+    return of_rows("", fields, rows)
 
 
 def engines_table(requested: str) -> Table:

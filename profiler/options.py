@@ -189,6 +189,14 @@ class Published:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cache:
+    """List what is kept between runs (exports, references, engines), or clear it."""
+
+    action: Annotated[str, Argument(help="list or clear")] = "list"
+    older_than: Annotated[float, Option(min=0, help="clear: only what was not used for so many days")] = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Environment:
     """Print what a run would record of this machine, as JSON."""
 
@@ -205,6 +213,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "models": (Models, "profiler.listings:list_models"),
     "suites": (Suites, "profiler.listings:list_suites"),
     "published": (Published, "profiler.published.command:execute"),
+    "cache": (Cache, "profiler.listings:cache"),
     "environment": (Environment, "profiler.listings:print_environment"),
 }
 """By name the class of a command's options, whose docstring is its help, and the function that carries it out."""

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from engines.catalog import ENGINES
+from exporters.cache import default_root, trim
 from profiler.bundled import jobs
 from profiler.errors import PROGRAM, ConfigError, nearest
 from profiler.job.case import Budget, Case, Role
@@ -35,6 +36,7 @@ from profiler.results.run_tables import write_tables
 from profiler.results.wall_time import WallTime
 from profiler.results.wall_time import describe as describe_time
 from profiler.run.largest_batch import probes_among, searched
+from profiler.run.prepare import cache_limit
 from profiler.run.progress import open_display
 from profiler.run.runner import Runner, is_done
 from profiler.run.summary import print_results
@@ -48,6 +50,7 @@ _QUICK_SECONDS, _QUICK_SAMPLES = 0.3, 5
 def execute(options: Options, console: Console) -> int:
     """Run the job; returns the exit code. Raises ConfigError."""
     path, only = _job_file(options), parse_only(options.only)
+    limit = cache_limit()
     requested = check_device(options.device) if options.device else load_config(path).device
     for kind in DEVICE_BLOCKS:
         _read_job(options, path, kind)  # A mistake in the other device's block should show here too.
@@ -64,6 +67,8 @@ def execute(options: Options, console: Console) -> int:
         runner = Runner(run, config, target, environment, open_display(console), options.wait_for_idle)
         interrupted, wall = _measure(runner, cases, options.retry, console)
         results = _write_results(runner, wall, console)
+    if removed := trim(default_root(), limit):
+        console.print(Text(f"\nCache: {counted(len(removed), 'artifact')} removed, those not used for longest"))
     console.print(Text(f"\nResults: {run.path}"), soft_wrap=True)
     if (run.path / "layers.parquet").exists():
         console.print(Text(f"Its layers: {PROGRAM} layers {run.path}"), soft_wrap=True)

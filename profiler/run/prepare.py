@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from engines.catalog import ENGINES
-from exporters.cache import default_root
+from exporters.cache import default_root, most_bytes
 from exporters.catalog import CATALOG
 from exporters.flops import Cost
 from exporters.gradients import reference_items
 from exporters.source import Identity, ModelSource
+from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
 from profiler.machine import available_memory_mib, usable_cores
 from profiler.processes.messages import Outcome, Status
@@ -35,6 +36,14 @@ _COUNT_SECONDS = 60.0
 """For counting FLOPs, which a run can do without: ResNet-200 takes 2 s."""
 _GRADIENT_SECONDS = 300.0
 """For a model's reference gradients, which a run can do without, too: on one core VGG-16's step in fp64 takes 10 s."""
+
+
+def cache_limit() -> int:
+    """Bytes that may be left in the cache at the end of a run. Raises ConfigError where the variable is no number."""
+    try:
+        return most_bytes()
+    except ValueError as error:
+        raise ConfigError(f"PROFILER_CACHE_GIB: {error}; give a number of GiB, such as 20") from None
 
 
 def prepare(

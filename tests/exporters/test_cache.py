@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from exporters.cache import Cache, default_root
+from exporters.cache import Cache, default_root, entries, trim
 
 
 def write_slowly(log: Path, path: Path) -> None:
@@ -130,3 +130,46 @@ def test_default_root(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_root() == Path("/x/cnn-profiler")
     monkeypatch.setenv("PROFILER_CACHE", "/y")
     assert Cache().root == Path("/y")
+
+
+def filled(root: Path, **days: float) -> Cache:
+    """A cache with an entry of 15 bytes in two files for each name, last used so many days ago."""
+    cache = Cache(root)
+    for key, age in days.items():
+        path, _ = cache.entry("kind", key, ".txt", lambda path: path.write_text("0123456789ABCDE") and None)
+        used = time.time() - age * 86_400
+        os.utime(path.with_name(path.name + ".json"), (used, used))
+    return cache
+
+
+def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+    cache = filled(tmp_path, old=9, older=10, used=0, recent=3)
+    assert [entry.path.stem for entry in entries(tmp_path)] == ["used", "recent", "old", "older"]
+    _, was_there = cache.entry("kind", "older", ".txt", produce)
+    assert was_there
+    assert [entry.path.stem for entry in trim(tmp_path, 2 * 15)] == ["recent", "old"]
+    assert {entry.path.stem for entry in entries(tmp_path)} == {"used", "older"}
+    assert trim(tmp_path, 0) == [], "used today: a run may need it"
+    assert {entry.path.stem for entry in trim(tmp_path, 15, spared_seconds=0)} <= {"used", "older"}
+
+
+def test_an_entry_goes_with_all_of_its_files_and_is_made_again(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    path, _ = cache.entry("kind", "key", ".json", produce)
+    (entry,) = entries(tmp_path)
+    assert entry.size == len("content") + len("beside")
+    assert entry.remove()
+    assert {file.name for file in path.parent.iterdir()} == {"key.json.lock"}
+    assert cache.entry("kind", "key", ".json", produce) == (path, False)
+
+
+def test_what_is_being_produced_stays(tmp_path: Path) -> None:
+    cache = filled(tmp_path, one=9)
+    (entry,) = entries(tmp_path)
+
+    def while_produced(path: Path) -> None:
+        produce(path)
+        assert trim(tmp_path, 0) == []
+
+    cache.entry("kind", "one", ".txt", while_produced, again=True)
+    assert entry.path.read_text() == "content"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
+import time
 
 import pytest
 from rich.console import Console
 
 from engines.catalog import ENGINES, Requirement
+from exporters.cache import Cache
 from profiler import listings, nvml
 from profiler.nvml import Gpu
 from profiler.tables.writers import print_table
@@ -92,3 +95,20 @@ def test_title_names_the_card(monkeypatch):
     for gpus, words in (([card("9.0")], "A card, compute capability 9.0"), ([], "no NVIDIA driver answers here")):
         monkeypatch.setattr(nvml, "visible_gpus", lambda gpus=gpus: gpus)
         assert words in str(listings.engines_table("cuda").title)
+
+
+def test_the_cache_is_listed_and_cleared(command, tmp_path):
+    root = tmp_path / "cache"
+    for kind, days in (("onnx", 9), ("state", 0)):
+        path, _ = Cache(root).entry(kind, "key", ".txt", lambda path: path.write_bytes(b"0" * 2**20))
+        used = time.time() - 86_400 * days
+        os.utime(path.with_name("key.txt.json"), (used, used))
+    listed = command("cache", cwd=tmp_path, PROFILER_CACHE=str(root), PROFILER_CACHE_GIB="1.5").stdout
+    assert [line.split() for line in listed.splitlines() if " 0.00 " in line][0][:4] == ["onnx", "1", "0.00", "9.00"]
+    assert f"2 artifacts, 0.00 GiB in {root} (PROFILER_CACHE)" in listed
+    assert "A run leaves at most 1.50 GiB there" in listed
+    cleared = command("cache", "clear", "--older-than", "7", cwd=tmp_path, PROFILER_CACHE=str(root))
+    assert "1 artifact, 0.00 GiB removed from" in cleared.stdout
+    assert [path.name for path in root.glob("*/key.txt")] == ["key.txt"]
+    assert command("cache", "empty", cwd=tmp_path).stderr == "cache: unknown 'empty'; valid: list, clear\n"
+    assert command("cache", cwd=tmp_path, PROFILER_CACHE=str(root), PROFILER_CACHE_GIB="much").returncode == 2
