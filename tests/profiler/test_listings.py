@@ -104,7 +104,7 @@ def test_the_cache_is_listed_and_cleared(command, tmp_path):
         used = time.time() - 86_400 * days
         os.utime(path.with_name("key.txt.json"), (used, used))
     listed = command("cache", cwd=tmp_path, PROFILER_CACHE=str(root), PROFILER_CACHE_GIB="1.5").stdout
-    assert [line.split() for line in listed.splitlines() if " 0.00 " in line][0][:4] == ["onnx", "1", "0.00", "9.00"]
+    assert next(line.split() for line in listed.splitlines() if " 0.00 " in line)[:4] == ["onnx", "1", "0.00", "9.00"]
     assert f"2 artifacts, 0.00 GiB in {root} (PROFILER_CACHE)" in listed
     assert "A run leaves at most 1.50 GiB there" in listed
     cleared = command("cache", "clear", "--older-than", "7", cwd=tmp_path, PROFILER_CACHE=str(root))
