@@ -2,6 +2,7 @@
 # make test-fast  those that start no process and import no torch: after each edit
 # make lint types                                   make test-gpu   the tests that need a GPU
 # make verify-gpu   our clocks next to NVBench's    make verify-cpu   our host clock next to plain loops
+# make bench-disturbed   how often a run next to other work is right, marked, and mended by measuring again
 # make bench-overhead   what a process costs each case
 # make bench-tables   compare and report over 100,000 cases and 10 million samples
 #
@@ -22,7 +23,7 @@ TEST_READY :=
 VERIFY_READY :=
 endif
 
-.PHONY: bench test test-fast test-gpu lint types bench-overhead bench-tables verify-cpu verify-gpu
+.PHONY: bench test test-fast test-gpu lint types bench-disturbed bench-overhead bench-tables verify-cpu verify-gpu
 
 bench: $(BENCH_READY)
 	$(RUN) -m profiler bench.yaml
@@ -43,6 +44,10 @@ lint: $(TEST_READY)
 
 types: $(TEST_READY)
 	$(RUN) -m mypy
+
+# About 10 minutes, on a machine that does nothing else.
+bench-disturbed: $(BENCH_READY)
+	PYTHONPATH=.:$$PYTHONPATH $(RUN) benchmarks/disturbed.py
 
 bench-overhead: $(BENCH_READY)
 	PYTHONPATH=.:$$PYTHONPATH $(RUN) benchmarks/overhead.py
