@@ -18,7 +18,7 @@ from profiler.nvml import Nvml
 from profiler.processes.messages import Entered, Progress, Report, Salvage
 from profiler.results.result import Figures, Kept, Result, Stage, sample_warnings
 from profiler.results.roofline import MIB
-from profiler.worker import checks
+from profiler.worker import checks, disturbance
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Samples
 from profiler.worker.memory import DeviceMeter, HostMeter, declared_parts
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
@@ -157,6 +157,9 @@ def _measure(task: Task, session: Session, bench: Bench, expected_ms: float) -> 
     bench.device.read()
     result = Result(case.id, "ok", clock=measured.clock, stop_reason=measured.stop_reason, samples=measured.samples)
     result.warnings = measured.warnings
+    result.figures["disturbance"] = disturbance.share(measured.loads)
+    if disturbance.counts(case.device, result.samples, [warning.kind for warning in result.warnings]):
+        result.warnings += disturbance.disturbed(measured.loads)
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
     if task.energy and not is_probe and bench.nvml.energy_mj() is not None:
         bench.phases.enter(Phase.ENERGY)

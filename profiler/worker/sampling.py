@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engines.base import Warning
+from profiler import processor
 from profiler.job.case import Budget
 from profiler.stats.samples import median
 from profiler.stats.stop_rule import StopRule
@@ -18,6 +19,7 @@ from profiler.tables.numbers import milliseconds
 from profiler.worker.clock import GATE_SLACK_MS, Clock, Mark, Samples, ignore
 
 Now = Callable[[], float]
+Read = Callable[[], processor.Reading]
 
 _SHORT_MS = 0.05
 """Shorter calls are timed in blocks that last as long: below this, recording the events shows in the interval."""
@@ -28,6 +30,7 @@ _THROUGHPUT_SECONDS = 0.5
 ENERGY_SECONDS = 5.0
 """The counter moves only some ten to fifty times a second, so a loop of this length is known to about 1 %."""
 _CONTRADICTION = 1.1
+_IN_THE_LOOP = "in the back-to-back loop"
 _SHARES = {"headline": 0.5, "synchronized": 0.2, "gated": 0.3}
 """How a CUDA case divides its sampling seconds among the clocks; on the CPU there is one clock, which has them all."""
 
@@ -48,6 +51,8 @@ class Measurement:
     throughput: float | None = None
     stop_reason: str | None = None
     warnings: list[Warning] = field(default_factory=list)
+    loads: list[processor.Load] = field(default_factory=list)
+    """What the processors did while the headline clock was sampled, and while the others were."""
 
 
 def first_run(session: Runnable, clock: Clock) -> float:
@@ -88,20 +93,19 @@ def measure(
     report: Callable[[Samples], None] = lambda samples: None,
     now: Now = time.perf_counter,
     headline_only: bool = False,
+    read: Read = processor.read,
 ) -> Measurement:
     """Sample every clock of the device, or only the headline's. `expected_ms` is the warm-up's; `report` gets partial
-    samples."""
+    samples. The processors are read before and after, never while something is timed."""
     block = 1 if expected_ms >= _SHORT_MS else max(1, round(_SHORT_MS / max(expected_ms, 1e-4)))
     sampling = _Sampling(session, clock, budget, expected_ms, report, now, block, Measurement(clock.headline))
+    before = read()
     sampling.headline()
-    if headline_only:
-        return sampling.result
-    if clock.headline == "host":
-        sampling.throughput_of_samples()
-    else:
-        sampling.synchronized()
-        sampling.gated()
-        sampling.throughput()
+    between = read()
+    sampling.result.loads.append(between.since(before))
+    if not headline_only:
+        sampling.other_clocks()
+        sampling.result.loads.append(read().since(between))
     return sampling.result
 
 
@@ -127,17 +131,27 @@ class _Sampling:
         self.result.stop_reason = self._take(
             name, rule, self.expected_ms * self.block, lambda n: self.clock.time_calls(self.session.run, n, self.block)
         )
+        self.result.warnings += parts_contradict(self.result.samples, name)
+
+    def other_clocks(self) -> None:
+        if self.clock.headline == "host":
+            self.throughput_of_samples()
+        else:
+            self.synchronized()
+            self.gated()
+            self.throughput()
 
     def throughput_of_samples(self) -> None:
         """Calls on the CPU are synchronous, so the timed calls were a back-to-back loop already, if they lasted long
         enough; what lies between them (the stop rule, reports to the parent) is no part of it."""
         samples = self.result.samples["host"]
-        elapsed = sum(samples) * self.block / 1000
+        elapsed, call_ms = sum(samples) * self.block / 1000, median(samples) or self.expected_ms
         if elapsed >= _THROUGHPUT_SECONDS:
-            self.result.throughput = len(samples) * self.block / elapsed
+            self.result.throughput, how = len(samples) * self.block / elapsed, "on average"
         else:
-            call_ms = median(samples) or self.expected_ms
             self.result.throughput = self.clock.throughput(self.session.run, _THROUGHPUT_SECONDS, call_ms)
+            how = _IN_THE_LOOP
+        self.result.warnings += inconsistent(call_ms, "in the median", 1000 / self.result.throughput, how)
 
     def synchronized(self) -> None:
         """Host and enqueue time."""
@@ -158,13 +172,14 @@ class _Sampling:
             self.result.warnings.append(Warning("gate-overrun", "the launches of one call outlast any gate"))
         else:
             self.result.samples |= apart
+            self.result.warnings += parts_contradict(apart, "gpu")
 
     def throughput(self) -> None:
         """The back-to-back loop's, with warnings where clocks contradict each other or the host is the limit."""
         event_ms = median(self.result.samples[self.clock.headline]) or self.expected_ms
         self.result.throughput = self.clock.throughput(self.session.run, _THROUGHPUT_SECONDS, event_ms)
         self.result.warnings += host_bound(self.result.samples)
-        self.result.warnings += inconsistent(event_ms, 1000 / self.result.throughput)
+        self.result.warnings += inconsistent(event_ms, "by events", 1000 / self.result.throughput, _IN_THE_LOOP)
 
     def _take(
         self,
@@ -233,15 +248,29 @@ def host_bound(samples: Samples) -> list[Warning]:
     return [Warning("host-bound", text)]
 
 
-def inconsistent(event_ms: float, call_ms: float) -> list[Warning]:
-    """The warning that two clocks contradict each other by over 10 %, as they do where the machine was disturbed.
+def inconsistent(one_ms: float, one: str, other_ms: float, other: str) -> list[Warning]:
+    """The warning that two figures of a call contradict each other by over 10 %, as after bursts of other work.
 
-    `call_ms` is a call's time in the back-to-back loop, which events measure one by one.
+    On a GPU those are the median by events and a call's time in the back-to-back loop, on the CPU the median and what
+    the throughput is made of: the loop, or the samples' mean.
     """
-    if max(event_ms / call_ms, call_ms / event_ms) <= _CONTRADICTION:
+    if not _contradict(one_ms, other_ms):
         return []
-    text = f"{milliseconds(event_ms)} a call by events, {milliseconds(call_ms)} in the back-to-back loop"
+    return [Warning("inconsistent", f"{milliseconds(one_ms)} a call {one}, {milliseconds(other_ms)} {other}")]
+
+
+def parts_contradict(samples: Samples, whole: str) -> list[Warning]:
+    """The same where an iteration's parts, all the other samples, come to something else than its whole."""
+    parts = {name.removeprefix(f"{whole}_"): median(values) or 0.0 for name, values in samples.items() if name != whole}
+    whole_ms, sum_ms = median(samples.get(whole, [])), sum(parts.values())
+    if not whole_ms or not sum_ms or not _contradict(whole_ms, sum_ms):
+        return []
+    text = f"{milliseconds(whole_ms)} an iteration, {milliseconds(sum_ms)} by {' + '.join(parts)}"
     return [Warning("inconsistent", text)]
+
+
+def _contradict(one: float, other: float) -> bool:
+    return max(one / other, other / one) > _CONTRADICTION
 
 
 def _window(session: Runnable, clock: Clock, calls: int, now: Now) -> float:

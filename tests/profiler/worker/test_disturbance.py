@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from engines.base import Warning
 from profiler.processor import Load
-from profiler.worker.disturbance import disturbance, disturbed
+from profiler.worker.disturbance import counts, disturbed, reasons, share
 
-QUIET = Load(2.0, 2, others=0.01, steal=0.0, stolen_s=0.0, delayed=0.01, switches=3, pressure=0.01)
+QUIET = Load(2.0, 2, others=0.02, steal=0.0, stolen_s=0.0, delayed=0.01, switches=3, pressure=0.01)
 
 
 def load(seconds: float = 2.0, processors: int = 2, **more: float) -> Load:
@@ -15,18 +16,14 @@ def load(seconds: float = 2.0, processors: int = 2, **more: float) -> Load:
     return Load(seconds, processors, **given)
 
 
-def reasons(given: Load) -> list[str]:
-    return [warning.text for warning in disturbed(given)]
-
-
 def test_a_quiet_machine_carries_no_mark() -> None:
-    assert disturbed(QUIET) == []
-    assert disturbance(QUIET) == 0.01
+    assert disturbed([QUIET, QUIET]) == []
+    assert share([QUIET]) == 0.02
 
 
 def test_where_nothing_is_known_nothing_is_said() -> None:
-    assert disturbed(Load(2.0)) == []
-    assert disturbance(Load(2.0)) is None
+    assert disturbed([Load(2.0)]) == []
+    assert share([Load(2.0)]) is None
 
 
 @pytest.mark.parametrize(
@@ -37,7 +34,7 @@ def test_where_nothing_is_known_nothing_is_said() -> None:
         (load(others=0.3, processors=1), "other processes took 30 % of the one processor"),
         (load(steal=0.03, stolen_s=0.12), "the hypervisor took 3 % of the processors' time"),
         # One busy process among 64 processors is no matter, unless it is in the way of one of our threads.
-        (load(others=1 / 64, processors=64, delayed=0.5), "its threads waited 50 % of the time for other processes"),
+        (load(others=1 / 64, processors=64, delayed=0.5), "threads waited 50 % of the time for other processes"),
     ],
 )
 def test_what_disturbs(given: Load, text: str) -> None:
@@ -57,10 +54,42 @@ def test_what_disturbs(given: Load, text: str) -> None:
     ],
 )
 def test_what_does_not(given: Load) -> None:
-    assert disturbed(given) == []
+    assert reasons(given) == []
 
 
 def test_the_share_is_the_largest_and_waiting_counts_only_as_far_as_others_ran() -> None:
-    assert disturbance(load(others=0.1, steal=0.2, delayed=0.05)) == 0.2
-    assert disturbance(load(others=0.1, delayed=0.9)) == 0.2
-    assert disturbance(load(others=0.0, delayed=0.9)) == 0.0
+    assert share([load(others=0.1, steal=0.2, stolen_s=0.1, delayed=0.05)]) == 0.2
+    assert share([load(others=0.1, delayed=0.9)]) == 0.2
+    assert share([load(others=0.0, delayed=0.9)]) == 0.0
+
+
+def test_a_few_ticks_are_no_share_of_a_short_time() -> None:
+    assert share([load(seconds=0.05, others=0.4, delayed=0.4, steal=0.2, stolen_s=0.02)]) == 0.0
+
+
+def test_it_is_said_of_the_headline_clock_first() -> None:
+    busy, quiet = load(others=0.48), load()
+    assert disturbed([busy, busy]) == [Warning("disturbed", "other processes took 48 % of 2 processors")]
+    text = "other processes took 48 % of 2 processors while the other clocks were sampled"
+    assert disturbed([quiet, busy]) == [Warning("disturbed", text)]
+    assert share([quiet, busy]) == share([busy, quiet]) == 0.48
+    both = load(others=0.1, steal=0.03, stolen_s=0.1)
+    text = "other processes took 10 % of 2 processors and the hypervisor took 3 % of the processors' time"
+    assert disturbed([both]) == [Warning("disturbed", text)]
+
+
+@pytest.mark.parametrize(
+    ("device", "clocks", "kinds", "does"),
+    [
+        ("cpu", ["host"], [], True),
+        ("cuda", ["event", "enqueue", "gpu"], ["outliers"], False),
+        ("cuda", ["event", "enqueue", "gpu"], ["outliers", "host-bound"], True),
+        ("cuda", ["event", "enqueue", "gpu"], ["queue-bound"], True),
+        ("cuda", ["event", "enqueue"], ["gate-overrun"], True),
+        ("cuda", ["event"], [], True),  # A probe's.
+    ],
+)
+def test_whose_latency_a_busy_processor_makes_doubtful(
+    device: str, clocks: list[str], kinds: list[str], does: bool
+) -> None:
+    assert counts(device, clocks, kinds) == does

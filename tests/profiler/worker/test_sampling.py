@@ -7,9 +7,19 @@ import random
 import pytest
 
 from engines.base import Warning
+from profiler import processor
 from profiler.job.case import Budget
 from profiler.worker.clock import GATE_SLACK_MS, CpuClock, Mark, Run, Samples
-from profiler.worker.sampling import Measurement, energy_per_call, first_run, host_bound, inconsistent, measure, warm_up
+from profiler.worker.sampling import (
+    Measurement,
+    energy_per_call,
+    first_run,
+    host_bound,
+    inconsistent,
+    measure,
+    parts_contradict,
+    warm_up,
+)
 
 NOISE = random.Random(4).choices([7.0, 13.0], k=5000)
 """Durations in milliseconds whose median no number of samples makes certain."""
@@ -317,13 +327,13 @@ def test_gaps_that_the_host_does_not_make_are_the_queues(event, enqueue):
 
 @pytest.mark.parametrize(("event", "loop"), [(31.7, 20.9), (5.1, 8.4)])
 def test_clocks_that_contradict_each_other(event, loop):
-    (warning,) = inconsistent(event, loop)
+    (warning,) = inconsistent(event, "by events", loop, "in the back-to-back loop")
     assert str(warning) == f"inconsistent: {event} ms a call by events, {loop} ms in the back-to-back loop"
 
 
 @pytest.mark.parametrize(("event", "loop"), [(5.0, 5.4), (5.0, 4.6)])
 def test_clocks_that_differ_a_little_do_not_contradict_each_other(event, loop):
-    assert inconsistent(event, loop) == []
+    assert inconsistent(event, "by events", loop, "in the back-to-back loop") == []
 
 
 def test_no_more_gated_samples_are_taken_than_allowed():
@@ -411,3 +421,48 @@ def test_the_real_cpu_clock_measures_a_real_function():
     assert 3 <= len(result.samples["host"]) <= 50
     assert min(result.samples["host"]) > 0
     assert result.throughput > 0
+
+
+def test_on_the_cpu_a_median_that_bursts_leave_alone_contradicts_the_throughput():
+    """One call in five takes ten times as long: the median does not see it, the mean and the loop do."""
+    durations = [100.0 if number % 5 == 4 else 10.0 for number in range(2000)]
+    (warning,) = World("host", durations=durations).measure(Budget(seconds=10), expected_ms=10).warnings
+    assert str(warning) == "inconsistent: 10 ms a call in the median, 28 ms on average"
+    samples = World("host", durations=[10.0] * 10 + [30.0] * 500)
+    short = samples.measure(Budget(seconds=0.05, min_samples=3), expected_ms=10)
+    assert [str(each) for each in short.warnings] == [
+        "inconsistent: 10 ms a call in the median, 30 ms in the back-to-back loop"
+    ]
+    assert World("host", call_ms=10.0).measure().warnings == []
+
+
+@pytest.mark.parametrize(("step", "says"), [(2.0, None), (2.9, None), (3.2, "10 ms an iteration, 11.2 ms")])
+def test_parts_that_come_to_something_else_than_the_iteration(step, says):
+    samples = {"event": [10.0] * 5, "forward": [3.0] * 5, "backward": [5.0] * 5, "step": [step] * 5}
+    gated = {"gpu": [10.0] * 5} | {f"gpu_{name}": values for name, values in samples.items() if name != "event"}
+    for warnings in (parts_contradict(samples, "event"), parts_contradict(gated, "gpu")):
+        texts = [str(warning) for warning in warnings]
+        assert texts == ([] if says is None else [f"inconsistent: {says} by forward + backward + step"])
+
+
+def test_an_inference_has_no_parts_and_contradicts_nothing():
+    assert parts_contradict({"event": [10.0] * 5}, "event") == []
+
+
+def test_the_processors_are_read_around_the_sampling_and_never_within():
+    """Before the headline clock, after it, and after the others; a probe has no others."""
+    world = World("event", call_ms=1.0)
+    seen = []
+
+    def read():
+        seen.append([name for name, *_ in world.asked])
+        return processor.Reading(world.now(), {}, 0.0, {}, None, None)
+
+    measured = measure(world, world, Budget(), 1.0, now=world.now, read=read)
+    before, between, after = seen
+    assert before == []
+    assert set(between) == {"time_calls"}
+    assert after[len(between) :][-1] == "throughput"
+    assert "time_calls" not in after[len(between) :]
+    assert sum(load.seconds for load in measured.loads) == pytest.approx(world.now())
+    assert len(measure(world, world, Budget(), 1.0, now=world.now, headline_only=True).loads) == 1
