@@ -27,6 +27,7 @@ from exporters.cache import Cache
 from exporters.source import ModelSource
 from profiler import cli
 from profiler.job.case import Budget
+from profiler.machine import usable_cores
 from profiler.nvml import visible_gpus
 from profiler.processes import process
 from profiler.results.wall_time import WallTime
@@ -226,6 +227,22 @@ def cache(exports: Cache) -> Cache:
     return exports
 
 
+_SPIN = "import time; end = time.monotonic() + 120\nwhile time.monotonic() < end: pass"
+
+
+@pytest.fixture
+def busy_processors() -> Iterator[int]:
+    """How many processors this process may run on; a process that is none of its children spins on each of them."""
+    count = usable_cores()
+    # Their shell has ended, so nobody's process tree has them. Should nobody end them, they end themselves.
+    script = 'while [ $1 -gt 0 ]; do "$2" -c "$3" >/dev/null 2>&1 & echo $!; set -- $(($1 - 1)) "$2" "$3"; done'
+    command = ["sh", "-c", script, "sh", str(count), sys.executable, _SPIN]
+    started = subprocess.run(command, capture_output=True, text=True, check=True)
+    yield count
+    for pid in started.stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+
+
 def pytest_collection_finish() -> None:
     if "torch" in sys.modules:
         translate_once()
@@ -235,7 +252,7 @@ def pytest_collection_finish() -> None:
 
 _GPU_SECONDS = 900
 """Of a test on a GPU, where a file's first one waits for a run of many cases."""
-SLOW_FIXTURES = {"forkserver", "command_line", "tab"}
+SLOW_FIXTURES = {"forkserver", "command_line", "tab", "busy_processors"}
 """A test that asks for one of these, itself or through another fixture, starts a process."""
 
 

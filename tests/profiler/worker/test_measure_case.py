@@ -12,6 +12,7 @@ import pytest
 from engines.pytorch.eager import EagerSession
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
+from profiler.processor import PROC
 from profiler.results.result import Result
 from profiler.worker.measure_case import measure_case
 from profiler.worker.prepare_model import prepare_export, prepare_model
@@ -51,14 +52,14 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "worker_factories", raising=False)
 
-    def run(factory: str, engine: str = "eager", pass_: str = "inference") -> Result:
+    def run(factory: str, engine: str = "eager", pass_: str = "inference", seconds: float = 0.05) -> Result:
         source = ModelSource(factory, factory=f"worker_factories:{factory}", input_shape=(4, 8))
         prepared: Prepared = prepare_model((source, tmp_path / "cache"), lambda message: None)
         if engine == "ort":
             path, seconds = prepare_export((source, "fp32", tmp_path / "cache"), lambda message: None)
             prepared = replace(prepared, onnx={"fp32": path}, export_s={"fp32": seconds})
         case = Case(factory, engine, engine, pass_, "fp32", 2, "cpu", 0, source)  # type: ignore[arg-type]
-        return measure_case(Task(case, prepared, Budget(seconds=0.05, min_samples=3)), lambda message: None)
+        return measure_case(Task(case, prepared, Budget(seconds=seconds, min_samples=3)), lambda message: None)
 
     return run
 
@@ -76,6 +77,15 @@ def test_a_model_without_products_is_unproven_and_no_failure(measure, engine: st
     result = measure("pooling", engine)
     assert result.status == "ok"
     assert any(warning.kind == "unproven" for warning in result.warnings)
+
+
+@pytest.mark.skipif(not (PROC / "stat").exists(), reason="/proc is Linux's")
+def test_a_case_that_others_took_the_processors_from_is_disturbed(measure, busy_processors: int) -> None:
+    result = measure("attention", seconds=1.0)
+    (warning,) = (warning for warning in result.warnings if warning.kind == "disturbed")
+    assert warning.text.startswith("other processes took ")
+    assert f" % of {busy_processors} processors" in warning.text or busy_processors == 1
+    assert result.figures["disturbance"] > 0.05
 
 
 def test_a_loss_that_is_not_finite_fails_the_row(measure) -> None:
