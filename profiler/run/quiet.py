@@ -12,7 +12,7 @@ from profiler.results.wall_time import WAIT, WallTime
 from profiler.run.device_lock import DeviceLock
 from profiler.run.progress import Display
 from profiler.tables.numbers import percent, significant
-from profiler.worker.disturbance import disturbed
+from profiler.worker.disturbance import reasons
 
 _SECONDS = 1.0
 """For so long nobody else may have had the machine."""
@@ -73,4 +73,4 @@ class Quiet:
             return f"other processes on the GPU: {users}"
         if (utilization := self._nvml.utilization() or 0.0) >= _UTILIZATION:
             return f"the GPU is busy for {percent(utilization)} % of the time"
-        return next((warning.text for warning in disturbed(processor.read().since(before))), None)
+        return next(iter(reasons(processor.read().since(before))), None)

@@ -23,7 +23,7 @@ from profiler.processes.messages import Report
 from profiler.results.roofline import MIB, widened
 from profiler.tables.numbers import percent
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Run
-from profiler.worker.disturbance import disturbed
+from profiler.worker.disturbance import reasons
 
 if TYPE_CHECKING:
     import torch
@@ -69,8 +69,8 @@ def measure_roofs(argument: tuple[Device, Sequence[str], float], report: Report)
     before = processor.read()
     roofs = _roofs(device, precisions, seconds)
     load = processor.read().since(before)
-    warnings = disturbed(load)
-    return Measured(roofs, None if load.others is None else not warnings, "".join(w.text for w in warnings))
+    found = reasons(load)
+    return Measured(roofs, None if load.others is None else not found, " and ".join(found))
 
 
 def _gpu_disturbance(used: float | None, reasons: int | None) -> tuple[bool | None, str]:
