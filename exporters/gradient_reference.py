@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_map_only
 
 from exporters.build_model import restore
 from exporters.cache import Cache, file_sha256, key_of
+from exporters.distance import Array
 from exporters.gradients import (
-    Array,
     Deviation,
     GradientReference,
     Gradients,
@@ -51,7 +51,7 @@ turns ReLUs and maxima that are nearly undecided, each of which moves the gradie
 _VERSIONS = 4
 """Of the step in fp32, the largest deviation of which counts. One is a matter of luck: AlexNet's lies at 1e-6, or
 at 1e-2 once an undecided maximum turns. At narrower precisions so many turn that one step tells."""
-_CODE = ("gradient_reference.py", "gradients.py", "loss.py", "inputs.py")
+_CODE = ("gradient_reference.py", "gradients.py", "distance.py", "loss.py", "inputs.py")
 
 
 def cached_gradients(

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from exporters.distance import Array, relative_l2
 
 _WHOLE = 4096
 _SAMPLED = 4093
@@ -105,17 +104,18 @@ def positions(size: int) -> NDArray[np.int64]:
 
 
 def deviation(result: Array, samples: Mapping[str, Array], reference: Gradients) -> Deviation:
-    """A gradient that is missing counts as zeros. NaN where something is not finite.
+    """A gradient that is missing counts as zeros. NaN where something is not finite that the reference has finite, or
+    the other way round.
 
     The error of all is estimated from the sampled relative error and the full norm of each.
     """
     tensors = {
-        name: _relative(samples.get(name, np.zeros_like(truth)), truth) for name, truth in reference.samples.items()
+        name: relative_l2(samples.get(name, np.zeros_like(truth)), truth) for name, truth in reference.samples.items()
     }
     zeros = [name for name, truth in reference.samples.items() if truth.any() and not _any(samples, name)]
     norm = float(np.linalg.norm(list(reference.norms.values())))
     error = float(np.linalg.norm([tensors[name] * reference.norms[name] for name in tensors]))
-    return Deviation(_relative(result, reference.result), error / norm if norm else error, tensors, zeros)
+    return Deviation(relative_l2(result, reference.result), error / norm if norm else error, tensors, zeros)
 
 
 def largest(deviations: Sequence[Deviation]) -> Deviation:
@@ -130,12 +130,3 @@ def largest(deviations: Sequence[Deviation]) -> Deviation:
 
 def _any(samples: Mapping[str, Array], name: str) -> bool:
     return name in samples and bool(samples[name].any())
-
-
-def _relative(ours: Array, truth: Array) -> float:
-    """L2 distance over the truth's norm; the distance itself where that is 0."""
-    difference = ours.astype(np.float64) - truth.astype(np.float64)
-    distance, norm = float(np.linalg.norm(difference)), float(np.linalg.norm(truth))
-    if not np.isfinite(distance):
-        return float("nan")
-    return distance / norm if norm else distance

@@ -112,6 +112,16 @@ def seeded_item(shape: Sequence[int], dtype: np.dtype[Any], index: int, item: in
     return generator.standard_normal(shape, dtype=np.float32).astype(dtype)
 
 
+def how_seeded(specs: Sequence[TensorSpec]) -> str:
+    """What the inputs hold, and what a user can do who needs other values, as part of a sentence."""
+    whole = ", ".join(f"`{spec.name}`" for spec in specs if numpy_dtype(spec.dtype).kind in "biu")
+    integers = f", and 0 or 1 in the integer inputs {whole}" if whole else ""
+    return (
+        f"inputs are seeded with standard normal values{integers}, and no key of the job gives others; a factory's "
+        "module can make them of its `x`, and an ONNX file can hold them as initializers in place of inputs"
+    )
+
+
 def numpy_dtype(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
         import ml_dtypes  # onnx depends on it

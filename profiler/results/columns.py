@@ -245,10 +245,12 @@ def _set_up() -> Iterator[Column]:
 
 def _accuracy() -> Iterator[Column]:
     outputs = "largest over the outputs, against the reference, over at most 8 items"
+    relative = f"{outputs}, in the places where both are finite; of integers the share of places that differ"
+    absolute = f"{outputs}; null where all are integers"
     top1 = "share of items with the reference's top class; only with real weights"
     step = "of the first training step, against fp64 on the CPU: relative, the gradients' over all parameters together"
-    yield _error("rel_l2_error", "Rel. error", outputs, noun="error", shown=Shown.TERMINAL, expendable=3)
-    yield _error("max_abs_error", "Max. error", outputs, shown=Shown.FILES)
+    yield _error("rel_l2_error", "Rel. error", relative, noun="error", shown=Shown.TERMINAL, expendable=3)
+    yield _error("max_abs_error", "Max. error", absolute, shown=Shown.FILES)
     yield _figure("top1_agreement", "Top-1", top1, unit="share", better="more")
     yield _error("loss_error", "Loss error", step)
     yield _error("gradient_error", "Gradient error", step, noun="error")

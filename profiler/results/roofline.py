@@ -203,8 +203,8 @@ def _reached(case: Case, result: Result, measured: Roofs) -> dict[str, float]:
     """The rates that a row reached, by the roofs that they are of; of a row that is no evidence none."""
     fastest, work, over = _fastest_ms(result), work_of(case, result), excess(case, result, measured)
     is_right = result.status == "ok" and result.reference is not None
-    agrees = all(warning.kind != "inconsistent" for warning in result.warnings)
-    if not fastest or not is_right or not agrees or (over and over.is_impossible):
+    doubts = any(warning.kind in ("inconsistent", "unchecked-outputs") for warning in result.warnings)
+    if not fastest or not is_right or doubts or (over and over.is_impossible):
         return {}
     rates = {}
     if work.moved_bytes is not None:

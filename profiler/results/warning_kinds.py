@@ -163,10 +163,17 @@ _KINDS = (
         doubts="error",
     ),
     WarningKind(
+        "unchecked-outputs",
+        "0",
+        "the reference's outputs are zero, so agreeing with them says nothing",
+        "every output of the reference is zero on the seeded inputs, so that what computes nothing agrees with it",
+        doubts="error",
+    ),
+    WarningKind(
         "unchecked-gradients",
         "v",
         "gradients were not compared; the column warnings says why",
-        "the gradients were not compared: dropout is on, or the reference could not be made",
+        "the gradients were not compared: dropout is on, the reference could not be made, or it is zero",
         doubts="error",
     ),
     WarningKind(

@@ -11,11 +11,13 @@ import numpy as np
 
 from engines.base import Array, Proof, Session, Trainable, Warning
 from engines.catalog import reference_of
+from exporters.distance import unlike
 from exporters.gradients import Deviation, GradientReference, Gradients, deviation, reference_items, tiled
-from exporters.inputs import seeded_inputs
+from exporters.inputs import how_seeded, seeded_inputs
 from profiler.job.case import Case
-from profiler.results.result import Figures, Finding, Result
+from profiler.results.result import Finding, Result
 from profiler.tables import numbers
+from profiler.worker.parity import WRONG, compare, figures, judge
 from profiler.worker.task import Task, has_checked_gradients
 
 _TYPES = {
@@ -38,93 +40,82 @@ def verify(task: Task, session: Session, outputs: Sequence[Array], result: Resul
             reference = [file[name] for name in file.files]
         result.reference = reference_of(case.source.kind)[1].name
         real_weights = case.source.kind == "onnx" or case.source.weights is not None
-        result.figures |= compare(outputs, reference, real_weights)
-        result.take(judge(case.precision, result.figures["rel_l2_error"]))
-    elif not all(np.isfinite(output).all() for output in outputs):
-        what = "outputs are" if case.pass_ == "training" and case.training.head == "logits" else "loss is"
-        result.fail(f"the {what} not finite")
+        differences = compare(outputs, reference)
+        result.figures |= figures(differences, outputs, reference, real_weights)
+        result.take(judge(case.precision, differences, how_seeded(task.prepared.specs)))
     elif case.pass_ == "training":
-        _check_gradients(task, session, result)
+        _check_training(task, session, outputs, result)
+    elif not all(np.isfinite(output).all() for output in outputs):
+        result.fail("the outputs are not finite")
     result.proof = proof = session.proof()
     result.warnings += remarks(case, proof)
     result.take(mismatch(case, proof))
 
 
-def _check_gradients(task: Task, session: Session, result: Result) -> None:
-    """Add the errors of loss and gradients; fail a row whose gradients are wrong."""
-    case = task.case
-    if not has_checked_gradients(case):
-        result.warnings.append(Warning("unchecked-gradients", "dropout is on, so they differ in every iteration"))
+def _check_training(task: Task, session: Session, outputs: Sequence[Array], result: Result) -> None:
+    """Check that loss or outputs are finite, or not finite where the reference's are not, and check the gradients."""
+    what = "outputs are" if task.case.training.head == "logits" else "loss is"
+    is_finite = all(np.isfinite(output).all() for output in outputs)
+    reference = _gradient_reference(task)
+    if isinstance(reference, Warning):
+        result.take(reference if is_finite else f"the {what} not finite")
         return
-    items = reference_items(case.batch_size)
-    reference = task.prepared.gradients.get((case.training.head, items), "none was made")
-    if not isinstance(reference, GradientReference):
-        result.warnings.append(Warning("unchecked-gradients", f"there is no reference: {reference}"))
-        return
-    assert isinstance(session, Trainable), f"{case.engine} trains and cannot show its gradients"
     truth = Gradients.read(reference.path)
+    if not is_finite and np.isfinite(truth.result).all():
+        result.fail(f"the {what} not finite")
+    elif doubt := judge_reference(truth, how_seeded(task.prepared.specs)):
+        result.take(doubt)
+    else:
+        _check_gradients(task, session, reference, truth, result)
+
+
+def _gradient_reference(task: Task) -> GradientReference | Warning:
+    """The reference of the case's gradients, or the warning that there is none."""
+    if not has_checked_gradients(task.case):
+        return Warning("unchecked-gradients", "dropout is on, so they differ in every iteration")
+    key = task.case.training.head, reference_items(task.case.batch_size)
+    reference = task.prepared.gradients.get(key, "none was made")
+    if isinstance(reference, GradientReference):
+        return reference
+    return Warning("unchecked-gradients", f"there is no reference: {reference}")
+
+
+def _check_gradients(
+    task: Task, session: Session, reference: GradientReference, truth: Gradients, result: Result
+) -> None:
+    """Add the errors of loss and gradients; fail a row whose gradients are wrong."""
+    case, items = task.case, reference_items(task.case.batch_size)
+    assert isinstance(session, Trainable), f"{case.engine} trains and cannot show its gradients"
     inputs = [tiled(array, case.batch_size) for array in seeded_inputs(task.prepared.specs, items)]
     target = None
     if truth.target is not None:
         target = tiled(truth.target, case.batch_size, is_gradient=case.training.head == "logits")
     output, gradients = session.gradients(inputs, target)
-    found = deviation(output[:items] if output.ndim else output, gradients, truth)
+    output = output[:items] if output.ndim else output
     result.reference = "step-fp64-cpu"
+    if unlike(output, truth.result):
+        result.take(judge(case.precision, compare([output], [truth.result]), how_seeded(task.prepared.specs)))
+        return
+    found = deviation(output, gradients, truth)
     result.figures |= {"loss_error": found.result, "gradient_error": found.gradient}
     own = reference.own_at(case.precision, case.batch_size)
     result.take(judge_gradients(case.precision, found, own, truth.norms))
 
 
-def compare(outputs: Sequence[Array], reference: Sequence[Array], real_weights: bool) -> Figures:
-    """The largest relative L2 and absolute errors over the outputs, and how often the first output's top class agrees.
+def judge_reference(truth: Gradients, seeding: str) -> Finding:
+    """What makes a reference worthless: a loss or gradients that are not finite, or all gradients zero.
 
-    Both sides have items along the first axis; as many are compared as both have. Top-1 agreement is given only for
-    two-dimensional outputs and real weights: with seeded ones it says nothing about accuracy.
-
-    Raises ValueError where the outputs' number or shapes differ from the reference's.
+    `seeding` says how inputs come about.
     """
-    if len(outputs) != len(reference):
-        raise ValueError(f"{len(outputs)} outputs, the reference has {len(reference)}")
-    l2, largest = 0.0, 0.0
-    agreement = None
-    for number, (output, expected) in enumerate(zip(outputs, reference, strict=True)):
-        if output.ndim != expected.ndim or output.shape[1:] != expected.shape[1:]:
-            raise ValueError(f"output {number} has shape {output.shape}, the reference {expected.shape}")
-        ours, truth = np.atleast_1d(output), np.atleast_1d(expected)
-        items = min(len(ours), len(truth))
-        # A layer's output at a large batch is gigabytes, of which a few items are compared.
-        ours, truth = ours[:items].astype(np.float64), truth[:items].astype(np.float64)
-        norm = float(np.linalg.norm(truth))
-        distance = float(np.linalg.norm(ours - truth))
-        l2 = max(l2, distance / norm if norm else distance) if np.isfinite(distance) else float("nan")
-        # np.maximum keeps a NaN, which max() would lose.
-        largest = float(np.maximum(largest, np.max(np.abs(ours - truth), initial=0.0)))
-        if number == 0 and real_weights and truth.ndim == 2:
-            agreement = float(np.mean(ours.argmax(axis=1) == truth.argmax(axis=1)))
-    return {"rel_l2_error": l2, "max_abs_error": largest, "top1_agreement": agreement}
-
-
-_USUAL = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1, "int8": 2e-1}
-"""int8's error grows with the depth, since every layer rounds its activations to 8 bits again. Measured with seeded
-weights and calibration, ONNX Runtime on the CPU: GoogLeNet 0.025, AlexNet 0.03, VGG-16 0.04, ResNet-18 0.03, ResNet-50
-0.04, ResNet-152 0.11, ResNet-200 0.12."""
-_WRONG = 0.5
-"""Relative L2 error from which half of the output is noise: no rounding does that, only a wrong result."""
-
-
-def judge(precision: str, error: float | None) -> Finding:
-    """What a relative L2 error says of a row: wrong, or unusual for the precision."""
-    if error is None or not np.isfinite(error):
-        return "the outputs are not finite: NaN or infinity where the reference has numbers"
-    if error >= _WRONG:
-        return f"the outputs are wrong: relative L2 error {numbers.error(error)} to the reference"
-    usual = _USUAL.get(precision, _USUAL["fp16"])
-    if error <= usual:
-        return None
-    return Warning(
-        "inaccurate",
-        f"relative L2 error {numbers.error(error)}, usual at {precision} is below {numbers.error(usual, 1)}",
-    )
+    if truth.result.ndim == 0 and not np.isfinite(truth.result):
+        return f"the loss is not finite, and the reference's in fp64 is not either: {seeding}"
+    bad = [name for name, norm in truth.norms.items() if not np.isfinite(norm)]
+    if bad:
+        tensors = f"{numbers.counted(len(bad), 'tensor')}, {bad[0]} among them"
+        return f"nothing can be compared: the reference's own gradients in fp64 are not finite in {tensors}: {seeding}"
+    if not any(truth.norms.values()):
+        return Warning("unchecked-gradients", f"the reference's gradients are zero: {seeding}")
+    return None
 
 
 _FLOOR = 1e-6
@@ -146,7 +137,7 @@ def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Map
     wrong = [
         name
         for name in notable
-        if found.tensors[name] > max(_WRONG, _TIMES * _or_zero(own.tensors[name]))
+        if found.tensors[name] > max(WRONG, _TIMES * _or_zero(own.tensors[name]))
         or (name in found.zeros and name not in own.zeros)
     ]
     if wrong:

@@ -17,10 +17,10 @@ from exporters.cache import Cache, file_sha256, key_of
 from exporters.flops import Cost, cached_cost
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import GradientReference
-from exporters.inputs import TensorSpec, fixed_batch, input_specs, seeded_inputs
+from exporters.inputs import TensorSpec, fixed_batch, how_seeded, input_specs, numpy_dtype, seeded_inputs
 from exporters.int8 import quantize
 from exporters.onnx_export import check_onnx, export_onnx
-from exporters.source import Identity, ModelSource
+from exporters.source import Identity, ModelError, ModelSource, one_line
 from exporters.weights import cached_state, checked, identified, identify, source_key
 from profiler.processes.messages import Entered, Progress, Report, Salvage
 from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, check_batch, make_job
@@ -97,5 +97,11 @@ def _write_reference(source: ModelSource, specs: tuple[TensorSpec, ...], state: 
         source, "inference", reference.precision, batch, "cpu", reference.options, arrays, state, onnx=source.onnx
     )
     session = engines.open_session(engine, job)
-    session.run(lambda name: None)
+    try:
+        session.run(lambda name: None)
+    except Exception as error:
+        if any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs):
+            # An index that is out of range, for one.
+            raise ModelError(f"the reference fails: {one_line(error)}; {how_seeded(specs)}") from error
+        raise
     np.savez(path, *session.outputs())

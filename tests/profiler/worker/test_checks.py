@@ -1,4 +1,4 @@
-"""Outputs against a reference with known distances, and proofs against requests: every contradiction is told."""
+"""Gradients against a reference with known distances, and proofs against requests: every contradiction is told."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 
 from engines.base import Proof, Warning
-from exporters.gradients import Deviation
+from exporters.gradients import Deviation, Gradients
 from exporters.source import ModelSource
 from profiler.job.case import Case
 from profiler.tables import numbers
-from profiler.worker.checks import compare, judge, judge_gradients, mismatch, remarks
-
-LOGITS = np.array([[1.0, 2.0, 2.0], [4.0, 0.0, 3.0]], dtype=np.float32)
+from profiler.worker.checks import judge_gradients, judge_reference, mismatch, remarks
 
 
 def case(precision: str = "fp32", device: str = "cuda", calibration: Path | None = None, **options: object) -> Case:
@@ -26,114 +24,6 @@ def case(precision: str = "fp32", device: str = "cuda", calibration: Path | None
 def proof(compute: str = "float32", provider: str = "CUDAExecutionProvider", **more: object) -> Proof:
     own = {"compute_types": {compute: 20}, "compute_providers": {provider: 20}, "tf32": False, "cuda_graph": False}
     return Proof.from_dict(own | more)
-
-
-def test_equal_outputs_have_no_distance():
-    found = compare([LOGITS], [LOGITS.copy()], real_weights=True)
-    assert found == {"rel_l2_error": 0.0, "max_abs_error": 0.0, "top1_agreement": 1.0}
-
-
-def test_a_known_distance():
-    reference = np.array([[3.0, 4.0]], dtype=np.float32)
-    found = compare([reference + np.float32([[0.3, 0.4]])], [reference], real_weights=False)
-    assert found["rel_l2_error"] == pytest.approx(0.1, rel=1e-6)
-    assert found["max_abs_error"] == pytest.approx(0.4, rel=1e-6)
-
-
-def test_the_worst_of_several_outputs_counts():
-    found = compare([LOGITS, LOGITS * 1.5], [LOGITS, LOGITS], real_weights=False)
-    assert found["rel_l2_error"] == pytest.approx(0.5)
-    assert found["max_abs_error"] == pytest.approx(2.0)
-
-
-def test_a_reference_of_zeros_gives_the_absolute_distance():
-    zeros = np.zeros((1, 2), dtype=np.float32)
-    assert compare([zeros + 2], [zeros], real_weights=False)["rel_l2_error"] == pytest.approx(math.sqrt(8))
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("position", [0, 1])
-def test_an_output_that_is_not_finite_has_no_finite_error(bad, position):
-    outputs = [LOGITS.copy(), LOGITS.copy()]
-    outputs[position][0, 0] = bad
-    found = compare(outputs, [LOGITS, LOGITS], real_weights=False)
-    assert math.isnan(found["rel_l2_error"])
-    assert not math.isfinite(found["max_abs_error"])
-
-
-def test_half_precision_is_compared_without_overflowing():
-    half = np.full((1, 1000), 60_000, dtype=np.float16)
-    assert compare([half], [half.astype(np.float32)], real_weights=False)["rel_l2_error"] == 0.0
-
-
-@pytest.mark.parametrize("items", [1, 2, 5])
-def test_as_many_items_are_compared_as_both_have(items):
-    batch = np.repeat(LOGITS, 3, axis=0)[:items]
-    reference = np.vstack([batch[:2], np.full((6, 3), 99.0, dtype=np.float32)])
-    assert compare([batch[:2]], [reference], real_weights=False)["rel_l2_error"] == 0.0
-
-
-def test_a_scalar_loss_is_compared():
-    found = compare([np.array(2.2)], [np.array(2.0)], real_weights=True)
-    assert found["rel_l2_error"] == pytest.approx(0.1, rel=1e-5)
-    assert found["top1_agreement"] is None
-
-
-@pytest.mark.parametrize(
-    ("outputs", "reference"),
-    [
-        ([LOGITS], [LOGITS, LOGITS]),
-        ([LOGITS[:, :2]], [LOGITS]),
-        ([LOGITS.reshape(2, 3, 1)], [LOGITS]),
-        ([LOGITS[0]], [np.array(1.0, dtype=np.float32)]),
-        ([np.array(1.0, dtype=np.float32)], [LOGITS[0]]),
-    ],
-    ids=["too few", "classes", "dimensions", "vector for a scalar", "scalar for a vector"],
-)
-def test_outputs_of_another_number_or_shape_are_refused(outputs, reference):
-    with pytest.raises(ValueError, match=r"outputs|shape"):
-        compare(outputs, reference, real_weights=False)
-
-
-def test_top1_agreement_is_the_share_of_items_with_the_same_class():
-    other = LOGITS.copy()
-    other[1] = [0.0, 9.0, 3.0]
-    assert compare([other], [LOGITS], real_weights=True)["top1_agreement"] == 0.5
-
-
-@pytest.mark.parametrize(
-    ("real_weights", "output"), [(False, LOGITS), (True, LOGITS.reshape(2, 3, 1))], ids=["seeded", "no logits"]
-)
-def test_top1_agreement_needs_real_weights_and_logits(real_weights, output):
-    assert compare([output], [output], real_weights)["top1_agreement"] is None
-
-
-@pytest.mark.parametrize(
-    ("precision", "error"),
-    [("fp32", 1e-5), ("tf32", 5e-3), ("fp16", 1e-2), ("bf16", 5e-2), ("int8", 0.12), ("native", 1e-3)],
-)
-def test_an_error_that_is_usual_for_the_precision_is_no_remark(precision, error):
-    assert judge(precision, error) is None
-
-
-@pytest.mark.parametrize(
-    ("precision", "error"),
-    [("fp32", 1e-3), ("tf32", 5e-2), ("fp16", 5e-2), ("bf16", 0.2), ("int8", 0.3), ("native", 0.1)],
-)
-def test_an_error_that_is_unusual_for_the_precision_is_remarked_and_no_failure(precision, error):
-    remark = judge(precision, error)
-    assert isinstance(remark, Warning)
-    assert remark.kind == "inaccurate"
-    assert numbers.error(error) in remark.text
-
-
-@pytest.mark.parametrize(
-    ("error", "says"), [(math.nan, "not finite"), (math.inf, "not finite"), (None, "not finite"), (0.5, "wrong")]
-)
-def test_outputs_that_are_wrong_fail_the_row(error, says):
-    wrong = judge("bf16", error)
-    assert isinstance(wrong, str)
-    assert says in wrong
 
 
 @pytest.mark.parametrize(
@@ -305,3 +195,23 @@ def test_what_overflows_is_explained(precision: str, says: str) -> None:
     wrong = judge_gradients(precision, step(math.nan), step(), NORMS)
     assert isinstance(wrong, str)
     assert says in wrong
+
+
+def truth(loss: float = 1.0, **norms: float) -> Gradients:
+    return Gradients(np.array(loss), None, {name: np.full(2, norm) for name, norm in norms.items()}, norms)
+
+
+def test_a_reference_whose_gradients_are_not_finite_is_named() -> None:
+    wrong = judge_reference(truth(weight=1.0, bias=math.nan, scale=math.inf), "inputs are seeded")
+    assert wrong == (
+        "nothing can be compared: the reference's own gradients in fp64 are not finite in 2 tensors, bias among them: "
+        "inputs are seeded"
+    )
+    wrong = judge_reference(truth(loss=math.inf, weight=1.0), "inputs are seeded")
+    assert wrong == "the loss is not finite, and the reference's in fp64 is not either: inputs are seeded"
+
+
+def test_a_reference_whose_gradients_are_zero_says_nothing() -> None:
+    found = judge_reference(truth(weight=0.0, bias=0.0), "inputs are seeded")
+    assert found == Warning("unchecked-gradients", "the reference's gradients are zero: inputs are seeded")
+    assert judge_reference(truth(weight=1.0, bias=0.0), "inputs are seeded") is None

@@ -69,6 +69,34 @@ def bad(marker, how):
     return Bad(marker, how)
 
 
+class Masked(nn.Module):
+    '''Half of its logits are left out.'''
+
+    def __init__(self, value=float("-inf")):
+        super().__init__()
+        self.model, self.value = good(), value
+
+    def forward(self, x):
+        return torch.where(torch.arange(10) % 2 == 0, self.model(x), self.value)
+
+
+def masked():
+    return Masked()
+
+
+class Constant(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.model, self.factor = good(), factor
+
+    def forward(self, x):
+        return self.model(x) * self.factor
+
+
+def constant(factor):
+    return Constant(float(factor))
+
+
 class Single(nn.Module):
     '''Knows no fp64.'''
 
@@ -148,6 +176,41 @@ def test_a_row_says_how_far_its_gradients_are_off(
     assert not [warning for warning in result.warnings if "gradients" in warning.kind]
     assert {"forward", "backward"} <= result.samples.keys()
     assert ("step" in result.samples) == (training.optimizer != "none")
+
+
+def test_masked_logits_of_a_training_step_are_right(measure: Measure) -> None:
+    result = measure(case("masked", training=Training("sgd", "logits")))
+    assert (result.status, result.reason) == ("ok", None)
+    assert 0 < (result.figures["gradient_error"] or 0) < 1e-4
+
+
+def test_masked_logits_that_the_reference_has_not_fail_the_row(
+    measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil = EagerSession.gradients
+
+    def spoilt(session: EagerSession, *arguments: Any) -> Any:
+        output, gradients = spoil(session, *arguments)
+        output[0, 0] = float("inf")
+        return output, gradients
+
+    monkeypatch.setattr(EagerSession, "gradients", spoilt)
+    result = measure(case("masked", training=Training("sgd", "logits")))
+    assert result.status == "failed"
+    assert "output 0 has +inf where the reference has a number in 1 of 20 places" in (result.reason or "")
+
+
+def test_a_reference_whose_gradients_are_not_finite_is_named(measure: Measure) -> None:
+    result = measure(case("constant", training=Training("none", "logits"), options={"factor": "nan"}))
+    assert result.status == "failed"
+    assert "the reference's own gradients in fp64 are not finite in " in (result.reason or "")
+
+
+def test_a_reference_whose_gradients_are_zero_checks_nothing(measure: Measure) -> None:
+    result = measure(case("constant", options={"factor": "0"}))
+    assert result.status == "ok"
+    (warning,) = (warning for warning in result.warnings if "gradients" in warning.kind)
+    assert str(warning).startswith("unchecked-gradients: the reference's gradients are zero: inputs are seeded ")
 
 
 def test_on_the_cpu_a_row_has_the_parts_of_memory_that_are_known(measure: Measure) -> None:

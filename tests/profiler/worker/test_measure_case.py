@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
+from engines.onnx_runtime.session import OrtSession
 from engines.pytorch.eager import EagerSession
-from exporters.source import ModelSource
+from exporters.source import ModelError, ModelSource
 from profiler.job.case import Budget, Case
 from profiler.processor import PROC
 from profiler.results.result import Result
@@ -20,7 +24,7 @@ from profiler.worker.task import Prepared, Task
 
 pytestmark = pytest.mark.slow
 
-FACTORIES = """
+FACTORIES = '''
 import torch
 from torch import nn
 
@@ -38,11 +42,34 @@ def attention():
 def pooling():
     return nn.AvgPool1d(2)
 
+class Masked(nn.Module):
+    """Logits of which a fixed half, and one that depends on the input, are left out."""
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(8, 6)
+    def forward(self, x):
+        logits = self.last(x)
+        logits = torch.where(torch.arange(6) % 2 == 0, logits, float("-inf"))
+        return logits, logits.argmax(-1)
+
+def masked():
+    return Masked()
+
+class Zero(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(8, 6)
+    def forward(self, x):
+        return self.last(x) * 0
+
+def zero():
+    return Zero()
+
 def nan():
     model = nn.Sequential(nn.Flatten(), nn.Linear(32, 3))
     nn.init.constant_(model[1].weight, float("nan"))
     return model
-"""
+'''
 
 
 @pytest.fixture
@@ -52,12 +79,19 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "worker_factories", raising=False)
 
-    def run(factory: str, engine: str = "eager", pass_: str = "inference", seconds: float = 0.05) -> Result:
+    def run(
+        factory: str,
+        engine: str = "eager",
+        pass_: str = "inference",
+        seconds: float = 0.05,
+        then: Callable[[], None] = lambda: None,
+    ) -> Result:
         source = ModelSource(factory, factory=f"worker_factories:{factory}", input_shape=(4, 8))
         prepared: Prepared = prepare_model((source, tmp_path / "cache"), lambda message: None)
         if engine == "ort":
-            path, seconds = prepare_export((source, "fp32", tmp_path / "cache"), lambda message: None)
-            prepared = replace(prepared, onnx={"fp32": path}, export_s={"fp32": seconds})
+            path, export_s = prepare_export((source, "fp32", tmp_path / "cache"), lambda message: None)
+            prepared = replace(prepared, onnx={"fp32": path}, export_s={"fp32": export_s})
+        then()
         case = Case(factory, engine, engine, pass_, "fp32", 2, "cpu", 0, source)  # type: ignore[arg-type]
         return measure_case(Task(case, prepared, Budget(seconds=seconds, min_samples=3)), lambda message: None)
 
@@ -93,10 +127,89 @@ def test_a_loss_that_is_not_finite_fails_the_row(measure) -> None:
     assert (result.status, result.reason) == ("failed", "the loss is not finite")
 
 
-def test_outputs_that_are_not_finite_fail_the_row(measure) -> None:
+@pytest.mark.parametrize("engine", ["eager", "ort"])
+def test_masked_logits_are_right(measure, engine: str) -> None:
+    result = measure("masked", engine)
+    assert (result.status, result.reason) == ("ok", None)
+    assert result.figures["rel_l2_error"] < 1e-6
+    assert [warning.kind for warning in result.warnings if "inaccurate" in warning.kind] == []
+
+
+@pytest.mark.parametrize(("engine", "session"), [("eager", EagerSession), ("ort", OrtSession)])
+def test_logits_that_are_masked_in_another_way_are_wrong(
+    measure, monkeypatch: pytest.MonkeyPatch, engine: str, session: type
+) -> None:
+    outputs = session.outputs
+
+    def spoil() -> None:
+        monkeypatch.setattr(session, "outputs", lambda own: [np.abs(array) for array in outputs(own)])
+
+    result = measure("masked", engine, then=spoil)
+    assert result.status == "failed"
+    assert result.reason == (
+        "the outputs are wrong where they are not finite: output 0 has +inf where the reference has −inf in 24 of 48 "
+        "places"
+    )
+
+
+def test_a_reference_that_is_nan_is_named(measure) -> None:
     result = measure("nan")
     assert result.status == "failed"
-    assert "not finite" in result.reason
+    assert result.reason.startswith(
+        "nothing can be compared: the reference itself is NaN in 100 % of output 0: inputs "
+    )
+
+
+def test_a_reference_of_zeros_checks_nothing(measure) -> None:
+    result = measure("zero")
+    assert (result.status, result.figures["rel_l2_error"]) == ("ok", 0.0)
+    assert "unchecked-outputs" in [warning.kind for warning in result.warnings]
+
+
+def tokens(path: Path, rows: int, factor: int = 1) -> ModelSource:
+    """A graph that looks `ids` up in a table of so many rows, and returns the places of the largest logits."""
+    generator = np.random.default_rng(0)
+    tables = {"table": (rows, 8), "weight": (8, 6)}
+    constants = [numpy_helper.from_array(generator.normal(size=s).astype(np.float32), n) for n, s in tables.items()]
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("MatMul", ["rows", "weight"], ["logits"]),
+        helper.make_node("ArgMax", ["logits"], ["place"], axis=-1, keepdims=0),
+        helper.make_node("Mul", ["place", "factor"], ["next"]),
+    ]
+    ids, following = (helper.make_tensor_value_info(n, TensorProto.INT64, ["n", 4]) for n in ("ids", "next"))
+    constants.append(numpy_helper.from_array(np.array(factor, np.int64), "factor"))
+    graph = helper.make_graph(nodes, "tokens", [ids], [following], constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    return ModelSource("tokens", onnx=path)
+
+
+def measure_graph(source: ModelSource, cache: Path) -> Result:
+    prepared = prepare_model((source, cache), lambda message: None)
+    case = Case("tokens", "ort", "ort", "inference", "native", 2, "cpu", 0, source)
+    return measure_case(Task(case, prepared, Budget(seconds=0.05, min_samples=3)), lambda message: None)
+
+
+def test_token_ids_are_compared_place_by_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tokens(tmp_path / "tokens.onnx", rows=2)
+    result = measure_graph(source, tmp_path)
+    assert (result.status, result.reason) == ("ok", None)
+    assert (result.figures["rel_l2_error"], result.figures["max_abs_error"]) == (0.0, None)
+    outputs = OrtSession.outputs
+    monkeypatch.setattr(OrtSession, "outputs", lambda session: [ids ^ 1 for ids in outputs(session)])
+    result = measure_graph(source, tmp_path)
+    assert result.reason == "the outputs are wrong: 100.0 % of the places of an integer output differ"
+
+
+def test_token_ids_that_are_all_zero_name_the_inputs_that_are_seeded(tmp_path: Path) -> None:
+    result = measure_graph(tokens(tmp_path / "tokens.onnx", rows=2, factor=0), tmp_path)
+    (warning,) = (warning for warning in result.warnings if warning.kind == "unchecked-outputs")
+    assert "0 or 1 in the integer inputs `ids`, and no key of the job gives others" in warning.text
+
+
+def test_ids_that_are_out_of_range_name_the_inputs_that_are_seeded(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"(?s)the reference fails: .*indices.* 0 or 1 in the integer inputs `ids`"):
+        measure_graph(tokens(tmp_path / "tokens.onnx", rows=1), tmp_path)
 
 
 def test_wrong_outputs_and_a_proof_that_contradicts_are_both_reasons(measure, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +217,7 @@ def test_wrong_outputs_and_a_proof_that_contradicts_are_both_reasons(measure, mo
     monkeypatch.setattr(EagerSession, "proof", lambda session: replace(proof(session), tf32=True))
     result = measure("nan")
     assert result.status == "failed"
-    assert "the outputs are not finite" in result.reason
+    assert "nothing can be compared" in result.reason
     assert "TF32 was on at fp32" in result.reason
 
 

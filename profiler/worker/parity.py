@@ -1,0 +1,137 @@
+"""Compare outputs with the reference's, places that are not finite first, and judge how far apart they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engines.base import Array, Warning
+from exporters.distance import finite, is_exact, relative_l2, unlike
+from profiler.results.result import Figures, Finding
+from profiler.tables import numbers
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one output is from the reference's; `wrong` says where one is not finite and the other is not alike."""
+
+    error: float
+    """The relative L2 error; where the reference is zero the distance itself, and of exact values (token ids, classes)
+    the share of places that differ."""
+    largest: float | None = None
+    """The largest absolute error; of exact values there is none."""
+    wrong: str | None = None
+    doubts_reference: bool = False
+    exact: bool = False
+    is_zero: bool = False
+    """Whether the reference is zero everywhere, so that what computes nothing agrees with it."""
+
+
+def compare(outputs: Sequence[Array], reference: Sequence[Array]) -> list[Difference]:
+    """Each output's difference. Both sides have items along the first axis; as many are compared as both have.
+
+    Raises ValueError where the outputs' number or shapes differ from the reference's.
+    """
+    if len(outputs) != len(reference):
+        raise ValueError(f"{len(outputs)} outputs, the reference has {len(reference)}")
+    found = []
+    for number, (output, expected) in enumerate(zip(outputs, reference, strict=True)):
+        if output.ndim != expected.ndim or output.shape[1:] != expected.shape[1:]:
+            raise ValueError(f"output {number} has shape {output.shape}, the reference {expected.shape}")
+        # A layer's output at a large batch is gigabytes, of which a few items are compared.
+        found.append(_difference(f"output {number}", *_common(output, expected)))
+    return found
+
+
+def _difference(name: str, ours: Array, truth: Array) -> Difference:
+    is_zero = not truth.any()
+    if is_exact(truth):
+        return Difference(float(np.mean(ours != truth)) if truth.size else 0.0, exact=True, is_zero=is_zero)
+    wrong, doubts_reference = _not_alike(name, ours, truth)
+    if wrong is not None:
+        return Difference(float("nan"), float("nan"), wrong, doubts_reference)
+    here, there = finite(ours, truth)
+    return Difference(relative_l2(ours, truth), float(np.max(np.abs(here - there), initial=0.0)), is_zero=is_zero)
+
+
+def _not_alike(name: str, ours: Array, truth: Array) -> tuple[str | None, bool]:
+    """What is wrong with places that are not finite, None if both sides are alike, and whether the reference is."""
+    nan, usable = np.count_nonzero(np.isnan(truth)), np.count_nonzero(np.isfinite(truth))
+    if truth.size and (not usable or nan > truth.size / 2):
+        what = f"NaN in {numbers.percent(nan / truth.size)} %" if nan > truth.size / 2 else "not finite in 100 %"
+        return f"nothing can be compared: the reference itself is {what} of {name}", True
+    pairs = unlike(ours, truth)
+    if not pairs:
+        return None, False
+    places = ", ".join(f"{got} where the reference has {wanted} in {count:,}" for (got, wanted), count in pairs.items())
+    sentence = f"the outputs are wrong where they are not finite: {name} has {places} of {truth.size:,} places"
+    if usable >= truth.size / 2:
+        return sentence, False
+    share = numbers.percent(1 - usable / truth.size)
+    return f"{sentence}; the reference itself is not finite in {share} % of them", True
+
+
+def _common(output: Array, expected: Array) -> tuple[Array, Array]:
+    """The items that both have, of scalars the one."""
+    ours, truth = np.atleast_1d(output), np.atleast_1d(expected)
+    items = min(len(ours), len(truth))
+    return ours[:items], truth[:items]
+
+
+def figures(
+    differences: Sequence[Difference], outputs: Sequence[Array], reference: Sequence[Array], real_weights: bool
+) -> Figures:
+    """The largest errors over the outputs, and how often the first output's top class agrees; None where there is none.
+
+    Top-1 agreement is given only for two-dimensional outputs of floats and real weights: with seeded ones it says
+    nothing about accuracy.
+    """
+    agreement = None
+    largest = [difference.largest for difference in differences if difference.largest is not None]
+    if real_weights and reference and reference[0].ndim == 2 and not differences[0].exact:
+        ours, truth = _common(outputs[0], reference[0])
+        agreement = float(np.mean(ours.argmax(axis=1) == truth.argmax(axis=1)))
+    # np.max keeps a NaN, which max() would lose.
+    return {
+        "rel_l2_error": _finite(np.max([difference.error for difference in differences], initial=0.0)),
+        "max_abs_error": _finite(np.max(largest)) if largest else None,
+        "top1_agreement": agreement,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+_USUAL = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1, "int8": 2e-1}
+"""int8's error grows with the depth, since every layer rounds its activations to 8 bits again. Measured with seeded
+weights and calibration, ONNX Runtime on the CPU: GoogLeNet 0.025, AlexNet 0.03, VGG-16 0.04, ResNet-18 0.03, ResNet-50
+0.04, ResNet-152 0.11, ResNet-200 0.12."""
+WRONG = 0.5
+"""Relative L2 error from which half of the output is noise: no rounding does that, only a wrong result."""
+
+
+def judge(precision: str, differences: Sequence[Difference], seeding: str) -> Finding:
+    """What the differences say of a row: wrong, unusual for the precision, or nothing at all.
+
+    `seeding` says how inputs come about, for a reference that is zero or not finite.
+    """
+    for difference in differences:
+        if difference.wrong is not None:
+            return difference.wrong + (f": {seeding}" if difference.doubts_reference else "")
+    worst = max(differences, key=lambda difference: difference.error, default=Difference(0.0))
+    what = f"relative L2 error {numbers.error(worst.error)}"
+    if worst.exact:
+        what = f"{numbers.percent(worst.error, 1)} % of the places of an integer output differ"
+    elif worst.is_zero:
+        what = f"L2 distance {numbers.error(worst.error)} to a reference of zeros"
+    if worst.error >= WRONG:
+        return f"the outputs are wrong: {what}"
+    if differences and all(difference.is_zero for difference in differences):
+        return Warning("unchecked-outputs", f"the reference is zero, as is what computes nothing: {seeding}")
+    usual = _USUAL.get(precision, _USUAL["fp16"])
+    if worst.error <= usual:
+        return None
+    return Warning("inaccurate", f"{what}, usual at {precision} is below {numbers.error(usual, 1)}")

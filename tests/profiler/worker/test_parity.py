@@ -1,0 +1,254 @@
+"""Outputs against a reference with known distances: numbers, places that are not finite, integers and zeros."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from engines.base import Array, Warning
+from profiler.results.result import Figures
+from profiler.tables import numbers
+from profiler.worker.parity import Difference, compare, figures, judge
+
+LOGITS = np.array([[1.0, 2.0, 2.0], [4.0, 0.0, 3.0]], dtype=np.float32)
+SEEDED = "inputs are seeded"
+INF, NAN = math.inf, math.nan
+
+
+def found(outputs: list[Array], reference: list[Array], real_weights: bool = False) -> Figures:
+    return figures(compare(outputs, reference), outputs, reference, real_weights)
+
+
+def judged(output: Array, reference: Array, precision: str = "fp32") -> str:
+    return str(judge(precision, compare([output], [reference]), SEEDED))
+
+
+def array(*values: float) -> Array:
+    return np.array([values], dtype=np.float32)
+
+
+# Numbers.
+
+
+def test_equal_outputs_have_no_distance() -> None:
+    equal = found([LOGITS], [LOGITS.copy()], real_weights=True)
+    assert equal == {"rel_l2_error": 0.0, "max_abs_error": 0.0, "top1_agreement": 1.0}
+
+
+def test_a_known_distance() -> None:
+    reference = np.array([[3.0, 4.0]], dtype=np.float32)
+    known = found([reference + np.float32([[0.3, 0.4]])], [reference])
+    assert known["rel_l2_error"] == pytest.approx(0.1, rel=1e-6)
+    assert known["max_abs_error"] == pytest.approx(0.4, rel=1e-6)
+
+
+def test_the_worst_of_several_outputs_counts() -> None:
+    worst = found([LOGITS, LOGITS * 1.5], [LOGITS, LOGITS])
+    assert worst["rel_l2_error"] == pytest.approx(0.5)
+    assert worst["max_abs_error"] == pytest.approx(2.0)
+
+
+def test_half_precision_is_compared_without_overflowing() -> None:
+    half = np.full((1, 1000), 60_000, dtype=np.float16)
+    assert found([half], [half.astype(np.float32)])["rel_l2_error"] == 0.0
+
+
+@pytest.mark.parametrize("items", [1, 2, 5])
+def test_as_many_items_are_compared_as_both_have(items: int) -> None:
+    batch = np.repeat(LOGITS, 3, axis=0)[:items]
+    reference = np.vstack([batch[:2], np.full((6, 3), 99.0, dtype=np.float32)])
+    assert found([batch[:2]], [reference])["rel_l2_error"] == 0.0
+
+
+def test_a_scalar_loss_is_compared() -> None:
+    scalar = found([np.array(2.2)], [np.array(2.0)], real_weights=True)
+    assert scalar["rel_l2_error"] == pytest.approx(0.1, rel=1e-5)
+    assert scalar["top1_agreement"] is None
+
+
+@pytest.mark.parametrize(
+    ("outputs", "reference"),
+    [
+        ([LOGITS], [LOGITS, LOGITS]),
+        ([LOGITS[:, :2]], [LOGITS]),
+        ([LOGITS.reshape(2, 3, 1)], [LOGITS]),
+        ([LOGITS[0]], [np.array(1.0, dtype=np.float32)]),
+        ([np.array(1.0, dtype=np.float32)], [LOGITS[0]]),
+    ],
+    ids=["too few", "classes", "dimensions", "vector for a scalar", "scalar for a vector"],
+)
+def test_outputs_of_another_number_or_shape_are_refused(outputs: list[Array], reference: list[Array]) -> None:
+    with pytest.raises(ValueError, match=r"outputs|shape"):
+        compare(outputs, reference)
+
+
+def test_top1_agreement_is_the_share_of_items_with_the_same_class() -> None:
+    other = LOGITS.copy()
+    other[1] = [0.0, 9.0, 3.0]
+    assert found([other], [LOGITS], real_weights=True)["top1_agreement"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("real_weights", "output"),
+    [(False, LOGITS), (True, LOGITS.reshape(2, 3, 1)), (True, LOGITS.astype(np.int64))],
+    ids=["seeded", "no logits", "integers"],
+)
+def test_top1_agreement_needs_real_weights_and_logits(real_weights: bool, output: Array) -> None:
+    assert found([output], [output], real_weights)["top1_agreement"] is None
+
+
+@pytest.mark.parametrize(
+    ("precision", "error"),
+    [("fp32", 1e-5), ("tf32", 5e-3), ("fp16", 1e-2), ("bf16", 5e-2), ("int8", 0.12), ("native", 1e-3)],
+)
+def test_an_error_that_is_usual_for_the_precision_is_no_remark(precision: str, error: float) -> None:
+    assert judge(precision, [Difference(error)], SEEDED) is None
+
+
+@pytest.mark.parametrize(
+    ("precision", "error"),
+    [("fp32", 1e-3), ("tf32", 5e-2), ("fp16", 5e-2), ("bf16", 0.2), ("int8", 0.3), ("native", 0.1)],
+)
+def test_an_error_that_is_unusual_for_the_precision_is_remarked_and_no_failure(precision: str, error: float) -> None:
+    remark = judge(precision, [Difference(0.0), Difference(error)], SEEDED)
+    assert isinstance(remark, Warning)
+    assert remark.kind == "inaccurate"
+    assert f"relative L2 error {numbers.error(error)}" in remark.text
+
+
+def test_outputs_that_are_wrong_fail_the_row() -> None:
+    assert judged(LOGITS * 1.5, LOGITS, "bf16") == "the outputs are wrong: relative L2 error 5.0e-1"
+    assert isinstance(judge("bf16", [Difference(0.5)], SEEDED), str)
+
+
+# Places that are not finite.
+
+
+@pytest.mark.parametrize("value", [-INF, INF, NAN])
+def test_what_is_not_finite_in_the_same_places_is_right(value: float) -> None:
+    """A masked logit of −inf above all."""
+    reference = array(1.0, value, 3.0, 4.0)
+    assert judge("fp32", compare([reference.copy()], [reference]), SEEDED) is None
+    assert found([reference.copy()], [reference]) == {
+        "rel_l2_error": 0.0,
+        "max_abs_error": 0.0,
+        "top1_agreement": None,
+    }
+
+
+def test_the_other_places_are_compared_as_ever() -> None:
+    reference, ours = array(3.0, -INF, 4.0, 0.0), array(3.3, -INF, 4.4, 0.0)
+    assert found([ours], [reference])["rel_l2_error"] == pytest.approx(0.1, rel=1e-6)
+    assert judged(ours, reference).startswith("inaccurate: relative L2 error 1.0e-1")
+    assert judged(array(9.0, -INF, 9.0, 0.0), reference).startswith("the outputs are wrong: relative L2 error ")
+
+
+@pytest.mark.parametrize(
+    ("ours", "reference", "says"),
+    [
+        ((1.0, INF, 3.0), (1.0, -INF, 3.0), "+inf where the reference has −inf in 1 of 3 places"),
+        ((1.0, NAN, 3.0), (1.0, 2.0, 3.0), "NaN where the reference has a number in 1 of 3 places"),
+        ((INF, INF, 3.0), (1.0, 2.0, 3.0), "+inf where the reference has a number in 2 of 3 places"),
+        ((1.0, -9e9, 3.0), (1.0, -INF, 3.0), "a number where the reference has −inf in 1 of 3 places"),
+        ((1.0, 2.0, 3.0), (1.0, NAN, 3.0), "a number where the reference has NaN in 1 of 3 places"),
+    ],
+)
+def test_what_is_not_finite_in_another_way_is_wrong_and_counted(
+    ours: tuple[float, ...], reference: tuple[float, ...], says: str
+) -> None:
+    assert judged(array(*ours), array(*reference)) == (
+        f"the outputs are wrong where they are not finite: output 0 has {says}"
+    )
+    assert found([array(*ours)], [array(*reference)])["rel_l2_error"] is None
+    assert found([array(*ours)], [array(*reference)])["max_abs_error"] is None
+
+
+def test_every_kind_is_counted_by_itself_and_the_output_named() -> None:
+    ours, reference = array(NAN, NAN, INF, 1.0), array(1.0, 1.0, -INF, 1.0)
+    found = str(judge("fp32", compare([LOGITS, ours], [LOGITS, reference]), SEEDED))
+    assert (
+        "output 1 has NaN where the reference has a number in 2, +inf where the reference has −inf in 1 of 4" in found
+    )
+
+
+def test_many_places_that_are_not_finite_on_both_sides_are_right() -> None:
+    """Of 50,000 logits the best 50 are left."""
+    reference = np.full((2, 1000), -INF, np.float32)
+    reference[:, :3] = 1.0
+    assert judge("fp32", compare([reference.copy()], [reference]), SEEDED) is None
+    wrong = judged(np.where(reference == 1, NAN, reference), reference)
+    assert wrong.endswith("; the reference itself is not finite in 100 % of them: inputs are seeded")
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ((NAN, NAN, NAN, NAN), "NaN in 100 % of output 0"),
+        ((NAN, NAN, NAN, 1.0), "NaN in 75 % of output 0"),
+        ((INF, INF, -INF, -INF), "not finite in 100 % of output 0"),
+    ],
+)
+def test_a_reference_that_says_nothing_is_named(values: tuple[float, ...], says: str) -> None:
+    for ours in (array(*values), array(1.0, 2.0, 3.0, 4.0)):
+        assert judged(ours, array(*values)) == f"nothing can be compared: the reference itself is {says}: {SEEDED}"
+
+
+# Integers.
+
+
+def test_token_ids_are_equal_or_not() -> None:
+    reference = np.array([[70_000, 5, 6, 7]] * 5)
+    other = reference.copy()
+    other[0, 0] = 70_001
+    assert found([reference.copy()], [reference]) == {
+        "rel_l2_error": 0.0,
+        "max_abs_error": None,
+        "top1_agreement": None,
+    }
+    assert found([other], [reference])["rel_l2_error"] == pytest.approx(0.05), "however near the other id is"
+    assert judged(other, reference).startswith("inaccurate: 5.0 % of the places of an integer output differ, usual at ")
+    assert judged(reference[:, ::-1], reference) == (
+        "the outputs are wrong: 100.0 % of the places of an integer output differ"
+    )
+
+
+def test_large_ids_are_compared_as_integers() -> None:
+    reference = np.array([2**53, 1])
+    assert found([reference + np.array([1, 0])], [reference])["rel_l2_error"] == 0.5
+
+
+def test_bools_are_equal_or_not() -> None:
+    reference = np.array([True, False, True, True])
+    assert found([~reference], [reference])["rel_l2_error"] == 1.0
+
+
+def test_images_are_quantities() -> None:
+    reference = np.full((1, 100), 200, np.uint8)
+    assert found([reference + np.uint8(1)], [reference])["rel_l2_error"] == pytest.approx(0.005)
+    assert found([reference + np.uint8(1)], [reference])["max_abs_error"] == 1.0
+
+
+# Zeros.
+
+
+def test_a_reference_of_zeros_gives_the_absolute_distance() -> None:
+    zeros = np.zeros((1, 2), dtype=np.float32)
+    assert found([zeros + 2], [zeros])["rel_l2_error"] == pytest.approx(math.sqrt(8))
+    assert judged(zeros + 2, zeros) == "the outputs are wrong: L2 distance 2.8e0 to a reference of zeros"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_a_reference_of_zeros_is_no_check(dtype: type) -> None:
+    zeros = np.zeros((2, 3), dtype=dtype)
+    finding = judge("fp32", compare([zeros.copy()], [zeros]), SEEDED)
+    assert finding == Warning(
+        "unchecked-outputs", "the reference is zero, as is what computes nothing: inputs are seeded"
+    )
+    assert judge("fp32", compare([zeros.copy(), LOGITS], [zeros, LOGITS]), SEEDED) is None, "the other one is a check"
+
+
+def test_outputs_without_elements_have_no_error() -> None:
+    empty = np.zeros((0, 3), np.float32)
+    assert found([empty], [empty])["rel_l2_error"] == 0.0
