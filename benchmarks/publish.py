@@ -34,7 +34,7 @@ from profiler.results.reading import with_all_columns
 from profiler.results.speedups import CONFIGURATION
 from profiler.results.wall_time import describe
 from profiler.results.warning_kinds import KINDS
-from profiler.stats.ratios import label
+from profiler.stats.ratios import Verdict, label, legend
 from profiler.tables import numbers
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -245,13 +245,17 @@ def _known(form: Callable[[Any], str], value: Any) -> str:
 
 def _spread(line: Line) -> str:
     """Half the width of the median's 95 % interval, in percent of the median."""
-    low, high = line["latency_ci_low_ms"], line["latency_ci_high_ms"]
-    return "" if low is None else numbers.percent((high - low) / line["latency_ms"] / 2, 1)
+    (cell,) = numbers.spread(*([line[name]] for name in ("latency_ci_low_ms", "latency_ci_high_ms", "latency_ms")))
+    return cell
 
 
 def _speedup(line: Line) -> str:
     low, high = line["speedup_low"], line["speedup_high"]
     return _figure(line["speedup"]) + (f" ({_figure(low)}–{_figure(high)})" if low is not None else "")
+
+
+_TIED = {Verdict.EQUIVALENT: "≈", Verdict.UNCLEAR: "~"}
+"""By verdict on the fastest and its runner-up what stands between their names."""
 
 
 def _verdict(line: Line, clock: str) -> str:
@@ -398,7 +402,7 @@ def _winners(groups: Sequence[Group]) -> list[str]:
                 _link(key["model"]),
                 ", ".join([str(key["batch_size"]), *setting_words(key["setting"])]),
                 base_ms,
-                _name(best) + (f" ≈ {tied}" if tied else ""),
+                _name(best) + (f" {_TIED[best['runner_up_verdict']]} {tied}" if tied else ""),
                 _figure(best["latency_ms"], 4),
                 _figure(best["throughput"], 4),
                 _speedup(best),
@@ -414,7 +418,7 @@ def _explained(lines: Sequence[Line], into: Path) -> list[str]:
     clocks = {line["clock"] for line in lines}
     kinds = {line["interval"] for line in lines if line["interval"]}
     latency = "the median CUDA-event interval of one call" if "event" in clocks else "the median host time of one call"
-    text = [f"- Latency is {latency}, ± half its 95 % interval within one process."]
+    text = [f"- Latency is {latency}, ± half its 95 % interval (of replicates that between them)."]
     if "event" in clocks:
         text.append(
             "- Device ms is the same without gaps between launches. Where it is well below the latency the host is the"
@@ -433,7 +437,7 @@ def _explained(lines: Sequence[Line], into: Path) -> list[str]:
         )
     if any(line["verdict"] for line in lines):
         where = "On device is the speed-up of device time, with a" if "event" in clocks else "The"
-        text.append(f"- {where} verdict between processes; tie, ≈: the replicates cannot distinguish the two.")
+        text.append(f"- {where} verdict between processes; {legend()}. ≈: a tie; ~: unclear.")
     if any(line["fraction_of_peak"] is not None for line in lines):
         text.append("- Of peak is relative to the rate that the device itself reached at that precision (see Runs).")
     if any(map(_split, lines)):

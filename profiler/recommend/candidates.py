@@ -60,8 +60,10 @@ class Candidate:
 
     @cached_property
     def figures(self) -> dict[str, float]:
-        """The median over the replicates of every figure that it has."""
-        return {name: median(values) for name, values in self.each.items() if values}
+        """The median over the replicates of every figure that it has; of a percentile only where all have it."""
+        known = {name: values for name, values in self.each.items() if values}
+        partly = {name for name in known if FIGURES[name].percentile and len(known[name]) < self.replicates}
+        return {name: median(values) for name, values in known.items() if name not in partly}
 
     @property
     def seconds_per_item(self) -> float | None:

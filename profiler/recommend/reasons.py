@@ -115,8 +115,9 @@ def _unknown(candidate: Candidate, figure: str) -> str:
     """Why a candidate lacks a figure, as far as that is known."""
     name = FIGURES[figure].noun
     if percentile := FIGURES[figure].percentile:
-        samples = int(candidate.figures.get("samples", 0))
-        return f"no p{percentile}: it needs {PERCENTILE_NEEDS[percentile]} samples, and there are {samples}"
+        fewest = int(min(candidate.each["samples"], default=0))
+        of_each = " in each replicate" if candidate.replicates > 1 else ""
+        return f"no p{percentile}: it needs {PERCENTILE_NEEDS[percentile]} samples{of_each}, and there are {fewest}"
     if figure == "usd_per_million_items" and candidate.row["throughput"] is not None:
         return f"no price of {candidate.machine}: give --usd-per-hour"
     swept = candidate.row["role"] == Role.SWEEP

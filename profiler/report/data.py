@@ -23,7 +23,7 @@ from profiler.results.problems import not_measured, warned
 from profiler.results.reading import Runs, chosen
 from profiler.results.replicates import merge, without_probes
 from profiler.results.set_up import break_even, set_up
-from profiler.results.speedups import CONFIGURATION, GROUP, SPEEDUPS, spreads
+from profiler.results.speedups import CONFIGURATION, GROUP, INTERVAL, SPEEDUPS, spreads
 from profiler.stats.ratios import JUDGED_ON
 from profiler.tables.numbers import count
 
@@ -176,14 +176,16 @@ def _configurations(
 ) -> pl.DataFrame:
     """Medians over replicates, and how each compares with its group's base."""
     rows = rows.with_columns(set_up_s=set_up())
-    medians = merge(rows, CONFIGURATION_KEY, [name for name in rows.columns if name not in CONFIGURATION_KEY])
+    compared_by = [*INTERVAL, *SPEEDUPS]
+    own_columns = [name for name in rows.columns if name not in (*CONFIGURATION_KEY, *compared_by)]
+    medians = merge(rows, CONFIGURATION_KEY, own_columns)
     summaries = []
     for part in rows.partition_by("run", maintain_order=True) or [rows]:
         run = part["run"].first()
         own = samples.filter(pl.col("run").eq_missing(run))
         judged = summary(part, own, common) if compared is None else compared
         summaries.append(judged.with_columns(run=pl.lit(run, pl.String)))
-    speedups = pl.concat(summaries).select(*CONFIGURATION_KEY, *SPEEDUPS)
+    speedups = pl.concat(summaries).select(*CONFIGURATION_KEY, *compared_by)
     return medians.join(speedups, on=CONFIGURATION_KEY, how="left", nulls_equal=True, maintain_order="left")
 
 

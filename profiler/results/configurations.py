@@ -13,7 +13,15 @@ import polars as pl
 
 from profiler.results.columns import COLUMNS, MEASURE, Group, Shown
 from profiler.results.replicates import as_one, measured
-from profiler.results.speedups import CONFIGURATION, GROUP, sides, speedups, spreads, with_device_intervals
+from profiler.results.speedups import (
+    CONFIGURATION,
+    GROUP,
+    sides,
+    speedups,
+    spreads,
+    with_device_intervals,
+    with_intervals,
+)
 
 IDENTITY = ["setting", "role", "is_base"]
 """What else is the same in all replicates of a configuration."""
@@ -27,6 +35,7 @@ def summary(results: pl.DataFrame, samples: pl.DataFrame, common: pl.DataFrame |
     `speedup` and its ends are on the headline clock; `device_speedup`, its ends and `verdict` on the verdict's clock,
     which is `gpu` on CUDA and `host` on the CPU. `indistinguishable_from` is in a group's fastest row only: the
     runner-up, where three replicates a side do not tell them apart; `runner_up_verdict` is the verdict on the two.
+    Of several replicates `latency_ci_low_ms` and `latency_ci_high_ms` are between them (`ratios.interval_of`).
     `warnings` are the kinds that its replicates carry. `common` are the `spreads` of the whole run, where `results` are
     a part of it.
     """
@@ -36,7 +45,7 @@ def summary(results: pl.DataFrame, samples: pl.DataFrame, common: pl.DataFrame |
     rows = with_device_intervals(measured(results), samples)
     own = [*measures, "clock", *IDENTITY, "warnings"]
     common = spreads(results) if common is None else common
-    lines = sides(rows, CONFIGURATION, common, *as_one(rows.select(own).schema))
+    lines = with_intervals(sides(rows, CONFIGURATION, common, *as_one(rows.select(own).schema)))
     return lines.select(*CONFIGURATION, *own[:-1], "replicates", "warnings").hstack(speedups(lines))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from profiler.job.case import Role
-from profiler.results.columns import kind_of_warning
+from profiler.results.columns import COLUMNS, kind_of_warning
 from profiler.results.reading import Frame
 
 OK = pl.col("status") == "ok"
@@ -25,9 +25,10 @@ def merge(rows: pl.DataFrame, keys: Sequence[str], columns: Sequence[str], **mor
 def as_one(schema: Mapping[str, pl.DataType]) -> list[pl.Expr]:
     """One value for each column of the replicates, and `replicates`, how many of them were measured (status ok).
 
-    A figure is the median over the measured ones. `warnings` are the kinds that those carry, `throttled` whether any of
-    them was, `samples` their sum. All else, such as status and reason, is the first measured one's, or the first one's
-    where none was measured.
+    A figure is the median over the measured ones, of a percentile only where each of them has it: those that lack it
+    took the fewest samples, and what the others say may lie below a lower percentile of all. `warnings` are the kinds
+    that those carry, `throttled` whether any of them was, `samples` their sum. All else, such as status and reason, is
+    the first measured one's, or the first one's where none was measured.
     """
     return [OK.sum().cast(pl.Int64).alias("replicates"), *(_one(name, kind) for name, kind in schema.items())]
 
@@ -58,4 +59,6 @@ def _one(name: str, kind: pl.DataType) -> pl.Expr:
             return known.any()
         case "samples":
             return known.sum()
+    if name in COLUMNS and COLUMNS[name].percentile:
+        return pl.when(known.null_count() == 0).then(known.median()).alias(name)
     return known.median() if kind.is_float() else column.get(OK.cast(pl.UInt8).arg_max())

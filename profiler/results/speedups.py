@@ -17,6 +17,8 @@ COLUMNS = ["status", "clock", "latency_ms", "latency_ci_low_ms", "latency_ci_hig
 """Of the results those that a comparison needs, besides the keys of its sides, `run_id` and CONFIGURATION."""
 CONFIGURATION = [*GROUP, "variant", "precision"]
 """What rows of one run that are replicates of one another agree in."""
+INTERVAL = ["latency_ci_low_ms", "latency_ci_high_ms"]
+"""Of a latency: within its process, and of several replicates between them (`with_intervals`)."""
 SPEEDUPS = [
     *("speedup", "speedup_low", "speedup_high", "base", "interval"),
     *("device_speedup", "device_speedup_low", "device_speedup_high", "verdict", "replicates_to_settle"),
@@ -75,6 +77,15 @@ def with_device_intervals(rows: pl.DataFrame, samples: pl.DataFrame) -> pl.DataF
     schema = {**dict.fromkeys(keys, pl.String), "gpu_ci_low_ms": pl.Float64, "gpu_ci_high_ms": pl.Float64}
     intervals = pl.DataFrame(found, schema=schema, orient="row")
     return rows.join(intervals, on=keys, how="left", maintain_order="left")
+
+
+def with_intervals(lines: pl.DataFrame) -> pl.DataFrame:
+    """The rows of `sides` with the interval between their processes in place of the median of those within each."""
+    several = pl.col("latency_processes") > 1
+    ends = zip(INTERVAL, ratios.interval_of(side_of(lines).latency), strict=True)
+    return lines.with_columns(
+        pl.when(several).then(pl.lit(pl.Series(end))).otherwise(name).alias(name) for name, end in ends
+    )
 
 
 def side_of(frame: pl.DataFrame, suffix: str = "") -> Side:

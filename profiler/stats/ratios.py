@@ -295,6 +295,23 @@ def ratio_of(base: Times, side: Times) -> Ratio:
     return Ratio(base=base, side=side, ratio=np.exp(ratio), low=np.exp(low), high=np.exp(high), between=between)
 
 
+def interval_of(side: Times) -> tuple[Floats, Floats]:
+    """The ends of each cell's own 95 % interval around its median time, shape (cells,) each.
+
+    From three processes Student's t between them, of two their range, of one the interval within it. It holds the
+    median, as a ratio's does.
+    """
+    from scipy.special import stdtrit
+
+    below, above = side.below.copy(), side.above.copy()
+    two, more = side.processes == 2, side.processes >= REPLICATES_FOR_A_VERDICT
+    below[two] = above[two] = np.sqrt(side.variance[two] / 2)
+    several = side.where(more)
+    below[more] = above[more] = stdtrit(several.free, 0.975) * np.sqrt(several.spread / several.processes)
+    low, high = np.minimum(side.mean - below, side.median), np.maximum(side.mean + above, side.median)
+    return np.exp(low), np.exp(high)
+
+
 def times_of(figures: Sequence[Sequence[float]]) -> Times:
     """Of cells of which each process gave one figure above 0, without an interval of its own or a common spread."""
     logs = [np.log(each) for each in figures]

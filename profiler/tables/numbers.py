@@ -10,6 +10,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+TOO_NOISY = "too noisy"
+"""What is printed of an interval whose upper end is more than MOST_OVER_LEAST times the lower one: it tells nothing."""
+MOST_OVER_LEAST = 4.0
 Format = Callable[..., list[str]]
 """Makes a column's cells, given the values of each column of the frame that they are made from."""
 
@@ -167,13 +170,17 @@ UNITS: dict[str, tuple[str, Format]] = {
 
 def spread(low: Iterable[float | None], high: Iterable[float | None], middle: Iterable[float | None]) -> list[str]:
     """Half an interval's width in percent of its middle."""
-    rows = zip(low, high, middle, strict=True)
-    return ["" if a is None or b is None or not m else percent((b - a) / m / 2, 1) for a, b, m in rows]
+
+    def cell(a: float | None, b: float | None, m: float | None) -> str:
+        return "" if a is None or b is None or not m else _unless_noisy(a, b, lambda: percent((b - a) / m / 2, 1))
+
+    return list(map(cell, low, high, middle))
 
 
 def interval(low: Iterable[float | None], high: Iterable[float | None]) -> list[str]:
     """7.18–7.22."""
-    return ["" if a is None or b is None else f"{a:.2f}–{b:.2f}" for a, b in zip(low, high, strict=True)]
+    ends = zip(low, high, strict=True)
+    return ["" if a is None or b is None else _ends(a, b, 2) for a, b in ends]
 
 
 def speedup(middle: Iterable[float | None], low: Iterable[float | None], high: Iterable[float | None]) -> list[str]:
@@ -189,8 +196,17 @@ def ratios(middle: Iterable[float | None], low: Iterable[float | None], high: It
 
 
 def _with_interval(value: float, low: float | None, high: float | None, places: int, sign: str) -> str:
-    ends = "" if low is None or high is None else f" ({low:.{places}f}–{high:.{places}f})"
+    ends = "" if low is None or high is None else f" ({_ends(low, high, places)})"
     return f"{value:.{places}f}{sign}{ends}"
+
+
+def _ends(low: float, high: float, places: int) -> str:
+    """7.18–7.22."""
+    return _unless_noisy(low, high, lambda: f"{low:.{places}f}–{high:.{places}f}")
+
+
+def _unless_noisy(low: float, high: float, text: Callable[[], str]) -> str:
+    return TOO_NOISY if high > MOST_OVER_LEAST * low else text()
 
 
 def _short_power(number: str) -> str:

@@ -37,6 +37,21 @@ def test_replicates_are_one_row_with_the_medians_of_those_that_were_measured() -
     assert (b["status"], b["reason"]) == ("oom", "CUDA: out of memory"), "the first one's"
 
 
+def test_a_percentile_counts_only_where_every_measured_replicate_has_it() -> None:
+    """The replicates of the first lack p99 where they took fewest samples: the others' may lie below p95."""
+    rows = pl.DataFrame(
+        {
+            "model": ["a", "a", "a", "b", "b", "b"],
+            "status": ["ok", "ok", "ok", "ok", "ok", "failed"],
+            "latency_p95_ms": [9.0, 2.0, 8.0, 2.0, 3.0, None],
+            "latency_p99_ms": [None, 2.5, None, 4.0, 5.0, None],
+        }
+    )
+    a, b = merge(rows, ["model"], ["latency_p95_ms", "latency_p99_ms", "status"]).to_dicts()
+    assert (a["latency_p95_ms"], a["latency_p99_ms"]) == (8.0, None)
+    assert (b["latency_p95_ms"], b["latency_p99_ms"]) == (2.5, 4.5), "a failed one has no figures"
+
+
 def test_why_there_are_no_figures() -> None:
     rows = pl.DataFrame({"status": ["ok", "oom", "failed", "skipped"], "reason": [None, "CUDA", "wrong outputs", None]})
     assert rows.select(why_not()).to_series().to_list() == [

@@ -67,7 +67,7 @@ def test_every_command_gives_the_same_verdict_on_the_same_processes(clock: str, 
     for model in ("net0", "net1", "net2", "net3"):
         expected = {model: table[model]}
         assert compared(f"model={model}") == expected
-        assert by_model(gather(read_runs([folder]), Filter(model=[model])).lines) == expected
+        assert by_model(gather(read_runs([folder]), Filter(model=[model])).configurations) == expected
         margin = recommend(results, Request(model)).margin
         assert margin is not None
         expected_word = Verdict(table[model])

@@ -166,8 +166,8 @@ def heads(text: str) -> str:
 def test_a_verdict_is_a_column_where_there_is_one():
     text = printed(*thrice("eager", ms=6.0), *thrice("ort", ms=3.0), *thrice("trt", ms=6.01), *thrice("slow", ms=9.0))
     assert "Verdict" in heads(text)
-    assert [words(text, start)[7] for start in ("ort ", "trt ", "slow ")] == ["faster", "tie", "slower"]
-    assert not {"faster", "tie", "slower"} & set(words(text, "eager "))
+    assert [words(text, start)[7] for start in ("ort ", "trt ", "slow ")] == ["faster", "unclear", "slower"]
+    assert not {"faster", "tie", "unclear", "slower"} & set(words(text, "eager "))
     assert "Verdict: " in text
     assert "Verdict" not in printed(row("eager", ms=6.0), row("ort", ms=3.0))
 

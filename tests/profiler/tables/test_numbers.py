@@ -63,6 +63,8 @@ def test_a_number_in_a_sentence(form: Callable[[float], str], value: float, text
 
 def test_intervals_have_the_digits_of_their_middle() -> None:
     assert numbers.ratio(1.0519, 1.0411, 1.0633) == "1.052 (1.041–1.063)"
+    assert numbers.ratio(0.993, 0.0011, 1.0146) == "0.993 (too noisy)"
+    assert numbers.times(5.83, 0.0, 99.0) == "5.8× (too noisy)"
     assert numbers.times(5.83, 5.71, 5.94, "× fp32 eager") == "5.8× fp32 eager (5.7–5.9)"
     assert (numbers.counted(1, "cell"), numbers.counted(1200, "cell")) == ("1 cell", "1,200 cells")
     assert (numbers.span(0.45971, 0.46029), numbers.span(1.0, 2.0)) == ("0.4597–0.4603", "1.00–2.00")
@@ -80,8 +82,9 @@ def test_intervals_have_the_digits_of_their_middle() -> None:
         (numbers.shares, [[0.178, None]], ["17.8", ""]),
         (numbers.errors, [[1.6e-3, 0.0, None]], ["1.6e-3", "0", ""]),
         (numbers.rates, [[36488.2, 122.34, 0.0834]], ["36,488", "122.3", "0.08340"]),
-        (numbers.spread, [[0.995, None], [1.005, None], [1.0, 1.0]], ["0.5", ""]),
-        (numbers.interval, [[7.184, None], [7.2149, None]], ["7.18–7.21", ""]),
+        (numbers.spread, [[0.995, None, 0.9], [1.005, None, 3.7], [1.0, 1.0, 1.0]], ["0.5", "", "too noisy"]),
+        (numbers.interval, [[7.184, None, 1.0, 1.0], [7.2149, None, 4.0, 4.01]],
+         ["7.18–7.21", "", "1.00–4.00", "too noisy"]),
         (
             numbers.speedup,
             [[12.204, 7.2, None, 1.0], [12.1, 7.18, None, None], [12.3, 7.22, None, None]],
