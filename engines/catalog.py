@@ -78,12 +78,13 @@ class Requirement:
     """Something that must be there before an engine can run.
 
     `kind` says what `name` is: a Python module (or several, any of which will do, separated by "|"), a program on the
-    PATH, or distributions whose versions must be the same where they are installed, separated by "=".
+    PATH, distributions whose versions must be the same where they are installed, separated by "=", or a file that a
+    module must have in its folder where it is installed ("module/folder/file").
     """
 
     name: str
     install: str
-    kind: Literal["module", "program", "same version"] = "module"
+    kind: Literal["module", "program", "same version", "file"] = "module"
     devices: tuple[Device, ...] = DEVICES
     to_build: bool = True
     """Whether building ahead of time needs it too."""
@@ -107,7 +108,8 @@ class LibraryVersion:
     packages: tuple[str, ...]
     """The distributions that may hold it; environment.json has the version of the first that is installed."""
     from_proof: bool = False
-    """Whether a row has its proof's instead, since engines with several libraries share the column."""
+    """Whether a row has its proof's instead: several libraries share the column, or a vendor's distribution may be
+    installed."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ class Reference:
     """In the results' column `reference`."""
     precision: str
     options: Options
+    module: str
+    """Whose `__version__` they depend on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +291,13 @@ class OpenVinoOptions(Options):
 _TRT_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
     ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "int8", "native"}),
 }
+_INSTALL_ORT = "pip install 'onnxruntime-gpu>=1.31'"
+# Both distributions fill one folder, so that removing either breaks the other.
+REINSTALL_ORT = f"pip uninstall --yes onnxruntime onnxruntime-gpu && {_INSTALL_ORT}"
+_ORT = Requirement("onnxruntime", _INSTALL_ORT)
+GRAPH_REQUIREMENTS: Mapping[str, tuple[Requirement, ...]] = {"int8": (_ORT,)}
+"""By precision what making a graph of it needs, whichever engine runs it."""
+
 _INSTALL_TRT = "pip install 'tensorrt>=10.13' (it fetches its libraries from NVIDIA)"
 _UPGRADE_TRT = _INSTALL_TRT.replace("install", "install --upgrade")
 _INSTALL_RTX = "pip install 'tensorrt-rtx-cu13-libs>=1.7' 'tensorrt-rtx-cu13-bindings>=1.7'"
@@ -318,7 +329,7 @@ ENGINES: dict[str, Engine] = {
             version=_TORCH_VERSION,
             uses_cudnn=True,
             deployment=_TORCH_DEPLOYMENT,
-            reference=Reference("eager-fp32-cpu", "fp32", EagerOptions()),
+            reference=Reference("eager-fp32-cpu", "fp32", EagerOptions(), module="torch"),
         ),
         Engine(
             name="compiled",
@@ -361,16 +372,19 @@ ENGINES: dict[str, Engine] = {
                     "ONNX Runtime's CUDA provider has no int8 convolution: it would dequantize and compute in float"
                 ),
             },
-            requirements=(Requirement("onnxruntime", "pip install 'onnxruntime-gpu>=1.31'"),),
+            requirements=(
+                _ORT,
+                Requirement("onnxruntime/capi/libonnxruntime_providers_cuda.so", REINSTALL_ORT, "file", devices=_CUDA),
+            ),
             options=OrtOptions,
-            version=LibraryVersion("onnxruntime_version", ("onnxruntime-gpu", "onnxruntime")),
+            version=LibraryVersion("onnxruntime_version", ("onnxruntime-gpu", "onnxruntime"), from_proof=True),
             uses_cudnn=True,
             deployment=Deployment(
                 "engines.onnx_runtime.deploy:write_graph",
                 {"cpu": ("onnxruntime{release}",), "cuda": ("onnxruntime-gpu[cuda,cudnn]{release}",)},
             ),
             # With all graph optimizations off.
-            reference=Reference("ort-cpu-unoptimized", "native", OrtOptions(optimize=False)),
+            reference=Reference("ort-cpu-unoptimized", "native", OrtOptions(optimize=False), module="onnxruntime"),
         ),
         Engine(
             name="trt",

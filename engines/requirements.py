@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import re
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
-from engines.catalog import Device, Engine, Requirement
+from engines.catalog import GRAPH_REQUIREMENTS, Device, Engine, Requirement
+from exporters.packages import installed_version
 
 
-def missing(engine: Engine, device: Device, to_build: bool = False) -> list[Requirement]:
+def missing(engine: Engine, device: Device, to_build: bool = False, graph: str | None = None) -> list[Requirement]:
     """The requirements of `engine` on `device` that this machine does not have.
 
-    With `to_build` only those of building ahead of time.
+    With `to_build` only those of building ahead of time; with `graph`, a precision, also those of making its graph.
     """
     needed = [r for r in engine.requirements if device in r.devices and (r.to_build or not to_build)]
-    return [r for r in needed if not _is_there(r)]
+    needed += GRAPH_REQUIREMENTS.get(graph or "", ())
+    return [r for r in dict.fromkeys(needed) if not _is_there(r)]
 
 
 def explain(lacking: Sequence[Requirement]) -> str:
     """What is missing or does not go together, and the commands that mend it, each once."""
-    groups: dict[tuple[str, bool], list[Requirement]] = {}
+    groups: dict[tuple[str, str], list[Requirement]] = {}
     for requirement in lacking:
-        groups.setdefault((requirement.install, requirement.kind == "same version"), []).append(requirement)
+        # A module and a program, which one command may install, are said in one sentence.
+        sentence: str = "module" if requirement.kind == "program" else requirement.kind
+        groups.setdefault((requirement.install, sentence), []).append(requirement)
     sentences = []
-    for (install, versions), group in groups.items():
-        if versions:
-            installed = " and ".join(f"{name} {_version(name)}" for r in group for name in r.name.split("="))
+    for (install, sentence), group in groups.items():
+        if sentence == "same version":
+            installed = " and ".join(f"{name} {installed_version(name)}" for r in group for name in r.name.split("="))
             sentences.append(f"{installed} are not of one version: {install}")
+        elif sentence == "file":
+            paths = [Path(r.name) for r in group]
+            files = " and ".join(path.name for path in paths)
+            sentences.append(f"{paths[0].parts[0]} is installed without {files}: {install}")
         else:
             names = [r.name.replace("|", " or ") for r in group]
             sentences.append(f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not installed: {install}")
@@ -42,14 +50,17 @@ def _is_there(requirement: Requirement) -> bool:
         candidates = [os.environ.get("CXX", ""), requirement.name]
         return any(c and shutil.which(c) for c in candidates)
     if requirement.kind == "same version":
-        versions = [version for name in requirement.name.split("=") if (version := _version(name))]
+        versions = [version for name in requirement.name.split("=") if (version := installed_version(name))]
         # A post-release is the same build packed again.
         return len({re.sub(r"\.post\d+$", "", version) for version in versions}) <= 1
+    if requirement.kind == "file":
+        module, _, file = requirement.name.partition("/")
+        folders = [Path(folder) for folder in _folders(module)]
+        return not folders or any((folder / file).exists() for folder in folders)
     return any(importlib.util.find_spec(name) is not None for name in requirement.name.split("|"))
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def _folders(module: str) -> Sequence[str]:
+    """Where a package is installed; empty where it is not."""
+    spec = importlib.util.find_spec(module)
+    return list(spec.submodule_search_locations or ()) if spec else []

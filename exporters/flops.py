@@ -13,7 +13,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from exporters import inputs
 from exporters.cache import Cache, file_sha256, key_of
 from exporters.graph_flops import drop_data, graph_flops, graph_weights
 from exporters.inputs import TensorSpec, fixed_batch, read_onnx, seeded_inputs
+from exporters.packages import installed_version
 from exporters.source import ModelSource
 from exporters.weights import checked, identified, source_key
 
@@ -81,7 +81,8 @@ def cached_cost(
     here.
     """
     source = identified(source)
-    common = [source_key(source), *map(file_sha256, _CODE), *map(version, ("torch", "onnx"))]
+    versions = [str(installed_version(name)) for name in ("torch", "onnx")]
+    common = [source_key(source), *map(file_sha256, _CODE), *versions]
     known: dict[str, int] = {}
     for name, part in parts(source, specs, graph, trains).items():
         # An export's file is named after all that it depends on.

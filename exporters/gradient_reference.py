@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from exporters.gradients import (
 )
 from exporters.inputs import TensorSpec, seeded_inputs
 from exporters.loss import first_output, prepare_to_train, seeded_target, start_of_backward
+from exporters.packages import installed_version
 from exporters.source import ModelSource
 from exporters.weights import checked, identified, source_key
 
@@ -72,7 +72,7 @@ def cached_gradients(
     """
     source = identified(source)
     code = [file_sha256(Path(__file__).with_name(name)) for name in _CODE]
-    common = [source_key(source), head, str(items), *code, version("torch")]
+    common = [source_key(source), head, str(items), *code, str(installed_version("torch"))]
     arrays = seeded_inputs(specs, items)
 
     def entry(name: str, suffix: str, produce: Callable[[Path], None]) -> Path:

@@ -9,7 +9,6 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -74,8 +73,10 @@ def quantize(source: ModelSource, cache: Cache) -> Export:
 
 
 def quantized_key(source: ModelSource, files: list[Path]) -> str:
+    import onnxruntime
+
     parts = ["int8", export_key(source, "fp32"), json.dumps([OPERATORS, OPTIONS]), *map(file_sha256, files)]
-    parts += [file_sha256(Path(__file__)), version("onnxruntime-gpu")]
+    parts += [file_sha256(Path(__file__)), onnxruntime.__version__]
     if not files:
         parts += [str(SEEDED_ITEMS), file_sha256(Path(inputs.__file__))]
     return key_of(*parts)

@@ -9,12 +9,12 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporters.cache import Cache, file_sha256, key_of
 from exporters.inputs import BATCH, TensorSpec, input_specs, seeded_inputs
+from exporters.packages import installed_version
 from exporters.source import ModelError, ModelSource, one_line
 from exporters.weights import cached_state, checked, external_locations, identified, source_key
 
@@ -73,7 +73,7 @@ def seconds_of(path: Path) -> Path:
 
 def export_key(source: ModelSource, precision: str) -> str:
     parts = [source_key(source), precision, str(OPSETS[precision]), file_sha256(Path(__file__))]
-    parts += [f"{package} {version(package)}" for package in ("torch", "onnx", "onnxscript")]
+    parts += [f"{package} {installed_version(package)}" for package in ("torch", "onnx", "onnxscript")]
     return key_of(*parts)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from exporters.cache import Cache, file_sha256
 from exporters.catalog import architecture
 from exporters.inputs import input_specs, read_onnx
+from exporters.packages import installed_version
 from exporters.source import Identity, ModelError, ModelSource
 
 PACKAGE = Path(__file__).parent
@@ -56,7 +56,7 @@ def given(source: ModelSource) -> dict[str, Any]:
     if source.onnx is not None:
         parts["files"] = [file_sha256(path) for path in graph_files(source.onnx).values() if path.is_file()]
         return parts
-    parts["torch"] = version("torch")
+    parts["torch"] = installed_version("torch")
     if source.weights is not None:
         if not source.weights.is_file():
             raise ModelError(f"weights {source.weights}: no such file")

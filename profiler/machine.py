@@ -9,13 +9,13 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
 
 from engines.catalog import ENGINES, Device
+from exporters.packages import installed_version
 from profiler import nvml
 from profiler.bundled import bundled
 from profiler.errors import ConfigError
@@ -154,14 +154,13 @@ def library_versions() -> dict[str, str | None]:
     """By column of the results, the version of the engines' library that is installed; None where none is."""
     columns: dict[str, str | None] = {}
     for library in (engine.version for engine in ENGINES.values() if engine.version):
-        installed = next(filter(None, map(_version, library.packages)), None)
-        columns[library.column] = columns.get(library.column) or installed
+        columns[library.column] = columns.get(library.column) or installed_version(*library.packages)
     return columns
 
 
 def own_version() -> str:
     """The profiler's own version; of a copy that was never installed it is not known."""
-    return _version("cnn-runtime-profiler") or "of a copy that is not installed"
+    return installed_version("cnn-runtime-profiler") or "of a copy that is not installed"
 
 
 def untested() -> list[str]:
@@ -171,17 +170,11 @@ def untested() -> list[str]:
     return [
         f"{one.name} {found} was not tested with this version of the profiler; {one.specifier} was"
         for one in requirements
-        if (found := _version(one.name)) and not one.specifier.contains(found.partition("+")[0], prereleases=True)
+        if (found := installed_version(one.name))
+        and not one.specifier.contains(found.partition("+")[0], prereleases=True)
     ]
 
 
 def _package_versions() -> dict[str, str]:
     packages = [p for e in ENGINES.values() for p in (*(e.version.packages if e.version else ()), *e.packages)]
-    return {name: found for name in dict.fromkeys([*packages, *_OWN_PACKAGES]) if (found := _version(name))}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    return {name: found for name in dict.fromkeys([*packages, *_OWN_PACKAGES]) if (found := installed_version(name))}

@@ -21,8 +21,8 @@ import onnx
 import onnxruntime
 import torch
 
-from engines.base import Array, Job, Layer, Mark, Memory, Proof, ignore
-from engines.catalog import Device, OrtOptions
+from engines.base import Array, Job, Layer, Mark, Memory, Proof, Unsupported, ignore
+from engines.catalog import REINSTALL_ORT, Device, OrtOptions
 from engines.layer_profile.node_mapping import covered_nodes, steps_of
 from engines.layer_profile.torch_trace import ITERATIONS, record
 from engines.onnx_runtime.node_profile import device_layers, host_layers, read_runs
@@ -56,7 +56,13 @@ _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 
 
 def open_session(job: Job[OrtOptions]) -> OrtSession:
-    """Open `job`'s graph in ONNX Runtime. Raises RuntimeError where the provider cannot be had, or ORT's own errors."""
+    """Open `job`'s graph in ONNX Runtime.
+
+    Raises Unsupported where this build has no such provider, RuntimeError where it cannot be had, or ORT's own errors.
+    """
+    if (provider := _PROVIDERS[job.device]) not in (built := onnxruntime.get_available_providers()):
+        here = f"this build of ONNX Runtime has no {provider}, only {', '.join(built)}"
+        raise Unsupported(f"{here}: {REINSTALL_ORT}")
     return OrtSession(job)
 
 

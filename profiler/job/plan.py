@@ -92,7 +92,7 @@ def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capab
         for engine_entry, training in product(config.engines, trainings if pass_ == "training" else [PLAIN]):
             engine, options, reason = _resolve(engine_entry, device)
             reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind, capability)
-            lacking = missing(ENGINES[engine], device)
+            lacking = missing(ENGINES[engine], device, graph=precision)
             if reason is None and lacking:
                 reason = explain(lacking)
             yield Case(

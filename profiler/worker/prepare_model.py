@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import torch
 
 import engines
-from engines.base import BuiltAhead, Job
-from engines.catalog import reference_of
+from engines.base import BuiltAhead, Job, Unsupported
+from engines.catalog import ENGINES, reference_of
+from engines.requirements import explain, missing
 from exporters import inputs
 from exporters.cache import Cache, file_sha256, key_of
 from exporters.flops import Cost, cached_cost
@@ -25,15 +26,19 @@ from exporters.weights import cached_state, checked, identified, identify, sourc
 from profiler.processes.messages import Entered, Progress, Report, Salvage
 from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, check_batch, make_job
 
-_REFERENCE_PACKAGES = ("torch", "onnxruntime-gpu")
-
 
 def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepared:
-    """Identity, input shapes, fp32 weights and reference outputs of a model. Raises exporters.source.ModelError."""
+    """Identity, input shapes, fp32 weights and reference outputs of a model.
+
+    Raises exporters.source.ModelError, and Unsupported where the engine that makes reference outputs is not installed.
+    """
     source, root = argument
     cache = Cache(root)
     if source.onnx is not None:
         check_onnx(source.onnx)
+    maker = ENGINES[reference_of(source.kind)[0]]
+    if lacking := missing(maker, "cpu"):
+        raise Unsupported(f"outputs of an ONNX file are checked against {maker.library}'s: {explain(lacking)}")
     specs, source = tuple(input_specs(source)), identified(source)
     state = None if source.kind == "onnx" else cached_state(source, cache)
     produce = checked(source, lambda path: _write_reference(source, specs, state, path))
@@ -85,7 +90,7 @@ def build_ahead(task: Task, report: Report) -> BuiltAhead:
 def _reference_key(source: ModelSource) -> str:
     """Everything that reference outputs depend on: the model, how inputs are seeded, how many, and what ran them."""
     parts = [source_key(source), file_sha256(Path(inputs.__file__)), str(REFERENCE_ITEMS)]
-    return key_of(*parts, *map(version, _REFERENCE_PACKAGES))
+    return key_of(*parts, str(importlib.import_module(reference_of(source.kind)[1].module).__version__))
 
 
 def _write_reference(source: ModelSource, specs: tuple[TensorSpec, ...], state: Path | None, path: Path) -> None:

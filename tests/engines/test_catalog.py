@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from engines import requirements
 from engines.catalog import (
     DEVICES,
     ENGINES,
@@ -202,3 +204,33 @@ def test_compiler_may_be_named_by_cxx(monkeypatch: pytest.MonkeyPatch, tmp_path:
     own.touch(mode=0o755)
     monkeypatch.setenv("CXX", str(own))
     assert missing(made_up(compiler), "cpu") == []
+
+
+@pytest.fixture
+def cpu_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as the distribution `onnxruntime` has it; returns where the provider of `onnxruntime-gpu` would be."""
+    provider = tmp_path / "onnxruntime" / "capi" / "libonnxruntime_providers_cuda.so"
+    provider.parent.mkdir(parents=True)
+    (tmp_path / "onnxruntime" / "__init__.py").write_text("raise ImportError('to be looked at, not to be imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
+    return provider
+
+
+def test_onnx_runtime_for_the_cpu_lacks_only_what_cuda_needs(cpu_build: Path) -> None:
+    assert missing(ENGINES["ort"], "cpu") == []
+    assert explain(missing(ENGINES["ort"], "cuda")) == (
+        "onnxruntime is installed without libonnxruntime_providers_cuda.so: "
+        "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install 'onnxruntime-gpu>=1.31'"
+    )
+    cpu_build.touch()
+    assert missing(ENGINES["ort"], "cuda") == []
+
+
+def test_a_graph_in_int8_needs_what_quantizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    quantizer = Requirement("no_such_quantizer", "pip install it")
+    monkeypatch.setattr(requirements, "GRAPH_REQUIREMENTS", {"int8": (quantizer,)})
+    module = Requirement("no_such_module_anywhere", "pip install it")
+    assert missing(made_up(module), "cuda", graph="int8") == [module, quantizer]
+    assert missing(made_up(quantizer), "cuda", graph="int8") == [quantizer]
+    assert missing(made_up(module), "cuda", graph="fp16") == [module]

@@ -683,7 +683,7 @@ def test_libraries_and_bindings_of_two_versions_are_unsupported(
 ) -> None:
     fake_package("__version__ = '11.4.0.106'")
     versions = {"tensorrt-cu13-bindings": "11.4.0.106", "tensorrt-cu13-libs": "11.3.0.10"}
-    monkeypatch.setattr("engines.requirements._version", versions.get)
+    monkeypatch.setattr("engines.requirements.installed_version", versions.get)
     with pytest.raises(Unsupported, match=r"bindings 11\.4\.0\.106 and .*libs 11\.3\.0\.10 .*pip install --upgrade"):
         trt.library("trt")
 
