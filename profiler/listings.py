@@ -140,8 +140,8 @@ def models_table() -> Table:
         name("Input", "input"),
         figure("Parameters", "parameters", whole),
         figure("GMAC", "gmac", _TWO_DECIMALS),
-        figure("Top-1", "top1", _TWO_DECIMALS, unit="%"),
-        figure("Top-5", "top5", _TWO_DECIMALS, unit="%"),
+        figure("Top-1 error", "top1", _TWO_DECIMALS, unit="%"),
+        figure("Top-5 error", "top5", _TWO_DECIMALS, unit="%"),
         prose("Citation", "citation"),
     ]
     rows = []

@@ -40,13 +40,14 @@ class NotExported(Exception):
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ConfigError unless `folder` is new or empty, in a folder that exists."""
+    """Raises ConfigError unless `folder` is new or empty, and could be made."""
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"--export {folder}: the folder is not empty; give a new one")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--export {folder}: this is a file; give a new folder")
-    if not folder.resolve().parent.is_dir():
-        raise ConfigError(f"--export {folder}: there is no folder {folder.resolve().parent} to make it in")
+    nearest = next(parent for parent in folder.resolve().parents if parent.exists())
+    if not nearest.is_dir():
+        raise ConfigError(f"--export {folder}: {nearest} is a file; give a new folder")
 
 
 def export(candidate: Candidate, run: Run, folder: Path, console: Console) -> None:
@@ -58,7 +59,7 @@ def export(candidate: Candidate, run: Run, folder: Path, console: Console) -> No
     scratch = folder.resolve().with_name(f".{folder.resolve().name}.{os.getpid()}.tmp")
     shutil.rmtree(scratch, ignore_errors=True)
     try:
-        scratch.mkdir()
+        scratch.mkdir(parents=True)
         write_papers(candidate, case, _make(case, folders, run, scratch, console), scratch)
         if folder.is_dir():
             folder.rmdir()

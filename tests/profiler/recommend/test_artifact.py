@@ -299,10 +299,10 @@ def test_a_canonical_network_needs_no_job_but_a_factory_does(results: Path, prof
     canonical = rows.with_columns(model=pl.lit("resnet18"), model_kind=pl.lit("canonical"), batch_size=1)
     canonical.write_parquet(place / "results.parquet")
     cache = str(place.parent / "cache")
-    done = profiler("recommend", "published", "--export", "out", cwd=place.parent, PROFILER_CACHE=cache)
+    done = profiler("recommend", "published", "--export", "new/out", cwd=place.parent, PROFILER_CACHE=cache)
     assert done.returncode == 0, done.stderr
     assert "The weights are seeded, not trained: they predict nothing." in " ".join(
-        (place.parent / "out" / "README.txt").read_text().split()
+        (place.parent / "new" / "out" / "README.txt").read_text().split()
     )
 
 
@@ -315,8 +315,9 @@ def test_a_folder_that_holds_something_is_left_as_it_is(results: Path, profiler:
     assert not done.stdout
     with pytest.raises(ConfigError, match=r"mine\.txt: this is a file; give a new folder"):
         check_folder(tmp_path / "full" / "mine.txt")
-    with pytest.raises(ConfigError, match="to make it in"):
-        check_folder(tmp_path / "no" / "such")
+    with pytest.raises(ConfigError, match=r"mine\.txt is a file; give a new folder"):
+        check_folder(tmp_path / "full" / "mine.txt" / "below")
+    check_folder(tmp_path / "no" / "such")
     (tmp_path / "empty").mkdir()
     check_folder(tmp_path / "empty")
 
