@@ -7,7 +7,7 @@ from rich.console import Console
 from exporters.source import ModelSource
 from profiler.job.case import Case
 from profiler.results.result import Result
-from profiler.run.progress import PlainDisplay
+from profiler.run.progress import LiveDisplay, PlainDisplay
 
 CASE = Case("alexnet", "ort", "ort", "inference", "fp32", 1, "cpu", 0, ModelSource("alexnet"))
 
@@ -17,3 +17,22 @@ def test_the_line_of_a_case_has_the_median_that_its_row_has() -> None:
     output = io.StringIO()
     PlainDisplay(Console(file=output, width=120)).ended(CASE, result)
     assert output.getvalue().split("  ")[-1] == "2.500 ms, 4 samples\n"
+
+
+def test_a_log_says_once_for_each_case_what_it_waits_for() -> None:
+    output = io.StringIO()
+    display = PlainDisplay(Console(file=output, width=120))
+    for case in (1, 2):
+        display.measuring(CASE, "start", case, 2, 0.0)
+        for share in (48, 47, 12):
+            display.waiting(f"waiting: other processes took {case}{share} %")
+    assert output.getvalue().splitlines() == [f"waiting: other processes took {case}48 %" for case in (1, 2)]
+
+
+def test_a_terminal_shows_what_is_waited_for_and_keeps_what_is_announced() -> None:
+    output = io.StringIO()
+    with LiveDisplay(Console(file=output, width=120, force_terminal=True)) as display:
+        display.waiting("waiting: other processes took 48 %")
+        display.announce("measuring 3 disturbed cases again, round 2")
+    assert "waiting: other processes took 48 %" in output.getvalue()
+    assert "measuring 3 disturbed cases again, round 2\n" in output.getvalue().replace("\r", "")
