@@ -14,7 +14,7 @@ ID = CaseId(model="net", variant="ort", pass_="inference", precision="fp32", bat
 
 
 def take(disturbance: float | None = None, status: Status = "ok", ms: float = 1.0, doubtful: bool = True) -> Result:
-    warnings = [Warning("throttled", "hw-slowdown")] if doubtful else []
+    warnings = [Warning("disturbed", f"other processes took {disturbance}")] if doubtful else []
     return Result(
         ID, status, clock="host", samples={"host": [ms]}, figures={"disturbance": disturbance}, warnings=warnings
     )
@@ -46,5 +46,5 @@ def test_a_take_says_what_disturbed_the_first_one_though_others_were_between() -
     assert counted == [True, True, False, True]
     last = take(0.0, doubtful=False)
     assert takes.add(last, again=True)
-    assert [str(warning) for warning in last.warnings] == ["remeasured: first taken while the card slowed down"]
+    assert [str(warning) for warning in last.warnings] == ["remeasured: first taken while other processes took 0.48"]
     assert not takes.disturbed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,10 +17,14 @@ import pytest
 
 from profiler import nvml as nvml_module
 from profiler import processor
+from profiler.job.case import CaseId
 from profiler.processor import Load
+from profiler.results.result import Result
 from profiler.results.wall_time import WAIT, WallTime
+from profiler.results.warning_kinds import disturbances
 from profiler.run import device_lock, quiet
 from profiler.run.device_lock import DeviceLock
+from profiler.run.progress import PlainDisplay
 from profiler.run.quiet import Quiet
 
 pytestmark = pytest.mark.slow
@@ -77,19 +82,6 @@ def other_run(locks: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def burners() -> Iterator[None]:
-    """A process for each processor that does nothing else than to keep it busy."""
-    cores = len(os.sched_getaffinity(0))
-    processes = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(cores)
-    ]
-    yield
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
-@pytest.fixture
 def waiting(tmp_path: Path) -> Iterator[Callable[..., tuple[Quiet, Told, WallTime]]]:
     """`waiting(minutes)` is what looks at the machine for a run."""
     locks: list[DeviceLock] = []
@@ -104,7 +96,9 @@ def waiting(tmp_path: Path) -> Iterator[Callable[..., tuple[Quiet, Told, WallTim
         lock.__exit__()
 
 
-def test_a_busy_machine_is_waited_for_and_then_measured_as_it_is(burners: None, waiting: Callable[..., object]) -> None:
+def test_a_busy_machine_is_waited_for_and_then_measured_as_it_is(
+    busy_processors: list[int], waiting: Callable[..., object]
+) -> None:
     looks, told, wall = waiting(BUSY_FOR_A_MOMENT)
     looks.begin()
     looks.start()
@@ -194,7 +188,7 @@ def test_a_run_beside_another_says_so_and_all_of_its_rows_do(
     assert "\n2 of 2 cases were disturbed: 0 came right when measured again, 2 remain.\n" in done.stdout
 
 
-def test_an_interrupt_ends_a_run_that_waits(tmp_path: Path, burners: None) -> None:
+def test_an_interrupt_ends_a_run_that_waits(tmp_path: Path, busy_processors: list[int]) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "tiny.py").write_text("from torch import nn\n\ndef net():\n    return nn.Linear(8, 8)\n")
     command = [sys.executable, "-u", "-m", "profiler", "job.yaml", "--wait-for-idle", "10"]
@@ -207,3 +201,43 @@ def test_an_interrupt_ends_a_run_that_waits(tmp_path: Path, burners: None) -> No
         assert process.wait() == 130
     assert "Interrupted; go on with: python -m profiler --resume " in rest
     assert rest.rstrip().endswith("--wait-for-idle 10")
+
+
+def test_what_was_disturbed_is_measured_again_once_the_other_work_has_ended(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    busy_processors: list[int],
+    profiler: Callable[..., CompletedProcess[str]],
+) -> None:
+    announce = PlainDisplay.announce
+
+    def end_other_work(display: PlainDisplay, what: str) -> None:
+        announce(display, what)
+        for pid in busy_processors if " again" in what else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    monkeypatch.setattr(PlainDisplay, "announce", end_other_work)
+    (tmp_path / "job.yaml").write_text(JOB.replace("seconds: 0.05", "seconds: 0.3, repeats: 3"))
+    (tmp_path / "tiny.py").write_text("from torch import nn\n\ndef net():\n    return nn.Linear(8, 8)\n")
+    done = profiler("job.yaml", cwd=tmp_path, PROFILER_CACHE=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\nmeasuring 2 disturbed cases again\n" in done.stdout
+    (run,) = (tmp_path / "results").iterdir()
+    takes: dict[CaseId, list[Result]] = {}
+    for line in (run / "journal.jsonl").read_text().splitlines():
+        result = Result.from_json(line)
+        takes.setdefault(result.case_id, []).append(result)
+    assert len(takes) == 2
+    assert any(len(of_case) > 1 for of_case in takes.values())
+    for first, *others in takes.values():  # An inconsistent one may have more reasons.
+        (why,) = (warning.text for warning in first.warnings if warning.kind == "disturbed")
+        shares = [result.figures["disturbance"] for result in (first, *others) if disturbances(result.warnings)]
+        assert shares == sorted(shares, reverse=True), "each that counted was less disturbed than the one before"
+        for result in others:
+            (reason,) = (warning.text for warning in result.warnings if warning.kind == "remeasured")
+            assert reason.startswith("first taken while ")
+            assert f"while {why}" in reason
+    # On a machine that others keep busy, too, none may recover.
+    remain = sum(bool(disturbances(of_case[-1].warnings)) for of_case in takes.values())
+    assert f"\n2 of 2 cases were disturbed: {2 - remain} came right when measured again, {remain} remain" in done.stdout
