@@ -43,7 +43,7 @@ def summary(results: pl.DataFrame, samples: pl.DataFrame, common: pl.DataFrame |
     known = [column for column in COLUMNS.values() if column.group in every or column.shown == Shown.TERMINAL]
     measures = [column.name for column in known if column.type == MEASURE]
     rows = with_device_intervals(measured(results), samples)
-    own = [*measures, "clock", *IDENTITY, "warnings"]
+    own = [*measures, "disturbance", "clock", *IDENTITY, "warnings"]
     common = spreads(results) if common is None else common
     lines = with_intervals(sides(rows, CONFIGURATION, common, *as_one(rows.select(own).schema)))
     return lines.select(*CONFIGURATION, *own[:-1], "replicates", "warnings").hstack(speedups(lines))

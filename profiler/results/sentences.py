@@ -12,12 +12,14 @@ from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
 from profiler.results.batch_sweeps import DOWN, FAMILY, KNEE_SHARE, UP
 from profiler.results.replicates import OUT_OF_MEMORY, without_probes
-from profiler.results.warning_kinds import KINDS, disturbances, is_remeasured
+from profiler.results.warning_kinds import DISTURBED, KINDS, disturbances, is_remeasured, without_factor
 from profiler.stats.ratios import Verdict, outlook
 from profiler.tables import numbers
 from profiler.tables.numbers import count, counted, decimals, percent, significant, times
 
 Row = Mapping[str, Any]
+_LEAST_SHARE = 0.005
+"""What is at least 1 % when it is printed."""
 
 
 def title(key: Row) -> str:
@@ -28,8 +30,9 @@ def title(key: Row) -> str:
 def group_sentence(key: Row, lines: Sequence[Row]) -> str | None:
     """What a group says, like "resnet50, batch 16: ort-tuned fp16 is 5.8× fp32 eager (5.7–5.9), error 4e-4".
 
-    With replicates a verdict follows: "; on device time 5.7× (5.6–5.8): faster". Where the line or the base was
-    disturbed, " (drift: measure again)" ends it.
+    With replicates a verdict follows: "; on device time 5.7× (5.6–5.8): faster". Where the line's or the base's figures
+    moved, " (drift: measure again)" ends it; where other work had the machine, there is no factor. A slower line from
+    which others took it may be the fastest.
     """
     best = lines[0]
     if best["speedup"] is None or len(lines) < 2:
@@ -37,9 +40,15 @@ def group_sentence(key: Row, lines: Sequence[Row]) -> str | None:
     model = f"{key['model']}{' training' if key['pass'] == 'training' else ''}"
     what = ", ".join([model, f"batch {key['batch_size']}", *setting_words(best["setting"])])
     base, tied = best["base"], best["indistinguishable_from"]
-    carried = {kind for line in lines if line is best or line["is_base"] for kind in line["warnings"]}
-    disturbed = ", ".join(kind.kind for kind in KINDS.values() if kind.unsteady and kind.kind in carried)
-    doubt = f" ({disturbed}: measure again)" if disturbed else ""
+    named = [line for line in lines if line is best or line["is_base"]]
+    carried = {kind for line in named for kind in line["warnings"]}
+    if without_factor(carried):
+        looks = f"nothing looks faster than {base}" if best["is_base"] else f"{_name(best)} looks fastest"
+        return f"{what}: {looks}; {_doubts(named)}, so {'that is not certain' if best['is_base'] else 'no factor'}"
+    moved = ", ".join(kind.kind for kind in KINDS.values() if kind.unsteady and kind.kind in carried)
+    doubt = (f" ({moved}: measure again)" if moved else "") + _maybe_faster(
+        [line for line in lines if line not in named]
+    )
     if best["is_base"]:
         return f"{what}: nothing was faster than {base}{f', {_tie(best)}' if tied else ''}{doubt}"
     ratio = times(best["speedup"], best["speedup_low"], best["speedup_high"], f"× {base}")
@@ -48,6 +57,23 @@ def group_sentence(key: Row, lines: Sequence[Row]) -> str | None:
     unclear = low is not None and low <= 1 if best["verdict"] is None else not Verdict(best["verdict"]).differs
     clear = "no clear winner; " if unclear else ""
     return f"{what}: {clear}{_name(best)} is {ratio}{error}{_judgement(best, lines)}{doubt}"
+
+
+def _doubts(lines: Sequence[Row]) -> str:
+    """Why no factor is given of these lines, like "disturbed (others took 48 %)"."""
+    kinds = without_factor(kind for line in lines for kind in line["warnings"])
+    share = max((line["disturbance"] or 0.0 for line in lines if DISTURBED in line["warnings"]), default=0.0)
+    words = {DISTURBED: f"{DISTURBED} (others took {percent(share)} %)"} if share >= _LEAST_SHARE else {}
+    return ", ".join(words.get(kind, kind) for kind in kinds)
+
+
+def _maybe_faster(lines: Sequence[Row]) -> str:
+    """That some of the lines were disturbed, so that nobody knows whether one of them is the fastest."""
+    names = [_name(line) for line in lines if without_factor(line["warnings"])]
+    if not names:
+        return ""
+    who = _listed(names) if len(names) < 3 else f"{len(names)} others"
+    return f"; {who} {'was' if len(names) == 1 else 'were'} disturbed and may be faster"
 
 
 def sweep_sentences(results: pl.DataFrame) -> list[str]:
@@ -157,6 +183,6 @@ def _largest(row: Row) -> str:
     return text + ("; none above it was tried" if row["refused"] is None else f"; {row['refused']} does not ({why})")
 
 
-def _listed(sizes: Sequence[int]) -> str:
-    *rest, last = map(str, sizes)
+def _listed(words: Sequence[object]) -> str:
+    *rest, last = map(str, words)
     return f"{', '.join(rest)} and {last}" if rest else last

@@ -40,6 +40,9 @@ class WarningKind:
 REMEASURED = "remeasured"
 """Of a row that was measured a second time."""
 
+DISTURBED = "disturbed"
+"""Of a row from which other work had taken the processors or the card."""
+
 _KINDS = (
     WarningKind(
         "host-bound",
@@ -72,7 +75,7 @@ _KINDS = (
         no_factor=True,
     ),
     WarningKind(
-        "disturbed",
+        DISTURBED,
         "B",
         "other work had the processors or the card while it was measured",
         "while it was measured other processes, the hypervisor or waiting for them took more of the processors than "
@@ -269,6 +272,15 @@ def first_taken(warnings: Iterable[Warning]) -> str:
     """When a row that is measured again was first taken, like "while the card slowed down"."""
     texts = [KINDS[warning.kind].first_taken.format(text=warning.text) for warning in disturbances(warnings)]
     return ", and ".join(dict.fromkeys(texts))
+
+
+def without_factor(kinds: Iterable[str]) -> list[str]:
+    """Those of the kinds that a row carries which forbid to say by what factor it wins, or another wins over it.
+
+    What heads a page or a list asks this of the winner and of what it is compared with.
+    """
+    carried = set(kinds)
+    return [kind.kind for kind in _KINDS if kind.no_factor and kind.kind in carried]
 
 
 def meaning(kind: str, otherwise: str) -> str:

@@ -120,13 +120,51 @@ def test_where_the_base_is_the_best_its_runner_up_may_be_equivalent():
 
 
 @pytest.mark.parametrize("side", ["eager", "ort"])
-@pytest.mark.parametrize("kind", ["drift", "unsteady", "inconsistent"])
+@pytest.mark.parametrize("kind", ["drift", "unsteady"])
 def test_where_the_best_or_the_base_was_disturbed_the_sentence_ends_with_it(side, kind):
     rows = [row("eager", ms=5.8), row("ort", ms=1.0), row("openvino", ms=2.0)]
     next(one for one in rows if one["variant"] == side)["warnings"] = [f"{kind}: by 40 %", "outliers: 3 of 40"]
     (text,) = said(run(*rows))
     assert text.startswith("net, batch 1: ort fp32 is 5.8× fp32 eager (")
     assert text.endswith(f"), error 4e-4 ({kind}: measure again)")
+
+
+@pytest.mark.parametrize("side", ["eager", "ort"])
+@pytest.mark.parametrize(
+    ("kind", "share", "says"),
+    [
+        ("disturbed", 0.48, "disturbed (others took 48 %)"),
+        ("disturbed", None, "disturbed"),
+        ("inconsistent", 0.01, "inconsistent"),
+    ],
+)
+def test_where_other_work_had_the_machine_the_sentence_says_so_and_gives_no_factor(side, kind, share, says):
+    rows = [row("eager", ms=5.8), row("ort", ms=1.0), row("openvino", ms=2.0)]
+    one = next(one for one in rows if one["variant"] == side)
+    one |= {"warnings": [f"{kind}: as it was"], "disturbance": share}
+    assert said(run(*rows)) == [f"net, batch 1: ort fp32 looks fastest; {says}, so no factor"]
+
+
+def test_where_nothing_looks_faster_than_the_base_whoever_was_disturbed_might_be():
+    rows = [row("eager", ms=1.0), row("ort", ms=1.5), row("trt", ms=3.0)]
+    rows[1] |= {"warnings": ["disturbed: a", "drift: b"], "disturbance": 0.5}
+    doubt = "ort fp32 was disturbed and may be faster"
+    assert said(run(*rows)) == [f"net, batch 1: nothing was faster than fp32 eager; {doubt}"]
+    rows[2] |= {"warnings": ["inconsistent: a"]}
+    doubt = "ort fp32 and trt fp32 were disturbed and may be faster"
+    assert said(run(*rows)) == [f"net, batch 1: nothing was faster than fp32 eager; {doubt}"]
+    rows[0] |= {"warnings": ["disturbed: a"], "disturbance": 0.06}
+    says = "nothing looks faster than fp32 eager; disturbed (others took 6 %), so that is not certain"
+    assert said(run(*rows)) == [f"net, batch 1: {says}"]
+
+
+def test_the_winners_factor_holds_where_a_slower_one_was_disturbed_which_may_be_faster():
+    rows = [row("eager", ms=4.0), row("ort", ms=1.0), *(row(name, ms=2.0) for name in ("trt", "compiled", "openvino"))]
+    for one in rows[2:]:
+        one["warnings"] = ["disturbed: a"]
+    (text,) = said(run(*rows))
+    assert text.startswith("net, batch 1: ort fp32 is 4.0× fp32 eager (")
+    assert text.endswith("; 3 others were disturbed and may be faster")
 
 
 def test_the_disturbances_of_both_sides_and_of_every_replicate_are_told_once():
