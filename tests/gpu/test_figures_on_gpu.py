@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ import pytest
 
 from profiler import load
 from profiler.nvml import visible_gpus
+from profiler.processes.process import Call, run_one
+from profiler.worker.roofline import Measured
 
 pytestmark = pytest.mark.gpu
 
@@ -122,9 +125,44 @@ def test_every_row_has_its_place_under_the_roof(run: Any, rows: Any) -> None:
     roofs = json.loads((run[0] / "environment.json").read_text())["roofs"]
     assert roofs["fp32_tflops"] < roofs["tf32_tflops"] < roofs["fp16_tflops"]
     for row in rows.values():
-        assert 0 < row["fraction_of_peak"] < 1
-        assert 0 < row["floor_ms"] < row["gpu_ms"]
+        assert 0 < row["fraction_of_peak"] <= 1
+        assert 0 < row["floor_ms"] <= row["gpu_ms"] * (1 + 1e-9), "a row that raised its roof is at it"
         assert row["tflops"] == pytest.approx(row["flops_per_item"] * 16 / row["latency_ms"] / 1e9)
+
+
+BUSY = """
+import sys, torch
+a = torch.randn(4096, 4096, device="cuda")
+torch.mm(a, a)
+torch.cuda.synchronize()
+print("ready", flush=True)
+while True:
+    for _ in range(100):
+        torch.mm(a, a)
+    torch.cuda.synchronize()
+"""
+
+
+def test_roofs_that_another_process_lowers_are_known_to_be_low(forkserver: None, tmp_path: Path) -> None:
+    def measured(seconds: float) -> Measured:
+        # Other seconds each time: the session's workers remember what they measured.
+        argument = "cuda", ("fp32", "fp16"), seconds
+        found: Measured = run_one(Call("profiler.worker.roofline:measure_roofs", argument, tmp_path / "log", 120)).value
+        return found
+
+    alone = measured(0.1)
+    assert (alone.quiet, alone.disturbance) == (True, "")
+    other = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        shared = measured(0.101)
+    finally:
+        other.kill()
+        other.wait()
+    assert shared.quiet is False
+    assert "other processes used the GPU" in shared.disturbance
+    assert shared.roofs["fp16_tflops"] < alone.roofs["fp16_tflops"]
 
 
 def test_telemetry_was_read_all_through_the_run(run: Any) -> None:

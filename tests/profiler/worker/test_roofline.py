@@ -17,6 +17,8 @@ import pytest
 from engines.catalog import Pass
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
+from profiler.machine import usable_cores
+from profiler.processes.process import Call, run_one
 from profiler.results.result import Result
 from profiler.results.roofline import placed
 from profiler.run.prepare import prepare
@@ -65,6 +67,34 @@ def test_roofs_of_this_cpu(measured: dict[str, float]) -> None:
 
 def test_narrow_type_is_no_slower_than_fp32(measured: dict[str, float]) -> None:
     assert measured["bf16_tflops"] >= measured["fp32_tflops"]
+
+
+def test_roofs_that_other_processes_lower_are_known_to_be_low(forkserver: None, tmp_path: Path) -> None:
+    call = Call("profiler.worker.roofline:measure_roofs", ("cpu", ("fp32",), 0.011), tmp_path / "log", 60)
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(usable_cores())]
+    try:
+        found = run_one(call).value
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    assert found.quiet is False
+    assert "other processes took" in found.disturbance
+
+
+@pytest.mark.parametrize(
+    ("used", "reasons", "expected"),
+    [
+        (0.0, 0, (True, "")),
+        (0.05, None, (True, "")),
+        (0.35, 0, (False, "other processes used the GPU for 35 % of the time")),
+        (0.0, 0x40, (False, "the GPU slowed down (hw-thermal-slowdown)")),
+        (0.0, 0x4, (True, "")),  # Its power cap is a card's normal state under load.
+        (None, 0, (None, "")),
+    ],
+)
+def test_what_lowers_a_gpus_roofs(used: float | None, reasons: int | None, expected: tuple[bool | None, str]) -> None:
+    assert roofline._gpu_disturbance(used, reasons) == expected
 
 
 def test_roof_that_cannot_be_measured_is_left_out(
