@@ -71,9 +71,11 @@ def resolve_device(requested: str, facts: Mapping[str, Any] | None = None) -> Ta
     Raises ConfigError where a GPU is requested and cannot be had; without `facts`, to see what a GPU could do, "cuda"
     may be requested on a machine that has none.
     """
+    if requested == "cpu":
+        return Target("cpu")
     gpus = nvml.visible_gpus()
     usable = bool(gpus) and (facts is None or bool(facts.get("cuda_available")))
-    if requested == "cpu" or (requested == "auto" and not usable):
+    if requested == "auto" and not usable:
         return Target("cpu")
     if not usable:
         if facts is None:

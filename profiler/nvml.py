@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import statistics
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
+
+from profiler.errors import ConfigError
 
 MIB = 2**20
 
@@ -23,6 +26,8 @@ class Gpu:
     memory_mib: float
     driver: str
     compute_capability: str | None = None
+    card: str | None = None
+    """Of a MIG slice the UUID of its card."""
 
 
 @dataclass(frozen=True)
@@ -40,43 +45,110 @@ class Reading:
 
 
 def visible_gpus() -> list[Gpu]:
-    """The GPUs that a process started now could use; empty without a driver. Creates no CUDA context."""
+    """The GPUs and slices that a process started now could use; empty without a driver. Creates no CUDA context.
+
+    Of a card in MIG mode CUDA uses one slice, by itself the first one.
+
+    Raises ConfigError where CUDA_VISIBLE_DEVICES names none of what is here, and does not ask for no GPU either.
+    """
     nvml = _nvml()
     if nvml is None:
         return []
-    driver = nvml.nvmlSystemGetDriverVersion()
-    gpus = []
-    for number in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(number)
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle).total / MIB
-        uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-        gpus.append(Gpu(number, uuid, name, memory, driver, _compute_capability(nvml, handle)))
+    devices = [_device(nvml, number) for number in range(nvml.nvmlDeviceGetCount())]
     requested = os.environ.get("CUDA_VISIBLE_DEVICES")
     if requested is None:
-        return gpus
-    chosen = []
-    for word in filter(None, requested.split(",")):
-        match = [g for g in gpus if word == str(g.index) or (not word.isdigit() and g.uuid.startswith(word))]
-        if not match:
-            break  # As CUDA does: an invalid entry hides itself and what follows.
-        chosen.append(match[0])
+        chosen = [gpu for device in devices if (gpu := device.default)]
+    else:
+        chosen = _requested(requested, devices)
     return [replace(gpu, index=number) for number, gpu in enumerate(chosen)]
 
 
+@dataclass(frozen=True)
+class _Device:
+    """A card and its slices, each slice with its two names in CUDA_VISIBLE_DEVICES; `index` is the card's for CUDA."""
+
+    gpu: Gpu
+    in_slices: bool
+    slices: tuple[tuple[Gpu, str], ...]
+
+    @property
+    def default(self) -> Gpu | None:
+        """What CUDA uses of the card by itself."""
+        first = self.slices[0][0] if self.slices else None
+        return first if self.in_slices else self.gpu
+
+    def named(self, word: str) -> list[Gpu]:
+        """What `word` means of this card; of a UUID the beginning will do."""
+        if word.isdigit() or word.startswith("GPU-"):
+            is_this = word == str(self.gpu.index) or self.gpu.uuid.startswith(word)
+            return [self.default] if is_this and self.default else []
+        if not word.startswith("MIG-"):
+            return []
+        return [gpu for gpu, older in self.slices if gpu.uuid.startswith(word) or older == word]
+
+
+def _requested(value: str, devices: list[_Device]) -> list[Gpu]:
+    """The devices that CUDA_VISIBLE_DEVICES names, up to the first word that names none, or several.
+
+    This is CUDA's rule: "If one of the indices is invalid, only the devices whose index precedes the invalid index are
+    visible" (CUDA C++ Programming Guide, section "CUDA Environment Variables", where the names of slices are, too).
+    """
+    chosen: list[Gpu] = []
+    words = [word.strip() for word in value.split(",")]
+    for word in words:
+        match = [gpu for device in devices for gpu in device.named(word)]
+        if len(match) != 1:
+            break
+        chosen += match
+    # Slurm says NoDevFiles where a job has no GPU.
+    if not chosen and devices and words[0] not in ("", "NoDevFiles") and not re.fullmatch(r"-\d+", words[0]):
+        here = [f"{d.gpu.index} or {d.gpu.uuid} ({d.gpu.name})" for d in devices]
+        here += [f"{gpu.uuid} ({gpu.name})" for device in devices for gpu, _ in device.slices]
+        what = f"CUDA_VISIBLE_DEVICES={value} names no device, or several; there are {', '.join(here)}"
+        raise ConfigError(f"{what}; set it to some of these, unset it, or set it to nothing to do without a GPU")
+    return chosen
+
+
+def _device(nvml: Any, number: int) -> _Device:
+    card, driver = nvml.nvmlDeviceGetHandleByIndex(number), nvml.nvmlSystemGetDriverVersion()
+    capability = _compute_capability(nvml, card)
+
+    def described(handle: Any, parent: str | None = None) -> Gpu:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle).total / MIB
+        uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+        return Gpu(number, uuid, name, memory, driver, capability, parent)
+
+    gpu, slices = described(card), []
+    in_slices = _answer(nvml, "nvmlDeviceGetMigMode", card) or [0, 0]
+    if in_slices[0]:
+        for index in range(_answer(nvml, "nvmlDeviceGetMaxMigDeviceCount", card) or 0):
+            # Their indices need not be without gaps.
+            if (handle := _answer(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", card, index)) is not None:
+                ids = (_answer(nvml, f"nvmlDeviceGet{kind}InstanceId", handle) for kind in ("Gpu", "Compute"))
+                slices.append((described(handle, gpu.uuid), "/".join(map(str, (f"MIG-{gpu.uuid}", *ids)))))
+    return _Device(gpu, bool(in_slices[0]), tuple(slices))
+
+
 class Nvml:
-    """One GPU's readings; without a GPU or a driver each of them is None."""
+    """One GPU's readings; without a GPU or a driver each of them is None.
+
+    Of a MIG slice memory is its own; power, clock, temperature and clock events are its card's, which alone has them.
+    """
 
     def __init__(self, uuid: str | None) -> None:
         self._nvml = _nvml() if uuid else None
         self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid) if self._nvml else None
+        self._card = self._handle
+        if self._nvml and uuid and uuid.startswith("MIG-"):
+            self._card = self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
 
     def memory_mib(self) -> float | None:
         """Device memory in use by all processes."""
         return self._ask("nvmlDeviceGetMemoryInfo", lambda memory: memory.used / MIB)
 
     def energy_mj(self) -> float | None:
-        """Millijoules since the driver was loaded."""
-        return self._ask("nvmlDeviceGetTotalEnergyConsumption")
+        """Millijoules since the driver was loaded; of a slice None, for the card's has what other slices take."""
+        return self._ask("nvmlDeviceGetTotalEnergyConsumption") if self._card is self._handle else None
 
     def users(self) -> int | None:
         """How many processes compute on the device; one that only draws a screen does not count."""
@@ -93,26 +165,28 @@ class Nvml:
         return Reading(
             time.monotonic(),
             self.memory_mib(),
-            self._ask("nvmlDeviceGetPowerUsage", lambda milliwatts: milliwatts / 1000),
-            self._ask("nvmlDeviceGetClockInfo", float, *([nvml.NVML_CLOCK_SM] if nvml else [])),
-            self._ask("nvmlDeviceGetTemperature", float, *([nvml.NVML_TEMPERATURE_GPU] if nvml else [])),
+            self._ask_card("nvmlDeviceGetPowerUsage", lambda milliwatts: milliwatts / 1000),
+            self._ask_card("nvmlDeviceGetClockInfo", float, *([nvml.NVML_CLOCK_SM] if nvml else [])),
+            self._ask_card("nvmlDeviceGetTemperature", float, *([nvml.NVML_TEMPERATURE_GPU] if nvml else [])),
             self._reasons(),
         )
 
     def _reasons(self) -> int | None:
         # Older bindings have the function under its older name.
         for name in ("ClocksEventReasons", "ClocksThrottleReasons"):
-            found = self._ask(f"nvmlDeviceGetCurrent{name}")
+            found = self._ask_card(f"nvmlDeviceGetCurrent{name}")
             if found is not None:
                 return int(found)
         return None
 
-    def _ask(self, function: str, convert: Any = float, *arguments: Any) -> float | None:
-        if self._nvml is None:
-            return None
-        with contextlib.suppress(self._nvml.NVMLError, AttributeError):
-            return float(convert(getattr(self._nvml, function)(self._handle, *arguments)))
-        return None
+    def _ask(self, function: str, convert: Any = float) -> float | None:
+        """What the device answers, a slice for itself."""
+        found = _answer(self._nvml, function, self._handle) if self._nvml else None
+        return None if found is None else float(convert(found))
+
+    def _ask_card(self, function: str, convert: Any = float, *arguments: Any) -> float | None:
+        found = _answer(self._nvml, function, self._card, *arguments) if self._nvml else None
+        return None if found is None else float(convert(found))
 
 
 def summarize(readings: Iterable[Reading]) -> dict[str, float | None]:
@@ -147,8 +221,14 @@ def power_capped(reasons: int) -> bool:
 
 
 def _compute_capability(nvml: Any, handle: Any) -> str | None:
+    found = _answer(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
+    return None if found is None else ".".join(map(str, found))
+
+
+def _answer(nvml: Any, function: str, *arguments: Any) -> Any:
+    """What NVML answers; None where the driver cannot, or the binding does not know the function."""
     with contextlib.suppress(nvml.NVMLError, AttributeError):
-        return ".".join(map(str, nvml.nvmlDeviceGetCudaComputeCapability(handle)))
+        return getattr(nvml, function)(*arguments)
     return None
 
 

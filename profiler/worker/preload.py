@@ -24,6 +24,9 @@ redirect_output(Path(os.environ.get("PROFILER_FORKSERVER_LOG", os.devnull)))
 # Imports below ask torch whether there is a GPU: by NVML that touches no device, which a fork could not share.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
+# Of a slice of a card torch would ask CUDA; of the card it asks NVML.
+_SLICES = os.environ.pop("CUDA_VISIBLE_DEVICES") if os.environ.get("CUDA_VISIBLE_DEVICES", "")[:4] == "MIG-" else None
+
 try:
     # torch first: it loads the CUDA libraries that onnxruntime then finds.
     import torch
@@ -43,6 +46,9 @@ try:
 except Exception:
     ERROR = traceback.format_exc()
     traceback.print_exc(file=sys.stderr)
+finally:
+    if _SLICES is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = _SLICES
 
 
 def probe(_: None, report: Report) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import pynvml
 import pytest
 
 from profiler import nvml as nvml_module
+from profiler.errors import ConfigError
+from profiler.machine import Target, resolve_device
 from profiler.nvml import Gpu, Nvml, Reading, power_capped, slowdowns, summarize, visible_gpus
 
 
@@ -81,6 +83,121 @@ def test_gpu_has_its_compute_capability(
     assert [(gpu.index, gpu.compute_capability) for gpu in visible_gpus()] == [(0, capability), (1, capability)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
     assert visible_gpus() == [Gpu(0, "GPU-1", "A card", 1.0, "580.95", capability)]
+
+
+class Driver:
+    """As NVML answers on a machine with an H200 in two slices, where the second card is whole.
+
+    Handles are UUIDs; a slice answers neither for power, clocks and temperature, nor for a slice that was destroyed.
+    """
+
+    NVMLError = NVMLError
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU
+    CARDS = ("GPU-aa11", "GPU-bb22")
+    SLICES = (None, "MIG-cc33", "MIG-cd44")
+    nvmlSystemGetDriverVersion = staticmethod(lambda: "580.95")
+    nvmlDeviceGetCount = staticmethod(lambda: 2)
+    nvmlDeviceGetHandleByIndex = staticmethod(CARDS.__getitem__)
+    nvmlDeviceGetHandleByUUID = nvmlDeviceGetUUID = staticmethod(lambda handle: handle)
+    nvmlDeviceGetName = staticmethod(lambda handle: "NVIDIA H200" + " MIG 1g.18gb" * handle.startswith("MIG"))
+    nvmlDeviceGetCudaComputeCapability = staticmethod(lambda handle: (9, 0))
+    nvmlDeviceGetMigMode = staticmethod(lambda card: [int(card == "GPU-aa11")] * 2)
+    nvmlDeviceGetMaxMigDeviceCount = staticmethod(lambda card: 7)
+    nvmlDeviceGetGpuInstanceId = staticmethod(lambda slice_: {"MIG-cc33": 7, "MIG-cd44": 8}[slice_])
+    nvmlDeviceGetComputeInstanceId = staticmethod(lambda slice_: 0)
+    nvmlDeviceGetDeviceHandleFromMigDeviceHandle = staticmethod({"MIG-cc33": "GPU-aa11", "MIG-cd44": "GPU-aa11"}.get)
+
+    @staticmethod
+    def nvmlDeviceGetMemoryInfo(handle: str) -> types.SimpleNamespace:
+        return types.SimpleNamespace(total=(18 if handle.startswith("MIG") else 141) * 2**30, used=2**30)
+
+    @classmethod
+    def nvmlDeviceGetMigDeviceHandleByIndex(cls, card: str, index: int) -> str:
+        if card != "GPU-aa11" or index >= len(cls.SLICES) or cls.SLICES[index] is None:
+            raise NVMLError
+        return str(cls.SLICES[index])
+
+    @staticmethod
+    def whole(handle: str, *_: object) -> int:
+        if handle.startswith("MIG"):
+            raise NVMLError
+        return 400_000
+
+    nvmlDeviceGetPowerUsage = nvmlDeviceGetClockInfo = nvmlDeviceGetTemperature = whole
+    nvmlDeviceGetTotalEnergyConsumption = nvmlDeviceGetCurrentClocksEventReasons = whole
+
+
+@pytest.fixture
+def sliced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml_module, "_nvml", Driver)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "uuids"),
+    [
+        (None, ["MIG-cc33", "GPU-bb22"]),
+        ("MIG-cd44", ["MIG-cd44"]),
+        ("MIG-GPU-aa11/8/0", ["MIG-cd44"]),
+        ("0", ["MIG-cc33"]),
+        ("GPU-a", ["MIG-cc33"]),
+        ("GPU-b,MIG-cd", ["GPU-bb22", "MIG-cd44"]),
+        (" 1 , 0", ["GPU-bb22", "MIG-cc33"]),
+        ("1,7,0", ["GPU-bb22"]),
+        ("1,-1,0", ["GPU-bb22"]),
+        ("1,MIG-c", ["GPU-bb22"]),
+        ("", []),
+        ("-1", []),
+        ("-1,0", []),
+        ("NoDevFiles", []),
+    ],
+)
+def test_visible_devices_are_cudas(
+    sliced: None, monkeypatch: pytest.MonkeyPatch, value: str | None, uuids: list[str]
+) -> None:
+    if value is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    found = visible_gpus()
+    assert [gpu.uuid for gpu in found] == uuids
+    assert [gpu.index for gpu in found] == list(range(len(uuids)))
+
+
+@pytest.mark.parametrize("value", ["2", "MIG-ff", "MIG-c", "GPU-", "GPU-ff,0", "cuda:0", "all"])
+def test_what_matches_nothing_is_an_error_that_names_what_is_there(
+    sliced: None, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    with pytest.raises(ConfigError) as caught:
+        resolve_device("auto")
+    assert str(caught.value) == (
+        f"CUDA_VISIBLE_DEVICES={value} names no device, or several; there are 0 or GPU-aa11 (NVIDIA H200), "
+        "1 or GPU-bb22 (NVIDIA H200), MIG-cc33 (NVIDIA H200 MIG 1g.18gb), MIG-cd44 (NVIDIA H200 MIG 1g.18gb); "
+        "set it to some of these, unset it, or set it to nothing to do without a GPU"
+    )
+    assert resolve_device("cpu") == Target("cpu")
+
+
+def test_a_card_that_is_to_be_cut_and_has_no_slice_is_none(sliced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Driver, "SLICES", ())
+    assert [gpu.uuid for gpu in visible_gpus()] == ["GPU-bb22"]
+
+
+def test_a_slice_has_its_own_memory_and_its_cards_sensors(sliced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-cd44")
+    (gpu,) = visible_gpus()
+    name = "NVIDIA H200 MIG 1g.18gb"
+    assert gpu == Gpu(0, "MIG-cd44", name, 18 * 1024.0, "580.95", "9.0", card="GPU-aa11")
+    assert resolve_device("cuda", {"cuda_available": True}) == Target("cuda", gpu)
+    nvml = Nvml(gpu.uuid)
+    reading = nvml.read()
+    assert (reading.memory_mib, reading.power_w, reading.temperature_c) == (1024.0, 400.0, 400_000.0)
+    assert nvml.energy_mj() is None
+    assert Nvml("GPU-bb22").energy_mj() == 400_000
+
+
+def test_nvmls_binding_has_what_is_asked_of_it() -> None:
+    for name in vars(Driver):
+        assert not name.lower().startswith("nvml") or hasattr(pynvml, name), name
 
 
 def test_what_a_driver_does_not_answer_is_blank(monkeypatch: pytest.MonkeyPatch) -> None:
