@@ -99,6 +99,7 @@ def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
         "cudnn": facts.get("cudnn") if target.gpu else None,
         **library_versions(),
         "device": target.kind,
+        "gpu_uuid": target.gpu.uuid if target.gpu else None,
         "gpu_memory_mib": target.gpu.memory_mib if target.gpu else None,
         "compute_capability": facts.get("compute_capability") if target.gpu else None,
         "cpu": cpu_model(),

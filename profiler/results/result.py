@@ -58,6 +58,8 @@ class Result:
     """Wall seconds by phase of the worker process, as its parent saw them."""
     entered: dict[str, float] = field(default_factory=dict)
     """When each phase was entered first, in seconds on the clock of telemetry.csv."""
+    environment: dict[str, Any] = field(default_factory=dict)
+    """The part of environment.json that `measured_in` gives, as it was when this was measured."""
 
     @property
     def reason(self) -> str | None:
@@ -111,7 +113,11 @@ class Result:
         )
 
     def row(self, run_id: str, suite: str, case: Case, environment: Mapping[str, Any]) -> dict[str, Any]:
-        """The row of results.parquet; columns that this version does not fill are left out (null)."""
+        """The row of results.parquet; columns that this version does not fill are left out (null).
+
+        `environment` is the run's, where the result has none of its own.
+        """
+        environment = {**environment, **self.environment}
         row: dict[str, Any] = {
             "run_id": run_id,
             "case_id": str(case.id),
@@ -136,10 +142,8 @@ class Result:
             "reference": self.reference,
             "warnings": list(map(str, self.warnings)),
             "proof": json.dumps(self.proof.to_dict(), sort_keys=True) if self.proof else None,
-            "gpu": environment.get("gpu"),
-            **{key: environment.get(key) for key in ("host", "cuda", "driver", "cudnn")},
             **_machine(environment),
-            **{e.version.column: environment.get(e.version.column) for e in ENGINES.values() if e.version},
+            **{column: environment.get(column) for column in _measured_columns()},
         }
         version = ENGINES[case.engine].version
         if version and version.from_proof and self.proof and self.proof.library:
@@ -170,6 +174,17 @@ class Result:
             "latency_ci_high_ms": interval.high if interval else None,
             "samples": len(samples),
         }
+
+
+def measured_in(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What of environment.json a result keeps: its columns of the results, and what else must not change in a run."""
+    keys = (*_measured_columns(), "gpu_uuid", "cpu", "cpu_cores", "torch_threads")
+    return {key: environment[key] for key in keys if key in environment}
+
+
+def _measured_columns() -> list[str]:
+    versions = dict.fromkeys(e.version.column for e in ENGINES.values() if e.version)
+    return ["gpu", "host", "cuda", "driver", "cudnn", *versions]
 
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,30 @@ from typing import Any
 import polars as pl
 import yaml
 
+from exporters.source import Identity
 from profiler.errors import ConfigError
 from profiler.job.case import Case, CaseId
 from profiler.job.config import Config
 from profiler.results import columns, warning_kinds
 from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, whole_row
-from profiler.results.result import Result
+from profiler.results.result import Result, measured_in
 from profiler.results.roofline import placed
+
+OLDER_ROWS = "older_rows"
+"""A key of environment.json: where those results were measured whose lines in the journal do not say it."""
+
+
+@dataclass(frozen=True)
+class RecordedModel:
+    """What a model was when the run measured it first."""
+
+    identity: Identity
+    since: str
 
 
 class RunFolder:
-    """One run: `bench.yaml` as resolved, `environment.json`, `journal.jsonl`, Parquet files, `tables/`, `logs/`."""
+    """One run: `bench.yaml` as resolved, `environment.json`, `models.json`, `journal.jsonl`, Parquet files, `tables/`,
+    `logs/`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,6 +46,8 @@ class RunFolder:
         self.logs = path / "logs"
         self.tables = path / "tables"
         self.journal = path / "journal.jsonl"
+        self._here: dict[str, Any] = {}
+        self._older: dict[str, Any] = {}
 
     @classmethod
     def create(cls, output: Path) -> RunFolder:
@@ -63,6 +79,9 @@ class RunFolder:
         (self.path / "bench.yaml").write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Results that are appended from now on were measured in this environment."""
+        self._here = measured_in(environment)
+        self._older = environment.get(OLDER_ROWS) or self._here
         (self.path / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
 
     def read_environment(self) -> dict[str, Any]:
@@ -73,8 +92,32 @@ class RunFolder:
             raise ConfigError(f"--resume {self.path}: its environment.json cannot be read; start a new run") from None
         return environment
 
+    def write_models(self, identities: Mapping[str, Identity]) -> None:
+        """Record in models.json what each model is; one that has not changed stays as it was recorded first."""
+        known, now = self.read_models(), f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+        for name, identity in identities.items():
+            if name not in known or known[name].identity.changes(identity):
+                known[name] = RecordedModel(identity, now)
+        lines = {name: {"since": model.since, **asdict(model.identity)} for name, model in known.items()}
+        self._models.write_text(json.dumps(lines, indent=2, default=repr) + "\n")
+
+    def read_models(self) -> dict[str, RecordedModel]:
+        """What models.json says, nothing in a run that has none. Raises ConfigError where it cannot be read."""
+        try:
+            lines = json.loads(self._models.read_text()) if self._models.exists() else {}
+            return {
+                name: RecordedModel(Identity(line["parts"], line["repeatable"]), line["since"])
+                for name, line in lines.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigError(f"{self._models}: cannot be read; start a new run") from None
+
     def append(self, result: Result) -> None:
-        """Add one line to the journal and flush it to the disk: what has been measured survives a crash."""
+        """Add one line to the journal and flush it to the disk: what has been measured survives a crash.
+
+        A result that says nothing of where it was measured was measured here.
+        """
+        result = replace(result, environment=result.environment or self._here)
         warning_kinds.check(result.warnings)
         columns.check([*result.figures, *result.clocks])
         with self.journal.open("ab+") as file:
@@ -95,8 +138,13 @@ class RunFolder:
                     columns.check([*result.figures, *result.clocks])
                 except (ValueError, TypeError, KeyError):
                     continue
+                result.environment = result.environment or self._older
                 known[result.case_id] = result
         return known
+
+    @property
+    def _models(self) -> Path:
+        return self.path / "models.json"
 
     def write_parquet(
         self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from engines.catalog import ENGINES
 from exporters.cache import default_root, trim
 from profiler.bundled import jobs
 from profiler.errors import PROGRAM, ConfigError, nearest
@@ -31,13 +30,15 @@ from profiler.published.command import covers, present, require
 from profiler.results.configurations import summary
 from profiler.results.reading import flat_environment
 from profiler.results.replicates import without_probes
-from profiler.results.run_folder import RunFolder
+from profiler.results.result import measured_in
+from profiler.results.run_folder import OLDER_ROWS, RunFolder
 from profiler.results.run_tables import write_tables
 from profiler.results.wall_time import WallTime
 from profiler.results.wall_time import describe as describe_time
 from profiler.run.largest_batch import probes_among, searched
 from profiler.run.prepare import cache_limit
 from profiler.run.progress import open_display
+from profiler.run.resume import check_machine, check_models
 from profiler.run.runner import Runner, is_done
 from profiler.run.summary import print_results
 from profiler.tables.numbers import counted, duration, whole
@@ -63,7 +64,7 @@ def execute(options: Options, console: Console) -> int:
             _print_plan(console, cases, config.budget, target)
             return 0
         environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
-        run = _open_run(options, config, target, environment)
+        run = _open_run(options, config, target, cases, environment)
         runner = Runner(run, config, target, environment, open_display(console), options.wait_for_idle)
         interrupted, wall = _measure(runner, cases, options.retry, console)
         results = _write_results(runner, wall, console)
@@ -116,7 +117,9 @@ def _read_job(options: Options, path: Path, kind: str) -> Config:
     return config.model_copy(update={"suite": config.suite or path.stem, "machine": machine, "budget": budget})
 
 
-def _open_run(options: Options, config: Config, target: Target, environment: dict[str, Any]) -> RunFolder:
+def _open_run(
+    options: Options, config: Config, target: Target, cases: Sequence[Case], environment: dict[str, Any]
+) -> RunFolder:
     """A new run's folder, or the resumed one's, whose earlier `environment` is carried on."""
     if options.resume is None:
         run = RunFolder.create(config.output)
@@ -124,31 +127,17 @@ def _open_run(options: Options, config: Config, target: Target, environment: dic
     else:
         run = RunFolder.resume(options.resume)
         before = run.read_environment()
-        now = _must_agree(environment)
-        for key, value in _must_agree(before).items():
-            if value != now.get(key):
-                raise ConfigError(
-                    f"--resume {options.resume}: the run was made with {key} {value}, here it is {now.get(key)}; "
-                    "figures of the two cannot be mixed in one table: start a new run"
-                )
-        environment |= {key: before[key] for key in ("roofs", "measured_roofs", "wall_seconds") if before.get(key)}
+        check_machine(options.resume, before, environment)
+        check_models(run, options.resume, config, cases)
+        kept = ("roofs", "measured_roofs", "wall_seconds")
+        environment |= {key: before[key] for key in kept if before.get(key)}
+        if not all(result.environment for result in run.results().values()):
+            environment[OLDER_ROWS] = before.get(OLDER_ROWS) or measured_in(before)
         # The run's bench.yaml is the first start's; what later ones said of the machine is only in here.
         environment["machine"] |= before.get("machine", {}) | parse_machine(options.machine)
         environment["earlier_commands"] = [*before.get("earlier_commands", []), before.get("command")]
     run.write_environment(environment)
     return run
-
-
-def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """What all rows of a run have in common: the device, and every engine's version.
-
-    A package that was not installed had no rows, so it is left out.
-    """
-    columns = dict.fromkeys(e.version.column for e in ENGINES.values() if e.version)
-    packages = [name for e in ENGINES.values() if e.version is None for name in e.packages]
-    installed = environment.get("packages", {})
-    common = {key: environment.get(key) for key in ("gpu", "device", *columns)}
-    return common | {name: installed[name] for name in packages if name in installed}
 
 
 def _measure(runner: Runner, cases: Sequence[Case], retry: bool, console: Console) -> tuple[bool, WallTime | None]:

@@ -89,6 +89,7 @@ class Runner:
         probes = [probe_of(case, batch) for case in searched for batch in (1, 2)]
         with self.wall.span("prepare"):
             prepared = prepare([*waiting, *probes], self.budget, self.run.logs, self.path, self.display.preparing)
+            self.run.write_models({name: each.identity for name, each in prepared.items() if each.identity})
         quiet.start()
         with self.wall.span("roofs"):
             self.roofs.measure([c for c in (*waiting, *searched) if failure(c, prepared[c.model]) is None])

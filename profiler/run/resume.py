@@ -1,0 +1,63 @@
+"""Refuse to resume a run on another machine, or with models that have changed since they were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engines.catalog import ENGINES
+from exporters.source import Identity
+from profiler.errors import ConfigError
+from profiler.job.case import Case
+from profiler.job.config import Config
+from profiler.results.run_folder import RunFolder
+from profiler.run.prepare import identities
+
+_NAMES = {"gpu": "GPU", "cpu": "processor", "cpu_cores": "usable cores:", "torch_threads": "threads of torch:"}
+"""What a message calls keys of environment.json; any other is called as it is."""
+
+
+def check_machine(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises ConfigError where the run's environment.json contradicts what this machine is `now`."""
+    here = _must_agree(now)
+    for key, value in _must_agree(before).items():
+        if value != here.get(key):
+            raise ConfigError(
+                f"--resume {folder}: the run was made with {_NAMES.get(key, key)} {value}, here it is {here.get(key)}; "
+                "figures of the two cannot be mixed in one table: start a new run, or resume this one as it was made"
+            )
+
+
+def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What all rows of a run have in common: the device, the processor, its threads, and every engine's version.
+
+    A package that was not installed had no rows, so it is left out; so is what older versions did not record.
+    """
+    columns = dict.fromkeys(e.version.column for e in ENGINES.values() if e.version)
+    packages = [name for e in ENGINES.values() if e.version is None for name in e.packages]
+    known = {**environment.get("packages", {}), **environment}
+    keys = ("cpu", "cpu_cores", "torch_threads", *columns, *packages)
+    common = {key: environment.get(key) for key in ("gpu", "device")}
+    return common | {key: known[key] for key in keys if known.get(key) is not None}
+
+
+def check_models(run: RunFolder, folder: Path, config: Config, cases: Sequence[Case]) -> None:
+    """Raises ConfigError where a model that the run has measured is another one now.
+
+    A model without a measured row may have changed: that is how one is mended that failed.
+    """
+    measured = {case_id.model for case_id, result in run.results().items() if result.status == "ok"}
+    sources = {case.model: case.source for case in cases if case.unsupported is None}
+    recorded = {name: model for name, model in run.read_models().items() if name in measured and name in sources}
+    here = {name: sources[name] for name in recorded}
+    now = identities(here, config.budget, run.logs, tuple(map(str, config.import_from)))
+    for name, model in recorded.items():
+        found = now[name]
+        changes = model.identity.changes(found) if isinstance(found, Identity) else [f"it cannot be had: {found}"]
+        if changes:
+            raise ConfigError(
+                f"--resume {folder}: model {name!r} has changed since the run measured it ({model.since}): "
+                f"{', '.join(changes)}; figures of two networks cannot be mixed in one table: start a new run, or "
+                "restore the model as it was"
+            )

@@ -1,0 +1,207 @@
+"""A run is resumed only where it was made and with the networks that it measured; each row keeps its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import numpy as np
+import onnx
+import polars as pl
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+Profiler = Callable[..., CompletedProcess[str]]
+
+FACTORY = """
+import helper
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return helper.head(self.layer(x))
+
+def net():
+    return Net()
+"""
+BROKEN = """
+def make():
+    raise RuntimeError("not yet")
+"""
+MENDED = "from torch import nn\n\ndef make():\n    return nn.Linear(8, 4)\n"
+HELPER = "def head(y):\n    return y * 2\n"
+JOB = """
+models:
+  - {name: net, factory: "mine:net", input: [8]}
+  - {name: weighted, factory: "mine:net", input: [8], weights: weights.pt}
+  - {name: graph, onnx: graph.onnx}
+  - {name: outside, onnx: outside.onnx}
+  - {name: broken, factory: "other:make", input: [8]}
+engines: [eager, ort]
+device: cpu
+batch_sizes: [1, 2]
+budget: {seconds: 0.05, min_samples: 3}
+"""
+FIRST = ["--only", "batch_size=1"]
+
+
+def write_graph(path: Path, factor: float, external: bool = False) -> None:
+    weight = numpy_helper.from_array(np.full((3, 2), factor, np.float32), "w")
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", s]) for n, s in (("x", 3), ("y", 2))]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "tiny", *([v] for v in values), [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    (path.parent / f"{path.name}.data").unlink(missing_ok=True)
+    onnx.save(model, path, save_as_external_data=external, location=f"{path.name}.data", size_threshold=0)
+
+
+def write_weights(path: Path, factor: float) -> None:
+    torch.save({"layer.weight": torch.full((4, 8), factor), "layer.bias": torch.zeros(4)}, path)
+
+
+def write_all(folder: Path) -> None:
+    (folder / "mine.py").write_text(FACTORY)
+    (folder / "helper.py").write_text(HELPER)
+    (folder / "other.py").write_text(BROKEN)
+    (folder / "job.yaml").write_text(JOB)
+    write_weights(folder / "weights.pt", 1)
+    write_graph(folder / "graph.onnx", 1)
+    write_graph(folder / "outside.onnx", 1, external=True)
+
+
+def rows_of(run: Path) -> dict[str, dict[str, Any]]:
+    return {row["case_id"]: row for row in pl.read_parquet(run / "results.parquet").to_dicts()}
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> Path:
+    """A workplace with a run of which only batch 1 has been measured."""
+    folder = tmp_path_factory.mktemp("resume")
+    write_all(folder)
+    done = profiler("job.yaml", *FIRST, cwd=folder, PROFILER_CACHE=str(folder / "cache"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture
+def place(begun: Path, tmp_path: Path) -> Path:
+    """The same workplace, with files as they were and a copy of its run in `run`."""
+    write_all(begun)
+    (run,) = (begun / "results").iterdir()
+    shutil.copytree(run, tmp_path / "run")
+    return tmp_path
+
+
+@pytest.fixture
+def resume(begun: Path, place: Path, profiler: Profiler) -> Callable[..., CompletedProcess[str]]:
+    def start(*arguments: str, **variables: str) -> CompletedProcess[str]:
+        return profiler(
+            "--resume", str(place / "run"), *arguments, cwd=begun, PROFILER_CACHE=str(begun / "cache"), **variables
+        )
+
+    return start
+
+
+Resume = Callable[..., CompletedProcess[str]]
+
+
+def files_of(run: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(run)): f.read_bytes() for f in run.rglob("*") if f.is_file() and "logs" not in f.parts}
+
+
+def assert_refused(done: CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    for word in (*words, "start a new run"):
+        assert word in " ".join(done.stderr.split())
+
+
+CHANGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "a helper": (
+        "net",
+        lambda folder: (folder / "helper.py").write_text(HELPER.replace("2", "1000")),
+        "its source code (helper), what it computes",
+    ),
+    "weights": ("weighted", lambda folder: write_weights(folder / "weights.pt", 2), "its weights file"),
+    "a graph": ("graph", lambda folder: write_graph(folder / "graph.onnx", 2), "its ONNX file"),
+    "a graph's data": ("outside", lambda folder: write_graph(folder / "outside.onnx", 2, external=True), "its ONNX"),
+    "a factory that raises now": ("net", lambda folder: (folder / "helper.py").write_text("1 / 0"), "cannot be had"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_run_of_another_network_is_not_resumed(begun: Path, place: Path, resume: Resume, what: str) -> None:
+    model, change, words = CHANGES[what]
+    before = files_of(place / "run")
+    change(begun)
+    since = json.loads((place / "run" / "models.json").read_text())[model]["since"]
+    assert_refused(resume(), f"model '{model}' has changed since the run measured it ({since}): ", words)
+    assert files_of(place / "run") == before, "and nothing has been written"
+
+
+MACHINES = {"gpu": "Some GPU", "cpu": "Some Processor", "cpu_cores": 1000, "torch_threads": 1000, "device": "cuda"}
+
+
+@pytest.mark.parametrize("key", MACHINES)
+def test_a_run_of_another_machine_is_not_resumed(place: Path, resume: Resume, key: str) -> None:
+    path = place / "run" / "environment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: MACHINES[key]}))
+    before = files_of(place / "run")
+    assert_refused(resume(), f"{MACHINES[key]}, here it is")
+    assert files_of(place / "run") == before
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
+def test_a_run_is_not_resumed_on_fewer_cores(place: Path, resume: Resume) -> None:
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        done = resume()
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert_refused(done, f"usable cores: {len(cores)}, here it is 1")
+
+
+@pytest.mark.parametrize("version", ["this", "an older one"])
+def test_a_run_is_resumed_where_nothing_has_changed_and_rows_keep_their_environment(
+    begun: Path, place: Path, resume: Resume, version: str
+) -> None:
+    run = place / "run"
+    environment = json.loads((run / "environment.json").read_text())
+    # The run was begun on another host of the same kind, as its rows say.
+    lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["environment"]["host"] = "elsewhere"
+    if version != "this":
+        # Rows did not say it; environment.json did.
+        environment["host"] = "elsewhere"
+        for line in lines:
+            del line["environment"]
+        for key in ("cpu_cores", "torch_threads", "gpu_uuid"):
+            del environment[key]
+        (run / "models.json").unlink()
+        (run / "environment.json").write_text(json.dumps(environment))
+    (run / "journal.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    # A model without a measured row may be mended.
+    (begun / "other.py").write_text(MENDED)
+
+    for _ in range(2):
+        done = resume("--retry")
+        assert done.returncode == 0, done.stdout + done.stderr
+        rows = rows_of(run)
+        assert {row["status"] for row in rows.values() if row["model"] == "broken"} == {"ok"}
+        measured = [row for row in rows.values() if row["model"] != "broken" and row["status"] == "ok"]
+        hosts = {(row["batch_size"], row["host"]) for row in measured}
+        assert hosts == {(1, "elsewhere"), (2, socket.gethostname())}
+    models = json.loads((run / "models.json").read_text())
+    assert set(models) == {"net", "weighted", "graph", "outside", "broken"}
