@@ -28,6 +28,9 @@ _JOURNAL = {
 """What a journal's line calls the figures of a group of columns; those of any other group are its `figures`."""
 
 
+_ENVIRONMENT = "telemetry"
+"""The group of a journal's line that has the environment, too: earlier versions read no line with a new key."""
+
 Finding = str | Warning | None
 """What a check found: why the row is failed, a warning, or nothing."""
 
@@ -59,7 +62,7 @@ class Result:
     entered: dict[str, float] = field(default_factory=dict)
     """When each phase was entered first, in seconds on the clock of telemetry.csv."""
     environment: dict[str, Any] = field(default_factory=dict)
-    """The part of environment.json that `measured_in` gives, as it was when this was measured."""
+    """What `measured_in` takes from environment.json, as it was when this was measured."""
 
     @property
     def reason(self) -> str | None:
@@ -88,8 +91,8 @@ class Result:
         # Not at the top: with polars it would be in the memory of every worker.
         from profiler.results.columns import COLUMNS
 
-        values = {key: value for key, value in vars(self).items() if key not in ("reasons", "figures")}
-        values |= {name: {} for name in _JOURNAL.values()}
+        values = {key: value for key, value in vars(self).items() if key not in ("reasons", "figures", "environment")}
+        values |= {name: {} for name in _JOURNAL.values()} | {_ENVIRONMENT: dict(self.environment)}
         for name, figure in self.figures.items():
             if figure is not None:
                 values.setdefault(_JOURNAL.get(COLUMNS[name].group, "figures"), {})[name] = figure
@@ -103,10 +106,13 @@ class Result:
         case_id, reason = CaseId.parse(values.pop("case_id", "")), values.pop("reason", None)
         proof, warnings = values.pop("proof", None), values.pop("warnings", [])
         groups = [values.pop(name, {}) for name in (*_JOURNAL.values(), "figures")]
+        named = [(name, value) for group in groups for name, value in group.items()]
+        columns = _columns_of_environment()
         return cls(
             case_id,
             **values,
-            figures={name: figure for group in groups for name, figure in group.items() if figure is not None},
+            figures={name: value for name, value in named if value is not None and name not in columns},
+            environment={name: value for name, value in named if name in columns},
             reasons=[reason] if reason else [],
             warnings=list(map(Warning.parse, warnings)),
             proof=Proof.from_dict(proof) if proof else None,
@@ -143,7 +149,7 @@ class Result:
             "warnings": list(map(str, self.warnings)),
             "proof": json.dumps(self.proof.to_dict(), sort_keys=True) if self.proof else None,
             **_machine(environment),
-            **{column: environment.get(column) for column in _measured_columns()},
+            **{column: environment.get(column) for column in _columns_of_environment()},
         }
         version = ENGINES[case.engine].version
         if version and version.from_proof and self.proof and self.proof.library:
@@ -177,12 +183,11 @@ class Result:
 
 
 def measured_in(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """What of environment.json a result keeps: its columns of the results, and what else must not change in a run."""
-    keys = (*_measured_columns(), "gpu_uuid", "cpu", "cpu_cores", "torch_threads")
-    return {key: environment[key] for key in keys if key in environment}
+    """What of environment.json a result keeps: its columns of the results."""
+    return {column: environment[column] for column in _columns_of_environment() if column in environment}
 
 
-def _measured_columns() -> list[str]:
+def _columns_of_environment() -> list[str]:
     versions = dict.fromkeys(e.version.column for e in ENGINES.values() if e.version)
     return ["gpu", "host", "cuda", "driver", "cudnn", *versions]
 

@@ -79,6 +79,20 @@ def test_a_journal_of_an_earlier_version_is_read(run):
     assert result.proof.details == {"casts": 0, "conv_search": None}
 
 
+def test_a_row_keeps_the_environment_that_it_was_measured_in(run):
+    run.write_environment({"host": "first", "gpu": None, "driver": "1.0", "command": ["profiler"]})
+    run.append(full())
+    run.write_environment(now := {"host": "second", "gpu": None, "driver": "2.0"})
+    (result,) = run.results().values()
+    assert result.environment == {"host": "first", "gpu": None, "driver": "1.0"}
+    assert result == replace(full(), environment=result.environment)
+    row = result.row("run", "suite", CASE, now)
+    assert (row["host"], row["driver"]) == ("first", "1.0")
+    # Written once more, as a row is that fails later.
+    run.append(result)
+    assert run.results()[result.case_id] == result
+
+
 def test_an_earlier_version_can_read_the_journal(run):
     """It knows these keys, and of the groups any."""
     line = json.loads(Result.from_json(OLD_LINE).to_json())

@@ -181,12 +181,12 @@ def test_a_run_is_resumed_where_nothing_has_changed_and_rows_keep_their_environm
     # The run was begun on another host of the same kind, as its rows say.
     lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
     for line in lines:
-        line["environment"]["host"] = "elsewhere"
+        line["telemetry"]["host"] = "elsewhere"
     if version != "this":
         # Rows did not say it; environment.json did.
         environment["host"] = "elsewhere"
         for line in lines:
-            del line["environment"]
+            line["telemetry"] = {}
         for key in ("cpu_cores", "torch_threads", "gpu_uuid"):
             del environment[key]
         (run / "models.json").unlink()
