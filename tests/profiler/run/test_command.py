@@ -376,7 +376,9 @@ def test_no_process_outlives_a_run_as_a_user_starts_it(
 
 def test_second_run_prepares_nothing(full: Finished, run: Run, workplace: Path, cache: Path) -> None:
     def made() -> dict[Path, int]:
-        return {f: f.stat().st_mtime_ns for f in cache.rglob("*") if f.is_file() and f.suffix != ".lock"}
+        # Without manifests, which are touched when their entry is used.
+        files = (f for f in cache.rglob("*") if f.is_file() and f.suffix != ".lock" and not f.with_suffix("").exists())
+        return {f: f.stat().st_mtime_ns for f in files}
 
     before = made()
     assert any(file.suffix == ".onnx" for file in before)
