@@ -1,6 +1,6 @@
 """Measure how often a run next to other work is right, marked, and mended by measuring again.
 
-A job of many small cells (benchmarks/disturbed.yaml has 100) runs on a quiet machine; then next to a process that does
+A job of many small cells (benchmarks/disturbed.yaml has 90) runs on a quiet machine; then next to a process that does
 nothing but `while True: pass`, and next to one such process for each processor. These end when every cell has been
 measured once, so that what is measured again may recover; with --keep-burning they last. A cell is wrong if its latency
 differs by more than 10 % from the quiet run's. Exit code 1 if a cell is wrong and has no mark, or failed that was ok.
@@ -86,6 +86,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         output = options.output or Path(temporary)
         quiet = run(options, output / "quiet", 0, None)
+        print(f"undisturbed in the quiet run: {len(undisturbed(quiet))} of {quiet.height} cells", flush=True)
+        if undisturbed(quiet).is_empty():
+            sys.exit("nothing to compare with: give it a machine on which nothing else runs")
         figures = []
         for what, burners in loads:
             rows = run(options, output / (f"{burners}-burners" if burners else "control"), burners, quiet.height)
@@ -143,7 +146,7 @@ def measured(output: Path) -> int:
 
 def judge(other_work: str, quiet: pl.DataFrame, rows: pl.DataFrame) -> Figures:
     """What became of the cells of the quiet run."""
-    right = {row["case_id"]: row["latency_ms"] for row in quiet.to_dicts() if row["status"] == "ok" and not mark(row)}
+    right = dict(undisturbed(quiet).select("case_id", "latency_ms").iter_rows())
     pairs = [(row, right[row["case_id"]]) for row in rows.to_dicts() if row["case_id"] in right]
     ok = [(row, row["latency_ms"] / reference - 1) for row, reference in pairs if row["status"] == "ok"]
     off = [(row, share) for row, share in ok if abs(share) > WRONG]
@@ -163,6 +166,11 @@ def judge(other_work: str, quiet: pl.DataFrame, rows: pl.DataFrame) -> Figures:
         wrong_in_all=len(off),
         wrong=[f"{row['case_id']} {share:+.0%}" for row, share in unmarked],
     )
+
+
+def undisturbed(rows: pl.DataFrame) -> pl.DataFrame:
+    """Those that are ok and carry no mark."""
+    return rows.filter([row["status"] == "ok" and not mark(row) for row in rows.to_dicts()])
 
 
 def warnings(row: dict[str, Any]) -> list[Warning]:

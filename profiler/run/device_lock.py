@@ -21,7 +21,7 @@ class DeviceLock:
     def __init__(self, device: str, run: Path) -> None:
         name = f"cnn-runtime-profiler-{device.replace('/', '-')}"
         self._first, self._later = (_Lock(lock_folder() / f"{name}.{kind}") for kind in ("lock", "later"))
-        self._who = json.dumps({"pid": os.getpid(), "folder": str(run)})
+        self._who = json.dumps({"pid": os.getpid(), "folder": str(run.resolve())})
 
     def __enter__(self) -> DeviceLock:
         return self

@@ -116,6 +116,13 @@ def test_runs_on_two_devices_say_nothing(lock: DeviceLock, other: Callable[..., 
     assert lock.other() is None
 
 
+def test_a_run_is_named_by_its_whole_path(folder: Path, other: Callable[..., Other], monkeypatch) -> None:
+    monkeypatch.chdir(folder)
+    with DeviceLock("cpu", Path("results/run")) as lock:
+        assert lock.other() is None
+        assert other().looks() == f"another run (process {os.getpid()}, into {folder}/results/run)"
+
+
 def test_every_user_can_lock_the_files(lock: DeviceLock, folder: Path) -> None:
     lock.other()
     assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o666}
