@@ -14,6 +14,8 @@ from typing import Any
 from profiler.errors import ConfigError
 
 MIB = 2**20
+_POWER_INSTANT = 186
+"""NVML's field for milliwatts now: NVML_FI_DEV_POWER_INSTANT."""
 
 
 @dataclass(frozen=True)
@@ -165,11 +167,22 @@ class Nvml:
         return Reading(
             time.monotonic(),
             self.memory_mib(),
-            self._ask_card("nvmlDeviceGetPowerUsage", lambda milliwatts: milliwatts / 1000),
+            self._power_w(),
             self._ask_card("nvmlDeviceGetClockInfo", float, *([nvml.NVML_CLOCK_SM] if nvml else [])),
             self._ask_card("nvmlDeviceGetTemperature", float, *([nvml.NVML_TEMPERATURE_GPU] if nvml else [])),
             self._reasons(),
         )
+
+    def _power_w(self) -> float | None:
+        """Power at this instant, or where the driver has only that an average.
+
+        nvmlDeviceGetPowerUsage averages over a second on most GPUs since Ampere, which is longer than many a case's
+        samples (https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html).
+        """
+        values = _answer(self._nvml, "nvmlDeviceGetFieldValues", self._card, [_POWER_INSTANT]) if self._nvml else None
+        if values and values[0].nvmlReturn == 0:
+            return float(values[0].value.uiVal) / 1000
+        return self._ask_card("nvmlDeviceGetPowerUsage", lambda milliwatts: milliwatts / 1000)
 
     def _reasons(self) -> int | None:
         # Older bindings have the function under its older name.

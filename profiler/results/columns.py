@@ -284,7 +284,10 @@ def _roofline() -> Iterator[Column]:
 
 def _energy() -> Iterator[Column]:
     energy = "millijoules of the whole card, from a loop of at least 5 s; null without `energy: true`"
-    medians = "NVML's medians while sampling, the energy loop apart; `throttled` for thermal or hardware slowdown"
+    medians = (
+        "NVML's medians while sampling, the energy loop apart; power at each instant where the driver has it, else its "
+        "average over up to a second; `throttled` for thermal or hardware slowdown"
+    )
     own = {"noun": "energy", "objective": "energy", "unit": "mJ/item", "better": "less"}
     yield _figure("energy_mj_per_item", "Energy", energy, **own)
     yield _figure("power_w", "Power", medians, unit="W")

@@ -85,6 +85,28 @@ def test_gpu_has_its_compute_capability(
     assert visible_gpus() == [Gpu(0, "GPU-1", "A card", 1.0, "580.95", capability)]
 
 
+@pytest.mark.parametrize(
+    ("code", "watts"),
+    [(pynvml.NVML_SUCCESS, 612.5), (pynvml.NVML_ERROR_NOT_SUPPORTED, 250.0), (None, 250.0)],
+    ids=["instant", "average", "older driver"],
+)
+def test_power_is_the_instant_figure_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, code: int | None, watts: float
+) -> None:
+    def field_values(handle: object, fields: list[int]) -> object:
+        assert (handle, fields) == ("GPU-1", [pynvml.NVML_FI_DEV_POWER_INSTANT])
+        if code is None:
+            raise NVMLError
+        values = (pynvml.c_nvmlFieldValue_t * 1)()
+        values[0].fieldId, values[0].nvmlReturn, values[0].value.uiVal = fields[0], code, 612_500
+        return values
+
+    nvml = driver(nvmlDeviceGetPowerUsage=250_000)
+    nvml.nvmlDeviceGetFieldValues = field_values
+    monkeypatch.setattr(nvml_module, "_nvml", lambda: nvml)
+    assert Nvml("GPU-1").read().power_w == watts
+
+
 class Driver:
     """As NVML answers on a machine with an H200 in two slices, where the second card is whole.
 
@@ -196,6 +218,7 @@ def test_a_slice_has_its_own_memory_and_its_cards_sensors(sliced: None, monkeypa
 
 
 def test_nvmls_binding_has_what_is_asked_of_it() -> None:
+    assert pynvml.NVML_FI_DEV_POWER_INSTANT == nvml_module._POWER_INSTANT
     for name in vars(Driver):
         assert not name.lower().startswith("nvml") or hasattr(pynvml, name), name
 
