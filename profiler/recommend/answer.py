@@ -16,9 +16,10 @@ from profiler.recommend.reasons import (
     reason,
     relaxation,
     times,
+    worse,
 )
 from profiler.results.columns import Group, columns, parts
-from profiler.results.warning_kinds import doubting, meaning
+from profiler.results.warning_kinds import disturbed, doubting, meaning
 from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables.numbers import count, counted, rounded, seconds, significant, span
@@ -127,21 +128,31 @@ def _comparison(choice: Candidate, found: Recommendation) -> list[str]:
     """How the choice compares with the runner-up, and after how many items its set-up pays off."""
     other, margin = found.runner_up, found.margin
     if other is None or margin is None:
-        return [f"It is the only candidate that {'meets the limits' if found.request.limits else 'was measured'}."]
-    verb, worse = WORSE[found.request.objective]
-    relation = f"{verb} {times(margin, f' {worse}')}."
+        alone = "meets the limits" if found.request.limits else "was measured"
+        return [*_warned(choice), f"It is the only candidate that {alone}."]
+    verb, than = WORSE[found.request.objective]
+    relation = f"{verb} {worse(margin, than)}."
     if margin.tied:
-        relation = f"is {margin.verdict} (ratio {times(margin)}), but {needs_more(other, choice)}."
-    rivals = [loser.candidate for loser in found.losers if loser.why in ("worse", "tied")]
+        ratio = "" if margin.disturbed else f" (ratio {times(margin)})"
+        relation = f"is {margin.verdict}{ratio}, but {needs_more(other, choice)}."
+    rivals = [loser.candidate for loser in found.losers if loser.why in ("worse", "unclear", "tied")]
     cheapest = min(rivals, key=lambda c: c.figures.get("set_up_s", float("inf")))
     pays_off = [_pays_off(choice, rival) for rival in ([other] if cheapest is other else [other, cheapest])]
     start = f"The runner-up, {other.name}, {relation} {_certainty(choice, other, margin)}"
-    return [start, *filter(None, pays_off)]
+    return [*_warned(choice), start, *filter(None, pays_off)]
+
+
+def _warned(choice: Candidate) -> list[str]:
+    """That other work was measured with it."""
+    again = "measure it again before you rely on it"
+    return [f"{disturbed(choice.name, choice.warnings)}: {again}."] if choice.is_disturbed else []
 
 
 def _certainty(choice: Candidate, other: Candidate, margin: Margin) -> str:
     fewest, most = sorted((choice.replicates, other.replicates))
     runs = f"{counted(most, 'run')} each" if fewest == most else f"{fewest} and {most} runs"
+    if margin.is_unclear:
+        return f"Chosen by the measured median ({runs})."
     if margin.verdict is not None:
         return f"Statistically tested ({runs})."
     unsure = ", though the interval includes 1" if margin.is_unsure else ""

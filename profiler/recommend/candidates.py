@@ -15,6 +15,7 @@ from profiler.job.case import Role
 from profiler.results.columns import COLUMNS, DERIVED, Group, columns, names
 from profiler.results.replicates import OK, merge, why_not
 from profiler.results.set_up import set_up
+from profiler.results.warning_kinds import without_factor
 
 _KEY = ["machine", *names(Group.VERSIONS), "device", "engine", "variant", "precision", "batch_size", "extra", "options"]
 """Rows that agree in all of these are replicates of one another, be it in several runs."""
@@ -57,6 +58,11 @@ class Candidate:
     def warnings(self) -> frozenset[str]:
         """Kinds that its measured replicates carry."""
         return frozenset([*self.row["warnings"], *(["throttled"] if self.row["throttled"] else [])])
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether nothing is to be said of it by a factor."""
+        return bool(without_factor(self.warnings))
 
     @cached_property
     def figures(self) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """Choose what to deploy, and say why not each other candidate.
 
-Of the candidates that meet every limit the one with the best objective is chosen. Where three replicates a side cannot
-tell others from it, the one among them that takes the least to set up is, then the one with the least memory.
+Of the candidates that meet every limit the one with the best objective is chosen. Where three replicates a side show
+that others are equivalent to it, the one among them that takes the least to set up is, then the one with the least
+memory. Where it is unclear whether they differ, the best estimate stays the choice.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ OBJECTIVES = {figure.objective: name for name, figure in FIGURES.items() if figu
 """By objective the figure that is to be as good as possible."""
 HIGHER = frozenset(name for name, figure in FIGURES.items() if figure.better == "more")
 
-Why = Literal["worse", "tied", "unfit", "unknown", "unmeasured"]
+Why = Literal["worse", "unclear", "tied", "unfit", "unknown", "unmeasured"]
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,21 @@ class Margin:
     """How many times better one candidate is than another by the objective, with a 95 % interval.
 
     `between` says whether the interval is between processes, of three replicates a side; only then there is a verdict.
+    So many `replicates_to_settle` would make an unclear one clear. `disturbed` are those of the two of which nothing is
+    to be said by a factor.
     """
 
     ratio: float
     interval: Interval | None
     between: bool
     verdict: Verdict | None
+    replicates_to_settle: int | None = None
+    disturbed: tuple[Candidate, ...] = ()
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether three replicates a side show neither a difference nor that there is none."""
+        return self.verdict is Verdict.UNCLEAR
 
     @property
     def tied(self) -> bool | None:
@@ -110,8 +120,9 @@ class Shortfall:
 class Loser:
     """A candidate that was not chosen, and why.
 
-    `worse`: than the best, by `margin`; `tied`: with the best, but with more to set up than the choice, or more memory;
-    `unfit`: it misses limits; `unknown`: it lacks the objective's figure; `unmeasured`: it gave no figures at all.
+    `worse`: than the best, by `margin`; `unclear`: the same, but replicates do not tell whether it is; `tied`: with the
+    best, but with more to set up than the choice, or more memory; `unfit`: it misses limits; `unknown`: it lacks the
+    objective's figure; `unmeasured`: it gave no figures at all.
     """
 
     candidate: Candidate
@@ -178,7 +189,9 @@ def recommend(results: pl.DataFrame, request: Request) -> Recommendation:
     margins = {c.name: margin_of(best, c, figure, times) for c in fit[1:]}
     choice = min([best, *(c for c in fit[1:] if margins[c.name].tied)], key=_set_up)
     equal = {c.name for c in fit[1:] if margins[c.name].tied or c.figures[figure] == best.figures[figure]}
-    beaten = [Loser(c, "tied" if c.name in equal else "worse", margins[c.name]) for c in fit[1:] if c is not choice]
+    unclear = {name for name, margin in margins.items() if margin.is_unclear}
+    whys: dict[str, Why] = {**dict.fromkeys(equal, "tied"), **dict.fromkeys(unclear, "unclear")}
+    beaten = [Loser(c, whys.get(c.name, "worse"), margins[c.name]) for c in fit[1:] if c is not choice]
     if choice is not best:
         beaten.insert(0, Loser(best, "tied", margins[choice.name]))
     runner_up = beaten[0].candidate if beaten else None
@@ -207,21 +220,32 @@ def margin_of(better: Candidate, worse: Candidate, figure: str, times: pl.DataFr
     """How many times better `better` is than `worse`; `times` are their `sides`."""
     between = min(len(better.each[figure]), len(worse.each[figure])) >= REPLICATES_FOR_A_VERDICT
     ratio, verdict = None, None
+    needed: list[int | None] = []
+    timed = figure != OBJECTIVES["memory"]
+    disturbed = tuple(one for one in (better, worse) if timed and one.is_disturbed)
     if figure == OBJECTIVES["latency"]:
         slow, fast = (side_of(times.filter(candidate=one.name)) for one in (worse, better))
         found = compare(slow, fast)
         ratio, within = found.latency, MARGINS[found.judged_on[0]]
         # A candidate that waits for its host is slower by latency, another one by device time: either tells them apart.
-        verdict = overall([*ratio.verdicts([within]), *found.verdict])
+        verdicts = [*ratio.verdicts([within]), *found.verdict]
+        each = zip(verdicts, [*ratio.replicates_to_settle([within]), *found.replicates_to_settle], strict=True)
+        needed = [number for one, number in each if one is Verdict.UNCLEAR]
+        verdict = overall(verdicts)
     elif between and min(*better.each[figure], *worse.each[figure]) > 0:
         # One figure a process: without replicates nothing is known of how it spreads.
         worst, finest = (better, worse) if figure in HIGHER else (worse, better)
         ratio = ratio_of(times_of([worst.each[figure]]), times_of([finest.each[figure]]))
-        (verdict,) = ratio.verdicts([margin(better.row["clock"])])
+        within = margin(better.row["clock"])
+        (verdict,), needed = ratio.verdicts([within]), ratio.replicates_to_settle([within])
     if ratio is None or np.isnan(ratio.ratio[0]):
-        return Margin(_ratio(better.figures[figure], worse.figures[figure], figure), None, between, verdict)
+        estimate = _ratio(better.figures[figure], worse.figures[figure], figure)
+        return Margin(estimate, None, between, verdict, disturbed=disturbed)
     low, high = float(ratio.low[0]), float(ratio.high[0])
-    return Margin(float(ratio.ratio[0]), None if np.isnan(low) else Interval(low, high), between, verdict)
+    interval = None if np.isnan(low) else Interval(low, high)
+    known = [number for number in needed if number]
+    settled = max(known) if verdict is Verdict.UNCLEAR and len(known) == len(needed) and known else None
+    return Margin(float(ratio.ratio[0]), interval, between, verdict, settled, disturbed)
 
 
 def _ratio(better: float, worse: float, figure: str) -> float:
@@ -236,7 +260,7 @@ def break_even(choice: Candidate, other: Candidate) -> float | None:
 
 
 def _set_up(candidate: Candidate) -> tuple[float, float]:
-    """What decides between candidates that are indistinguishable: seconds, then memory; unknown ones come last."""
+    """What decides between candidates that are equivalent: seconds, then memory; unknown ones come last."""
     figures = candidate.figures
     return figures.get("set_up_s", float("inf")), figures.get("peak_memory_mib", float("inf"))
 

@@ -7,6 +7,8 @@ import math
 from profiler.job.case import Role
 from profiler.recommend.candidates import FIGURES, Candidate
 from profiler.recommend.choice import HIGHER, Limit, Loser, Margin, Recommendation, Relaxation, Shortfall
+from profiler.results.warning_kinds import disturbed
+from profiler.stats.ratios import outlook
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables import numbers
 
@@ -35,8 +37,17 @@ def reason(loser: Loser, found: Recommendation) -> str:
         same = verdict if verdict and verdict.ties else f"the same {FIGURES[found.request.figure].noun}"
         return f"{same}, but {needs_more(candidate, found.choice)}"
     than = "" if found.best is found.choice else f" than {found.best.name}"
-    unsure = ", not certain" if loser.margin.is_unsure else ""
-    return f"{times(loser.margin, f' {WORSE[objective][1]}{than}')}{unsure}"
+    return worse(loser.margin, WORSE[objective][1] + than)
+
+
+def worse(margin: Margin, words: str) -> str:
+    """Like "1.402× slower (1.381–1.423)", with how sure that is; `words` are like "slower"."""
+    if margin.disturbed:
+        who = " and ".join(disturbed(one.name, one.warnings) for one in margin.disturbed)
+        return f"{words}, nobody knows how many times: {who}"
+    if margin.is_unclear:
+        return f"{times(margin, f' {words}')}: unclear; {outlook(margin.replicates_to_settle)}"
+    return f"{times(margin, f' {words}')}{', not certain' if margin.is_unsure else ''}"
 
 
 def relaxation(relaxed: Relaxation, found: Recommendation) -> str:
@@ -82,7 +93,7 @@ def mostly_built(more: Candidate, less: Candidate) -> bool:
 
 
 def needs_more(loser: Candidate, choice: Candidate) -> str:
-    """What an indistinguishable candidate needs beyond the choice."""
+    """What an equivalent candidate needs beyond the choice."""
     own, its = (c.figures.get("set_up_s") for c in (loser, choice))
     if own is None or its is None:
         if its is not None:

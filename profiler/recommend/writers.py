@@ -110,6 +110,9 @@ def _margin(margin: Margin) -> dict[str, Any]:
         "high": margin.interval and margin.interval.high,
         "interval": (BETWEEN if margin.between else WITHIN) if margin.interval else None,
         "indistinguishable": margin.tied,
+        "verdict": margin.verdict,
+        "replicates_to_settle": margin.replicates_to_settle,
+        "disturbed": [candidate.name for candidate in margin.disturbed],
     }
 
 

@@ -87,7 +87,7 @@ def random_rows(rng: np.random.Generator) -> list[Row]:
     """Up to nine cases, too few for a common spread: ties, nulls, failures, replicates that differ much or not."""
     rows = []
     coarse, most = rng.random() < 0.3, int(rng.choice([1, 2, 4, 5]))
-    device, alike = "cpu" if rng.random() < 0.3 else "cuda", rng.random() < 0.4
+    device, alike = "cpu" if rng.random() < 0.3 else "cuda", rng.random() < 0.6
     for _ in range(rng.integers(1, PRIOR_CONFIGURATIONS)):
         cell = {
             "variant": str(rng.choice(VARIANTS)), "precision": str(rng.choice(["fp32", "fp16"])),
@@ -146,6 +146,8 @@ class Cell:
         self.name = f"{self.first['variant']} {self.first['precision']}, batch {self.first['batch_size']}"
         names = ("latency_ms", "latency_p99_ms", "throughput", "peak_memory_mib", "energy_mj_per_item")
         self.values = {name: [r[name] for r in self.ok if r.get(name) is not None] for name in names}
+        if len(self.values["latency_p99_ms"]) < len(self.ok):
+            self.values["latency_p99_ms"] = []
         self.values["error"] = [r["rel_l2_error"] for r in self.ok if r.get("rel_l2_error") is not None]
         # 3.6 dollars an hour are a thousandth of a dollar a second.
         self.values["usd_per_million_items"] = [1e6 / 1000 / value for value in self.values["throughput"]]
@@ -489,7 +491,7 @@ def test_a_build_pays_off_after_so_many_items():
 
 def test_a_break_even_is_that_of_the_report():
     runs = read_runs([GOLDEN / "h200"])
-    lines = gather(runs).lines.filter(model="resnet50", batch_size=16, **{"pass": "inference"})
+    lines = gather(runs).configurations.filter(model="resnet50", batch_size=16, **{"pass": "inference"})
     found = recommend(runs.results.collect(), Request("resnet50", batch_sizes=(16,)))
     named = {f"{c.row['variant']} {c.row['precision']}": c for c in found.candidates}
     shown = {line: pays for line, pays in lines.select("configuration", "pays_off_items").iter_rows() if pays}
@@ -505,7 +507,7 @@ def test_a_break_even_of_replicates_is_that_of_the_report(tmp_path: Path):
     rows += [{**r, **parts} for r, parts in zip(thrice("trt", 1.0, throughput=1000.0), slow, strict=True)]
     runs = read_runs([str(written(tmp_path / "run", run(*rows)))])
     found = recommend(runs.results.collect(), Request("net"))
-    (pays,) = gather(runs).lines.filter(variant="trt")["pays_off_items"]
+    (pays,) = gather(runs).configurations.filter(variant="trt")["pays_off_items"]
     assert found.choice and found.runner_up
     assert break_even(found.choice, found.runner_up) == pytest.approx(10.0 / 0.003)
     assert pays == math.ceil(10.0 / 0.003)
@@ -761,3 +763,55 @@ def test_the_command_line(profiler: Any, folder: Path, tmp_path: Path) -> None:
     done = profiler("recommend", "run", "--model", "net", "--format", "md", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stdout.startswith("# Deploy ort fp16, batch 1\n")
+
+
+# What replicates do not tell
+
+
+def test_where_replicates_do_not_tell_the_best_estimate_stays_the_choice() -> None:
+    """Processes of one configuration differ 300-fold: that another is faster is not shown, which makes no tie."""
+    eager = [row("eager", ms=ms, replicate=n, load_s=0.1) for n, ms in enumerate((0.20, 0.26, 0.52))]
+    openvino = [row("openvino", ms=ms, replicate=n, load_s=9.0) for n, ms in enumerate((0.119, 0.1195, 0.12))]
+    found = recommend(run(*eager, *openvino), Request("net"))
+    assert found.choice and found.choice.row["variant"] == "openvino"
+    assert found.margin and found.margin.verdict == "unclear" and found.margin.tied is False
+    (loser,) = found.losers
+    assert loser.why == "unclear"
+    number = found.margin.replicates_to_settle
+    assert number and 3 < number < 20
+    said = f"unclear; about {number} replicates would settle it"
+    assert said in reasons(found)["eager fp16, batch 1"]
+    (first, *_) = make_answer(found, "").sentences
+    assert said in first and first.endswith("Chosen by the measured median (3 runs each).")
+
+
+def test_a_throughput_of_64_times_is_not_given_away_for_a_shorter_set_up() -> None:
+    def cases(variant: str, seconds: float, *rates: float) -> list[Row]:
+        return [row(variant, ms=1000 / r, throughput=r, replicate=n, load_s=seconds) for n, r in enumerate(rates)]
+
+    rows = [*cases("slow", 0.1, 102.0, 100.0, 7000.0), *cases("fast", 30.0, 6536.0, 6530.0, 6540.0)]
+    found = recommend(run(*rows), Request("net", objective="throughput"))
+    assert found.choice and found.choice.row["variant"] == "fast"
+    (said,) = reasons(found).values()
+    assert said == "64.1× lower throughput (too noisy): unclear; about 4 replicates would settle it"
+
+
+@pytest.mark.parametrize("kind", ["inconsistent", "disturbed"])
+def test_of_a_disturbed_candidate_no_factor_is_given_and_the_first_sentence_says_so(kind: str) -> None:
+    found = choose(*thrice("ort", 1.0, warnings=[f"{kind}: x"]), *thrice("eager", 2.0))
+    (first, second, *_) = make_answer(found, "").sentences
+    assert first == f"ort fp16, batch 1 was disturbed ({kind}): measure it again before you rely on it."
+    assert f"slower, nobody knows how many times: ort fp16, batch 1 was disturbed ({kind})" in second
+    found = choose(*thrice("ort", 1.0), *thrice("eager", 2.0, warnings=[f"{kind}: x"]))
+    (first, *_) = make_answer(found, "").sentences
+    assert f"is slower, nobody knows how many times: eager fp16, batch 1 was disturbed ({kind})" in first
+    assert "×" not in first + " ".join(reasons(found).values())
+
+
+def test_a_p99_that_some_replicates_lack_meets_no_limit() -> None:
+    lucky, others = {"latency_p99_ms": 1.05, "samples": 700}, {"samples": 300}
+    rows = [row("ort", ms=ms, replicate=n, **(lucky if n == 0 else others)) for n, ms in enumerate((1.0, 1.1, 1.2))]
+    found = recommend(run(*rows), Request("net", limits=(Limit("latency_p99_ms", 2.0),)))
+    assert found.choice is None
+    (said,) = reasons(found).values()
+    assert said == "no p99: it needs 662 samples in each replicate, and there are 300"
