@@ -109,6 +109,8 @@ def _differs(columns: Sequence[str]) -> pl.Expr:
     options = (pl.col("options") != pl.col("options_side")).fill_null(value=False)
     if "variant_side" in columns:
         options &= pl.col("variant") == pl.col("variant_side")
+    if "variant" not in columns:  # The sides are variants.
+        options = pl.lit(value=False)
     words = [pl.when(options).then(pl.lit("options")), pl.when(model).then(pl.lit("model"))]
     text = pl.concat_str(words, separator=", ", ignore_nulls=True)
     return pl.when(text != "").then(text).alias("differs")

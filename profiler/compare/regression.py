@@ -11,7 +11,7 @@ import polars as pl
 
 from profiler.errors import ConfigError
 from profiler.stats.ratios import BETWEEN, WITHIN
-from profiler.tables.numbers import count, counted, percent
+from profiler.tables.numbers import count, counted, percent, times
 
 Row = Mapping[str, Any]
 
@@ -103,11 +103,13 @@ def _name(row: Row) -> str:
 
 
 def _how_much(row: Row) -> str:
-    """Like "7.1 % slower (6.2 to 8.0, between processes, on device time)"."""
+    """Like "7.1 % slower (6.2 to 8.0, between processes, on device time)"; from twice the time on "77× slower (…)"."""
     within = row["interval"] == WITHIN
     on_device = not within and row["device_ratio_high"] is not None
     name = "device_ratio" if on_device else "ratio"
-    middle, least, most = (percent(1 / row[f"{name}{end}"] - 1, 1) for end in ("", "_high", "_low"))
+    middle, least, most = (1 / row[f"{name}{end}"] for end in ("", "_high", "_low"))
     clock = _CLOCKS[row["judged_on"]] if on_device else "latency"
     kind = "within process" if within else f"between processes, on {clock}"
-    return f"{middle} % slower ({least} to {most}, {kind})"
+    if middle >= 2:
+        return f"{times(middle, sign='× slower')} ({times(least)} to {times(most)}, {kind})"
+    return f"{percent(middle - 1, 1)} % slower ({percent(least - 1, 1)} to {percent(most - 1, 1)}, {kind})"

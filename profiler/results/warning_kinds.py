@@ -293,12 +293,6 @@ def doubting(figure: Doubt) -> tuple[str, ...]:
     return tuple(kind.kind for kind in _KINDS if figure == kind.doubts)
 
 
-def without_factor(kinds: Iterable[str]) -> tuple[str, ...]:
-    """Those of some kinds with which no sentence may say by what factor a row wins or loses."""
-    carried = set(kinds)
-    return tuple(kind.kind for kind in _KINDS if kind.no_factor and kind.kind in carried)
-
-
 def disturbed(name: str, kinds: Iterable[str]) -> str:
     """Like "ort fp32 was disturbed (inconsistent)", for a row with some of these kinds."""
     return f"{name} was disturbed ({', '.join(without_factor(kinds))})"
