@@ -14,6 +14,7 @@ from profiler.job.case import setting_words
 from profiler.options import Layers as Options
 from profiler.results.layer_profiles import Profiled, groups, names, profiled, together
 from profiler.results.reading import read_runs
+from profiler.results.result import LAYERS_AT_MOST
 from profiler.tables.numbers import decimals, each, percent, shares, whole
 from profiler.tables.table import Table, excerpt, figure, name, of_rows
 from profiler.tables.writers import print_table
@@ -116,9 +117,15 @@ def _case_table(case: Profiled, top: int | None) -> Table:
 
 
 def _summary(case: Profiled) -> str:
-    """Like "175 layers, 1.066 ms together: 44 % of the latency of 2.400 ms, 96 % of the 1.110 ms on the device"."""
+    """Like "175 layers, 1.066 ms together: 44 % of the latency of 2.400 ms, 96 % of the 1.110 ms on the device".
+
+    Layers that took far longer than the case have no share of it.
+    """
     text = f"{len(case.layers)} layers, {decimals(case.ms)} ms together"
     figures = (("latency_ms", "the latency of {} ms"), ("gpu_ms", "the {} ms on the device"))
+    wholes = [case.row[column] for column, _ in figures if case.row[column]]
+    if any(case.ms > LAYERS_AT_MOST * whole for whole in wholes[-1:]):
+        return f"{text}: far more than the case's {decimals(wholes[-1])} ms, so no shares of it"
     parts = [
         f"{percent(case.ms / case.row[column])} % of {words.format(decimals(case.row[column]))}"
         for column, words in figures

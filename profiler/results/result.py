@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -14,6 +14,7 @@ from engines.catalog import ENGINES
 from profiler.job.case import Case, CaseId
 from profiler.processes.messages import Outcome, Status
 from profiler.stats import samples as statistics
+from profiler.tables.numbers import milliseconds, times
 
 Figures = dict[str, float | None]
 """By column; None is what was not measured."""
@@ -251,6 +252,22 @@ def _loss(stage: Stage, outcome: Outcome) -> Warning | None:
     if stage is Stage.FITTED and outcome.status == "oom":
         return Warning("unchecked", f"no memory was left for the checks: {outcome.reason}")
     return None
+
+
+LAYERS_AT_MOST = 1.5
+"""Layers that add up to more times their case's latency are no parts of it: the profiler or other work slowed them."""
+
+
+def layer_warnings(
+    layers: Iterable[Mapping[str, Any]], samples: Mapping[str, list[float]], clock: str
+) -> list[Warning]:
+    """The warning that the layers take far longer than the case: on a GPU the device's time, where it is known."""
+    together = sum(layer["ms"] for layer in layers)
+    whole = statistics.median(samples.get("gpu") or samples.get(clock, []))
+    if not whole or together <= LAYERS_AT_MOST * whole:
+        return []
+    text = f"together {milliseconds(together)}, {times(together / whole)} what the case takes without the profiler"
+    return [Warning("slow-layers", text)]
 
 
 def sample_warnings(samples: Mapping[str, list[float]], clock: str) -> list[Warning]:

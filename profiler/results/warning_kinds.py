@@ -224,6 +224,13 @@ _KINDS = (
         "`--profile` was given and the layers could not be timed; all other figures are there",
     ),
     WarningKind(
+        "slow-layers",
+        "L",
+        "with the profiler on the layers took far longer than the case; they are no parts of its latency",
+        "the layers add up to more than 1.5 times `gpu_ms`, or where that is null `latency_ms`: the profiler or other "
+        "work slowed them, and they are no parts of the latency",
+    ),
+    WarningKind(
         "unclosed",
         "#",
         "the runtime failed or hung while it closed the session, after everything had been measured",

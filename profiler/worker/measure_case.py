@@ -16,7 +16,7 @@ from engines.catalog import ENGINES, Options
 from profiler.job.case import Budget, Case, Role
 from profiler.nvml import Nvml
 from profiler.processes.messages import Entered, Progress, Report, Salvage
-from profiler.results.result import Figures, Kept, Result, Stage, sample_warnings
+from profiler.results.result import Figures, Kept, Result, Stage, layer_warnings, sample_warnings
 from profiler.results.roofline import MIB
 from profiler.worker import checks, disturbance
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Samples
@@ -231,6 +231,7 @@ def _profile(session: Session, result: Result, enough: bool) -> None:
     result.layers = [
         {"layer": layer.name, "kind": layer.kind, "nodes": list(layer.nodes), "ms": layer.ms} for layer in layers
     ]
+    result.warnings += layer_warnings(result.layers, result.samples, result.clock or "")
 
 
 def _bytes(case: Case, arrays: Sequence[Array]) -> int:

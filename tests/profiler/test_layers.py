@@ -227,6 +227,21 @@ def test_a_narrow_terminal_cuts_names_and_no_figure(run: RunFolder, width: int) 
     assert lines_with(text, "all layers", "4.000 ×5", "2.500 ×5", "1.250")
 
 
+def test_layers_that_took_far_longer_than_the_case_are_no_shares_of_it(tmp_path: Path) -> None:
+    """As on a machine that others kept busy while the layers were profiled: they came to "30206 % of the latency"."""
+    folder = RunFolder.create(tmp_path / "results")
+    slow = Result(case("eager").id, "ok", clock="host", samples={"host": [4.0]}, layers=[layer("a", "a", 1208.24)])
+    event = {"event": [8.0], "gpu": [2.0]}
+    host_bound = Result(case("ort").id, "ok", clock="event", samples=event, layers=[layer("a", "a", 4.0)])
+    for of in (slow, host_bound):
+        folder.append(of)
+    folder.write_parquet("suite", [case("eager"), case("ort")], {})
+    text = printed(folder)
+    assert "1 layers, 1,208.240 ms together: far more than the case's 4.000 ms, so no shares of it" in text
+    assert "1 layers, 4.000 ms together: far more than the case's 2.000 ms, so no shares of it" in text
+    assert "% of the latency" not in text
+
+
 def test_latency_on_the_device_has_its_own_line(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "results")
     cases = [case("eager"), case("ort")]

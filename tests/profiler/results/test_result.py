@@ -14,7 +14,7 @@ from exporters.source import ModelSource
 from profiler.job.case import Case, CaseId
 from profiler.results.columns import RESULTS
 from profiler.results.reading import load
-from profiler.results.result import Result, sample_warnings
+from profiler.results.result import Result, layer_warnings, sample_warnings
 from profiler.results.run_folder import RunFolder
 
 CASE = Case(
@@ -289,6 +289,26 @@ def test_a_drift_is_warned_of_in_words(factor, says):
     expected = [Warning("drift", f"the last third of the samples is {says} than the first")] if says else []
     assert sample_warnings(samples, "host") == expected
     assert sample_warnings(samples, "event") == []
+
+
+@pytest.mark.parametrize(
+    ("samples", "clock", "says"),
+    [
+        ({"host": [4.0] * 3}, "host", "together 12 ms, 3.0× what the case takes without the profiler"),
+        (
+            {"event": [20.0] * 3, "gpu": [5.0] * 3},
+            "event",
+            "together 12 ms, 2.4× what the case takes without the profiler",
+        ),
+        ({"host": [8.0] * 3}, "host", None),
+        ({"event": [7.0] * 3, "gpu": [12.5] * 3}, "event", None),
+        ({}, "host", None),
+    ],
+)
+def test_layers_that_take_far_longer_than_the_case_are_warned_of(samples, clock, says):
+    layers = [{"ms": 5.0}, {"ms": 7.0}]
+    expected = [Warning("slow-layers", says)] if says else []
+    assert layer_warnings(layers, samples, clock) == expected
 
 
 def test_outliers_and_a_drift_are_both_warned_of():
