@@ -1,0 +1,71 @@
+"""What a run prepares of a factory is used again by the next run, and only while the model is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import polars as pl
+import pytest
+
+FACTORY = """
+import helper
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return helper.head(self.layer(x))
+"""
+HELPER = "def head(y):\n    return y * 2\n"
+JOB = """
+models: [{name: net, factory: "mine:Net", input: [8]}]
+engines: [eager, ort]
+device: cpu
+batch_sizes: [1]
+budget: {seconds: 0.05, min_samples: 3}
+"""
+Start = Callable[[], dict[str, dict[str, Any]]]
+
+
+@pytest.fixture
+def start(tmp_path: Path, profiler: Callable[..., CompletedProcess[str]]) -> Start:
+    """Starts a run; returns its fp32 rows by variant."""
+    (tmp_path / "mine.py").write_text(FACTORY)
+    (tmp_path / "helper.py").write_text(HELPER)
+    (tmp_path / "job.yaml").write_text(JOB)
+
+    def run() -> dict[str, dict[str, Any]]:
+        done = profiler("job.yaml", cwd=tmp_path, PROFILER_CACHE=str(tmp_path / "cache"))
+        assert done.returncode == 0, done.stdout + done.stderr
+        newest = max(tmp_path.glob("results/*"), key=lambda folder: folder.stat().st_mtime_ns)
+        rows = pl.read_parquet(newest / "results.parquet").filter(precision="fp32").to_dicts()
+        return {row["variant"]: row for row in rows}
+
+    return run
+
+
+def test_a_changed_helper_is_a_new_graph_and_an_unchanged_one_is_none(start: Start, tmp_path: Path) -> None:
+    def graphs() -> set[Path]:
+        return set((tmp_path / "cache" / "onnx").glob("*.onnx"))
+
+    def outputs(graph: Path) -> Any:
+        return onnxruntime.InferenceSession(graph).run(None, {"x": np.ones((1, 8), np.float32)})[0]
+
+    first, before = start(), graphs()
+    again = start()
+    assert graphs() == before
+    assert again["ort"]["export_s"] == first["ort"]["export_s"], "what the first run's export took"
+
+    (tmp_path / "helper.py").write_text(HELPER.replace("2", "1000"))
+    changed = start()
+    assert {variant: row["status"] for variant, row in changed.items()} == {"eager": "ok", "ort": "ok"}
+    (old,), (new,) = before, graphs() - before
+    np.testing.assert_allclose(outputs(new), outputs(old) * 500, rtol=1e-4)
