@@ -17,6 +17,7 @@ from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import polars as pl
 import pytest
@@ -27,12 +28,13 @@ from exporters.cache import Cache
 from exporters.source import ModelSource
 from profiler import cli
 from profiler.job.case import Budget
+from profiler.job.config import Config, load_config
 from profiler.machine import usable_cores
 from profiler.nvml import visible_gpus
 from profiler.processes import process
 from profiler.results.wall_time import WallTime
+from profiler.run import command as run_command
 from profiler.run import device_lock
-from profiler.run.again import Takes
 from profiler.run.device_lock import DeviceLock
 from profiler.run.progress import PlainDisplay
 from profiler.run.quiet import Quiet
@@ -97,7 +99,7 @@ def _run_here(*arguments: str, cwd: Path, timeout: float = 0, **variables: str) 
             contextlib.redirect_stderr(errors),
             pytest.MonkeyPatch.context() as patch,
         ):
-            patch.setattr(Takes, "has_time", property(_has_time))
+            patch.setattr(run_command, "load_config", _load_config)
             cli.main()
     except SystemExit as end:
         code = int(end.code or 0)
@@ -109,12 +111,12 @@ def _run_here(*arguments: str, cwd: Path, timeout: float = 0, **variables: str) 
     return subprocess.CompletedProcess(list(arguments), code, output.getvalue(), errors.getvalue())
 
 
-_has_time_for_users = Takes.has_time.fget
-
-
-def _has_time(takes: Takes) -> bool:
+def _load_config(*arguments: Any) -> Config:
     """On a machine that tests keep busy only those jobs measure again that say so by `budget.repeats`."""
-    return takes.share != Budget().repeats and _has_time_for_users(takes)
+    config = load_config(*arguments)
+    if config.budget.repeats != Budget().repeats:
+        return config
+    return config.model_copy(update={"budget": replace(config.budget, repeats=0.0)})
 
 
 def _run_as_a_user(

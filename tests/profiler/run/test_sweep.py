@@ -406,7 +406,7 @@ def resumed(
     (folder / "job.yaml").write_text(
         f"kind: minibatch\nmodels: [{bounded('hungry', folder, 20, 'marker')}]\nengines: [eager]\n"
         "batch_sizes: [1, 2, 4, 8, 16, 32]\nlargest_batch: {limit: 40, resolution: 0.001}\ndevice: cpu\n"
-        "budget: {seconds: 0.3, min_samples: 3}\n"
+        "budget: {seconds: 0.3, min_samples: 3, repeats: 0}\n"
     )
     assert interrupt(folder, cache, lambda journal: '"ok"' in journal, "job.yaml") == 130
     (path,) = (folder / "results").iterdir()
