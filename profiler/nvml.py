@@ -157,6 +157,34 @@ class Nvml:
         found = self._ask("nvmlDeviceGetComputeRunningProcesses", len)
         return None if found is None else int(found)
 
+    def pids(self) -> frozenset[int] | None:
+        """The processes that compute on the device. A container may see none, its own included, or other numbers."""
+        if self._nvml is None:
+            return None
+        with contextlib.suppress(self._nvml.NVMLError, AttributeError):
+            running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+            return frozenset(int(process.pid) for process in running)
+        return None
+
+    def used_by(self, since: float) -> dict[int, float] | None:
+        """By process the share of the device that it had since then (time.time()), on average over NVML's samples.
+
+        Processes that had none are left out. None where NVML does not tell, as with MIG.
+        """
+        if self._nvml is None:
+            return None
+        try:
+            found = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, int(since * 1e6))
+        except (self._nvml.NVMLError, AttributeError) as error:
+            # So NVML says that there are no samples.
+            none = getattr(error, "value", None) == getattr(self._nvml, "NVML_ERROR_NOT_FOUND", "")
+            return {} if none else None
+        shares: dict[int, list[float]] = {}
+        for sample in found:
+            if sample.timeStamp >= since * 1e6:
+                shares.setdefault(int(sample.pid), []).append(sample.smUtil / 100)
+        return {pid: statistics.mean(values) for pid, values in shares.items()}
+
     def utilization(self) -> float | None:
         """Share of the last period, a sixth of a second to a second, in which any process had a kernel running."""
         return self._ask("nvmlDeviceGetUtilizationRates", lambda rates: rates.gpu / 100)

@@ -301,9 +301,9 @@ def _evidence() -> Iterator[Column]:
     yield _column(
         "disturbance",
         "Disturbed",
-        "share of the processors' time that others had while the headline clock was sampled: the largest of what other "
-        "processes took, what the hypervisor took, and how long this case's threads waited for them; null where "
-        "/proc does not tell",
+        "share of the processors' or the GPU's time that others had while the case was measured: the largest of what "
+        "other processes took, what the hypervisor took, and how long this case's threads waited for them; null where "
+        "neither /proc nor NVML tells, and of the processors on a GPU whose latency is not the host's",
         unit="share",
         better="less",
     )

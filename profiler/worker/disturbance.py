@@ -6,17 +6,80 @@ question: `reasons(read().since(before))` is empty.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from engines.base import Warning
+from profiler.nvml import Nvml
 from profiler.processor import TICK_S, Load
 from profiler.tables.numbers import percent
 
-_OTHERS, _STEAL, _DELAYED = 0.05, 0.02, 0.05
+_OTHERS, _STEAL, _DELAYED, _CARD = 0.05, 0.02, 0.05, 0.05
 _EVIDENCE_S = 5 * TICK_S
 """What others had must be longer than this: the kernel counts in ticks, and a few of them are no evidence."""
 _HELD_UP_BY_THE_HOST = {"host-bound", "queue-bound", "gate-overrun"}
 """Kinds of a GPU's row whose latency is the host's too, or cannot be told from it."""
+
+
+_LAST_CASE_S, _POLL_S = 1.1, 0.1
+"""NVML's utilization is of the last second at most: for so long it may be that of the case before."""
+
+
+@dataclass(frozen=True)
+class CardLoad:
+    """What other processes did on the GPU; None is what NVML does not tell."""
+
+    before: float | None = None
+    """Share of the time in which the GPU was busy right before this case's process used it."""
+    others: float | None = None
+    """Share of the GPU's time that other processes had while the case was measured; None also where none is seen."""
+    newcomers: int = 0
+    """Processes that began to compute on it meanwhile."""
+
+    @property
+    def share(self) -> float:
+        """What others had of it: while the case was measured, or before where no more is known."""
+        return (self.before if self.others is None else self.others) or 0.0
+
+    def reasons(self) -> list[str]:
+        """What other work did to the GPU; empty where it was as good as left alone."""
+        if self.share >= _CARD:
+            used = f"{percent(self.share)} % of the GPU's time"
+            return [f"other processes took {used}" if self.others is not None else f"others had {used} before the case"]
+        return ["another process began to compute on the GPU"] if self.newcomers else []
+
+
+class Card:
+    """Sees other processes on a GPU. Make it before this process uses the GPU; without one it sees nothing."""
+
+    def __init__(self, nvml: Nvml, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._nvml = nvml
+        self._there = nvml.pids() or frozenset()
+        self._ours: frozenset[int] = frozenset()
+        self._busy = nvml.utilization()
+        self._since = time.time()
+        waited = 0.0
+        while (self._busy or 0.0) >= _CARD and waited < _LAST_CASE_S:
+            sleep(_POLL_S)
+            waited += _POLL_S
+            self._busy = nvml.utilization()
+
+    def opened(self) -> None:
+        """Call once this process uses the GPU: what has appeared is ours, by whatever number NVML knows it."""
+        self._ours = (self._nvml.pids() or frozenset()) - self._there
+
+    def start(self) -> None:
+        """Call right before a case is measured."""
+        self._since = time.time()
+
+    def load(self) -> CardLoad:
+        """What others did since `start`; not while something is timed."""
+        newcomers = (self._nvml.pids() or frozenset()) - self._there - self._ours
+        strangers, used = self._there | newcomers, self._nvml.used_by(self._since)
+        seen = bool(strangers) and used is not None
+        others = sum(share for pid, share in (used or {}).items() if pid in strangers) if seen else None
+        return CardLoad(self._busy, others, len(newcomers))
 
 
 def counts(device: str, clocks: Collection[str], kinds: Collection[str]) -> bool:
@@ -28,14 +91,17 @@ def counts(device: str, clocks: Collection[str], kinds: Collection[str]) -> bool
     return device == "cpu" or "gpu" not in clocks or not _HELD_UP_BY_THE_HOST.isdisjoint(kinds)
 
 
-def share(loads: Sequence[Load]) -> float | None:
+def share(loads: Sequence[Load], card: CardLoad | None = None) -> float | None:
     """The column `disturbance`: the largest of the shares that others, the hypervisor and waiting for them had."""
     found = [value for load in loads for value in _shares(load) if value is not None]
+    found += [card.share] if card is not None and card.share else []
     return min(max(found), 1.0) if found else None
 
 
-def disturbed(loads: Sequence[Load]) -> list[Warning]:
-    """The warning that other work had the processors; `loads` are of the headline clock and of the others."""
+def disturbed(loads: Sequence[Load], card: CardLoad | None = None) -> list[Warning]:
+    """The warning that other work had the GPU or the processors; `loads` are of the headline clock and the others."""
+    if card is not None and (found := card.reasons()):
+        return [Warning("disturbed", " and ".join(found))]
     for load, when in zip(loads, ("", " while the other clocks were sampled"), strict=False):
         if found := reasons(load):
             return [Warning("disturbed", f"{' and '.join(found)}{when}")]

@@ -56,6 +56,7 @@ class Bench:
     nvml: Nvml
     host: HostMeter
     device: DeviceMeter
+    card: disturbance.Card
     clock: Clock
     report: Report
     phases: Phases
@@ -82,12 +83,14 @@ def open_bench(task: Task, phases: Phases, report: Report) -> Bench:
     nvml = Nvml(task.gpu)
     host, device = HostMeter(), DeviceMeter(nvml.memory_mib)
     phases.enter(Phase.CONTEXT)
+    card = disturbance.Card(nvml)
     if task.case.device == "cpu":
-        return Bench(nvml, host, device, CpuClock(), report, phases)
+        return Bench(nvml, host, device, card, CpuClock(), report, phases)
     torch.cuda.init()
     torch.cuda.synchronize()
     device.context_created()
-    return Bench(nvml, host, device, CudaClock(), report, phases)
+    card.opened()
+    return Bench(nvml, host, device, card, CudaClock(), report, phases)
 
 
 @dataclass(frozen=True)
@@ -151,15 +154,17 @@ def _measure(task: Task, session: Session, bench: Bench, expected_ms: float) -> 
     def keep(samples: Samples) -> None:
         bench.report(Salvage(Kept(Result(case.id, "ok", samples=samples), Stage.SAMPLED)))
 
+    bench.card.start()
     # Of a probe it is asked whether it fits; near the limit a call takes seconds.
     measured = measure(session, bench.clock, budget, expected_ms, keep, headline_only=is_probe)
     keep(measured.samples)  # Whatever the checks run into, these are not lost.
     bench.device.read()
     result = Result(case.id, "ok", clock=measured.clock, stop_reason=measured.stop_reason, samples=measured.samples)
     result.warnings = measured.warnings
-    result.figures["disturbance"] = disturbance.share(measured.loads)
-    if disturbance.counts(case.device, result.samples, [warning.kind for warning in result.warnings]):
-        result.warnings += disturbance.disturbed(measured.loads)
+    host_counts = disturbance.counts(case.device, result.samples, [warning.kind for warning in result.warnings])
+    loads, card = measured.loads if host_counts else [], bench.card.load()
+    result.figures["disturbance"] = disturbance.share(loads, card)
+    result.warnings += disturbance.disturbed(loads, card)
     result.throughput = None if measured.throughput is None else measured.throughput * case.batch_size
     if task.energy and not is_probe and bench.nvml.energy_mj() is not None:
         bench.phases.enter(Phase.ENERGY)

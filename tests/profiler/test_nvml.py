@@ -269,3 +269,38 @@ def test_the_power_cap_is_marked_and_is_no_slowdown() -> None:
 )
 def test_slowdowns_have_nvmls_bits(bit: int, name: str) -> None:
     assert slowdowns(bit) == [name]
+
+
+def test_the_processes_on_a_gpu_and_what_each_had_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without samples is left out, and so are samples of the time before."""
+    samples = [
+        types.SimpleNamespace(pid=7, timeStamp=2_000_000, smUtil=40),
+        types.SimpleNamespace(pid=7, timeStamp=2_500_000, smUtil=60),
+        types.SimpleNamespace(pid=8, timeStamp=900_000, smUtil=90),
+    ]
+    asked = []
+    recorded = driver()
+    recorded.nvmlDeviceGetComputeRunningProcesses = lambda handle: [
+        types.SimpleNamespace(pid=7, usedGpuMemory=1),
+        types.SimpleNamespace(pid=8, usedGpuMemory=None),
+    ]
+    recorded.nvmlDeviceGetProcessUtilization = lambda handle, since: asked.append(since) or samples
+    monkeypatch.setattr(nvml_module, "_nvml", lambda: recorded)
+    nvml = Nvml("GPU-1")
+    assert (nvml.pids(), nvml.users()) == (frozenset({7, 8}), 2)
+    assert nvml.used_by(1.0) == {7: 0.5}
+    assert asked == [1_000_000]
+
+
+@pytest.mark.parametrize(("error", "says"), [("NVML_ERROR_NOT_FOUND", {}), ("NVML_ERROR_NOT_SUPPORTED", None)])
+def test_a_gpu_without_samples_of_processes(monkeypatch: pytest.MonkeyPatch, error: str, says: object) -> None:
+    def refuse(handle: object, since: int) -> None:
+        raise pynvml.NVMLError(getattr(pynvml, error))
+
+    recorded = driver()
+    recorded.NVMLError, recorded.NVML_ERROR_NOT_FOUND = pynvml.NVMLError, pynvml.NVML_ERROR_NOT_FOUND
+    recorded.nvmlDeviceGetProcessUtilization = refuse
+    monkeypatch.setattr(nvml_module, "_nvml", lambda: recorded)
+    assert Nvml("GPU-1").used_by(1.0) == says
+    assert Nvml("GPU-1").pids() is None
+    assert Nvml(None).used_by(1.0) is None

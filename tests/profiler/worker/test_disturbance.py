@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engines.base import Warning
+from profiler.nvml import Nvml
 from profiler.processor import Load
-from profiler.worker.disturbance import counts, disturbed, reasons, share
+from profiler.worker.disturbance import Card, CardLoad, counts, disturbed, reasons, share
 
 QUIET = Load(2.0, 2, others=0.02, steal=0.0, stolen_s=0.0, delayed=0.01, switches=3, pressure=0.01)
 
@@ -93,3 +94,56 @@ def test_whose_latency_a_busy_processor_makes_doubtful(
     device: str, clocks: list[str], kinds: list[str], does: bool
 ) -> None:
     assert counts(device, clocks, kinds) == does
+
+
+class Recorded(Nvml):
+    """NVML's answers in the order in which they are asked for, the last one again and again."""
+
+    def __init__(self, pids: list[set[int] | None], used: dict[int, float] | None, busy: list[float | None]) -> None:
+        self._pids, self._used, self._recorded = pids, used, busy
+
+    def pids(self) -> frozenset[int] | None:
+        found = self._pids.pop(0) if len(self._pids) > 1 else self._pids[0]
+        return None if found is None else frozenset(found)
+
+    def used_by(self, since: float) -> dict[int, float] | None:
+        return self._used
+
+    def utilization(self) -> float | None:
+        return self._recorded.pop(0) if len(self._recorded) > 1 else self._recorded[0]
+
+
+@pytest.mark.parametrize(
+    ("pids", "used", "busy", "says"),
+    [
+        # There before us, and idle; busy; one that came while we measured; all by the numbers that NVML has.
+        ([{7}, {7, 8}, {7, 8}], {8: 0.98}, [0.0], []),
+        ([{7}, {7, 8}, {7, 8}], {7: 0.5, 8: 0.5}, [0.5], ["other processes took 50 % of the GPU's time"]),
+        ([{7}, {7, 8}, {7, 8}], {7: 0.04, 8: 0.9}, [0.5], []),
+        ([set(), {8}, {8, 9}], {8: 0.5, 9: 0.5}, [0.0], ["other processes took 50 % of the GPU's time"]),
+        ([set(), {8}, {8, 9}], {8: 0.9}, [0.0], ["another process began to compute on the GPU"]),
+        ([set(), {8}, {8}], {8: 1.0}, [0.0], []),
+        # A container that sees no process, or no process's share: what the GPU did before us counts.
+        ([set()], {}, [0.6], ["others had 60 % of the GPU's time before the case"]),
+        ([{7}, {7, 8}, {7, 8}], None, [0.6], ["others had 60 % of the GPU's time before the case"]),
+        ([set()], {}, [0.9, 0.4, 0.02], []),  # The case before.
+        # No GPU, no driver.
+        ([None], None, [None], []),
+    ],
+)
+def test_who_else_had_the_gpu(pids, used, busy, says) -> None:
+    slept: list[float] = []
+    card = Card(Recorded(pids, used, busy), slept.append)
+    card.opened()
+    card.start()
+    found = card.load()
+    assert found.reasons() == says
+    assert [warning.text for warning in disturbed([], found)] == says
+    assert sum(slept) < 1.3
+
+
+def test_without_a_gpu_nothing_is_seen_of_one() -> None:
+    card = Card(Nvml(None))
+    card.opened()
+    assert card.load() == CardLoad()
+    assert share([], card.load()) is None
