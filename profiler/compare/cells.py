@@ -11,14 +11,15 @@ import polars as pl
 
 from profiler.errors import ConfigError, nearest
 from profiler.results import speedups
-from profiler.results.replicates import without_probes
+from profiler.results.columns import kind_of_warning
+from profiler.results.replicates import disturbed, without_probes
 from profiler.results.speedups import compared, sides, spreads
 
 CELL = ["model", "variant", "pass", "precision", "batch_size", "extra"]
 COLUMNS = [
     *CELL,
     *speedups.COLUMNS,
-    *("role", "run_id", "reason", "options", "flops_per_item", "peak_memory_mib"),
+    *("role", "run_id", "reason", "options", "flops_per_item", "peak_memory_mib", "warnings"),
 ]
 """The columns of the results that a comparison needs, besides the sides'."""
 _MODEL_DIFFERS = 1e-3
@@ -41,8 +42,8 @@ def compare(
 
     Times are medians over the processes' medians, in milliseconds; memory is in MiB. `ratio` is on the headline
     clock, `device_ratio` and `verdict` on the clock `judged_on`. A cell that a side lacks, or that failed there, has no
-    ratio: its status is null, or says why. Raises ConfigError for a column that is none, without two sides, and where
-    no cell is on two.
+    ratio: its status is null, or says why. `disturbed` are the kinds of warnings with which no sentence names a cell's
+    ratio. Raises ConfigError for a column that is none, without two sides, and where no cell is on two.
     """
     rows = _rows(results, by)
     names = rows["side"].unique(maintain_order=True).to_list()
@@ -91,6 +92,7 @@ def _lines(rows: pl.DataFrame, cell: Sequence[str], common: pl.DataFrame) -> pl.
         pl.col("reason").filter(~measured).first(),
         *(pl.col(name).filter(measured).first() for name in ("clock", "options", "flops_per_item")),
         pl.col("peak_memory_mib").filter(measured).median().alias("memory_mib"),
+        kind_of_warning(pl.col("warnings").filter(measured).explode().drop_nulls()).unique().alias("warnings"),
     ]
     return sides(rows, ["side", *cell], common, *more)
 
@@ -114,6 +116,12 @@ def _differs(columns: Sequence[str]) -> pl.Expr:
     words = [pl.when(options).then(pl.lit("options")), pl.when(model).then(pl.lit("model"))]
     text = pl.concat_str(words, separator=", ", ignore_nulls=True)
     return pl.when(text != "").then(text).alias("differs")
+
+
+def _disturbed() -> pl.Expr:
+    """The kinds of warnings on either side that forbid to say by what factor one wins; null if there are none."""
+    carried = pl.concat_list(pl.col(name).fill_null([]) for name in ("warnings", "warnings_side"))
+    return disturbed(carried).alias("disturbed")
 
 
 def _named(both: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
@@ -153,4 +161,5 @@ def _named(both: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
             for prefix, end in (("base", ""), ("side", "_side"))
         ),
         "differs",
+        _disturbed(),
     )

@@ -6,12 +6,12 @@ faster than Tesla K80".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import polars as pl
 
+from profiler.results.speedups import geometric_mean
 from profiler.stats.ratios import MARGINS, Verdict
 from profiler.tables.numbers import percent, times
 
@@ -65,14 +65,18 @@ class Total:
 
 
 def totals(cells: pl.DataFrame) -> list[Total]:
-    """One for each side and pass in which a cell of `compare` has a ratio, in the cells' order."""
+    """One for each side and pass in which a cell of `compare` has a ratio, in the cells' order.
+
+    Cells that were disturbed do not count: their ratio is no ratio of these two.
+    """
+    cells = cells.filter(pl.col("disturbed").is_null())
     of = dict(cells.group_by("side").agg(pl.struct("pass", "model").unique()).iter_rows())
     found = []
     for (base, side, pass_), part in cells.drop_nulls("ratio").group_by("base", "side", "pass", maintain_order=True):
-        models = part.group_by("model", maintain_order=True).agg(pl.col("ratio").log().mean().exp())
+        models = part.group_by("model", maintain_order=True).agg(geometric_mean(pl.col("ratio")))
         verdicts = dict(part["verdict"].drop_nulls().value_counts().iter_rows())
-        ratio, device, memory = (_geometric_mean(part[f"{what}ratio"]) for what in ("", "device_", "memory_"))
-        assert ratio is not None
+        means = part.select(geometric_mean(pl.col(f"{what}ratio")) for what in ("", "device_", "memory_"))
+        ratio, device, memory = means.row(0)
         found.append(
             Total(
                 base=str(base),
@@ -103,8 +107,3 @@ def times_range(low: float, high: float) -> str:
     """2.2x to 2.5x, or 2.2x where both are that."""
     ends = times(low, sign="x"), times(high, sign="x")
     return ends[0] if ends[0] == ends[1] else " to ".join(ends)
-
-
-def _geometric_mean(ratios: pl.Series) -> float | None:
-    known = ratios.drop_nulls()
-    return math.exp(math.fsum(map(math.log, known)) / known.len()) if known.len() else None

@@ -129,6 +129,12 @@ def _conclusions(comparison: Comparison) -> Section:
     compared = comparison.cells.drop_nulls("ratio")
     reasons = compared.drop_nulls("why_no_verdict").group_by("why_no_verdict", maintain_order=True).len()
     paragraphs += [f"No verdict for {counted(count, 'cell')}: {reason}." for reason, count in reasons.iter_rows()]
+    lost = compared.drop_nulls("disturbed")
+    for (side, kinds), part in lost.group_by("side", "disturbed", maintain_order=True):
+        paragraphs.append(
+            f"{side}: {counted(part.height, 'cell')} disturbed on either side ({kinds}), which no mean and no range "
+            "above counts: measure again."
+        )
     if WITHIN in compared["interval"]:
         paragraphs.append(_WITHIN)
     return Section("", paragraphs or ["No cell was measured on both sides."])

@@ -15,6 +15,7 @@ from profiler.published import references, setups
 from profiler.published.layers import LAYERS, layer_times
 from profiler.published.studies import STUDIES
 from profiler.results.sentences import sweep_sentences
+from profiler.results.speedups import geometric_mean
 from profiler.tables import numbers
 from profiler.tables.numbers import decimals
 
@@ -104,7 +105,7 @@ def compare(times: pl.DataFrame, name: str, also: Sequence[str] = ()) -> list[Co
     pairs = rows.join(rows, on=["network", *also], suffix="_2").filter(pl.col("place") < pl.col("place_2"))
     ratio = pl.col("ms_2") / pl.col("ms")
     ranges = pairs.group_by(name, f"{name}_2", maintain_order=True).agg(
-        mean=ratio.log().mean(),
+        mean=geometric_mean(ratio).log(),
         low=ratio.min(),
         high=ratio.max(),
         networks=pl.col("published_network").unique(maintain_order=True),
@@ -153,7 +154,7 @@ def best_published(times: pl.DataFrame) -> set[str]:
     for device in times.filter("ours")["device"].unique():
         mine = times.filter(pl.col("ours"), device=device).drop_nulls("ms")
         rivals = times.filter(~pl.col("ours"), device=device).drop_nulls("ms").join(mine, on="network", how="semi")
-        ranked = rivals.group_by("setup").agg(count=pl.col("network").n_unique(), mean=pl.col("ms").log().mean())
+        ranked = rivals.group_by("setup").agg(count=pl.col("network").n_unique(), mean=geometric_mean(pl.col("ms")))
         found |= set(ranked.sort("count", "mean", "setup", descending=[True, False, False])["setup"].head(1))
     return found
 

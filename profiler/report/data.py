@@ -21,7 +21,7 @@ from profiler.results.configurations import summary
 from profiler.results.layer_profiles import Profiled, profiled, together
 from profiler.results.problems import not_measured, warned
 from profiler.results.reading import Runs, chosen
-from profiler.results.replicates import merge, without_probes
+from profiler.results.replicates import disturbed, merge, without_probes
 from profiler.results.set_up import break_even, set_up
 from profiler.results.speedups import CONFIGURATION, GROUP, INTERVAL, SPEEDUPS, spreads
 from profiler.stats.ratios import JUDGED_ON
@@ -195,7 +195,8 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
     `configuration`: its name; `rank` in its group, 1 the fastest; `step`: its place from the base to the exported
     runtimes; `front`: none of the model has both a lower latency and a higher throughput; `undivided_mib` of the
     peak is in none of the parts; `pays_off_items`: after how many the set-up is won back against the base, null if
-    never; `best_from_items`: from how many on it is the first of its group to be done with all of them, null if never.
+    never; `best_from_items`: from how many on it is the first of its group to be done with all of them, null if never;
+    `disturbed`: its own or its base's warnings with which no factor is named.
     """
     batch, latency = pl.col("batch_size"), pl.col("latency_ms")
     item_s = 1 / pl.coalesce("throughput", 1000 * batch / latency)
@@ -210,7 +211,9 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
         moved_mib=pl.coalesce("moved_mib", "weights_mib"),
         gflops_per_item=pl.col("flops_per_item") / 1e9,
         undivided_mib=pl.when(rest > 0.5).then(rest),
+        disturbed=disturbed(pl.col("warnings")),
     ).with_columns(
+        disturbed=pl.coalesce("disturbed", pl.col("disturbed").filter("is_base").first().over(KEY)),
         intensity=pl.col("flops_per_item") * batch / (pl.col("moved_mib") * 2**20),
         over_floor=pl.min_horizontal("latency_ms", "gpu_ms") / pl.col("floor_ms"),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from profiler.job.case import setting_words
 from profiler.report import tables
 from profiler.report.chart_specs import MEMORY, TRAINING
 from profiler.report.data import KEY, Data
+from profiler.results.speedups import geometric_mean
 from profiler.tables.numbers import percent, rounded, significant, times
 
 Row = Mapping[str, Any]
@@ -35,28 +35,36 @@ class Lead:
 
 def headline(configurations: pl.DataFrame) -> str:
     """Like "compiled fp16 is the fastest for 5 of 6 models and batch sizes"."""
-    best = _inference_first(configurations.filter(rank=1))
-    if best.is_empty():
+    every = _inference_first(configurations.filter(rank=1))
+    if every.is_empty():
         return "No case succeeded"
+    best = every.filter(pl.col("disturbed").is_null())
+    if best.is_empty():
+        kinds = ", ".join(every["disturbed"].unique(maintain_order=True))
+        return f"No certain answer: what was fastest, or its base, was disturbed ({kinds})"
+    lost = every.height - best.height
+    doubt = f"; {lost} more {'was' if lost == 1 else 'were'} disturbed" if lost else ""
     ((name, count),) = Counter(best["configuration"]).most_common(1)
     if best.height == 1:
-        return f"{name} is the fastest"
+        return f"{name} is the fastest{doubt}"
     run = "run, " if best["run"].n_unique() > 1 else ""
     some = f"{count} of {best.height} {run.replace('run', 'runs')}models and batch sizes"
     of = f"every {run}model and batch size" if count == best.height else some
-    return f"{name} is the fastest for {of}" + (" in inference" if configurations["pass"].n_unique() > 1 else "")
+    return (
+        f"{name} is the fastest for {of}" + (" in inference" if configurations["pass"].n_unique() > 1 else "") + doubt
+    )
 
 
 def lead(configurations: pl.DataFrame) -> list[Lead]:
     """What the fastest configurations gain, by batch size: geometric means over the models, and the range."""
     rivals = configurations.filter(pl.len().over(KEY) > 1)  # What ran alone is as fast as itself.
-    best = _inference_first(rivals.filter(pl.col("speedup").is_not_null(), rank=1))
+    best = _inference_first(rivals.filter(pl.col("speedup").is_not_null(), pl.col("disturbed").is_null(), rank=1))
     leads = []
     for (run, pass_, batch, _, setting, base), part in best.group_by(
         ["run", "pass", "batch_size", "extra", "setting", "base"], maintain_order=True
     ):
         ratios = part["speedup"].to_list()
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        mean = part.select(geometric_mean(pl.col("speedup"))).item()
         where = [f"batch {batch}", *setting_words(str(setting))] + ([str(run)] if best["run"].n_unique() > 1 else [])
         over = f"geometric mean of {part.height} models" if part.height > 1 else str(part["model"][0])
         spread = f", which range from {times(min(ratios))} to {times(max(ratios))}" if part.height > 1 else ""
@@ -111,11 +119,14 @@ def _speedups(rows: Sequence[Row]) -> str | None:
     of_base = [row for row in group if row["variant"] == base["variant"] and row is not base]
     others = [row for variant, row in engines.items() if variant != base["variant"]]
     steps = sorted(of_base, key=lambda row: row["step"]) + sorted(others, key=lambda row: row["step"])
-    parts = [f"{row['configuration']} {times(row['speedup'])}" for row in steps]
+
+    def factor(row: Row, sign: str = "") -> str:
+        return f"was disturbed ({row['disturbed']})" if row["disturbed"] else sign + times(row["speedup"])
+
+    parts = [f"{row['configuration']} {factor(row)}" for row in steps]
     top = group[0]
-    best = (
-        f"the fastest is {top['configuration']} at {times(top['speedup'])}" if top is not base else "nothing is faster"
-    )
+    fastest = f"the fastest is {top['configuration']}"
+    best = f"{fastest}{',' * bool(top['disturbed'])} {factor(top, 'at ')}" if top is not base else "nothing is faster"
     return f"Over {base['base']} at batch {batch}: {', '.join(parts)}; {best}."
 
 

@@ -77,6 +77,9 @@ def layers(cell: Sequence[Profiled]) -> list[Layer]:
     return known + ([Layer("no exported node", None, strangers)] if strangers else [])
 
 
+_ENDS = ("speedup_low", "speedup_high")
+
+
 def _answer(configurations: pl.DataFrame) -> Table:
     """What is fastest in each group, and the fastest in each precision, in rows that the page's filter shows."""
     second, plain = pl.col("rank") == 2, pl.col("precision") == "fp32"
@@ -84,12 +87,20 @@ def _answer(configurations: pl.DataFrame) -> Table:
     def rival(name: str, which: pl.Expr) -> pl.Expr:
         return pl.col(name).filter(which).first().over(KEY)
 
-    best = configurations.with_row_index("place").with_columns(
-        place=pl.col("place").first().over(KEY),
-        runner_up=pl.when(rank=1).then(rival("configuration", second)),
-        margin=pl.when(rank=1).then(rival("latency_ms", second) / pl.col("latency_ms")),
-        fastest_fp32=rival("configuration", plain),
-        fastest_fp32_ms=rival("latency_ms", plain),
+    known = pl.col("disturbed").is_null()
+    certain = [pl.when(known).then(name).alias(name) for name in ("speedup", *_ENDS, "verdict")]
+    best = (
+        configurations.with_columns(certain)
+        .with_row_index("place")
+        .with_columns(
+            place=pl.col("place").first().over(KEY),
+            runner_up=pl.when(rank=1).then(rival("configuration", second)),
+            margin=pl.when(known & rival("disturbed", second).is_null(), rank=1).then(
+                rival("latency_ms", second) / pl.col("latency_ms")
+            ),
+            fastest_fp32=rival("configuration", plain),
+            fastest_fp32_ms=rival("latency_ms", plain),
+        )
     )
     rows = [best.unique(KEY, keep="first", maintain_order=True).with_columns(restricted_to=pl.lit(None, pl.String))]
     if configurations["precision"].n_unique() > 1:

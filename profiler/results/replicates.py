@@ -9,6 +9,7 @@ import polars as pl
 from profiler.job.case import Role
 from profiler.results.columns import COLUMNS, kind_of_warning
 from profiler.results.reading import Frame
+from profiler.results.warning_kinds import KINDS, without_factor
 
 OK = pl.col("status") == "ok"
 OUT_OF_MEMORY = "out of memory"
@@ -47,6 +48,12 @@ def why_not() -> pl.Expr:
     """Why a row, or all replicates of a line, have no figures; null where they have."""
     why = pl.format("{}: {}", "status", pl.col("reason").fill_null("no reason was given"))
     return pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(~OK).then(why)
+
+
+def disturbed(kinds: pl.Expr) -> pl.Expr:
+    """Of lists of kinds of warnings those that forbid to say by what factor a row wins, as text; null without any."""
+    text = kinds.list.set_intersection(pl.lit(without_factor(KINDS), pl.List(pl.String))).list.sort().list.join(", ")
+    return pl.when(text != "").then(text)
 
 
 def _one(name: str, kind: pl.DataType) -> pl.Expr:

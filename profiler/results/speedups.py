@@ -131,6 +131,11 @@ def speedups(lines: pl.DataFrame) -> pl.DataFrame:
     return found.join(_ties(lines), on="line", how="left", maintain_order="left").select(SPEEDUPS)
 
 
+def geometric_mean(ratios: pl.Expr) -> pl.Expr:
+    """Of what is known of ratios or times above 0; null without any."""
+    return ratios.log().mean().exp()
+
+
 def _ties(lines: pl.DataFrame) -> pl.DataFrame:
     """By `line` the fastest of each group that is not told from its runner-up."""
     pairs = _paired(lines.filter(rank=1), lines.filter(rank=2))

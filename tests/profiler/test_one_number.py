@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
 from profiler.compare.command import Options, make_comparison
+from profiler.compare.view import sections
 from profiler.recommend.choice import Request, recommend
 from profiler.report.data import gather
+from profiler.report.findings import findings, headline, lead
+from profiler.report.tables import tables
 from profiler.results.configurations import summary
 from profiler.results.reading import read_runs
 from profiler.tables import numbers
-from tests.handmade import row, run
+from tests.handmade import row, run, thrice
 
 NOISY = {"eager": (87.8, 83.7, 0.263), "ort": (9.9, 10.1, 12.0), "openvino": (0.119, 0.1195, 0.12)}
 """Milliseconds of three processes a configuration; each process agrees with itself within 1 %."""
@@ -81,3 +85,30 @@ def test_the_spread_of_replicates_is_that_between_them(each: tuple[float, ...], 
     ends = [[line[name]] for name in ("latency_ci_low_ms", "latency_ci_high_ms", "latency_ms")]
     assert numbers.spread(*ends) == [cell]
     assert line["latency_ci_low_ms"] <= line["latency_ms"] <= line["latency_ci_high_ms"]
+
+
+@pytest.mark.parametrize("kind", ["disturbed", "inconsistent"])
+def test_no_command_names_the_factor_of_a_row_that_was_disturbed(kind: str, tmp_path: Path) -> None:
+    """Of two models one was measured next to other work: only the other's speed-up of 2 is left."""
+
+    def cases(model: str, slow: float, warnings: list[str]) -> list[Any]:
+        rows = [*thrice(row, "eager", ms=slow), *({**one, "warnings": warnings} for one in thrice(row, "ort", ms=1.0))]
+        return [{**one, "model": model, "case_id": f"{model}/{one['case_id']}"} for one in rows]
+
+    results, samples = run(*cases("calm", 2.0, []), *cases("busy", 50.0, [f"{kind}: x"]))
+    folder = folder_of(results, samples, tmp_path)
+    comparison = make_comparison(Options(runs=(folder,), by="variant", base="eager"))
+    (total,) = comparison.totals
+    assert total.models == ("calm",) and total.ratio == pytest.approx(2.0)
+    texts = [text for section in sections(comparison, 9) for text in section.paragraphs]
+    assert f"ort: 1 cell disturbed on either side ({kind})" in " ".join(texts)
+    data = gather(read_runs([folder]))
+    (found,) = lead(data.configurations)
+    assert found.ratio == "2.0×"
+    assert headline(data.configurations) == "ort fp32 is the fastest; 1 more was disturbed"
+    said = {finding["model"]: finding["text"] for finding in findings(data)["speedups"]}
+    assert said["calm"].endswith("the fastest is ort fp32 at 2.0×.")
+    assert said["busy"].endswith(f"the fastest is ort fp32, was disturbed ({kind}).")
+    answer = tables(data)["answer"].frame.filter(pl.col("restricted_to").is_null())
+    shown = pl.DataFrame(answer).select("model", "speedup", "margin").to_dicts()
+    assert {r["model"]: (r["speedup"] is None, r["margin"] is None) for r in shown}["busy"] == (True, True)

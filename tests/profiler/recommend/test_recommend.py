@@ -86,8 +86,8 @@ VARIANTS = ("eager", "eager-tuned", "compiled", "ort", "ort-tuned", "trt")
 def random_rows(rng: np.random.Generator) -> list[Row]:
     """Up to nine cases, too few for a common spread: ties, nulls, failures, replicates that differ much or not."""
     rows = []
-    coarse, most = rng.random() < 0.3, int(rng.choice([1, 2, 4, 5]))
-    device, alike = "cpu" if rng.random() < 0.3 else "cuda", rng.random() < 0.6
+    coarse, most = rng.random() < 0.3, int(rng.choice([1, 2, 4, 4, 5]))
+    device, alike = "cpu" if rng.random() < 0.3 else "cuda", rng.random() < 0.8
     for _ in range(rng.integers(1, PRIOR_CONFIGURATIONS)):
         cell = {
             "variant": str(rng.choice(VARIANTS)), "precision": str(rng.choice(["fp32", "fp16"])),
