@@ -1,7 +1,8 @@
 """Parse the command line and call the command that it names.
 
 Exit codes: 0 done; 1 no row is ok, a regression, or with --strict a failed case; 2 a config, file or argument that
-cannot be used; 3 no candidate meets the limits; 70 a fault of the profiler's own; 130 interrupted.
+cannot be used; 3 no candidate meets the limits; 4 what may be a regression; 70 a fault of the profiler's own; 130
+interrupted.
 """
 
 from __future__ import annotations

@@ -140,7 +140,8 @@ class Compare:
         Sequence[str], Option("--reference", help="Published figures to show next to the runs, such as cnn-benchmarks")
     ] = ()
     fail_on_regression: Annotated[
-        str | None, Option(help="Exit with 1 if a cell is slower by more than this, such as 5%")
+        str | None,
+        Option(help="Exit with 1 if a cell is slower by more than this, such as 5%; with 4 if that is not proven"),
     ] = None
     format: Annotated[str, Option(help="text, md, csv or json")] = "text"
     output: OutputFile = None

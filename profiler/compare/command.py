@@ -28,7 +28,9 @@ FORMATS = ("text", "md", "csv", "json")
 
 
 def execute(options: Options, console: Console) -> int:
-    """Compare, print or write. Returns 1 for a regression, and where no cell could be compared; else 0.
+    """Compare, print or write.
+
+    Returns 1 for a regression, and where no cell could be compared; 4 for what may be a regression; else 0.
 
     Raises ConfigError for what cannot be used.
     """
@@ -36,8 +38,9 @@ def execute(options: Options, console: Console) -> int:
     limit = None if options.fail_on_regression is None else parse_limit(options.fail_on_regression)
     comparison = make_comparison(options, limit)
     show(comparison, options, console)
-    compared = comparison.cells["ratio"].count() > 0
-    return 0 if compared and not (comparison.regression and comparison.regression.found) else 1
+    if comparison.cells["ratio"].count() == 0:
+        return 1
+    return comparison.regression.exit_code if comparison.regression else 0
 
 
 def make_comparison(options: Options, limit: float | None = None) -> Comparison:

@@ -20,27 +20,30 @@ _CLOCKS = {"gpu": "device time", "host": "latency", "latency": "latency"}
 
 
 def parse_limit(text: str) -> float:
-    """ "5%" as 0.05; raises ConfigError for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+) ?%", text.strip())
+    """ "5%" and "0.05" as 0.05; raises ConfigError for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+) ?%|(0?\.\d+|0)", text.strip())
     if not found:
-        raise ConfigError(f"--fail-on-regression: expected a percentage such as 5%, got '{text}'")
-    return float(found[1]) / 100
+        raise ConfigError(
+            f"--fail-on-regression: expected a percentage such as 5%, or a share below 1 such as 0.05, got '{text}'"
+        )
+    return float(found[1]) / 100 if found[1] else float(found[2])
 
 
 @dataclass(frozen=True)
 class Regression:
     """What the cells say of slow-downs by more than `limit` (0.05 is 5 %); each frame has rows of `compare`'s.
 
-    `slower`: the whole interval lies beyond the limit. It is the interval between processes on the clock that is judged
-    where there are three processes a side, else the headline clock's within processes. `broken`: the base ran the cell,
-    and it failed on the side. `perhaps`: the ratio lies beyond the limit, its interval does not. `unknown`: there is no
-    interval.
+    `slower`: the whole interval between processes lies beyond the limit, on the clock that is judged. `broken`: the
+    base ran the cell, and it failed on the side. `perhaps`: the ratio lies beyond the limit, and that is not proven:
+    there are not three processes a side, or their interval reaches back over the limit. `lost`: the base ran the cell,
+    and the side lacks it or calls it unsupported. `unknown`: there is no interval, and the ratio is within the limit.
     """
 
     limit: float
     slower: pl.DataFrame
     broken: pl.DataFrame
     perhaps: pl.DataFrame
+    lost: pl.DataFrame
     unknown: pl.DataFrame
 
     @property
@@ -48,8 +51,15 @@ class Regression:
         """Whether there is a regression."""
         return not (self.slower.is_empty() and self.broken.is_empty())
 
+    @property
+    def exit_code(self) -> int:
+        """1 for a regression; 4 where one is not proven, and where a cell cannot be compared any more; else 0."""
+        if self.found:
+            return 1
+        return 0 if self.perhaps.is_empty() and self.lost.is_empty() else 4
+
     def lines(self, top: int) -> list[str]:
-        """In words, of the slower and of the broken cells the worst `top`."""
+        """In words, of each kind of cells the worst `top`."""
         limit = f"{100 * self.limit:g} %"
         slower = f"{counted(self.slower.height, 'cell')} slower by more than {limit}:"
         lines = [f"No cell is certainly slower by more than {limit}." if self.slower.is_empty() else slower]
@@ -58,10 +68,17 @@ class Regression:
             lines.append(f"{counted(self.broken.height, 'cell')} that the base ran failed:")
             lines += _listed(self.broken, top, lambda row: f"{row['side_status']}, {row['side_reason']}")
         if self.perhaps.height:
-            cells = counted(self.perhaps.height, "cell")
-            lines.append(f"{cells} may be slower by more, which more replicates would show.")
+            lines.append(f"{counted(self.perhaps.height, 'cell')} may be slower by more, which is not proven:")
+            lines += _listed(self.perhaps, top, lambda row: f"{_how_much(row)}; {_what_settles(row)}")
+        if self.lost.height:
+            lines.append(
+                f"{counted(self.lost.height, 'cell')} that the base ran cannot be compared; "
+                "measure them, or leave them out by --only:"
+            )
+            lines += _listed(self.lost, top, _why_lost)
         if self.unknown.height:
-            lines.append(f"{counted(self.unknown.height, 'cell')} could not be judged: there is no interval.")
+            cells = counted(self.unknown.height, "cell")
+            lines.append(f"{cells} could not be judged: there is no interval. No median is slower by more.")
         return lines
 
 
@@ -72,14 +89,17 @@ def find_regressions(cells: pl.DataFrame, limit: float) -> Regression:
     worst = cells.sort(ratio, nulls_last=True, maintain_order=True)
     beyond = 1 / (1 + limit)
     compared = worst.drop_nulls("ratio")
+    ran = worst.filter(base_status="ok")
+    proven = (pl.col("interval").eq(BETWEEN) & (high < beyond)).fill_null(value=False)
     found = Regression(
         limit,
-        slower=compared.filter(high < beyond),
-        broken=worst.filter(pl.col("base_status") == "ok", pl.col("side_status").is_in(BROKEN)),
-        perhaps=compared.filter(ratio < beyond, high >= beyond),
-        unknown=compared.filter(high.is_null()),
+        slower=compared.filter(proven),
+        broken=ran.filter(pl.col("side_status").is_in(BROKEN)),
+        perhaps=compared.filter(ratio < beyond, ~proven),
+        lost=ran.filter(~pl.col("side_status").is_in(["ok", *BROKEN]).fill_null(value=False)),
+        unknown=compared.filter(high.is_null(), ratio >= beyond),
     )
-    if found.unknown.height == compared.height and not found.found:
+    if found.unknown.height == compared.height and found.exit_code == 0:
         why = next(iter(compared["why_no_verdict"].drop_nulls()), "no cell was measured on both sides")
         raise ConfigError(f"--fail-on-regression: no cell can be judged ({why}); measure with replicates: 3 or more")
     return found
@@ -107,9 +127,25 @@ def _how_much(row: Row) -> str:
     within = row["interval"] == WITHIN
     on_device = not within and row["device_ratio_high"] is not None
     name = "device_ratio" if on_device else "ratio"
-    middle, least, most = (1 / row[f"{name}{end}"] for end in ("", "_high", "_low"))
+    middle = 1 / row[name]
+    slower = times(middle, sign="× slower") if middle >= 2 else f"{percent(middle - 1, 1)} % slower"
+    if row[f"{name}_high"] is None:
+        return f"{slower}, without an interval"
+    least, most = (1 / row[f"{name}{end}"] for end in ("_high", "_low"))
+    ends = [times(end) if middle >= 2 else percent(end - 1, 1) for end in (least, most)]
     clock = _CLOCKS[row["judged_on"]] if on_device else "latency"
     kind = "within process" if within else f"between processes, on {clock}"
-    if middle >= 2:
-        return f"{times(middle, sign='× slower')} ({times(least)} to {times(most)}, {kind})"
-    return f"{percent(middle - 1, 1)} % slower ({percent(least - 1, 1)} to {percent(most - 1, 1)}, {kind})"
+    return f"{slower} ({' to '.join(ends)}, {kind})"
+
+
+def _what_settles(row: Row) -> str:
+    if row["verdict"] is None:
+        return str(row["why_no_verdict"])
+    least = max(row["base_processes"], row["side_processes"], row["replicates_to_settle"] or 0)
+    return f"more than {count(least)} replicates a side may prove it"
+
+
+def _why_lost(row: Row) -> str:
+    if row["side_status"] is None:
+        return f"missing in {row['side']}"
+    return f"{row['side_status']}, {row['side_reason']}"

@@ -87,7 +87,7 @@ def data(comparison: Comparison) -> dict[str, Any]:
     regression = comparison.regression
     judged = {
         name: getattr(regression, name).select("side", *CELL).to_dicts()
-        for name in ("slower", "broken", "perhaps", "unknown")
+        for name in ("slower", "broken", "perhaps", "lost", "unknown")
         if regression
     }
     return {

@@ -102,7 +102,9 @@ def test_what_cannot_be_used_is_a_config_error(runs: Path, names: list[str], opt
 def test_a_config_error_ends_with_2_and_one_line(runs: Path, profiler: Profiler) -> None:
     done = profiler("compare", "main", "slow", "--fail-on-regression", "5", cwd=runs)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "--fail-on-regression: expected a percentage such as 5%, got '5'\n"
+    assert done.stderr == (
+        "--fail-on-regression: expected a percentage such as 5%, or a share below 1 such as 0.05, got '5'\n"
+    )
 
 
 def test_json_holds_everything_and_standard_error_why_it_failed(runs: Path, profiler: Profiler) -> None:
@@ -211,6 +213,9 @@ def test_cells_of_one_side_are_named_with_their_reason(runs: Path) -> None:
     assert "slow oom 2 no memory [left] alexnet; eager; training; fp32; batch 1, 16" in said
     assert "slow missing" in said
     assert "In inference, across the 2 models that both ran" in said
+    request = Options(runs=(f"{runs}/main", f"{runs}/slow"), fail_on_regression="0.5", only=("pass=inference",))
+    code, text = page(request)
+    assert (code, "missing in slow" in text) == (4, True)
 
 
 def test_published_figures_stand_beside_a_run_of_ours() -> None:
@@ -235,10 +240,10 @@ def test_sides_that_share_no_measured_cell_end_with_1(runs: Path) -> None:
     assert "no luck" in text
 
 
-def test_a_check_that_can_judge_nothing_is_a_config_error() -> None:
+def test_a_check_that_can_prove_nothing_does_not_pass() -> None:
     published = str(GOLDEN.parents[1] / "docs" / "results" / "h200")
     request = Options(runs=(H200, published), only=("model=resnet18", "variant=compiled"), fail_on_regression="5%")
     assert make_comparison(request, 0.05).regression is not None
-    none = Options(runs=(H200,), references=("cnn-benchmarks",), fail_on_regression="5%")
-    with pytest.raises(ConfigError, match="no cell can be judged"):
-        execute(none, Console(file=io.StringIO()))
+    regression = make_comparison(Options(runs=(H200,), references=("cnn-benchmarks",)), 0.05).regression
+    assert regression is not None
+    assert (regression.found, regression.exit_code) == (False, 4), "published figures have no interval"

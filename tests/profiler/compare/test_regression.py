@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import polars as pl
@@ -35,12 +36,15 @@ def single(ms: float, reach: float = 0.001, **columns: Any) -> dict[str, Any]:
 BASE = replicated(1.0, 1.001, 0.999)
 
 
-@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("5 %", 0.05), ("0.5%", 0.005), ("120%", 1.2), ("0%", 0.0)])
-def test_the_limit_is_a_percentage(text: str, share: float) -> None:
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [("5%", 0.05), ("5 %", 0.05), ("0.5%", 0.005), ("120%", 1.2), ("0%", 0.0), ("0.05", 0.05), (".1", 0.1), ("0", 0.0)],
+)
+def test_the_limit_is_a_percentage_or_a_share(text: str, share: float) -> None:
     assert parse_limit(text) == pytest.approx(share)
 
 
-@pytest.mark.parametrize("text", ["5", "0.05", "-5%", "five", "", "%", "5%%", "nan%", "1e2%"])
+@pytest.mark.parametrize("text", ["5", "1.5", "1", "-0.05", "0.", "-5%", "five", "", "%", "5%%", "nan%", "1e2%"])
 def test_any_other_limit_is_a_config_error(text: str) -> None:
     with pytest.raises(ConfigError, match="--fail-on-regression: expected a percentage such as 5%"):
         parse_limit(text)
@@ -61,6 +65,7 @@ def test_between_processes_the_whole_interval_must_lie_beyond_the_limit(side: An
     assert found.slower.height == (verdict == "slower")
     assert found.perhaps.height == (verdict == "perhaps")
     assert found.found == (verdict == "slower")
+    assert found.exit_code == {"none": 0, "slower": 1, "perhaps": 4}[verdict]
 
 
 def test_on_a_gpu_device_time_decides() -> None:
@@ -85,14 +90,58 @@ def test_without_device_time_latency_decides() -> None:
     assert "50.0 % slower" in line
 
 
-def test_under_three_processes_the_interval_within_them_decides_and_is_named() -> None:
+def test_under_three_processes_nothing_is_proven_and_nothing_passes() -> None:
     found = find_regressions(cells([single(1.0)], [single(1.1)]), 0.05)
-    assert found.found
-    assert found.lines(9)[0] == "1 cell slower by more than 5 %:"
-    assert found.lines(9)[1].startswith(
-        "b: resnet50/ort/inference/fp32/b1: 10.0 % slower (9.8 to 10.2, within process)"
+    assert (found.found, found.exit_code) == (False, 4)
+    assert found.lines(9) == [
+        "No cell is certainly slower by more than 5 %.",
+        "1 cell may be slower by more, which is not proven:",
+        "b: resnet50/ort/inference/fp32/b1: 10.0 % slower (9.8 to 10.2, within process); "
+        "1 and 1 processes: a verdict needs 3 a side",
+    ]
+    assert find_regressions(cells([single(1.0)], [single(1.04)]), 0.05).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "side",
+    [
+        pytest.param([single(246.0)], id="one process"),
+        pytest.param(replicated(246.0), id="no interval"),
+        pytest.param(replicated(1.0, 246.0, 2000.0), id="noisy processes"),
+        pytest.param(replicated(246.0, 246.1, 245.9), id="proven"),
+    ],
+)
+@pytest.mark.parametrize("base", [[single(1.0)], replicated(1.0), BASE, replicated(0.1, 1.0, 40.0)])
+def test_a_cell_that_is_246_times_slower_never_passes(base: Any, side: Any) -> None:
+    assert find_regressions(cells(base, side), 0.05).exit_code in (1, 4)
+
+
+def test_what_would_settle_an_unclear_cell_is_said() -> None:
+    lines = find_regressions(cells(BASE, replicated(1.0, 1.3, 1.1)), 0.05).lines(9)
+    assert lines[1] == "1 cell may be slower by more, which is not proven:"
+    assert lines[2].startswith("b: resnet50/ort/inference/fp32/b1: 10.0 % slower (")
+    assert re.search(r"; more than \d+ replicates a side may prove it$", lines[2])
+
+
+def test_what_is_proven_wins_over_what_is_not() -> None:
+    side = [*replicated(1.2, 1.201, 1.199), *replicated(2.0, model="vgg16")]
+    found = find_regressions(cells([*BASE, *replicated(1.0, model="vgg16")], side), 0.05)
+    assert (found.slower.height, found.perhaps.height, found.exit_code) == (1, 1, 1)
+
+
+def test_a_cell_that_is_missing_or_cannot_be_any_more_is_named() -> None:
+    base = [*BASE, {**BASE[0], "model": "vgg16"}, {**BASE[0], "model": "alexnet"}]
+    found = find_regressions(
+        cells(base, [*BASE, {"model": "vgg16", "status": "unsupported", "reason": "no library"}]), 0.05
     )
-    assert not find_regressions(cells([single(1.0)], [single(1.1, reach=0.08)]), 0.05).found
+    assert (found.found, found.exit_code) == (False, 4)
+    assert found.lines(9)[1:] == [
+        "2 cells that the base ran cannot be compared; measure them, or leave them out by --only:",
+        "b: vgg16/ort/inference/fp32/b1: unsupported, no library",
+        "b: alexnet/ort/inference/fp32/b1: missing in b",
+    ]
+    # What only the new side has was never faster.
+    assert find_regressions(cells(BASE, [*BASE, {**BASE[0], "model": "vgg16"}]), 0.05).exit_code == 0
 
 
 def test_a_cell_that_ran_and_fails_now_is_a_regression() -> None:
@@ -115,18 +164,18 @@ def test_a_cell_that_failed_before_or_cannot_be_is_none(status: str) -> None:
 
 def test_cells_without_an_interval_are_counted() -> None:
     found = find_regressions(
-        cells([*BASE, *replicated(1.0, model="vgg16")], [*BASE, *replicated(2.0, model="vgg16")]), 0.05
+        cells([*BASE, *replicated(1.0, model="vgg16")], [*BASE, *replicated(1.0, model="vgg16")]), 0.05
     )
-    assert not found.found
+    assert found.exit_code == 0
     assert found.lines(9) == [
         "No cell is certainly slower by more than 5 %.",
-        "1 cell could not be judged: there is no interval.",
+        "1 cell could not be judged: there is no interval. No median is slower by more.",
     ]
 
 
 def test_where_no_cell_can_be_judged_the_check_does_not_pass_in_silence() -> None:
     with pytest.raises(ConfigError, match=r"no cell can be judged \(1 and 1 processes.*replicates: 3"):
-        find_regressions(cells(replicated(1.0), replicated(2.0)), 0.05)
+        find_regressions(cells(replicated(1.0), replicated(1.0)), 0.05)
 
 
 def test_the_worst_come_first_and_the_rest_is_counted() -> None:
