@@ -307,3 +307,8 @@ def test_a_slowed_run_is_told_from_an_equal_one_in_95_of_100_cells(device: str, 
             counts[name] += float(verdicts.is_in(expected).mean() or 0) / trials  # type: ignore[arg-type]
     assert counts["equal"] >= 0.95, counts
     assert counts["slowed"] >= 0.95, counts
+
+
+def test_variants_that_are_the_sides_have_options_of_their_own() -> None:
+    rows = [{"run_id": "a", "variant": name, "options": f'{{"x": "{name}"}}', "replicate": 0} for name in ("p", "q")]
+    assert only(compare(frame(*rows), by="variant"))["differs"] is None

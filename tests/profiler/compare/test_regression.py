@@ -185,3 +185,9 @@ def test_the_worst_come_first_and_the_rest_is_counted() -> None:
     lines = find_regressions(cells(base, side), 0.05).lines(2)
     assert [line.split("/")[0] for line in lines[1:3]] == ["b: b", "b: c"]
     assert lines[3] == "and 1 more"
+
+
+def test_from_twice_the_time_on_a_cell_is_slower_by_a_factor() -> None:
+    found = find_regressions(cells(replicated(1.0, 1.001, 0.999), replicated(77.0, 77.1, 76.9)), 0.05)
+    (_, line) = found.lines(top=5)
+    assert "77.0× slower (" in line and "%" not in line
