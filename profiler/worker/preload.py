@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ PID = os.getpid()
 ERROR: str | None = None
 
 redirect_output(Path(os.environ.get("PROFILER_FORKSERVER_LOG", os.devnull)))
+
+if log := os.environ.get("PROFILER_FORKSERVER_LOG"):
+    # What imports write into the temporary folder, or choose there for good, goes with the run's own.
+    os.environ["TMPDIR"] = tempfile.tempdir = str(Path(log).parent)
 
 # Imports below ask torch whether there is a GPU: by NVML that touches no device, which a fork could not share.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

@@ -171,6 +171,10 @@ def leaves_files(how, report):
     if how != "return":
         end_by(how)
 
+def compilers_headers(_, report):
+    from torch._inductor.codecache import _HEADER_DIR
+    return _HEADER_DIR, os.path.dirname(os.environ["PROFILER_FORKSERVER_LOG"])
+
 def memory_error(_, report):
     raise MemoryError
 
@@ -446,6 +450,11 @@ def test_nothing_stays_in_the_temporary_folder(
     outcome = run_one(made)
     assert outcome.salvage.startswith(str(temporary))
     assert list(temporary.iterdir()) == []
+
+
+def test_what_imports_choose_in_the_temporary_folder_goes_with_the_forkserver(call: Calls) -> None:
+    headers, folder = run_one(call("compilers_headers")).value
+    assert headers.startswith(folder)
 
 
 def test_child_leads_a_session_of_its_own(call: Calls) -> None:
