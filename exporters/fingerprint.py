@@ -29,9 +29,7 @@ ITEMS = 2
 """As many as an export is made with: at one item some models take another way, or fail."""
 _OWN = [str(Path(__file__).parents[1] / package) for package in ("engines", "exporters", "profiler")]
 _INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-_LIBRARIES: set[Path] = {
-    Path(folder).resolve() for folder in (*_INSTALLED, *site.getsitepackages(), site.getusersitepackages(), *_OWN)
-}
+_KNOWN = (*_INSTALLED, *site.getsitepackages(), site.getusersitepackages(), *_OWN)
 """Where code lies that is known by its version, or that other parts of a key speak for."""
 
 
@@ -117,15 +115,19 @@ def code(modules: Iterable[str]) -> dict[str, str]:
 
     Imported libraries are left out. What is imported under a name that only the running program knows is not found.
     """
+    # An installer leaves its record next to what it installs, wherever PYTHONPATH or a .pth file has it.
+    installed = (folder for folder in sys.path if next(Path(folder).glob("*.dist-info"), None))
+    libraries = {Path(folder).resolve() for folder in (*_KNOWN, *installed)}
     files: dict[str, str] = {}
     waiting = [(name, True) for name in modules]
     while waiting:
         name, is_model = waiting.pop()
         path = None if name in files else _file(name)
-        if path is None or (_is_library(path) and not is_model):
+        is_library = path is not None and not libraries.isdisjoint(path.parents)
+        if path is None or (is_library and not is_model):
             continue
         files[name] = file_sha256(path)
-        if not _is_library(path) and path.suffix == ".py":
+        if not is_library and path.suffix == ".py":
             waiting += [(imported, False) for imported in _imports(path, name)]
     return files
 
@@ -138,7 +140,7 @@ def _file(module: str) -> Path | None:
         else:
             spec = _spec(module)
             file = spec.origin if spec else None
-    except (ImportError, AttributeError, ValueError, TypeError):  # built in, or a namespace
+    except (ImportError, AttributeError, KeyError, ValueError, TypeError):  # built in, or a namespace
         return None
     return Path(file).resolve() if file and Path(file).is_file() else None
 
@@ -152,10 +154,6 @@ def _spec(module: str) -> ModuleSpec | None:
             return None
         spec = PathFinder.find_spec(f"{spec.name}.{name}", spec.submodule_search_locations)
     return spec
-
-
-def _is_library(path: Path) -> bool:
-    return any(folder in path.parents for folder in _LIBRARIES)
 
 
 def _imports(path: Path, module: str) -> Iterator[str]:

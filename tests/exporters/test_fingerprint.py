@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from exporters.cache import Cache
+from exporters.fingerprint import code
 from exporters.onnx_export import export_onnx
 from exporters.source import Identity, ModelError, ModelSource
 from exporters.weights import identified
@@ -182,3 +183,17 @@ def test_a_model_that_changes_while_it_is_prepared_is_not_kept(
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "cache")
+
+
+def test_a_library_is_left_out_wherever_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, own = tmp_path / "site", tmp_path / "own"
+    for folder in (library / "somelib-1.0.dist-info", library / "somelib", own / "deep" / "deeper"):
+        folder.mkdir(parents=True)
+    (library / "somelib" / "__init__.py").write_text("VERSION = 1\n")
+    (own / "part.py").write_text("")
+    # No package has an __init__.py here, so that none has a place before it is imported.
+    (own / "deep" / "deeper" / "mine.py").write_text("")
+    (own / "network.py").write_text("def make():\n    import somelib, part, deep.deeper.mine\n")
+    for folder in (library, own):
+        monkeypatch.syspath_prepend(folder)
+    assert set(code(["network"])) == {"network", "part"}

@@ -34,7 +34,7 @@ def test_what_a_wheel_carries_comes_before_the_checkouts(tmp_path: Path, monkeyp
 
 def test_a_version_that_was_not_tested_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = {"torch": "2.15.0+cu130", "onnxruntime": "1.31.2"}
-    monkeypatch.setattr(machine, "_version", installed.get)
+    monkeypatch.setattr(machine, "installed_version", installed.get)
     note = "torch 2.15.0+cu130 was not tested with this version of the profiler; <2.14,>=2.11 was"
     assert machine.untested() == [note]
     installed["torch"] = "2.13.0+cpu"
