@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
 Profiler = Callable[..., CompletedProcess[str]]
-Rows = dict[tuple[str, str], dict[str, Any]]
+Rows = dict[tuple[str, str, str], dict[str, Any]]
 
 SITE = """
 '''Every Python process of the run, its forkserver among them, finds neither these distributions nor these modules.'''
@@ -51,12 +51,7 @@ precisions: [fp32, int8]
 device: cpu
 budget: {seconds: 0.05, min_samples: 3}
 """
-FILE_JOB = """
-models: [{name: theirs, onnx: linear.onnx}]
-engines: [ort, openvino]
-device: cpu
-budget: {seconds: 0.05, min_samples: 3}
-"""
+WITH_A_FILE = JOB.replace("models: [", "models: [{name: theirs, onnx: linear.onnx}, ").replace("ort]", "ort, openvino]")
 
 
 def write_linear(path: Path) -> None:
@@ -68,7 +63,7 @@ def write_linear(path: Path) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path, command_line: Profiler) -> Callable[..., Rows]:
-    """Run a job where some distributions and modules are not installed; its rows by variant and precision."""
+    """Run a job where some distributions and modules are not installed; its rows by model, variant and precision."""
 
     def measure(job: str, distributions: Sequence[str], modules: Sequence[str] = ()) -> Rows:
         (tmp_path / "site").mkdir()
@@ -87,39 +82,30 @@ def run(tmp_path: Path, command_line: Profiler) -> Callable[..., Rows]:
         assert rows, done.stdout + done.stderr
         environment = json.loads((folder / "environment.json").read_text())
         assert not set(distributions) & environment["packages"].keys()
-        return {(row["variant"], row["precision"]): row for row in rows}
+        return {(row["model"], row["variant"], row["precision"]): row for row in rows}
 
     return measure
 
 
 def test_distributions_under_other_names_affect_no_row(run: Any) -> None:
     rows = run(JOB, ["onnxruntime-gpu", "onnxscript", "onnx", "torch"])
-    assert {key: (row["status"], row["reason"]) for key, row in rows.items() if key != ("eager", "int8")} == {
-        ("eager", "fp32"): ("ok", None),
-        ("ort", "fp32"): ("ok", None),
-        ("ort", "int8"): ("ok", None),
+    assert {key: (row["status"], row["reason"]) for key, row in rows.items() if key[1:] != ("eager", "int8")} == {
+        ("good", "eager", "fp32"): ("ok", None),
+        ("good", "ort", "fp32"): ("ok", None),
+        ("good", "ort", "int8"): ("ok", None),
     }
-    assert rows["ort", "fp32"]["onnxruntime_version"], "as the module says"
+    assert rows["good", "ort", "fp32"]["onnxruntime_version"], "as the module says"
 
 
-def test_without_onnx_runtime_only_its_rows_are_unsupported(run: Any) -> None:
-    rows = run(JOB, ["onnxruntime-gpu"], ["onnxruntime"])
-    assert rows["eager", "fp32"]["status"] == "ok"
-    assert rows["eager", "fp32"]["rel_l2_error"] is not None
-    for precision in ("fp32", "int8"):
-        row = rows["ort", precision]
-        assert (row["status"], row["reason"]) == (
-            "unsupported",
-            "onnxruntime is not installed: pip install 'onnxruntime-gpu>=1.31'",
-        )
-
-
-def test_without_onnx_runtime_there_is_no_reference_of_an_onnx_file(run: Any) -> None:
+def test_without_onnx_runtime_only_what_needs_it_is_unsupported(run: Any) -> None:
     pytest.importorskip("openvino")
-    rows = run(FILE_JOB, ["onnxruntime-gpu"], ["onnxruntime"])
-    row = rows["openvino", "native"]
+    rows = run(WITH_A_FILE, ["onnxruntime-gpu"], ["onnxruntime"])
+    assert rows["good", "eager", "fp32"]["status"] == "ok"
+    assert rows["good", "eager", "fp32"]["rel_l2_error"] is not None
+    why = "onnxruntime is not installed: pip install 'onnxruntime-gpu>=1.31'"
+    for precision in ("fp32", "int8"):
+        row = rows["good", "ort", precision]
+        assert (row["status"], row["reason"]) == ("unsupported", why)
+    row = rows["theirs", "openvino", "native"]
     assert row["status"] == "unsupported"
-    assert row["reason"] == (
-        "outputs of an ONNX file are checked against ONNX Runtime's: onnxruntime is not installed: "
-        "pip install 'onnxruntime-gpu>=1.31'"
-    )
+    assert row["reason"] == f"outputs of an ONNX file are checked against ONNX Runtime's: {why}"

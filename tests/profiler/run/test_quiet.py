@@ -189,6 +189,8 @@ def test_a_run_beside_another_says_so_and_all_of_its_rows_do(
 
 
 def test_an_interrupt_ends_a_run_that_waits(tmp_path: Path, busy_processors: list[int]) -> None:
+    for pid in busy_processors[1:]:  # One is enough, and starting is quicker.
+        os.kill(pid, signal.SIGKILL)
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "tiny.py").write_text("from torch import nn\n\ndef net():\n    return nn.Linear(8, 8)\n")
     command = [sys.executable, "-u", "-m", "profiler", "job.yaml", "--wait-for-idle", "10"]
