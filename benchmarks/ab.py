@@ -1,7 +1,7 @@
 """Measure how often `compare` is right about real runs of one machine.
 
 Three runs of benchmarks/ab.yaml, three replicates each: A, B, which is the same again, and C, every call of which is
-slowed on purpose (benchmarks/slowed). B should be indistinguishable from A and C slower, each in 95 % of the cells.
+slowed on purpose (benchmarks/slowed). B should not differ from A, and C be slower, each in 95 % of the cells.
 
     PYTHONPATH=. python benchmarks/ab.py                  the runs take turns, a replicate each: A B C, C B A, A B C
     PYTHONPATH=. python benchmarks/ab.py --in-a-row       one whole run after the other, as two runs of a user are
