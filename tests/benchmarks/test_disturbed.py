@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from benchmarks.disturbed import burning, judge, measured
+from benchmarks.disturbed import burning, judge, measured, ranges
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.results.columns import RESULTS
@@ -27,8 +27,8 @@ def frame(**cells: tuple[float | None, list[str]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema={column: RESULTS[column] for column in rows[0]})
 
 
-def test_the_two_disturbed_runs_have_about_two_hundred_cells() -> None:
-    assert len(make_plan(load_config(ROOT / "benchmarks" / "disturbed.yaml", "cpu"), "cpu")) == 90
+def test_the_two_disturbed_runs_have_two_hundred_cells() -> None:
+    assert len(make_plan(load_config(ROOT / "benchmarks" / "disturbed.yaml", "cpu"), "cpu")) == 100
 
 
 def test_every_cell_is_counted_where_it_belongs() -> None:
@@ -46,13 +46,20 @@ def test_every_cell_is_counted_where_it_belongs() -> None:
         disturbed_at_first=(9.0, []),
         never=(None, []),
     )
-    found = judge("one", quiet, rows)
+    found = judge("one", ranges([quiet]), rows)
     assert (found.cells, found.failed) == (8, 1)
     assert (found.wrong_in_all, found.wrong_unmarked, found.wrong_undoubted) == (4, 3, 2)
     assert (found.marked, found.recovered, found.still_marked) == (4, 2, 2)
     assert found.wrong == ["wrong +11%", "drifting -11%", "recovered_and_wrong +50%"]
     assert not found.is_right
-    assert judge("nobody", quiet, quiet).is_right
+    assert judge("nobody", ranges([quiet]), quiet).is_right
+
+
+def test_a_cell_is_wrong_only_outside_the_range_of_the_quiet_runs() -> None:
+    first = frame(above=(1.0, []), below=(1.0, []), between=(1.0, []), disturbed_once=(9.0, [DISTURBED]))
+    second = frame(above=(2.0, []), below=(2.0, []), between=(2.0, []), disturbed_once=(1.0, []))
+    rows = frame(above=(2.3, []), below=(0.8, []), between=(1.5, []), disturbed_once=(1.0, []))
+    assert judge("one", ranges([first, second]), rows).wrong == ["above +15%", "below -20%"]
 
 
 @pytest.mark.slow
