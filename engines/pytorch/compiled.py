@@ -57,14 +57,13 @@ class CompiledSession(EagerSession):
         """
         if counters["stats"]["unique_graphs"] == 0:
             raise RuntimeError("torch.compile compiled nothing: the model ran in eager")
-        wants_graph = self.job.device == "cuda" and self.mode in ("reduce-overhead", "max-autotune")
         types = self.operators_seen().types
         return replace(
             self.facts(types, mode=self.mode, compiled_graphs=counters["stats"]["unique_graphs"]),
             graph_breaks=sum(counters["graph_break"].values()),
-            cuda_graph_wanted=wants_graph,
-            cuda_graph=wants_graph and _recorded_graphs() > 0,
-            cuda_graph_skips=counters["inductor"]["cudagraph_skips"] if wants_graph else 0,
+            cuda_graph_wanted=self._wants_graph,
+            cuda_graph=self._wants_graph and _recorded_graphs() > 0,
+            cuda_graph_skips=counters["inductor"]["cudagraph_skips"] if self._wants_graph else 0,
         )
 
     def layers(self) -> list[Layer]:
@@ -83,16 +82,20 @@ class CompiledSession(EagerSession):
         iterations = record(lambda: self.run(ignore), "cpu").iterations
         return median_layers([_host_layers(i) for i in iterations])
 
+    @property
+    def _wants_graph(self) -> bool:
+        return self.job.device == "cuda" and self.mode in ("reduce-overhead", "max-autotune")
+
     def _compile(self) -> None:
         self.job.phase(Phase.BUILD)
         compiled: Callable[..., Any] = torch.compile(self.model, mode=self.mode, dynamic=False)
 
-        def call(*inputs: torch.Tensor) -> Any:
+        def next_step(*inputs: torch.Tensor) -> Any:
             # Lets the CUDA-graph trees know that the last iteration's outputs may be overwritten.
             torch.compiler.cudagraph_mark_step_begin()
             return compiled(*inputs)
 
-        self.call = call
+        self.call = next_step if self._wants_graph else compiled
         if isinstance(self.training, LayerStep):
             self.training.compile_gradients(lambda part: torch.compile(part, mode=self.mode, dynamic=False))
         for _ in range(_RUNS_UNTIL_REPLAY):
