@@ -108,6 +108,13 @@ class Recommend:
     batch: Annotated[str | None, Option(help="Batch sizes to choose from, such as 1,16; all if left out")] = None
     pass_: Annotated[str, Option("--pass", help="inference or training")] = "inference"
     precision: Annotated[str | None, Option(help="Precisions to choose from, such as fp32,fp16")] = None
+    engine: Annotated[
+        Sequence[str], Option(help="Engines or variants to choose from: ort,compiled; may be repeated")
+    ] = ()
+    exclude_engine: Annotated[Sequence[str], Option(help="Engines or variants to leave out; may be repeated")] = ()
+    machine: Annotated[
+        Sequence[str], Option(metavar="LABEL", help="Only what was measured on this machine; may be repeated")
+    ] = ()
     extra: Annotated[str | None, Option(help="Which training, as ids end: optimizer=sgd, or plain")] = None
     max_latency_ms: Annotated[
         Sequence[str], Option(help="Maximum latency per call (ms): 2 (the median), p99=2, or both")
@@ -115,6 +122,9 @@ class Recommend:
     min_throughput: Annotated[float | None, Option(help="Minimum throughput (items/s)")] = None
     max_memory_mib: Annotated[float | None, Option(help="Maximum peak memory (MiB)")] = None
     max_error: Annotated[float | None, Option(help="Maximum rel_l2_error (training: gradient_error)")] = None
+    allow_uncalibrated: Annotated[
+        bool, Option("--allow-uncalibrated", help="Choose from int8 without calibration data too; so does --max-error")
+    ] = False
     usd_per_hour: Annotated[
         Sequence[str], Option(help="The machine's price, LABEL=3.5 for one of several; in place of the runs'")
     ] = ()

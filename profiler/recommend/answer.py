@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from engines.catalog import known
 from profiler.recommend.candidates import FIGURES, Candidate
-from profiler.recommend.choice import Limit, Margin, Recommendation, break_even
+from profiler.recommend.choice import Limit, Margin, Recommendation, Request, break_even
 from profiler.recommend.reasons import (
+    UNCALIBRATED,
     WORSE,
     amount,
     limit_text,
@@ -15,10 +17,12 @@ from profiler.recommend.reasons import (
     needs_more,
     reason,
     relaxation,
+    setting,
     times,
     worse,
 )
-from profiler.results.columns import Group, columns, parts
+from profiler.results.columns import Group, columns
+from profiler.results.set_up import PARTS, Part, parts_of
 from profiler.results.warning_kinds import disturbed, doubting, meaning
 from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
 from profiler.stats.samples import PERCENTILE_NEEDS
@@ -33,6 +37,10 @@ _AIMS = {
 }
 _LEAST_SECONDS = 1.0
 """Set-up that nobody waits for."""
+_CALIBRATE = (
+    f"{UNCALIBRATED.capitalize()} has ranges of seeded inputs, so its error on yours is unknown. Give the model "
+    "`calibration: FOLDER` in the job and measure again, or let it compete with --allow-uncalibrated or --max-error."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +79,7 @@ def make_answer(found: Recommendation, command: str) -> Answer:
     figures = [loser.candidate.figures.get(request.figure) for loser in measured]
     return Answer(
         title=f"{what}: {_AIMS[request.objective]}{f' with {limits}' if limits else ''}",
-        headline=f"Deploy {choice.name}" if choice else _nothing(found, len(measured)),
+        headline=f"Deploy {choice.name}" if choice else _nothing(found),
         facts=_facts(choice, request.limits) if choice else [],
         sentences=_comparison(choice, found) if choice else _nearest(found),
         doubts=_doubts(choice, found) if choice else [],
@@ -85,13 +93,17 @@ def make_answer(found: Recommendation, command: str) -> Answer:
     )
 
 
-def _nothing(found: Recommendation, measured: int) -> str:
-    request = found.request
-    if not measured:
+def _nothing(found: Recommendation) -> str:
+    request, whys = found.request, [loser.why for loser in found.losers if loser.why != "unmeasured"]
+    admitted = len(whys) - whys.count("uncalibrated")
+    if not whys:
         return "Nothing to deploy: no candidate was measured"
+    if not admitted:
+        return f"Nothing to deploy: all that was measured is {UNCALIBRATED}"
     if not request.limits:
-        return f"Nothing to deploy: {FIGURES[request.figure].noun} was measured of none of {measured} candidates"
-    return f"None of {counted(measured, 'candidate')} meets the limit{'s' if len(request.limits) > 1 else ''}"
+        return f"Nothing to deploy: {FIGURES[request.figure].noun} was measured of none of {admitted} candidates"
+    what = f"None of {admitted} candidates meets" if admitted > 1 else "The only candidate misses"
+    return f"{what} the limit{'s' if len(request.limits) > 1 else ''}"
 
 
 def _facts(choice: Candidate, limits: Sequence[Limit]) -> list[tuple[str, str]]:
@@ -104,15 +116,23 @@ def _facts(choice: Candidate, limits: Sequence[Limit]) -> list[tuple[str, str]]:
     for name in ("throughput", "peak_memory_mib", "error", "energy_mj_per_item", "usd_per_million_items"):
         if name in figures:
             facts[FIGURES[name].noun] = amount(name, figures[name])
-    if "set_up_s" in figures:
-        total = figures["set_up_s"]
-        own = [(FIGURES[name].heading.lower(), figures.get(name, 0.0)) for name in parts("set_up_s")]
-        split = [f"{name} {seconds(value)}" for name, value in own if value >= 0.005 * total]
-        facts["set-up"] = seconds(total) + (f" ({', '.join(split)})" if len(split) > 1 else "")
+    for part in PARTS:
+        if figures.get(part):
+            facts[FIGURES[part].noun] = _in_parts(choice, part)
     for limit in limits:
         # A percentile's limit goes with the median.
         facts[FIGURES[limit.figure].noun.rpartition(" ")[2]] += f"; requested: {limit_text(limit)}"
     return list(facts.items())
+
+
+def _in_parts(choice: Candidate, part: Part) -> str:
+    """A part of the set-up in seconds, and what makes up most of it, like "7.8 s (export 2.0 s, build 5.8 s)"."""
+    total = choice.figures[part]
+    columns = parts_of(part, known(choice.row["engine"]).compiles)
+    own = [(FIGURES[name].heading.lower(), choice.figures.get(name, 0.0)) for name in columns]
+    most = [(name, value) for name, value in own if value >= 0.005 * total]
+    split = [f"{name} {seconds(value)}" for name, value in most] if len(most) > 1 else [name for name, _ in most]
+    return f"{seconds(total)} ({', '.join(split)})"
 
 
 def _spread(choice: Candidate) -> str:
@@ -161,17 +181,37 @@ def _certainty(choice: Candidate, other: Candidate, margin: Margin) -> str:
 
 
 def _pays_off(choice: Candidate, rival: Candidate) -> str:
-    items = break_even(choice, rival)
-    if items is None or choice.figures["set_up_s"] - rival.figures["set_up_s"] < _LEAST_SECONDS:
+    """After how many items it has made up for what it takes longer than the rival, once and at every start."""
+    once, start = (break_even(choice, rival, part) for part in PARTS)
+    if once is None or start is None:
         return ""
-    own, its = (seconds(one.figures["set_up_s"]) for one in (choice, rival))
-    what = "build" if mostly_built(choice, rival) else "set-up"
-    return f"Its {what} pays off against {rival.name} after {rounded(items, 2)} items (set-up {own} and {its})."
+    longer = {part: choice.figures[part] - rival.figures[part] for part in PARTS}
+    if max(longer.values()) < _LEAST_SECONDS:
+        return ""
+    figures = [tuple(seconds(one.figures[part]) for one in (choice, rival)) for part in PARTS]
+    both_once, both_start = (f"{own}, against {its}" for own, its in figures)
+    restart = f"restart costs {rounded(start, 2)} items ({both_start})" if start >= 1 else ""
+    if longer["once_s"] < _LEAST_SECONDS:
+        return f"Against {rival.name} a {restart}."
+    what = "The build pays" if mostly_built(choice, rival) else "Export and build pay"
+    text = f"{what} off against {rival.name} after {rounded(once, 2)} items (once: {both_once})"
+    return f"{text}; a {restart}." if restart else f"{text}."
 
 
 def _nearest(found: Recommendation) -> list[str]:
+    """What comes closest to the limits, and the options by which it meets them; and what only lacks calibration."""
     near = next((loser for loser in found.losers if loser.candidate is found.nearest), None)
-    return [f"The nearest is {near.candidate.name}: {reason(near, found)}."] if near else []
+    sentences = []
+    if near:
+        missed = [(short.limit.figure, short.value) for short in near.shortfalls]
+        options = dict.fromkeys(setting(figure, value) for figure, value in missed if value is not None)
+        sentences.append(
+            f"The nearest is {near.candidate.name}: {reason(near, found)}. Admit it with {' '.join(options)}."
+        )
+    barred = [x.candidate.name for x in found.losers if x.why == "uncalibrated" and not x.shortfalls]
+    if barred and found.request.limits:
+        sentences.append(f"Only {UNCALIBRATED} meets the limits: {', '.join(barred)}.")
+    return sentences
 
 
 def _doubts(choice: Candidate, found: Recommendation) -> list[str]:
@@ -229,12 +269,25 @@ def _sources(found: Recommendation) -> list[str]:
     subject = found.choice or found.nearest
     runs = list(dict.fromkeys(run_id for candidate in found.candidates for run_id in candidate.run_ids))
     of_runs = f"{'run' if len(runs) == 1 else 'runs'} {', '.join(runs)}"
-    compared = f"Compared: {counted(len(found.candidates), 'candidate')} of {of_runs}."
+    compared = f"Compared: {counted(len(found.candidates), 'candidate')} of {of_runs}{_restricted(found.request)}."
     if subject is None:
         return [compared]
     samples = " + ".join(map(count, subject.each["samples"])) or "no"
     where = f"{subject.machine}, {versions(subject.row)}; run {', '.join(subject.run_ids)}"
     return [f"{subject.name}: {where}; {samples} samples.", compared]
+
+
+def _restricted(request: Request) -> str:
+    """What the candidates were limited to, like " (engine ort, compiled; not ort-tuned)"; empty where it is nothing."""
+    named = {
+        "batch": request.batch_sizes,
+        "precision": request.precisions,
+        "engine": request.engines,
+        "not": request.without_engines,
+        "machine": request.machines,
+    }
+    words = [f"{what} {', '.join(map(str, values))}" for what, values in named.items() if values]
+    return f" ({'; '.join(words)})" if words else ""
 
 
 def _notes(found: Recommendation) -> list[str]:
@@ -254,10 +307,12 @@ def _notes(found: Recommendation) -> list[str]:
         notes.append(f"No interval: fewer than {why}.")
     if lacking:
         notes.append(f"For more samples: budget: {{min_samples: {max(lacking)}}}, with enough seconds for them.")
+    if any(loser.why == "uncalibrated" for loser in found.losers):
+        notes.append(_CALIBRATE)
     return notes
 
 
 def versions(row: Mapping[str, object]) -> str:
     """Of the software that a row was measured with."""
-    known = [f"{c.noun or c.heading} {row[c.name]}" for c in columns(Group.VERSIONS) if row[c.name]]
-    return ", ".join(known) or "versions unknown"
+    named = [f"{c.noun or c.heading} {row[c.name]}" for c in columns(Group.VERSIONS) if row[c.name]]
+    return ", ".join(named) or "versions unknown"

@@ -17,7 +17,10 @@ from profiler.results.replicates import OK, merge, why_not
 from profiler.results.set_up import set_up
 from profiler.results.warning_kinds import without_factor
 
-_KEY = ["machine", *names(Group.VERSIONS), "device", "engine", "variant", "precision", "batch_size", "extra", "options"]
+_KEY = [
+    *("machine", *names(Group.VERSIONS), "device"),
+    *("engine", "variant", "precision", "calibrated", "batch_size", "extra", "options"),
+]
 """Rows that agree in all of these are replicates of one another, be it in several runs."""
 FIGURES = {
     **{c.name: c for c in columns(Group.LATENCY, Group.CLOCKS, Group.SET_UP) if c.type.is_numeric()},
@@ -58,6 +61,11 @@ class Candidate:
     def warnings(self) -> frozenset[str]:
         """Kinds that its measured replicates carry."""
         return frozenset([*self.row["warnings"], *(["throttled"] if self.row["throttled"] else [])])
+
+    @property
+    def is_uncalibrated(self) -> bool:
+        """Whether its int8 ranges are of no data of the user's, so that its error on those is unknown."""
+        return self.row["precision"] == "int8" and not self.row["calibrated"]
 
     @property
     def is_disturbed(self) -> bool:
@@ -106,7 +114,7 @@ def _derived(prices: Mapping[str, float]) -> dict[str, pl.Expr]:
     items_per_hour = 3600 * pl.when(pl.col("throughput") > 0).then("throughput")
     return {
         "error": pl.when(pl.col("pass") == "training").then("gradient_error").otherwise("rel_l2_error"),
-        "set_up_s": set_up(),
+        **set_up(),
         "usd_per_million_items": 1e6 * usd_per_hour / items_per_hour,
     }
 

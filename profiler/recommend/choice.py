@@ -14,8 +14,10 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from profiler.recommend.candidates import FIGURES, Candidate, candidates
+from profiler.job.conditions import Filter
+from profiler.recommend.candidates import FIGURES, Candidate, candidates, machine_name
 from profiler.results import set_up
+from profiler.results.reading import chosen as matching
 from profiler.results.replicates import without_probes
 from profiler.results.speedups import side_of, sides, spreads
 from profiler.stats.ratios import (
@@ -33,8 +35,15 @@ from profiler.stats.samples import Interval
 OBJECTIVES = {figure.objective: name for name, figure in FIGURES.items() if figure.objective}
 """By objective the figure that is to be as good as possible."""
 HIGHER = frozenset(name for name, figure in FIGURES.items() if figure.better == "more")
+LIMITED_BY = {
+    **{name: "--max-latency-ms" for name, c in FIGURES.items() if c.percentile or c.objective == "latency"},
+    "throughput": "--min-throughput",
+    "peak_memory_mib": "--max-memory-mib",
+    "error": "--max-error",
+}
+"""By figure the option that limits it."""
 
-Why = Literal["worse", "unclear", "tied", "unfit", "unknown", "unmeasured"]
+Why = Literal["worse", "unclear", "tied", "unfit", "unknown", "uncalibrated", "unmeasured"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Request:
-    """What a deployment asks for. No batch sizes or precisions: all of them."""
+    """What a deployment asks for. Of batch sizes, precisions, engines and machines those that are named, or all."""
 
     model: str
     pass_: str = "inference"
@@ -69,11 +78,22 @@ class Request:
     objective: str = "latency"
     prices: Mapping[str, float] = field(default_factory=dict)
     """Dollars an hour by machine, in place of what the runs say."""
+    allow_uncalibrated: bool = False
+    """Whether int8 without calibration data may be chosen; with a limit of the error it always may."""
+    engines: tuple[str, ...] = ()
+    """Names of engines or of variants, as in `without_engines`."""
+    without_engines: tuple[str, ...] = ()
+    machines: tuple[str, ...] = ()
 
     @property
     def figure(self) -> str:
         """The figure that the objective is about."""
         return OBJECTIVES[self.objective]
+
+    def admits(self, candidate: Candidate) -> bool:
+        """Whether it may be chosen at all: an int8 whose error on real inputs is unknown has to be asked for."""
+        asked = self.allow_uncalibrated or any(limit.figure == "error" for limit in self.limits)
+        return asked or not candidate.is_uncalibrated
 
 
 @dataclass(frozen=True)
@@ -122,7 +142,8 @@ class Loser:
 
     `worse`: than the best, by `margin`; `unclear`: the same, but replicates do not tell whether it is; `tied`: with the
     best, but with more to set up than the choice, or more memory; `unfit`: it misses limits; `unknown`: it lacks the
-    objective's figure; `unmeasured`: it gave no figures at all.
+    objective's figure; `uncalibrated`: the request does not admit it, and it may miss limits,
+    too; `unmeasured`: it gave no figures at all.
     """
 
     candidate: Candidate
@@ -173,12 +194,15 @@ def recommend(results: pl.DataFrame, request: Request) -> Recommendation:
     The results may be of any number of runs, all of each; their columns are profiler.results.columns's.
     """
     every, figure, limits = candidates(rows_of(results, request), request.prices), request.figure, request.limits
-    ranked = sorted((c for c in every if figure in c.figures), key=lambda c: _rank(c, figure))
+    measured = [c for c in every if c.cases]
+    admitted = [c for c in measured if request.admits(c)]
+    ranked = sorted((c for c in admitted if figure in c.figures), key=lambda c: _rank(c, figure))
     missed = {c.name: _shortfalls(c, limits) for c in ranked}
     fit = [c for c in ranked if not missed[c.name]]
     rest = [
         *(Loser(c, "unfit", shortfalls=missed[c.name]) for c in ranked if missed[c.name]),
-        *(Loser(c, "unknown") for c in every if c.cases and figure not in c.figures),
+        *(Loser(c, "unknown") for c in admitted if figure not in c.figures),
+        *(Loser(c, "uncalibrated", shortfalls=_shortfalls(c, limits)) for c in measured if not request.admits(c)),
         *(Loser(c, "unmeasured") for c in every if not c.cases),
     ]
     if not fit:
@@ -213,6 +237,12 @@ def rows_of(results: pl.DataFrame, request: Request) -> pl.DataFrame:
         chosen = chosen.filter(pl.col("batch_size").is_in(request.batch_sizes))
     if request.precisions:
         chosen = chosen.filter(pl.col("precision").is_in(request.precisions))
+    if request.engines:
+        chosen = chosen.filter(matching(Filter(engine=list(request.engines))))
+    if request.without_engines:
+        chosen = chosen.filter(~matching(Filter(engine=list(request.without_engines))))
+    if request.machines:
+        chosen = chosen.filter(machine_name().is_in(request.machines))
     return chosen
 
 
@@ -253,9 +283,9 @@ def _ratio(better: float, worse: float, figure: str) -> float:
     return 1.0 if low == high else high / low if low else float("inf")
 
 
-def break_even(choice: Candidate, other: Candidate) -> float | None:
-    """After how many items the choice's set-up has paid off against the other's (profiler.results.set_up)."""
-    own, its = (one.figures.get("set_up_s") for one in (choice, other))
+def break_even(choice: Candidate, other: Candidate, part: set_up.Part) -> float | None:
+    """After how many items that part of the choice's set-up has paid off against the other's."""
+    own, its = (one.figures.get(part) for one in (choice, other))
     return set_up.break_even(own, choice.seconds_per_item, its, other.seconds_per_item)
 
 

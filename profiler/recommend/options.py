@@ -12,7 +12,7 @@ from engines.catalog import PASSES, PRECISIONS
 from profiler.errors import ConfigError, check_choice, nearest
 from profiler.options import Recommend as Options
 from profiler.recommend.candidates import FIGURES, machine_name
-from profiler.recommend.choice import OBJECTIVES, Limit, Request, rows_of
+from profiler.recommend.choice import LIMITED_BY, OBJECTIVES, Limit, Request, rows_of
 from profiler.results.replicates import without_probes
 from profiler.stats.samples import PERCENTILE_NEEDS
 
@@ -27,14 +27,14 @@ def check(options: Options) -> tuple[Limit, ...]:
     if options.export is not None and options.pass_ != "inference":
         raise ConfigError("--export: an artifact runs inference; leave out --pass, or --export")
     given = {
-        ("--min-throughput", "throughput"): options.min_throughput,
-        ("--max-memory-mib", "peak_memory_mib"): options.max_memory_mib,
-        ("--max-error", "error"): options.max_error,
+        "throughput": options.min_throughput,
+        "peak_memory_mib": options.max_memory_mib,
+        "error": options.max_error,
     }
     limits = [_latency(text.strip()) for texts in options.max_latency_ms for text in texts.split(",")]
     limits += [
-        Limit(figure, _positive(option, str(value), "another"))
-        for (option, figure), value in given.items()
+        Limit(figure, _positive(LIMITED_BY[figure], str(value), "another"))
+        for figure, value in given.items()
         if value is not None
     ]
     return tuple(limits)
@@ -54,15 +54,48 @@ def make_request(options: Options, results: pl.DataFrame) -> Request:
     _check_there("--precision", precisions, rows["precision"], f"{model} was not measured at that precision")
     batches = _batches(options.batch)
     _check_there("--batch", batches, rows["batch_size"], f"{model} was not measured at that size")
-    machines = rows.select(machine_name()).to_series().unique(maintain_order=True).to_list()
-    prices = _prices(options.usd_per_hour, machines)
+    machines = rows.select(machine_name()).to_series().unique(maintain_order=True)
+    _check_there("--machine", options.machine, machines, f"{model} was not measured on that machine")
     request = Request(
-        model, options.pass_, batches, precisions, _work(options, rows), limits, options.objective, prices
+        model,
+        options.pass_,
+        batches,
+        precisions,
+        work=_work(options, rows),
+        limits=limits,
+        objective=options.objective,
+        prices=_prices(options.usd_per_hour, options.machine or machines.to_list()),
+        allow_uncalibrated=options.allow_uncalibrated,
+        engines=_engines("--engine", options.engine, model, rows),
+        without_engines=_engines("--exclude-engine", options.exclude_engine, model, rows),
+        machines=tuple(options.machine),
     )
     if rows_of(results, request).is_empty():
-        raise ConfigError("--batch, --precision: these runs have each of them, but no row has both")
+        raise ConfigError(_nothing_left(options))
     _check_objective(request, rows)
     return request
+
+
+def _engines(option: str, given: Sequence[str], model: str, rows: pl.DataFrame) -> tuple[str, ...]:
+    """Names of engines or variants, all of which the rows have."""
+    names = tuple(name for text in given for name in _list(text))
+    there = pl.concat([rows["engine"], rows["variant"]])
+    _check_there(option, names, there, f"{model} was not measured with that engine")
+    return names
+
+
+def _nothing_left(options: Options) -> str:
+    """Which options exclude each other, or everything."""
+    limiting = {
+        "--batch": options.batch,
+        "--precision": options.precision,
+        "--engine": options.engine,
+        "--exclude-engine": options.exclude_engine,
+        "--machine": options.machine,
+    }
+    given = [option for option, value in limiting.items() if value]
+    how = {1: "it", 2: "both"}.get(len(given), "all of them")
+    return f"{', '.join(given)}: no row of these runs meets {how}"
 
 
 def _latency(text: str) -> Limit:

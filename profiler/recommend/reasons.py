@@ -6,7 +6,7 @@ import math
 
 from profiler.job.case import Role
 from profiler.recommend.candidates import FIGURES, Candidate
-from profiler.recommend.choice import HIGHER, Limit, Loser, Margin, Recommendation, Relaxation, Shortfall
+from profiler.recommend.choice import HIGHER, LIMITED_BY, Limit, Loser, Margin, Recommendation, Relaxation, Shortfall
 from profiler.results.warning_kinds import disturbed
 from profiler.stats.ratios import outlook
 from profiler.stats.samples import PERCENTILE_NEEDS
@@ -22,6 +22,9 @@ WORSE = {
 """By objective a sentence's verb, and what the worse one of two is so many times."""
 
 
+UNCALIBRATED = "int8 without calibration data"
+
+
 def reason(loser: Loser, found: Recommendation) -> str:
     """Why a candidate was not chosen."""
     candidate, objective = loser.candidate, found.request.objective
@@ -31,6 +34,8 @@ def reason(loser: Loser, found: Recommendation) -> str:
         return "; ".join(_shortfall(candidate, shortfall) for shortfall in loser.shortfalls)
     if loser.why == "unknown":
         return _unknown(candidate, found.request.figure)
+    if loser.why == "uncalibrated":
+        return "; ".join([UNCALIBRATED, *(_shortfall(candidate, shortfall) for shortfall in loser.shortfalls)])
     assert loser.margin is not None and found.choice is not None and found.best is not None, "it met every limit"
     if loser.why == "tied":
         verdict = loser.margin.verdict
@@ -59,10 +64,20 @@ def relaxation(relaxed: Relaxation, found: Recommendation) -> str:
     if candidate is None or relaxed.value is None:
         best = f"{relaxed.extreme.name} with {amount(limit.figure, relaxed.extreme.figures[limit.figure])}"
         meet = numbers.counted(relaxed.admitted, "candidate") if relaxed.admitted else "no candidate"
-        return f"relaxing only this would not help; met by {meet}, the best is {best}"
+        meets = "meet" if relaxed.admitted > 1 else "meets"
+        return f"not enough by itself: {meet} {meets} it; the best for it is {best}"
     by = abs(relaxed.value - limit.value)
     more = f"{numbers.significant(100 * by / limit.value, 2)} % {'less' if limit.figure in HIGHER else 'more'}"
-    return f"{amount(limit.figure, relaxed.value)} would admit {candidate.name}: {amount(limit.figure, by)} or {more}"
+    step = "lower" if limit.figure in HIGHER else "raise"
+    option = setting(limit.figure, relaxed.value).replace(" ", " to ")
+    return f"{step} {option} to admit {candidate.name} ({amount(limit.figure, by)} or {more})"
+
+
+def setting(figure: str, value: float) -> str:
+    """The option whose limit a candidate with that value meets, like "--max-latency-ms p99=2.31"."""
+    percentile = FIGURES[figure].percentile
+    number = numbers.reachable(value, up=figure not in HIGHER)
+    return f"{LIMITED_BY.get(figure, figure)} {f'p{percentile}=' if percentile else ''}{number}"
 
 
 def limit_text(limit: Limit) -> str:
@@ -85,10 +100,10 @@ def times(margin: Margin, worse: str = "") -> str:
     return numbers.ratio(margin.ratio, low, high, sign) if math.isfinite(margin.ratio) else f"∞{sign}"
 
 
-def mostly_built(more: Candidate, less: Candidate) -> bool:
-    """Whether building makes up most of the set-up that `more` needs beyond `less`."""
+def mostly_built(more: Candidate, less: Candidate, part: str = "set_up_s") -> bool:
+    """Whether building makes up most of what `more` needs beyond `less` in that part of the set-up."""
     built, other = more.figures.get("build_s", 0.0), less.figures.get("build_s", 0.0)
-    longer = more.figures["set_up_s"] - less.figures["set_up_s"]
+    longer = more.figures[part] - less.figures[part]
     return not other and built >= longer / 2 > 0
 
 

@@ -11,11 +11,14 @@ from rich.text import Text
 from profiler.recommend.answer import Answer, versions
 from profiler.recommend.candidates import Candidate
 from profiler.recommend.choice import Loser, Margin, Recommendation, Relaxation, break_even
-from profiler.recommend.reasons import reason
+from profiler.recommend.reasons import reason, setting
 from profiler.results.fields import field
+from profiler.results.set_up import BREAK_EVENS
 from profiler.stats.ratios import BETWEEN, WITHIN
 from profiler.tables.table import Section, name, of_rows, prose, words
 from profiler.tables.writers import escape_markdown, markdown, markdown_section, print_pairs, print_section
+
+_IDENTITY = ("engine", "variant", "precision", "calibrated", "batch_size", "machine")
 
 
 def print_answer(console: Console, answer: Answer) -> None:
@@ -84,7 +87,7 @@ def as_json(found: Recommendation, answer: Answer) -> str:
 def _candidate(candidate: Candidate) -> dict[str, Any]:
     return {
         "name": candidate.name,
-        **{key: candidate.row[key] for key in ("engine", "variant", "precision", "batch_size", "machine")},
+        **{key: candidate.row[key] for key in _IDENTITY},
         "versions": versions(candidate.row),
         "run_ids": candidate.run_ids,
         "replicates": candidate.replicates,
@@ -99,7 +102,9 @@ def _loser(loser: Loser, found: Recommendation) -> dict[str, Any]:
         "why": loser.why,
         "reason": reason(loser, found),
         "margin": loser.margin and _margin(loser.margin),
-        "break_even_items": found.choice and break_even(found.choice, loser.candidate),
+        **{
+            name: found.choice and break_even(found.choice, loser.candidate, part) for name, part in BREAK_EVENS.items()
+        },
     }
 
 
@@ -121,5 +126,6 @@ def _relaxation(relaxation: Relaxation) -> dict[str, Any]:
         "figure": relaxation.limit.figure,
         "limit": relaxation.limit.value,
         "needed": relaxation.value,
+        "option": None if relaxation.value is None else setting(relaxation.limit.figure, relaxation.value),
         "admits": relaxation.candidate and relaxation.candidate.name,
     }

@@ -22,7 +22,7 @@ from profiler.results.layer_profiles import Profiled, profiled, together
 from profiler.results.problems import not_measured, warned
 from profiler.results.reading import Runs, chosen
 from profiler.results.replicates import disturbed, merge, without_probes
-from profiler.results.set_up import break_even, set_up
+from profiler.results.set_up import BREAK_EVENS, break_even, set_up
 from profiler.results.speedups import CONFIGURATION, GROUP, INTERVAL, SPEEDUPS, spreads
 from profiler.stats.ratios import JUDGED_ON
 from profiler.tables.numbers import count
@@ -175,7 +175,7 @@ def _configurations(
     rows: pl.DataFrame, samples: pl.DataFrame, common: pl.DataFrame, compared: pl.DataFrame | None
 ) -> pl.DataFrame:
     """Medians over replicates, and how each compares with its group's base."""
-    rows = rows.with_columns(set_up_s=set_up())
+    rows = rows.with_columns(**set_up())
     compared_by = [*INTERVAL, *SPEEDUPS]
     own_columns = [name for name in rows.columns if name not in (*CONFIGURATION_KEY, *compared_by)]
     medians = merge(rows, CONFIGURATION_KEY, own_columns)
@@ -194,9 +194,9 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
 
     `configuration`: its name; `rank` in its group, 1 the fastest; `step`: its place from the base to the exported
     runtimes; `front`: none of the model has both a lower latency and a higher throughput; `undivided_mib` of the
-    peak is in none of the parts; `pays_off_items`: after how many the set-up is won back against the base, null if
-    never; `best_from_items`: from how many on it is the first of its group to be done with all of them, null if never;
-    `disturbed`: its own or its base's warnings with which no factor is named.
+    peak is in none of the parts; `pays_off_items`, `restart_items`: after how many what is done once, and what a start
+    takes, is won back against the base, null if never; `best_from_items`: from how many on it is the first of its group
+    to be done with all of them, null if never; `disturbed`: its own or its base's warnings that forbid a factor.
     """
     batch, latency = pl.col("batch_size"), pl.col("latency_ms")
     item_s = 1 / pl.coalesce("throughput", 1000 * batch / latency)
@@ -223,10 +223,11 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
     configurations = configurations.with_columns(
         front=1 / pl.col("item_s") >= best_so_far, item_gain=at_smallest / pl.col("item_ms")
     )
-    of_base = [pl.col(name).filter("is_base").first().over(KEY) for name in ("set_up_s", "item_s")]
-    costs = zip(configurations["set_up_s"], configurations["item_s"], *configurations.select(of_base), strict=True)
-    pays = pl.Series([break_even(*each) for each in costs], dtype=pl.Float64).ceil()
-    configurations = configurations.with_columns(pays_off_items=pays)
+    for name, part in BREAK_EVENS.items():
+        own = configurations.select(part, "item_s")
+        of_base = configurations.select(pl.col(part, "item_s").filter("is_base").first().over(KEY))
+        items = [break_even(*each) for each in zip(*own, *of_base, strict=True)]
+        configurations = configurations.with_columns(pl.Series(name, items, pl.Float64).ceil())
     return configurations.join(
         _best_from(configurations), on=CONFIGURATION_KEY, how="left", nulls_equal=True, maintain_order="left"
     )

@@ -218,8 +218,8 @@ def _samples(rows: Sequence[Row]) -> str:
 
 def _setup(rows: Sequence[Row]) -> str:
     batch, (best, *_) = _at_largest_batch(rows)
-    seconds = f"{significant(best['set_up_s'])} s before its second call"
-    return f"{best['configuration']}, the fastest at batch {batch}, needs {seconds}."
+    once, start = significant(best["once_s"]), significant(best["start_s"])
+    return f"{best['configuration']}, the fastest at batch {batch}, needs {once} s once and {start} s at every start."
 
 
 def _break_even(rows: Sequence[Row]) -> str:

@@ -35,8 +35,9 @@ _EFFICIENCY = (
 )
 _TRAINING = "An iteration is a forward and a backward pass, and the optimizer's step where the job asks for one."
 _SETUP = (
-    "The time until a runtime is at full speed: exporting the network, compiling or building it, loading it, and its "
-    "first call. A configuration pays off once the time that it saves has made up for that."
+    "The time until a runtime is at full speed: once to export the network and to build its engine, which are kept; at "
+    "every start to load it and for its first call (torch.compile compiles then, too). The table says after how many "
+    "items the faster calls have made up for either."
 )
 _METHOD = (
     "Every case runs in a process of its own, one at a time (the batch sizes of a sweep share one); exports and "

@@ -15,6 +15,7 @@ from profiler.results import batch_sweeps
 from profiler.results.columns import RESULTS, Group, Shown, columns
 from profiler.results.fields import field, fields, latency_spread, verdict
 from profiler.results.layer_profiles import Profiled, groups
+from profiler.results.set_up import BREAK_EVENS, PARTS
 from profiler.results.warning_kinds import meaning
 from profiler.tables import numbers
 from profiler.tables.numbers import aligned, compact, rates, significant, whole
@@ -130,7 +131,8 @@ def _answer(configurations: pl.DataFrame) -> Table:
         ),
         field("warnings"),
     ]
-    return Table("answer", "What to deploy", best, fields, keys=[*KEY, "restricted_to"], hidden="restricted_to")
+    keys = [*KEY, "restricted_to", *PARTS, *BREAK_EVENS]
+    return Table("answer", "What to deploy", best, fields, keys=keys, hidden="restricted_to")
 
 
 def _rival(heading: str, name: str, value: str) -> Field:
@@ -266,8 +268,11 @@ _SAMPLES = [
 ]
 _SETUP = [
     *_shown(Group.SET_UP),
+    figure("Once", "once_s", aligned(most=2), unit="s"),
+    figure("Every start", "start_s", aligned(most=2), unit="s"),
     figure("Total", "set_up_s", aligned(most=2), unit="s"),
-    figure("Pays off after", "pays_off_items", whole, unit="items"),
+    figure("Once pays off after", "pays_off_items", whole, unit="items"),
+    figure("A restart costs", "restart_items", whole, unit="items"),
     words("against", "base"),
     figure("Fastest from", "best_from_items", whole, unit="items"),
 ]

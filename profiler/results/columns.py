@@ -128,6 +128,12 @@ def _case() -> Iterator[Column]:
     yield _text("head", "Head", training)
     yield _flag("dropout", "Dropout", training)
     yield _text("options", "Options", "the engine's options, JSON")
+    yield _flag(
+        "calibrated",
+        "Calibrated",
+        "of int8: whether its ranges are those of the job's `calibration` data, or of seeded data; null at any other "
+        "precision, and of older runs where nothing tells",
+    )
 
 
 def _outcome() -> Iterator[Column]:
@@ -237,10 +243,10 @@ def _set_up() -> Iterator[Column]:
         "set-up: export to ONNX, compiling, loading, the first call after that (torch.compile's very first call is in "
         "`build_s`; its cache on disk is the run's own, so a later case of a run may find parts of an earlier one)"
     )
-    yield _seconds("export_s", "Export", meaning, part_of="set_up_s")
-    yield _seconds("build_s", "Build", meaning, part_of="set_up_s")
-    yield _seconds("load_s", "Load", meaning, part_of="set_up_s")
-    yield _seconds("first_run_s", "First run", meaning, part_of="set_up_s")
+    yield _seconds("export_s", "Export", meaning, part_of="once_s")
+    yield _seconds("build_s", "Build", meaning, part_of="once_s")
+    yield _seconds("load_s", "Load", meaning, part_of="start_s")
+    yield _seconds("first_run_s", "First run", meaning, part_of="start_s")
 
 
 def _accuracy() -> Iterator[Column]:
@@ -365,6 +371,8 @@ COLUMNS = {column.name: replace(column, group=group) for group, declared in _DEC
 
 DERIVED = {
     "set_up_s": _seconds("set_up_s", "Set-up", "what its parts come to", noun="set-up"),
+    "once_s": _seconds("once_s", "Once", "the part of it that is kept", noun="set-up once", part_of="set_up_s"),
+    "start_s": _seconds("start_s", "Every start", "the rest", noun="every start", part_of="set_up_s"),
     "error": _error("error", "Error", "`rel_l2_error`, in training `gradient_error`", noun="error"),
 }
 """Figures that are made of columns; no file has them."""
@@ -401,7 +409,7 @@ def names(*groups: Group, shown: Shown = Shown.FILES) -> list[str]:
 def parts(whole: str) -> list[str]:
     """The names of the columns that add up to `whole`; of a part that has parts itself, those."""
     found = []
-    for column in COLUMNS.values():
+    for column in (*COLUMNS.values(), *DERIVED.values()):
         if column.part_of == whole:
             found += parts(column.name) or [column.name]
     return found

@@ -15,7 +15,7 @@ from engines.catalog import BASES
 from profiler.errors import PROGRAM, ConfigError
 from profiler.job.case import MARKS, Role
 from profiler.job.conditions import Filter
-from profiler.results.columns import LAYERS, RESULTS, SAMPLES, Group, names
+from profiler.results.columns import LAYERS, RESULTS, SAMPLES, Group, kind_of_warning, names
 
 ENVIRONMENT = ("machine", *names(Group.PLACE, Group.VERSIONS), "device")
 """Columns of the results that tell of the machine, for a run whose environment.json cannot be read."""
@@ -121,7 +121,8 @@ def chosen(conditions: Filter) -> pl.Expr:
 def with_all_columns(results: Frame) -> Frame:
     """The rows with exactly the columns of this version; those that they lack are null.
 
-    Rows older than the columns `setting`, `role` and `is_base` get them from `extra`, variant and precision.
+    Rows older than the columns `setting`, `role` and `is_base` get them from `extra`, variant and precision; those
+    older than `calibrated` from the warning that comes with a proof.
     """
     setting, role = pl.col("extra").fill_null(""), pl.lit(Role.CELL)
     for marked, mark in MARKS.items():
@@ -130,8 +131,14 @@ def with_all_columns(results: Frame) -> Frame:
         setting = setting.str.strip_suffix(mark).str.strip_suffix("/")
     bases = [(pl.col("variant") == variant) & (pl.col("precision") == precision) for variant, precision in BASES]
     is_base = pl.any_horizontal(bases) & (pl.col("role") != Role.PROBE)
-    known = _in_form(results, RESULTS)
-    known = known.with_columns(setting=pl.coalesce("setting", setting), role=pl.coalesce("role", role))
+    kinds = pl.col("warnings").list.eval(kind_of_warning(pl.element()))
+    is_proved = (pl.col("precision") == "int8") & pl.col("proof").is_not_null()
+    calibrated = pl.when(is_proved).then(~kinds.list.contains("calibration"))
+    known = _in_form(results, RESULTS).with_columns(
+        setting=pl.coalesce("setting", setting),
+        role=pl.coalesce("role", role),
+        calibrated=pl.coalesce("calibrated", calibrated),
+    )
     return known.with_columns(is_base=pl.coalesce("is_base", is_base))
 
 

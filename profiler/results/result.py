@@ -144,6 +144,7 @@ class Result:
             "is_base": case.is_base,
             **(dataclasses.asdict(case.training) if case.pass_ == "training" else {}),
             "options": case.options_json,
+            "calibrated": None if case.precision != "int8" else case.source.calibration is not None,
             "status": self.status,
             "reason": self.reason,
             "reference": self.reference,

@@ -1,28 +1,52 @@
-"""Compute what it takes to set a configuration up, and after how many items that has paid off."""
+"""Compute what it takes to set a configuration up, once and at every start, and after how many items that has paid off.
+
+Once: the export and the build, which are kept. At every start: loading and the first run. An engine that compiles in
+the process that runs the model, as torch.compile does, builds at every start.
+"""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import polars as pl
 
+from engines.catalog import ENGINES
 from profiler.results.columns import parts
 
+Part = Literal["once_s", "start_s"]
+PARTS: tuple[Part, ...] = ("once_s", "start_s")
+BREAK_EVENS: dict[str, Part] = {"pays_off_items": "once_s", "restart_items": "start_s"}
+"""What `break_even` of a part is called: the items that pay for the build, and those that each restart costs."""
 
-def set_up() -> pl.Expr:
-    """A row's export, build, load and first run together, in seconds; null where none of them is known.
+
+def parts_of(part: Part, compiles: bool) -> list[str]:
+    """The columns that add up to `once_s` or `start_s`, of an engine that compiles at every start or of another."""
+    once = [name for name in parts("once_s") if not (compiles and name == "build_s")]
+    return once if part == "once_s" else [name for name in parts("set_up_s") if name not in once]
+
+
+def set_up() -> dict[str, pl.Expr]:
+    """A row's `set_up_s`, all of it, and its two parts `once_s` and `start_s`, in seconds; null where nothing is known.
 
     Of replicates the median of these sums counts, not the sum of the parts' medians: each is what one process took.
     """
-    names = parts("set_up_s")
-    return pl.when(pl.any_horizontal(pl.col(names).is_not_null())).then(pl.sum_horizontal(names))
+    compiles = pl.col("engine").is_in([engine.name for engine in ENGINES.values() if engine.compiles])
+    sums = {"set_up_s": pl.sum_horizontal(parts("set_up_s"))}
+    for part in PARTS:
+        own, other = (pl.sum_horizontal(parts_of(part, each)) for each in (True, False))
+        sums[part] = pl.when(compiles).then(own).otherwise(other)
+    is_known = pl.any_horizontal(pl.col(parts("set_up_s")).is_not_null())
+    return {name: pl.when(is_known).then(seconds) for name, seconds in sums.items()}
 
 
 def break_even(
-    set_up_s: float | None, item_s: float | None, other_set_up_s: float | None, other_item_s: float | None
+    seconds: float | None, item_s: float | None, other_seconds: float | None, other_item_s: float | None
 ) -> float | None:
-    """After how many items a configuration has made up for a longer set-up than the other's; 0 where it is no longer.
+    """After how many items a configuration has made up for what it takes longer than the other; 0 where it does not.
 
-    None where an item takes it no less time, and where one of the figures is unknown.
+    `seconds` are those of the set-up, of its part that is done once, or of a start. None where an item takes it no less
+    time, and where one of the figures is unknown.
     """
-    if set_up_s is None or item_s is None or other_set_up_s is None or other_item_s is None or item_s >= other_item_s:
+    if seconds is None or item_s is None or other_seconds is None or other_item_s is None or item_s >= other_item_s:
         return None
-    return max(0.0, set_up_s - other_set_up_s) / (other_item_s - item_s)
+    return max(0.0, seconds - other_seconds) / (other_item_s - item_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 TOO_NOISY = "too noisy"
@@ -73,6 +74,15 @@ def ratio(value: float, low: float | None = None, high: float | None = None, sig
 def times(value: float, low: float | None = None, high: float | None = None, sign: str = "×") -> str:
     """A speed-up in a sentence, with its interval: 1.05×, 5.8× (5.7–5.9), 25.3×, 143×."""
     return _with_interval(value, low, high, 2 if value < 2 else 1 if value < 100 else 0, sign)
+
+
+def reachable(value: float, up: bool) -> str:
+    """A limit that a positive value meets, as an option takes it, in three digits rounded `up` or down: 2.31, 12346."""
+    exact = Decimal(str(value))
+    digits = Decimal(1).scaleb(min(0, exact.adjusted() - 2))
+    number = exact.quantize(digits, ROUND_CEILING if up else ROUND_FLOOR)
+    mantissa, e, power = (f"{number:f}" if number >= Decimal("1e-4") else f"{number:.2e}").partition("e")
+    return (mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa) + e + power
 
 
 def span(low: float, high: float) -> str:

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from profiler.recommend.writers import as_json, as_markdown, print_answer
 from profiler.report.data import gather
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.reading import read_runs, with_all_columns
+from profiler.results.set_up import BREAK_EVENS
 from profiler.stats.ratios import PRIOR_CONFIGURATIONS
 from profiler.stats.samples import median_interval
 from profiler.tables.numbers import ms
@@ -481,12 +483,29 @@ def test_a_build_pays_off_after_so_many_items():
         row("eager", ms=2.0, throughput=500.0),
     )
     assert found.choice and found.runner_up
-    assert break_even(found.choice, found.runner_up) == pytest.approx(164_000)
-    assert break_even(found.runner_up, found.choice) is None
-    answer = make_answer(found, "").sentences
-    assert "Its build pays off against ort-tuned fp16, batch 1 after 160,000 items (set-up 44 s and 3.0 s)." in answer
-    # (44 - 0.5) s / (2 - 1) ms
-    assert "Its build pays off against eager fp16, batch 1 after 44,000 items (set-up 44 s and 0.50 s)." in answer
+    assert break_even(found.choice, found.runner_up, "once_s") == pytest.approx(164_000)
+    assert break_even(found.choice, found.runner_up, "start_s") == 0
+    assert break_even(found.runner_up, found.choice, "once_s") is None
+    answer = make_answer(found, "")
+    assert answer.sentences[1:] == [
+        "The build pays off against ort-tuned fp16, batch 1 after 160,000 items (once: 43 s, against 2.0 s).",
+        # 43 s / (2 - 1) ms, and (1 - 0.5) s / 1 ms.
+        "The build pays off against eager fp16, batch 1 after 43,000 items (once: 43 s, against 0 s); "
+        "a restart costs 500 items (1.0 s, against 0.50 s).",
+    ]
+    assert answer.facts[-2:] == [("set-up once", "43 s (export 2.0 s, build 41 s)"), ("every start", "1.0 s (load)")]
+    data = json.loads(as_json(found, answer))
+    costs = [(loser["pays_off_items"], loser["restart_items"]) for loser in data["losers"]]
+    assert costs == [(pytest.approx(164_000), 0), (pytest.approx(43_000), pytest.approx(500))]
+    assert [data["choice"]["figures"][part] for part in ("once_s", "start_s")] == [43.0, 1.0]
+
+
+def test_what_compiles_in_its_own_process_does_so_at_every_start():
+    found = choose(row("compiled", ms=1.0, build_s=40.0, throughput=1000.0), row("eager", ms=2.0, throughput=500.0))
+    answer = make_answer(found, "")
+    assert answer.sentences[1:] == ["Against eager fp16, batch 1 a restart costs 40,000 items (40 s, against 0.50 s)."]
+    assert dict(answer.facts)["every start"] == "40 s (build 40 s, load 0.50 s)"
+    assert "set-up once" not in dict(answer.facts)
 
 
 def test_a_break_even_is_that_of_the_report():
@@ -494,10 +513,11 @@ def test_a_break_even_is_that_of_the_report():
     lines = gather(runs).configurations.filter(model="resnet50", batch_size=16, **{"pass": "inference"})
     found = recommend(runs.results.collect(), Request("resnet50", batch_sizes=(16,)))
     named = {f"{c.row['variant']} {c.row['precision']}": c for c in found.candidates}
-    shown = {line: pays for line, pays in lines.select("configuration", "pays_off_items").iter_rows() if pays}
-    assert len(shown) > 5
-    for line, pays in shown.items():
-        assert math.ceil(break_even(named[line], named["eager fp32"]) or 0) == pays, line
+    for name, part in BREAK_EVENS.items():
+        shown = {line: pays for line, pays in lines.select("configuration", name).iter_rows() if pays}
+        assert len(shown) > 2
+        for line, pays in shown.items():
+            assert math.ceil(break_even(named[line], named["eager fp32"], part) or 0) == pays, line
 
 
 def test_a_break_even_of_replicates_is_that_of_the_report(tmp_path: Path):
@@ -509,7 +529,7 @@ def test_a_break_even_of_replicates_is_that_of_the_report(tmp_path: Path):
     found = recommend(runs.results.collect(), Request("net"))
     (pays,) = gather(runs).configurations.filter(variant="trt")["pays_off_items"]
     assert found.choice and found.runner_up
-    assert break_even(found.choice, found.runner_up) == pytest.approx(10.0 / 0.003)
+    assert break_even(found.choice, found.runner_up, "once_s") == pytest.approx(10.0 / 0.003)
     assert pays == math.ceil(10.0 / 0.003)
 
 
@@ -537,15 +557,19 @@ def test_where_nothing_meets_the_limits_it_says_which_one_binds_and_by_how_much(
     answer = make_answer(found, "")
     assert answer.headline == "None of 2 candidates meets the limits"
     assert answer.relaxations == [
-        ("latency ≤ 2 ms", "3.00 ms would admit eager fp16, batch 1: 1.00 ms or 50 % more"),
-        ("memory ≤ 800 MiB", "1,000 MiB would admit ort fp16, batch 1: 200 MiB or 25 % more"),
+        ("latency ≤ 2 ms", "raise --max-latency-ms to 3 to admit eager fp16, batch 1 (1.00 ms or 50 % more)"),
+        ("memory ≤ 800 MiB", "raise --max-memory-mib to 1000 to admit ort fp16, batch 1 (200 MiB or 25 % more)"),
     ]
-    assert answer.sentences == ["The nearest is ort fp16, batch 1: over the memory limit by 200 MiB."]
+    assert answer.sentences == [
+        "The nearest is ort fp16, batch 1: over the memory limit by 200 MiB. Admit it with --max-memory-mib 1000."
+    ]
     neither = choose(row("ort"), limits=(Limit("latency_ms", 0.5), Limit("throughput", 4000.0)))
     assert [text for _, text in make_answer(neither, "").relaxations] == [
-        "relaxing only this would not help; met by no candidate, the best is ort fp16, batch 1 with 1.00 ms",
-        "relaxing only this would not help; met by no candidate, the best is ort fp16, batch 1 with 1,000 items/s",
+        "not enough by itself: no candidate meets it; the best for it is ort fp16, batch 1 with 1.00 ms",
+        "not enough by itself: no candidate meets it; the best for it is ort fp16, batch 1 with 1,000 items/s",
     ]
+    (sentence,) = make_answer(neither, "").sentences
+    assert sentence.endswith(" Admit it with --max-latency-ms 1 --min-throughput 1000.")
     unknown = choose(row("ort", samples=20), limits=(Limit("latency_p90_ms", 2.0),))
     assert unknown.nearest is None
     assert [text for _, text in make_answer(unknown, "").relaxations] == [
@@ -605,7 +629,7 @@ def test_the_h200s_answer():
     found, answer = golden("h200", model="resnet50")
     assert answer.title == "resnet50, inference on NVIDIA H200: lowest latency per call"
     assert answer.headline == "Deploy compiled fp16, batch 1"
-    assert dict(answer.facts)["set-up"] == "7.8 s (build 7.8 s, load 0.075 s)"
+    assert dict(answer.facts)["every start"] == "7.8 s (build 7.8 s, load 0.075 s)"
     assert found.margin and not found.margin.between
     assert found.margin.ratio == pytest.approx(0.518 / 0.46, rel=0.01)
     assert len(answer.losers) == 29
@@ -686,7 +710,13 @@ def ask(folder: Path | str, **order: Any) -> tuple[int, str]:
         ({"batch": "0"}, "--batch: '0' is not a batch size"),
         ({"batch": "1,x"}, "--batch: 'x' is not a batch size"),
         ({"batch": "64"}, "--batch 64: net was not measured at that size in these runs; they have 1, 16"),
-        ({"batch": "16", "precision": "fp16"}, "no row has both"),
+        ({"batch": "16", "precision": "fp16"}, "--batch, --precision: no row of these runs meets both"),
+        ({"engine": ("trt",)}, "--engine trt: net was not measured with that engine in these runs; they have eager, o"),
+        ({"engine": ("ort,orr",)}, "--engine orr: net was not measured with that engine"),
+        ({"exclude_engine": ("eagr",)}, "--exclude-engine eagr: net was not measured with that engine in these runs"),
+        ({"machine": ("H100",)}, "--machine H100: net was not measured on that machine in these runs; they have H200"),
+        ({"engine": ("ort",), "exclude_engine": ("ort",)}, "--engine, --exclude-engine: no row of these runs meets b"),
+        ({"exclude_engine": ("ort,eager",)}, "--exclude-engine: no row of these runs meets it"),
         ({"max_latency_ms": ("fast",)}, "--max-latency-ms: 'fast' is not a number greater than 0; give a number, for"),
         ({"max_latency_ms": ("p98=2",)}, "--max-latency-ms: unknown 'p98'; give a number, for the median, or p90=…"),
         ({"max_latency_ms": ("p99=",)}, "--max-latency-ms: '' is not a number greater than 0"),
@@ -815,3 +845,123 @@ def test_a_p99_that_some_replicates_lack_meets_no_limit() -> None:
     assert found.choice is None
     (said,) = reasons(found).values()
     assert said == "no p99: it needs 662 samples in each replicate, and there are 300"
+
+
+# int8 without calibration data
+
+
+def test_int8_on_seeded_ranges_is_chosen_only_where_that_is_asked_for() -> None:
+    def of(calibrated: bool | None, **wanted: Any) -> Recommendation:
+        return choose(row("ort", "int8", ms=0.5, calibrated=calibrated, rel_l2_error=2e-2), row("ort"), **wanted)
+
+    found = of(False)
+    assert found.choice and found.choice.name == "ort fp16, batch 1"
+    assert reasons(found) == {"ort int8, batch 1": "int8 without calibration data"}
+    (note,) = [note for note in make_answer(found, "").notes if "calibration" in note]
+    assert all(word in note for word in ("`calibration: FOLDER`", "--allow-uncalibrated", "--max-error"))
+    assert of(None).choice == found.choice, "of an older run nobody knows"
+    for wanted in ({"allow_uncalibrated": True}, {"limits": (Limit("error", 0.03),)}):
+        asked = of(False, **wanted)
+        assert asked.choice and asked.choice.name == "ort int8, batch 1", wanted
+        assert not [note for note in make_answer(asked, "").notes if "calibration" in note]
+    real = of(True)
+    assert real.choice and real.choice.name == "ort int8, batch 1"
+    strict = of(False, limits=(Limit("error", 0.01),))
+    assert reasons(strict) == {"ort int8, batch 1": "error 2.0e-2 over the limit of 1.0e-2"}
+
+
+def test_where_only_uncalibrated_int8_meets_the_limits_it_says_so() -> None:
+    seeded = row("ort", "int8", ms=0.5, calibrated=False, peak_memory_mib=900.0)
+    found = choose(seeded, row("ort"), limits=(Limit("latency_ms", 0.6), Limit("peak_memory_mib", 1000.0)))
+    answer = make_answer(found, "")
+    assert answer.headline == "The only candidate misses the limits"
+    assert answer.sentences[-1] == "Only int8 without calibration data meets the limits: ort int8, batch 1."
+    assert [relaxed.candidate and relaxed.candidate.row["precision"] for relaxed in found.relaxations] == ["fp16", None]
+    tight = choose(seeded, row("ort"), limits=(Limit("peak_memory_mib", 800.0),))
+    assert reasons(tight)["ort int8, batch 1"] == "int8 without calibration data; over the memory limit by 100 MiB"
+    alone = make_answer(choose(seeded), "")
+    assert alone.headline == "Nothing to deploy: all that was measured is int8 without calibration data"
+    assert alone.losers[0][1:] == (0.5, "int8 without calibration data")
+
+
+def test_runs_with_and_without_calibration_are_no_replicates_of_each_other() -> None:
+    runs = [row("ort", "int8", ms=1.0, run_id=name, calibrated=name == "real") for name in ("seeded", "real")]
+    found = choose(*runs)
+    assert found.choice and found.choice.name == "ort int8, batch 1 (run real)"
+    assert reasons(found) == {"ort int8, batch 1 (run seeded)": "int8 without calibration data"}
+
+
+# Which of them compete
+
+
+@pytest.mark.parametrize(
+    ("wanted", "variants"),
+    [
+        ({}, ["compiled", "eager", "eager-tuned", "mine", "ort"]),
+        # An engine is all of its variants, whatever they are called.
+        ({"engine": ("eager",)}, ["eager", "eager-tuned"]),
+        ({"engine": ("ort",)}, ["mine", "ort"]),
+        ({"engine": ("eager-tuned",)}, ["eager-tuned"]),
+        ({"engine": ("eager-tuned", "compiled")}, ["compiled", "eager-tuned"]),
+        ({"engine": ("eager-tuned, compiled",)}, ["compiled", "eager-tuned"]),
+        ({"exclude_engine": ("eager",)}, ["compiled", "mine", "ort"]),
+        ({"exclude_engine": ("mine",)}, ["compiled", "eager", "eager-tuned", "ort"]),
+        ({"engine": ("ort,eager",), "exclude_engine": ("mine", "eager-tuned")}, ["eager", "ort"]),
+        ({"machine": ("A",)}, ["eager", "eager-tuned", "mine", "ort"]),
+        ({"machine": ("A", "B"), "engine": ("compiled",)}, ["compiled"]),
+    ],
+)
+def test_only_the_engines_and_machines_that_are_named_compete(wanted: dict[str, Any], variants: list[str]) -> None:
+    machines = {"eager": "A", "eager-tuned": "A", "ort": "A", "compiled": "B"}
+    rows = [row(variant, machine=machine) for variant, machine in machines.items()]
+    results = run(*rows, row("mine", engine="ort", machine="A"))
+    found = recommend(results, make_request(Options(runs=("run",), model="net", **wanted), results))
+    assert sorted(candidate.row["variant"] for candidate in found.candidates) == variants
+    limited = make_answer(found, "").sources[-1].partition("of run run")[2]
+    assert (limited == ".") == (not wanted)
+
+
+def test_of_one_machine_among_several_the_price_needs_no_label() -> None:
+    results = run(row("ort", machine="A"), row("ort", machine="B"))
+    wanted = make_request(Options(runs=("run",), machine=("B",), usd_per_hour=("3",)), results)
+    assert wanted.prices == {"B": 3.0}
+
+
+# Limits that can be followed
+
+
+def test_with_the_limits_that_are_proposed_there_is_an_answer() -> None:
+    """Over random results: the options in a text, read as the command reads them, let the candidate in it pass."""
+    followed = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        rows = random_rows(rng)
+        wanted, results = random_wanted(rng, rows), run(*rows, count=6)
+        found = recommend(results, wanted)
+        answer = make_answer(found, "")
+        proposals = [
+            (relaxed.candidate, text) for relaxed, (_, text) in zip(found.relaxations, answer.relaxations, strict=True)
+        ]
+        nearest = [(found.nearest, answer.sentences[0])] if found.nearest and not found.choice else []
+        for candidate, text in [*proposals, *nearest]:
+            options = re.findall(r"--(m\S+) (?:to )?((?:p\d+=)?[\d.e-]*\d)", text)
+            if candidate is None or not options:
+                continue
+            given: Row = {o.replace("-", "_"): float(value) for o, value in options if "latency" not in o}
+            given["max_latency_ms"] = [value for option, value in options if "latency" in option]
+            new = {limit.figure: limit for limit in check(Options(runs=("run",), **given))}
+            limits = tuple(new.get(limit.figure, limit) for limit in wanted.limits)
+            again = recommend(results, replace(wanted, limits=limits))
+            assert again.choice, (seed, text)
+            assert not [x for x in again.losers if x.candidate.name == candidate.name and x.shortfalls], (seed, text)
+            followed += 1
+    assert followed > 20
+
+
+def test_a_percentiles_limit_is_proposed_as_the_option_takes_it() -> None:
+    found = choose(row("ort", samples=700, latency_p99_ms=2.3061), limits=(Limit("latency_p99_ms", 2.0),))
+    ((_, text),) = make_answer(found, "").relaxations
+    assert text == "raise --max-latency-ms to p99=2.31 to admit ort fp16, batch 1 (0.306 ms or 15 % more)"
+    least = choose(row("ort", throughput=433.7), limits=(Limit("throughput", 500.0),))
+    ((_, text),) = make_answer(least, "").relaxations
+    assert text == "lower --min-throughput to 433 to admit ort fp16, batch 1 (66.3 items/s or 13 % less)"

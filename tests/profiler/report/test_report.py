@@ -381,15 +381,18 @@ def test_set_up_pays_off_where_the_seconds_are_won_back(tmp_path: Path) -> None:
     rows = [
         row("eager", 10.0, throughput=100.0, load_s=1.0),
         row("ort", 5.0, throughput=200.0, export_s=1.5, load_s=0.5),
-        row("trt", 2.0, throughput=500.0, build_s=40.0, load_s=1.0),
+        row("trt", 2.0, throughput=500.0, build_s=40.0, load_s=2.0),
         row("compiled", 20.0, throughput=50.0, build_s=9.0),
     ]
     data = gathered(tmp_path, rows)
-    assert of(data, "ort")["set_up_s"] == 2.0
-    assert of(data, "ort")["pays_off_items"] == 1.0 / (0.01 - 0.005)
+    assert [of(data, "ort")[part] for part in ("set_up_s", "once_s", "start_s")] == [2.0, 1.5, 0.5]
+    assert of(data, "ort")["pays_off_items"] == 1.5 / (0.01 - 0.005)
+    assert of(data, "ort")["restart_items"] == 0, "it starts sooner than the base"
     assert of(data, "trt")["pays_off_items"] == 40.0 / (0.01 - 0.002)
+    assert of(data, "trt")["restart_items"] == 1.0 / (0.01 - 0.002)
+    assert of(data, "compiled")["start_s"] == 9.0
     assert of(data, "compiled")["pays_off_items"] is None
-    assert [of(data, name)["best_from_items"] for name in ("eager", "ort", "trt")] == [0, 201, 13001]
+    assert [of(data, name)["best_from_items"] for name in ("eager", "ort", "trt")] == [0, 201, 13334]
     assert of(data, "compiled")["best_from_items"] is None
 
 

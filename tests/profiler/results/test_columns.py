@@ -34,7 +34,7 @@ grad_input_ms grad_weight_ms gpu_forward_ms gpu_backward_ms gpu_step_ms gpu_grad
 gradients_mib optimizer_mib loss_error gradient_error
 machine cloud instance usd_per_hour usd_per_million_items items_per_usd
 """
-ADDED = [*SINCE.split(), "moved_mib", "baseline_mib", "set_up_peak_mib", "disturbance"]
+ADDED = [*SINCE.split(), "moved_mib", "baseline_mib", "set_up_peak_mib", "disturbance", "calibrated"]
 """Parts of other_mib; what else distinguishes a case; training in depth; layers; the price; bytes; others' share."""
 
 TEXTS = """
@@ -45,7 +45,7 @@ model_kind extra setting role optimizer head machine cloud instance
 NOT_MEASURES = {
     **dict.fromkeys(TEXTS.split(), TEXT),
     **dict.fromkeys(("batch_size", "replicate", "samples"), COUNT),
-    **dict.fromkeys(("throttled", "dropout", "is_base"), pl.Boolean()),
+    **dict.fromkeys(("throttled", "dropout", "is_base", "calibrated"), pl.Boolean()),
     "warnings": pl.List(pl.String()),
 }
 

@@ -340,3 +340,19 @@ def test_what_a_row_has_of_its_identity_is_kept() -> None:
         "cell",
         True,
     )
+
+
+def test_an_older_int8_row_tells_by_its_warnings_on_what_it_was_calibrated() -> None:
+    seeded = "calibration: seeded data, so accuracy says nothing"
+    old = {
+        ("int8", "{}", (seeded,)): False,
+        ("int8", "{}", ("drift: 3 %", seeded)): False,
+        ("int8", "{}", ()): True,
+        # Without a proof it was not checked, which is when it is warned of.
+        ("int8", None, ()): None,
+        ("fp16", "{}", ()): None,
+    }
+    rows = [{"precision": precision, "proof": proof, "warnings": list(texts)} for precision, proof, texts in old]
+    assert with_all_columns(pl.DataFrame(rows, schema=RESULTS))["calibrated"].to_list() == list(old.values())
+    now = [{"precision": "int8", "proof": "{}", "warnings": [seeded], "calibrated": known} for known in (True, False)]
+    assert with_all_columns(pl.DataFrame(now, schema=RESULTS))["calibrated"].to_list() == [True, False]

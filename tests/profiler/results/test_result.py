@@ -186,6 +186,16 @@ def test_a_row_says_which_case_it_is_and_where_it_ran():
     assert json.loads(row["proof"]) == {"tf32": False, "providers": {"CUDAExecutionProvider": 9}, "casts": 0}
 
 
+@pytest.mark.parametrize(
+    ("precision", "calibration", "known"),
+    [("int8", Path("images"), True), ("int8", None, False), ("fp16", Path("images"), None), ("fp32", None, None)],
+)
+def test_a_row_says_whether_its_int8_ranges_are_of_the_jobs_data(precision, calibration, known):
+    case = replace(CASE, precision=precision, source=ModelSource("net", calibration=calibration))
+    for status in ("ok", "failed"):
+        assert full(case.id, status).row("run", "suite", case, ENVIRONMENT)["calibrated"] is known
+
+
 def test_a_row_says_what_else_distinguishes_its_case_and_what_its_training_did():
     case = replace(
         CASE, engine="eager", variant="eager", pass_="training", setting="optimizer=sgd", training=Training("sgd")

@@ -78,6 +78,8 @@ def test_seeded_calibration_is_warned_of_and_the_users_is_not(rows: dict[str, di
 
     assert "calibration" in kinds("seeded/ort")
     assert "calibration" not in kinds("calibrated/ort")
+    of_models = {name: rows[f"{name}/ort"]["calibrated"] for name in ("seeded", "calibrated", "misfit")}
+    assert of_models == {"seeded": False, "calibrated": True, "misfit": True}
     assert rows["seeded/ort"]["rel_l2_error"] != rows["calibrated/ort"]["rel_l2_error"]
 
 

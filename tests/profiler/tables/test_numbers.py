@@ -106,3 +106,21 @@ def test_a_column_of_a_frame_is_like_a_list() -> None:
     assert numbers.ms(frame["ms"]) == ["0.500", ""]
     assert numbers.words(frame["sizes"]) == ["1, 16", ""]
     assert numbers.anythings(frame["sizes"]) == ["1; 16", ""]
+
+
+@pytest.mark.parametrize(
+    ("value", "least", "most"),
+    [
+        (2.3061, "2.31", "2.3"),
+        (2.31, "2.31", "2.31"),
+        (3.0, "3", "3"),
+        (9.999, "10", "9.99"),
+        (12345.6, "12346", "12345"),
+        (0.00123456, "0.00124", "0.00123"),
+        (4.2017e-7, "4.21e-7", "4.2e-7"),
+        (1000.0, "1000", "1000"),
+    ],
+)
+def test_a_limit_is_rounded_to_the_side_on_which_it_is_met(value: float, least: str, most: str) -> None:
+    assert (numbers.reachable(value, up=True), numbers.reachable(value, up=False)) == (least, most)
+    assert float(most) <= value <= float(least)
