@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from profiler.recommend.choice import recommend as recommend_runs
     from profiler.results.configurations import summary
     from profiler.results.reading import load, load_layers, read_runs
+    from profiler.run.measure import measure
     from profiler.stats.samples import effective_size, median_interval
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "effective_size",
     "load",
     "load_layers",
+    "measure",
     "median_interval",
     "published_as_results",
     "query_runs",
@@ -39,6 +41,7 @@ _PLACES = {
     **dict.fromkeys(("Limit", "Request"), "recommend.choice"),
     **dict.fromkeys(("effective_size", "median_interval"), "stats.samples"),
     "ConfigError": "errors",
+    "measure": "run.measure",
     "published_as_results": "published.references",
     "summary": "results.configurations",
     # Not by their own names: profiler.compare, once it is imported, is the package.

@@ -336,6 +336,14 @@ def load_config(path: Path, device_kind: str = "", overrides: dict[str, Any] | N
         raise explain(error, Config, path, lines) from None
 
 
+def config_of(job: dict[str, Any]) -> Config:
+    """Check a job that is data already, of which paths are relative to the current folder. Raises ConfigError."""
+    try:
+        return Config.model_validate(job)
+    except ValidationError as error:
+        raise explain(error, Config) from None
+
+
 def _merge_block(path: Path, data: dict[str, Any], lines: Lines, kind: str, block: Any) -> None:
     """Put what the device's block has in place of the job's own keys, and their lines."""
     if not isinstance(block, dict):

@@ -72,10 +72,12 @@ def yaml_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def explain(error: ValidationError, model: type[BaseModel], path: Path, lines: Lines) -> ConfigError:
-    """Every mistake in the job `path`, a line each."""
-    problems = sorted({_problem(details, model, lines) for details in error.errors()})
-    return ConfigError("\n".join(f"{path}:{line}: {message}" for line, message in problems))
+def explain(
+    error: ValidationError, model: type[BaseModel], path: Path | None = None, lines: Lines | None = None
+) -> ConfigError:
+    """Every mistake in the job, a line each, with its place in the file `path` if it comes from one."""
+    problems = sorted({_problem(details, model, lines or {}) for details in error.errors()})
+    return ConfigError("\n".join(f"{path}:{line}: {message}" if path else message for line, message in problems))
 
 
 def read_option(option: str, text: str, valid: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -6,10 +6,12 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from profiler.processes.process import Call, run_one, start_forkserver
+from profiler.errors import ConfigError
+from profiler.processes.process import PRELOADED, Call, run_one, start_forkserver
 
 
 @contextlib.contextmanager
@@ -25,3 +27,27 @@ def libraries() -> Iterator[dict[str, Any]]:
             text = log.read_text()[-2000:] if log.exists() else ""
             raise RuntimeError(f"the libraries could not be loaded: {outcome.reason}\n{text}")
         yield outcome.value
+
+
+@contextlib.contextmanager
+def leaving_no_trace() -> Iterator[None]:
+    """Leave a user's process as it was: without the forkserver that was started, and with its own environment.
+
+    Raises ConfigError where the user has a forkserver already: a process has one at most.
+    """
+    server: Any = forkserver._forkserver
+    before, preload = dict(os.environ), server._preload_modules
+    is_running = server._forkserver_pid is not None
+    if is_running and PRELOADED not in preload:
+        raise ConfigError(
+            "this process has a forkserver of multiprocessing already, and measuring needs one that has imported the "
+            "runtimes: measure before the first process is started by the method 'forkserver', or in a process apart"
+        )
+    try:
+        yield
+    finally:
+        if not is_running:
+            server._stop()
+            server.set_forkserver_preload(preload)
+        os.environ.clear()
+        os.environ.update(before)

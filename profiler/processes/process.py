@@ -21,9 +21,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
+from multiprocessing import forkserver, spawn
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,6 +38,8 @@ _OUT_OF_MEMORY = (
     *("CUDNN_STATUS_ALLOC_FAILED", "_ALLOCATION_FAILED", "CUBLAS_STATUS_ALLOC_FAILED"),
     *("std::bad_alloc", "OutOfMemory"),
 )
+PRELOADED = "profiler.worker.preload"
+"""What the forkserver imports."""
 _PR_SET_PDEATHSIG = 1
 _TICK_SECONDS = 0.2
 _CLOSE_SECONDS = 30.0
@@ -79,7 +81,7 @@ def start_forkserver(log: Path) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, known)])
     # A killed worker's semaphores are cleaned up by Python's resource tracker, which would say so on the terminal.
     os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
-    _CONTEXT.set_forkserver_preload(["profiler.worker.preload"])
+    _CONTEXT.set_forkserver_preload([PRELOADED])
     # It must import this profiler, whatever lies in the folder in which it was called.
     safe = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
@@ -107,7 +109,8 @@ class Child:
         self._temporary = tempfile.mkdtemp(prefix="profiler-")
         self._connection, theirs = _CONTEXT.Pipe(duplex=False)
         self.process = _CONTEXT.Process(target=_enter, args=(theirs, call, self._temporary))
-        self.process.start()
+        with _without_main():
+            self.process.start()
         theirs.close()
 
     def poll(self, timeout: float = 0.0) -> Outcome | None:
@@ -244,6 +247,21 @@ def run_all(calls: Iterable[Call], slots: int, tick: Callable[[int], None] = lam
         for child in running.values():
             child.kill()
     return [outcomes[index] for index in sorted(outcomes)]
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep a process from running the parent's main file first, which may be a user's script that measures."""
+    prepare = spawn.get_preparation_data
+
+    def prepare_without(name: str) -> dict[str, Any]:
+        return {key: value for key, value in prepare(name).items() if not key.startswith("init_main")}
+
+    spawn.get_preparation_data = prepare_without
+    try:
+        yield
+    finally:
+        spawn.get_preparation_data = prepare
 
 
 def _enter(connection: Connection, call: Call, temporary: str) -> NoReturn:

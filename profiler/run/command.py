@@ -66,8 +66,7 @@ def execute(options: Options, console: Console) -> int:
         environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
         run = _open_run(options, config, target, cases, environment)
         runner = Runner(run, config, target, environment, open_display(console), options.wait_for_idle)
-        interrupted, wall = _measure(runner, cases, options.retry, console)
-        results = _write_results(runner, wall, console)
+        interrupted, results = measure_cases(runner, cases, console, options.retry)
     if removed := trim(default_root(), limit):
         console.print(Text(f"\nCache: {counted(len(removed), 'artifact')} removed, those not used for longest"))
     console.print(Text(f"\nResults: {run.path}"), soft_wrap=True)
@@ -111,10 +110,13 @@ def _read_job(options: Options, path: Path, kind: str) -> Config:
         overrides["profile"] = True
     config = load_config(path, kind, overrides)
     machine = config.machine.model_copy(update=parse_machine(options.machine))
-    budget = config.budget
-    if options.quick:
-        budget = replace(budget, seconds=min(budget.seconds, _QUICK_SECONDS), min_samples=_QUICK_SAMPLES)
+    budget = quick_budget(config.budget) if options.quick else config.budget
     return config.model_copy(update={"suite": config.suite or path.stem, "machine": machine, "budget": budget})
+
+
+def quick_budget(budget: Budget) -> Budget:
+    """A fraction of the sampling time."""
+    return replace(budget, seconds=min(budget.seconds, _QUICK_SECONDS), min_samples=_QUICK_SAMPLES)
 
 
 def _open_run(
@@ -138,6 +140,14 @@ def _open_run(
         environment["earlier_commands"] = [*before.get("earlier_commands", []), before.get("command")]
     run.write_environment(environment)
     return run
+
+
+def measure_cases(
+    runner: Runner, cases: Sequence[Case], console: Console, retry: bool = False, report: bool = True
+) -> tuple[bool, pl.DataFrame]:
+    """Measure the cases that the journal lacks and write all; returns whether it was interrupted, and the results."""
+    interrupted, wall = _measure(runner, cases, retry, console)
+    return interrupted, _write_results(runner, wall, console, report)
 
 
 def _measure(runner: Runner, cases: Sequence[Case], retry: bool, console: Console) -> tuple[bool, WallTime | None]:
@@ -166,8 +176,8 @@ def _measure(runner: Runner, cases: Sequence[Case], retry: bool, console: Consol
     return interrupted, runner.wall if waiting or to_search else None
 
 
-def _write_results(runner: Runner, wall: WallTime | None, console: Console) -> pl.DataFrame:
-    """Write and print what the journal holds; returns the results. `wall` is what the time went into."""
+def _write_results(runner: Runner, wall: WallTime | None, console: Console, report: bool) -> pl.DataFrame:
+    """Write and print what the journal holds, a `report` of it too; `wall` is what the time went into."""
     run, config, environment = runner.run, runner.config, runner.environment
     planned = _planned(runner)
     runner.roofs.raise_to(planned)
@@ -185,7 +195,7 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console) -> p
         total.update(seconds)
         run.write_environment({**environment, "wall_seconds": {k: round(v, 3) for k, v in total.most_common()}})
         console.print(Text(f"\n{describe_time(seconds)}"))
-    if not results.is_empty():
+    if report and not results.is_empty():
         _report(console, run, lines)
     return results
 

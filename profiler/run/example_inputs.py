@@ -1,0 +1,74 @@
+"""Read the shapes of inputs off what `profiler.measure` is given: shapes, tensors and arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exporters.source import ModelError
+from profiler.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Example:
+    """One input: the shape of an item, and of an example how many items it has and numpy's name of their type."""
+
+    item: tuple[int, ...] | None
+    batch: int | None = None
+    dtype: str = "float32"
+
+
+def examples(inputs: Any) -> dict[str | int, Example]:
+    """The inputs by name, or by position, from a shape, an example, or several of them. Raises ConfigError."""
+    if inputs is None:
+        return {}
+    if isinstance(inputs, Mapping):
+        return {str(name): _example(value) for name, value in inputs.items()}
+    several = isinstance(inputs, tuple | list) and inputs and not isinstance(inputs[0], int)
+    return dict(enumerate(map(_example, inputs if several else [inputs])))
+
+
+def _example(value: Any) -> Example:
+    if isinstance(value, tuple | list) and value and all(isinstance(size, int) for size in value):
+        return Example(tuple(map(int, value)))
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        raise ConfigError(
+            "inputs: expected the shape of one item, such as (3, 224, 224), or a tensor or an array whose first "
+            f"dimension is the batch, got {type(value).__name__}"
+        )
+    shape = tuple(map(int, value.shape))
+    if not shape or 0 in shape:
+        raise ConfigError(f"inputs: the first dimension of an example is the batch, and this one has the shape {shape}")
+    return Example(shape[1:], shape[0], str(value.dtype).removeprefix("torch."))
+
+
+def onnx_dimensions(path: Path, given: Mapping[str | int, Example]) -> dict[str, int]:
+    """The sizes that an ONNX file's symbolic dimensions have in the examples. Raises ConfigError where one differs."""
+    if not given:
+        return {}
+    from exporters.inputs import graph_inputs, read_onnx, symbolic_shape
+
+    try:
+        known = {value.name: symbolic_shape(value) for value in graph_inputs(read_onnx(path).graph)}
+    except ModelError as error:
+        raise ConfigError(str(error)) from None
+    shapes = dict(zip(known, given.values(), strict=False)) if 0 in given else dict(given)
+    if len(given) != len(known) or set(shapes) != set(known):
+        raise ConfigError(f"inputs: {path.name} has the inputs {', '.join(known)}: give an example of each, or none")
+    batch = next(iter(known.values()))[:1]
+    sizes: dict[str, int] = {}
+    for name, example in shapes.items():
+        symbols, item = known[str(name)], example.item or ()
+        shape = (example.batch, *item) if example.batch else (*symbols[:1], *item)
+        fits = len(shape) == len(symbols)
+        for symbol, size in zip(symbols, shape, strict=False):
+            if isinstance(symbol, int):
+                fits &= symbol == size
+            elif [symbol] != batch and isinstance(size, int):
+                fits &= sizes.setdefault(symbol, size) == size
+        if not fits:
+            dimensions = ", ".join(map(str, symbols))
+            raise ConfigError(f"inputs: {name} of {path.name} has the shape ({dimensions}), which {shape} does not fit")
+    return sizes

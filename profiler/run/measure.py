@@ -1,0 +1,175 @@
+"""Measure a model from Python: `profiler.measure` makes a job of its arguments, and runs it as the command would."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from rich.console import Console
+
+from exporters.cache import default_root, trim
+from exporters.source import ModelError
+from profiler.errors import ConfigError
+from profiler.job.config import Config, config_of
+from profiler.job.plan import make_plan
+from profiler.machine import describe, resolve_device
+from profiler.processes.forkserver import leaving_no_trace, libraries
+from profiler.results.reading import load
+from profiler.results.run_folder import RunFolder
+from profiler.run.command import measure_cases, quick_budget
+from profiler.run.example_inputs import Example, examples, onnx_dimensions
+from profiler.run.prepare import cache_limit
+from profiler.run.progress import open_display
+from profiler.run.runner import Runner
+
+
+def measure(
+    model: Any,
+    inputs: Any = None,
+    *,
+    engines: Sequence[str | dict[str, Any]] = ("eager", "ort"),
+    precisions: Sequence[str] = ("fp32",),
+    batch_sizes: Sequence[int] | None = None,
+    passes: Sequence[str] = ("inference",),
+    device: str = "auto",
+    replicates: int = 1,
+    budget: dict[str, float] | None = None,
+    quick: bool = False,
+    output: str | Path | None = None,
+    name: str | None = None,
+    progress: bool = False,
+) -> tuple[pl.LazyFrame, pl.LazyFrame]:
+    """Measure a model as `python -m profiler` does; returns results and samples as `load` does.
+
+    `model` is a torch.nn.Module; a function that returns one, or its name "package.module:function"; the path of an
+    .onnx file; or a canonical network's name. `inputs` is the shape of one item, such as (3, 224, 224), or an example,
+    a tensor or an array whose first dimension is the batch: its shape and type count, its values do not, since inputs
+    are seeded. A torch module has one input of floats. An .onnx file may have several: a tuple of examples or a dict of
+    them by name, from which its symbolic dimensions take their sizes; without symbolic ones it needs none. A canonical
+    network has its own.
+
+    `engines`, `precisions`, `passes`, `replicates`, `device` and `budget` are what docs/config.md says of a job's keys,
+    an engine with options a dict. `batch_sizes` is the example's batch, or 1, if left out. `quick` is a fraction of the
+    sampling time. `name` is what the rows call the model.
+
+    Each case is measured in a process of its own, which gets a copy of the module: in eval mode for inference, in fp32
+    before it is converted, on the device that is measured. Code that can be imported is imported there from its file as
+    it is now; what a notebook, a script or a test defines is sent along, and a script needs no `if __name__ ==
+    "__main__"`. A module that cannot be pickled (a ScriptModule, one that holds a lock or an open file) cannot be
+    measured: give a function that makes it. Nor can anything be from a process that has a forkserver of its own, or
+    that is a daemon of multiprocessing.
+
+    The run's folder is a temporary one that is removed, or is kept in the folder `output`, as the command keeps it in
+    results/. Nothing is printed, except with `progress` what the command prints.
+
+    A case that cannot run or fails is a row with status and reason. Raises ConfigError for arguments that cannot be
+    used. A KeyboardInterrupt goes on, once what has been measured is written: its message names the folder, which is
+    kept.
+    """
+    most = cache_limit()
+    folder = Path(tempfile.mkdtemp(prefix="profiler-run-") if output is None else output).resolve()
+    run = RunFolder.create(folder)
+    interrupted = False
+    try:
+        entry, example = _entry(model, inputs, run.path / "model")
+        entry["name"] = name or entry["name"]
+        config = config_of(
+            {
+                "suite": "measure",
+                "models": [entry],
+                "engines": _listed(engines),
+                "precisions": _listed(precisions),
+                "batch_sizes": [example.batch or 1] if batch_sizes is None else _listed(batch_sizes),
+                "passes": _listed(passes),
+                "device": device,
+                "replicates": replicates,
+                "budget": budget or {},
+                "output": folder,
+                "import_from": [run.path / "model", Path.cwd()],
+            }
+        )
+        if quick:
+            config = config.model_copy(update={"budget": quick_budget(config.budget)})
+        with leaving_no_trace():
+            interrupted = _run(run, config, _console(progress), report=output is not None)
+        trim(default_root(), most)
+        if interrupted:
+            raise KeyboardInterrupt(f"profiler.load({str(run.path)!r}) has what was measured")
+        results, samples = load(run.path)
+        return (results.collect().lazy(), samples.collect().lazy()) if output is None else (results, samples)
+    finally:
+        if not run.journal.exists() or (output is None and not interrupted):
+            shutil.rmtree(folder if output is None else run.path, ignore_errors=True)
+
+
+def _run(run: RunFolder, config: Config, console: Console, report: bool) -> bool:
+    """Measure every case of the job into the run's folder; returns whether that was interrupted."""
+    with libraries() as facts:
+        target = resolve_device(config.device, facts)
+        cases = make_plan(config, target.kind, capability=target.compute_capability)
+        environment = describe(target, facts) | {"machine": {}}
+        run.write_config(config.model_copy(update={"device": str(target)}))
+        run.write_environment(environment)
+        runner = Runner(run, config, target, environment, open_display(console))
+        return measure_cases(runner, cases, console, report=report)[0]
+
+
+def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], Example]:
+    """The job's entry of the model, with a name for it, and its first input; a live module is saved into `folder`."""
+    given = examples(inputs)
+    first = next(iter(given.values()), Example(None))
+    if isinstance(model, Path) or (isinstance(model, str) and model.endswith(".onnx")):
+        path = Path(model).resolve()
+        if not path.is_file():
+            raise ConfigError(f"there is no file {model}")
+        return {"name": path.stem, "onnx": path, "dimensions": onnx_dimensions(path, given)}, first
+    if isinstance(model, str) and ":" not in model:
+        return {"name": model, "input": first.item}, first
+    if not isinstance(model, str) and not callable(model):
+        raise ConfigError(
+            f"model: expected a torch.nn.Module, a function that returns one, the path of an .onnx file or a name, "
+            f"got {type(model).__name__}"
+        )
+    first = _only(given)
+    if isinstance(model, str):
+        return {"name": model.rpartition(":")[2], "factory": model, "input": first.item}, first
+    from exporters.saved_module import save
+
+    folder.mkdir()
+    try:
+        factory = save(model, folder)
+    except ModelError as error:
+        raise ConfigError(str(error)) from None
+    name = getattr(model, "__name__", type(model).__name__).strip("<>")  # as of <lambda>
+    return {"name": name, "factory": factory, "input": first.item}, first
+
+
+def _only(given: Mapping[str | int, Example]) -> Example:
+    """The input of a torch module. Raises ConfigError for what it cannot get."""
+    if not given:
+        raise ConfigError(
+            "inputs: give the shape of one item, such as (3, 224, 224), or an example: torch.randn(8, 3, 224, 224)"
+        )
+    way = "wrap it in a module that makes the rest of its `x`, or export it to ONNX and give the file's path"
+    if list(given) != [0]:
+        raise ConfigError(f"inputs: a torch module is measured with one, given by position: {way}")
+    if "float" not in given[0].dtype:
+        raise ConfigError(f"inputs: a torch module is measured with floats, not {given[0].dtype}: {way}")
+    return given[0]
+
+
+def _listed(values: Any) -> Any:
+    """A list, which a job has; what is no sequence of several is left to the job's checks."""
+    return values if isinstance(values, str | Mapping) or not hasattr(values, "__iter__") else list(values)
+
+
+def _console(progress: bool) -> Console:
+    if not progress:
+        return Console(quiet=True, force_terminal=False)
+    # Where nobody looks, 80 columns would cut the tables.
+    return Console(width=None if sys.stdout.isatty() else 120)

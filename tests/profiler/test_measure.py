@@ -1,0 +1,206 @@
+"""profiler.measure as a notebook, a script and a test call it: what it returns, leaves, prints and refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import polars as pl
+import pytest
+from onnx import TensorProto, helper
+
+import profiler
+from profiler.results.columns import RESULTS, SAMPLES
+from profiler.run.progress import PlainDisplay
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "api.md"
+BUDGET = {"seconds": 0.05, "min_samples": 3, "repeats": 0}
+CELL = """
+import torch
+from torch import nn
+
+SCALE = 2.0
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return scaled(self.conv(x)).flatten(1)
+
+def scaled(x):
+    return SCALE * x
+
+model = nn.Sequential(Block(), nn.Linear(144, 5))
+"""
+SCRIPT = f"""
+import polars as pl
+
+import profiler
+{CELL}
+with open("started.txt", "a") as file:
+    file.write("once ")
+options = {{"engines": ["eager"], "device": "cpu", "budget": {BUDGET}}}
+frames = [profiler.measure(made, (3, 8, 8), **options)[0] for made in (model, lambda: 7)]
+pl.concat(frames).collect().write_parquet("rows.parquet")
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made meanwhile."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A notebook's session after its first cell: a module __main__ that is in no file."""
+    session = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", session)
+    exec(compile(CELL, "<ipython-input-1>", "exec"), vars(session))
+    return session
+
+
+@pytest.mark.usefixtures("forkserver")
+def test_the_examples_of_the_page_in_a_notebook(
+    notebook: Any, temporary: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(temporary)
+    before = dict(os.environ)
+    cell, test = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    exec(compile(cell, "<ipython-input-2>", "exec"), vars(notebook))
+    rows = notebook.results.collect()
+    assert rows.select("model", "variant", "precision", "batch_size", "status").rows() == [
+        ("SmallCNN", "eager", "fp32", 8, "ok"),
+        ("SmallCNN", "ort", "fp32", 8, "ok"),
+    ], rows["reason"].to_list()
+    assert (notebook.results.collect_schema(), notebook.samples.collect_schema()) == (RESULTS, SAMPLES)
+    assert set(notebook.samples.collect()["case_id"]) == set(rows["case_id"])
+    printed = f"{rows.select('variant', 'precision', 'latency_ms', 'rel_l2_error', 'status')}\n"
+    assert capfd.readouterr() == (printed, ""), "what the example prints itself"
+    assert notebook.model.training, "a copy of it was measured"
+    exec(compile(test, "<ipython-input-3>", "exec"), vars(notebook))
+    notebook.test_the_export_is_right()
+    assert os.environ == before
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.usefixtures("forkserver")
+def test_an_onnx_file_in_a_folder_that_is_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    results, _ = profiler.measure(
+        str(onnx_file(tmp_path)),
+        {"b": np.ones((2, 3), np.float32), "a": np.ones((2, 3), np.float32)},
+        engines=["eager", "ort"],
+        device="cpu",
+        budget=BUDGET,
+        output=tmp_path / "runs",
+        name="sum",
+        progress=True,
+    )
+    rows = results.collect()
+    assert rows.select("model", "variant", "batch_size", "status").rows() == [
+        ("sum", "eager", 2, "unsupported"),
+        ("sum", "ort", 2, "ok"),
+    ]
+    (run,) = (tmp_path / "runs").iterdir()
+    assert (run / "report.html").exists()
+    assert profiler.load(run)[0].collect().equals(rows)
+    assert "1 of 2 cases can run" in capfd.readouterr().out
+
+
+@pytest.mark.usefixtures("forkserver")
+def test_a_model_that_fails_is_a_row(notebook: Any) -> None:
+    exec("def make():\n    raise ValueError('no luck')", vars(notebook))
+    results, samples = profiler.measure(notebook.make, (3, 8, 8), engines=["eager"], device="cpu", budget=BUDGET)
+    (row,) = results.collect().to_dicts()
+    assert (row["model"], row["status"]) == ("make", "failed")
+    assert "raised ValueError: no luck" in row["reason"]
+    assert samples.collect().is_empty()
+
+
+@pytest.mark.usefixtures("forkserver")
+def test_an_interrupt_goes_on_and_leaves_what_was_measured(
+    notebook: Any, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PlainDisplay, "ended", interrupt)
+    with pytest.raises(KeyboardInterrupt, match="has what was measured") as caught:
+        profiler.measure(notebook.Block, (3, 8, 8), engines=["eager", "ort"], device="cpu", budget=BUDGET)
+    folder = re.findall(r"load\('(.*)'\)", str(caught.value))[0]
+    assert Path(folder).is_relative_to(temporary)
+    assert profiler.load(folder)[0].collect()["variant"].to_list() == ["eager"]
+
+
+@pytest.mark.slow
+def test_a_script_that_guards_nothing(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "started.txt").read_text() == "once "
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.parquet", "script.py", "started.txt"]
+    first, second = pl.read_parquet(tmp_path / "rows.parquet").to_dicts()
+    assert (first["model"], first["status"]) == ("Sequential", "ok"), first["reason"]
+    assert (second["model"], second["status"]) == ("lambda", "failed")
+    assert "returned builtins.int, not a torch.nn.Module" in second["reason"]
+
+
+def onnx_file(folder: Path) -> Path:
+    """A sum of two inputs, each a batch of `n` items of `width` floats."""
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "width"]) for name in ("a", "b")]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "width"])
+    graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["y"])], "sum", inputs, [output])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), folder / "sum.onnx")
+    return folder / "sum.onnx"
+
+
+FLOATS = np.ones((2, 3), np.float32)
+REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
+    ("resnet81", None, {}, r"models\[0\]: unknown model 'resnet81'; did you mean 'resnet18'"),
+    ("resnet18", FLOATS, {}, "resnet18 has its own input shape; leave out input"),
+    ("resnet18", None, {"engines": ["tensort"]}, r"^engines\[0\]\.name: unknown engine 'tensort'; did you mean 'trt'"),
+    ("resnet18", None, {"engines": "ort"}, "engines: must be a list"),
+    ("resnet18", None, {"precisions": ("fp23",)}, "unknown precision 'fp23'"),
+    ("resnet18", None, {"budget": {"second": 1}}, "budget: unknown key 'second'; did you mean 'seconds'"),
+    ("resnet18", None, {"device": "gpu"}, "'gpu' is no device"),
+    ("missing.onnx", None, {}, "there is no file missing.onnx"),
+    (7, None, {}, "model: expected a torch.nn.Module, .* got int"),
+    ("a:b", None, {}, r"inputs: give the shape of one item, such as \(3, 224, 224\)"),
+    ("a:b", "image", {}, "inputs: expected the shape of one item, .* got str"),
+    ("a:b", np.float32(1), {}, "the first dimension of an example is the batch"),
+    ("a:b", np.ones((2, 3), np.int64), {}, "is measured with floats, not int64: wrap it"),
+    ("a:b", (FLOATS, FLOATS), {}, "is measured with one, given by position: wrap it"),
+    ("a:b", {"x": FLOATS}, {}, "is measured with one, given by position: wrap it"),
+    ("sum.onnx", FLOATS, {}, "sum.onnx has the inputs a, b: give an example of each"),
+    ("sum.onnx", {"a": FLOATS, "c": FLOATS}, {}, "sum.onnx has the inputs a, b: give an example of each"),
+    ("sum.onnx", (FLOATS, np.ones((2, 4))), {}, r"b of sum.onnx has the shape \(n, width\), which \(2, 4\) does not"),
+    ("sum.onnx", (FLOATS, np.ones(2)), {}, r"b of sum.onnx has the shape \(n, width\), which \(2,\) does not"),
+]
+
+
+@pytest.mark.parametrize(("model", "inputs", "options", "sentence"), REFUSED)
+def test_what_cannot_be_used_is_an_error_that_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any, inputs: Any, options: dict[str, Any], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx_file(tmp_path)
+    with pytest.raises(profiler.ConfigError, match=sentence):
+        profiler.measure(model, inputs, output="runs", **options)
+    assert list(tmp_path.glob("runs/*")) == []
