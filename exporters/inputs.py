@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,14 +161,16 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
     import onnx
 
     inputs = graph_inputs(read_onnx(path).graph)
-    dimensions = [symbolic_shape(value) for value in inputs]
-    batch = dimensions[0][0] if dimensions and dimensions[0] else None
+    shapes = {value.name: symbolic_shape(value) for value in inputs}
+    batch = next((shape[0] for shape in list(shapes.values())[:1] if shape), None)
+    anonymous = {f"{name}[0]" for name, shape in shapes.items() if shape[:1] == [f"{name}[0]"]}
+    batches = {batch, *anonymous} if isinstance(batch, str) else set()
+    _check_dimensions(source, path, shapes, batches)
     specs, unnamed = [], set()
-    for value, symbols in zip(inputs, dimensions, strict=True):
+    for value, symbols in zip(inputs, shapes.values(), strict=True):
         shape: list[int | str] = []
-        for axis, size in enumerate(symbols):
-            anonymous_batch = isinstance(batch, str) and axis == 0 and size == f"{value.name}[0]"
-            if isinstance(size, str) and (size == batch or anonymous_batch):
+        for size in symbols:
+            if size in batches:
                 shape.append(BATCH)
             elif isinstance(size, str) and size not in source.dimensions:
                 unnamed.add(size)
@@ -186,6 +188,29 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
             f"give their sizes next to `onnx`, for example:\n    dimensions: {{{sizes}}}"
         )
     return specs
+
+
+def _check_dimensions(
+    source: ModelSource, path: Path, shapes: Mapping[str, Sequence[int | str]], batches: Collection[int | str]
+) -> None:
+    """Raises ModelError for a size that `source.dimensions` gives to the batch, or that the graph has itself or lacks.
+
+    `shapes` are the inputs', by name; `batches` what the graph calls the batch.
+    """
+    sizes = {f"{name}[{axis}]": size for name, shape in shapes.items() for axis, size in enumerate(shape)}
+    free = list(dict.fromkeys(size for size in sizes.values() if isinstance(size, str) and size not in batches))
+    for name, size in source.dimensions.items():
+        own = sizes.get(name, name)
+        if own == size or name in free:
+            continue
+        if isinstance(own, int):
+            why = f"{name} is {own} in {path}, not {size}; leave it out, or export the file with that dimension free"
+        elif name in batches:
+            why = f"{name} is the batch of {path}, whose sizes are in batch_sizes; leave {name} out"
+        else:
+            listed = f"; those without a fixed size are {', '.join(free)}" if free else ", nor any without a fixed size"
+            why = f"{path} has no dimension {name!r}{listed}"
+        raise ModelError(f"model {source.name!r}: dimensions: {why}")
 
 
 def symbolic_shape(value: Any) -> list[int | str]:

@@ -13,6 +13,7 @@ from exporters.single_layers import LAYERS
 from profiler.errors import ConfigError
 from profiler.job.case import Case
 from profiler.job.config_errors import check_word, mistake, read_option, validate_option
+from profiler.job.yaml_lines import Location
 
 KEYS = ("model", "engine", "variant", "pass", "precision", "batch_size", "replicate", "optimizer")
 
@@ -51,9 +52,9 @@ class Filter(BaseModel):
         """Whether all of the conditions hold for a case."""
         return all(any(_value(case, column) in values for column in columns) for columns, values in self.tests())
 
-    def check_words(self, names: Iterable[str], labels: Iterable[str], at: int) -> None:
+    def check_words(self, names: Iterable[str], labels: Iterable[str], at: Location) -> None:
         """Raises for a misspelt value, which would exclude nothing and say nothing; `names` are the job's models or
-        layers, `labels` its engines'."""
+        layers, `labels` its engines', `at` is the filter's place in the job."""
         engines = [*labels, *PRESETS, *ENGINES]
         valid: dict[str, Iterable[str]] = {
             "model": [*names, *CATALOG, *LAYERS],
@@ -64,8 +65,8 @@ class Filter(BaseModel):
             "optimizer": OPTIMIZERS,
         }
         for key, values in self._given().items():
-            for word in values if key in valid else ():
-                check_word(word, valid[key], key, at=at)
+            for number, word in enumerate(values if key in valid else ()):
+                check_word(word, valid[key], key, at=(*at, key, number))
 
     def _given(self) -> dict[str, list[Any]]:
         return self.model_dump(exclude_none=True, by_alias=True)

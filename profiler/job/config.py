@@ -134,6 +134,8 @@ class ModelEntry(_Strict):
             raise mistake("an onnx file brings its own weights and input shapes: leave out weights, options and input")
         if self.onnx and self.calibration:
             raise mistake("an onnx file runs as it is: leave out calibration, or give a file that has been quantized")
+        if self.dimensions and not self.onnx:
+            raise mistake("dimensions are of an onnx file; leave them out")
         if not self.factory and not self.onnx:
             check_word(self.name, CATALOG, "model", "(or give the model a factory or an onnx file)")
             if self.input is not None:
@@ -236,7 +238,7 @@ class EngineEntry(BaseModel):
         engine = PRESETS[self.name].engine if self.name in PRESETS else self.name
         for key, value in (self.model_extra or {}).items():
             options = ENGINES[engine].options.declared()
-            check_word(key, options, f"option of {engine}", at=key)
+            check_word(key, options, f"option of {engine}", at=(key,))
             _check_option(key, value, options[key])
         if self.label in PRESETS and self.label != self.name:
             raise mistake(f"the label {self.label} is a preset's name; choose another")
@@ -284,17 +286,18 @@ class Config(_Strict):
     def _subjects(self) -> Config:
         wanted, other = ("layers", "models") if self.kind == "layers" else ("models", "layers")
         if not getattr(self, wanted):
-            raise mistake(f"kind {self.kind} needs at least one entry here", at=wanted)
+            raise mistake(f"kind {self.kind} needs at least one entry here", wanted)
         if getattr(self, other):
-            raise mistake(f"kind {self.kind} measures {wanted}: leave this out, or give kind: {other}", at=other)
+            raise mistake(f"kind {self.kind} measures {wanted}: leave this out, or give kind: {other}", other)
         if self.kind == "layers" and self.training != TrainingEntry():
             raise mistake(
-                "a layer's training pass is forward, gradInput and gradWeight; leave out training", at="training"
+                "a layer's training pass is forward, gradInput and gradWeight; leave out training", "training"
             )
         if self.largest_batch and self.kind != "minibatch":
-            raise mistake("only kind: minibatch searches for the largest batch", at="largest_batch")
-        for name in self.largest_batch.models if self.largest_batch else []:
-            check_word(name, [entry.name for entry in self.models], "model", at="largest_batch")
+            raise mistake("only kind: minibatch searches for the largest batch", "largest_batch")
+        for number, name in enumerate(self.largest_batch.models if self.largest_batch else []):
+            place = ("largest_batch", "models", number)
+            check_word(name, [entry.name for entry in self.models], "model", at=place)
         return self
 
     @model_validator(mode="after")
@@ -304,7 +307,7 @@ class Config(_Strict):
             for folder in self.import_from if module in ("engines", "exporters", "profiler") else []:
                 if folder != _CHECKOUT and ((folder / module).is_dir() or (folder / f"{module}.py").is_file()):
                     text = f"factory {entry.factory}: the profiler has a package '{module}' itself; rename yours"
-                    raise mistake(text, at="models")
+                    raise mistake(text, "models")
         return self
 
     @property
@@ -316,7 +319,7 @@ class Config(_Strict):
     def _conditions(self) -> Config:
         names, labels = [subject.name for subject in self.subjects], [entry.label for entry in self.engines]
         for number, condition in enumerate(self.exclude):
-            condition.check_words(names, labels, at=number)
+            condition.check_words(names, labels, at=("exclude", number))
         return self
 
 

@@ -37,8 +37,8 @@ _YAML_KEYS = {"pass_": "pass"}
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def mistake(message: str, at: str | int | None = None) -> PydanticCustomError:
-    """What a validator raises; `at` is the key or index below the validated field that the message is about."""
+def mistake(message: str, *at: str | int) -> PydanticCustomError:
+    """What a validator raises; `at` are the keys and indices below the validated field that the message is about."""
     # Braces in a custom error's template would be read as fields.
     return PydanticCustomError("own", "{text}", {"text": message, "own": True, "at": at})
 
@@ -50,10 +50,10 @@ def check_part_of_id(name: str, what: str) -> str:
     return name
 
 
-def check_word(word: Any, valid: Iterable[str], what: str, note: str = "", at: str | int | None = None) -> str:
+def check_word(word: Any, valid: Iterable[str], what: str, note: str = "", at: Location = ()) -> str:
     """The word, if it is one of the valid ones."""
     if word not in list(valid):
-        raise mistake(f"unknown {what} '{word}'{nearest(str(word), valid)}{' ' + note if note else ''}", at)
+        raise mistake(f"unknown {what} '{word}'{nearest(str(word), valid)}{' ' + note if note else ''}", *at)
     return str(word)
 
 
@@ -104,10 +104,11 @@ def _problem(error: ErrorDetails, model: type[BaseModel], lines: Lines) -> tuple
     """The line of a validation error, and what to say of it."""
     context = error.get("ctx", {})
     location = tuple(_YAML_KEYS.get(str(part), part) for part in error["loc"])
-    if context.get("at") is not None:
-        location = (*location, context["at"])
+    location += context.get("at", ())
     known = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in lines), ())
     where, message = location, error["msg"]
+    if error["type"] != "missing" and all(isinstance(part, int) for part in location[len(known) :]):
+        where = known or location  # One value where a list may be.
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         where = location[:-1]
         message = f"unknown key '{location[-1]}'{nearest(str(location[-1]), _keys_at(where, model))}"

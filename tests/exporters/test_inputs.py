@@ -62,6 +62,26 @@ def test_onnx_unnamed_dimensions_are_listed_with_the_line_to_add(tmp_path: Path)
     assert 'dimensions: {H: 1, "in0[2]": 1}' in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("dimensions", "says"),
+    [
+        ({"H": 8, "W": 8}, "m.onnx has no dimension 'W'; those without a fixed size are H"),
+        ({"H": 8, "N": 4}, "N is the batch of {path}, whose sizes are in batch_sizes; leave N out"),
+        ({"H": 8, "in1[0]": 4}, "in1[0] is the batch of {path}"),
+        ({"H": 8, "in0[1]": 5}, "in0[1] is 3 in {path}, not 5; leave it out"),
+    ],
+)
+def test_onnx_dimensions_that_the_graph_lacks_or_fixes_are_refused(
+    tmp_path: Path, dimensions: dict[str, int], says: str
+) -> None:
+    source = save(tmp_path / "m.onnx", ["N", 3, "H"], [None, 2])
+    with pytest.raises(ModelError) as caught:
+        input_specs(replace(source, dimensions=dimensions))
+    assert "model 'theirs': dimensions: " in str(caught.value)
+    assert says.format(path=tmp_path / "m.onnx") in str(caught.value)
+    assert input_specs(replace(source, dimensions={"H": 8, "in0[1]": 3}))[0].shape == ("batch", 3, 8)
+
+
 def test_onnx_initializers_are_no_inputs(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     save(path, ["N", 2])
