@@ -7,14 +7,15 @@ import importlib
 import inspect
 import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from exporters.catalog import CATALOG, architecture
+from exporters.catalog import network_of
 from exporters.single_layers import Conv2d, Layer
 from exporters.source import ModelError, ModelSource
 
@@ -49,11 +50,11 @@ def load(source: ModelSource) -> nn.Module:
         if source.weights is None:
             generator = torch.Generator().manual_seed(SEED)
             initialize(model, generator)
-            if source.layer is None:
-                items = torch.randn(CALIBRATION_ITEMS, *CATALOG[source.name].input_shape, generator=generator)
+            if network := network_of(source):
+                items = torch.randn(CALIBRATION_ITEMS, *network.input_shape, generator=generator)
                 calibrate(model, items)
     if source.weights is not None:
-        assign(model, read_weights(source.weights), source.weights)
+        assign(model, read_weights(source.weights, source.key, source.prefix), source.weights)
     return model
 
 
@@ -70,16 +71,17 @@ def single(layer: Layer) -> nn.Module:
 
 
 def canonical(source: ModelSource) -> nn.Module:
-    if source.onnx is not None:
+    network = network_of(source)
+    if network is None:
         raise ModelError(f"model {source.name!r} is an ONNX file ({source.onnx}): no torch module can be made of it")
-    family = importlib.import_module(f"exporters.models.{architecture(source.name).family}")
+    family = importlib.import_module(f"exporters.models.{network.family}")
     known = list(inspect.signature(family.build).parameters)[1:]
     for option in source.options:
         if option not in known:
             near = difflib.get_close_matches(option, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(known) if known else 'none'}"
             raise ModelError(f"model {source.name!r}: unknown option {option!r}; {hint}")
-    model: nn.Module = family.build(source.name, **source.options)
+    model: nn.Module = family.build(network.name, **source.options)
     return model
 
 
@@ -154,8 +156,8 @@ def call_factory(source: ModelSource) -> nn.Module:
     return model
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """A state dict from a .safetensors or a .pt file.
+def read_weights(path: Path, key: str | None = None, prefix: str = "") -> dict[str, Tensor]:
+    """A state dict from a .safetensors or a .pt file: what a checkpoint has under `key`, without its keys' `prefix`.
 
     Raises ModelError for a missing or unreadable file, and for one that holds something else.
     """
@@ -163,17 +165,41 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"weights {path}: no such file")
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+            content = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         cause = str(error).strip().partition("\n")[0]
         raise ModelError(
             f"weights {path}: not a readable state dict ({cause}); save one by torch.save(model.state_dict(), path) or "
             "safetensors.torch.save_file"
         ) from error
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ModelError(f"weights {path}: no state dict of tensors; save one by torch.save(model.state_dict(), path)")
-    return dict(state)
+    state = state_dict(content, key, path)
+    if strays := [name for name in state if not name.startswith(prefix)]:
+        what = f"{len(strays)} keys do not begin with {prefix!r}, {strays[0]} for one"
+        raise ModelError(f"weights {path}: {what}; correct or leave out prefix")
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+
+
+def state_dict(content: object, key: str | None, path: Path) -> Mapping[str, Tensor]:
+    """The file's content, or what it has under `key`. Raises ModelError, which names the key to give."""
+    parts = content if isinstance(content, Mapping) else {}
+    names = [str(name) for name, part in parts.items() if part and is_state_dict(part)]
+    if key is not None:
+        if key not in parts:
+            mend = f"give one of {', '.join(names)}" if names else "leave out key"
+            raise ModelError(f"weights {path}: nothing has the key {key!r} there; {mend}")
+        content, names = parts[key], []
+    if is_state_dict(content):
+        return content
+    hint = "save one by torch.save(model.state_dict(), path)"
+    if names:
+        hint = f"it is a checkpoint of {', '.join(map(str, parts))}; add `key: {names[0]}` next to weights"
+    raise ModelError(f"weights {path}: no state dict of tensors; {hint}")
+
+
+def is_state_dict(content: object) -> TypeGuard[Mapping[str, Tensor]]:
+    return isinstance(content, Mapping) and all(isinstance(value, Tensor) for value in content.values())
 
 
 def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
@@ -193,11 +219,21 @@ def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
         if keys
     ]
     if faults:
-        raise ModelError(f"weights {path}: keys do not fit the model: {'; '.join(faults)}")
+        hint = f"; add `prefix: {prefix}` next to weights" if (prefix := shared_prefix(own, state)) else ""
+        raise ModelError(f"weights {path}: keys do not fit the model: {'; '.join(faults)}{hint}")
     for key in own:
         if key not in state:
             own[key].zero_()
     model.load_state_dict(state, strict=False)
+
+
+def shared_prefix(own: Collection[str], state: Collection[str]) -> str | None:
+    """What all keys of `state` begin with that would be among the model's `own` without it; None if nothing is."""
+    first = next(iter(state), "")
+    for prefix in (first[: place + 1] for place, letter in enumerate(first) if letter == "."):
+        if all(key.startswith(prefix) for key in state) and any(key.removeprefix(prefix) in own for key in state):
+            return prefix
+    return None
 
 
 def save_state(model: nn.Module, path: Path) -> None:

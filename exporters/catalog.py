@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-from exporters.source import ModelError
+from exporters.source import ModelError, ModelSource
 
 
 @dataclass(frozen=True)
@@ -84,3 +84,12 @@ def architecture(name: str) -> Architecture:
     near = difflib.get_close_matches(name, CATALOG, n=2)
     hint = f"did you mean {' or '.join(repr(word) for word in near)}?" if near else f"known: {', '.join(CATALOG)}"
     raise ModelError(f"unknown model {name!r}; {hint}")
+
+
+
+def network_of(source: ModelSource) -> Architecture | None:
+    """The canonical network's row, whatever the model is called; None for a model of another kind.
+
+    Raises ModelError for an unknown network.
+    """
+    return None if source.catalog_name is None else architecture(source.catalog_name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exporters.catalog import architecture
+from exporters.catalog import network_of
 from exporters.source import ModelError, ModelSource
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def input_specs(source: ModelSource) -> list[TensorSpec]:
     shape = source.input_shape
     if source.layer is not None:
         shape = source.layer.input_shape
-    elif source.kind == "canonical":
-        shape = architecture(source.name).input_shape
+    elif network := network_of(source):
+        shape = network.input_shape
     if shape is None:
         raise ModelError(
             f"model {source.name!r}: a factory needs the shape of one item; add `input: [3, 224, 224]` to it"

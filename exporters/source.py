@@ -16,6 +16,7 @@ Kind = Literal["canonical", "factory", "onnx", "layer"]
 _CHANGES = {
     "files": "its ONNX file, or the data next to that",
     "weights": "its weights file",
+    "weights in the file": "which weights of their file are read",
     "code": "its source code",
     "state": "its parameters or buffers",
     "structure": "its modules",
@@ -72,8 +73,8 @@ def _json(parts: dict[str, Any]) -> str:
 class ModelSource:
     """Where a model comes from.
 
-    Exactly one of four kinds: a canonical network of `exporters.catalog` (none of the following is set), a user's
-    `factory` ("package.module:function", which returns a torch.nn.Module), a user's ONNX file, or a single layer.
+    Exactly one of four kinds: a canonical network of `exporters.catalog` (neither `factory` nor `onnx` nor `layer`), a
+    user's `factory` ("package.module:function", which returns a torch.nn.Module), a user's ONNX file, or a single layer.
     """
 
     name: str
@@ -81,6 +82,10 @@ class ModelSource:
     onnx: Path | None = None
     weights: Path | None = None
     """A .safetensors or .pt state dict; None means seeded weights (canonical) or the factory's own."""
+    key: str | None = None
+    """Under which the weights file, a checkpoint, has the state dict."""
+    prefix: str = ""
+    """What the state dict's keys begin with and the model's do not, such as DataParallel's "module."."""
     input_shape: tuple[int, ...] | None = None
     """Shape of one item, without the batch: given for a factory, None for the others, whose shape is known."""
     dimensions: dict[str, int] = field(default_factory=dict)
@@ -90,6 +95,8 @@ class ModelSource:
     calibration: Path | None = None
     """A folder of .npy files with inputs, for int8's ranges; None means seeded inputs."""
     layer: Layer | None = None
+    network: str | None = None
+    """A canonical network's name in the catalog, where its `name` is another."""
     identity: Identity | None = None
     """What the model is, once it has been looked at: every stage of a run then names what it makes by the same key."""
 
@@ -100,6 +107,11 @@ class ModelSource:
         if self.onnx is not None:
             return "onnx"
         return "factory" if self.factory is not None else "canonical"
+
+    @property
+    def catalog_name(self) -> str | None:
+        """What the catalog calls the canonical network; None of another model."""
+        return (self.network or self.name) if self.kind == "canonical" else None
 
 
 class ModelError(Exception):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from exporters.cache import Cache, file_sha256
-from exporters.catalog import architecture
+from exporters.catalog import network_of
 from exporters.inputs import input_specs, read_onnx
 from exporters.packages import installed_version
 from exporters.source import Identity, ModelError, ModelSource
@@ -61,15 +61,16 @@ def given(source: ModelSource) -> dict[str, Any]:
         if not source.weights.is_file():
             raise ModelError(f"weights {source.weights}: no such file")
         parts["weights"] = file_sha256(source.weights)
+        if source.key or source.prefix:
+            parts["weights in the file"] = [source.key, source.prefix]
     if source.factory is not None:
         parts["factory"] = source.factory
     elif source.layer is not None:
         parts["layer"] = repr(source.layer)
         parts["code"] = [file_sha256(PACKAGE / "build_model.py")]
-    else:
-        row = architecture(source.name)
-        parts["name"] = row.name
-        modules = (f"models/{row.family}.py", "models/normalization.py", "models/plain.py", "build_model.py")
+    elif network := network_of(source):
+        parts["name"] = network.name
+        modules = (f"models/{network.family}.py", "models/normalization.py", "models/plain.py", "build_model.py")
         parts["code"] = [file_sha256(PACKAGE / module) for module in modules]
     return parts
 

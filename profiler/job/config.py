@@ -110,12 +110,18 @@ class _Strict(BaseModel):
 
 
 class ModelEntry(_Strict):
-    """A model: a canonical network's name, a factory, or an ONNX file."""
+    """A model: a canonical network, a factory, or an ONNX file."""
 
     name: Annotated[str, _part_of_id("a model's name")]
+    network: str | None = None
+    """The canonical network, where it is to have another name."""
     factory: Annotated[str, AfterValidator(_factory)] | None = None
     onnx: File | None = None
     weights: File | None = None
+    key: str | None = None
+    """Under which a checkpoint has the state dict."""
+    prefix: str = ""
+    """What the state dict's keys begin with and the model's do not."""
     input: tuple[Count, ...] | None = Field(default=None, strict=False)
     dimensions: dict[str, Count] = {}
     options: dict[str, Any] = {}
@@ -126,8 +132,8 @@ class ModelEntry(_Strict):
 
     @model_validator(mode="after")
     def _one_kind(self) -> ModelEntry:
-        if self.factory and self.onnx:
-            raise mistake("a model has a factory or an onnx file, not both")
+        if sum(map(bool, (self.factory, self.onnx, self.network))) > 1:
+            raise mistake("a model has a factory, an onnx file or a network, only one of them")
         if self.factory and self.input is None:
             raise mistake("a factory needs the shape of one item, for example input: [3, 224, 224]")
         if self.onnx and (self.weights or self.options or self.input):
@@ -136,11 +142,21 @@ class ModelEntry(_Strict):
             raise mistake("an onnx file runs as it is: leave out calibration, or give a file that has been quantized")
         if self.dimensions and not self.onnx:
             raise mistake("dimensions are of an onnx file; leave them out")
+        if (self.key or self.prefix) and not self.weights:
+            raise mistake("key and prefix say how weights are read; give weights, or leave them out")
         if not self.factory and not self.onnx:
-            check_word(self.name, CATALOG, "model", "(or give the model a factory or an onnx file)")
-            if self.input is not None:
-                raise mistake(f"{self.name} has its own input shape; leave out input")
+            self._check_network()
         return self
+
+    def _check_network(self) -> None:
+        if self.network is None:
+            check_word(self.name, CATALOG, "model", "(or give the model a network, a factory or an onnx file)")
+        else:
+            check_word(self.network, CATALOG, "network", at=("network",))
+            if self.name in CATALOG and self.name != self.network:
+                raise mistake(f"{self.name} is another network's name; choose one for this {self.network}", "name")
+        if self.input is not None:
+            raise mistake(f"{self.network or self.name} has its own input shape; leave out input")
 
     def source(self) -> ModelSource:
         return ModelSource(**self.model_dump(exclude={"input", "batch_sizes"}), input_shape=self.input)

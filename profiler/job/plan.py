@@ -10,7 +10,7 @@ from typing import Any
 
 from engines.catalog import ENGINES, PLAIN, PRESETS, Device, Training, unsupported
 from engines.requirements import explain, missing
-from exporters.catalog import CATALOG
+from exporters.catalog import network_of
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, Role
 from profiler.job.conditions import Filter
@@ -55,15 +55,17 @@ def _why_twice(config: Config) -> str:
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
             return f"{key} names {twice} twice; keep one"
-    subjects = "layers" if config.kind == "layers" else "models"
-    return f"two {subjects} share a name, or two engines; give one of them another name or label"
+    if config.kind == "layers":
+        return "two layers share a name, or two engines; give one of them another name or label"
+    other = "{name: mine, network: resnet18} is a network by another name"
+    return f"two models share a name, or two engines; give one of them another name or label ({other})"
 
 
 def estimate_seconds(case: Case, budget: Budget) -> float:
     """A rough guess of a case's wall time, for --dry-run and the progress display."""
     if case.unsupported:
         return 0.0
-    known = CATALOG[case.model] if case.source.kind == "canonical" else case.source.layer
+    known = network_of(case.source) or case.source.layer
     work = known.multiply_adds * 2e-9 if known else 1.0
     call = work * case.batch_size * (3 if case.pass_ == "training" else 1) / _GFLOPS[case.device]
     sampling = max(budget.seconds * 1.5 + 1.0, 5 * call)

@@ -72,10 +72,11 @@ def require(study: str | None) -> None:
 
 
 def covers(study: str, group: Mapping[str, Any]) -> bool:
-    """Whether a group of results, by its model, pass and setting, has its table among the study's."""
+    """Whether a group of results, by its model or network, pass and setting, has its table among the study's."""
     layers = LAYERS if "layers" in STUDIES[study].tables else []
     networks = network_names(study) if group["pass"] in STUDIES[study].passes else {}
-    return group["model"] in {*networks, *layers} and "optimizer" not in settings(group["setting"])
+    model = group.get("network") or group["model"]
+    return model in {*networks, *layers} and "optimizer" not in settings(group["setting"])
 
 
 def print_published(console: Console, printed: Printed) -> None:

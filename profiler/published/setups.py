@@ -42,6 +42,7 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
     labelled = rows.with_columns(
         *named.get_columns(),
         machine=pl.coalesce("machine", "gpu", on_cpu),
+        model=pl.coalesce("network", "model"),
         model_kind=pl.col("model_kind").fill_null("canonical"),
         swept=pl.col("role") == Role.SWEEP,
         updates=pl.col("optimizer").fill_null("none") != "none",
@@ -115,6 +116,8 @@ def ending(row: Mapping[str, Any]) -> str:
     if row["device"] == "cuda" and known(row["engine"]).uses_cudnn and row["cudnn"] is not None:
         without = json.loads(row["options"] or "{}").get("cudnn", True) is False
         words.append("no cuDNN" if without else f"cuDNN {_cudnn_release(row['cudnn'])}")
+    if row["network"] not in (None, row["model"]):
+        words.append(f"as {row['model']}")
     if row["optimizer"] not in (None, "none"):
         words.append(f"optimizer {row['optimizer']}")
     if row["dropout"]:

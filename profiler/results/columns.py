@@ -112,6 +112,7 @@ def _case() -> Iterator[Column]:
     yield _text("device", "Device", cell)
     yield _count("replicate", "Replicate", cell)
     yield _text("model_kind", "", "`canonical`, `factory`, `onnx` or `layer`; of a layer `model` is its name")
+    yield _text("network", "", "the canonical network that the row's model is, whatever the model is called; else null")
     yield _text(
         "extra",
         "Setting",

@@ -23,7 +23,7 @@ from profiler.results.speedups import (
     with_intervals,
 )
 
-IDENTITY = ["setting", "role", "is_base"]
+IDENTITY = ["setting", "role", "is_base", "network"]
 """What else is the same in all replicates of a configuration."""
 TIMES = (Group.LATENCY, Group.CLOCKS, Group.PARTS, Group.THROUGHPUT, Group.COST, Group.ACCURACY)
 """What tables/latency.csv has of a case."""
@@ -53,4 +53,4 @@ def groups(lines: pl.DataFrame) -> Iterator[tuple[dict[str, Any], list[dict[str,
     """Each group's key and its configurations, fastest first."""
     for key, group in lines.group_by(GROUP, maintain_order=True):
         rows = group.sort("latency_ms").to_dicts()
-        yield {**dict(zip(GROUP, key, strict=True)), **{name: rows[0][name] for name in ("setting", "role")}}, rows
+        yield {**dict(zip(GROUP, key, strict=True)), **{name: rows[0][name] for name in ("setting", "role", "network")}}, rows

@@ -138,6 +138,7 @@ class Result:
             "device": case.device,
             "replicate": case.replicate,
             "model_kind": case.source.kind,
+            "network": case.source.catalog_name,
             "extra": case.id.extra or None,
             "setting": case.setting,
             "role": case.role,

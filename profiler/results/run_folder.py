@@ -74,7 +74,7 @@ class RunFolder:
         """The config as resolved for this device, with absolute paths, so that it can be run again as it is."""
         data = config.model_dump(mode="json", exclude_none=True, by_alias=True)
         for model in data["models"]:
-            for key in [k for k in ("dimensions", "options") if not model.get(k)]:
+            for key in [k for k in ("dimensions", "options", "prefix") if not model.get(k)]:
                 del model[key]
         (self.path / "bench.yaml").write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 

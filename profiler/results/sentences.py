@@ -23,8 +23,9 @@ _LEAST_SHARE = 0.005
 
 
 def title(key: Row) -> str:
-    """A group's, like "resnet50, training, batch 16, optimizer sgd"."""
-    return ", ".join([key["model"], key["pass"], f"batch {key['batch_size']}", *setting_words(key["setting"])])
+    """A group's, like "resnet50, training, batch 16, optimizer sgd", or "mine (resnet50), …" of a network with a name."""
+    network = "" if key["network"] in (None, key["model"]) else f" ({key['network']})"
+    return ", ".join([key["model"] + network, key["pass"], f"batch {key['batch_size']}", *setting_words(key["setting"])])
 
 
 def group_sentence(key: Row, lines: Sequence[Row]) -> str | None:

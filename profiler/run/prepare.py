@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from engines.catalog import ENGINES
 from exporters.cache import default_root, most_bytes
-from exporters.catalog import CATALOG
+from exporters.catalog import network_of
 from exporters.flops import Cost
 from exporters.gradients import reference_items
 from exporters.source import Identity, ModelSource
@@ -233,6 +233,6 @@ def _slots(sources: Sequence[ModelSource]) -> int:
 
 
 def _memory_mib(source: ModelSource) -> float:
-    known = CATALOG[source.name] if source.kind == "canonical" else source.layer
+    known = network_of(source) or source.layer
     parameters = known.parameters if known else _UNKNOWN_PARAMETERS
     return _EXPORT_BASE_MIB + parameters * _EXPORT_BYTES_A_PARAMETER / 2**20

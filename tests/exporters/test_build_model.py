@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,39 @@ def test_unreadable_weights(tmp_path: Path) -> None:
     torch.save(nn.Linear(1, 1), path)
     with pytest.raises(ModelError, match="not a readable state dict"):
         load_model("googlenet", weights=path)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, small: ModelSource) -> ModelSource:
+    """The small model with the weights of a training script's checkpoint."""
+    state = {f"module.{name}": tensor + 1 for name, tensor in build(small).state_dict().items()}
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"epoch": 3, "state_dict": state, "optimizer": {"state": {}, "param_groups": []}}, path)
+    return replace(small, weights=path)
+
+
+def test_a_checkpoint_is_read_by_key_and_prefix(checkpoint: ModelSource) -> None:
+    loaded = load(replace(checkpoint, key="state_dict", prefix="module."))
+    own = build(replace(checkpoint, weights=None)).state_dict()
+    assert all(torch.equal(tensor, own[name] + 1) for name, tensor in loaded.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "it is a checkpoint of epoch, state_dict, optimizer; add `key: state_dict` next to weights"),
+        ({"key": "model"}, "nothing has the key 'model' there; give one of state_dict"),
+        ({"key": "optimizer"}, "no state dict of tensors; save one by torch.save"),
+        ({"key": "state_dict"}, "8 unexpected (module.0.weight, module.1.weight, module.1.bias, …); add `prefix: module.`"),
+        ({"key": "state_dict", "prefix": "model."}, "keys do not begin with 'model.', module.0.weight for one; correct"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_says_which_key_to_give(
+    checkpoint: ModelSource, changes: dict[str, str], says: str
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        load(replace(checkpoint, **changes))  # type: ignore[arg-type]
+    assert says in str(caught.value)
 
 
 def test_unknown_option_suggests_a_known_one() -> None:

@@ -20,11 +20,14 @@ def test_canonical_keys_differ_by_name_options_and_weights(tmp_path: Path) -> No
         ModelSource("resnet18"),
         ModelSource("resnet34"),
         ModelSource("googlenet", options={"auxiliary": True}),
+        ModelSource("googlenet", weights=weights, key="ema"),
+        ModelSource("googlenet", weights=weights, prefix="module."),
         ModelSource("googlenet", weights=weights),
     ]
     keys = [source_key(source) for source in sources]
     assert len(set(keys)) == len(keys)
     assert keys == [source_key(source) for source in sources]
+    assert source_key(ModelSource("mine", network="googlenet")) == keys[0], "a name is no part of a network"
     torch.save({}, weights)
     assert source_key(sources[-1]) != keys[-1]
     with pytest.raises(ModelError, match="no such file"):

@@ -91,9 +91,14 @@ MISTAKES = [
     mistake("factory with two colons", models("{name: x, factory: 'a:b:c', input: [3]}"), 3, "factory", "'a:b:c'"),
     mistake("factory without input", models("{name: x, factory: 'a:b'}"), 3, "models[0]", "input: [3, 224, 224]"),
     mistake("input no list", models("{name: x, factory: 'a:b', input: 3}"), 3, "models[0].input", "list", "got 3"),
-    mistake("factory and onnx", models("{name: x, factory: 'a:b', onnx: there.onnx, input: [3]}"), 3, "not both"),
+    mistake("factory and onnx", models("{name: x, factory: 'a:b', onnx: there.onnx, input: [3]}"), 3, "only one"),
     mistake("input beside onnx", models("{name: x, onnx: there.onnx, input: [3]}"), 3, "models[0]", "leave out"),
     mistake("input of a known network", models("{name: alexnet, input: [3]}"), 3, "models[0]", "input", "leave out"),
+    mistake("misspelt network", models("{name: x, network: resnet8}"), 3, "models[0].network", "'resnet8'", "did you mean"),
+    mistake("network and factory", models("{name: x, network: vgg16, factory: 'a:b', input: [3]}"), 3, "only one"),
+    mistake("name of another network", models("{name: vgg16, network: vgg19}"), 3, "models[0].name", "vgg19"),
+    mistake("key without weights", models("{name: alexnet, key: state_dict}"), 3, "models[0]", "give weights"),
+    mistake("prefix without weights", models("{name: alexnet, prefix: module.}"), 3, "models[0]", "give weights"),
     mistake("dimensions of a factory", models("{name: x, factory: 'a:b', input: [3], dimensions: {n: 3}}"), 3, "leave them"),
     mistake("negative batch", HEAD + "batch_sizes: [1, -4]\n", 3, "batch_sizes[1]", "greater than 0", "got -4"),
     mistake("batch in words", HEAD + "batch_sizes: [one]\n", 3, "batch_sizes[0]", "number", "'one'"),
@@ -301,7 +306,9 @@ def test_factories_are_found_in_the_folders_given(write, elsewhere):
 
 
 def test_a_config_as_resolved_reads_back_as_the_same(write, tmp_path):
-    text = models("{name: resnet18, calibration: images}", "{name: x, onnx: there.onnx, dimensions: {time: 4}}") + (
+    labelled = "{name: mine, network: resnet18, weights: there.onnx, key: state_dict, prefix: module.}"
+    theirs = "{name: x, onnx: there.onnx, dimensions: {time: 4}}"
+    text = models("{name: resnet18, calibration: images}", theirs, labelled) + (
         "exclude: [{engine: ort, pass: training, batch_size: [1, 2]}]\nbudget: {seconds: 0.5}\noutput: out\n"
     )
     config = load_config(write(text.replace("[eager]", "[eager, {name: ort, label: two, threads: 2}]")))

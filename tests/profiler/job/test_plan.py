@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from engines.catalog import ENGINES, Requirement
+from exporters.source import ModelSource
+from exporters.weights import source_key
 from profiler.job.case import Budget
 from profiler.job.conditions import parse_only
 from profiler.job.config import Config, ConfigError, load_config
 from profiler.job.plan import estimate_seconds, make_plan
+from profiler.results.result import Result
 
 MATRIX = """
 models: [alexnet, resnet18]
@@ -72,6 +75,18 @@ def test_two_cases_with_one_id_are_an_error(config, engines, models):
     with pytest.raises(ConfigError, match="2 cases have the id alexnet/") as caught:
         make_plan(config(f"models: {models}\nengines: {engines}\n"), "cpu")
     assert "label" in str(caught.value)
+
+
+def test_a_network_may_be_there_twice_under_another_name(config, tmp_path):
+    (tmp_path / "weights.pt").write_bytes(b"")
+    models = "{name: resnet18, weights: weights.pt}, {name: seeded, network: resnet18}"
+    given, seeded = make_plan(config(f"models: [{models}]\nengines: [eager]\n"), "cpu")
+    assert [case.model for case in (given, seeded)] == ["resnet18", "seeded"]
+    assert [case.source.catalog_name for case in (given, seeded)] == ["resnet18", "resnet18"]
+    assert source_key(given.source) != source_key(seeded.source) == source_key(ModelSource("resnet18"))
+    assert estimate_seconds(given, Budget()) == estimate_seconds(seeded, Budget())
+    row = Result(seeded.id, "failed").row("run", "suite", seeded, {})
+    assert (row["model"], row["network"]) == ("seeded", "resnet18")
 
 
 @pytest.mark.parametrize(

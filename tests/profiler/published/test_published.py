@@ -64,6 +64,7 @@ def own(printed: Printed) -> list[dict[str, Any]]:
         ({"cudnn": "8902"}, "PyTorch 2.11 eager fp32, cuDNN 8.9"),
         ({"head": "cross-entropy", "extra": None}, "PyTorch 2.11 eager fp32, cuDNN 9.19, with loss"),
         ({"optimizer": "sgd"}, "PyTorch 2.11 eager fp32, cuDNN 9.19, optimizer sgd"),
+        ({"model": "mine", "network": "resnet50"}, "PyTorch 2.11 eager fp32, cuDNN 9.19, as mine"),
     ],
 )
 def test_a_library_is_called_by_all_that_tells_it_from_another(more, called):
@@ -75,6 +76,16 @@ def test_replicates_are_one_row_and_a_failed_one_leaves_the_others():
     rows = [case("vgg16", ms=ms, replicate=i) for i, ms in enumerate((1.0, 2.0, 9.0))]
     (row,) = own(table("cnn-benchmarks", "networks", *rows, case("vgg16", ms=None, replicate=3)))
     assert (row["total_ms"], row["note"]) == (2.0, None)
+
+
+def test_a_network_by_another_name_is_among_its_networks_rows():
+    rows = own(table("cnn-benchmarks", "networks", case("vgg16"), case("mine", network="vgg16", ms=2.0)))
+    assert [(row["network"], row["total_ms"], row["library"].endswith("as mine")) for row in rows] == [
+        ("vgg16", 2.0, True),
+        ("vgg16", 3.0, False),
+    ]
+    assert covers("cnn-benchmarks", {"model": "mine", "network": "vgg16", "pass": "training", "setting": ""})
+    assert not covers("cnn-benchmarks", {"model": "mine", "network": None, "pass": "training", "setting": ""})
 
 
 # The networks of 000 and 001.
