@@ -453,7 +453,7 @@ ENGINES: dict[str, Engine] = {
             },
             requirements=(Requirement("openvino", "pip install 'cnn-runtime-profiler[openvino]'"),),
             options=OpenVinoOptions,
-            packages=("openvino",),
+            version=LibraryVersion("openvino_version", ("openvino",)),
             deployment=Deployment("engines.openvino_cpu.session:write_graph", {"cpu": ("openvino{release}",)}),
         ),
     )

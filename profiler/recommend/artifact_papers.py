@@ -49,8 +49,8 @@ def requirements(case: Case, row: Mapping[str, Any]) -> str:
     version = json.loads(row["proof"] or "{}").get("library", "").rpartition(" ")[2]
     if not version and engine.version:
         version = row[engine.version.column] or ""
-    # "torch 2.13.0+cpu": the local part names a build that no index has under that name.
-    version = version.partition("+")[0]
+    # "torch 2.13.0+cpu", "openvino 2026.4.1-22100-b0d0e3b": no index has a release by the name of its build.
+    version = re.split("[+-]", version)[0]
     release = f"=={version}" if re.fullmatch(r"\d[\w.]*", version) else ""
     lines = [line.format(release=release) for line in engine.deployment.requirements[case.device]]
     return "\n".join([*lines, "numpy"]) + "\n"

@@ -346,6 +346,7 @@ def _versions() -> Iterator[Column]:
     yield _text("torch_version", "torch", meaning)
     yield _text("onnxruntime_version", "ONNX Runtime", meaning)
     yield _text("tensorrt_version", "TensorRT", meaning)
+    yield _text("openvino_version", "OpenVINO", meaning)
 
 
 _DECLARED = (

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engines.deployment import write_run
+from engines.deployment import described_inputs, write_run
+from exporters.inputs import TensorSpec, seeded_inputs
 
 PART = '''"""Double the input."""
 
@@ -68,3 +69,20 @@ def test_run_py_is_one_script_with_the_frame(
     assert y.dtype == np.float16
     np.testing.assert_array_equal(y, 2 * x)
     assert capsys.readouterr().out == "net: output (2, 3), median latency 100.000 ms in 20 calls\n"
+
+
+def test_run_py_draws_inputs_like_those_that_were_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run_example.py").write_text(PART)
+    write_run(str(tmp_path / "deploy.py"), tmp_path)
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks) / 10)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--output", str(tmp_path / "y.npy")])
+    for dtype in ("float32", "float16", "bfloat16", "int64", "uint8", "bool"):
+        specs = [TensorSpec("x", (4, 999), dtype)]
+        (tmp_path / "config.json").write_text(json.dumps({"model": "net", "inputs": described_inputs(specs, 4)}))
+        runpy.run_path(str(tmp_path / "run.py"), run_name="__main__")
+        ours, measured = np.load(tmp_path / "y.npy") / 2, seeded_inputs(specs, 4)[0].astype(np.float64)
+        assert ours.mean() == pytest.approx(measured.mean(), abs=0.1)
+        assert ours.std() == pytest.approx(measured.std(), abs=0.1)

@@ -417,7 +417,7 @@ def case(engine: str, device: str = "cuda", precision: str = "fp16", **options: 
         ("ort", "cuda", "onnxruntime 1.31.1", ["onnxruntime-gpu[cuda,cudnn]==1.31.1", "numpy"]),
         ("ort", "cpu", "onnxruntime 1.31.1", ["onnxruntime==1.31.1", "numpy"]),
         ("eager", "cuda", "torch 2.11.0+cu130", ["torch==2.11.0", "numpy"]),
-        ("openvino", "cpu", "openvino 2026.4.1-22100-b0d0e3b", ["openvino", "numpy"]),
+        ("openvino", "cpu", "openvino 2026.4.1-22100-b0d0e3b", ["openvino==2026.4.1", "numpy"]),
         ("trt", "cuda", "TensorRT 11.4.0.106", ["tensorrt==11.4.0.106", "cuda-python", "numpy"]),
     ],
 )
