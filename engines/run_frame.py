@@ -21,15 +21,16 @@ def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
     """`open_model` takes config.json's content and the inputs; what it returns has `call`, which returns once the
     result is there, and `output`, the first one of the last call."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--input", nargs="*", help=".npy files in the order of the inputs; drawn if left out")
+    parser.add_argument("--input", nargs="*", help=".npy files in the order of the inputs; random ones if left out")
     parser.add_argument("--output", help="a .npy file for the first output")
     arguments = parser.parse_args()
     config = json.loads((HERE / "config.json").read_text())
     rng, arrays = np.random.default_rng(0), []
     for number, spec in enumerate(config["inputs"]):
-        # NumPy has no bf16: a runtime that takes it rounds by itself.
+        # Drawn as what was measured was. NumPy has no bf16: a runtime that takes it rounds by itself.
         dtype = np.dtype("float32" if spec["dtype"] == "bfloat16" else spec["dtype"])
-        array = np.load(arguments.input[number]) if arguments.input else drawn(rng, spec["shape"], dtype)
+        drawn = rng.integers(0, 2, spec["shape"]) if dtype.kind in "biu" else rng.standard_normal(spec["shape"])
+        array = np.load(arguments.input[number]) if arguments.input else drawn
         arrays.append(np.ascontiguousarray(array, dtype))
 
     model = open_model(config, arrays)
@@ -44,8 +45,3 @@ def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
         np.save(arguments.output, output)
     latency = 1000 * statistics.median(times[len(times) // 4 :])
     print(f"{config['model']}: output {output.shape}, median latency {latency:.3f} ms in {len(times)} calls")
-
-
-def drawn(rng: np.random.Generator, shape: list[int], dtype: np.dtype[Any]) -> Array:
-    """Values as the figures were measured with: floats as of a normalized image, and integers that any index takes."""
-    return rng.integers(0, 2, shape) if dtype.kind in "biu" else rng.standard_normal(shape)

@@ -184,7 +184,7 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "") -> dict[s
 def state_dict(content: object, key: str | None, path: Path) -> Mapping[str, Tensor]:
     """The file's content, or what it has under `key`. Raises ModelError, which names the key to give."""
     parts = content if isinstance(content, Mapping) else {}
-    names = [str(name) for name, part in parts.items() if part and is_state_dict(part)]
+    names = [str(name) for name, part in parts.items() if is_state_dict(part) and part]
     if key is not None:
         if key not in parts:
             mend = f"give one of {', '.join(names)}" if names else "leave out key"

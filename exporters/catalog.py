@@ -86,7 +86,6 @@ def architecture(name: str) -> Architecture:
     raise ModelError(f"unknown model {name!r}; {hint}")
 
 
-
 def network_of(source: ModelSource) -> Architecture | None:
     """The canonical network's row, whatever the model is called; None for a model of another kind.
 

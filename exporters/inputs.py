@@ -162,9 +162,7 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
 
     inputs = graph_inputs(read_onnx(path).graph)
     shapes = {value.name: symbolic_shape(value) for value in inputs}
-    batch = next((shape[0] for shape in list(shapes.values())[:1] if shape), None)
-    anonymous = {f"{name}[0]" for name, shape in shapes.items() if shape[:1] == [f"{name}[0]"]}
-    batches = {batch, *anonymous} if isinstance(batch, str) else set()
+    batches = batch_symbols(shapes)
     _check_dimensions(source, path, shapes, batches)
     specs, unnamed = [], set()
     for value, symbols in zip(inputs, shapes.values(), strict=True):
@@ -190,8 +188,17 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
     return specs
 
 
+def batch_symbols(shapes: Mapping[str, Sequence[int | str]]) -> set[str]:
+    """What a graph calls its batch, by the shapes of its inputs: the leading dimension of the first, if it is symbolic,
+    and then every leading dimension without a name. Empty where the batch is fixed."""
+    first = next(iter(shapes.values()), ())
+    if not first or isinstance(first[0], int):
+        return set()
+    return {first[0], *(f"{name}[0]" for name, shape in shapes.items() if f"{name}[0]" in shape[:1])}
+
+
 def _check_dimensions(
-    source: ModelSource, path: Path, shapes: Mapping[str, Sequence[int | str]], batches: Collection[int | str]
+    source: ModelSource, path: Path, shapes: Mapping[str, Sequence[int | str]], batches: Collection[str]
 ) -> None:
     """Raises ModelError for a size that `source.dimensions` gives to the batch, or that the graph has itself or lacks.
 

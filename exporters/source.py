@@ -74,7 +74,8 @@ class ModelSource:
     """Where a model comes from.
 
     Exactly one of four kinds: a canonical network of `exporters.catalog` (neither `factory` nor `onnx` nor `layer`), a
-    user's `factory` ("package.module:function", which returns a torch.nn.Module), a user's ONNX file, or a single layer.
+    user's `factory` ("package.module:function", which returns a torch.nn.Module), a user's ONNX file, or a single
+    layer.
     """
 
     name: str

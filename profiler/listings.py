@@ -136,7 +136,7 @@ def options_table() -> Table:
 def models_table() -> Table:
     """Every canonical network: size, work, published error and citation."""
     fields = [
-        name("Model", "model"),
+        name("Model", "model", repeated=True),
         name("Input", "input"),
         figure("Parameters", "parameters", whole),
         figure("GMAC", "gmac", _TWO_DECIMALS),

@@ -113,6 +113,7 @@ class CaseId:
 class Case:
     """One cell of the matrix. `engine` is the catalog's key, `variant` the preset's name or the label in the config.
 
+    `reference` is the model whose base and outputs it is compared with, where that is not its own.
     `options` are the engine's, resolved for the device; `setting` and `role` are as in `CaseId`. `unsupported` holds
     the reason where the plan already knows that it cannot run.
     """
@@ -131,6 +132,7 @@ class Case:
     role: Role = Role.CELL
     training: Training = PLAIN
     unsupported: str | None = None
+    reference: ModelSource | None = None
 
     @property
     def id(self) -> CaseId:
@@ -140,7 +142,7 @@ class Case:
     @property
     def is_base(self) -> bool:
         """Whether speed-ups are relative to this case."""
-        return (self.variant, self.precision) in BASES and self.role is not Role.PROBE
+        return (self.variant, self.precision) in BASES and self.role is not Role.PROBE and self.reference is None
 
     @property
     def options_json(self) -> str:

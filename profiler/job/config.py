@@ -129,6 +129,8 @@ class ModelEntry(_Strict):
     """A folder of inputs, as .npy files, from which int8 takes its ranges."""
     batch_sizes: BatchSizes | None = None
     """In place of the job's."""
+    reference: str | None = None
+    """Another model of the job, whose base and outputs this one is compared with in place of its own."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> ModelEntry:
@@ -159,7 +161,7 @@ class ModelEntry(_Strict):
             raise mistake(f"{self.network or self.name} has its own input shape; leave out input")
 
     def source(self) -> ModelSource:
-        return ModelSource(**self.model_dump(exclude={"input", "batch_sizes"}), input_shape=self.input)
+        return ModelSource(**self.model_dump(exclude={"input", "batch_sizes", "reference"}), input_shape=self.input)
 
 
 class LayerEntry(_Strict):
@@ -317,6 +319,19 @@ class Config(_Strict):
         return self
 
     @model_validator(mode="after")
+    def _references(self) -> Config:
+        for number, entry in enumerate(self.models):
+            if entry.reference is None:
+                continue
+            place = ("models", number, "reference")
+            others = [other.name for other in self.models if other.name != entry.name]
+            check_word(entry.reference, others, "other model", at=place)
+            reference = self.reference_of(entry)
+            if reference is not None and reference.reference is not None:
+                raise mistake(f"{entry.reference} has a reference itself; name the model that is compared with", *place)
+        return self
+
+    @model_validator(mode="after")
     def _factories(self) -> Config:
         for entry in self.models:
             module = (entry.factory or "").partition(":")[0].partition(".")[0]
@@ -325,6 +340,11 @@ class Config(_Strict):
                     text = f"factory {entry.factory}: the profiler has a package '{module}' itself; rename yours"
                     raise mistake(text, "models")
         return self
+
+    def reference_of(self, entry: ModelEntry | LayerEntry) -> ModelEntry | None:
+        """The model that an entry is compared with, where it names another one."""
+        name = entry.reference if isinstance(entry, ModelEntry) else None
+        return next((other for other in self.models if other.name == name), None)
 
     @property
     def subjects(self) -> Sequence[ModelEntry | LayerEntry]:

@@ -87,7 +87,7 @@ def estimate_total(cases: Sequence[Case], budget: Budget) -> float:
 
 def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capability: str | None) -> Iterator[Case]:
     """The cells of one model or layer, of the first replicate."""
-    source = entry.source()
+    source, reference = entry.source(), config.reference_of(entry)
     precisions = ["native"] if source.kind == "onnx" else config.precisions
     trainings = config.training.settings() if source.layer is None else [_LAYERS]
     for batch_size, pass_, precision in product(entry.batch_sizes or config.batch_sizes, config.passes, precisions):
@@ -112,6 +112,7 @@ def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capab
                 role=Role.SWEEP if config.kind == "minibatch" else Role.CELL,
                 training=training,
                 unsupported=reason,
+                reference=reference.source() if reference else None,
             )
 
 

@@ -116,6 +116,8 @@ def _facts(choice: Candidate, limits: Sequence[Limit]) -> list[tuple[str, str]]:
     for name in ("throughput", "peak_memory_mib", "error", "energy_mj_per_item", "usd_per_million_items"):
         if name in figures:
             facts[FIGURES[name].noun] = amount(name, figures[name])
+    if "error" in facts and (reference := choice.row["reference_model"]):
+        facts["error"] += f" (to the outputs of {reference})"
     for part in PARTS:
         if figures.get(part):
             facts[FIGURES[part].noun] = _in_parts(choice, part)

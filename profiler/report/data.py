@@ -23,7 +23,7 @@ from profiler.results.problems import not_measured, warned
 from profiler.results.reading import Runs, chosen
 from profiler.results.replicates import disturbed, merge, without_probes
 from profiler.results.set_up import BREAK_EVENS, break_even, set_up
-from profiler.results.speedups import CONFIGURATION, GROUP, INTERVAL, SPEEDUPS, spreads
+from profiler.results.speedups import CONFIGURATION, GROUP, INTERVAL, SPEEDUPS, spreads, with_base
 from profiler.stats.ratios import JUDGED_ON
 from profiler.tables.numbers import count
 
@@ -213,7 +213,7 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
         undivided_mib=pl.when(rest > 0.5).then(rest),
         disturbed=disturbed(pl.col("warnings")),
     ).with_columns(
-        disturbed=pl.coalesce("disturbed", pl.col("disturbed").filter("is_base").first().over(KEY)),
+        disturbed=pl.coalesce("disturbed", disturbed(pl.col("base_warnings"))),
         intensity=pl.col("flops_per_item") * batch / (pl.col("moved_mib") * 2**20),
         over_floor=pl.min_horizontal("latency_ms", "gpu_ms") / pl.col("floor_ms"),
     )
@@ -223,10 +223,11 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
     configurations = configurations.with_columns(
         front=1 / pl.col("item_s") >= best_so_far, item_gain=at_smallest / pl.col("item_ms")
     )
+    costs = [*BREAK_EVENS.values(), "item_s"]
+    both = with_base(configurations, configurations.filter("is_base").select(*KEY, *costs), "run")
     for name, part in BREAK_EVENS.items():
-        own = configurations.select(part, "item_s")
-        of_base = configurations.select(pl.col(part, "item_s").filter("is_base").first().over(KEY))
-        items = [break_even(*each) for each in zip(*own, *of_base, strict=True)]
+        own = both.select(part, "item_s", f"{part}_base", "item_s_base")
+        items = [break_even(*each) for each in own.iter_rows()]
         configurations = configurations.with_columns(pl.Series(name, items, pl.Float64).ceil())
     return configurations.join(
         _best_from(configurations), on=CONFIGURATION_KEY, how="left", nulls_equal=True, maintain_order="left"

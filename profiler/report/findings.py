@@ -57,7 +57,7 @@ def headline(configurations: pl.DataFrame) -> str:
 
 def lead(configurations: pl.DataFrame) -> list[Lead]:
     """What the fastest configurations gain, by batch size: geometric means over the models, and the range."""
-    rivals = configurations.filter(pl.len().over(KEY) > 1)  # What ran alone is as fast as itself.
+    rivals = configurations.filter((pl.len().over(KEY) > 1) | ~pl.col("is_base"))  # A base is as fast as itself.
     best = _inference_first(rivals.filter(pl.col("speedup").is_not_null(), pl.col("disturbed").is_null(), rank=1))
     leads = []
     for (run, pass_, batch, _, setting, base), part in best.group_by(
@@ -110,24 +110,24 @@ def _speedups(rows: Sequence[Row]) -> str | None:
     """What every step brings at the largest batch: the precision in the base's engine, then each engine at its best."""
     # With several optimizers each has a base of its own; the chart shows one of them.
     batch, group = _at_largest_batch([row for row in rows if row["extra"] == rows[0]["extra"]])
-    base = next((row for row in group if row["is_base"]), None)
-    if base is None or len(group) < 2:
+    top, base = group[0], next((row for row in group if row["is_base"]), None)
+    if top["base"] is None or (top is base and len(group) < 2):
         return None
     engines: dict[str, Row] = {}
     for row in group:  # The fastest first.
         engines.setdefault(row["variant"], row)
-    of_base = [row for row in group if row["variant"] == base["variant"] and row is not base]
-    others = [row for variant, row in engines.items() if variant != base["variant"]]
+    variant = base["variant"] if base else None  # The base of a model with a reference is that one's.
+    of_base = [row for row in group if row["variant"] == variant and row is not base]
+    others = [row for name, row in engines.items() if name != variant]
     steps = sorted(of_base, key=lambda row: row["step"]) + sorted(others, key=lambda row: row["step"])
 
     def factor(row: Row, sign: str = "") -> str:
         return f"was disturbed ({row['disturbed']})" if row["disturbed"] else sign + times(row["speedup"])
 
     parts = [f"{row['configuration']} {factor(row)}" for row in steps]
-    top = group[0]
     fastest = f"the fastest is {top['configuration']}"
     best = f"{fastest}{',' * bool(top['disturbed'])} {factor(top, 'at ')}" if top is not base else "nothing is faster"
-    return f"Over {base['base']} at batch {batch}: {', '.join(parts)}; {best}."
+    return f"Over {top['base']} at batch {batch}: {', '.join(parts)}; {best}."
 
 
 def _latency(rows: Sequence[Row]) -> str | None:

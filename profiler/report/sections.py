@@ -51,8 +51,8 @@ _METHOD = (
     "then is there a verdict: "
     f"{', '.join(map(label, Verdict))} ({legend()}). Outliers are counted and never dropped.",
     "fp32 is true fp32, with TF32 off everywhere; tf32 is the same network with it on. Each inference row is compared "
-    "with fp32 eager on the CPU (a user's ONNX file with ONNX Runtime, its optimizations off): the relative "
-    "error is the largest L2 distance over the outputs.",
+    "with fp32 eager on the CPU (a user's ONNX file with ONNX Runtime, its optimizations off; a model that names a "
+    "reference with that one): the relative error is the largest L2 distance over the outputs.",
     "Memory on a GPU is the most that was in use above what was in use before, as the driver reports it; on a CPU it "
     "is the peak resident set.",
     "FLOPs are those of convolutions and matrix products, two a multiply-add. The roofs are rates that this "

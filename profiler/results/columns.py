@@ -125,6 +125,12 @@ def _case() -> Iterator[Column]:
     yield _flag(
         "is_base", "Base", "whether speed-ups are relative to this row: eager at fp32, `ort` for a user's ONNX file"
     )
+    yield _text(
+        "reference_model",
+        "Reference",
+        "the model whose base the row's speed-up is relative to, and whose outputs its error is, where the job names "
+        "another (`reference`); else null",
+    )
     yield _text("optimizer", "Optimizer", training)
     yield _text("head", "Head", training)
     yield _flag("dropout", "Dropout", training)
@@ -149,7 +155,7 @@ def _outcome() -> Iterator[Column]:
         "reference",
         "Reference",
         "what the errors are relative to: `eager-fp32-cpu`, `ort-cpu-unoptimized` for a user's ONNX file, or in "
-        "training `step-fp64-cpu`",
+        "training `step-fp64-cpu`; in inference of `reference_model`, where there is one",
     )
 
 

@@ -23,14 +23,14 @@ from profiler.results.speedups import (
     with_intervals,
 )
 
-IDENTITY = ["setting", "role", "is_base", "network"]
+IDENTITY = ["setting", "role", "is_base", "network", "reference_model"]
 """What else is the same in all replicates of a configuration."""
 TIMES = (Group.LATENCY, Group.CLOCKS, Group.PARTS, Group.THROUGHPUT, Group.COST, Group.ACCURACY)
 """What tables/latency.csv has of a case."""
 
 
 def summary(results: pl.DataFrame, samples: pl.DataFrame, common: pl.DataFrame | None = None) -> pl.DataFrame:
-    """One row a configuration: medians over replicates, and how it compares with its group's base.
+    """One row a configuration: medians over replicates, and how it compares with its base.
 
     `speedup` and its ends are on the headline clock; `device_speedup`, its ends and `verdict` on the verdict's clock,
     which is `gpu` on CUDA and `host` on the CPU. `indistinguishable_from` is in a group's fastest row only: the
@@ -51,6 +51,7 @@ def summary(results: pl.DataFrame, samples: pl.DataFrame, common: pl.DataFrame |
 
 def groups(lines: pl.DataFrame) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Each group's key and its configurations, fastest first."""
+    same = [name for name in IDENTITY if name != "is_base"]
     for key, group in lines.group_by(GROUP, maintain_order=True):
         rows = group.sort("latency_ms").to_dicts()
-        yield {**dict(zip(GROUP, key, strict=True)), **{name: rows[0][name] for name in ("setting", "role", "network")}}, rows
+        yield {**dict(zip(GROUP, key, strict=True)), **{name: rows[0][name] for name in same}}, rows

@@ -143,6 +143,7 @@ class Result:
             "setting": case.setting,
             "role": case.role,
             "is_base": case.is_base,
+            "reference_model": case.reference.name if case.reference else None,
             **(dataclasses.asdict(case.training) if case.pass_ == "training" else {}),
             "options": case.options_json,
             "calibrated": None if case.precision != "int8" else case.source.calibration is not None,

@@ -13,7 +13,7 @@ from profiler.results.configurations import IDENTITY, TIMES
 from profiler.results.layer_passes import best_per_layer, layer_rows
 from profiler.results.problems import not_measured
 from profiler.results.replicates import measured
-from profiler.results.speedups import CONFIGURATION
+from profiler.results.speedups import CONFIGURATION, OF_BASE
 from profiler.tables.table import of_frame
 from profiler.tables.writers import TEXTS
 
@@ -34,7 +34,7 @@ def write_tables(folder: Path, results: pl.DataFrame, lines: pl.DataFrame) -> No
     tables = {
         "latency": latency(results),
         "memory": memory(results),
-        "speedup": lines.drop(IDENTITY),
+        "speedup": lines.drop(IDENTITY, OF_BASE),
         "not-measured": not_measured(results),
     }
     if "layer" in results["model_kind"]:

@@ -23,9 +23,18 @@ _LEAST_SHARE = 0.005
 
 
 def title(key: Row) -> str:
-    """A group's, like "resnet50, training, batch 16, optimizer sgd", or "mine (resnet50), …" of a network with a name."""
+    """A group's, like "resnet50, training, batch 16, optimizer sgd", or "mine (resnet50), inference, batch 1, against
+    theirs" of a network by another name that has a reference."""
     network = "" if key["network"] in (None, key["model"]) else f" ({key['network']})"
-    return ", ".join([key["model"] + network, key["pass"], f"batch {key['batch_size']}", *setting_words(key["setting"])])
+    against = [f"against {key['reference_model']}"] if key["reference_model"] else []
+    words = [
+        key["model"] + network,
+        key["pass"],
+        f"batch {key['batch_size']}",
+        *setting_words(key["setting"]),
+        *against,
+    ]
+    return ", ".join(words)
 
 
 def group_sentence(key: Row, lines: Sequence[Row]) -> str | None:
@@ -36,26 +45,28 @@ def group_sentence(key: Row, lines: Sequence[Row]) -> str | None:
     which others took it may be the fastest.
     """
     best = lines[0]
-    if best["speedup"] is None or len(lines) < 2:
+    if best["speedup"] is None or (best["is_base"] and len(lines) < 2):
         return None
     model = f"{key['model']}{' training' if key['pass'] == 'training' else ''}"
     what = ", ".join([model, f"batch {key['batch_size']}", *setting_words(best["setting"])])
     base, tied = best["base"], best["indistinguishable_from"]
-    named = [line for line in lines if line is best or line["is_base"]]
+    base_line = {"warnings": best["base_warnings"] or [], "disturbance": best["base_disturbance"]}
+    named = [best, base_line]
     carried = {kind for line in named for kind in line["warnings"]}
     if without_factor(carried):
         looks = f"nothing looks faster than {base}" if best["is_base"] else f"{_name(best)} looks fastest"
         return f"{what}: {looks}; {_doubts(named)}, so {'that is not certain' if best['is_base'] else 'no factor'}"
     moved = ", ".join(kind.kind for kind in KINDS.values() if kind.unsteady and kind.kind in carried)
     doubt = (f" ({moved}: measure again)" if moved else "") + _maybe_faster(
-        [line for line in lines if line not in named]
+        [line for line in lines if line is not best and not line["is_base"]]
     )
     if best["is_base"]:
         return f"{what}: nothing was faster than {base}{f', {_tie(best)}' if tied else ''}{doubt}"
     ratio = times(best["speedup"], best["speedup_low"], best["speedup_high"], f"× {base}")
     error = f", error {numbers.error(best['rel_l2_error'], 1)}" if best["rel_l2_error"] is not None else ""
     low = best["speedup_low"]
-    unclear = low is not None and low <= 1 if best["verdict"] is None else not Verdict(best["verdict"]).differs
+    includes_1 = low is not None and low <= 1 <= best["speedup_high"]
+    unclear = includes_1 if best["verdict"] is None else not Verdict(best["verdict"]).differs
     clear = "no clear winner; " if unclear else ""
     return f"{what}: {clear}{_name(best)} is {ratio}{error}{_judgement(best, lines)}{doubt}"
 

@@ -19,10 +19,13 @@ CONFIGURATION = [*GROUP, "variant", "precision"]
 """What rows of one run that are replicates of one another agree in."""
 INTERVAL = ["latency_ci_low_ms", "latency_ci_high_ms"]
 """Of a latency: within its process, and of several replicates between them (`with_intervals`)."""
+OF_BASE = ["base_warnings", "base_disturbance"]
+"""What a row of `speedups` has of its base, besides its name."""
 SPEEDUPS = [
     *("speedup", "speedup_low", "speedup_high", "base", "interval"),
     *("device_speedup", "device_speedup_low", "device_speedup_high", "verdict", "replicates_to_settle"),
     *("indistinguishable_from", "runner_up_verdict", "runner_up_replicates"),
+    *OF_BASE,
 ]
 _CLOCKS = ("latency", "device")
 _PROCESSES = ("median", "mean", "variance", "processes", "below", "above")
@@ -114,21 +117,34 @@ def compared(both: pl.DataFrame, base: str = "", side: str = "") -> pl.DataFrame
 
 
 def speedups(lines: pl.DataFrame) -> pl.DataFrame:
-    """How each line compares with its group's base, as columns; null where the group has none.
+    """How each line compares with its base, as columns; null where that was not measured.
 
-    `lines` are of `sides`, one a CONFIGURATION, with the median `latency_ms` and `is_base`. A group's fastest line
-    names in `indistinguishable_from` the runner-up from which replicates do not tell it, by `runner_up_verdict`, which
-    `runner_up_replicates` a side would settle where it is unclear.
+    `lines` are of `sides`, one a CONFIGURATION, with the median `latency_ms`, `is_base`, `reference_model`, `warnings`
+    and `disturbance`. A group's fastest line names in `indistinguishable_from` the runner-up from which replicates do
+    not tell it, by `runner_up_verdict`, which `runner_up_replicates` a side would settle where it is unclear.
     """
     rank = pl.col("latency_ms").rank("ordinal").over(GROUP)
     lines = lines.with_columns(rank=rank, is_base=pl.col("is_base").fill_null(value=False)).with_row_index("line")
     bases, others = lines.filter("is_base"), lines.filter(~pl.col("is_base"))
-    itself = bases.select("line", base=_name(), speedup=1.0, device_speedup=1.0)
-    against = _paired(others, bases)
+    own = {name: name.removeprefix("base_") for name in OF_BASE}
+    itself = bases.select("line", base=_name(), speedup=1.0, device_speedup=1.0, **own)
+    against = with_base(others, bases)
     figures = compared(against, base="_base").rename(lambda name: name.replace("ratio", "speedup"))
-    found = pl.concat([itself, against.select("line", base=_name("_base")).hstack(figures)], how="diagonal_relaxed")
+    named = against.select("line", base=_base(), **{name: f"{column}_base" for name, column in own.items()})
+    found = pl.concat([itself, named.hstack(figures)], how="diagonal_relaxed")
     found = lines.select("line").join(found, on="line", how="left", maintain_order="left")
     return found.join(_ties(lines), on="line", how="left", maintain_order="left").select(SPEEDUPS)
+
+
+def with_base(lines: pl.DataFrame, bases: pl.DataFrame, *by: str) -> pl.DataFrame:
+    """Each line with its base, whose columns end in `_base`: its group's, or that of the group's `reference_model`.
+
+    `by` are further columns in which the two agree.
+    """
+    lines = lines.with_columns(base_model=pl.coalesce("reference_model", "model"))
+    keys = [*by, "base_model", *GROUP[1:]]
+    bases = bases.rename({"model": "base_model"})
+    return lines.join(bases, on=keys, how="left", suffix="_base", nulls_equal=True, maintain_order="left")
 
 
 def geometric_mean(ratios: pl.Expr) -> pl.Expr:
@@ -138,7 +154,8 @@ def geometric_mean(ratios: pl.Expr) -> pl.Expr:
 
 def _ties(lines: pl.DataFrame) -> pl.DataFrame:
     """By `line` the fastest of each group that is not told from its runner-up."""
-    pairs = _paired(lines.filter(rank=1), lines.filter(rank=2))
+    first, second = lines.filter(rank=1), lines.filter(rank=2)
+    pairs = first.join(second, on=GROUP, how="left", suffix="_base", nulls_equal=True, maintain_order="left")
     tied = [one for one in Verdict if not one.differs]
     judged = {"runner_up_verdict": "verdict", "runner_up_replicates": "replicates_to_settle"}
     found = pairs.hstack(compared(pairs, base="_base").select(**judged))
@@ -148,13 +165,13 @@ def _ties(lines: pl.DataFrame) -> pl.DataFrame:
 
 
 def _name(suffix: str = "") -> pl.Expr:
-    """What a base is called."""
     return pl.concat_str(f"precision{suffix}", f"variant{suffix}", separator=" ")
 
 
-def _paired(lines: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
-    """Each line with its group's of `others`, whose columns end in `_base`."""
-    return lines.join(others, on=GROUP, how="left", suffix="_base", nulls_equal=True, maintain_order="left")
+def _base() -> pl.Expr:
+    """What the base of a row of `with_base` is called, like "fp32 eager", or of another model "fp32 eager of mine"."""
+    other = pl.col("reference_model").is_not_null()
+    return pl.when(other).then(pl.concat_str(_name("_base"), "base_model", separator=" of ")).otherwise(_name("_base"))
 
 
 def _measured(rows: pl.DataFrame) -> pl.DataFrame:

@@ -152,8 +152,8 @@ _KINDS = (
         "mixed-precision",
         "8",
         "int8 left some convolutions and products in float; the column warnings says how many",
-        "of an int8 graph some convolutions or products were computed in float, as counted; if all were, the row is "
-        "`failed`",
+        "of an int8 graph, or of what a user's Q/DQ file quantizes, some convolutions or products were computed in "
+        "float, as counted; if all were at int8, the row is `failed`",
         doubts="error",
     ),
     WarningKind(

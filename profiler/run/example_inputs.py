@@ -48,7 +48,7 @@ def onnx_dimensions(path: Path, given: Mapping[str | int, Example]) -> dict[str,
     """The sizes that an ONNX file's symbolic dimensions have in the examples. Raises ConfigError where one differs."""
     if not given:
         return {}
-    from exporters.inputs import graph_inputs, read_onnx, symbolic_shape
+    from exporters.inputs import batch_symbols, graph_inputs, read_onnx, symbolic_shape
 
     try:
         known = {value.name: symbolic_shape(value) for value in graph_inputs(read_onnx(path).graph)}
@@ -57,7 +57,7 @@ def onnx_dimensions(path: Path, given: Mapping[str | int, Example]) -> dict[str,
     shapes = dict(zip(known, given.values(), strict=False)) if 0 in given else dict(given)
     if len(given) != len(known) or set(shapes) != set(known):
         raise ConfigError(f"inputs: {path.name} has the inputs {', '.join(known)}: give an example of each, or none")
-    batch = next(iter(known.values()))[:1]
+    batches = batch_symbols(known)
     sizes: dict[str, int] = {}
     for name, example in shapes.items():
         symbols, item = known[str(name)], example.item or ()
@@ -66,7 +66,7 @@ def onnx_dimensions(path: Path, given: Mapping[str | int, Example]) -> dict[str,
         for symbol, size in zip(symbols, shape, strict=False):
             if isinstance(symbol, int):
                 fits &= symbol == size
-            elif [symbol] != batch and isinstance(size, int):
+            elif symbol not in batches and isinstance(size, int):
                 fits &= sizes.setdefault(symbol, size) == size
         if not fits:
             dimensions = ", ".join(map(str, symbols))

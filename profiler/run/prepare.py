@@ -16,6 +16,7 @@ from exporters.cache import default_root, most_bytes
 from exporters.catalog import network_of
 from exporters.flops import Cost
 from exporters.gradients import reference_items
+from exporters.inputs import fixed_batch, numpy_dtype
 from exporters.source import Identity, ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
@@ -54,8 +55,12 @@ def prepare(
     `tick(what, done, total)` is called a few times a second, for the display.
     """
     runnable = [case for case in cases if case.unsupported is None]
-    stages = _Stages({case.model: case.source for case in runnable}, budget, logs, path, tick)
+    references = {case.model: case.reference for case in runnable if case.reference}
+    sources = {each.name: each for each in references.values()} | {case.model: case.source for case in runnable}
+    stages = _Stages(sources, budget, logs, path, tick)
     prepared = stages.models()
+    for name, reference in references.items():
+        prepared[name] = _compared(name, prepared[name], reference.name, prepared[reference.name])
     stages.exports(runnable, prepared)
     # After the exports, which show what of a model reaches an output.
     stages.costs(runnable, prepared)
@@ -210,6 +215,35 @@ def failure(case: Case, prepared: Prepared) -> tuple[Status, str] | None:
     if "model" in prepared.failures:
         return prepared.failures["model"]
     return prepared.failures.get(graph_of(case.precision)) if ENGINES[case.engine].needs == "onnx" else None
+
+
+def _compared(name: str, own: Prepared, other: str, its: Prepared) -> Prepared:
+    """The model with the outputs of the other one as what its errors are relative to, or with the reason why not."""
+    if "model" in own.failures:
+        return own
+    if "model" in its.failures:
+        status, why = its.failures["model"]
+        return replace(own, failures={"model": (status, f"its reference {other} cannot be had: {why}")})
+    batch = fixed_batch(own.specs) or fixed_batch(its.specs) or 1
+    for what, ours, theirs in (
+        ("inputs", _inputs(own, batch), _inputs(its, batch)),
+        ("outputs", _outputs(own), _outputs(its)),
+    ):
+        if ours != theirs:
+            why = f"reference {other} has the {what} {theirs}, not {ours}; name a model with the same, or leave it out"
+            return replace(own, failures={"model": ("failed", f"model {name!r}: {why}")})
+    return replace(own, other_reference=its.reference)
+
+
+def _inputs(model: Prepared, batch: int) -> str:
+    """Like "floats (1, 3, 224, 224)": seeded inputs of which this is the same hold the same values."""
+    kinds = ["integers" if numpy_dtype(spec.dtype).kind in "biu" else "floats" for spec in model.specs]
+    return ", ".join(f"{kind} {spec.at(batch)}" for kind, spec in zip(kinds, model.specs, strict=True))
+
+
+def _outputs(model: Prepared) -> str:
+    """Like "(batch, 1000)"."""
+    return ", ".join(str(("batch", *shape[1:]) if shape else ()).replace("'", "") for shape in model.outputs)
 
 
 def _fail(prepared: dict[str, Prepared], model: str, graph: str, why: tuple[Status, str]) -> None:

@@ -6,6 +6,7 @@ A row whose proof does not match its request is `failed`: nothing falls back in 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -29,6 +30,7 @@ _TYPES = {
     "amp-bf16": "bfloat16",
     "int8": "int8",
 }
+_FLOATS = ("float32", "float16", "bfloat16")
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 
 
@@ -36,20 +38,32 @@ def verify(task: Task, session: Session, outputs: Sequence[Array], result: Resul
     """Compare outputs or gradients with the reference, the proof with the request; fail a row that does not hold."""
     case = task.case
     if case.pass_ == "inference" and task.prepared.reference is not None:
-        with np.load(task.prepared.reference) as file:
-            reference = [file[name] for name in file.files]
-        result.reference = reference_of(case.source.kind)[1].name
-        real_weights = case.source.kind == "onnx" or case.source.weights is not None
-        differences = compare(outputs, reference)
-        result.figures |= figures(differences, outputs, reference, real_weights)
-        result.take(judge(case.precision, differences, how_seeded(task.prepared.specs)))
+        _check_outputs(task, task.prepared.reference, outputs, result)
     elif case.pass_ == "training":
         _check_training(task, session, outputs, result)
     elif not all(np.isfinite(output).all() for output in outputs):
         result.fail("the outputs are not finite")
     result.proof = proof = session.proof()
-    result.warnings += remarks(case, proof)
+    result.warnings += [*remarks(case, proof), *left_in_float(task.prepared.quantized, proof)]
     result.take(mismatch(case, proof))
+
+
+def _check_outputs(task: Task, own: Path, outputs: Sequence[Array], result: Result) -> None:
+    """Judge the outputs by the model's own reference; the errors are to that of the model that it is compared with."""
+    case, reference = task.case, _arrays(own)
+    differences = compare(outputs, reference)
+    result.take(judge(case.precision, differences, how_seeded(task.prepared.specs)))
+    if task.prepared.other_reference is not None:
+        reference = _arrays(task.prepared.other_reference)
+        differences = compare(outputs, reference)
+    result.reference = reference_of((case.reference or case.source).kind)[1].name
+    real_weights = case.source.kind == "onnx" or case.source.weights is not None
+    result.figures |= figures(differences, outputs, reference, real_weights)
+
+
+def _arrays(path: Path) -> list[Array]:
+    with np.load(path) as file:
+        return [file[name] for name in file.files]
 
 
 def _check_training(task: Task, session: Session, outputs: Sequence[Array], result: Result) -> None:
@@ -213,6 +227,20 @@ def remarks(case: Case, proof: Proof) -> list[Warning]:
     if proof.cuda_graph_fallback:
         warnings.append(Warning("no-cuda-graph", f"every call was enqueued again ({proof.cuda_graph_fallback})"))
     return warnings + list(proof.warnings or [])
+
+
+def left_in_float(quantized: tuple[int, int], proof: Proof) -> list[Warning]:
+    """The warning that of a user's Q/DQ file more was computed in float than the file leaves in float.
+
+    `quantized` are how many convolutions and products the file has, and how many of them it quantizes.
+    """
+    total, own = quantized
+    floats = {name: count for name, count in (proof.compute_types or {}).items() if name in _FLOATS and count}
+    left = sum(floats.values()) - (total - own)
+    if not own or left <= 0:
+        return []
+    what = f"{left} of {own} convolutions and products that the file quantizes"
+    return [Warning("mixed-precision", f"{what} computed in {' and '.join(sorted(floats))}")]
 
 
 def _strays(case: Case, types: Mapping[str, int]) -> dict[str, int]:

@@ -18,7 +18,8 @@ from exporters.cache import Cache, file_sha256, key_of
 from exporters.flops import Cost, cached_cost
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import GradientReference
-from exporters.inputs import TensorSpec, fixed_batch, how_seeded, input_specs, numpy_dtype, seeded_inputs
+from exporters.graph_flops import quantized_products
+from exporters.inputs import TensorSpec, fixed_batch, how_seeded, input_specs, numpy_dtype, read_onnx, seeded_inputs
 from exporters.int8 import quantize
 from exporters.onnx_export import check_onnx, export_onnx
 from exporters.source import Identity, ModelError, ModelSource, one_line
@@ -43,8 +44,13 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
     state = None if source.kind == "onnx" else cached_state(source, cache)
     produce = checked(source, lambda path: _write_reference(source, specs, state, path))
     reference, _ = cache.entry("reference", _reference_key(source), ".npz", produce)
-    onnx = {"native": source.onnx} if source.onnx else {}
-    return Prepared(specs, state, reference, onnx=onnx, identity=source.identity)
+    with np.load(reference) as file:
+        outputs = tuple(file[name].shape for name in file.files)
+    if source.onnx is None:
+        return Prepared(specs, state, reference, outputs, identity=source.identity)
+    quantized = quantized_products(read_onnx(source.onnx).graph)
+    onnx = {"native": source.onnx}
+    return Prepared(specs, None, reference, outputs, onnx=onnx, identity=source.identity, quantized=quantized)
 
 
 def identify_model(argument: tuple[ModelSource, Path], report: Report) -> Identity:

@@ -26,6 +26,10 @@ class Prepared:
     specs: tuple[TensorSpec, ...] = ()
     state: Path | None = None
     reference: Path | None = None
+    outputs: tuple[tuple[int, ...], ...] = ()
+    """The shapes of the reference's arrays."""
+    other_reference: Path | None = None
+    """The outputs of the model that errors are relative to, where that is another."""
     onnx: Mapping[str, Path] = field(default_factory=dict)
     export_s: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, tuple[Status, str]] = field(default_factory=dict)
@@ -34,6 +38,8 @@ class Prepared:
     gradients: Mapping[tuple[str, int], GradientReference | str] = field(default_factory=dict)
     """By head and number of items; or why there is none."""
     identity: Identity | None = None
+    quantized: tuple[int, int] = (0, 0)
+    """How many convolutions and products a user's ONNX file has, and how many of them it quantizes."""
 
 
 @dataclass(frozen=True)

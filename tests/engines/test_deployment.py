@@ -71,9 +71,7 @@ def test_run_py_is_one_script_with_the_frame(
     assert capsys.readouterr().out == "net: output (2, 3), median latency 100.000 ms in 20 calls\n"
 
 
-def test_run_py_draws_inputs_like_those_that_were_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_py_draws_inputs_like_those_that_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run_example.py").write_text(PART)
     write_run(str(tmp_path / "deploy.py"), tmp_path)
     ticks = itertools.count()

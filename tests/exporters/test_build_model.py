@@ -142,8 +142,14 @@ def test_a_checkpoint_is_read_by_key_and_prefix(checkpoint: ModelSource) -> None
         ({}, "it is a checkpoint of epoch, state_dict, optimizer; add `key: state_dict` next to weights"),
         ({"key": "model"}, "nothing has the key 'model' there; give one of state_dict"),
         ({"key": "optimizer"}, "no state dict of tensors; save one by torch.save"),
-        ({"key": "state_dict"}, "8 unexpected (module.0.weight, module.1.weight, module.1.bias, …); add `prefix: module.`"),
-        ({"key": "state_dict", "prefix": "model."}, "keys do not begin with 'model.', module.0.weight for one; correct"),
+        (
+            {"key": "state_dict"},
+            "8 unexpected (module.0.weight, module.1.weight, module.1.bias, …); add `prefix: module.`",
+        ),
+        (
+            {"key": "state_dict", "prefix": "model."},
+            "keys do not begin with 'model.', module.0.weight for one; correct",
+        ),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_says_which_key_to_give(

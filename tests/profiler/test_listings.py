@@ -97,6 +97,16 @@ def test_title_names_the_card(monkeypatch):
         assert words in str(listings.engines_table("cuda").title)
 
 
+def test_networks_are_listed_in_80_columns():
+    console = Console(file=io.StringIO(), width=80)
+    print_table(console, listings.models_table())
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 80
+    figures, citation = (" ".join(line.split()) for line in lines if line.split()[:1] == ["resnet18"])
+    assert figures == "resnet18 3×224×224 11,689,512 1.81 30.43 10.76"
+    assert citation.startswith("resnet18 Deep Residual Learning"), "a table that is split says of what each part is"
+
+
 def test_the_cache_is_listed_and_cleared(command, tmp_path):
     root = tmp_path / "cache"
     for kind, days in (("onnx", 9), ("state", 0)):

@@ -177,7 +177,7 @@ REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
     ("resnet18", FLOATS, {}, "resnet18 has its own input shape; leave out input"),
     ("resnet18", None, {"engines": ["tensort"]}, r"^engines\[0\]\.name: unknown engine 'tensort'; did you mean 'trt'"),
     ("resnet18", None, {"engines": "ort"}, "engines: must be a list"),
-    ("resnet18", None, {"precisions": ("fp23",)}, "unknown precision 'fp23'"),
+    ("resnet18", None, {"name": "mine", "precisions": ("fp23",)}, r"^precisions\[0\]: unknown precision 'fp23'"),
     ("resnet18", None, {"budget": {"second": 1}}, "budget: unknown key 'second'; did you mean 'seconds'"),
     ("resnet18", None, {"device": "gpu"}, "'gpu' is no device"),
     ("missing.onnx", None, {}, "there is no file missing.onnx"),

@@ -94,12 +94,35 @@ MISTAKES = [
     mistake("factory and onnx", models("{name: x, factory: 'a:b', onnx: there.onnx, input: [3]}"), 3, "only one"),
     mistake("input beside onnx", models("{name: x, onnx: there.onnx, input: [3]}"), 3, "models[0]", "leave out"),
     mistake("input of a known network", models("{name: alexnet, input: [3]}"), 3, "models[0]", "input", "leave out"),
-    mistake("misspelt network", models("{name: x, network: resnet8}"), 3, "models[0].network", "'resnet8'", "did you mean"),
+    mistake(
+        "misspelt network", models("{name: x, network: resnet8}"), 3, "models[0].network", "'resnet8'", "did you mean"
+    ),
     mistake("network and factory", models("{name: x, network: vgg16, factory: 'a:b', input: [3]}"), 3, "only one"),
     mistake("name of another network", models("{name: vgg16, network: vgg19}"), 3, "models[0].name", "vgg19"),
     mistake("key without weights", models("{name: alexnet, key: state_dict}"), 3, "models[0]", "give weights"),
     mistake("prefix without weights", models("{name: alexnet, prefix: module.}"), 3, "models[0]", "give weights"),
-    mistake("dimensions of a factory", models("{name: x, factory: 'a:b', input: [3], dimensions: {n: 3}}"), 3, "leave them"),
+    mistake(
+        "misspelt reference",
+        models("alexnet", "{name: vgg16, reference: alexnt}"),
+        4,
+        "models[1].reference: ",
+        "'alexnet'?",
+    ),
+    mistake(
+        "reference to itself",
+        models("alexnet", "{name: vgg16, reference: vgg16}"),
+        4,
+        "models[1].reference: ",
+        "alexnet",
+    ),
+    mistake(
+        "reference of a reference",
+        models("alexnet", "{name: vgg16, reference: alexnet}", "{name: vgg19, reference: vgg16}"),
+        *(5, "models[2].reference: ", "vgg16 has a reference itself"),
+    ),
+    mistake(
+        "dimensions of a factory", models("{name: x, factory: 'a:b', input: [3], dimensions: {n: 3}}"), 3, "leave them"
+    ),
     mistake("negative batch", HEAD + "batch_sizes: [1, -4]\n", 3, "batch_sizes[1]", "greater than 0", "got -4"),
     mistake("batch in words", HEAD + "batch_sizes: [one]\n", 3, "batch_sizes[0]", "number", "'one'"),
     mistake("batch sizes no list", HEAD + "batch_sizes: 16\n", 3, "batch_sizes", "list", "got 16"),
@@ -119,8 +142,16 @@ MISTAKES = [
     mistake("exclude unknown key", HEAD + "exclude:\n  - {engin: ort}\n", 4, "exclude[0]", "'engin'", "mean 'engine'?"),
     mistake("exclude no conditions", HEAD + "exclude:\n  - ort\n", 4, "exclude[0]", "{engine: ", "batch_size"),
     mistake("exclude no list", HEAD + "exclude: {engine: ort}\n", 3, "exclude", "list"),
-    mistake("exclude batch in words", HEAD + "exclude:\n  - {batch_size: many}\n", 4, "exclude[0].batch_size: ", "'many'"),
-    mistake("exclude another model", HEAD + "exclude:\n  - {engine: ort}\n  - {model: alexnt}\n", 5, "exclude[1].model: ", "mean 'alexnet'?"),
+    mistake(
+        "exclude batch in words", HEAD + "exclude:\n  - {batch_size: many}\n", 4, "exclude[0].batch_size: ", "'many'"
+    ),
+    mistake(
+        "exclude another model",
+        HEAD + "exclude:\n  - {engine: ort}\n  - {model: alexnt}\n",
+        5,
+        "exclude[1].model: ",
+        "mean 'alexnet'?",
+    ),
     mistake(
         "exclude another engine, in a list",
         HEAD + "exclude:\n  - pass: training\n    engine:\n      - eager\n      - eagr\n",
@@ -306,7 +337,7 @@ def test_factories_are_found_in_the_folders_given(write, elsewhere):
 
 
 def test_a_config_as_resolved_reads_back_as_the_same(write, tmp_path):
-    labelled = "{name: mine, network: resnet18, weights: there.onnx, key: state_dict, prefix: module.}"
+    labelled = "{name: mine, network: resnet18, weights: there.onnx, key: state_dict, prefix: module., reference: x}"
     theirs = "{name: x, onnx: there.onnx, dimensions: {time: 4}}"
     text = models("{name: resnet18, calibration: images}", theirs, labelled) + (
         "exclude: [{engine: ort, pass: training, batch_size: [1, 2]}]\nbudget: {seconds: 0.5}\noutput: out\n"

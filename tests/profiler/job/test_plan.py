@@ -222,6 +222,16 @@ def test_what_is_missing_on_the_other_device_does_not_matter(config, monkeypatch
     assert reason(config, "cpu", engine="ort") is None
 
 
+def test_a_case_knows_the_model_that_it_is_compared_with_and_is_no_base(config):
+    models = "alexnet, {name: theirs, onnx: theirs.onnx, reference: alexnet}"
+    own, theirs = make_plan(config(f"models: [{models}]\nengines: [ort]\n"), "cpu")
+    assert (own.reference, own.is_base) == (None, False)
+    assert theirs.reference == own.source
+    assert (theirs.precision, theirs.is_base) == ("native", False)
+    (alone,) = make_plan(config("models: [{name: theirs, onnx: theirs.onnx}]\nengines: [ort]\n"), "cpu")
+    assert alone.is_base
+
+
 def test_an_onnx_file_runs_once_at_its_own_precision(config):
     text = "models: [{name: x, onnx: theirs.onnx}]\nengines: [eager, ort]\nprecisions: [fp32, fp16]\n"
     cases = make_plan(config(text, "cuda"), "cuda")

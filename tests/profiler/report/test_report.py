@@ -571,6 +571,17 @@ def test_a_line_that_ran_alone_is_not_held_against_itself(tmp_path: Path) -> Non
     assert lead(gathered(tmp_path, rows).configurations) == []
 
 
+def test_a_model_with_a_reference_is_held_against_that_ones_base(tmp_path: Path) -> None:
+    theirs = {"model": "theirs", "reference_model": "net", "is_base": False}
+    rows = [row("eager", 10.0, load_s=1.0), row("ort", 5.0, load_s=1.0, export_s=2.0, **theirs)]
+    data = gathered(tmp_path, rows)
+    assert of(data, "ort")["pays_off_items"] == 2.0 / (0.01 - 0.005)
+    assert list(map(str, lead(data.configurations))) == ["batch 1: 2.0× as fast as fp32 eager of net: theirs"]
+    (said,) = findings(data)["speedups"]
+    assert said["text"] == "Over fp32 eager of net at batch 1: ort fp32 2.0×; the fastest is ort fp32 at 2.0×."
+    assert tables(data)["speedups"].frame.filter(model="theirs")["base"].to_list() == ["fp32 eager of net"]
+
+
 def test_optimizers_stand_side_by_side(tmp_path: Path) -> None:
     rows = [
         row("eager", ms, **{"pass": "training"}, extra=extra, forward_ms=ms / 3, backward_ms=2 * ms / 3)

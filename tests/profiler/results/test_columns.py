@@ -34,8 +34,10 @@ grad_input_ms grad_weight_ms gpu_forward_ms gpu_backward_ms gpu_step_ms gpu_grad
 gradients_mib optimizer_mib loss_error gradient_error
 machine cloud instance usd_per_hour usd_per_million_items items_per_usd
 """
-ADDED = [*SINCE.split(), "moved_mib", "baseline_mib", "set_up_peak_mib", "disturbance", "calibrated"]
-"""Parts of other_mib; what else distinguishes a case; training in depth; layers; the price; bytes; others' share."""
+NAMED = ["network", "reference_model", "openvino_version"]
+ADDED = [*SINCE.split(), "moved_mib", "baseline_mib", "set_up_peak_mib", "disturbance", "calibrated", *NAMED]
+"""Parts of other_mib; what else distinguishes a case; training in depth; layers; the price; bytes; others' share;
+names."""
 
 TEXTS = """
 run_id case_id suite model engine variant pass precision device options status reason reference clock stop_reason proof
@@ -43,7 +45,7 @@ gpu host cuda driver cudnn torch_version onnxruntime_version tensorrt_version
 model_kind extra setting role optimizer head machine cloud instance
 """
 NOT_MEASURES = {
-    **dict.fromkeys(TEXTS.split(), TEXT),
+    **dict.fromkeys([*TEXTS.split(), *NAMED], TEXT),
     **dict.fromkeys(("batch_size", "replicate", "samples"), COUNT),
     **dict.fromkeys(("throttled", "dropout", "is_base", "calibrated"), pl.Boolean()),
     "warnings": pl.List(pl.String()),

@@ -27,6 +27,20 @@ def test_speed_ups_of_an_onnx_file_are_relative_to_ort():
     assert line(frames, "openvino", "native")["base"] == "native ort"
 
 
+PRUNED = {"model": "pruned", "reference_model": "net", "is_base": False}
+
+
+def test_speed_ups_of_a_model_with_a_reference_are_relative_to_that_ones_base():
+    frames = run(
+        *(row("eager", ms=6.0), row("ort", ms=3.0), row("eager", ms=9.0, batch_size=2, case_id="b2")),
+        *(row("eager", ms=4.0, **PRUNED), row("ort", ms=2.0, **PRUNED)),
+    )
+    assert line(frames, "ort", model="pruned")["speedup"] == pytest.approx(3.0)
+    assert line(frames, "eager", model="pruned")["speedup"] == pytest.approx(1.5)
+    assert line(frames, "eager", model="pruned")["base"] == "fp32 eager of net"
+    assert line(frames, "ort", model="net")["base"] == "fp32 eager"
+
+
 @pytest.mark.parametrize(("key", "other"), [("model", "net2"), ("batch_size", 16), ("pass", "training")])
 def test_each_group_has_its_own_base(key, other):
     frames = run(
@@ -202,6 +216,8 @@ def test_a_groups_lines_are_fastest_first():
         "extra": None,
         "setting": "",
         "role": "cell",
+        "network": None,
+        "reference_model": None,
     }
     assert [one["variant"] for one in lines] == ["compiled", "ort", "eager"]
 

@@ -43,6 +43,28 @@ def test_what_else_distinguishes_a_group_stands_in_its_title_and_sentence():
     assert sentence and sentence.startswith("net training, batch 1, optimizer sgd, head logits: compiled fp32 is 3.0×")
 
 
+def test_a_network_by_another_name_and_a_reference_stand_in_the_title_and_the_base_in_the_sentence():
+    pruned = {"model": "pruned", "network": "resnet18", "reference_model": "net", "is_base": False}
+    frames = run(row("eager", ms=6.0), row("ort", ms=2.0, **pruned), row("ort", "fp16", ms=8.0, **pruned, batch_size=2))
+    (_, _), (key, lines) = configurations.groups(configurations.summary(*frames).filter(batch_size=1))
+    assert sentences.title(key) == "pruned (resnet18), inference, batch 1, against net"
+    sentence = sentences.group_sentence(key, lines)
+    assert sentence and sentence.startswith("pruned, batch 1: ort fp32 is 3.0× fp32 eager of net (")
+
+
+def test_a_model_that_is_slower_than_its_reference_is_no_unclear_winner():
+    wide = {"model": "wide", "reference_model": "net", "is_base": False}
+    assert (
+        "wide, batch 1: ort fp32 is 0.50× fp32 eager of net" in said(run(row("eager"), row("ort", ms=2.0, **wide)))[1]
+    )
+
+
+def test_a_reference_whose_base_was_disturbed_gives_no_factor():
+    pruned = {"model": "pruned", "reference_model": "net", "is_base": False}
+    frames = run(row("eager", ms=6.0, warnings=["disturbed: others took 40 %"], disturbance=0.4), row("ort", **pruned))
+    assert said(frames)[1] == "pruned, batch 1: ort fp32 looks fastest; disturbed (others took 40 %), so no factor"
+
+
 def test_where_nothing_was_faster_the_sentence_says_so():
     assert said(run(row("eager", ms=1.0), row("ort", ms=3.0))) == ["net, batch 1: nothing was faster than fp32 eager"]
 

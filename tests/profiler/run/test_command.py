@@ -517,18 +517,41 @@ def write_two_inputs(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
 
 
+TWICE = """
+import torch
+from torch import nn
+
+def twice():
+    model = nn.Linear(3, 2, bias=False)
+    model.weight = nn.Parameter(2 * torch.arange(6.0).reshape(3, 2).T)
+    return model
+"""
+# Gives twice what write_onnx's graph does.
+
+
 @pytest.fixture(scope="module")
 def users(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Finished:
     folder = tmp_path_factory.mktemp("users")
     write_two_inputs(folder / "two.onnx")
     write_onnx(folder / "fixed.onnx", batch=2)
+    (folder / "nets.py").write_text(TWICE)
     job = f"""
-models: [{{name: two, onnx: two.onnx, dimensions: {{length: 5}}}}, {{name: fixed, onnx: fixed.onnx}}]
+models:
+  - {{name: two, onnx: two.onnx, dimensions: {{length: 5}}}}
+  - {{name: fixed, onnx: fixed.onnx}}
+  - {{name: mine, factory: "nets:twice", input: [3]}}
+  - {{name: compared, onnx: fixed.onnx, reference: mine}}
+  - {{name: misfit, onnx: two.onnx, dimensions: {{length: 5}}, reference: mine}}
 engines: [eager, ort{", openvino" if OPENVINO else ""}]
 precisions: [fp32, bf16]
 batch_sizes: [1, 2]
 device: cpu
 budget: {FAST}
+exclude:
+  - {{model: mine, engine: [ort, openvino]}}
+  - {{model: mine, precision: bf16}}
+  - {{model: [mine, compared, misfit], batch_size: 1}}
+  - {{model: [compared, misfit], engine: [eager, openvino]}}
 """
     return run(folder, job)
 
@@ -557,19 +580,40 @@ def test_onnx_file_of_fixed_batch_runs_at_that_batch_alone(users: Finished, engi
 
 
 def test_onnx_file_in_an_engine_of_modules_is_unsupported(users: Finished) -> None:
-    rows = users.rows.filter(pl.col("engine") == "eager")
+    rows = users.rows.filter(engine="eager", model_kind="onnx")
     assert set(rows["status"]) == {"unsupported"}
     assert all("torch module" in reason for reason in rows["reason"])
 
 
 def test_onnx_file_has_the_precision_native_alone(users: Finished) -> None:
-    assert set(users.rows["precision"]) == {"native"}
-    assert len(users.rows) == 2 * 2 * (3 if OPENVINO else 2)
+    rows = users.rows.filter(model_kind="onnx")
+    assert set(rows["precision"]) == {"native"}
+    assert len(rows.filter(pl.col("model").is_in(["two", "fixed"]))) == 2 * 2 * (3 if OPENVINO else 2)
 
 
 def test_speed_up_of_an_onnx_file_is_relative_to_ort(users: Finished) -> None:
-    table = pl.read_csv(users.folder / "tables" / "speedup.csv")
+    table = pl.read_csv(users.folder / "tables" / "speedup.csv").filter(pl.col("model").is_in(["two", "fixed"]))
     assert table.filter(pl.col("variant") == "ort")["speedup"].to_list() == pytest.approx([1.0] * 3)
+
+
+def test_a_model_with_a_reference_is_compared_with_that_one(users: Finished) -> None:
+    row, base = users.row("compared/ort/inference/native/b2/r0"), users.row("mine/eager/inference/fp32/b2/r0")
+    assert (row["status"], row["reference"], row["reference_model"]) == ("ok", "eager-fp32-cpu", "mine"), row["reason"]
+    assert row["rel_l2_error"] == pytest.approx(0.5), "it is half of the other, and right as its own reference says"
+    assert [warning.partition(":")[0] for warning in row["warnings"] if warning.startswith("inaccurate")] == []
+    table = pl.read_csv(users.folder / "tables" / "speedup.csv").filter(model="compared")
+    assert table["base"].to_list() == ["fp32 eager of mine"]
+    assert table["speedup"].to_list() == pytest.approx([base["latency_ms"] / row["latency_ms"]])
+    assert "compared, inference, batch 2, against mine" in users.done.stdout
+
+
+def test_a_reference_with_other_inputs_is_refused_in_words(users: Finished) -> None:
+    row = users.row("misfit/ort/inference/native/b2/r0")
+    assert row["status"] == "failed"
+    assert row["reason"] == (
+        "model 'misfit': reference mine has the inputs floats (1, 3), not floats (1, 5, 4), integers (1, 5); name a "
+        "model with the same, or leave it out"
+    )
 
 
 # Interrupted, resumed, retried.

@@ -13,7 +13,7 @@ from exporters.gradients import Deviation, Gradients
 from exporters.source import ModelSource
 from profiler.job.case import Case
 from profiler.tables import numbers
-from profiler.worker.checks import judge_gradients, judge_reference, mismatch, remarks
+from profiler.worker.checks import judge_gradients, judge_reference, left_in_float, mismatch, remarks
 
 
 def case(precision: str = "fp32", device: str = "cuda", calibration: Path | None = None, **options: object) -> Case:
@@ -215,3 +215,22 @@ def test_a_reference_whose_gradients_are_zero_says_nothing() -> None:
     found = judge_reference(truth(weight=0.0, bias=0.0), "inputs are seeded")
     assert found == Warning("unchecked-gradients", "the reference's gradients are zero: inputs are seeded")
     assert judge_reference(truth(weight=1.0, bias=0.0), "inputs are seeded") is None
+
+
+@pytest.mark.parametrize(
+    ("types", "says"),
+    [
+        ({"int8": 50, "float32": 4}, []),  # as the file has it
+        ({"int8": 49, "float32": 5}, ["1 of 50 convolutions and products that the file quantizes computed in float32"]),
+        (
+            {"float32": 30, "float16": 24},
+            ["50 of 50 convolutions and products that the file quantizes computed in float16 and float32"],
+        ),
+        ({"int8": 20, "float32": 2}, []),  # fused
+        ({"int8": 50, "unknown": 4}, []),
+    ],
+)
+def test_what_a_users_quantized_file_does_not_leave_in_float_is_remarked(types, says):
+    found = left_in_float((54, 50), Proof(compute_types=types))
+    assert [str(warning) for warning in found] == [f"mixed-precision: {text}" for text in says]
+    assert left_in_float((54, 0), Proof(compute_types=types)) == left_in_float((0, 0), Proof()) == []
