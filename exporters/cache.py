@@ -86,16 +86,22 @@ class Entry:
     used: float
 
     def remove(self) -> bool:
-        """Delete its files, unless a run is producing them just now; returns whether they are gone."""
+        """Delete its files; returns whether that was done.
+
+        Not while a run is producing them, where another run has removed them, or where the cache cannot be written.
+        """
         manifest = self.path.with_name(self.path.name + ".json")
-        with locked(self.path.with_name(self.path.name + ".lock"), wait=False) as free:
-            if free:
-                names = json.loads(manifest.read_text())
-                # First, so that an entry of which a part is left is none.
-                manifest.unlink()
-                for name in names:
-                    self.path.with_name(name).unlink(missing_ok=True)
-            return free
+        try:
+            with locked(self.path.with_name(self.path.name + ".lock"), wait=False) as free:
+                if free:
+                    names = json.loads(manifest.read_text())
+                    # First, so that an entry of which a part is left is none.
+                    manifest.unlink()
+                    for name in names:
+                        self.path.with_name(name).unlink(missing_ok=True)
+                return free
+        except OSError:
+            return False
 
 
 def entries(root: Path) -> list[Entry]:

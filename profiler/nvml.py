@@ -16,6 +16,8 @@ from profiler.errors import ConfigError
 MIB = 2**20
 _POWER_INSTANT = 186
 """NVML's field for milliwatts now: NVML_FI_DEV_POWER_INSTANT."""
+UTILIZATION_SECONDS = 1.0
+"""NVML's utilization is of the last sixth of a second to second: for so long it may be that of earlier work."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ class Nvml:
         return {pid: statistics.mean(values) for pid, values in shares.items()}
 
     def utilization(self) -> float | None:
-        """Share of the last period, a sixth of a second to a second, in which any process had a kernel running."""
+        """Share of the last period, at most UTILIZATION_SECONDS, in which any process had a kernel running."""
         return self._ask("nvmlDeviceGetUtilizationRates", lambda rates: rates.gpu / 100)
 
     def read(self) -> Reading:

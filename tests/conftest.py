@@ -21,6 +21,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from other_work import on_processors
 from quick_exports import translate_once
 from rich.console import Console
 
@@ -232,22 +233,11 @@ def cache(exports: Cache) -> Cache:
     return exports
 
 
-_SPIN = "import time; end = time.monotonic() + 120\nwhile time.monotonic() < end: pass"
-
-
 @pytest.fixture
 def busy_processors() -> Iterator[list[int]]:
     """Processes that spin, one for each processor that this process may run on, and none of its children."""
-    count = usable_cores()
-    # Their shell has ended, so nobody's process tree has them. Should nobody end them, they end themselves.
-    script = 'while [ $1 -gt 0 ]; do "$2" -c "$3" >/dev/null 2>&1 & echo $!; set -- $(($1 - 1)) "$2" "$3"; done'
-    command = ["sh", "-c", script, "sh", str(count), sys.executable, _SPIN]
-    started = subprocess.run(command, capture_output=True, text=True, check=True)
-    processes = list(map(int, started.stdout.split()))
-    yield processes
-    for pid in processes:
-        with contextlib.suppress(ProcessLookupError):  # The test may have ended it.
-            os.kill(pid, signal.SIGKILL)
+    with on_processors(usable_cores()) as processes:
+        yield processes
 
 
 def pytest_collection_finish() -> None:

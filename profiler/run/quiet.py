@@ -6,17 +6,16 @@ import time
 
 from engines.base import Warning
 from profiler import processor
-from profiler.nvml import Nvml
+from profiler.nvml import UTILIZATION_SECONDS, Nvml
 from profiler.results.result import Result
 from profiler.results.wall_time import WAIT, WallTime
 from profiler.run.device_lock import DeviceLock
 from profiler.run.progress import Display
 from profiler.tables.numbers import percent, significant
-from profiler.worker.disturbance import reasons
+from profiler.worker.disturbance import CARD, reasons
 
-_SECONDS = 1.0
+_SECONDS = UTILIZATION_SECONDS
 """For so long nobody else may have had the machine."""
-_UTILIZATION = 0.05
 
 
 class Quiet:
@@ -71,6 +70,6 @@ class Quiet:
             return f"{other} measures on this device"
         if users := self._nvml.users():
             return f"other processes on the GPU: {users}"
-        if (utilization := self._nvml.utilization() or 0.0) >= _UTILIZATION:
+        if (utilization := self._nvml.utilization() or 0.0) >= CARD:
             return f"the GPU is busy for {percent(utilization)} % of the time"
         return next(iter(reasons(processor.read().since(before))), None)

@@ -11,19 +11,18 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from engines.base import Warning
-from profiler.nvml import Nvml
+from profiler.nvml import UTILIZATION_SECONDS, Nvml
 from profiler.processor import TICK_S, Load
 from profiler.tables.numbers import percent
 
-_OTHERS, _STEAL, _DELAYED, _CARD = 0.05, 0.02, 0.05, 0.05
+_OTHERS, _STEAL, _DELAYED = 0.05, 0.02, 0.05
+CARD = 0.05
+"""From this share of a GPU's time on that others have, it is disturbed."""
 _EVIDENCE_S = 5 * TICK_S
 """What others had must be longer than this: the kernel counts in ticks, and a few of them are no evidence."""
 _HELD_UP_BY_THE_HOST = {"host-bound", "queue-bound", "gate-overrun"}
 """Kinds of a GPU's row whose latency is the host's too, or cannot be told from it."""
-
-
-_LAST_CASE_S, _POLL_S = 1.1, 0.1
-"""NVML's utilization is of the last second at most: for so long it may be that of the case before."""
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class CardLoad:
 
     def reasons(self) -> list[str]:
         """What other work did to the GPU; empty where it was as good as left alone."""
-        if self.share >= _CARD:
+        if self.share >= CARD:
             used = f"{percent(self.share)} % of the GPU's time"
             return [f"other processes took {used}" if self.others is not None else f"others had {used} before the case"]
         return ["another process began to compute on the GPU"] if self.newcomers else []
@@ -60,7 +59,7 @@ class Card:
         self._busy = nvml.utilization()
         self._since = time.time()
         waited = 0.0
-        while (self._busy or 0.0) >= _CARD and waited < _LAST_CASE_S:
+        while (self._busy or 0.0) >= CARD and waited < UTILIZATION_SECONDS + _POLL_S:
             sleep(_POLL_S)
             waited += _POLL_S
             self._busy = nvml.utilization()

@@ -18,12 +18,12 @@ from engines.catalog import Device
 from profiler import processor
 from profiler.job.case import Case
 from profiler.machine import available_memory_mib
-from profiler.nvml import Nvml, slowdowns, visible_gpus
+from profiler.nvml import UTILIZATION_SECONDS, Nvml, slowdowns, visible_gpus
 from profiler.processes.messages import Report
 from profiler.results.roofline import MIB, widened
 from profiler.tables.numbers import percent
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Run
-from profiler.worker.disturbance import reasons
+from profiler.worker.disturbance import CARD, reasons
 
 if TYPE_CHECKING:
     import torch
@@ -32,10 +32,6 @@ _FEWEST, _MOST = 3, 50
 _SECONDS = 0.2
 """Of timing a kernel; a case's own sampling time if that is shorter. A kernel of which fewer than two calls fit is not
 tried."""
-_USED = 0.05
-"""Share of the time before a GPU's roofs are measured in which others may use it."""
-_UTILIZATION_SECONDS = 1.0
-"""NVML's period of use is up to a second."""
 
 
 def precisions_needed(device: Device, cases: Iterable[Case]) -> tuple[str, ...]:
@@ -63,7 +59,7 @@ def measure_roofs(argument: tuple[Device, Sequence[str], float], report: Report)
     device, precisions, seconds = argument
     if device == "cuda":
         nvml = Nvml(visible_gpus()[0].uuid)
-        time.sleep(_UTILIZATION_SECONDS)
+        time.sleep(UTILIZATION_SECONDS)
         used = nvml.utilization()
         return Measured(_roofs(device, precisions, seconds), *_gpu_disturbance(used, nvml.read().reasons))
     before = processor.read()
@@ -80,7 +76,8 @@ def _gpu_disturbance(used: float | None, reasons: int | None) -> tuple[bool | No
         return False, f"the GPU slowed down ({', '.join(slowed)})"
     if used is None:
         return None, ""
-    return used <= _USED, f"other processes used the GPU for {percent(used)} % of the time" if used > _USED else ""
+    quiet = used < CARD
+    return quiet, "" if quiet else f"other processes used the GPU for {percent(used)} % of the time"
 
 
 def _roofs(device: Device, precisions: Sequence[str], seconds: float) -> dict[str, float]:

@@ -173,3 +173,19 @@ def test_what_is_being_produced_stays(tmp_path: Path) -> None:
 
     cache.entry("kind", "one", ".txt", while_produced, again=True)
     assert entry.path.read_text() == "content"
+
+
+def test_what_cannot_be_removed_stays_and_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path, taken=9, locked=9)
+    by_name = {entry.path.stem: entry for entry in entries(tmp_path)}
+    assert by_name["taken"].remove()
+    assert not by_name["taken"].remove(), "another run was quicker"
+
+    def refuse(path: Path, *arguments: object, **options: object) -> None:
+        raise PermissionError(path)
+
+    for name in ("open", "unlink"):  # Of the lock in a read-only cache; of what is somebody else's.
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, name, refuse)
+            assert not by_name["locked"].remove()
+    assert trim(tmp_path, 0) == [by_name["locked"]]

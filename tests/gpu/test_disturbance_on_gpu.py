@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
 import pytest
+from other_work import on_gpu
 
 pytestmark = pytest.mark.gpu
 
-SPIN = """
-import torch
-a = torch.randn(4096, 4096, device="cuda")
-torch.cuda.synchronize()
-print("ready", flush=True)
-while True:
-    for _ in range(10):
-        a @ a
-    torch.cuda.synchronize()
-"""
 JOB = """
 models: [alexnet]
 engines: [eager]
@@ -33,15 +21,6 @@ budget: {seconds: 1, repeats: 0}
 """
 
 
-@pytest.fixture
-def busy_gpu() -> Iterator[None]:
-    with subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        yield
-        process.kill()
-
-
 def reasons(profiler, folder: Path) -> list[str]:
     (folder / "job.yaml").write_text(JOB)
     done = profiler("job.yaml", cwd=folder, timeout=300)
@@ -51,8 +30,9 @@ def reasons(profiler, folder: Path) -> list[str]:
     return [warning for warning in warnings if warning.startswith("disturbed") and "GPU" in warning]
 
 
-def test_a_case_next_to_another_process_on_the_gpu_is_disturbed(profiler, tmp_path: Path, busy_gpu: None) -> None:
-    (text,) = reasons(profiler, tmp_path)
+def test_a_case_next_to_another_process_on_the_gpu_is_disturbed(profiler, tmp_path: Path) -> None:
+    with on_gpu():
+        (text,) = reasons(profiler, tmp_path)
     assert "of the GPU's time" in text
 
 

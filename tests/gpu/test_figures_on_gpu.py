@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from other_work import on_gpu
 
 from profiler import load
 from profiler.nvml import visible_gpus
@@ -130,19 +130,6 @@ def test_every_row_has_its_place_under_the_roof(run: Any, rows: Any) -> None:
         assert row["tflops"] == pytest.approx(row["flops_per_item"] * 16 / row["latency_ms"] / 1e9)
 
 
-BUSY = """
-import sys, torch
-a = torch.randn(4096, 4096, device="cuda")
-torch.mm(a, a)
-torch.cuda.synchronize()
-print("ready", flush=True)
-while True:
-    for _ in range(100):
-        torch.mm(a, a)
-    torch.cuda.synchronize()
-"""
-
-
 def test_roofs_that_another_process_lowers_are_known_to_be_low(forkserver: None, tmp_path: Path) -> None:
     def measured(seconds: float) -> Measured:
         # Other seconds each time: the session's workers remember what they measured.
@@ -152,14 +139,8 @@ def test_roofs_that_another_process_lowers_are_known_to_be_low(forkserver: None,
 
     alone = measured(0.1)
     assert (alone.quiet, alone.disturbance) == (True, "")
-    other = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True)
-    try:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "ready\n"
+    with on_gpu():
         shared = measured(0.101)
-    finally:
-        other.kill()
-        other.wait()
     assert shared.quiet is False
     assert "other processes used the GPU" in shared.disturbance
     assert shared.roofs["fp16_tflops"] < alone.roofs["fp16_tflops"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from other_work import on_gpu
 
 from profiler.nvml import Nvml, visible_gpus
 from profiler.results.wall_time import WallTime
@@ -15,16 +14,6 @@ from profiler.run.device_lock import DeviceLock
 from profiler.run.quiet import Quiet
 
 pytestmark = pytest.mark.gpu
-
-BURNER = """
-import torch
-a = torch.ones(4096, 4096, device="cuda")
-torch.cuda.synchronize()
-print("ready", flush=True)
-while True:
-    a @ a
-    torch.cuda.synchronize()
-"""
 
 
 class Told:
@@ -49,13 +38,9 @@ def test_a_process_that_computes_on_the_gpu_is_waited_for_until_it_has_ended() -
         time.sleep(0.5)
     with DeviceLock(uuid, Path("run")) as lock:
         looks = Quiet(lock, uuid, 0.1, told, WallTime())
-        with subprocess.Popen([sys.executable, "-c", BURNER], stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout.readline() == "ready\n"
-            try:
-                looks.start()
-                seen = nvml.users(), nvml.utilization()
-            finally:
-                process.kill()
+        with on_gpu():
+            looks.start()
+            seen = nvml.users(), nvml.utilization()
         # In a container NVML may not list processes; then the GPU's being busy is what tells.
         words = ("other processes on the GPU: 1", "the GPU is busy for ")
         assert told.waited, seen

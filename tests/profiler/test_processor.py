@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from other_work import SPIN
 
 from profiler import processor
 from profiler.processor import PROC, TICK_S, Load, Reading, read
 
 linux = pytest.mark.skipif(not (PROC / "stat").exists(), reason="/proc is Linux's")
-SPIN = [sys.executable, "-c", "while True: pass"]
 
 
 @pytest.fixture

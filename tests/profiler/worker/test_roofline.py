@@ -81,7 +81,8 @@ def test_roofs_that_other_processes_lower_are_known_to_be_low(
     ("used", "reasons", "expected"),
     [
         (0.0, 0, (True, "")),
-        (0.05, None, (True, "")),
+        (0.049, None, (True, "")),
+        (0.05, None, (False, "other processes used the GPU for 5 % of the time")),
         (0.35, 0, (False, "other processes used the GPU for 35 % of the time")),
         (0.0, 0x40, (False, "the GPU slowed down (hw-thermal-slowdown)")),
         (0.0, 0x4, (True, "")),  # Its power cap is a card's normal state under load.

@@ -1,0 +1,51 @@
+"""Other work beside a test: processes that keep processors or the GPU busy, and end themselves should nobody do it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+SPIN = [sys.executable, "-c", "import time; end = time.monotonic() + 120\nwhile time.monotonic() < end: pass"]
+_SPIN_ON_GPU = """
+import time
+import torch
+a = torch.randn(4096, 4096, device="cuda")
+a @ a
+torch.cuda.synchronize()
+print("ready", flush=True)
+end = time.monotonic() + 300
+while time.monotonic() < end:
+    for _ in range(10):
+        a @ a
+    torch.cuda.synchronize()
+"""
+
+
+@contextlib.contextmanager
+def on_processors(count: int) -> Iterator[list[int]]:
+    """The numbers of so many processes that spin, which are nobody's children: their shell has ended."""
+    script = 'n=$1; shift; while [ $n -gt 0 ]; do "$@" >/dev/null 2>&1 & echo $!; n=$((n - 1)); done'
+    started = subprocess.run(["sh", "-c", script, "sh", str(count), *SPIN], capture_output=True, text=True, check=True)
+    processes = list(map(int, started.stdout.split()))
+    try:
+        yield processes
+    finally:
+        for pid in processes:
+            with contextlib.suppress(ProcessLookupError):  # The test may have ended it.
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def on_gpu() -> Iterator[None]:
+    """A process that multiplies matrices on the GPU without a pause, and has begun."""
+    with subprocess.Popen([sys.executable, "-c", _SPIN_ON_GPU], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield
+        finally:
+            process.kill()
