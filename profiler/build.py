@@ -23,11 +23,11 @@ from engines.catalog import ENGINES, PRECISIONS, Engine, TrtOptions, foreign_cap
 from engines.requirements import explain, missing
 from engines.tensorrt_engines.build import (
     ALL_TARGETS,
-    BuildRequest,
     Built,
     batch_shapes,
     build_engine,
     built_for,
+    request_of,
     targets,
 )
 from exporters.cache import Cache, default_root
@@ -223,14 +223,9 @@ def build_one(task: BuildTask, report: Report) -> Built:
     fixed = fixed_batch(specs)
     if fixed is not None and batches != (fixed,) * 3:
         raise Unsupported(f"{task.case.model} has a fixed batch of {fixed}: use --batch {fixed}")
-    request = BuildRequest(
-        onnx=task.onnx,
-        precision=task.case.precision,
-        shapes=batch_shapes(specs, batches),
-        optimization_level=None if options.optimization_level < 0 else options.optimization_level,
-        workspace_mib=options.workspace_mib or None,
-        **({"target": task.target} if task.target else built_for(module, *current_gpu())),
-    )
+    device = {"target": task.target} if task.target else built_for(module, *current_gpu())
+    shapes = batch_shapes(specs, batches)
+    request = request_of(task.onnx, task.case.precision, shapes, options, device)
     report(Entered(Phase.BUILD))
     return build_engine(module, request, Cache(), lambda text: report(Progress(text)), options.rebuild)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.base import Unsupported, Warning
+from engines.catalog import TrtOptions
 from engines.tensorrt_engines.build_monitor import check, logger_of, new_monitor, reasons, watch_memory
 from engines.tensorrt_engines.timing_cache import attach_timings, keep_timings
 from exporters.cache import Cache, file_sha256
@@ -70,6 +71,25 @@ def batch_shapes(specs: Sequence[TensorSpec], batches: tuple[int, int, int]) -> 
     """Every input's shape at the least, the most likely and the largest batch."""
     least, likely, largest = batches
     return {spec.name: (spec.at(least), spec.at(likely), spec.at(largest)) for spec in specs}
+
+
+def request_of(
+    onnx: Path,
+    precision: str,
+    shapes: Mapping[str, tuple[Shape, Shape, Shape]],
+    options: TrtOptions,
+    device: Mapping[str, str],
+) -> BuildRequest:
+    """What an engine's options ask for; `device` is `built_for`'s, or a target. It is the same one ahead of time."""
+    level = options.optimization_level
+    return BuildRequest(
+        onnx=onnx,
+        precision=precision,
+        shapes=shapes,
+        optimization_level=None if level < 0 else level,
+        workspace_mib=options.workspace_mib or None,
+        **device,
+    )
 
 
 def built_for(library: Any, gpu: str, capability: str) -> dict[str, str]:

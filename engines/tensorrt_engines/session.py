@@ -22,7 +22,15 @@ from engines.catalog import ENGINES, TrtOptions
 from engines.cuda_graph import capture
 from engines.requirements import explain, missing
 from engines.tensorrt_engines.buffers import Buffer, Buffers
-from engines.tensorrt_engines.build import BuildRequest, Built, batch_shapes, build_engine, built_for, targets
+from engines.tensorrt_engines.build import (
+    BuildRequest,
+    Built,
+    batch_shapes,
+    build_engine,
+    built_for,
+    request_of,
+    targets,
+)
 from engines.tensorrt_engines.build_monitor import logger_of, reasons
 from engines.tensorrt_engines.inspector import EngineLayer, read_layers, summarize
 from exporters.cache import Cache
@@ -305,15 +313,9 @@ def _request(library: Any, job: Job[TrtOptions]) -> BuildRequest:
     """What to build for the current GPU. Raises Unsupported where the library does not know it."""
     gpu, capability = current_gpu()
     _check_capability(library, job.engine, gpu, capability)
-    specs, level = graph_specs(job.source, job.graph), job.options.optimization_level
-    return BuildRequest(
-        onnx=job.graph,
-        precision=job.precision,
-        shapes=batch_shapes(specs, _batches(job, specs)),
-        optimization_level=None if level < 0 else level,
-        workspace_mib=job.options.workspace_mib or None,
-        **built_for(library, gpu, capability),
-    )
+    specs = graph_specs(job.source, job.graph)
+    shapes = batch_shapes(specs, _batches(job, specs))
+    return request_of(job.graph, job.precision, shapes, job.options, built_for(library, gpu, capability))
 
 
 def _batches(job: Job[TrtOptions], specs: Sequence[TensorSpec]) -> tuple[int, int, int]:
