@@ -30,8 +30,10 @@ from profiler.processes.process import Call, run_one
 from profiler.recommend.artifact_papers import write_papers
 from profiler.recommend.candidates import Candidate
 from profiler.results.reading import Run
+from profiler.results.run_folder import RunFolder
 from profiler.run.prepare import failure, prepare_graphs
 from profiler.run.progress import open_display
+from profiler.run.resume import check_models
 from profiler.worker.task import graph_of
 
 
@@ -53,7 +55,8 @@ def check_folder(folder: Path) -> None:
 def export(candidate: Candidate, run: Run, folder: Path, console: Console) -> None:
     """Write the artifact into `folder`, whole or not at all.
 
-    Raises ConfigError where the run or this machine lacks what it takes, NotExported where making it fails.
+    Raises ConfigError where the run or this machine lacks what it takes and where the model has changed since it was
+    measured, NotExported where making it fails.
     """
     case, folders = _case(candidate, run)
     scratch = folder.resolve().with_name(f".{folder.resolve().name}.{os.getpid()}.tmp")
@@ -129,6 +132,8 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
     task = _build_task(case, run) if engine.builds else None
     onnx = built = None
     with libraries(), open_display(console) as display:
+        why = "what would be exported is not what was measured"
+        check_models(RunFolder(Path(run.address)), {case.model: case.source}, folders, Budget(), logs, "--export", why)
         if engine.needs == "onnx":
             prepared = prepare_graphs([case], Budget(), logs, folders, display.preparing)[case.model]
             if why_not := failure(case, prepared):

@@ -38,7 +38,7 @@ from profiler.results.wall_time import describe as describe_time
 from profiler.run.largest_batch import probes_among, searched
 from profiler.run.prepare import cache_limit
 from profiler.run.progress import open_display
-from profiler.run.resume import check_machine, check_models
+from profiler.run.resume import check_machine, check_measured_models
 from profiler.run.runner import Runner, is_done
 from profiler.run.summary import print_results
 from profiler.tables.numbers import counted, duration, whole
@@ -130,7 +130,7 @@ def _open_run(
         run = RunFolder.resume(options.resume)
         before = run.read_environment()
         check_machine(options.resume, before, environment)
-        check_models(run, options.resume, config, cases)
+        check_measured_models(run, options.resume, config, cases)
         kept = ("roofs", "measured_roofs", "wall_seconds")
         environment |= {key: before[key] for key in kept if before.get(key)}
         if not all(result.environment for result in run.results().values()):

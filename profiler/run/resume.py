@@ -1,4 +1,4 @@
-"""Refuse to resume a run on another machine, or with models that have changed since they were measured."""
+"""Refuse to resume a run on another machine, and to go on with a model that has changed since it was measured."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from engines.catalog import ENGINES
-from exporters.source import Identity
+from exporters.source import Identity, ModelSource
 from profiler.errors import ConfigError
-from profiler.job.case import Case
+from profiler.job.case import Budget, Case
 from profiler.job.config import Config
 from profiler.results.run_folder import RunFolder
 from profiler.run.prepare import identities
@@ -42,22 +42,37 @@ def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
     return common | {key: known[key] for key in keys if known.get(key) is not None}
 
 
-def check_models(run: RunFolder, folder: Path, config: Config, cases: Sequence[Case]) -> None:
+def check_measured_models(run: RunFolder, folder: Path, config: Config, cases: Sequence[Case]) -> None:
     """Raises ConfigError where a model that the run has measured is another one now.
 
     A model without a measured row may have changed: that is how one is mended that failed.
     """
     measured = {case_id.model for case_id, result in run.results().items() if result.status == "ok"}
-    sources = {case.model: case.source for case in cases if case.unsupported is None}
-    recorded = {name: model for name, model in run.read_models().items() if name in measured and name in sources}
-    here = {name: sources[name] for name in recorded}
-    now = identities(here, config.budget, run.logs, tuple(map(str, config.import_from)))
+    sources = {case.model: case.source for case in cases if case.unsupported is None and case.model in measured}
+    why, path = "figures of two networks cannot be mixed in one table", tuple(map(str, config.import_from))
+    check_models(run, sources, path, config.budget, run.logs, f"--resume {folder}", why)
+
+
+def check_models(
+    run: RunFolder,
+    sources: Mapping[str, ModelSource],
+    path: tuple[str, ...],
+    budget: Budget,
+    logs: Path,
+    option: str,
+    why: str,
+) -> None:
+    """Raises ConfigError where one of these models, by name, is not what the run's models.json says of it.
+
+    Their factories are found in `path`. `option` is what the user asked for, and `why` another network forbids it.
+    """
+    recorded = {name: model for name, model in run.read_models().items() if name in sources}
+    now = identities({name: sources[name] for name in recorded}, budget, logs, path)
     for name, model in recorded.items():
         found = now[name]
         changes = model.identity.changes(found) if isinstance(found, Identity) else [f"it cannot be had: {found}"]
         if changes:
             raise ConfigError(
-                f"--resume {folder}: model {name!r} has changed since the run measured it ({model.since}): "
-                f"{', '.join(changes)}; figures of two networks cannot be mixed in one table: start a new run, or "
-                "restore the model as it was"
+                f"{option}: model {name!r} has changed since the run measured it ({model.since}): "
+                f"{', '.join(changes)}; {why}: start a new run, or restore the model as it was"
             )

@@ -149,6 +149,18 @@ def test_a_run_of_another_network_is_not_resumed(begun: Path, place: Path, resum
     assert files_of(place / "run") == before, "and nothing has been written"
 
 
+@pytest.mark.parametrize("what", ["a helper", "weights", "a graph"])
+def test_another_network_than_was_measured_is_not_exported(
+    begun: Path, place: Path, profiler: Profiler, what: str
+) -> None:
+    model, change, words = CHANGES[what]
+    change(begun)
+    arguments = "recommend", str(place / "run"), "--model", model, "--export", str(place / "out")
+    done = profiler(*arguments, cwd=begun, PROFILER_CACHE=str(begun / "cache"))
+    assert_refused(done, f"--export: model '{model}' has changed since the run measured it (", words)
+    assert not (place / "out").exists()
+
+
 MACHINES = {"gpu": "Some GPU", "cpu": "Some Processor", "cpu_cores": 1000, "torch_threads": 1000, "device": "cuda"}
 
 
