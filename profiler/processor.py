@@ -1,12 +1,14 @@
 """Read how busy this machine's processors are, and how much of that is our own work; Linux only, blank elsewhere.
 
 Two readings tell what others took in between: `read().since(before)`. It serves the process that measures, whose own
-work is what it measures, and the parent, which waits and asks whether the machine is quiet.
+work is what it measures, and the parent, which waits and asks whether the machine is quiet. For both,
+all processes of the run are our own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import time
 from collections.abc import Mapping
@@ -56,7 +58,7 @@ class Reading:
     processors: Mapping[int, _Processor]
     """By number, those that any thread of this process may run on."""
     own: float
-    """Processor time of this process and its descendants, whether they live or have ended."""
+    """Processor time of the run's processes, whether they live or have ended: this one, its parent, all descendants."""
     waited: Mapping[int, float]
     """By thread of this process how long it waited for a processor."""
     switches: int | None
@@ -98,7 +100,7 @@ def read(proc: Path = PROC) -> Reading:
     seconds = time.monotonic()
     processors = _processors(proc)
     cpu_s, switches = _usage()
-    own = cpu_s + sum(_cpu_seconds(proc / str(pid)) for pid in _descendants(proc, "self"))
+    own = cpu_s + sum(_cpu_seconds(proc / str(pid)) for pid in _family(proc))
     return Reading(seconds, processors, own, _waited(proc), switches, _stalled(proc))
 
 
@@ -134,6 +136,14 @@ def _usage() -> tuple[float, int | None]:
         return time.process_time(), None
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages), usages[0].ru_nivcsw
+
+
+def _family(proc: Path) -> set[int]:
+    """The other processes of this run that live: this one's descendants, its parent and what that has started."""
+    found = {*_descendants(proc, "self")}
+    if (parent := multiprocessing.parent_process()) and parent.pid:
+        found |= {parent.pid, *_descendants(proc, parent.pid)}
+    return found - {os.getpid()}
 
 
 def _descendants(proc: Path, pid: int | str) -> list[int]:

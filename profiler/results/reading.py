@@ -122,7 +122,8 @@ def with_all_columns(results: Frame) -> Frame:
     """The rows with exactly the columns of this version; those that they lack are null.
 
     Rows older than the columns `setting`, `role` and `is_base` get them from `extra`, variant and precision; those
-    older than `calibrated` from the warning that comes with a proof.
+    older than `calibrated` from the warning that comes with a proof. A share of the peak above 1 is left out: it was
+    recorded before what rows reach raised a roof, and either is wrong.
     """
     setting, role = pl.col("extra").fill_null(""), pl.lit(Role.CELL)
     for marked, mark in MARKS.items():
@@ -134,10 +135,12 @@ def with_all_columns(results: Frame) -> Frame:
     kinds = pl.col("warnings").list.eval(kind_of_warning(pl.element()))
     is_proved = (pl.col("precision") == "int8") & pl.col("proof").is_not_null()
     calibrated = pl.when(is_proved).then(~kinds.list.contains("calibration"))
+    share = pl.col("fraction_of_peak")
     known = _in_form(results, RESULTS).with_columns(
         setting=pl.coalesce("setting", setting),
         role=pl.coalesce("role", role),
         calibrated=pl.coalesce("calibrated", calibrated),
+        fraction_of_peak=pl.when(share <= 1).then(share),
     )
     return known.with_columns(is_base=pl.coalesce("is_base", is_base))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,21 @@ def test_without_proc_and_affinity_there_are_readings_without_figures(
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     load = read(tmp_path / "none").since(read(tmp_path / "none"))
     assert load == Load(load.seconds, switches=load.switches)
+
+
+def test_all_processes_of_the_run_are_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent, 70, has started this one by the forkserver, 71, and 72, which reads the GPU's sensors."""
+    this = os.getpid()
+    tree = {70: (0.25, [71]), 71: (0.5, [72, this]), 72: (1.0, []), 73: (50.0, []), this: (100.0, [])}
+    for pid, (seconds, children) in tree.items():
+        task = tmp_path / str(pid) / "task" / str(pid)
+        task.mkdir(parents=True)
+        (task / "children").write_text(" ".join(map(str, children)))
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b) S 1 1 1 0 -1 0 0 0 0 0 {seconds / TICK_S:.0f} 0 0 0 20")
+    monkeypatch.setattr(processor, "_usage", lambda: (2.0, None))
+    assert read(tmp_path).own == 2.0
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: types.SimpleNamespace(pid=70))
+    assert read(tmp_path).own == pytest.approx(2.0 + 0.25 + 0.5 + 1.0)
 
 
 @linux

@@ -356,3 +356,10 @@ def test_an_older_int8_row_tells_by_its_warnings_on_what_it_was_calibrated() -> 
     assert with_all_columns(pl.DataFrame(rows, schema=RESULTS))["calibrated"].to_list() == list(old.values())
     now = [{"precision": "int8", "proof": "{}", "warnings": [seeded], "calibrated": known} for known in (True, False)]
     assert with_all_columns(pl.DataFrame(now, schema=RESULTS))["calibrated"].to_list() == [True, False]
+
+
+def test_a_share_above_the_peak_that_an_older_run_recorded_is_left_out(tmp_path: Path) -> None:
+    for name, share in {"above": 2.46, "at": 1.0, "below": 0.8}.items():
+        write_run(tmp_path / name, fraction_of_peak=share)
+    rows = read_runs([f"{tmp_path}/*"]).results.collect()
+    assert dict(rows.select("run_id", "fraction_of_peak").iter_rows()) == {"above": None, "at": 1.0, "below": 0.8}
