@@ -33,7 +33,7 @@ from profiler.results.problems import not_measured, warned
 from profiler.results.reading import with_all_columns
 from profiler.results.speedups import CONFIGURATION
 from profiler.results.wall_time import describe
-from profiler.results.warning_kinds import KINDS
+from profiler.results.warning_kinds import KINDS, without_factor
 from profiler.stats.ratios import Verdict, label, legend
 from profiler.tables import numbers
 
@@ -250,6 +250,8 @@ def _spread(line: Line) -> str:
 
 
 def _speedup(line: Line) -> str:
+    if line["disturbed"]:
+        return "disturbed" if without_factor(line["warnings"]) else "base disturbed"
     low, high = line["speedup_low"], line["speedup_high"]
     return _figure(line["speedup"]) + (f" ({_figure(low)}–{_figure(high)})" if low is not None else "")
 
@@ -262,7 +264,8 @@ def _verdict(line: Line, clock: str) -> str:
     """Only of lines on this headline clock; on a GPU with the ratio that it judges."""
     verdict = label(line["verdict"])
     ratio = f"{_figure(line['device_speedup'])} " if clock == "event" else ""
-    return f"{ratio}{verdict}" if verdict and line["clock"] == clock else ""
+    known = verdict and line["clock"] == clock and not line["disturbed"]
+    return f"{ratio}{verdict}" if known else ""
 
 
 def _split(line: Line) -> str:

@@ -35,8 +35,9 @@ class Regression:
 
     `slower`: the whole interval between processes lies beyond the limit, on the clock that is judged. `broken`: the
     base ran the cell, and it failed on the side. `perhaps`: the ratio lies beyond the limit, and that is not proven:
-    there are not three processes a side, or their interval reaches back over the limit. `lost`: the base ran the cell,
-    and the side lacks it or calls it unsupported. `unknown`: there is no interval, and the ratio is within the limit.
+    there are not three processes a side, their interval reaches back over the limit, or other work disturbed either.
+    `lost`: the base ran the cell, and the side lacks it or calls it unsupported. `unknown`: there is no interval, and
+    the ratio is within the limit.
     """
 
     limit: float
@@ -69,7 +70,7 @@ class Regression:
             lines += _listed(self.broken, top, lambda row: f"{row['side_status']}, {row['side_reason']}")
         if self.perhaps.height:
             lines.append(f"{counted(self.perhaps.height, 'cell')} may be slower by more, which is not proven:")
-            lines += _listed(self.perhaps, top, lambda row: f"{_how_much(row)}; {_what_settles(row)}")
+            lines += _listed(self.perhaps, top, _why_perhaps)
         if self.lost.height:
             lines.append(
                 f"{counted(self.lost.height, 'cell')} that the base ran cannot be compared; "
@@ -90,7 +91,7 @@ def find_regressions(cells: pl.DataFrame, limit: float) -> Regression:
     beyond = 1 / (1 + limit)
     compared = worst.drop_nulls("ratio")
     ran = worst.filter(base_status="ok")
-    proven = (pl.col("interval").eq(BETWEEN) & (high < beyond)).fill_null(value=False)
+    proven = (pl.col("interval").eq(BETWEEN) & (high < beyond)).fill_null(value=False) & pl.col("disturbed").is_null()
     found = Regression(
         limit,
         slower=compared.filter(proven),
@@ -136,6 +137,13 @@ def _how_much(row: Row) -> str:
     clock = _CLOCKS[row["judged_on"]] if on_device else "latency"
     kind = "within process" if within else f"between processes, on {clock}"
     return f"{slower} ({' to '.join(ends)}, {kind})"
+
+
+def _why_perhaps(row: Row) -> str:
+    """How much, and what would prove it; of a disturbed cell no factor."""
+    if row["disturbed"]:
+        return f"disturbed on either side ({row['disturbed']}), so no factor; measure it again"
+    return f"{_how_much(row)}; {_what_settles(row)}"
 
 
 def _what_settles(row: Row) -> str:

@@ -29,6 +29,8 @@ _DIFFERS = {
     "model": "the models of one name differ in FLOPs",
 }
 """By a word of the column `differs`, what makes cells of one name not the same."""
+_FACTORS = [f"{clock}ratio{end}" for clock in ("", "device_") for end in ("", "_low", "_high")] + ["verdict"]
+"""What a table leaves out where either side of a cell was disturbed."""
 _FOUR_DIGITS = each(lambda ms: significant(ms, 4))
 
 
@@ -161,8 +163,9 @@ def _counts(total: Total) -> str:
 
 
 def _cells(comparison: Comparison, side: str, top: int) -> Section:
-    """A table a pass; the slowest and the fastest, where there are more than `top`."""
+    """A table a pass; the slowest and the fastest, where there are more than `top`. Disturbed cells have no ratio."""
     compared = comparison.cells.filter(side=side).drop_nulls("ratio")
+    certain = [pl.when(pl.col("disturbed").is_null()).then(name).alias(name) for name in _FACTORS]
     tables = []
     for (pass_,), part in compared.group_by("pass", maintain_order=True):
         title = ", ".join(filter(None, [f"{side} against {comparison.base}", pass_]))
@@ -170,7 +173,7 @@ def _cells(comparison: Comparison, side: str, top: int) -> Section:
             title += f": of {numbers.count(part.height)} cells the {top} that changed most"
             part = part.sort("ratio", maintain_order=True)
             part = pl.concat([part.head(top - top // 2), part.tail(top // 2)])
-        tables.append(_table(title, part))
+        tables.append(_table(title, part.with_columns(certain)))
     return Section("", (), tables)
 
 
@@ -204,6 +207,7 @@ def _table(title: str, cells: pl.DataFrame) -> Table:
         verdict(),
         figure("Memory ratio", "memory_ratio", numbers.aligned(most=2), expendable=4),
         words("Differs", "differs"),
+        words("Disturbed", "disturbed"),
     ]
     return Table("", title, cells, fields)
 

@@ -6,6 +6,7 @@ pass, worded like the source's: "Across all models, the Quadro P5000 is 2.2x to 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,7 @@ from profiler.published.studies import STUDIES
 from profiler.results.sentences import sweep_sentences
 from profiler.results.speedups import geometric_mean
 from profiler.tables import numbers
-from profiler.tables.numbers import decimals
+from profiler.tables.numbers import decimals, listed
 
 EQUAL = 0.05
 """Two whose ratio stays within this of 1 on every network are called equal."""
@@ -46,7 +47,8 @@ class Comparison:
     """`slower`'s times over `faster`'s: least and greatest over the `networks` that both ran, of which there are `of`.
 
     `faster` is the one with the lower geometric mean of its times. `machine` is named where both ran on it, `ours` says
-    whether either is one of ours.
+    whether either is one of ours. Networks on which either was `disturbed` do not count; where none is left, `low` and
+    `high` are no numbers, and the two in no order.
     """
 
     faster: str
@@ -56,6 +58,7 @@ class Comparison:
     networks: tuple[str, ...]
     of: int
     ours: bool = False
+    disturbed: tuple[str, ...] = ()
     subject: Subject = MODELS
     machine: str = ""
     article: str = "the "
@@ -69,6 +72,9 @@ class Comparison:
 
     def sentence(self, bold: str = "**") -> str:
         """In Markdown, or with another mark around what is bold."""
+        if not self.networks:
+            who = f"between {self.faster} and {self.slower}"
+            return f"No factor {who}{self._setting}: {listed(self.disturbed)} {self._were} disturbed."
         ends = dict.fromkeys(numbers.times(end, sign="x") for end in (self.low, self.high))
         ratio = f"{bold}{' to '.join(ends)}{bold}"
         where = self._where()
@@ -78,45 +84,65 @@ class Comparison:
             return f"{where}, {bold}{self.faster} == {self.slower}{bold}: within 5 % of each other."
         return f"{where}, {self.article}{self.faster} is {ratio} as fast as {self.slower}: neither is faster on all."
 
+    @property
+    def _were(self) -> str:
+        return "was" if len(self.disturbed) == 1 else "were"
+
+    @property
+    def _setting(self) -> str:
+        on = f" on the {self.machine}" if self.machine else ""
+        return f"{on}{f', {self.subject.manner}' if self.subject.manner else ''}"
+
     def _where(self) -> str:
-        noun = self.subject.noun
-        if len(self.networks) == self.of:
+        noun, both = self.subject.noun, len(self.networks) + len(self.disturbed)
+        if both == self.of:
             over = f"Across all {noun}"
-        elif len(self.networks) == 1:
+        elif both == 1:
             over = f"On {self.networks[0]} only"
         else:
-            over = f"Across the {len(self.networks)} {noun} that both ran"
-        on = f" on the {self.machine}" if self.machine else ""
-        return f"{over}{on}{f', {self.subject.manner}' if self.subject.manner else ''}"
+            over = f"Across the {both} {noun} that both ran"
+        but = f" but {listed(self.disturbed)}, which {self._were} disturbed" if self.disturbed else ""
+        return f"{over}{but}{self._setting}"
 
 
 def compare(times: pl.DataFrame, name: str, also: Sequence[str] = ()) -> list[Comparison]:
     """Every two values of the column `name`, compared over the networks that both have; the clearest first.
 
-    `times` has `network`, `published_network`, `ms` (for one image), `ours` and `of`, how many networks there are;
-    `also` are columns that must agree, such as the machine where libraries are compared. Of several times of one value
-    for a network the lowest counts.
+    `times` has `network`, `published_network`, `ms` (for one image), `ours`, `of`, how many networks there are, and
+    `disturbed`, the kinds of warnings with which no factor counts; `also` are columns that must agree, such as the
+    machine where libraries are compared. Of several times of one value for a network the lowest undisturbed one counts.
     """
     keys = [name, "network", *also]
-    figures = [pl.col("ms").min(), pl.col("ours").any(), pl.col("published_network").first()]
+    calm = pl.col("disturbed").is_null()
+    figures = [
+        pl.coalesce(pl.col("ms").filter(calm).min(), pl.col("ms").min()),
+        pl.col("ours").any(),
+        pl.col("published_network").first(),
+        calm.any().alias("calm"),
+    ]
     rows = times.drop_nulls("ms").group_by(keys, maintain_order=True).agg(figures)
     places = {value: place for place, value in enumerate(rows[name].unique(maintain_order=True))}
     rows = rows.with_columns(place=pl.col(name).replace_strict(places, return_dtype=pl.Int64))
     pairs = rows.join(rows, on=["network", *also], suffix="_2").filter(pl.col("place") < pl.col("place_2"))
-    ratio = pl.col("ms_2") / pl.col("ms")
+    calm, network = pl.col("calm") & pl.col("calm_2"), pl.col("published_network")
+    ratio = (pl.col("ms_2") / pl.col("ms")).filter(calm)
     ranges = pairs.group_by(name, f"{name}_2", maintain_order=True).agg(
         mean=geometric_mean(ratio).log(),
         low=ratio.min(),
         high=ratio.max(),
-        networks=pl.col("published_network").unique(maintain_order=True),
+        networks=network.filter(calm).unique(maintain_order=True),
+        disturbed=network.filter(~calm).unique(maintain_order=True),
         ours=(pl.col("ours") | pl.col("ours_2")).any(),
     )
-    ranges = ranges.sort(pl.col("mean").abs(), descending=True, maintain_order=True)
+    ranges = ranges.with_columns(pl.col("mean", "low", "high").fill_null(math.nan))
+    ranges = ranges.sort(pl.col("mean").abs().fill_nan(-1.0), descending=True, maintain_order=True)
     found = []
-    for first, second, mean, low, high, networks, ours in ranges.iter_rows():
+    for first, second, mean, low, high, networks, disturbed, ours in ranges.iter_rows():
         if mean < 0:
             first, second, low, high = second, first, 1 / high, 1 / low
-        found.append(Comparison(first, second, low, high, tuple(networks), times["of"][0], ours))
+        # Of a pair on several machines a network may be undisturbed on another one.
+        lost = tuple(one for one in disturbed if one not in networks)
+        found.append(Comparison(first, second, low, high, tuple(networks), times["of"][0], ours, lost))
     return found
 
 

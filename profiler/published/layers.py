@@ -6,7 +6,7 @@ import polars as pl
 
 from exporters.single_layers import LAYERS as SHAPES
 from profiler.published import references, setups
-from profiler.published.printed import Printed, joined_notes, label, milliseconds, per_image
+from profiler.published.printed import NOTES, Printed, joined_notes, label, milliseconds, per_image
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.tables.numbers import whole
 from profiler.tables.table import Field, figure
@@ -28,6 +28,8 @@ _TABLES = {
 _SUMS = {"total_ms": "Total (ms)", "forward_ms": "forward (ms)", "backward_ms": "backward (ms)"}
 _SETUP = ["setup", "machine", "library", "implementation", "batch_size"]
 _LABELS = [label("machine", "GPU"), label("library", "Library"), label("implementation", "Class/Function")]
+_DISTURBED = pl.format("{}: {}", "layer", "disturbed")
+"""A row's note that other work disturbed it; null where none did."""
 _CLOCK = (
     "Own times are the device's, without gaps between launches, where those could be kept out; engines that run"
     ' only inference have a forward time. "best of ours" takes the fastest variant for each layer and pass, at one'
@@ -68,7 +70,7 @@ def layer_times(results: pl.DataFrame) -> pl.DataFrame:
     )
     rows = pl.concat([published, _own(results)], how="diagonal_relaxed")
     rows = rows.with_columns(network="layer", published_network="layer", ms=pl.col("total_ms") / pl.col("batch_size"))
-    return rows.select(*columns, "ms", "ours", "plain")
+    return rows.select(*columns, "ms", "ours", "plain", "disturbed")
 
 
 def _own(results: pl.DataFrame) -> pl.DataFrame:
@@ -99,7 +101,8 @@ def _own(results: pl.DataFrame) -> pl.DataFrame:
 def _sums(mine: pl.DataFrame) -> Printed:
     """Total, forward and backward of the five layers together."""
     sums_of_all = [pl.when(pl.col(c).count() == len(LAYERS)).then(pl.col(c).sum()).alias(c) for c in _SUMS]
-    sums = mine.group_by(*_SETUP, "ours", maintain_order=True).agg(sums_of_all)
+    noted = mine.with_columns(_DISTURBED.alias(note) for note in NOTES)
+    sums = noted.group_by(*_SETUP, "ours", maintain_order=True).agg(*sums_of_all, *joined_notes())
     sums = sums.filter(pl.any_horizontal(pl.col(list(_SUMS)).is_not_null()))
     published = references.layer_summary().with_columns(ours=pl.lit(False))
     frame = setups.ranked(pl.concat([published, sums], how="diagonal_relaxed"), "total_ms")
@@ -109,12 +112,11 @@ def _sums(mine: pl.DataFrame) -> Printed:
 
 def _breakdown(mine: pl.DataFrame) -> Printed:
     """Every pass with a column a layer; what failed is blank, and the note says why."""
-    long = mine.rename(_TABLES).unpivot(
-        list(_SECTIONS), index=[*_SETUP, "ours", "layer", "status", "reason"], variable_name="table", value_name="ms"
-    )
+    about = [*_SETUP, "ours", "layer", "status", "reason", "disturbed"]
+    long = mine.rename(_TABLES).unpivot(list(_SECTIONS), index=about, variable_name="table", value_name="ms")
     failed, why = pl.when(pl.col("ms").is_null()), pl.format("{}: {}", "layer", "reason")
-    brief = pl.when(status="oom").then(why).otherwise("layer")
-    long = long.with_columns(note=failed.then(why), brief=failed.then(brief))
+    texts = zip(NOTES, (why, pl.when(status="oom").then(why).otherwise("layer")), strict=True)
+    long = long.with_columns(failed.then(text).otherwise(_DISTURBED).alias(note) for note, text in texts)
     keys = ["table", *_SETUP, "ours"]
     wide = long.pivot("layer", index=keys, values="ms", maintain_order=True, aggregate_function="first")
     wide = wide.with_columns(pl.lit(None, pl.Float64).alias(layer) for layer in LAYERS if layer not in wide.columns)

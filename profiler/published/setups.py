@@ -16,11 +16,11 @@ from engines.catalog import known
 from profiler.job.case import Role
 from profiler.published import references
 from profiler.published.studies import STUDIES
-from profiler.results.replicates import OUT_OF_MEMORY, merge, why_not, without_probes
+from profiler.results.replicates import OUT_OF_MEMORY, disturbed, merge, why_not, without_probes
 
 _FIGURES = [
     *("latency_ms", "forward_ms", "backward_ms", "throughput", "usd_per_million_items", "items_per_usd"),
-    *("status", "reason"),
+    *("status", "reason", "warnings"),
 ]
 _KEYS = [
     *("model", "model_kind", "pass", "batch_size", "device", "machine", "cloud", "instance", "usd_per_hour"),
@@ -30,6 +30,8 @@ _KEYS = [
 
 def times(results: pl.DataFrame) -> pl.DataFrame:
     """One row a cell of the matrix: keys, medians over its replicates, and in `note` and `brief` why it has no figures.
+
+    `disturbed` has the kinds of its warnings with which no factor counts, which are in the notes, too.
 
     `library` names the `software` (runtime, version, variant and precision) with its `ending`, such as ", cuDNN 9.19";
     `runtime` is the software without the variant. `plain` marks what the others are held against, `swept` the rows of
@@ -51,9 +53,14 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
     brief = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(pl.col("status") != "ok").then("status")
     library = pl.format("{}{}", "software", "ending")
     cells = merge(labelled, _KEYS, _FIGURES).with_columns(
-        library=library, runtime=pl.format("{}{}", "runtime", "ending"), note=why_not(), brief=brief
+        library=library,
+        runtime=pl.format("{}{}", "runtime", "ending"),
+        note=why_not(),
+        brief=brief,
+        disturbed=disturbed(pl.col("warnings")),
     )
-    return cells.with_columns(setup=pl.format("{} with {}", "machine", "library"))
+    notes = [pl.coalesce(note, "disturbed") for note in ("note", "brief")]
+    return cells.drop("warnings").with_columns(*notes, setup=pl.format("{} with {}", "machine", "library"))
 
 
 def network_times(name: str, own: pl.DataFrame) -> pl.DataFrame:
@@ -92,6 +99,7 @@ def published_times(name: str) -> pl.DataFrame:
         ending=pl.lit(""),
         ours=pl.lit(False),
         plain=pl.lit(False),
+        disturbed=pl.lit(None, pl.String),
     )
 
 

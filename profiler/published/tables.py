@@ -97,10 +97,16 @@ def minibatch_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Print
     """A section a network, a row a setup and pass, a column a batch size: milliseconds per sample."""
     swept = _of_both_passes(name, own).filter("swept")
     keys = ["published_network", "machine", "library", "section", "ours"]
+    noted = swept.drop_nulls("note").sort("batch_size", maintain_order=True)
+    size, listed = pl.col("batch_size"), pl.col("batch_size").cast(pl.String).str.join(", ")
+    # What failed at a size is not repeated for larger ones.
+    sizes = pl.when(pl.col("per_item_ms").is_null().all()).then(size.min().cast(pl.String)).otherwise(listed)
     notes = (
-        swept.drop_nulls("note")
+        noted.group_by(*keys, *NOTES, maintain_order=True)
+        .agg(at=sizes)
+        .with_columns(pl.format("{} at {}", note, "at").alias(note) for note in NOTES)
         .group_by(keys)
-        .agg(pl.format("{} at {}", pl.col(note).first(), pl.col("batch_size").min()).alias(note) for note in NOTES)
+        .agg(*joined_notes())
     )
     by_size = swept.sort("batch_size", maintain_order=True).with_columns(pl.col("batch_size").cast(pl.String))
     # Of runs that differ only in the machine's price, the faster.

@@ -12,6 +12,7 @@ from profiler.recommend.reasons import (
     UNCALIBRATED,
     WORSE,
     amount,
+    doubt,
     limit_text,
     mostly_built,
     needs_more,
@@ -79,7 +80,7 @@ def make_answer(found: Recommendation, command: str) -> Answer:
     figures = [loser.candidate.figures.get(request.figure) for loser in measured]
     return Answer(
         title=f"{what}: {_AIMS[request.objective]}{f' with {limits}' if limits else ''}",
-        headline=f"Deploy {choice.name}" if choice else _nothing(found),
+        headline=_headline(choice) if choice else _nothing(found),
         facts=_facts(choice, request.limits) if choice else [],
         sentences=_comparison(choice, found) if choice else _nearest(found),
         doubts=_doubts(choice, found) if choice else [],
@@ -91,6 +92,10 @@ def make_answer(found: Recommendation, command: str) -> Answer:
         sources=_sources(found),
         notes=_notes(found),
     )
+
+
+def _headline(choice: Candidate) -> str:
+    return f"Deploy {choice.name}{', which was disturbed' if choice.is_disturbed else ''}"
 
 
 def _nothing(found: Recommendation) -> str:
@@ -156,7 +161,7 @@ def _comparison(choice: Candidate, found: Recommendation) -> list[str]:
     relation = f"{verb} {worse(margin, than)}."
     if margin.tied:
         ratio = "" if margin.disturbed else f" (ratio {times(margin)})"
-        relation = f"is {margin.verdict}{ratio}, but {needs_more(other, choice)}."
+        relation = f"is {margin.verdict}{ratio}, but {needs_more(other, choice)}{doubt(margin)}."
     rivals = [loser.candidate for loser in found.losers if loser.why in ("worse", "unclear", "tied")]
     cheapest = min(rivals, key=lambda c: c.figures.get("set_up_s", float("inf")))
     pays_off = [_pays_off(choice, rival) for rival in ([other] if cheapest is other else [other, cheapest])]
@@ -184,6 +189,8 @@ def _certainty(choice: Candidate, other: Candidate, margin: Margin) -> str:
 
 def _pays_off(choice: Candidate, rival: Candidate) -> str:
     """After how many items it has made up for what it takes longer than the rival, once and at every start."""
+    if choice.is_disturbed or rival.is_disturbed:
+        return ""
     once, start = (break_even(choice, rival, part) for part in PARTS)
     if once is None or start is None:
         return ""

@@ -20,6 +20,8 @@ WORSE = {
     "cost": ("is", "more expensive"),
 }
 """By objective a sentence's verb, and what the worse one of two is so many times."""
+_NOT_TIMED = ("peak_memory_mib", "error")
+"""Figures that other work on the machine does not change."""
 
 
 UNCALIBRATED = "int8 without calibration data"
@@ -31,7 +33,9 @@ def reason(loser: Loser, found: Recommendation) -> str:
     if loser.why == "unmeasured":
         return f"not measured: {candidate.unmeasured[0]}"
     if loser.why == "unfit":
-        return "; ".join(_shortfall(candidate, shortfall) for shortfall in loser.shortfalls)
+        timed = any(shortfall.limit.figure not in _NOT_TIMED for shortfall in loser.shortfalls)
+        missed = "; ".join(_shortfall(candidate, shortfall) for shortfall in loser.shortfalls)
+        return missed + (_doubt(candidate) if timed else "")
     if loser.why == "unknown":
         return _unknown(candidate, found.request.figure)
     if loser.why == "uncalibrated":
@@ -40,7 +44,7 @@ def reason(loser: Loser, found: Recommendation) -> str:
     if loser.why == "tied":
         verdict = loser.margin.verdict
         same = verdict if verdict and verdict.ties else f"the same {FIGURES[found.request.figure].noun}"
-        return f"{same}, but {needs_more(candidate, found.choice)}"
+        return f"{same}, but {needs_more(candidate, found.choice)}{doubt(loser.margin)}"
     than = "" if found.best is found.choice else f" than {found.best.name}"
     return worse(loser.margin, WORSE[objective][1] + than)
 
@@ -48,11 +52,20 @@ def reason(loser: Loser, found: Recommendation) -> str:
 def worse(margin: Margin, words: str) -> str:
     """Like "1.402× slower (1.381–1.423)", with how sure that is; `words` are like "slower"."""
     if margin.disturbed:
-        who = " and ".join(disturbed(one.name, one.warnings) for one in margin.disturbed)
-        return f"{words}, nobody knows how many times: {who}"
+        return f"{words}, nobody knows how many times{doubt(margin, ': ')}"
     if margin.is_unclear:
         return f"{times(margin, f' {words}')}: unclear; {outlook(margin.replicates_to_settle)}"
     return f"{times(margin, f' {words}')}{', not certain' if margin.is_unsure else ''}"
+
+
+def doubt(margin: Margin, start: str = "; ") -> str:
+    """Which of the two was disturbed, after `start`; empty where neither was."""
+    who = " and ".join(disturbed(one.name, one.warnings) for one in margin.disturbed)
+    return start + who if who else ""
+
+
+def _doubt(candidate: Candidate) -> str:
+    return f"; {disturbed(candidate.name, candidate.warnings)}" if candidate.is_disturbed else ""
 
 
 def relaxation(relaxed: Relaxation, found: Recommendation) -> str:
@@ -70,7 +83,8 @@ def relaxation(relaxed: Relaxation, found: Recommendation) -> str:
     more = f"{numbers.significant(100 * by / limit.value, 2)} % {'less' if limit.figure in HIGHER else 'more'}"
     step = "lower" if limit.figure in HIGHER else "raise"
     option = setting(limit.figure, relaxed.value).replace(" ", " to ")
-    return f"{step} {option} to admit {candidate.name} ({amount(limit.figure, by)} or {more})"
+    doubted = "" if limit.figure in _NOT_TIMED else _doubt(candidate)
+    return f"{step} {option} to admit {candidate.name} ({amount(limit.figure, by)} or {more}){doubted}"
 
 
 def setting(figure: str, value: float) -> str:

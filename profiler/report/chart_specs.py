@@ -28,6 +28,8 @@ _DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [4, 2, 1, 2], [1, 3], 
 _INK, _MUTED = alt.value("var(--ink)"), alt.value("var(--muted)")
 _LINES = alt.NamedData("lines")
 _HEIGHT = 380
+STATES = ("undisturbed", "disturbed")
+"""What a row's `measured` says of its own warnings, and `compared` of its base's too."""
 Tip = tuple[str, str]
 """A field and its title."""
 
@@ -46,6 +48,8 @@ class Domains:
     parts: Sequence[str]
     items: float
     away: tuple[float, float]
+    disturbed: bool = False
+    """Whether any row was."""
 
 
 def overview(domains: Domains) -> Spec:
@@ -61,10 +65,10 @@ def overview(domains: Domains) -> Spec:
     )
     stem = fastest.mark_rule(strokeWidth=2).encode(x2=alt.X2("one:Q"))
     dot = fastest.mark_point(size=110).encode(shape=_precision(domains), tooltip=_tips())
-    return _finished(alt.layer(_unity(), stem, dot))
+    return _finished(alt.layer(_unity(), stem, _doubted(dot, domains, "compared")))
 
 
-def speedups() -> Spec:
+def speedups(domains: Domains) -> Spec:
     """Speed-ups with their intervals, step by step."""
     ends = {end: f"isValid(datum.speedup_{end}) ? datum.speedup_{end} : datum.speedup" for end in ("low", "high")}
     lines = alt.Chart(_LINES).encode(y=_names("configuration", "step", grid=True), yOffset=alt.YOffset("batch_size:N"))
@@ -76,7 +80,9 @@ def speedups() -> Spec:
         shape=alt.Shape("batch_size:N", title="Batch size"),
         tooltip=tips,
     )
-    return _finished(alt.layer(_unity(), span.encode(x=alt.X("low:Q"), x2="high:Q", color=_INK), dot))
+    return _finished(
+        alt.layer(_unity(), span.encode(x=alt.X("low:Q"), x2="high:Q", color=_INK), _doubted(dot, domains, "compared"))
+    )
 
 
 def over_batches(domains: Domains, field: str, title: str) -> Spec:
@@ -92,7 +98,7 @@ def over_batches(domains: Domains, field: str, title: str) -> Spec:
     dash = alt.StrokeDash("dash:N", scale=_dashes(domains), legend=None)
     drawn = lines.transform_calculate(dash="datum.precision").mark_line(strokeWidth=1.75).encode(strokeDash=dash)
     tips = _tips(("latency_ms", "Latency, ms"), ("item_ms", "Per item, ms"), ("throughput", "Items/s"))
-    dots = lines.mark_point(size=60).encode(shape=_precision(domains), tooltip=tips)
+    dots = _doubted(lines.mark_point(size=60).encode(shape=_precision(domains), tooltip=tips), domains)
     # Independent, since Vega-Lite gives up merging the layers' legends at the first that is none.
     return _finished(alt.layer(drawn, dots).resolve_legend(strokeDash="independent").properties(height=_HEIGHT))
 
@@ -108,11 +114,11 @@ def throughput(domains: Domains) -> Spec:
     path = front.mark_line(interpolate="step-after", strokeWidth=1.5, strokeDash=[4, 3])
     ring = front.mark_point(size=260, filled=False, strokeWidth=1.5, shape="circle")
     dots = lines.mark_point(size=80).encode(color=_engine(domains), shape=_precision(domains), tooltip=_tips())
-    return _finished(alt.layer(path, ring, dots).properties(height=_HEIGHT))
+    return _finished(alt.layer(path, ring, _doubted(dots, domains)).properties(height=_HEIGHT))
 
 
-def stacked(domains: Domains, every: Sequence[str], unit: str, title: str, total: str) -> Spec:
-    """The fields `every` of each configuration as one bar, the least `total` first."""
+def stacked(domains: Domains, every: Sequence[str], unit: str, title: str, total: str, timed: bool = False) -> Spec:
+    """The fields `every` of each configuration as one bar, the least `total` first; `timed`: by the case's clock."""
     parts = [part for part in every if part in domains.parts] or list(every)
     bars = (
         alt.Chart(_LINES)
@@ -133,7 +139,7 @@ def stacked(domains: Domains, every: Sequence[str], unit: str, title: str, total
         order="order:Q",
         tooltip=_tips(("part", "Part"), ("value", title.rpartition(", ")[2]), (total, "Total")),
     )
-    return _finished(chart)
+    return _finished(_doubted(chart, domains) if timed else chart)
 
 
 def roofline(domains: Domains) -> Spec:
@@ -155,7 +161,7 @@ def roofline(domains: Domains) -> Spec:
             tooltip=tips,
         )
     )
-    return _finished(alt.layer(roof, name, dots).properties(height=_HEIGHT))
+    return _finished(alt.layer(roof, name, _doubted(dots, domains)).properties(height=_HEIGHT))
 
 
 def layers(domains: Domains) -> Spec:
@@ -188,7 +194,7 @@ def samples(domains: Domains) -> Spec:
         color=_engine(domains),
         tooltip=_tips(("ticks", "Sample, ms"), ("latency_ms", "Median, ms")),
     )
-    return _finished(marks)
+    return _finished(_doubted(marks, domains))
 
 
 def break_even(domains: Domains) -> Spec:
@@ -207,7 +213,17 @@ def break_even(domains: Domains) -> Spec:
         detail="configuration:N",
         tooltip=_tips(("items", "Items"), ("seconds", "Seconds")),
     )
-    return _finished(drawn.properties(height=_HEIGHT))
+    return _finished(_doubted(drawn, domains).properties(height=_HEIGHT))
+
+
+def _doubted(chart: alt.Chart, domains: Domains, field: str = "measured") -> alt.Chart:
+    """Lighter where a row was disturbed, with a legend and a line in the tip; as it is where none was."""
+    if not domains.disturbed:
+        return chart
+    scale = alt.Scale(domain=list(STATES), range=[1, 0.3])
+    title = "Measured" if field == "measured" else "Row and base"
+    tips = [*chart.encoding.tooltip, alt.Tooltip(f"{field}:N", title=title)]
+    return chart.encode(opacity=alt.Opacity(f"{field}:N", title=title, scale=scale), tooltip=tips)
 
 
 def _engine(domains: Domains) -> alt.Color:

@@ -28,7 +28,7 @@ _DRAWN = [
     *("run", "model", "pass", "batch_size", "extra", "variant", "precision", "configuration", "step", "place"),
     *("latency_ms", "gpu_ms", "speedup", "speedup_low", "speedup_high", "throughput", "item_ms", "item_s"),
     *("tflops", "intensity", "fraction_of_peak", "peak_memory_mib", *MEMORY),
-    *("set_up_s", *SETUP, *TRAINING, "ticks"),
+    *("set_up_s", *SETUP, *TRAINING, "ticks", "measured", "compared"),
 ]
 
 
@@ -53,7 +53,7 @@ class Chart:
 def make(domains: Domains) -> dict[str, Chart]:
     """Every chart, by name."""
     memory = specs.stacked(domains, MEMORY, "_mib", "Peak memory, MiB", "peak_memory_mib")
-    training = specs.stacked(domains, TRAINING, "_ms", "One iteration, ms", "latency_ms")
+    training = specs.stacked(domains, TRAINING, "_ms", "One iteration, ms", "latency_ms", timed=True)
     setup = specs.stacked(domains, SETUP, "_s", "Until the second call, s", "set_up_s")
     each, sizes = {"run": 1, "pass": 1, "extra": 1}, {**_MODEL, "batch_size": 3}
     node = {**_ONE, "precision": 1, "batch_size": -1}
@@ -70,7 +70,7 @@ def make(domains: Domains) -> dict[str, Chart]:
         Chart(
             "speedups",
             "Speed-up by configuration",
-            specs.speedups(),
+            specs.speedups(domains),
             ["speedup"],
             {**sizes, "extra": 1},
             (13, ("configuration", "batch_size")),
@@ -121,7 +121,12 @@ def _spread(count: int, most: int) -> list[int]:
 
 def rows(data: Data) -> dict[str, list[Row]]:
     """One row a configuration in `lines`, a point of a roof in `roofs`, a variant's time for some nodes in `layers`."""
-    configurations: list[Row] = list(data.configurations.with_row_index("place").select(_DRAWN).iter_rows(named=True))
+    calm, doubted = map(pl.lit, specs.STATES)
+    states = {"measured": "own_disturbed", "compared": "disturbed"}
+    marked = data.configurations.with_columns(
+        pl.when(pl.col(kinds).is_null()).then(calm).otherwise(doubted).alias(name) for name, kinds in states.items()
+    )
+    configurations: list[Row] = list(marked.with_row_index("place").select(_DRAWN).iter_rows(named=True))
     return {"lines": configurations, "roofs": _roofs(data), "layers": _layers(data)}
 
 
@@ -141,6 +146,7 @@ def domains(configurations: pl.DataFrame) -> Domains:
         [part for part in (*MEMORY, *TRAINING, *SETUP) if configurations[part].count()],
         max((items for items in configurations["best_from_items"] if items), default=0.0),
         (max(-0.5, min(-0.05, low)), min(2.0, max(0.05, high))),
+        configurations["disturbed"].count() > 0,
     )
 
 

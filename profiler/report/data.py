@@ -176,7 +176,7 @@ def _configurations(
 ) -> pl.DataFrame:
     """Medians over replicates, and how each compares with its group's base."""
     rows = rows.with_columns(**set_up())
-    compared_by = [*INTERVAL, *SPEEDUPS]
+    compared_by = [*INTERVAL, *SPEEDUPS, "disturbed"]
     own_columns = [name for name in rows.columns if name not in (*CONFIGURATION_KEY, *compared_by)]
     medians = merge(rows, CONFIGURATION_KEY, own_columns)
     summaries = []
@@ -194,9 +194,10 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
 
     `configuration`: its name; `rank` in its group, 1 the fastest; `step`: its place from the base to the exported
     runtimes; `front`: none of the model has both a lower latency and a higher throughput; `undivided_mib` of the
-    peak is in none of the parts; `pays_off_items`, `restart_items`: after how many what is done once, and what a start
-    takes, is won back against the base, null if never; `best_from_items`: from how many on it is the first of its group
-    to be done with all of them, null if never; `disturbed`: its own or its base's warnings that forbid a factor.
+    peak is in none of the parts; `item_gain`: over the smallest batch; `pays_off_items`, `restart_items`: after how many
+    what is done once, and what a start takes, is won back against the base, null if never; `best_from_items`: from how
+    many on it is the first of its group to be done with all of them, null if never; `own_disturbed`: as `disturbed`, of
+    its own warnings alone. A gain, and what is won back, is null where what it rests on was disturbed.
     """
     batch, latency = pl.col("batch_size"), pl.col("latency_ms")
     item_s = 1 / pl.coalesce("throughput", 1000 * batch / latency)
@@ -211,24 +212,24 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
         moved_mib=pl.coalesce("moved_mib", "weights_mib"),
         gflops_per_item=pl.col("flops_per_item") / 1e9,
         undivided_mib=pl.when(rest > 0.5).then(rest),
-        disturbed=disturbed(pl.col("warnings")),
+        own_disturbed=disturbed(pl.col("warnings")),
     ).with_columns(
-        disturbed=pl.coalesce("disturbed", disturbed(pl.col("base_warnings"))),
         intensity=pl.col("flops_per_item") * batch / (pl.col("moved_mib") * 2**20),
         over_floor=pl.min_horizontal("latency_ms", "gpu_ms") / pl.col("floor_ms"),
     )
     configurations = _sorted(configurations)
     best_so_far = (1 / pl.col("item_s")).cum_max().over(_SWEEP, order_by="latency_ms")
-    at_smallest = pl.col("item_ms").first().over([*_SWEEP, "variant", "precision"], order_by="batch_size")
-    configurations = configurations.with_columns(
-        front=1 / pl.col("item_s") >= best_so_far, item_gain=at_smallest / pl.col("item_ms")
-    )
+    calm_ms = pl.when(pl.col("own_disturbed").is_null()).then("item_ms")
+    at_smallest = calm_ms.first().over([*_SWEEP, "variant", "precision"], order_by="batch_size")
+    front = 1 / pl.col("item_s") >= best_so_far
+    configurations = configurations.with_columns(front=front, item_gain=at_smallest / calm_ms)
     costs = [*BREAK_EVENS.values(), "item_s"]
     both = with_base(configurations, configurations.filter("is_base").select(*KEY, *costs), "run")
+    calm = pl.col("disturbed").is_null()
     for name, part in BREAK_EVENS.items():
         own = both.select(part, "item_s", f"{part}_base", "item_s_base")
-        items = [break_even(*each) for each in own.iter_rows()]
-        configurations = configurations.with_columns(pl.Series(name, items, pl.Float64).ceil())
+        items = pl.Series([break_even(*each) for each in own.iter_rows()], dtype=pl.Float64).ceil()
+        configurations = configurations.with_columns(pl.when(calm).then(items).alias(name))
     return configurations.join(
         _best_from(configurations), on=CONFIGURATION_KEY, how="left", nulls_equal=True, maintain_order="left"
     )

@@ -14,9 +14,12 @@ from profiler.report import tables
 from profiler.report.chart_specs import MEMORY, TRAINING
 from profiler.report.data import KEY, Data
 from profiler.results.speedups import geometric_mean
-from profiler.tables.numbers import percent, rounded, significant, times
+from profiler.results.warning_kinds import disturbed, without_factor
+from profiler.tables.numbers import counted, listed, percent, rounded, significant, times
 
 Row = Mapping[str, Any]
+Said = tuple[str, Sequence[Row]]
+"""A sentence without its full stop, and the rows whose times it rests on."""
 Finding = dict[str, Any]
 """`run`, `model`, `pass` and the `text` that holds for them."""
 
@@ -44,6 +47,9 @@ def headline(configurations: pl.DataFrame) -> str:
         return f"No certain answer: what was fastest, or its base, was disturbed ({kinds})"
     lost = every.height - best.height
     doubt = f"; {lost} more {'was' if lost == 1 else 'were'} disturbed" if lost else ""
+    rivals = configurations.filter(pl.col("rank") > 1, pl.col("own_disturbed").is_not_null())
+    if others := rivals.join(best, on=KEY, how="semi", nulls_equal=True).height:
+        doubt += f"; {counted(others, 'configuration')} that {'was' if others == 1 else 'were'} disturbed may be faster"
     ((name, count),) = Counter(best["configuration"]).most_common(1)
     if best.height == 1:
         return f"{name} is the fastest{doubt}"
@@ -81,13 +87,24 @@ def findings(data: Data) -> dict[str, list[Finding]]:
 
 
 def _of_each_model(
-    configurations: pl.DataFrame, needs: str, sentence: Callable[[Sequence[Row]], str | None]
+    configurations: pl.DataFrame, needs: str, sentence: Callable[[Sequence[Row]], Said | None]
 ) -> Iterator[Finding]:
     """What the rows that have the figure `needs` show of each run, model and pass."""
     keys = ["run", "model", "pass"]
     for key, part in configurations.drop_nulls(needs).group_by(keys, maintain_order=True):
-        if text := sentence(part.to_dicts()):
-            yield {**dict(zip(keys, key, strict=True)), "text": text}
+        if found := sentence(part.to_dicts()):
+            text, named = found
+            yield {**dict(zip(keys, key, strict=True)), "text": f"{text}{_doubt(named)}."}
+
+
+def _doubt(named: Sequence[Row]) -> str:
+    """Which rows that a sentence rests on were disturbed, like "; ort fp32 at batch 1 was disturbed (inconsistent)"."""
+    doubts = [
+        disturbed(f"{row['configuration']} at batch {row['batch_size']}", row["warnings"])
+        for row in named
+        if row["own_disturbed"]
+    ]
+    return f"; {listed(dict.fromkeys(doubts))}" if doubts else ""
 
 
 def _inference_first(best: pl.DataFrame) -> pl.DataFrame:
@@ -106,7 +123,7 @@ def _at_largest_batch(rows: Sequence[Row], by: str = "latency_ms") -> tuple[int,
     return batch, sorted(_at(rows, batch), key=lambda row: row[by])
 
 
-def _speedups(rows: Sequence[Row]) -> str | None:
+def _speedups(rows: Sequence[Row]) -> Said | None:
     """What every step brings at the largest batch: the precision in the base's engine, then each engine at its best."""
     # With several optimizers each has a base of its own; the chart shows one of them.
     batch, group = _at_largest_batch([row for row in rows if row["extra"] == rows[0]["extra"]])
@@ -122,28 +139,33 @@ def _speedups(rows: Sequence[Row]) -> str | None:
     steps = sorted(of_base, key=lambda row: row["step"]) + sorted(others, key=lambda row: row["step"])
 
     def factor(row: Row, sign: str = "") -> str:
-        return f"was disturbed ({row['disturbed']})" if row["disturbed"] else sign + times(row["speedup"])
+        if row["own_disturbed"]:
+            return f" was disturbed ({row['own_disturbed']})"
+        return "" if row["disturbed"] else f" {sign}{times(row['speedup'])}"
 
-    parts = [f"{row['configuration']} {factor(row)}" for row in steps]
-    fastest = f"the fastest is {top['configuration']}"
-    best = f"{fastest}{',' * bool(top['disturbed'])} {factor(top, 'at ')}" if top is not base else "nothing is faster"
-    return f"Over {top['base']} at batch {batch}: {', '.join(parts)}; {best}."
+    parts = [f"{row['configuration']}{factor(row)}" for row in steps]
+    best = f"the fastest is {top['configuration']}{', which' if top['own_disturbed'] else ''}{factor(top, 'at ')}"
+    best = best if top is not base else "nothing is faster"
+    kinds = top["base_warnings"] or []
+    doubt = f"; {disturbed(top['base'], kinds)}" if without_factor(kinds) else ""
+    return f"Over {top['base']} at batch {batch}: {', '.join(parts)}; {best}{doubt}", []
 
 
-def _latency(rows: Sequence[Row]) -> str | None:
+def _latency(rows: Sequence[Row]) -> Said | None:
     last, group = _at_largest_batch(rows)
     first, name = min(row["batch_size"] for row in rows), group[0]["configuration"]
     at_first = next((row for row in _at(rows, first) if row["configuration"] == name), None)
     if first == last or at_first is None:
         return None
     a, b = at_first["latency_ms"], group[0]["latency_ms"]
-    return (
+    text = (
         f"{name}, the fastest at batch {last}, takes {significant(a)} ms at batch {first} and {significant(b)} ms at "
-        f"batch {last}: {times(b / a)} the time for {last / first:g} times the items."
+        f"batch {last}: {times(b / a)} the time for {last / first:g} times the items"
     )
+    return text, [at_first, group[0]]
 
 
-def _throughput(rows: Sequence[Row]) -> str | None:
+def _throughput(rows: Sequence[Row]) -> Said | None:
     front = sorted((row for row in rows if row["front"]), key=lambda row: row["latency_ms"])
     if len(rows) < 2:
         return None
@@ -153,11 +175,11 @@ def _throughput(rows: Sequence[Row]) -> str | None:
         return f"{row['configuration']} at batch {row['batch_size']} ({figures})"
 
     if len(front) == 1:
-        return f"One point has both the lowest latency and the highest throughput: {point(front[0])}."
-    return f"The front has {len(front)} of {len(rows)} points, from {point(front[0])} to {point(front[-1])}."
+        return f"One point has both the lowest latency and the highest throughput: {point(front[0])}", front
+    return f"The front has {len(front)} of {len(rows)} points, from {point(front[0])} to {point(front[-1])}", front
 
 
-def _memory(rows: Sequence[Row]) -> str:
+def _memory(rows: Sequence[Row]) -> Said:
     batch, group = _at_largest_batch(rows, "peak_memory_mib")
     least, most = group[0], group[-1]
     parts = {name: least[name] for name in MEMORY[:-1] if least[name] is not None}
@@ -170,20 +192,21 @@ def _memory(rows: Sequence[Row]) -> str:
         f"; {most['configuration']} needs most, {significant(most['peak_memory_mib'])} MiB" if most is not least else ""
     )
     peak = f"{significant(least['peak_memory_mib'])} MiB"
-    return f"At batch {batch} {least['configuration']} needs least memory, {peak}{part}{others}."
+    return f"At batch {batch} {least['configuration']} needs least memory, {peak}{part}{others}", []
 
 
-def _roofline(rows: Sequence[Row]) -> str:
+def _roofline(rows: Sequence[Row]) -> Said:
     best = max(rows, key=lambda row: row["fraction_of_peak"])
     low = min(rows, key=lambda row: row["fraction_of_peak"])
-    return (
+    text = (
         f"{best['configuration']} at batch {best['batch_size']} comes closest to its roof, with "
         f"{significant(100 * best['fraction_of_peak'])} % of it; {low['configuration']} at batch {low['batch_size']} "
-        f"reaches {significant(100 * low['fraction_of_peak'])} %."
+        f"reaches {significant(100 * low['fraction_of_peak'])} %"
     )
+    return text, [best, low]
 
 
-def _efficiency(rows: Sequence[Row]) -> str | None:
+def _efficiency(rows: Sequence[Row]) -> Said | None:
     first, best = min(row["batch_size"] for row in rows), min(rows, key=lambda row: row["item_ms"])
     if all(row["batch_size"] == first for row in rows):
         return None
@@ -192,18 +215,19 @@ def _efficiency(rows: Sequence[Row]) -> str | None:
         f", {times(smallest['item_ms'] / best['item_ms'])} faster than at batch {first}" if smallest is not best else ""
     )
     ms = significant(best["item_ms"])
-    return f"The time per item is lowest with {best['configuration']} at batch {best['batch_size']}: {ms} ms{gain}."
+    text = f"The time per item is lowest with {best['configuration']} at batch {best['batch_size']}: {ms} ms{gain}"
+    return text, [best, smallest]
 
 
-def _training(rows: Sequence[Row]) -> str:
+def _training(rows: Sequence[Row]) -> Said:
     batch, (best, *_) = _at_largest_batch(rows)
     parts = {name: best[name] for name in TRAINING if best[name] is not None}
     total = sum(parts.values())
     shares = ", ".join(f"{name[:-3].replace('_', ' ')} {percent(ms / total)} %" for name, ms in parts.items())
-    return f"{best['configuration']}, the fastest at batch {batch}, takes {significant(total)} ms: {shares}."
+    return f"{best['configuration']}, the fastest at batch {batch}, takes {significant(total)} ms: {shares}", [best]
 
 
-def _samples(rows: Sequence[Row]) -> str:
+def _samples(rows: Sequence[Row]) -> Said:
     """The widest and the narrowest of the largest batch."""
 
     def width(row: Row) -> float:
@@ -213,23 +237,25 @@ def _samples(rows: Sequence[Row]) -> str:
     narrow, wide = min(group, key=width), max(group, key=width)
     share = f"{percent(width(wide), 1)} % of the median"
     text = f"At batch {batch} the middle half of the samples of {wide['configuration']} spans {share}"
-    return text + (f", that of {narrow['configuration']} {percent(width(narrow), 1)} %." if len(group) > 1 else ".")
+    text += f", that of {narrow['configuration']} {percent(width(narrow), 1)} %" if len(group) > 1 else ""
+    return text, [wide, narrow]
 
 
-def _setup(rows: Sequence[Row]) -> str:
+def _setup(rows: Sequence[Row]) -> Said:
     batch, (best, *_) = _at_largest_batch(rows)
     once, start = significant(best["once_s"]), significant(best["start_s"])
-    return f"{best['configuration']}, the fastest at batch {batch}, needs {once} s once and {start} s at every start."
+    needs = f"needs {once} s once and {start} s at every start"
+    return f"{best['configuration']}, the fastest at batch {batch}, {needs}", [best]
 
 
-def _break_even(rows: Sequence[Row]) -> str:
+def _break_even(rows: Sequence[Row]) -> Said:
     batch = max(row["batch_size"] for row in rows)
     steps = [row for row in _at(rows, batch) if row["best_from_items"] is not None]
     first, *more = sorted(steps, key=lambda row: row["best_from_items"])
     if not more:
-        return f"At batch {batch} {first['configuration']} is done first with any number of items."
+        return f"At batch {batch} {first['configuration']} is done first with any number of items", steps
     parts = [f"{row['configuration']} from {rounded(row['best_from_items'])} items on" for row in more]
-    return f"At batch {batch} {first['configuration']} is done first with few items, {', '.join(parts)}."
+    return f"At batch {batch} {first['configuration']} is done first with few items, {', '.join(parts)}", steps
 
 
 def _longest_layers(data: Data) -> list[Finding]:
@@ -248,7 +274,7 @@ def _longest_layers(data: Data) -> list[Finding]:
     return list(longest.values())
 
 
-_SENTENCES: dict[str, tuple[str, Callable[[Sequence[Row]], str | None]]] = {
+_SENTENCES: dict[str, tuple[str, Callable[[Sequence[Row]], Said | None]]] = {
     "speedups": ("speedup", _speedups),
     "latency": ("latency_ms", _latency),
     "throughput": ("item_s", _throughput),

@@ -13,6 +13,7 @@ from engines.catalog import PRECISIONS
 from profiler.report.data import CONFIGURATION_KEY, KEY, Data, place
 from profiler.results import batch_sweeps
 from profiler.results.columns import RESULTS, Group, Shown, columns
+from profiler.results.configurations import certain
 from profiler.results.fields import field, fields, latency_spread, verdict
 from profiler.results.layer_profiles import Profiled, groups
 from profiler.results.set_up import BREAK_EVENS, PARTS
@@ -78,9 +79,6 @@ def layers(cell: Sequence[Profiled]) -> list[Layer]:
     return known + ([Layer("no exported node", None, strangers)] if strangers else [])
 
 
-_ENDS = ("speedup_low", "speedup_high")
-
-
 def _answer(configurations: pl.DataFrame) -> Table:
     """What is fastest in each group, and the fastest in each precision, in rows that the page's filter shows."""
     second, plain = pl.col("rank") == 2, pl.col("precision") == "fp32"
@@ -89,9 +87,8 @@ def _answer(configurations: pl.DataFrame) -> Table:
         return pl.col(name).filter(which).first().over(KEY)
 
     known = pl.col("disturbed").is_null()
-    certain = [pl.when(known).then(name).alias(name) for name in ("speedup", *_ENDS, "verdict")]
     best = (
-        configurations.with_columns(certain)
+        certain(configurations)
         .with_row_index("place")
         .with_columns(
             place=pl.col("place").first().over(KEY),
@@ -130,6 +127,7 @@ def _answer(configurations: pl.DataFrame) -> Table:
             _rival("Fastest in fp32, ms", "fastest_fp32", "fastest_fp32_ms"),
         ),
         field("warnings"),
+        _NOTE,
     ]
     keys = [*KEY, "restricted_to", *PARTS, *BREAK_EVENS]
     return Table("answer", "What to deploy", best, fields, keys=keys, hidden="restricted_to")
@@ -207,6 +205,8 @@ def _facts(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 _shown = partial(fields, shown=Shown.REPORT)
+_NOTE = words("Note", "note")
+"""What was disturbed, for which factors are left out."""
 _SPEEDUPS = [
     field("latency_ms"),
     figure("Speed-up", "speedup", aligned(most=2), unit="×"),
@@ -218,6 +218,7 @@ _SPEEDUPS = [
     verdict(),
     figure("Over the step before", "gain", aligned(most=2), unit="×"),
     field("rel_l2_error"),
+    _NOTE,
 ]
 _LATENCY = [
     field("latency_ms"),
@@ -231,6 +232,7 @@ _THROUGHPUT = [
     field("throughput", format=rates),
     words("On the front", "front"),
     field("peak_memory_mib"),
+    _NOTE,
 ]
 _MEMORY = [*_shown(Group.MEMORY), figure("Undivided", "undivided_mib", whole, unit="MiB")]
 _ROOFLINE = [
@@ -238,12 +240,14 @@ _ROOFLINE = [
     figure("FLOPs per byte", "intensity", aligned(most=1)),
     *_shown(Group.ROOFLINE),
     figure("Latency over floor", "over_floor", aligned(most=1), unit="×"),
+    _NOTE,
 ]
 _EFFICIENCY = [
     field("latency_ms"),
     figure("Per item", "item_ms", aligned(most=4), unit="ms"),
     figure("Against the smallest batch", "item_gain", aligned(most=2), unit="×"),
     field("throughput", format=rates),
+    _NOTE,
 ]
 _TRAINING = [
     field("latency_ms", "Iteration"),
@@ -252,6 +256,7 @@ _TRAINING = [
     figure("Speed-up", "speedup", aligned(most=2), unit="×"),
     field("loss_error"),
     field("gradient_error"),
+    _NOTE,
 ]
 _SAMPLES = [
     field("clock"),
@@ -275,6 +280,7 @@ _SETUP = [
     figure("A restart costs", "restart_items", whole, unit="items"),
     words("against", "base"),
     figure("Fastest from", "best_from_items", whole, unit="items"),
+    _NOTE,
 ]
 _ENERGY = [*_shown(Group.ENERGY), field("usd_per_hour"), *_shown(Group.COST)]
 
@@ -292,7 +298,7 @@ def _identity(frame: pl.DataFrame, engine: bool = True, batch: bool = True) -> l
 
 
 def _table(name: str, title: str, configurations: pl.DataFrame, *fields: Field, needs: str | tuple[str, ...]) -> Table:
-    frame = configurations.filter(pl.any_horizontal(pl.col(needs).is_not_null()))
+    frame = certain(configurations.filter(pl.any_horizontal(pl.col(needs).is_not_null())))
     return Table(name, title, frame, [*_identity(frame), *fields], keys=CONFIGURATION_KEY)
 
 
@@ -301,7 +307,8 @@ def _in_steps(configurations: pl.DataFrame) -> pl.DataFrame:
     keys = configurations.select(KEY).unique(maintain_order=True).with_row_index("place")
     configurations = configurations.join(keys, on=KEY, how="left", nulls_equal=True, maintain_order="left")
     configurations = configurations.sort("place", "step", maintain_order=True)
-    return configurations.with_columns(gain=(pl.col("latency_ms").shift(1) / pl.col("latency_ms")).over("place"))
+    calm = pl.when(pl.col("own_disturbed").is_null()).then("latency_ms")
+    return configurations.with_columns(gain=(calm.shift(1) / calm).over("place"))
 
 
 def _problems(problems: pl.DataFrame) -> Table:

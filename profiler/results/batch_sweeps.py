@@ -13,7 +13,7 @@ from __future__ import annotations
 import polars as pl
 
 from profiler.job.case import Role
-from profiler.results.replicates import OK, merge, why_not
+from profiler.results.replicates import OK, disturbed, merge, why_not
 from profiler.stats.ratios import JUDGED_ON, margin
 
 FAMILY = ["run_id", "machine", "model", "variant", "pass", "precision", "settings"]
@@ -27,7 +27,7 @@ def efficiency(results: pl.DataFrame) -> pl.DataFrame:
 
     `latency_ms` and its ends (the widest of the replicates', or null), the `fastest_ms` and `slowest_ms` replicate,
     `ms_per_item`, `throughput` in items/s, and `efficiency`, the share of the family's best throughput; null with a
-    `note` for a batch that was not measured.
+    `note` for a batch that was not measured. `disturbed`: the kinds of warnings with which no factor counts, or null.
     """
     ms, low, high = (pl.col(name).filter(OK) for name in ("latency_ms", "latency_ci_low_ms", "latency_ci_high_ms"))
     swept = results.filter(pl.col("role") == Role.SWEEP).with_columns(settings="setting")
@@ -35,13 +35,13 @@ def efficiency(results: pl.DataFrame) -> pl.DataFrame:
         merge(
             swept,
             [*FAMILY, "batch_size"],
-            ["latency_ms", "throughput", "clock", "status", "reason"],
+            ["latency_ms", "throughput", "clock", "status", "reason", "warnings"],
             latency_low_ms=pl.when(~low.is_null().any()).then(low.min()),
             latency_high_ms=pl.when(~high.is_null().any()).then(high.max()),
             fastest_ms=ms.min(),
             slowest_ms=ms.max(),
         )
-        .with_columns(note=why_not())
+        .with_columns(note=why_not(), disturbed=disturbed(pl.col("warnings")))
         .filter(pl.len().over(FAMILY) > 1, pl.col("latency_ms").is_not_null().any().over(FAMILY))
         .with_row_index("place")
         .with_columns(
@@ -51,8 +51,8 @@ def efficiency(results: pl.DataFrame) -> pl.DataFrame:
         )
     )
     ends = ["latency_low_ms", "latency_high_ms", "fastest_ms", "slowest_ms"]
-    order = [*FAMILY, "batch_size", "latency_ms", "throughput", *ends, "clock", "note", "ms_per_item", "efficiency"]
-    return points.sort("place", "batch_size").select(order)
+    order = [*FAMILY, "batch_size", "latency_ms", "throughput", *ends, "clock", "note", "disturbed"]
+    return points.sort("place", "batch_size").select(*order, "ms_per_item", "efficiency")
 
 
 def knees(results: pl.DataFrame) -> pl.DataFrame:

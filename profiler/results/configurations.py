@@ -12,9 +12,10 @@ from typing import Any
 import polars as pl
 
 from profiler.results.columns import COLUMNS, MEASURE, Group, Shown
-from profiler.results.replicates import as_one, measured
+from profiler.results.replicates import as_one, disturbed, measured
 from profiler.results.speedups import (
     CONFIGURATION,
+    FACTORS,
     GROUP,
     sides,
     speedups,
@@ -36,8 +37,8 @@ def summary(results: pl.DataFrame, samples: pl.DataFrame, common: pl.DataFrame |
     which is `gpu` on CUDA and `host` on the CPU. `indistinguishable_from` is in a group's fastest row only: the
     runner-up, where three replicates a side do not tell them apart; `runner_up_verdict` is the verdict on the two.
     Of several replicates `latency_ci_low_ms` and `latency_ci_high_ms` are between them (`ratios.interval_of`).
-    `warnings` are the kinds that its replicates carry. `common` are the `spreads` of the whole run, where `results` are
-    a part of it.
+    `warnings` are the kinds that its replicates carry, `disturbed` those of its own or its base's with which no factor
+    counts (null without any). `common` are the `spreads` of the whole run, where `results` are a part of it.
     """
     every = (*TIMES, Group.ROOFLINE)
     known = [column for column in COLUMNS.values() if column.group in every or column.shown == Shown.TERMINAL]
@@ -46,7 +47,18 @@ def summary(results: pl.DataFrame, samples: pl.DataFrame, common: pl.DataFrame |
     own = [*measures, "disturbance", "clock", *IDENTITY, "warnings"]
     common = spreads(results) if common is None else common
     lines = with_intervals(sides(rows, CONFIGURATION, common, *as_one(rows.select(own).schema)))
-    return lines.select(*CONFIGURATION, *own[:-1], "replicates", "warnings").hstack(speedups(lines))
+    compared = lines.select(*CONFIGURATION, *own[:-1], "replicates", "warnings").hstack(speedups(lines))
+    kinds = [disturbed(pl.col(name)) for name in ("warnings", "base_warnings")]
+    return compared.with_columns(disturbed=pl.coalesce(kinds))
+
+
+def certain(lines: pl.DataFrame) -> pl.DataFrame:
+    """The configurations without the factors that rest on a disturbed row, and with a `note` of what was disturbed."""
+    known, own = pl.col("disturbed").is_null(), disturbed(pl.col("warnings"))
+    return lines.with_columns(
+        *(pl.when(known).then(name).alias(name) for name in FACTORS),
+        note=pl.coalesce(own, "base: " + pl.col("disturbed")),
+    )
 
 
 def groups(lines: pl.DataFrame) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:

@@ -15,7 +15,7 @@ from profiler.results.replicates import OUT_OF_MEMORY, without_probes
 from profiler.results.warning_kinds import DISTURBED, KINDS, disturbances, is_remeasured, without_factor
 from profiler.stats.ratios import Verdict, outlook
 from profiler.tables import numbers
-from profiler.tables.numbers import count, counted, decimals, percent, significant, times
+from profiler.tables.numbers import count, counted, decimals, listed, percent, significant, times
 
 Row = Mapping[str, Any]
 _LEAST_SHARE = 0.005
@@ -84,23 +84,40 @@ def _maybe_faster(lines: Sequence[Row]) -> str:
     names = [_name(line) for line in lines if without_factor(line["warnings"])]
     if not names:
         return ""
-    who = _listed(names) if len(names) < 3 else f"{len(names)} others"
+    who = listed(names) if len(names) < 3 else f"{len(names)} others"
     return f"; {who} {'was' if len(names) == 1 else 'were'} disturbed and may be faster"
 
 
 def sweep_sentences(results: pl.DataFrame) -> list[str]:
-    """What batch sweeps show, a sentence a finding, family by family within each kind of finding."""
+    """What batch sweeps show, a sentence a finding, family by family within each kind of finding.
+
+    What rests on times says which batches of its family were disturbed.
+    """
     results = results.filter(pl.col("role") != Role.CELL)
     several = results["machine"].n_unique() > 1
     again = results["run_id"].n_unique() > results["machine"].n_unique()
     bends = batch_sweeps.curvature(results).partition_by(FAMILY, maintain_order=True)
-    findings = [
+    timed = [
         *((row, _knee(row)) for row in batch_sweeps.knees(results).to_dicts()),
         *((rows[0], _shapes(rows)) for rows in map(pl.DataFrame.to_dicts, bends)),
         *((row, _excess(row)) for row in batch_sweeps.more_than_twice(results).to_dicts()),
-        *((row, _largest(row)) for row in batch_sweeps.largest(results).to_dicts()),
     ]
-    return [f"{_family(row, several, again)}: {finding}." for row, finding in findings if finding]
+    doubts = _disturbed_batches(results)
+    findings = [(row, finding + doubts.get(_family_key(row), "")) for row, finding in timed if finding]
+    findings += [(row, _largest(row)) for row in batch_sweeps.largest(results).to_dicts()]
+    return [f"{_family(row, several, again)}: {finding}." for row, finding in findings]
+
+
+def _disturbed_batches(results: pl.DataFrame) -> dict[tuple[Any, ...], str]:
+    """By family which of its batches were disturbed, like "; batch 8 was disturbed (inconsistent)"."""
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for row in batch_sweeps.efficiency(results).drop_nulls("disturbed").to_dicts():
+        found.setdefault(_family_key(row), []).append(f"batch {row['batch_size']} was disturbed ({row['disturbed']})")
+    return {family: f"; {listed(batches)}" for family, batches in found.items()}
+
+
+def _family_key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[key] for key in FAMILY)
 
 
 def disturbance_sentence(results: pl.DataFrame) -> str | None:
@@ -172,9 +189,9 @@ def _shapes(rows: Sequence[Row]) -> str:
     sizes = {shape: [row["batch_size"] for row in rows if row["shape"] == shape] for shape in (DOWN, UP)}
     if not sizes[DOWN]:
         return ""
-    shapes = ", ".join(f"{shape} at {_listed(found)}" for shape, found in sizes.items() if found)
+    shapes = ", ".join(f"{shape} at {listed(found)}" for shape, found in sizes.items() if found)
     turns = [row["batch_size"] for row in rows if row["changes"]]
-    return f"time per item against minibatch size is {shapes}" + (f"; it turns at {_listed(turns)}" if turns else "")
+    return f"time per item against minibatch size is {shapes}" + (f"; it turns at {listed(turns)}" if turns else "")
 
 
 def _excess(row: Row) -> str:
@@ -193,8 +210,3 @@ def _largest(row: Row) -> str:
     memory = "" if row["peak_memory_mib"] is None else f" ({count(row['peak_memory_mib'])} MiB)"
     text = f"the largest batch {'' if row['searched'] else 'of the sweep '}that fits is {row['largest']}{memory}"
     return text + ("; none above it was tried" if row["refused"] is None else f"; {row['refused']} does not ({why})")
-
-
-def _listed(words: Sequence[object]) -> str:
-    *rest, last = map(str, words)
-    return f"{', '.join(rest)} and {last}" if rest else last

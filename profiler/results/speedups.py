@@ -27,6 +27,11 @@ SPEEDUPS = [
     *("indistinguishable_from", "runner_up_verdict", "runner_up_replicates"),
     *OF_BASE,
 ]
+FACTORS = [
+    *("speedup", "speedup_low", "speedup_high", "verdict"),
+    *("device_speedup", "device_speedup_low", "device_speedup_high"),
+]
+"""Of those what is left out where the row or its base was disturbed."""
 _CLOCKS = ("latency", "device")
 _PROCESSES = ("median", "mean", "variance", "processes", "below", "above")
 _COMMON = ("prior_free", "prior_variance")

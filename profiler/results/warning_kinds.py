@@ -284,7 +284,7 @@ def first_taken(warnings: Iterable[Warning]) -> str:
 def without_factor(kinds: Iterable[str]) -> list[str]:
     """Those of the kinds that a row carries which forbid to say by what factor it wins, or another wins over it.
 
-    What heads a page or a list asks this of the winner and of what it is compared with.
+    Whatever names a factor asks this of all rows that it rests on: for frames by `replicates.disturbed`.
     """
     carried = set(kinds)
     return [kind.kind for kind in _KINDS if kind.no_factor and kind.kind in carried]

@@ -12,7 +12,7 @@ from rich.text import Text
 from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
 from profiler.results.columns import Group, Shown
-from profiler.results.configurations import groups
+from profiler.results.configurations import certain, groups
 from profiler.results.fields import field, fields, latency_spread, verdict
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.results.problems import not_measured, warned
@@ -73,9 +73,10 @@ def _print_notes(console: Console, lines: Sequence[Row]) -> None:
 
 
 def _table(key: Row, lines: Sequence[Row]) -> Table:
-    """A group's lines."""
-    frame = pl.DataFrame(lines, infer_schema_length=None)
-    certain = frame["speedup_low"].count() > 0
+    """A group's lines; without factors where a line or its base was disturbed, which the note says."""
+    types = {"warnings": pl.List(pl.String), "disturbed": pl.String()}
+    frame = certain(pl.DataFrame(lines, schema_overrides=types, infer_schema_length=None))
+    has_intervals = frame["speedup_low"].count() > 0
     speedup = ("speedup", "speedup_low", "speedup_high")
     made = [
         *_VARIANT,
@@ -83,9 +84,10 @@ def _table(key: Row, lines: Sequence[Row]) -> Table:
         latency_spread(expendable=7),
         *_shown(Group.PARTS if key["pass"] == "training" else Group.CLOCKS),
         *_shown(Group.ROOFLINE, Group.ENERGY, Group.SET_UP),
-        figure("Speed-up (95 %)" if certain else "Speed-up", speedup, numbers.speedup),
+        figure("Speed-up (95 %)" if has_intervals else "Speed-up", speedup, numbers.speedup),
         verdict(expendable=1),
         *_shown(Group.THROUGHPUT, Group.COST, Group.MEMORY, Group.ACCURACY),
+        prose("Note", "note"),
     ]
     return Table("", title(dict(key)), frame, made)
 
@@ -104,6 +106,7 @@ _LAYER = [
     figure("TFLOP/s forward", "forward_tflops"),
     figure("TFLOP/s total", "total_tflops"),
     field("peak_memory_mib", expendable=2),
+    prose("Note", "disturbed"),
 ]
 _SWEEP = [
     figure("Batch", "batch_size", each(str)),
@@ -131,7 +134,7 @@ def _print_layers(console: Console, results: pl.DataFrame) -> None:
 
 def _print_sweeps(console: Console, results: pl.DataFrame) -> None:
     """A table for each family of a sweep: what every batch takes, for an item and of the best throughput."""
-    points = batch_sweeps.efficiency(results)
+    points = batch_sweeps.efficiency(results).with_columns(note=pl.coalesce("note", "disturbed"))
     for key, rows in points.group_by(batch_sweeps.FAMILY, maintain_order=True):
         family = dict(zip(batch_sweeps.FAMILY, map(str, key), strict=True))
         words = family["model"], family["pass"], f"{family['variant']} {family['precision']}"

@@ -33,6 +33,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def listed(values: Iterable[object]) -> str:
+    """1, 2 and 3."""
+    *rest, last = map(str, values)
+    return f"{', '.join(rest)} and {last}" if rest else last
+
+
 def significant(value: float, digits: int = 3) -> str:
     """So many significant digits; those before the point are never rounded: 0.460, 12.3, 12,346, 1.20e-5."""
     if not value:

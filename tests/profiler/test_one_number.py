@@ -102,13 +102,16 @@ def test_no_command_names_the_factor_of_a_row_that_was_disturbed(kind: str, tmp_
     assert total.models == ("calm",) and total.ratio == pytest.approx(2.0)
     texts = [text for section in sections(comparison, 9) for text in section.paragraphs]
     assert f"ort: 1 cell disturbed on either side ({kind})" in " ".join(texts)
+    (table,) = [table for section in sections(comparison, 9) for table in section.tables if "ratio" in table.frame]
+    ratios = pl.DataFrame(table.frame).select("model", "ratio", "verdict", "disturbed").rows()
+    assert ratios == [("calm", pytest.approx(2.0), "faster", None), ("busy", None, None, kind)]
     data = gather(read_runs([folder]))
     (found,) = lead(data.configurations)
     assert found.ratio == "2.0×"
     assert headline(data.configurations) == "ort fp32 is the fastest; 1 more was disturbed"
     said = {finding["model"]: finding["text"] for finding in findings(data)["speedups"]}
     assert said["calm"].endswith("the fastest is ort fp32 at 2.0×.")
-    assert said["busy"].endswith(f"the fastest is ort fp32, was disturbed ({kind}).")
+    assert said["busy"].endswith(f"the fastest is ort fp32, which was disturbed ({kind}).")
     answer = tables(data)["answer"].frame.filter(pl.col("restricted_to").is_null())
     shown = pl.DataFrame(answer).select("model", "speedup", "margin").to_dicts()
     assert {r["model"]: (r["speedup"] is None, r["margin"] is None) for r in shown}["busy"] == (True, True)

@@ -93,7 +93,9 @@ def test_all_processes_of_the_run_are_our_own(tmp_path: Path, monkeypatch: pytes
         task = tmp_path / str(pid) / "task" / str(pid)
         task.mkdir(parents=True)
         (task / "children").write_text(" ".join(map(str, children)))
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b) S 1 1 1 0 -1 0 0 0 0 0 {seconds / TICK_S:.0f} 0 0 0 20")
+        (tmp_path / str(pid) / "stat").write_text(
+            f"{pid} (a) b) S 1 1 1 0 -1 0 0 0 0 0 {seconds / TICK_S:.0f} 0 0 0 20"
+        )
     monkeypatch.setattr(processor, "_usage", lambda: (2.0, None))
     assert read(tmp_path).own == 2.0
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: types.SimpleNamespace(pid=70))

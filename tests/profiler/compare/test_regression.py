@@ -191,3 +191,15 @@ def test_from_twice_the_time_on_a_cell_is_slower_by_a_factor() -> None:
     found = find_regressions(cells(replicated(1.0, 1.001, 0.999), replicated(77.0, 77.1, 76.9)), 0.05)
     (_, line) = found.lines(top=5)
     assert "77.0× slower (" in line and "%" not in line
+
+
+@pytest.mark.parametrize("disturbed", [0, 1])
+@pytest.mark.parametrize("kind", ["disturbed", "inconsistent"])
+def test_a_disturbed_cell_is_no_proof_and_its_factor_is_not_named(kind: str, disturbed: int) -> None:
+    sides = [replicated(1.0, 1.001, 0.999), replicated(77.0, 77.1, 76.9)]
+    sides[disturbed][1]["warnings"] = [f"{kind}: a"]
+    found = find_regressions(cells(*sides), 0.05)
+    assert (found.found, found.exit_code) == (False, 4)
+    (line,) = found.lines(9)[2:]
+    why = f"disturbed on either side ({kind}), so no factor; measure it again"
+    assert line == f"b: resnet50/ort/inference/fp32/b1: {why}"

@@ -115,11 +115,12 @@ def times(**setups: list[float]) -> pl.DataFrame:
             "published_network": network.upper(),
             "ms": ms,
             "ours": setup != setup.lower(),
+            "disturbed": None,
         }
         for setup, values in setups.items()
         for network, ms in zip("abc", values, strict=False)
     ]
-    return pl.DataFrame(rows).with_columns(of=pl.lit(3))
+    return pl.DataFrame(rows, schema_overrides={"disturbed": pl.String}).with_columns(of=pl.lit(3))
 
 
 @pytest.mark.parametrize(
@@ -292,3 +293,26 @@ def test_what_a_batch_sweep_found_stands_beside_the_published_excess() -> None:
         "more than twice the 420.28 ms of 64."
     )
     assert "Published: " not in conclusions.markdown("gpu-study", frame(case("vgg16", batch_size=64)))
+
+
+@pytest.mark.parametrize("kind", ["disturbed", "inconsistent"])
+def test_what_was_disturbed_is_in_no_range_and_the_sentence_says_so(kind: str) -> None:
+    plain = ours(10.0)
+    plain[0] |= {"latency_ms": 0.001, "warnings": [f"{kind}: a"]}
+    rows = frame(*plain, *ours(20.0, precision="tf32", warnings=[f"{kind}: a"]))
+    (found,) = conclusions.times_of("cnn-benchmarks", rows).values()
+    assert [pair.sentence() for pair in most_telling(found)] == [
+        "Across the 3 models that both ran but VGG-16, which was disturbed, the H200 with PyTorch 2.11 eager fp32, "
+        "cuDNN 9.19 is **10.0x** faster than GTX 1080 Ti with cuDNN 5.1.10.",
+        "No factor between PyTorch 2.11 eager fp32 and PyTorch 2.11 eager tf32 on the H200: AlexNet, VGG-16 and "
+        "ResNet-50 were disturbed.",
+    ]
+    page = conclusions.markdown("cnn-benchmarks", rows)
+    assert not [line for line in page.splitlines() if "tf32" in line and "x**" in line]
+
+
+def test_of_several_times_of_a_network_the_undisturbed_one_counts() -> None:
+    rows = pl.concat([times(fast=[1.0, 2.0, 3.0], slow=[0.1, 4.0, 6.0]), times(slow=[2.0, None, None])])
+    disturbed = pl.when((pl.col("ms") == 0.1) | (pl.col("ms") == 3.0)).then(pl.lit("disturbed"))
+    (pair,) = compare(rows.with_columns(disturbed=disturbed), "setup")
+    assert pair.sentence() == "Across all models but C, which was disturbed, the fast is **2.0x** faster than slow."

@@ -479,3 +479,31 @@ def test_missing_figures_are_told_before_a_run(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="leave published out of the config"):
         require("gpu-study")
     require(None)
+
+
+# What other work disturbed.
+
+
+def test_a_disturbed_row_has_a_note_in_every_table() -> None:
+    busy = {"warnings": ["inconsistent: a", "drift: b"]}
+    rows = own(table("cnn-benchmarks", "networks", case("resnet50", **busy), case("vgg16")))
+    assert {row["network"]: (row["note"], row["brief"]) for row in rows} == {
+        "resnet50": ("inconsistent", "inconsistent"),
+        "vgg16": (None, None),
+    }
+    sweep = {"extra": "head=logits/sweep=batch", "batch_size": 16}
+    cases = [case("vgg16", **{**sweep, "batch_size": size}) for size in (16, 32, 64)]
+    cases[0] |= busy
+    cases[2] |= busy
+    cases += [case("vgg16", ms=None, reason="no", **{**sweep, "batch_size": size}) for size in (128, 256)]
+    (row,) = own(table("gpu-study", "minibatch", *cases))
+    assert row["note"] == "inconsistent at 16, 64; failed: no at 128"
+    layers = [
+        case(f"L{n}", model_kind="layer", head=None, extra=None, batch_size=128, clock="event", grad_input_ms=1.0,
+             grad_weight_ms=1.0, **(busy if n == 3 else {}))
+        for n in range(1, 6)
+    ]  # fmt: skip
+    (row,) = own(table("convnet-benchmarks", "layers", *layers))
+    assert row["note"] == "L3: inconsistent"
+    notes = {row["table"]: row["note"] for row in own(table("convnet-benchmarks", "layers-by-pass", *layers))}
+    assert set(notes.values()) == {"L3: inconsistent"}

@@ -965,3 +965,25 @@ def test_a_percentiles_limit_is_proposed_as_the_option_takes_it() -> None:
     least = choose(row("ort", throughput=433.7), limits=(Limit("throughput", 500.0),))
     ((_, text),) = make_answer(least, "").relaxations
     assert text == "lower --min-throughput to 433 to admit ort fp16, batch 1 (66.3 items/s or 13 % less)"
+
+
+@pytest.mark.parametrize("side", ["trt", "ort"])
+def test_what_else_is_said_of_a_disturbed_candidate_says_so(side: str) -> None:
+    def cases(trt_ms: float) -> list[Row]:
+        both = {"trt": thrice("trt", trt_ms, build_s=41.0), "ort": thrice("ort", 1.0)}
+        both[side][0]["warnings"] = ["disturbed: x"]
+        return [*both["trt"], *both["ort"]]
+
+    doubt = f"{side} fp16, batch 1 was disturbed (disturbed)"
+    tied = choose(*cases(1.0005))
+    answer = make_answer(tied, "")
+    assert answer.headline == f"Deploy ort fp16, batch 1{', which was disturbed' if side == 'ort' else ''}"
+    (said,) = reasons(tied).values()
+    assert said == f"equivalent, but needs a 41 s build; {doubt}"
+    assert f"is equivalent, but needs a 41 s build; {doubt}." in answer.sentences[-1]
+    assert "pays off" not in " ".join(make_answer(choose(*cases(0.5)), "").sentences)
+    unfit = choose(*cases(2.0), limits=(Limit("latency_ms", 0.5),))
+    assert [why.endswith(f"; {doubt}") for name, why in reasons(unfit).items() if name.startswith(side)] == [True]
+    assert [why for why in reasons(unfit).values() if "disturbed" in why and doubt not in why] == []
+    small = choose(*cases(2.0), limits=(Limit("peak_memory_mib", 500.0),))
+    assert not any("disturbed" in why for why in reasons(small).values())

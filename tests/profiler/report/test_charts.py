@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from itertools import combinations
 from typing import Any
 
 import altair as alt
 import numpy as np
+import polars as pl
 import pytest
 import vl_convert
+from handmade import row, run
 
 from profiler.report import charts, palette
 from profiler.report.chart_specs import MEMORY, SETUP, Domains
 from profiler.report.charts import Chart
+from profiler.report.data import Data, gather
+from profiler.report.findings import findings, headline
 from profiler.report.images import _specs
 from profiler.report.palette import DARK, LIGHT, Palette
-from profiler.report.sections import Report
+from profiler.report.sections import Report, compose
+from profiler.report.tables import tables
+from profiler.results.reading import read_runs
 
 DOMAINS = Domains(["eager", "ort"], ["fp32", "fp16"], [1, 16], ["weights_mib", "load_s"], 1e5, (-0.1, 0.2))
 LINEAR = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
@@ -168,3 +175,79 @@ def domains(spec: Any) -> list[list[Any]]:
         own = [spec["domain"]] if isinstance(spec.get("domain"), list) else []
         return own + [found for value in spec.values() for found in domains(value)]
     return [found for value in spec for found in domains(value)] if isinstance(spec, list) else []
+
+
+@pytest.fixture(scope="module")
+def doubted(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    """A run of two engines at two batch sizes and in training, of which `ort` at batch 16 was disturbed."""
+
+    def case(variant: str, batch: int, ms: float, **more: Any) -> dict[str, Any]:
+        place = {"batch_size": batch, "case_id": f"{variant}/{batch}/{more}", "flops_per_item": 1e9, "set_up_s": 1.0}
+        figures = {"tflops": batch / ms, "moved_mib": 10.0, "fraction_of_peak": 0.5, "load_s": 1.0}
+        figures["throughput"] = 1000 * batch / ms
+        return row(variant, ms=ms, **place, **figures, **more)
+
+    cases = [case("eager", batch, 2.0 * batch) for batch in (1, 16)]
+    cases += [case("ort", 1, 1.0), case("ort", 16, 4.0, warnings=["inconsistent: a"])]
+    training = {"pass": "training", "forward_ms": 10.0, "backward_ms": 20.0}
+    cases += [case("eager", 16, 30.0, **training, warnings=["disturbed: b"]), case("compiled", 16, 29.0, **training)]
+    folder = tmp_path_factory.mktemp("doubted")
+    for name, frame in zip(("results", "samples"), run(*cases), strict=True):
+        frame.write_parquet(folder / f"{name}.parquet")
+    return gather(read_runs([folder]))
+
+
+def test_what_was_disturbed_is_lighter_and_the_legend_and_the_tip_say_so(doubted: Data) -> None:
+    report = compose(doubted)
+    by_name = {chart.name: chart for chart in report.charts}
+    marks = {"speedups": "symbol", "latency": "symbol", "throughput": "symbol", "efficiency": "symbol"}
+    marks |= {"samples": "rect", "training": "rect"}
+    for name, kind in marks.items():
+        for about, spec in _specs(report, by_name[name]):
+            field = "compared" if name == "speedups" else "measured"
+            drawn = groups(vl_convert.vegalite_to_scenegraph(spec), kind)[-1]["items"]
+            title = "Row and base" if name == "speedups" else "Measured"
+            tips = {re.search(f"{title}: (\\w+)", item["description"])[1] for item in drawn}
+            rows = spec["datasets"]["lines"]
+            assert {item["opacity"] for item in drawn} == {0.3 if row[field] == "disturbed" else 1 for row in rows}
+            assert tips == {row[field] for row in rows}, (name, about)
+            lighter = sum(item["opacity"] < 1 for item in drawn)
+            alike = len(drawn) // len(rows)  # Ticks and parts of a bar.
+            assert lighter == alike * sum(row[field] == "disturbed" for row in rows), (name, about)
+    legend = json.dumps(by_name["latency"].spec)
+    assert '"domain": ["undisturbed", "disturbed"]' in legend
+    alt.Chart.from_dict(by_name["latency"].spec, validate=True)
+
+
+def test_where_nothing_was_disturbed_charts_say_nothing_of_it(h200_report: Report) -> None:
+    assert not any("disturbed" in json.dumps(chart.spec) for chart in h200_report.charts)
+
+
+def test_a_sentence_of_a_chart_says_which_of_its_rows_were_disturbed(doubted: Data) -> None:
+    found = findings(doubted)
+    said = {(name, one["pass"]): one["text"] for name, texts in found.items() for one in texts}
+    doubt = "; ort fp32 at batch 16 was disturbed (inconsistent)."
+    for name in ("latency", "throughput", "efficiency", "samples", "setup"):
+        assert said[name, "inference"].endswith(doubt), said[name, "inference"]
+    assert said["speedups", "inference"].endswith("the fastest is ort fp32, which was disturbed (inconsistent).")
+    assert said["speedups", "training"] == (
+        "Over fp32 eager at batch 16: compiled fp32; the fastest is compiled fp32; "
+        "fp32 eager was disturbed (disturbed)."
+    )
+    assert "disturbed" not in said["training", "training"], "it names only the fastest"
+    assert headline(doubted.configurations) == "ort fp32 is the fastest; 1 more was disturbed"
+    calm = doubted.configurations.filter(pl.col("batch_size") == 1)
+    slower = calm.with_columns(own_disturbed=pl.when(rank=2).then(pl.lit("disturbed")))
+    assert headline(slower) == "ort fp32 is the fastest; 1 configuration that was disturbed may be faster"
+
+
+def test_tables_leave_out_factors_of_what_was_disturbed_and_note_it(doubted: Data) -> None:
+    made = tables(doubted)
+    rows = pl.DataFrame(made["speedups"].frame).to_dicts()
+    cells = {(r["pass"], r["variant"], r["batch_size"]): (r["speedup"], r["gain"], r["note"]) for r in rows}
+    assert cells["inference", "ort", 1] == (pytest.approx(2.0), pytest.approx(2.0), None)
+    assert cells["inference", "ort", 16] == (None, None, "inconsistent")
+    assert cells["training", "compiled", 16] == (None, None, "base: disturbed")
+    (setup,) = pl.DataFrame(made["setup"].frame).filter(variant="ort", batch_size=16)["pays_off_items"]
+    (gain,) = pl.DataFrame(made["efficiency"].frame).filter(variant="ort", batch_size=16)["item_gain"]
+    assert (setup, gain) == (None, None)

@@ -166,3 +166,13 @@ def test_sum_is_blank_where_a_layer_is_missing_and_another_precision_is_not_conc
     assert totals["fp16"]["total_ms"] is None
     assert totals["tf32"]["total_ms"] is None
     assert [row["layer"] for row in found if row["precision"] == "tf32"] == ["L1", "L2", ALL_LAYERS]
+
+
+def test_a_disturbed_pass_and_the_best_that_was_picked_of_one_say_so() -> None:
+    cases = [trained("eager", 1.0, 3.0, 5.0, warnings=["disturbed: a"]), trained("compiled", 2.0, 2.0, 4.0)]
+    assert [row["disturbed"] for row in rows(*cases)] == ["disturbed", None]
+    assert [row["disturbed"] for row in best(*cases)] == ["disturbed", "disturbed"], "its forward pass, and the sums"
+    cases[0] |= {"forward_ms": 2.5}
+    assert [row["disturbed"] for row in best(*cases)] == [None, None]
+    (row,) = rows(inferred("ort", 4.0, warnings=["inconsistent: a"]))
+    assert row["disturbed"] == "inconsistent"

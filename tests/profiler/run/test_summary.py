@@ -318,3 +318,14 @@ def test_a_run_ends_with_how_many_cases_were_disturbed_and_how_many_came_right()
     one = printed(rows[0])
     assert "\n1 of 1 case was disturbed: 1 came right when measured again, 0 remain.\n" in one
     assert "disturbed:" not in printed(row("other"))
+
+
+def test_a_table_leaves_out_factors_of_disturbed_rows_and_notes_it():
+    rows = [row("eager", ms=4.0), row("ort", ms=1.0, warnings=["disturbed: a"]), row("trt", ms=2.0)]
+    text = printed(*rows)
+    assert words(text, "ort ")[2:] == ["1.00", "0.5", "1.00", "1,000", "12,346", "1.2e-4", "disturbed"]
+    assert "2.00" in words(text, "trt ") and "disturbed" not in words(text, "trt ")
+    rows[0]["warnings"] = ["inconsistent: a"]
+    text = printed(*rows)
+    assert words(text, "trt ")[-2:] == ["base:", "inconsistent"]
+    assert "Speed-up" not in heads(text)
