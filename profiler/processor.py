@@ -1,8 +1,7 @@
 """Read how busy this machine's processors are, and how much of that is our own work; Linux only, blank elsewhere.
 
 Two readings tell what others took in between: `read().since(before)`. It serves the process that measures, whose own
-work is what it measures, and the parent, which waits and asks whether the machine is quiet. For both,
-all processes of the run are our own.
+work is what it measures, and the parent, which waits and asks whether the machine is quiet.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Reading:
     processors: Mapping[int, _Processor]
     """By number, those that any thread of this process may run on."""
     own: float
-    """Processor time of the run's processes, whether they live or have ended: this one, its parent, all descendants."""
+    """Processor time of this process and its `_family`, whether they live or have ended."""
     waited: Mapping[int, float]
     """By thread of this process how long it waited for a processor."""
     switches: int | None
@@ -139,10 +138,13 @@ def _usage() -> tuple[float, int | None]:
 
 
 def _family(proc: Path) -> set[int]:
-    """The other processes of this run that live: this one's descendants, its parent and what that has started."""
+    """The other processes of this run that live: this one's descendants, and what its forkserver has started besides.
+
+    Not the parent, which is the user's own program where a measurement was called from Python.
+    """
     found = {*_descendants(proc, "self")}
-    if (parent := multiprocessing.parent_process()) and parent.pid:
-        found |= {parent.pid, *_descendants(proc, parent.pid)}
+    if multiprocessing.parent_process():
+        found |= {os.getppid(), *_descendants(proc, os.getppid())}
     return found - {os.getpid()}
 
 

@@ -194,10 +194,10 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
 
     `configuration`: its name; `rank` in its group, 1 the fastest; `step`: its place from the base to the exported
     runtimes; `front`: none of the model has both a lower latency and a higher throughput; `undivided_mib` of the
-    peak is in none of the parts; `item_gain`: over the smallest batch; `pays_off_items`, `restart_items`: after how many
-    what is done once, and what a start takes, is won back against the base, null if never; `best_from_items`: from how
-    many on it is the first of its group to be done with all of them, null if never; `own_disturbed`: as `disturbed`, of
-    its own warnings alone. A gain, and what is won back, is null where what it rests on was disturbed.
+    peak is in none of the parts; `item_gain`: over the smallest batch; `pays_off_items`, `restart_items`: after how
+    many what is done once, and what a start takes, is won back against the base, null if never; `best_from_items`: from
+    how many on it is the first of its group to be done with all of them, null if never; `own_disturbed`: as
+    `disturbed`, of its own warnings alone. A gain, and what is won back, is null where what it rests on was disturbed.
     """
     batch, latency = pl.col("batch_size"), pl.col("latency_ms")
     item_s = 1 / pl.coalesce("throughput", 1000 * batch / latency)

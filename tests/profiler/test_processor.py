@@ -85,21 +85,22 @@ def test_without_proc_and_affinity_there_are_readings_without_figures(
     assert load == Load(load.seconds, switches=load.switches)
 
 
-def test_all_processes_of_the_run_are_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its parent, 70, has started this one by the forkserver, 71, and 72, which reads the GPU's sensors."""
+def test_what_the_forkserver_has_started_is_our_own_and_the_parent_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """70 is the parent; its forkserver, 71, has started this process and 72, which reads the GPU's sensors."""
     this = os.getpid()
     tree = {70: (0.25, [71]), 71: (0.5, [72, this]), 72: (1.0, []), 73: (50.0, []), this: (100.0, [])}
     for pid, (seconds, children) in tree.items():
-        task = tmp_path / str(pid) / "task" / str(pid)
-        task.mkdir(parents=True)
-        (task / "children").write_text(" ".join(map(str, children)))
-        (tmp_path / str(pid) / "stat").write_text(
-            f"{pid} (a) b) S 1 1 1 0 -1 0 0 0 0 0 {seconds / TICK_S:.0f} 0 0 0 20"
-        )
+        process, ticks = tmp_path / str(pid), round(seconds / TICK_S)
+        (process / "task" / str(pid)).mkdir(parents=True)
+        (process / "task" / str(pid) / "children").write_text(" ".join(map(str, children)))
+        (process / "stat").write_text(f"{pid} (a) b) S 1 1 1 0 -1 0 0 0 0 0 {ticks} 0 0 0 20 0 1\n")
     monkeypatch.setattr(processor, "_usage", lambda: (2.0, None))
-    assert read(tmp_path).own == 2.0
+    monkeypatch.setattr(os, "getppid", lambda: 71)
+    assert read(tmp_path).own == 2.0, "nobody forked it"
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: types.SimpleNamespace(pid=70))
-    assert read(tmp_path).own == pytest.approx(2.0 + 0.25 + 0.5 + 1.0)
+    assert read(tmp_path).own == pytest.approx(2.0 + 0.5 + 1.0)
 
 
 @linux
