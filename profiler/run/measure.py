@@ -142,6 +142,7 @@ def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], Examp
         return {"name": model.rpartition(":")[2], "factory": model, "input": first.item}, first
     from exporters.saved_module import save
 
+    model = getattr(model, "_orig_mod", model)  # Of what torch.compile returned: it is the engines that compile here.
     folder.mkdir()
     try:
         factory = save(model, folder)
@@ -173,5 +174,5 @@ def _listed(values: Any) -> Any:
 def _console(progress: bool) -> Console:
     if not progress:
         return Console(quiet=True, force_terminal=False)
-    # Where nobody looks, 80 columns would cut the tables.
-    return Console(width=None if sys.stdout.isatty() else 120)
+    # Where nobody looks, 80 columns would cut the tables. A notebook shows text as one output, and rich's own as many.
+    return Console(width=None if sys.stdout.isatty() else 120, force_jupyter=False)

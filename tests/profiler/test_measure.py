@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,12 +19,14 @@ import pytest
 from onnx import TensorProto, helper
 
 import profiler
+import profiler.run.measure as run_measure
+from profiler.job.case import Budget
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.run.progress import PlainDisplay
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "api.md"
-BUDGET = {"seconds": 0.05, "min_samples": 3, "repeats": 0}
+BUDGET: dict[str, Any] = {"seconds": 0.05, "min_samples": 3, "repeats": 0}
 CELL = """
 import torch
 from torch import nn
@@ -79,6 +82,7 @@ def test_the_examples_of_the_page_in_a_notebook(
     notebook: Any, temporary: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(temporary)
+    monkeypatch.setattr(run_measure, "quick_budget", lambda _: Budget(**BUDGET))
     before = dict(os.environ)
     cell, test = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
     exec(compile(cell, "<ipython-input-2>", "exec"), vars(notebook))
@@ -129,6 +133,14 @@ def test_a_model_that_fails_is_a_row(notebook: Any) -> None:
     assert (row["model"], row["status"]) == ("make", "failed")
     assert "raised ValueError: no luck" in row["reason"]
     assert samples.collect().is_empty()
+
+
+@pytest.mark.usefixtures("forkserver")
+def test_a_process_with_a_forkserver_of_its_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkserver._forkserver, "_preload_modules", ["__main__"])
+    with pytest.raises(profiler.ConfigError, match="has a forkserver of multiprocessing already"):
+        profiler.measure("resnet18", output=tmp_path / "runs")
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 @pytest.mark.usefixtures("forkserver")
