@@ -215,8 +215,8 @@ def _check_dimensions(
         elif name in batches:
             why = f"{name} is the batch of {path}, whose sizes are in batch_sizes; leave {name} out"
         else:
-            listed = f"; those without a fixed size are {', '.join(free)}" if free else ", nor any without a fixed size"
-            why = f"{path} has no dimension {name!r}{listed}"
+            listed = f"those without a fixed size are {', '.join(free)}" if free else "none needs a size: leave it out"
+            why = f"{path} has no dimension {name!r}; {listed}"
         raise ModelError(f"model {source.name!r}: dimensions: {why}")
 
 

@@ -324,8 +324,9 @@ class Config(_Strict):
             if entry.reference is None:
                 continue
             place = ("models", number, "reference")
-            others = [other.name for other in self.models if other.name != entry.name]
-            check_word(entry.reference, others, "other model", at=place)
+            if entry.reference == entry.name:
+                raise mistake("a model is compared with its own base anyway; leave reference out", *place)
+            check_word(entry.reference, [other.name for other in self.models], "model", at=place)
             reference = self.reference_of(entry)
             if reference is not None and reference.reference is not None:
                 raise mistake(f"{entry.reference} has a reference itself; name the model that is compared with", *place)

@@ -43,12 +43,13 @@ def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_measured_models(run: RunFolder, folder: Path, config: Config, cases: Sequence[Case]) -> None:
-    """Raises ConfigError where a model that the run has measured is another one now.
+    """Raises ConfigError where a model that the run has measured, or compared one with, is another one now.
 
     A model without a measured row may have changed: that is how one is mended that failed.
     """
     measured = {case_id.model for case_id, result in run.results().items() if result.status == "ok"}
-    sources = {case.model: case.source for case in cases if case.unsupported is None and case.model in measured}
+    compared = [case for case in cases if case.unsupported is None and case.model in measured]
+    sources = {each.name: each for case in compared for each in (case.reference, case.source) if each}
     why, path = "figures of two networks cannot be mixed in one table", tuple(map(str, config.import_from))
     check_models(run, sources, path, config.budget, run.logs, f"--resume {folder}", why)
 

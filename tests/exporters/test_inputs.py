@@ -80,6 +80,8 @@ def test_onnx_dimensions_that_the_graph_lacks_or_fixes_are_refused(
     assert "model 'theirs': dimensions: " in str(caught.value)
     assert says.format(path=tmp_path / "m.onnx") in str(caught.value)
     assert input_specs(replace(source, dimensions={"H": 8, "in0[1]": 3}))[0].shape == ("batch", 3, 8)
+    with pytest.raises(ModelError, match="no dimension 'H'; none needs a size: leave it out"):
+        input_specs(replace(save(tmp_path / "fixed.onnx", ["N", 3]), dimensions={"H": 8}))
 
 
 def test_onnx_initializers_are_no_inputs(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ MISTAKES = [
         models("alexnet", "{name: vgg16, reference: vgg16}"),
         4,
         "models[1].reference: ",
-        "alexnet",
+        "leave reference out",
     ),
     mistake(
         "reference of a reference",
