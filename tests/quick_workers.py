@@ -14,8 +14,9 @@ from typing import Any
 
 import onnxruntime.quantization  # noqa: F401
 import onnxscript.function_libs.torch_lib.ops  # noqa: F401
+import torch._inductor.config
 import torch.export
-import torch.utils.flop_counter  # noqa: F401
+import torch.utils.flop_counter
 from quick_exports import translate_once
 
 from profiler.nvml import visible_gpus
@@ -36,6 +37,10 @@ def remembered_roofs(argument: Any, report: Report) -> roofline.Measured:
 
 
 roofline.measure_roofs = remembered_roofs
+# The compiler need not be tried on each kind of vector, nor have its headers compiled for what is compiled once.
+with contextlib.suppress(AttributeError):  # Another version of torch may have no such options.
+    torch._inductor.config.cpp.vec_isa_ok = True
+    torch._inductor.config.cpp_cache_precompile_headers = False
 if not visible_gpus():  # What the GPU's tests say of figures is of those that a user gets.
     sampling._THROUGHPUT_SECONDS = 0.05
 

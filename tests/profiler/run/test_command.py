@@ -910,8 +910,8 @@ def test_help(command: Profiler, tmp_path: Path, arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--bogus"], ["job.yaml", "--bogus"], ["engines", "--bogus"]])
-def test_unknown_option_gives_2(command_line: Profiler, tmp_path: Path, arguments: list[str]) -> None:
-    done = command_line(*arguments, cwd=tmp_path)
+def test_unknown_option_gives_2(command: Profiler, tmp_path: Path, arguments: list[str]) -> None:
+    done = command(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert "--bogus" in done.stderr
     assert "Traceback" not in done.stderr

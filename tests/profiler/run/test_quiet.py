@@ -71,6 +71,20 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One for all runs, so that none but the first prepares the network."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a job and its network."""
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "tiny.py").write_text("from torch import nn\n\ndef net():\n    return nn.Linear(8, 8)\n")
+    return tmp_path
+
+
 @pytest.fixture
 def other_run(locks: Path) -> Iterator[subprocess.Popen[str]]:
     """Another run on the CPU, which holds the lock until it is ended."""
@@ -172,15 +186,13 @@ def test_another_run_is_waited_for(monkeypatch, other_run, waiting: Callable[...
 
 
 def test_a_run_beside_another_says_so_and_all_of_its_rows_do(
-    tmp_path: Path, other_run: subprocess.Popen[str], profiler: Callable[..., CompletedProcess[str]]
+    place: Path, cache: str, other_run: subprocess.Popen[str], profiler: Callable[..., CompletedProcess[str]]
 ) -> None:
-    (tmp_path / "job.yaml").write_text(JOB)
-    (tmp_path / "tiny.py").write_text("from torch import nn\n\ndef net():\n    return nn.Linear(8, 8)\n")
-    done = profiler("job.yaml", cwd=tmp_path, PROFILER_CACHE=str(tmp_path / "cache"))
+    done = profiler("job.yaml", cwd=place, PROFILER_CACHE=cache)
     assert done.returncode == 0, done.stdout + done.stderr
     who = f"another run (process {other_run.pid}, into /a/run)"
     assert f"{who} measures on this device: figures will be disturbed; " in done.stdout
-    (run,) = (tmp_path / "results").iterdir()
+    (run,) = (place / "results").iterdir()
     rows = pl.read_parquet(run / "results.parquet")
     assert rows["status"].to_list() == ["ok", "ok"]
     for warnings in rows["warnings"]:
@@ -188,25 +200,25 @@ def test_a_run_beside_another_says_so_and_all_of_its_rows_do(
     assert "\n2 of 2 cases were disturbed: 0 came right when measured again, 2 remain.\n" in done.stdout
 
 
-def test_an_interrupt_ends_a_run_that_waits(tmp_path: Path, busy_processors: list[int]) -> None:
-    for pid in busy_processors[1:]:  # One is enough, and starting is quicker.
-        os.kill(pid, signal.SIGKILL)
-    (tmp_path / "job.yaml").write_text(JOB)
-    (tmp_path / "tiny.py").write_text("from torch import nn\n\ndef net():\n    return nn.Linear(8, 8)\n")
-    command = [sys.executable, "-u", "-m", "profiler", "job.yaml", "--wait-for-idle", "10"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PROFILER_CACHE": str(tmp_path / "cache")}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        lines = iter(process.stdout.readline, "")
-        assert any("waiting for the machine to be quiet: " in line for line in lines)
-        process.send_signal(signal.SIGINT)
-        rest = "".join(lines)
-        assert process.wait() == 130
-    assert "Interrupted; go on with: python -m profiler --resume " in rest
-    assert rest.rstrip().endswith("--wait-for-idle 10")
+def test_an_interrupt_ends_a_run_that_waits(
+    place: Path, cache: str, monkeypatch: pytest.MonkeyPatch, profiler: Callable[..., CompletedProcess[str]]
+) -> None:
+    reading = types.SimpleNamespace(since=lambda before: Load(1.0, 2, others=0.9))
+    monkeypatch.setattr(processor, "read", lambda: reading)
+    monkeypatch.setattr(PlainDisplay, "waiting", lambda display, what: os.kill(os.getpid(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background job ignores it.
+    try:
+        done = profiler("job.yaml", "--wait-for-idle", "10", cwd=place, PROFILER_CACHE=cache)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.returncode == 130
+    assert "Interrupted; go on with: python -m profiler --resume " in done.stdout
+    assert done.stdout.rstrip().endswith("--wait-for-idle 10")
 
 
 def test_what_was_disturbed_is_measured_again_once_the_other_work_has_ended(
-    tmp_path: Path,
+    place: Path,
+    cache: str,
     monkeypatch: pytest.MonkeyPatch,
     busy_processors: list[int],
     profiler: Callable[..., CompletedProcess[str]],
@@ -220,12 +232,11 @@ def test_what_was_disturbed_is_measured_again_once_the_other_work_has_ended(
                 os.kill(pid, signal.SIGKILL)
 
     monkeypatch.setattr(PlainDisplay, "announce", end_other_work)
-    (tmp_path / "job.yaml").write_text(JOB.replace("seconds: 0.05", "seconds: 0.3, repeats: 3"))
-    (tmp_path / "tiny.py").write_text("from torch import nn\n\ndef net():\n    return nn.Linear(8, 8)\n")
-    done = profiler("job.yaml", cwd=tmp_path, PROFILER_CACHE=str(tmp_path / "cache"))
+    (place / "job.yaml").write_text(JOB.replace("seconds: 0.05", "seconds: 0.3, repeats: 3"))
+    done = profiler("job.yaml", cwd=place, PROFILER_CACHE=cache)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\nmeasuring 2 disturbed cases again\n" in done.stdout
-    (run,) = (tmp_path / "results").iterdir()
+    (run,) = (place / "results").iterdir()
     takes: dict[CaseId, list[Result]] = {}
     for line in (run / "journal.jsonl").read_text().splitlines():
         result = Result.from_json(line)

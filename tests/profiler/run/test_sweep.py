@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +19,6 @@ from exporters.source import ModelSource
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.run.supervise import families
 from profiler.worker.task import Prepared, Task
-
-ROOT = Path(__file__).resolve().parents[3]
 
 FACTORIES = """
 import os
@@ -374,32 +370,28 @@ def test_resuming_a_run_that_is_whole_measures_nothing(largest: Finished, start:
 # Interrupted, resumed, retried.
 
 
-def interrupt(folder: Path, cache: Path, happened: Callable[[str], bool], *arguments: str) -> int:
-    """Start a run there and send SIGINT once the journal is such; the exit code."""
-    (folder / "tiny.py").write_text(FACTORIES)
-    with (folder / "said").open("a") as said:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "profiler", *arguments],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PROFILER_CACHE": str(cache), "OMP_NUM_THREADS": "1"},
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            # A shell's background job ignores SIGINT, and so would its children.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-        end = time.monotonic() + 90
-        while process.poll() is None and time.monotonic() < end:
+def interrupt(start: Callable[..., Finished], folder: Path, happened: Callable[[str], bool], *arguments: str) -> None:
+    """Start a run there, which gets SIGINT once the journal is such, while something is measured."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.01):
             if any(happened(file.read_text()) for file in folder.glob("results/*/journal.jsonl")):
-                break
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        return process.wait(60)
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
+    watcher, handler = threading.Thread(target=watch), signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        watcher.start()
+        start(folder, None, *arguments, code=130)
+    finally:
+        ended.set()
+        watcher.join()
+        signal.signal(signal.SIGINT, handler)
 
 
 @pytest.fixture(scope="module")
-def resumed(
-    tmp_path_factory: pytest.TempPathFactory, cache: Path, start: Callable[..., Finished]
-) -> list[list[dict[str, Any]]]:
+def resumed(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Finished]) -> list[list[dict[str, Any]]]:
     """The journal after an interrupt of the sweep, after one of the search, after --resume, and after --retry."""
     folder = tmp_path_factory.mktemp("resumed")
     (folder / "marker").touch()
@@ -408,11 +400,11 @@ def resumed(
         "batch_sizes: [1, 2, 4, 8, 16, 32]\nlargest_batch: {limit: 40, resolution: 0.001}\ndevice: cpu\n"
         "budget: {seconds: 0.3, min_samples: 3, repeats: 0}\n"
     )
-    assert interrupt(folder, cache, lambda journal: '"ok"' in journal, "job.yaml") == 130
+    interrupt(start, folder, lambda journal: '"ok"' in journal, "job.yaml")
     (path,) = (folder / "results").iterdir()
     run = Finished("", path)
     states = [run.journal]
-    assert interrupt(folder, cache, lambda journal: "probe=" in journal, "--resume", str(path)) == 130
+    interrupt(start, folder, lambda journal: "probe=" in journal, "--resume", str(path))
     states.append(run.journal)
     states.append(start(folder, None, "--resume", str(path)).journal)
     (folder / "marker").unlink()
