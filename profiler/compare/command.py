@@ -20,6 +20,7 @@ from profiler.options import Compare as Options
 from profiler.published.references import published_as_results
 from profiler.results.reading import Runs, chosen, read_runs
 from profiler.results.replicates import without_probes
+from profiler.results.sentences import rough
 from profiler.results.speedups import spreads
 from profiler.tables.output import deliver
 from profiler.tables.writers import markdown_section, print_section
@@ -62,7 +63,7 @@ def make_comparison(options: Options, limit: float | None = None) -> Comparison:
         cells,
         differences(environments),
         None if limit is None else find_regressions(cells, limit),
-        (*runs.notes, *(_mixed(side) for side in sides if len(side.machines) > 1)),
+        (*runs.notes, *(_mixed(side) for side in sides if len(side.machines) > 1), *filter(None, [_rough(runs)])),
     )
 
 
@@ -129,6 +130,10 @@ def _sides(rows: pl.DataFrame, by: str, runs: Runs) -> tuple[tuple[Side, ...], d
             {**runs.environments.get(i, unknown), **({"sm_clock_mhz": clocks[i]} if i in clocks else {})} for i in ids
         ]
     return tuple(sides), environments
+
+
+def _rough(runs: Runs) -> str | None:
+    return rough(run.environment.get("sampling_seconds") for run in runs.runs)
 
 
 def _mixed(side: Side) -> str:

@@ -132,10 +132,11 @@ def _conclusions(comparison: Comparison) -> Section:
     reasons = compared.drop_nulls("why_no_verdict").group_by("why_no_verdict", maintain_order=True).len()
     paragraphs += [f"No verdict for {counted(count, 'cell')}: {reason}." for reason, count in reasons.iter_rows()]
     lost = compared.drop_nulls("disturbed")
-    for (side, kinds), part in lost.group_by("side", "disturbed", maintain_order=True):
+    for (side,), part in lost.group_by("side", maintain_order=True):
+        kinds = sorted({kind for kinds in part["disturbed"] for kind in kinds.split(", ")})
         paragraphs.append(
-            f"{side}: {counted(part.height, 'cell')} disturbed on either side ({kinds}), which no mean and no range "
-            "above counts: measure again."
+            f"{side}: {counted(part.height, 'cell')} disturbed on either side ({', '.join(kinds)}), which no mean and "
+            "no range above counts: measure again."
         )
     if WITHIN in compared["interval"]:
         paragraphs.append(_WITHIN)

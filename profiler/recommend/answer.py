@@ -24,7 +24,7 @@ from profiler.recommend.reasons import (
 )
 from profiler.results.columns import Group, columns
 from profiler.results.set_up import PARTS, Part, parts_of
-from profiler.results.warning_kinds import disturbed, doubting, meaning
+from profiler.results.warning_kinds import doubting, meaning, was_disturbed, without_factor
 from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables.numbers import count, counted, rounded, seconds, significant, span
@@ -69,8 +69,8 @@ class Answer:
     """How the reasons are to be read."""
 
 
-def make_answer(found: Recommendation, command: str) -> Answer:
-    """`command` measures the choice again, or says why none can be given."""
+def make_answer(found: Recommendation, command: str, rough: str | None = None) -> Answer:
+    """`command` measures the choice again, or says why none can be given; `rough` says that all figures are."""
     request, choice = found.request, found.choice
     limits = ", ".join(map(limit_text, request.limits))
     machines = list(dict.fromkeys(c.machine for c in found.candidates))
@@ -90,7 +90,7 @@ def make_answer(found: Recommendation, command: str) -> Answer:
         unmeasured=_unmeasured(found),
         command=command,
         sources=_sources(found),
-        notes=_notes(found),
+        notes=_notes(found, rough),
     )
 
 
@@ -158,7 +158,7 @@ def _comparison(choice: Candidate, found: Recommendation) -> list[str]:
         alone = "meets the limits" if found.request.limits else "was measured"
         return [*_warned(choice), f"It is the only candidate that {alone}."]
     verb, than = WORSE[found.request.objective]
-    relation = f"{verb} {worse(margin, than)}."
+    relation = f"{verb} {worse(margin, than, doubt(margin, ': '))}."
     if margin.tied:
         ratio = "" if margin.disturbed else f" (ratio {times(margin)})"
         relation = f"is {margin.verdict}{ratio}, but {needs_more(other, choice)}{doubt(margin)}."
@@ -171,8 +171,10 @@ def _comparison(choice: Candidate, found: Recommendation) -> list[str]:
 
 def _warned(choice: Candidate) -> list[str]:
     """That other work was measured with it."""
-    again = "measure it again before you rely on it"
-    return [f"{disturbed(choice.name, choice.warnings)}: {again}."] if choice.is_disturbed else []
+    if not choice.is_disturbed:
+        return []
+    meanings = " and ".join(meaning(kind, otherwise=kind) for kind in without_factor(choice.warnings))
+    return [f"{choice.name} was disturbed: {meanings}. Measure it again before you rely on it."]
 
 
 def _certainty(choice: Candidate, other: Candidate, margin: Margin) -> str:
@@ -202,7 +204,9 @@ def _pays_off(choice: Candidate, rival: Candidate) -> str:
     restart = f"restart costs {rounded(start, 2)} items ({both_start})" if start >= 1 else ""
     if longer["once_s"] < _LEAST_SECONDS:
         return f"Against {rival.name} a {restart}."
-    what = "The build pays" if mostly_built(choice, rival) else "Export and build pay"
+    what = "Export and build pay"
+    if mostly_built(choice, rival) or not choice.figures.get("build_s"):
+        what = f"The {'build' if choice.figures.get('build_s') else 'export'} pays"
     text = f"{what} off against {rival.name} after {rounded(once, 2)} items (once: {both_once})"
     return f"{text}; a {restart}." if restart else f"{text}."
 
@@ -227,6 +231,7 @@ def _doubts(choice: Candidate, found: Recommendation) -> list[str]:
     limits = found.request.limits
     figures = {found.request.figure, *(limit.figure for limit in limits)}
     kinds = [*doubting("latency"), *doubting("error"), *(doubting("memory") if "peak_memory_mib" in figures else ())]
+    kinds = [kind for kind in kinds if not without_factor([kind])]  # Of these the sentences and the notes tell.
     compared = [candidate for candidate in (choice, found.runner_up) if candidate is not None]
     carriers = {kind: [c.name for c in compared if kind in c.warnings] for kind in kinds}
     doubts = [
@@ -299,19 +304,24 @@ def _restricted(request: Request) -> str:
     return f" ({'; '.join(words)})" if words else ""
 
 
-def _notes(found: Recommendation) -> list[str]:
+def _notes(found: Recommendation, rough: str | None) -> list[str]:
     short = {x.limit.figure for loser in found.losers for x in loser.shortfalls if x.value is None}
     margins = [loser.margin for loser in found.losers if loser.margin is not None]
     needs = REPLICATES_FOR_A_VERDICT
     lacking = [PERCENTILE_NEEDS[q] for figure in short if (q := FIGURES[figure].percentile)]
-    notes = []
+    notes = [rough] if rough else []
+    if found.best and found.best.is_disturbed and margins:
+        every = all(candidate.is_disturbed for candidate in found.candidates if candidate.cases)
+        who = "every candidate" if every else found.best.name
+        notes.append(f"No factors: {who} {was_disturbed(() if every else found.best.warnings)}.")
+    margins = [margin for margin in margins if not margin.disturbed]
     if any(m.interval is not None and not m.between for m in margins):
         notes.append(
             "In parentheses: 95 % intervals. They cover noise within one process only; "
             f"replicates: {needs} covers run-to-run noise."
         )
-    if any(m.interval is None for m in margins):
-        latency = found.request.objective == "latency"
+    latency = found.request.objective == "latency"
+    if any(m.interval is None for m in margins) and not (latency and rough):
         why = "30 independent samples. Raise budget.seconds" if latency else f"{needs} replicates"
         notes.append(f"No interval: fewer than {why}.")
     if lacking:

@@ -18,6 +18,7 @@ from profiler.recommend.choice import recommend
 from profiler.recommend.options import check, make_request
 from profiler.recommend.writers import as_json, as_markdown, print_answer
 from profiler.results.reading import Run, Runs, read_runs
+from profiler.results.sentences import rough
 
 NOTHING_FITS = 3
 
@@ -36,7 +37,8 @@ def execute(options: Options, console: Console) -> int:
     results = runs.results.collect()
     found = recommend(results, make_request(options, results))
     subject = found.choice or found.nearest or found.losers[0].candidate
-    answer = make_answer(found, command(subject, _run_of(subject, runs)))
+    sampled = [run.environment.get("sampling_seconds") for run in runs.runs]
+    answer = make_answer(found, command(subject, _run_of(subject, runs)), rough(sampled))
     if options.format == "text":
         print_answer(console, answer)
     else:

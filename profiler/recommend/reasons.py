@@ -7,7 +7,7 @@ import math
 from profiler.job.case import Role
 from profiler.recommend.candidates import FIGURES, Candidate
 from profiler.recommend.choice import HIGHER, LIMITED_BY, Limit, Loser, Margin, Recommendation, Relaxation, Shortfall
-from profiler.results.warning_kinds import disturbed
+from profiler.results.warning_kinds import disturbed, was_disturbed
 from profiler.stats.ratios import outlook
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables import numbers
@@ -46,13 +46,18 @@ def reason(loser: Loser, found: Recommendation) -> str:
         same = verdict if verdict and verdict.ties else f"the same {FIGURES[found.request.figure].noun}"
         return f"{same}, but {needs_more(candidate, found.choice)}{doubt(loser.margin)}"
     than = "" if found.best is found.choice else f" than {found.best.name}"
-    return worse(loser.margin, WORSE[objective][1] + than)
+    # Where the best one was disturbed no row has a factor, as the notes say once.
+    own = "" if found.best.is_disturbed else f": it {was_disturbed(candidate.warnings)}"
+    return worse(loser.margin, WORSE[objective][1] + than, own)
 
 
-def worse(margin: Margin, words: str) -> str:
-    """Like "1.402× slower (1.381–1.423)", with how sure that is; `words` are like "slower"."""
+def worse(margin: Margin, words: str, why: str) -> str:
+    """Like "1.402× slower (1.381–1.423)", with how sure that is; `words` are like "slower".
+
+    `why` there is no factor, like ": it was disturbed", is empty where it is said elsewhere.
+    """
     if margin.disturbed:
-        return f"{words}, nobody knows how many times{doubt(margin, ': ')}"
+        return f"{words} (no factor{why})"
     if margin.is_unclear:
         return f"{times(margin, f' {words}')}: unclear; {outlook(margin.replicates_to_settle)}"
     return f"{times(margin, f' {words}')}{', not certain' if margin.is_unsure else ''}"

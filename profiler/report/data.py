@@ -22,6 +22,7 @@ from profiler.results.layer_profiles import Profiled, profiled, together
 from profiler.results.problems import not_measured, warned
 from profiler.results.reading import Runs, chosen
 from profiler.results.replicates import disturbed, merge, without_probes
+from profiler.results.sentences import rough
 from profiler.results.set_up import BREAK_EVENS, break_even, set_up
 from profiler.results.speedups import CONFIGURATION, GROUP, INTERVAL, SPEEDUPS, spreads, with_base
 from profiler.stats.ratios import JUDGED_ON
@@ -96,7 +97,8 @@ def gather(
     statuses = cells.group_by("status", maintain_order=True).len().sort("len", descending=True, maintain_order=True)
     measured = cells.filter(pl.col("status") == "ok", pl.col("latency_ms").is_not_null())
     rows = measured.drop("options", "proof", "reason", "host").collect()
-    notes: list[str] = []
+    doubt = rough(run.environment.get("sampling_seconds") for run in runs.runs)
+    notes: list[str] = [doubt] if doubt else []
     shown = _capped(rows, most_configurations, notes)
     samples = _samples(runs, shown, notes)
     configurations = _derived(_configurations(shown, samples, spreads(runs.results), compared))

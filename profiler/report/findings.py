@@ -14,7 +14,7 @@ from profiler.report import tables
 from profiler.report.chart_specs import MEMORY, TRAINING
 from profiler.report.data import KEY, Data
 from profiler.results.speedups import geometric_mean
-from profiler.results.warning_kinds import disturbed, without_factor
+from profiler.results.warning_kinds import disturbed, was_disturbed, without_factor
 from profiler.tables.numbers import counted, listed, percent, rounded, significant, times
 
 Row = Mapping[str, Any]
@@ -43,8 +43,8 @@ def headline(configurations: pl.DataFrame) -> str:
         return "No case succeeded"
     best = every.filter(pl.col("disturbed").is_null())
     if best.is_empty():
-        kinds = ", ".join(every["disturbed"].unique(maintain_order=True))
-        return f"No certain answer: what was fastest, or its base, was disturbed ({kinds})"
+        kinds = ", ".join(every["disturbed"]).split(", ")
+        return f"No certain answer: what was fastest, or its base, {was_disturbed(kinds)}"
     lost = every.height - best.height
     doubt = f"; {lost} more {'was' if lost == 1 else 'were'} disturbed" if lost else ""
     rivals = configurations.filter(pl.col("rank") > 1, pl.col("own_disturbed").is_not_null())
@@ -140,7 +140,7 @@ def _speedups(rows: Sequence[Row]) -> Said | None:
 
     def factor(row: Row, sign: str = "") -> str:
         if row["own_disturbed"]:
-            return f" was disturbed ({row['own_disturbed']})"
+            return f" {was_disturbed(row['own_disturbed'].split(', '))}"
         return "" if row["disturbed"] else f" {sign}{times(row['speedup'])}"
 
     parts = [f"{row['configuration']}{factor(row)}" for row in steps]

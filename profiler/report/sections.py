@@ -21,6 +21,7 @@ from profiler.report.findings import Finding, Lead
 from profiler.report.tables import tables
 from profiler.results.sentences import group_sentence
 from profiler.results.wall_time import describe
+from profiler.results.warning_kinds import carried_by_all
 from profiler.stats.ratios import Verdict, label, legend
 from profiler.tables.numbers import count
 from profiler.tables.table import Table
@@ -161,7 +162,7 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
         section("setup", "Set-up and break-even", when(measured, _SETUP), "break-even"),
         section("energy", "Energy and cost"),
         section("not-measured", "Not measured", when("not-measured" not in made, "Every case succeeded."), open=True),
-        section("warnings", "Warnings", when("warnings" not in made, "No warnings."), open=True),
+        section("warnings", "Warnings", _warnings(configurations, "warnings" in made), open=True),
         section("environment", "Machine and versions", environment, open=True, code=_code(data)),
         section("method", "Method", _METHOD),
     ]
@@ -191,15 +192,23 @@ def _answer(data: Data) -> list[str]:
 
 def _sentences(configurations: pl.DataFrame) -> list[tuple[str, dict[str, Any]]]:
     """What the terminal says of each group, with what the group is."""
-    sentences = []
+    sentences, everywhere = [], carried_by_all(configurations["warnings"])
     for key, group in configurations.group_by(KEY, maintain_order=True):
         about = dict(zip(KEY, key, strict=True))
-        if text := group_sentence(about, group.to_dicts()):
+        if text := group_sentence(about, group.to_dicts(), everywhere):
             more = [
                 str(about[name]) for name in ("extra", "run") if about[name] and configurations[name].n_unique() > 1
             ]
             sentences.append((text + (f" [{', '.join(more)}]" if more else ""), about))
     return sentences
+
+
+def _warnings(configurations: pl.DataFrame, some: bool) -> list[str]:
+    """Which of them every row carries, as its tables do not say again."""
+    if not some:
+        return ["No warnings."]
+    of_all = carried_by_all(configurations["warnings"])
+    return [f"On every row, and not in the tables again: {', '.join(sorted(of_all))}."] if of_all else []
 
 
 def _speedups(configurations: pl.DataFrame) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,14 +12,14 @@ import polars as pl
 from engines.catalog import PRECISIONS
 from profiler.report.data import CONFIGURATION_KEY, KEY, Data, place
 from profiler.results import batch_sweeps
-from profiler.results.columns import RESULTS, Group, Shown, columns
+from profiler.results.columns import COLUMNS, RESULTS, Group, Shown, columns
 from profiler.results.configurations import certain
 from profiler.results.fields import field, fields, latency_spread, verdict
 from profiler.results.layer_profiles import Profiled, groups
 from profiler.results.set_up import BREAK_EVENS, PARTS
-from profiler.results.warning_kinds import meaning
+from profiler.results.warning_kinds import carried_by_all, meaning
 from profiler.tables import numbers
-from profiler.tables.numbers import aligned, compact, rates, significant, whole
+from profiler.tables.numbers import aligned, compact, each, rates, significant, text, whole
 from profiler.tables.table import Field, Table, figure, prose, under, words
 
 _FACTS = {
@@ -38,10 +38,11 @@ def tables(data: Data) -> dict[str, Table]:
     """Every table that is not empty, by name."""
     configurations = data.configurations
     trained = configurations.filter(pl.col("pass") == "training")
+    own_warnings = _own_warnings(carried_by_all(configurations["warnings"]))
     made = [
-        _answer(configurations),
+        _answer(configurations, own_warnings),
         _table("speedups", "Speed-up by configuration", _in_steps(configurations), *_SPEEDUPS, needs="speedup"),
-        _table("latency", "Latency on every clock", configurations, *_LATENCY, needs="latency_ms"),
+        _table("latency", "Latency on every clock", configurations, *_LATENCY, own_warnings, needs="latency_ms"),
         _table("throughput", "Throughput and latency", configurations, *_THROUGHPUT, needs="latency_ms"),
         _table("memory", "Memory", configurations, *_MEMORY, needs="peak_memory_mib"),
         _table("roofline", "Roofline", configurations, *_ROOFLINE, needs="tflops"),
@@ -79,7 +80,13 @@ def layers(cell: Sequence[Profiled]) -> list[Layer]:
     return known + ([Layer("no exported node", None, strangers)] if strangers else [])
 
 
-def _answer(configurations: pl.DataFrame) -> Table:
+def _own_warnings(of_all: Collection[str]) -> Field:
+    """The kinds that a row carries, but those `of_all`, which the page says once."""
+    own = each(lambda kinds: text([kind for kind in kinds if kind not in of_all]))
+    return words(COLUMNS["warnings"].heading, "warnings", own)
+
+
+def _answer(configurations: pl.DataFrame, own_warnings: Field) -> Table:
     """What is fastest in each group, and the fastest in each precision, in rows that the page's filter shows."""
     second, plain = pl.col("rank") == 2, pl.col("precision") == "fp32"
 
@@ -126,7 +133,7 @@ def _answer(configurations: pl.DataFrame) -> Table:
             _rival("Runner-up, × the time", "runner_up", "margin"),
             _rival("Fastest in fp32, ms", "fastest_fp32", "fastest_fp32_ms"),
         ),
-        field("warnings"),
+        own_warnings,
         _NOTE,
     ]
     keys = [*KEY, "restricted_to", *PARTS, *BREAK_EVENS]
@@ -225,7 +232,6 @@ _LATENCY = [
     latency_spread(),
     *_shown(Group.LATENCY)[1:],
     *_shown(Group.CLOCKS),
-    field("warnings"),
 ]
 _THROUGHPUT = [
     field("latency_ms"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -15,7 +15,7 @@ from profiler.results.replicates import OUT_OF_MEMORY, without_probes
 from profiler.results.warning_kinds import DISTURBED, KINDS, disturbances, is_remeasured, without_factor
 from profiler.stats.ratios import Verdict, outlook
 from profiler.tables import numbers
-from profiler.tables.numbers import count, counted, decimals, listed, percent, significant, times
+from profiler.tables.numbers import compact, count, counted, decimals, listed, percent, significant, times
 
 Row = Mapping[str, Any]
 _LEAST_SHARE = 0.005
@@ -37,12 +37,27 @@ def title(key: Row) -> str:
     return ", ".join(words)
 
 
-def group_sentence(key: Row, lines: Sequence[Row]) -> str | None:
+ROUGH_SECONDS = 0.3
+"""Sampling for so long, as with --quick, gives rough figures."""
+
+
+def rough(sampling_seconds: Iterable[float | None]) -> str | None:
+    """That figures are rough, of runs whose cases were sampled for so long, as far as that is known; else None."""
+    short = [seconds for seconds in sampling_seconds if seconds is not None and seconds <= ROUGH_SECONDS]
+    if not short:
+        return None
+    return (
+        f"Rough figures: cases were sampled for {compact(max(short))} s (--quick, `budget.seconds`). Before you decide "
+        "measure for longer."
+    )
+
+
+def group_sentence(key: Row, lines: Sequence[Row], everywhere: Collection[str] = ()) -> str | None:
     """What a group says, like "resnet50, batch 16: ort-tuned fp16 is 5.8× fp32 eager (5.7–5.9), error 4e-4".
 
     With replicates a verdict follows: "; on device time 5.7× (5.6–5.8): faster". Where the line's or the base's figures
     moved, " (drift: measure again)" ends it; where other work had the machine, there is no factor. A slower line from
-    which others took it may be the fastest.
+    which others took it may be the fastest. What `everywhere`, on all rows, moved is not said again of each group.
     """
     best = lines[0]
     if best["speedup"] is None or (best["is_base"] and len(lines) < 2):
@@ -56,7 +71,7 @@ def group_sentence(key: Row, lines: Sequence[Row]) -> str | None:
     if without_factor(carried):
         looks = f"nothing looks faster than {base}" if best["is_base"] else f"{_name(best)} looks fastest"
         return f"{what}: {looks}; {_doubts(named)}, so {'that is not certain' if best['is_base'] else 'no factor'}"
-    moved = ", ".join(kind.kind for kind in KINDS.values() if kind.unsteady and kind.kind in carried)
+    moved = ", ".join(kind.kind for kind in KINDS.values() if kind.unsteady and kind.kind in carried - {*everywhere})
     doubt = (f" ({moved}: measure again)" if moved else "") + _maybe_faster(
         [line for line in lines if line is not best and not line["is_base"]]
     )

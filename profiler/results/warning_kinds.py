@@ -300,9 +300,21 @@ def doubting(figure: Doubt) -> tuple[str, ...]:
     return tuple(kind.kind for kind in _KINDS if figure == kind.doubts)
 
 
+def carried_by_all(rows: Iterable[Iterable[str]]) -> frozenset[str]:
+    """The kinds that each of several rows carries, which need to be said only once; of those that are declared here."""
+    carried = [KINDS.keys() & set(kinds) for kinds in rows]
+    return frozenset(set.intersection(*carried)) if len(carried) > 1 else frozenset()
+
+
+def was_disturbed(kinds: Iterable[str]) -> str:
+    """Like "was disturbed (inconsistent)", of a row that carries some kinds without a factor."""
+    others = [kind for kind in without_factor(kinds) if kind != DISTURBED]
+    return "was disturbed" + (f" ({', '.join(others)})" if others else "")
+
+
 def disturbed(name: str, kinds: Iterable[str]) -> str:
-    """Like "ort fp32 was disturbed (inconsistent)", for a row with some of these kinds."""
-    return f"{name} was disturbed ({', '.join(without_factor(kinds))})"
+    """Like "ort fp32 was disturbed (inconsistent)"."""
+    return f"{name} {was_disturbed(kinds)}"
 
 
 def documented() -> str:

@@ -33,6 +33,7 @@ from profiler.results.replicates import without_probes
 from profiler.results.result import measured_in
 from profiler.results.run_folder import OLDER_ROWS, RunFolder
 from profiler.results.run_tables import write_tables
+from profiler.results.sentences import ROUGH_SECONDS
 from profiler.results.wall_time import WallTime
 from profiler.results.wall_time import describe as describe_time
 from profiler.run.largest_batch import probes_among, searched
@@ -45,7 +46,7 @@ from profiler.tables.numbers import counted, duration, whole
 from profiler.tables.table import figure, name, of_rows, prose
 from profiler.tables.writers import print_table
 
-_QUICK_SECONDS, _QUICK_SAMPLES = 0.3, 5
+_QUICK_SAMPLES = 5
 
 
 def execute(options: Options, console: Console) -> int:
@@ -116,7 +117,7 @@ def _read_job(options: Options, path: Path, kind: str) -> Config:
 
 def quick_budget(budget: Budget) -> Budget:
     """A fraction of the sampling time."""
-    return replace(budget, seconds=min(budget.seconds, _QUICK_SECONDS), min_samples=_QUICK_SAMPLES)
+    return replace(budget, seconds=min(budget.seconds, ROUGH_SECONDS), min_samples=_QUICK_SAMPLES)
 
 
 def _open_run(
@@ -146,6 +147,8 @@ def measure_cases(
     runner: Runner, cases: Sequence[Case], console: Console, retry: bool = False, report: bool = True
 ) -> tuple[bool, pl.DataFrame]:
     """Measure the cases that the journal lacks and write all; returns whether it was interrupted, and the results."""
+    runner.environment["sampling_seconds"] = runner.config.budget.seconds
+    runner.run.write_environment(runner.environment)
     interrupted, wall = _measure(runner, cases, retry, console)
     return interrupted, _write_results(runner, wall, console, report)
 
@@ -185,7 +188,9 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
     lines = summary(results, samples)
     write_tables(run.tables, results, lines)
     study = config.published
-    print_results(console, results, lines, lambda group: study is not None and covers(study, group))
+    print_results(
+        console, results, lines, lambda group: study is not None and covers(study, group), config.budget.seconds
+    )
     if study is not None:
         present(console, study, results, [flat_environment(environment)], run.tables)
     if wall is not None:

@@ -16,8 +16,9 @@ from profiler.results.configurations import certain, groups
 from profiler.results.fields import field, fields, latency_spread, verdict
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.results.problems import not_measured, warned
-from profiler.results.sentences import disturbance_sentence, group_sentence, sweep_sentences, title
-from profiler.results.warning_kinds import meaning
+from profiler.results.replicates import measured
+from profiler.results.sentences import disturbance_sentence, group_sentence, rough, sweep_sentences, title
+from profiler.results.warning_kinds import carried_by_all, meaning
 from profiler.stats.ratios import legend
 from profiler.tables import numbers
 from profiler.tables.numbers import each, percent
@@ -32,12 +33,17 @@ _VERDICTS = f"Verdict: against the base, on device time (CPU: latency); {legend(
 
 
 def print_results(
-    console: Console, results: pl.DataFrame, lines: pl.DataFrame, elsewhere: Callable[[Row], bool] = lambda key: False
+    console: Console,
+    results: pl.DataFrame,
+    lines: pl.DataFrame,
+    elsewhere: Callable[[Row], bool] = lambda key: False,
+    sampling_seconds: float | None = None,
 ) -> None:
-    """Every group's table and sentence, then what could not be measured and why; `lines` are configurations.summary's.
+    """Every group's table and sentence, then what could not be measured and why, and last how sure the figures are.
 
-    A group of which `elsewhere` says so has its table elsewhere, and its sentence here. Single layers have a table for
-    all of a layer's passes, and the batch sizes of a sweep one for all of them.
+    `lines` are configurations.summary's. A group of which `elsewhere` says so has its table elsewhere, and its sentence
+    here. Single layers have a table for all of a layer's passes, and the batch sizes of a sweep one for all of them.
+    `sampling_seconds` a case: where they were few, that is said in place of what else makes figures unsure.
     """
     layers = set(results.filter(model_kind="layer")["model"])
     networks = [(key, group) for key, group in groups(lines) if key["model"] not in layers]
@@ -51,25 +57,29 @@ def print_results(
     if not all(elsewhere(key) for key, _ in networks if key["role"] == Role.SWEEP):
         _print_sweeps(console, results)
     console.print()
-    for text in (*(group_sentence(key, group) for key, group in compared), *sweep_sentences(results)):
+    everywhere = carried_by_all(line["warnings"] for _, group in compared for line in group)
+    for text in (*(group_sentence(key, group, everywhere) for key, group in compared), *sweep_sentences(results)):
         if text:
             console.print(Text(text))
-    _print_notes(console, [line for _, group in compared for line in group])
     _print_problems(console, results)
     _print_warnings(console, results)
     if text := disturbance_sentence(results):
         console.print(Text(f"\n{text}"))
+    if notes := _notes([line for _, group in compared for line in group], rough([sampling_seconds])):
+        console.print(Text("\n" + "\n".join(notes), style="dim"))
 
 
-def _print_notes(console: Console, lines: Sequence[Row]) -> None:
-    """What the intervals, and the lack of them, mean; nothing where no speed-up was shown."""
-    if any(line["speedup_low"] is not None and line["interval"] == "within process" for line in lines):
-        console.print(Text(_WITHIN_PROCESS, style="dim"))
+def _notes(lines: Sequence[Row], doubt: str | None) -> list[str]:
+    """What the intervals, the lack of them and verdicts mean; `doubt` stands for what it says of intervals."""
+    notes = [doubt] if doubt else []
+    if not doubt and any(line["speedup_low"] is not None and line["interval"] == "within process" for line in lines):
+        notes.append(_WITHIN_PROCESS)
     others = (line for line in lines if line["base"] and not line["is_base"])
-    if any(line["speedup_low"] is None for line in others):
-        console.print(Text(_NO_INTERVAL, style="dim"))
+    if not doubt and any(line["speedup_low"] is None for line in others):
+        notes.append(_NO_INTERVAL)
     if any(line["verdict"] for line in lines):
-        console.print(Text(_VERDICTS, style="dim"))
+        notes.append(_VERDICTS)
+    return notes
 
 
 def _table(key: Row, lines: Sequence[Row]) -> Table:
@@ -163,6 +173,7 @@ def _print_warnings(console: Console, results: pl.DataFrame) -> None:
     if kinds.is_empty():
         return
     console.print(Text("\nWarnings (details: column `warnings` of results.parquet)", style="bold"))
+    every = measured(results).height
     for kind, cases, case_id, example in kinds.iter_rows():
-        rows = case_id if cases == 1 else f"{cases} rows"
+        rows = case_id if cases == 1 else "every row" if cases == every else f"{cases} rows"
         console.print(Text(f"  {kind} ({rows}): {meaning(kind, otherwise=example)}"))

@@ -28,6 +28,7 @@ from profiler.report.data import gather
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.reading import read_runs, with_all_columns
 from profiler.results.set_up import BREAK_EVENS
+from profiler.results.warning_kinds import meaning
 from profiler.stats.ratios import PRIOR_CONFIGURATIONS
 from profiler.stats.samples import median_interval
 from profiler.tables.numbers import ms
@@ -500,6 +501,12 @@ def test_a_build_pays_off_after_so_many_items():
     assert [data["choice"]["figures"][part] for part in ("once_s", "start_s")] == [43.0, 1.0]
 
 
+def test_what_is_only_exported_is_not_said_to_be_built():
+    found = choose(row("ort", ms=1.0, export_s=3.0), row("eager", ms=2.0))
+    sentence = make_answer(found, "").sentences[-1]
+    assert sentence == "The export pays off against eager fp16, batch 1 after 3,000 items (once: 3.0 s, against 0 s)."
+
+
 def test_what_compiles_in_its_own_process_does_so_at_every_start():
     found = choose(row("compiled", ms=1.0, build_s=40.0, throughput=1000.0), row("eager", ms=2.0, throughput=500.0))
     answer = make_answer(found, "")
@@ -829,13 +836,30 @@ def test_a_throughput_of_64_times_is_not_given_away_for_a_shorter_set_up() -> No
 @pytest.mark.parametrize("kind", ["inconsistent", "disturbed"])
 def test_of_a_disturbed_candidate_no_factor_is_given_and_the_first_sentence_says_so(kind: str) -> None:
     found = choose(*thrice("ort", 1.0, warnings=[f"{kind}: x"]), *thrice("eager", 2.0))
-    (first, second, *_) = make_answer(found, "").sentences
-    assert first == f"ort fp16, batch 1 was disturbed ({kind}): measure it again before you rely on it."
-    assert f"slower, nobody knows how many times: ort fp16, batch 1 was disturbed ({kind})" in second
-    found = choose(*thrice("ort", 1.0), *thrice("eager", 2.0, warnings=[f"{kind}: x"]))
-    (first, *_) = make_answer(found, "").sentences
-    assert f"is slower, nobody knows how many times: eager fp16, batch 1 was disturbed ({kind})" in first
-    assert "×" not in first + " ".join(reasons(found).values())
+    answer = make_answer(found, "")
+    was = "was disturbed" + (" (inconsistent)" if kind == "inconsistent" else "")
+    (first, second, *_) = answer.sentences
+    assert first == f"ort fp16, batch 1 was disturbed: {meaning(kind, '')}. Measure it again before you rely on it."
+    assert f"is slower (no factor: ort fp16, batch 1 {was})." in second
+    assert reasons(found) == {"eager fp16, batch 1": "slower (no factor)"}
+    assert answer.doubts == [], "it was said"
+    assert answer.notes == [f"No factors: ort fp16, batch 1 {was}."]
+    found = choose(*thrice("ort", 1.0), *thrice("eager", 2.0, warnings=[f"{kind}: x"]), *thrice("trt", 3.0))
+    answer = make_answer(found, "")
+    assert f"is slower (no factor: eager fp16, batch 1 {was})." in answer.sentences[0]
+    assert reasons(found)["eager fp16, batch 1"] == f"slower (no factor: it {was})"
+    assert reasons(found)["trt fp16, batch 1"].startswith("3.00× slower")
+    assert not any("No factors" in note for note in answer.notes)
+
+
+def test_where_every_candidate_was_disturbed_that_is_said_once() -> None:
+    busy = {"warnings": ["disturbed: x"]}
+    found = choose(row("ort", **busy), row("eager", ms=2.0, **busy), row("trt", ms=3.0, **busy))
+    answer = make_answer(found, "")
+    assert set(reasons(found).values()) == {"slower (no factor)"}
+    assert answer.notes == ["No factors: every candidate was disturbed."]
+    names = "ort fp16, batch 1 was disturbed and eager fp16, batch 1 was disturbed"
+    assert f"slower (no factor: {names})." in answer.sentences[1]
 
 
 def test_a_p99_that_some_replicates_lack_meets_no_limit() -> None:
@@ -974,7 +998,7 @@ def test_what_else_is_said_of_a_disturbed_candidate_says_so(side: str) -> None:
         both[side][0]["warnings"] = ["disturbed: x"]
         return [*both["trt"], *both["ort"]]
 
-    doubt = f"{side} fp16, batch 1 was disturbed (disturbed)"
+    doubt = f"{side} fp16, batch 1 was disturbed"
     tied = choose(*cases(1.0005))
     answer = make_answer(tied, "")
     assert answer.headline == f"Deploy ort fp16, batch 1{', which was disturbed' if side == 'ort' else ''}"
@@ -987,3 +1011,13 @@ def test_what_else_is_said_of_a_disturbed_candidate_says_so(side: str) -> None:
     assert [why for why in reasons(unfit).values() if "disturbed" in why and doubt not in why] == []
     small = choose(*cases(2.0), limits=(Limit("peak_memory_mib", 500.0),))
     assert not any("disturbed" in why for why in reasons(small).values())
+
+
+def test_of_rough_figures_it_says_so_once(folder: Path) -> None:
+    facts = json.loads((folder / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps(facts | {"sampling_seconds": 0.3}))
+    _, text = ask(folder, model="net")
+    assert text.count("Rough figures: cases were sampled for 0.3 s") == 1
+    assert "No interval" not in text
+    (folder / "environment.json").write_text(json.dumps(facts | {"sampling_seconds": 3.0}))
+    assert "Rough" not in ask(folder, model="net")[1]

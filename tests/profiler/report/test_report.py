@@ -33,6 +33,7 @@ from profiler.results.configurations import summary
 from profiler.results.reading import read_runs
 from profiler.results.run_folder import RunFolder
 from profiler.run import command
+from profiler.tables.writers import csv
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden"
@@ -728,3 +729,24 @@ def test_page_is_small(h200: str, tmp_path: Path) -> None:
     """A full run's page goes by mail."""
     for text in (h200, page_of(FULL, folder=tmp_path)):
         assert len(text.encode()) < 5e6
+
+
+def test_what_every_row_carries_is_said_once_and_not_in_each_row(tmp_path: Path) -> None:
+    rows = [
+        row("eager", 10.0, warnings=["drift: a", "outliers: b"]),
+        row("ort", 5.0, warnings=["drift: c"]),
+        row("eager", 10.0, model="other", warnings=["drift: d"]),
+        row("ort", 5.0, model="other", warnings=["drift: e", "outliers: f"]),
+    ]
+    folder = save(tmp_path / "run", rows, sampling_seconds=0.3)
+    report = compose(gather(read_runs([folder])))
+    made = {table.name: table for table in report.tables}
+    for name, cells in (("answer", ["", "outliers"]), ("latency", ["", "outliers", "outliers", ""])):
+        (shown,) = (texts for field, texts in made[name].columns() if field.heading == "Warnings")
+        assert shown == cells, name
+        assert "drift" in csv(made[name]), "which has everything"
+    (section,) = (section for section in report.sections if section.name == "warnings")
+    assert section.text == ["On every row, and not in the tables again: drift."]
+    (answer,) = (section for section in report.sections if section.name == "answer")
+    assert not any("drift" in text for text, _ in answer.sentences)
+    assert [note for note in report.notes if note.startswith("Rough figures: cases were sampled for 0.3 s")]

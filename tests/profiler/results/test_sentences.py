@@ -208,3 +208,27 @@ def test_where_nothing_was_faster_than_a_disturbed_base_the_sentence_says_both()
 
 def test_a_group_of_one_line_has_no_sentence():
     assert said(run(row("eager", ms=1.0))) == [None]
+
+
+def test_what_moved_on_every_row_is_not_said_again_of_each_group():
+    rows = [row("eager", ms=5.8, warnings=["drift: a", "unsteady: b"]), row("ort", warnings=["drift: c"])]
+    ((key, lines),) = configurations.groups(configurations.summary(*run(*rows)))
+    assert sentences.group_sentence(key, lines).endswith("error 4e-4 (drift, unsteady: measure again)")
+    assert sentences.group_sentence(key, lines, {"drift"}).endswith("error 4e-4 (unsteady: measure again)")
+    assert sentences.group_sentence(key, lines, {"drift", "unsteady"}).endswith("error 4e-4")
+    # Where other work had the machine every sentence says it: without that its claim would be too strong.
+    busy = [row("eager", ms=5.8, warnings=["disturbed: a"]), row("ort", warnings=["disturbed: b"])]
+    ((key, lines),) = configurations.groups(configurations.summary(*run(*busy)))
+    assert sentences.group_sentence(key, lines, {"disturbed"}).endswith(
+        "ort fp32 looks fastest; disturbed, so no factor"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [([0.3], "0.3 s"), ([0.05, 3.0, 0.2], "0.2 s"), ([3.0], None), ([None, 3.0], None), ([], None)],
+)
+def test_figures_are_rough_where_cases_were_sampled_for_too_short(seconds: list[float | None], said: str | None):
+    text = sentences.rough(seconds)
+    assert (text is None) == (said is None)
+    assert said is None or f"sampled for {said} (--quick, `budget.seconds`)" in text

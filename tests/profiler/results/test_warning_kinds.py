@@ -11,7 +11,7 @@ import pytest
 from engines.base import Warning
 from profiler.results import warning_kinds
 from profiler.results.columns import kind_of_warning
-from profiler.results.warning_kinds import KINDS, is_measured_again
+from profiler.results.warning_kinds import KINDS, carried_by_all, is_measured_again, was_disturbed
 
 OUTLIERS = Warning("outliers", "7 of 40: far from the median")
 
@@ -74,3 +74,16 @@ def test_what_was_disturbed_is_measured_again_by_a_resumed_run_once():
 def test_what_was_measured_again_says_what_disturbed_the_first_take():
     slow = Warning("throttled", "hw-slowdown")
     assert warning_kinds.first_taken([OUTLIERS, slow, slow]) == "while the card slowed down"
+
+
+def test_what_every_row_carries_needs_to_be_said_only_once():
+    assert carried_by_all([["drift", "outliers"], ["outliers"], ["outliers", "unsteady"]]) == {"outliers"}
+    assert carried_by_all([["drift"], []]) == frozenset()
+    assert carried_by_all([["drift"]]) == frozenset(), "one row says it once"
+    assert carried_by_all([["<script>"], ["<script>"]]) == frozenset(), "no kind of this version"
+    assert carried_by_all([]) == frozenset()
+
+
+def test_disturbed_is_not_said_to_be_disturbed_twice():
+    assert was_disturbed(["drift", "disturbed"]) == "was disturbed"
+    assert was_disturbed(["disturbed", "inconsistent"]) == "was disturbed (inconsistent)"

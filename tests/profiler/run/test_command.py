@@ -789,6 +789,8 @@ def test_only_output_quick_and_device(profiler: Profiler, cache: Path, workplace
     resolved = yaml.safe_load((folder / "bench.yaml").read_text())
     assert resolved["device"] == "cpu"
     assert resolved["budget"]["seconds"] < 3600, "what --resume adds must be sampled as long as the rest"
+    assert json.loads((folder / "environment.json").read_text())["sampling_seconds"] == 0.3
+    assert done.stdout.count("Rough figures: cases were sampled for 0.3 s") == 1
 
 
 def test_output_in_the_file_is_relative_to_the_file(profiler: Profiler, cache: Path, workplace: Path) -> None:

@@ -56,10 +56,12 @@ def frames(*rows: dict[str, Any]) -> tuple[pl.DataFrame, pl.DataFrame]:
     return results, pl.DataFrame(samples, schema=SAMPLES)
 
 
-def shown(results: pl.DataFrame, samples: pl.DataFrame, width: int = 120, lines: pl.DataFrame | None = None) -> str:
+def shown(
+    results: pl.DataFrame, samples: pl.DataFrame, width: int = 120, lines: pl.DataFrame | None = None, **more: Any
+) -> str:
     """`lines` are the results' summary, where they are shown more than once."""
     console = Console(file=io.StringIO(), width=width)
-    print_results(console, results, summary(results, samples) if lines is None else lines)
+    print_results(console, results, summary(results, samples) if lines is None else lines, **more)
     return console.file.getvalue()
 
 
@@ -287,9 +289,10 @@ def test_where_all_was_measured_nothing_is_listed():
 
 
 def test_each_kind_of_warning_is_told_once_with_the_rows_that_carry_it():
-    rows = [row(name, warnings=["outliers: 3 of 9", "host-bound: a"]) for name in ("eager", "ort", "trt", "compiled")]
+    rows = [row(name, warnings=["outliers: 3 of 9", "host-bound: a"]) for name in ("eager", "ort", "trt")]
+    rows.append(row("compiled", warnings=["host-bound: a"]))
     _, told = printed(*rows).split("Warnings")
-    assert told.count("outliers (4 rows): ") == told.count("host-bound (4 rows): ") == 1
+    assert told.count("outliers (3 rows): ") == told.count("host-bound (every row): ") == 1
 
 
 @pytest.mark.parametrize("name", ["[red]", "[/]", "[bold]mine[/bold]", ":smile:", "[link=x]"])
@@ -329,3 +332,20 @@ def test_a_table_leaves_out_factors_of_disturbed_rows_and_notes_it():
     text = printed(*rows)
     assert words(text, "trt ")[-2:] == ["base:", "inconsistent"]
     assert "Speed-up" not in heads(text)
+
+
+def test_that_figures_are_rough_is_said_once_and_last():
+    drifting = {"warnings": ["drift: x"], "latency_ci_low_ms": None, "latency_ci_high_ms": None}
+    models = ("net", "other", "third")
+    rows = [row(variant, model=model, **drifting) for model in models for variant in ("eager", "ort")]
+    results, samples = frames(*rows)
+    quick = shown(results, samples.clear(), sampling_seconds=0.3)
+    assert quick.count("drift") == 1, "on every row: not in each sentence"
+    assert "drift (every row): figures moved" in quick
+    (last,) = quick.rpartition("\n\n")[2].splitlines()
+    assert last.startswith("Rough figures: cases were sampled for 0.3 s (--quick, `budget.seconds`).")
+    assert quick.count("Rough") == 1
+    assert "No interval" not in quick, "that is why"
+    longer = shown(results, samples.clear(), sampling_seconds=3.0)
+    assert longer.rstrip().endswith("No interval: fewer than 30 independent samples. Raise `budget.seconds`.")
+    assert "Rough" not in longer
