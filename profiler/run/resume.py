@@ -34,9 +34,12 @@ def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
 
     A package that was not installed had no rows, so it is left out; so is what older versions did not record.
     """
-    columns = dict.fromkeys(e.version.column for e in ENGINES.values() if e.version)
+    versions = {e.version.column: e.version.packages for e in ENGINES.values() if e.version and e.version.packages}
     packages = [name for e in ENGINES.values() if e.version is None for name in e.packages]
     known = {**environment.get("packages", {}), **environment}
+    # A run that is older than the column has its version among the packages.
+    columns = {name: next(filter(None, map(known.get, (name, *of))), None) for name, of in versions.items()}
+    known |= columns
     keys = ("cpu", "cpu_cores", "torch_threads", *columns, *packages)
     common = {key: environment.get(key) for key in ("gpu", "device")}
     return common | {key: known[key] for key in keys if known.get(key) is not None}
