@@ -289,6 +289,15 @@ def test_replicates_are_one_line_with_a_verdict_on_device_time(golden, tmp_path)
     assert fp16["On device"] == f"{device['fp32'] / device['fp16']:.2f} faster"
     assert tf32["On device"] == f"{device['fp32'] / device['tf32']:.2f} faster"
     assert base["On device"] == ""
+    busy = pl.when(pl.col("precision") == "fp16").then(pl.lit(["disturbed: a"])).otherwise("warnings")
+    write_run(tmp_path / "busy", 0, results.with_columns(warnings=busy), samples)
+    assert publish(tmp_path / "busy", into=tmp_path / "busy-into").returncode == 0
+    rows = tables((tmp_path / "busy-into" / "resnet50.md").read_text())["Inference, batch 1"]
+    assert {row["Precision"]: (row["Speed-up"], row["On device"]) for row in rows} == {
+        "fp32": (base["Speed-up"], ""),
+        "tf32": (tf32["Speed-up"], tf32["On device"]),
+        "fp16": ("disturbed", ""),
+    }
 
 
 def test_runs_that_do_not_belong_together_are_refused(runs, golden, tmp_path):
