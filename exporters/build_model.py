@@ -6,7 +6,6 @@ import difflib
 import importlib
 import inspect
 import math
-import traceback
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TypeGuard
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from exporters.catalog import network_of
+from exporters.errors import sentence
 from exporters.single_layers import Conv2d, Layer
 from exporters.source import ModelError, ModelSource
 
@@ -54,7 +54,7 @@ def load(source: ModelSource) -> nn.Module:
                 items = torch.randn(CALIBRATION_ITEMS, *network.input_shape, generator=generator)
                 calibrate(model, items)
     if source.weights is not None:
-        assign(model, read_weights(source.weights, source.key, source.prefix), source.weights)
+        fill(model, source)
     return model
 
 
@@ -142,12 +142,7 @@ def call_factory(source: ModelSource) -> nn.Module:
         factory = getattr(importlib.import_module(module_name), function_name)
         model = factory(**source.options)
     except Exception as error:
-        # The last frame outside importlib is where the user has to look.
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-        place = f" at {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""
-        raise ModelError(
-            f"model {source.name!r}: factory {source.factory!r} raised {type(error).__name__}: {error}{place}"
-        ) from error
+        raise ModelError(f"model {source.name!r}: factory {source.factory!r} raised {sentence(error)}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"model {source.name!r}: factory {source.factory!r} returned {type(model).__module__}."
@@ -200,6 +195,12 @@ def state_dict(content: object, key: str | None, path: Path) -> Mapping[str, Ten
 
 def is_state_dict(content: object) -> TypeGuard[Mapping[str, Tensor]]:
     return isinstance(content, Mapping) and all(isinstance(value, Tensor) for value in content.values())
+
+
+def fill(model: nn.Module, source: ModelSource) -> None:
+    """Copy the state dict of the source's weights file into the model. Raises ModelError."""
+    assert source.weights is not None, "the caller asks for a source with weights"
+    assign(model, read_weights(source.weights, source.key, source.prefix), source.weights)
 
 
 def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:

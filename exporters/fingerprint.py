@@ -7,9 +7,7 @@ import hashlib
 import importlib.util
 import inspect
 import re
-import site
 import sys
-import sysconfig
 import uuid
 from collections.abc import Iterable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
@@ -23,14 +21,11 @@ from torch.utils._pytree import tree_leaves
 from exporters.build_model import load
 from exporters.cache import file_sha256
 from exporters.inputs import input_specs, seeded_inputs
+from exporters.packages import library_folders
 from exporters.source import ModelSource
 
 ITEMS = 2
 """As many as an export is made with: at one item some models take another way, or fail."""
-_OWN = [str(Path(__file__).parents[1] / package) for package in ("engines", "exporters", "profiler")]
-_INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-_KNOWN = (*_INSTALLED, *site.getsitepackages(), site.getusersitepackages(), *_OWN)
-"""Where code lies that is known by its version, or that other parts of a key speak for."""
 
 
 def fingerprint(source: ModelSource) -> tuple[dict[str, Any], bool]:
@@ -115,9 +110,7 @@ def code(modules: Iterable[str]) -> dict[str, str]:
 
     Imported libraries are left out. What is imported under a name that only the running program knows is not found.
     """
-    # An installer leaves its record next to what it installs, wherever PYTHONPATH or a .pth file has it.
-    installed = (folder for folder in sys.path if next(Path(folder).glob("*.dist-info"), None))
-    libraries = {Path(folder).resolve() for folder in (*_KNOWN, *installed)}
+    libraries = library_folders()  # known by its version, or other parts of a key speak for it
     files: dict[str, str] = {}
     waiting = [(name, True) for name in modules]
     while waiting:

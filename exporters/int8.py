@@ -17,9 +17,10 @@ import numpy as np
 
 from exporters import inputs
 from exporters.cache import Cache, file_sha256, key_of
+from exporters.errors import sentence
 from exporters.inputs import TensorSpec, input_specs, seeded_inputs
 from exporters.onnx_export import Export, export_key, export_onnx, seconds_of
-from exporters.source import ModelError, ModelSource, one_line
+from exporters.source import ModelError, ModelSource
 from exporters.weights import external_locations, identified
 
 if TYPE_CHECKING:
@@ -159,6 +160,6 @@ def write_quantized(name: str, fp32: Path, spec: TensorSpec, batches: Iterator[N
             raise
         except Exception as error:
             raise ModelError(
-                f"model {name!r}: quantizing to int8 failed ({type(error).__name__}: {one_line(error)}); the model "
+                f"model {name!r}: quantizing to int8 failed: {sentence(error)}; the model "
                 "must run in ONNX Runtime at fp32: try precisions: [fp32] with engines: [ort]"
             ) from error

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporters.cache import Cache, file_sha256, key_of
+from exporters.errors import sentence, text_of
 from exporters.inputs import BATCH, TensorSpec, input_specs, seeded_inputs
 from exporters.packages import installed_version
-from exporters.source import ModelError, ModelSource, one_line
+from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state, checked, external_locations, identified, source_key
 
 if TYPE_CHECKING:
@@ -109,9 +110,11 @@ def write_onnx(name: str, model: nn.Module, specs: list[TensorSpec], precision: 
             # Checks from the file, which knows no size limit; `full_check` infers shapes strictly.
             onnx.checker.check_model(str(path), full_check=True)
         except Exception as error:
+            # The class is not public.
+            is_captured = type(error).__name__ != "TorchExportError"
+            hint = "" if is_captured else f"; torch.export must take the model at batch sizes of 1 to {MAX_BATCH}"
             raise ModelError(
-                f"model {name!r}: the export to ONNX in {precision} failed ({type(error).__name__}: "
-                f"{one_line(error)}); the model must run under torch.export with a batch size of 1 to {MAX_BATCH}"
+                f"model {name!r}: the export to ONNX in {precision} failed: {sentence(error)}{hint}"
             ) from error
 
 
@@ -170,4 +173,4 @@ def check_onnx(path: Path) -> None:
     try:
         onnx.checker.check_model(str(path))
     except Exception as error:
-        raise ModelError(f"{path}: onnx.checker refuses it ({one_line(error)})") from error
+        raise ModelError(f"{path}: onnx.checker refuses it ({text_of(error)})") from error

@@ -22,7 +22,8 @@ import cloudpickle
 import torch
 from torch import nn
 
-from exporters.source import ModelError, one_line
+from exporters.errors import sentence
+from exporters.source import ModelError
 
 NAME = "measured_module"
 """Of the factory's module, and of the file next to it."""
@@ -60,7 +61,7 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path) -> str:
             torch.save(model, folder / f"{NAME}.pt", pickler, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         raise ModelError(
-            f"the model cannot be saved for the processes that measure it ({type(error).__name__}: {one_line(error)}); "
+            f"the model cannot be saved for the processes that measure it: {sentence(error)}; "
             "give a function that makes it, or export it to ONNX and give the file's path"
         ) from error
     own = (

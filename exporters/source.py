@@ -117,8 +117,3 @@ class ModelSource:
 
 class ModelError(Exception):
     """A model that cannot be had: the message says what is wrong, where, and how to mend it."""
-
-
-def one_line(error: Exception, characters: int = 600) -> str:
-    """An error's message on one line of at most that many characters."""
-    return " ".join(str(error).split())[:characters]

@@ -254,7 +254,7 @@ def _build_all(
         of_model = prepared[task.case.model]
         why_not = failure(task.case, of_model)
         if why_not is not None:
-            outcomes.append(Outcome(*why_not))
+            outcomes.append(why_not)
             continue
         log = logs / f"build-{task.case.engine}-{re.sub('[^A-Za-z0-9.-]+', '-', task.name)}.log"
         log.unlink(missing_ok=True)

@@ -13,9 +13,10 @@ from engines.deployment import Deployed, described_inputs, write_run
 from engines.pytorch.eager import DTYPES
 from exporters.build_model import restore
 from exporters.cache import Cache
+from exporters.errors import sentence
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_export import quiet
-from exporters.source import ModelError, one_line
+from exporters.source import ModelError
 from exporters.weights import cached_state
 
 
@@ -33,8 +34,8 @@ def write_program(job: Job[TorchOptions], folder: Path, built: Path | None) -> D
             torch.export.save(torch.export.export(model, example), folder / "model.pt2")
     except Exception as error:
         raise ModelError(
-            f"model {job.source.name!r}: torch.export cannot take it ({type(error).__name__}: "
-            f"{one_line(error, 400)}), so no program can be written that runs without its source"
+            f"model {job.source.name!r}: torch.export cannot take it, so no program can be written that runs "
+            f"without its source: {sentence(error)}"
         ) from error
     weights = folder / "weights.safetensors"
     save_model(model, str(weights))

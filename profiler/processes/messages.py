@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from engines.base import Phase
@@ -64,6 +65,8 @@ class Outcome:
     """When each phase was entered first, on time.monotonic()."""
     parts: list[Part] = field(default_factory=list)
     """The cases that ended before, of a call that runs several; the fields above are of what came after them."""
+    log: Path | None = None
+    """Where a call printed that did not end well: the whole traceback of an error is there."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import importlib
 import multiprocessing
 import multiprocessing.connection
 import os
-import re
 import shutil
 import signal
 import sys
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engines.base import Phase, Unsupported
+from exporters.errors import chain, sentence
 from exporters.source import ModelError
 from profiler.processes.messages import CaseEnded, Ended, Entered, Outcome, Part, Progress, Report, Salvage, Status
 
@@ -197,6 +197,7 @@ class Child:
         self._enter_phase(Phase.ENDED)
         outcome.salvage, outcome.parts = self._salvage, self.parts
         outcome.seconds, outcome.entered = self._seconds, self._entered
+        outcome.log = None if outcome.status == "ok" else self.call.log
         return outcome
 
     def _post_mortem(self) -> Outcome:
@@ -315,21 +316,21 @@ def explain(error: BaseException) -> Outcome:
     out_of_memory = _out_of_memory(error)
     status: Status = "oom" if out_of_memory else "failed"
     if isinstance(error, ModelError):
+        if error.__cause__ is not None:
+            traceback.print_exception(error)
         return Outcome(status, str(error))
     traceback.print_exception(error)
-    cause = out_of_memory or error
-    return Outcome(status, f"{type(cause).__name__}: {_first_lines(str(cause))}")
+    return Outcome(status, sentence(out_of_memory or error))
 
 
-def _out_of_memory(error: BaseException | None) -> BaseException | None:
+def _out_of_memory(error: BaseException) -> BaseException | None:
     """The error, or one that it followed, that means that memory ran out: a type for it is not what every library has.
 
     What is cleaned up after such an error may raise another one, as the end of a CUDA graph's recording does.
     """
-    while error is not None:
-        if isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY):
-            return error
-        error = error.__cause__ or error.__context__
+    for each in chain(error, hidden=True):
+        if isinstance(each, MemoryError) or any(sign in str(each) for sign in _OUT_OF_MEMORY):
+            return each
     return None
 
 
@@ -341,15 +342,6 @@ def redirect_output(log: Path) -> None:
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)
-
-
-_SIGNATURE = re.compile(r"(?<!\S)/\S*?/onnxruntime/\S+ .*?\] (?=\w+ failure \d+)")
-"""Where and in which C++ template ONNX Runtime failed, several hundred characters before it says how."""
-
-
-def _first_lines(message: str, limit: int = 300) -> str:
-    text = _SIGNATURE.sub("", " ".join(message.split()))
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _oom_kills() -> int:

@@ -137,16 +137,16 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
         if engine.needs == "onnx":
             prepared = prepare_graphs([case], Budget(), logs, folders, display.preparing)[case.model]
             if why_not := failure(case, prepared):
-                raise NotExported(why_not[1])
+                raise _not_made(why_not)
             onnx = prepared.onnx["native" if case.source.kind == "onnx" else graph_of(case.precision)]
         if task is not None:
             gpu = None if task.target else find_gpu(engine, None)
             tick = partial(display.building, task.name, done=0, total=1)
-            built = _made(build(replace(task, onnx=onnx), gpu, log, limit, tick), log).path
+            built = _made(build(replace(task, onnx=onnx), gpu, log, limit, tick)).path
         order, no_gpu = FilesOrder(case, folder, onnx, built), {"CUDA_VISIBLE_DEVICES": ""}
         call = Call("profiler.recommend.artifact:write_files", order, log, limit, limit, no_gpu, folders)
         outcome = run_one(call, lambda child: display.building(f"{case.model} for {engine.name}", "", 0, 1))
-    deployed: Deployed = _made(outcome, log)
+    deployed: Deployed = _made(outcome)
     return deployed
 
 
@@ -164,7 +164,11 @@ def _build_task(case: Case, run: Run) -> BuildTask:
     return BuildTask(case=case, target=target)
 
 
-def _made(outcome: Outcome, log: Path) -> Any:
+def _made(outcome: Outcome) -> Any:
     if outcome.status != "ok":
-        raise NotExported(f"{outcome.reason} (its output is in {log})")
+        raise _not_made(outcome)
     return outcome.value
+
+
+def _not_made(outcome: Outcome) -> NotExported:
+    return NotExported(f"{outcome.reason} (its output is in {outcome.log})")

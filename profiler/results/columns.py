@@ -152,6 +152,11 @@ def _outcome() -> Iterator[Column]:
     )
     yield _text("reason", "Reason", "why it is not `ok`")
     yield _text(
+        "log",
+        "Log",
+        "of a row that is not `ok`: the file in the run's folder that has the whole traceback, or what was printed",
+    )
+    yield _text(
         "reference",
         "Reference",
         "what the errors are relative to: `eager-fp32-cpu`, `ort-cpu-unoptimized` for a user's ONNX file, or in "

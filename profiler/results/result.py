@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from engines.base import Proof, Warning
@@ -30,7 +31,9 @@ _JOURNAL = {
 
 
 _ENVIRONMENT = "telemetry"
-"""The group of a journal's line that has the environment, too: earlier versions read no line with a new key."""
+"""The group of a journal's line that has the environment and the log, too: earlier versions read no new key."""
+_JOURNALED = ("reasons", "figures", "environment", "log")
+"""What the journal's line has in a form of its own."""
 
 Finding = str | Warning | None
 """What a check found: why the row is failed, a warning, or nothing."""
@@ -64,6 +67,8 @@ class Result:
     """When each phase was entered first, in seconds on the clock of telemetry.csv."""
     environment: dict[str, Any] = field(default_factory=dict)
     """What `measured_in` takes from environment.json, as it was when this was measured."""
+    log: str | None = None
+    """What a case that is not ok printed, traceback and all, as a path in the run's folder."""
 
     @property
     def reason(self) -> str | None:
@@ -92,8 +97,9 @@ class Result:
         # Not at the top: with polars it would be in the memory of every worker.
         from profiler.results.columns import COLUMNS
 
-        values = {key: value for key, value in vars(self).items() if key not in ("reasons", "figures", "environment")}
-        values |= {name: {} for name in _JOURNAL.values()} | {_ENVIRONMENT: dict(self.environment)}
+        values = {key: value for key, value in vars(self).items() if key not in _JOURNALED}
+        facts = {**self.environment, **({"log": self.log} if self.log else {})}
+        values |= {name: {} for name in _JOURNAL.values()} | {_ENVIRONMENT: facts}
         for name, figure in self.figures.items():
             if figure is not None:
                 values.setdefault(_JOURNAL.get(COLUMNS[name].group, "figures"), {})[name] = figure
@@ -108,12 +114,14 @@ class Result:
         proof, warnings = values.pop("proof", None), values.pop("warnings", [])
         groups = [values.pop(name, {}) for name in (*_JOURNAL.values(), "figures")]
         named = [(name, value) for group in groups for name, value in group.items()]
-        columns = _columns_of_environment()
+        columns = [*_columns_of_environment(), "log"]
+        facts = {name: value for name, value in named if name in columns}
         return cls(
             case_id,
             **values,
             figures={name: value for name, value in named if value is not None and name not in columns},
-            environment={name: value for name, value in named if name in columns},
+            log=facts.pop("log", None),
+            environment=facts,
             reasons=[reason] if reason else [],
             warnings=list(map(Warning.parse, warnings)),
             proof=Proof.from_dict(proof) if proof else None,
@@ -149,6 +157,7 @@ class Result:
             "calibrated": None if case.precision != "int8" else case.source.calibration is not None,
             "status": self.status,
             "reason": self.reason,
+            "log": self.log,
             "reference": self.reference,
             "warnings": list(map(str, self.warnings)),
             "proof": json.dumps(self.proof.to_dict(), sort_keys=True) if self.proof else None,
@@ -243,7 +252,14 @@ def result_of(case_id: CaseId, outcome: Outcome) -> Result:
         samples = outcome.salvage.result.samples if isinstance(outcome.salvage, Kept) else {}
         result = Result(case_id, outcome.status, [outcome.reason] if outcome.reason else [], samples=samples)
     result.phases, result.entered = outcome.seconds, outcome.entered
+    if result.status != "ok":
+        result.log = log_name(outcome.log)
     return result
+
+
+def log_name(log: Path | None) -> str | None:
+    """As the column `log` has it, like "logs/export-mine-fp32.log"; None where nothing was printed."""
+    return f"{log.parent.name}/{log.name}" if log and log.exists() and log.stat().st_size else None
 
 
 def _loss(stage: Stage, outcome: Outcome) -> Warning | None:

@@ -11,7 +11,7 @@ from profiler.results import batch_sweeps
 from profiler.results.columns import Group, names
 from profiler.results.configurations import IDENTITY, TIMES
 from profiler.results.layer_passes import best_per_layer, layer_rows
-from profiler.results.problems import not_measured
+from profiler.results.problems import CELL, not_measured
 from profiler.results.replicates import measured
 from profiler.results.speedups import CONFIGURATION, OF_BASE
 from profiler.tables.table import of_frame
@@ -35,7 +35,7 @@ def write_tables(folder: Path, results: pl.DataFrame, lines: pl.DataFrame) -> No
         "latency": latency(results),
         "memory": memory(results),
         "speedup": lines.drop(IDENTITY, OF_BASE),
-        "not-measured": not_measured(results),
+        "not-measured": not_measured(results, CELL, pl.first("log")),
     }
     if "layer" in results["model_kind"]:
         tables["layer-passes"] = layer_rows(results)

@@ -21,7 +21,7 @@ from exporters.source import Identity, ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
 from profiler.machine import available_memory_mib, usable_cores
-from profiler.processes.messages import Outcome, Status
+from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_all
 from profiler.worker.task import Prepared, graph_of, has_checked_gradients
 
@@ -103,7 +103,7 @@ class _Stages:
         """Identities, input shapes, weights and reference outputs. Later stages go by the identities."""
         calls = {name: self._call("prepare_model", f"prepare-{name}", name) for name in self.sources}
         prepared = {
-            name: outcome.value if outcome.status == "ok" else Prepared(failures={"model": _failed(outcome)})
+            name: outcome.value if outcome.status == "ok" else Prepared(failures={"model": failed(outcome)})
             for name, outcome in self._run(calls, "weights and reference outputs").items()
         }
         for name, each in prepared.items():
@@ -114,7 +114,7 @@ class _Stages:
         """What the models are; or why one cannot be had."""
         calls = {name: self._call("identify_model", f"identify-{name}", name) for name in self.sources}
         return {
-            name: outcome.value if outcome.status == "ok" else _failed(outcome)[1]
+            name: outcome.value if outcome.status == "ok" else str(failed(outcome).reason)
             for name, outcome in self._run(calls, "models compared with the run's").items()
         }
 
@@ -144,7 +144,7 @@ class _Stages:
                 (onnx, seconds), old = outcome.value, prepared[name]
                 prepared[name] = replace(old, onnx={**old.onnx, graph: onnx}, export_s={**old.export_s, graph: seconds})
             else:
-                _fail(prepared, name, graph, _failed(outcome))
+                _fail(prepared, name, graph, failed(outcome))
 
     def costs(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
         """FLOPs and bytes; a model that hangs while it is counted is measured all the same."""
@@ -203,15 +203,15 @@ class _Stages:
         )
 
     def _run(self, calls: Mapping[Key, Call], what: str) -> dict[Key, Outcome]:
-        slots = max(1, min(_slots([call.argument[0] for call in calls.values()]), len(calls)))
+        slots = max(1, min(at_once([call.argument[0] for call in calls.values()]), len(calls)))
         # Ten processes with a thread a core each, on 64 cores, took minutes for what takes seconds.
         shared = [replace(call, threads=max(1, usable_cores() // slots)) for call in calls.values()]
         outcomes = run_all(shared, slots, lambda done: self.tick(what, done, len(calls)))
         return dict(zip(calls, outcomes, strict=True))
 
 
-def failure(case: Case, prepared: Prepared) -> tuple[Status, str] | None:
-    """How and why the prepare phase left nothing that `case` could run; None if it can."""
+def failure(case: Case, prepared: Prepared) -> Outcome | None:
+    """How it ended that the prepare phase left nothing that `case` could run; None if it can."""
     if "model" in prepared.failures:
         return prepared.failures["model"]
     return prepared.failures.get(graph_of(case.precision)) if ENGINES[case.engine].needs == "onnx" else None
@@ -222,8 +222,9 @@ def _compared(name: str, own: Prepared, other: str, its: Prepared) -> Prepared:
     if "model" in own.failures:
         return own
     if "model" in its.failures:
-        status, why = its.failures["model"]
-        return replace(own, failures={"model": (status, f"its reference {other} cannot be had: {why}")})
+        why = its.failures["model"]
+        reason = f"its reference {other} cannot be had: {why.reason}"
+        return replace(own, failures={"model": replace(why, reason=reason)})
     batch = fixed_batch(own.specs) or fixed_batch(its.specs) or 1
     for what, ours, theirs in (
         ("inputs", _inputs(own, batch), _inputs(its, batch)),
@@ -231,7 +232,7 @@ def _compared(name: str, own: Prepared, other: str, its: Prepared) -> Prepared:
     ):
         if ours != theirs:
             why = f"reference {other} has the {what} {theirs}, not {ours}; name a model with the same, or leave it out"
-            return replace(own, failures={"model": ("failed", f"model {name!r}: {why}")})
+            return replace(own, failures={"model": Outcome("failed", f"model {name!r}: {why}")})
     return replace(own, other_reference=its.reference)
 
 
@@ -246,19 +247,18 @@ def _outputs(model: Prepared) -> str:
     return ", ".join(str(("batch", *shape[1:]) if shape else ()).replace("'", "") for shape in model.outputs)
 
 
-def _fail(prepared: dict[str, Prepared], model: str, graph: str, why: tuple[Status, str]) -> None:
+def _fail(prepared: dict[str, Prepared], model: str, graph: str, why: Outcome) -> None:
     old = prepared[model]
     prepared[model] = replace(old, failures={**old.failures, graph: why})
 
 
-def _failed(outcome: Outcome) -> tuple[Status, str]:
-    reason = outcome.reason or ""
+def failed(outcome: Outcome) -> Outcome:
     if outcome.status in ("crashed", "timeout"):
-        reason = f"the model could not be prepared: {reason}"
-    return outcome.status, reason
+        return replace(outcome, reason=f"the model could not be prepared: {outcome.reason}")
+    return outcome
 
 
-def _slots(sources: Sequence[ModelSource]) -> int:
+def at_once(sources: Sequence[ModelSource]) -> int:
     """How many preparations run side by side: one a core, as long as the largest of them fits into memory."""
     largest = max((_memory_mib(source) for source in sources), default=0.0)
     available = available_memory_mib()

@@ -14,7 +14,7 @@ from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import Config, LargestBatch
 from profiler.job.plan import estimate_seconds
 from profiler.machine import Target, available_memory_mib
-from profiler.results.result import Result
+from profiler.results.result import Result, log_name
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import WallTime
 from profiler.results.warning_kinds import is_measured_again
@@ -137,9 +137,8 @@ class Runner:
         tick(0, "start")
         why_not = failure(family[0].case, family[0].prepared)
         if why_not is not None:
-            status, reason = why_not
             for task in family:
-                end(Result(task.case.id, status, [reason]))
+                end(Result(task.case.id, why_not.status, [str(why_not.reason)], log=log_name(why_not.log)))
         elif family[0].case.role is Role.SWEEP:
             supervisor.measure_sweep(family, tick, end)
         else:

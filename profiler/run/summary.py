@@ -155,12 +155,14 @@ def _print_sweeps(console: Console, results: pl.DataFrame) -> None:
 def _print_problems(console: Console, results: pl.DataFrame) -> None:
     """Each reason once, then what it holds for."""
     where = ("variant", "precision", "pass", "model")
-    reasons = not_measured(results, ["status", "reason"], *(pl.col(name).unique(maintain_order=True) for name in where))
+    listed = [*(pl.col(name).unique(maintain_order=True) for name in where), pl.col("log").drop_nulls().first()]
+    reasons = not_measured(results, ["status", "reason"], *listed)
     if reasons.is_empty():
         return
     console.print(Text("\nNot measured", style="bold"))
     for row in reasons.iter_rows(named=True):
         what = [*(", ".join(row[name]) for name in where), f"batch {', '.join(map(str, row['batch_size']))}"]
+        what += [f"traceback: {row['log']}"] if row["log"] else []
         label = Text(f"  {row['status']}", style="yellow" if row["status"] == "unsupported" else "red")
         print_pairs(console, [(label, Text(str(row["reason"]))), (Text(), Text(" · ".join(what), style="dim"))], gap=1)
     if set(reasons["status"]) - {"unsupported"}:

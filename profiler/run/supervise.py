@@ -12,7 +12,7 @@ from profiler.job.case import Role
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.messages import Outcome, Part
 from profiler.processes.process import Call, Child, run_one
-from profiler.results.result import Result, result_of
+from profiler.results.result import Result, log_name, result_of
 from profiler.run.quiet import Quiet
 from profiler.run.telemetry import Watcher
 from profiler.worker.task import Task
@@ -90,6 +90,7 @@ class Supervisor:
                 taken += 1
                 result: Result = part.value
                 result.phases, result.entered = part.seconds, part.entered
+                result.log = None if result.status == "ok" else log_name(log)
                 end(result)
 
         def look(child: Child) -> None:

@@ -13,6 +13,7 @@ import torch
 import engines
 from engines.base import Array, Job, Phase, Session, Warning
 from engines.catalog import ENGINES, Options
+from exporters.errors import sentence
 from profiler.job.case import Budget, Case, Role
 from profiler.nvml import Nvml
 from profiler.processes.messages import Entered, Progress, Report, Salvage
@@ -231,7 +232,7 @@ def _profile(session: Session, result: Result, enough: bool) -> None:
         layers = session.layers()
     except Exception as error:
         traceback.print_exc()
-        result.warnings.append(Warning("no-layers", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
+        result.warnings.append(Warning("no-layers", sentence(error)))
         return
     result.layers = [
         {"layer": layer.name, "kind": layer.kind, "nodes": list(layer.nodes), "ms": layer.ms} for layer in layers

@@ -15,6 +15,7 @@ from engines.catalog import ENGINES, reference_of
 from engines.requirements import explain, missing
 from exporters import inputs
 from exporters.cache import Cache, file_sha256, key_of
+from exporters.errors import sentence
 from exporters.flops import Cost, cached_cost
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import GradientReference
@@ -22,7 +23,7 @@ from exporters.graph_flops import quantized_products
 from exporters.inputs import TensorSpec, fixed_batch, how_seeded, input_specs, numpy_dtype, read_onnx, seeded_inputs
 from exporters.int8 import quantize
 from exporters.onnx_export import check_onnx, export_onnx
-from exporters.source import Identity, ModelError, ModelSource, one_line
+from exporters.source import Identity, ModelError, ModelSource
 from exporters.weights import cached_state, checked, identified, identify, source_key
 from profiler.processes.messages import Entered, Progress, Report, Salvage
 from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, check_batch, make_job
@@ -35,11 +36,7 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
     """
     source, root = argument
     cache = Cache(root)
-    if source.onnx is not None:
-        check_onnx(source.onnx)
-    maker = ENGINES[reference_of(source.kind)[0]]
-    if lacking := missing(maker, "cpu"):
-        raise Unsupported(f"outputs of an ONNX file are checked against {maker.library}'s: {explain(lacking)}")
+    check_source(source)
     specs, source = tuple(input_specs(source)), identified(source)
     state = None if source.kind == "onnx" else cached_state(source, cache)
     produce = checked(source, lambda path: _write_reference(source, specs, state, path))
@@ -51,6 +48,26 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
     quantized = quantized_products(read_onnx(source.onnx).graph)
     onnx = {"native": source.onnx}
     return Prepared(specs, None, reference, outputs, onnx=onnx, identity=source.identity, quantized=quantized)
+
+
+def check_source(source: ModelSource) -> None:
+    """What can be said of a model before it is made: an ONNX file, and what its reference outputs need.
+
+    Raises exporters.source.ModelError for the file, and Unsupported where the engine that makes them is not installed.
+    """
+    if source.onnx is not None:
+        check_onnx(source.onnx)
+    maker = ENGINES[reference_of(source.kind)[0]]
+    if lacking := missing(maker, "cpu"):
+        raise Unsupported(f"outputs of an ONNX file are checked against {maker.library}'s: {explain(lacking)}")
+
+
+def no_reference(source: ModelSource, error: Exception, specs: Sequence[TensorSpec] = ()) -> ModelError:
+    """The error that the model does not run where its reference outputs are made."""
+    # An index that is out of range, for one.
+    has_integers = any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs)
+    why = f"{sentence(error)}; {how_seeded(specs)}" if has_integers else sentence(error)
+    return ModelError(f"model {source.name!r}: its reference outputs cannot be made: {why}")
 
 
 def identify_model(argument: tuple[ModelSource, Path], report: Report) -> Identity:
@@ -107,12 +124,11 @@ def _write_reference(source: ModelSource, specs: tuple[TensorSpec, ...], state: 
     job = Job(
         source, "inference", reference.precision, batch, "cpu", reference.options, arrays, state, onnx=source.onnx
     )
-    session = engines.open_session(engine, job)
     try:
+        session = engines.open_session(engine, job)
         session.run(lambda name: None)
-    except Exception as error:
-        if any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs):
-            # An index that is out of range, for one.
-            raise ModelError(f"the reference fails: {one_line(error)}; {how_seeded(specs)}") from error
+    except (ModelError, Unsupported):
         raise
+    except Exception as error:
+        raise no_reference(source, error, specs) from error
     np.savez(path, *session.outputs())

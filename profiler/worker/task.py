@@ -13,7 +13,7 @@ from exporters.gradients import GradientReference
 from exporters.inputs import TensorSpec, fixed_batch, repeated_inputs, seeded_inputs
 from exporters.source import Identity
 from profiler.job.case import Budget, Case, Role
-from profiler.processes.messages import Status
+from profiler.processes.messages import Outcome
 
 REFERENCE_ITEMS = 8
 """How many items reference outputs have."""
@@ -32,14 +32,26 @@ class Prepared:
     """The outputs of the model that errors are relative to, where that is another."""
     onnx: Mapping[str, Path] = field(default_factory=dict)
     export_s: Mapping[str, float] = field(default_factory=dict)
-    failures: Mapping[str, tuple[Status, str]] = field(default_factory=dict)
-    """How and why something could not be made: "model" for all of it, or a graph's name."""
+    failures: Mapping[str, Outcome] = field(default_factory=dict)
+    """How something could not be made: "model" for all of it, or a graph's name."""
     cost: Cost = field(default_factory=Cost)
     gradients: Mapping[tuple[str, int], GradientReference | str] = field(default_factory=dict)
     """By head and number of items; or why there is none."""
     identity: Identity | None = None
     quantized: tuple[int, int] = (0, 0)
     """How many convolutions and products a user's ONNX file has, and how many of them it quantizes."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look at a model found before it is prepared; what already keeps it from that is in `prepared.failures`.
+
+    `seen` and `unseen` say in words what was looked at and what could not be.
+    """
+
+    prepared: Prepared = field(default_factory=Prepared)
+    seen: str = ""
+    unseen: str = ""
 
 
 @dataclass(frozen=True)

@@ -279,7 +279,8 @@ def test_value_comes_back(call: Calls) -> None:
 
 def test_exception_is_a_reason_and_its_traceback_stands_in_the_log(call: Calls) -> None:
     outcome = run_one(made := call("raises", "no\nluck"))
-    assert (outcome.status, outcome.reason) == ("failed", "ValueError: no luck")
+    place = f"{made.path[0]}/child_functions.py:37 (`raise ValueError(message)`)"
+    assert (outcome.status, outcome.reason) == ("failed", f"ValueError: no luck at {place}")
     log = made.log.read_text()
     assert "Traceback" in log
     assert "in raises" in log
@@ -381,9 +382,10 @@ def test_build_does_not_count_towards_the_timeout(call: Calls) -> None:
 
 @pytest.mark.parametrize("function", ["memory_error", "huge_tensor", "model_without_memory", "breaks_off"])
 def test_want_of_memory_is_oom(call: Calls, function: str) -> None:
-    outcome = run_one(call(function))
+    outcome = run_one(made := call(function))
     assert outcome.status == "oom", outcome.reason
     assert outcome.reason
+    assert "Traceback" in made.log.read_text()
 
 
 def test_a_reason_says_how_onnx_runtime_failed_and_not_in_which_template() -> None:

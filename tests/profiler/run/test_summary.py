@@ -256,11 +256,12 @@ def test_what_was_not_measured_is_listed_with_its_reason():
         row("eager"),
         row("ort", "tf32", ms=None, status="unsupported", reason="TF32 needs a GPU"),
         row("ort-tuned", "tf32", ms=None, status="unsupported", reason="TF32 needs a GPU"),
-        row("compiled", ms=None, status="oom", reason="out of memory", batch_size=64),
+        row("compiled", ms=None, status="oom", reason="out of memory", batch_size=64, log="logs/compiled.log"),
         row("trt", ms=None, status="crashed", reason="ended by SIGSEGV"),
     )
     _, listed = text.split("Not measured")
     assert listed.count("TF32 needs a GPU") == 1
+    assert listed.count("traceback:") == listed.count("traceback: logs/compiled.log") == 1
     for word in ("unsupported", "oom", "crashed", "out of memory", "ended by SIGSEGV", "ort, ort-tuned", "compiled"):
         assert word in listed
 

@@ -208,7 +208,9 @@ def test_token_ids_that_are_all_zero_name_the_inputs_that_are_seeded(tmp_path: P
 
 
 def test_ids_that_are_out_of_range_name_the_inputs_that_are_seeded(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"(?s)the reference fails: .*indices.* 0 or 1 in the integer inputs `ids`"):
+    with pytest.raises(
+        ModelError, match=r"(?s)its reference outputs cannot be made: .*indices.* 0 or 1 in the integer inputs `ids`"
+    ):
         measure_graph(tokens(tmp_path / "tokens.onnx", rows=1), tmp_path)
 
 

@@ -1,0 +1,107 @@
+"""Say in a sentence what an error was, and at which line of the user's own code it came up."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from exporters.packages import library_folders
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
+"""What colours a terminal, or names its window."""
+_SIGNATURE = re.compile(r"(?<!\S)/\S*?/onnxruntime/\S+ .*?\] (?=\w+ failure \d+)")
+"""Where and in which C++ template ONNX Runtime failed, several hundred characters before it says how."""
+_PLACE = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)')
+"""As Python writes a frame, and torch those of the code that it traced or compiled."""
+_LINE_CHARACTERS = 80
+_TITLE_CHARACTERS = 40
+"""A paragraph that is shorter is no more than a title, such as "C++ compile error"."""
+
+
+def sentence(error: BaseException, characters: int = 300) -> str:
+    """Like "ValueError: no luck at /home/me/stem.py:14 (`raise ValueError(text)`)": the error that came first.
+
+    Libraries wrap the error that helps into others that do not. What the user's own code made of it comes before it:
+    "RuntimeError: no stem, after KeyError: 'width' at …".
+    """
+    errors = chain(error)
+    first, own = errors[-1], next((each for each in errors if _raised_by_user(each)), errors[-1])
+    said = _named(first, characters)
+    if own is not first:
+        said = f"{_named(own, characters)}, after {said}"
+    place = next(filter(None, map(_frame_of_user, reversed(errors))), None)
+    place = place or next(filter(None, map(_line_named, reversed(errors))), None)
+    if place is None:
+        return said
+    file, number = place
+    code = linecache.getline(file, number).strip()
+    code = code if len(code) <= _LINE_CHARACTERS else code[: _LINE_CHARACTERS - 1] + "…"
+    return f"{said} at {file}:{number}" + (f" (`{code}`)" if code else "")
+
+
+def text_of(error: BaseException, characters: int = 300) -> str:
+    """An error's message on one line of at most that many characters, without what is meant for a terminal.
+
+    Of several paragraphs the first, which says what is wrong. Of a compiler's output its first error, too.
+    """
+    first, _, more = _ESCAPES.sub("", str(error)).strip().partition("\n\n")
+    if len(first) < _TITLE_CHARACTERS and more:
+        faults = [line for line in more.splitlines() if "error: " in line]
+        first = f"{first}: {faults[0] if faults else more}"
+    words = " ".join(first.split())
+    text = _SIGNATURE.sub("", "".join(character for character in words if character.isprintable()))
+    return text if len(text) <= characters else text[: characters - 1] + "…"
+
+
+def chain(error: BaseException | None, hidden: bool = False) -> list[BaseException]:
+    """The error and those that it followed, the one that came first at the end; also those `hidden` by "from None"."""
+    found: list[BaseException] = []
+    while error is not None and not any(error is each for each in found):  # Some go round in circles.
+        found.append(error)
+        error = error.__cause__ or (error.__context__ if hidden or not error.__suppress_context__ else None)
+    return found
+
+
+def _named(error: BaseException, characters: int) -> str:
+    return ": ".join(filter(None, (type(error).__name__, text_of(error, characters).rstrip("."))))
+
+
+def _raised_by_user(error: BaseException) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and _is_users(frames[-1].filename)
+
+
+def _frame_of_user(error: BaseException) -> tuple[str, int] | None:
+    """File and line of the deepest frame in the user's own code."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return error.filename, error.lineno
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [(frame.filename, frame.lineno or 0) for frame in frames if _is_users(frame.filename)]
+    return own[-1] if own else None
+
+
+def _line_named(error: BaseException) -> tuple[str, int] | None:
+    """The last line of the user's own code that a message names, or the node of a graph that was being converted."""
+    for text in (str(error), *_stacks(error)):
+        places = [(match["file"], int(match["line"])) for match in _PLACE.finditer(text)]
+        own = [place for place in places if _is_users(place[0])]
+        if own:
+            return own[-1]
+    return None
+
+
+def _stacks(error: BaseException) -> Iterator[str]:
+    """Where the nodes come from that torch's exporter was at: only its own frames know that."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        meta = getattr(frame.f_locals.get("node"), "meta", None)
+        if isinstance(meta, dict):
+            yield str(meta.get("stack_trace") or "")
+
+
+def _is_users(file: str) -> bool:
+    """Whether a source file is neither a library's nor this project's."""
+    path = Path(file).resolve()
+    return path.is_file() and library_folders().isdisjoint(path.parents)

@@ -1,0 +1,153 @@
+"""What is said of an error: the one that came first, and the line of the user's own code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from exporters.errors import sentence
+
+LIBRARY = """
+class Wrapped(Exception):
+    pass
+
+def checked(value):
+    if value < 0:
+        raise ValueError("a size must be positive")
+    return value
+
+def call(function):
+    try:
+        return function()
+    except Exception as error:
+        raise Wrapped("Failed to export the model. See above for more.") from error
+
+def convert(node):
+    raise LookupError(f"no counterpart of {node.name}")
+
+def export(node):
+    return call(lambda: convert(node))
+"""
+MODEL = """
+import somelib
+
+def width(sizes):
+    return sizes["width"]
+
+def stem(sizes):
+    return width(sizes)
+
+def missing():
+    return stem({})
+
+def negative():
+    return somelib.checked(-3)
+
+def wrapped_by_library():
+    return somelib.call(missing)
+
+def wrapped_by_user():
+    try:
+        return missing()
+    except KeyError as error:
+        raise RuntimeError("no stem") from error
+
+def replaced_by_user():
+    try:
+        return missing()
+    except KeyError:
+        raise RuntimeError("no stem") from None
+"""
+WIDTH = "KeyError: 'width' at {file}:5 (`return sizes[\"width\"]`)"
+SAID = {
+    "missing": WIDTH,
+    "negative": "ValueError: a size must be positive at {file}:14 (`return somelib.checked(-3)`)",
+    "wrapped_by_library": WIDTH,
+    "wrapped_by_user": f"RuntimeError: no stem, after {WIDTH}",
+    "replaced_by_user": 'RuntimeError: no stem at {file}:29 (`raise RuntimeError("no stem") from None`)',
+}
+
+
+@pytest.fixture
+def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A user's module, which imports an installed library."""
+    installed, own = tmp_path / "site", tmp_path / "own"
+    for folder in (installed / "somelib-1.0.dist-info", own):
+        folder.mkdir(parents=True)
+    (installed / "somelib.py").write_text(LIBRARY)
+    (own / "users_model.py").write_text(MODEL)
+    for folder in (installed, own):
+        monkeypatch.syspath_prepend(folder)
+    for name in ("somelib", "users_model"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module("users_model")
+
+
+def raised(function: Callable[[], object]) -> Exception:
+    """As a library's frame would catch it, with no frame of the test's own."""
+    try:
+        function()
+    except Exception as error:
+        assert error.__traceback__ is not None
+        return error.with_traceback(error.__traceback__.tb_next)
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_the_first_error_is_said_with_the_users_deepest_line(users: ModuleType, name: str) -> None:
+    assert sentence(raised(getattr(users, name))) == SAID[name].format(file=users.__file__)
+
+
+def test_a_mistake_of_syntax_has_its_own_line(users: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "own" / "broken.py").write_text("good = 1\nif good\n    pass\n")
+    said = sentence(raised(partial(importlib.import_module, "broken")))
+    assert f"at {tmp_path}/own/broken.py:2 (`if good`)" in said
+
+
+def test_where_no_frame_is_the_users_the_message_may_name_the_line(users: ModuleType) -> None:
+    """torch.compile says so of the code that it compiled."""
+    text = f'Unsupported operator\n\nfrom user code:\n   File "{users.__file__}", line 8, in stem\n    x\n'
+    text += f'   File "{users.somelib.__file__}", line 7, in checked\n'
+    assert sentence(RuntimeError(text)).endswith(f"at {users.__file__}:8 (`return width(sizes)`)")
+
+
+def test_where_nothing_else_tells_the_converted_node_does(users: ModuleType) -> None:
+    """torch's exporter has a node in its frame, whose stack trace is the model's."""
+    stack = f'File "{users.__file__}", line 11, in missing\n    return stem({{}})\n'
+    node = SimpleNamespace(name="fft", meta={"stack_trace": stack})
+    said = sentence(raised(partial(users.somelib.export, node)))
+    assert said == f"LookupError: no counterpart of fft at {users.__file__}:11 (`return stem({{}})`)"
+
+
+def test_errors_that_follow_each_other_in_a_circle_have_an_end() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert sentence(first) == "ValueError: second"
+
+
+COMPILER = "ValueError: C++ compile error: a.h:2: fatal error: omp.h: none"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\x1b[31mred\x1b[0m\n  and\tmore\x07", "ValueError: red and more"),
+        ("\x1b]0;a window's title\x07no luck.", "ValueError: no luck"),
+        ("", "ValueError"),
+        (f"{'what is wrong ' * 4}\n\nWhat to do:\n - this", f"ValueError: {('what is wrong ' * 4).strip()}"),
+        (
+            "C++ compile error\n\nCommand:\ng++ -x\n\nOutput:\na.h:1: note: x\na.h:2: fatal error: omp.h: none\n",
+            COMPILER,
+        ),
+        ("two\n\nparagraphs", "ValueError: two: paragraphs"),
+        ("x" * 400, f"ValueError: {'x' * 299}…"),
+    ],
+)
+def test_a_message_is_one_short_line_of_plain_text(text: str, said: str) -> None:
+    assert sentence(ValueError(text)) == said
