@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from rich.text import Text
 from exporters.cache import default_root, trim
 from profiler.bundled import jobs
 from profiler.errors import PROGRAM, ConfigError, nearest
-from profiler.job.case import Budget, Case, Role
+from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.conditions import parse_only
 from profiler.job.config import Config, load_config, parse_machine
 from profiler.job.config_errors import DEVICE_BLOCKS
-from profiler.job.plan import estimate_seconds, estimate_total, make_plan
+from profiler.job.plan import make_plan
 from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.options import COMMANDS
 from profiler.options import Run as Options
@@ -30,21 +30,21 @@ from profiler.published.command import covers, present, require
 from profiler.results.configurations import summary
 from profiler.results.reading import flat_environment
 from profiler.results.replicates import without_probes
-from profiler.results.result import measured_in
+from profiler.results.result import Result, measured_in
 from profiler.results.run_folder import OLDER_ROWS, RunFolder
 from profiler.results.run_tables import write_tables
 from profiler.results.sentences import ROUGH_SECONDS
 from profiler.results.wall_time import WallTime
 from profiler.results.wall_time import describe as describe_time
+from profiler.run.dry_run import check_output, dry_run
+from profiler.run.estimate import Estimates
 from profiler.run.largest_batch import probes_among, searched
 from profiler.run.prepare import cache_limit
 from profiler.run.progress import open_display
 from profiler.run.resume import check_machine, check_measured_models
 from profiler.run.runner import Runner, is_done
 from profiler.run.summary import print_results
-from profiler.tables.numbers import counted, duration, whole
-from profiler.tables.table import figure, name, of_rows, prose
-from profiler.tables.writers import print_table
+from profiler.tables.numbers import counted
 
 _QUICK_SAMPLES = 5
 
@@ -61,10 +61,9 @@ def execute(options: Options, console: Console) -> int:
         config = _read_job(options, path, target.kind)
         require(config.published)
         cases = make_plan(config, target.kind, only, target.compute_capability)
-        if options.dry_run:
-            _print_plan(console, cases, config.budget, target)
-            return 0
         environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
+        if options.dry_run:
+            return _dry_run(options, config, target, cases, environment, console)
         run = _open_run(options, config, target, cases, environment)
         runner = Runner(run, config, target, environment, open_display(console), options.wait_for_idle)
         interrupted, results = measure_cases(runner, cases, console, options.retry)
@@ -153,18 +152,27 @@ def measure_cases(
     return interrupted, _write_results(runner, wall, console, report)
 
 
+def _waiting(journal: Mapping[CaseId, Result], cases: Sequence[Case], budget: Budget, retry: bool) -> list[Case]:
+    """The cases that the journal lacks or has to be measured again."""
+    return [case for case in cases if case.id not in journal or not is_done(journal[case.id], budget, retry)]
+
+
+def _nothing_left(cases: Sequence[Case]) -> str:
+    return f"Nothing is left to measure of {counted(len(cases), 'case')}; --retry measures again what is not ok"
+
+
 def _measure(runner: Runner, cases: Sequence[Case], retry: bool, console: Console) -> tuple[bool, WallTime | None]:
     """Measure the cases that the journal lacks; returns whether that was interrupted, and its time if there was any."""
     journal = runner.run.results()
     budget = runner.config.budget
-    waiting = [case for case in cases if case.id not in journal or not is_done(journal[case.id], budget, retry)]
+    waiting = _waiting(journal, cases, budget, retry)
     limits = runner.config.largest_batch
     to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
     again = {id_ for id_, result in journal.items() if retry and id_.role is Role.PROBE and result.status != "ok"}
     can_run = sum(case.unsupported is None for case in waiting)
     what = f"{runner.target.name}: {can_run} of {len(waiting)} cases can run; into {runner.run.path}"
     if not waiting and not to_search:
-        what = f"Nothing is left to measure of {counted(len(cases), 'case')}; --retry measures again what is not ok"
+        what = _nothing_left(cases)
     for note in runner.environment["untested"]:
         console.print(Text(f"Note: {note}"), soft_wrap=True)
     console.print(Text(what), soft_wrap=True)
@@ -235,16 +243,24 @@ def _resuming(options: Options, run: RunFolder) -> str:
     return f"{PROGRAM} --resume {run.path}{only}{flags}"
 
 
-def _print_plan(console: Console, cases: Sequence[Case], budget: Budget, target: Target) -> None:
-    fields = [
-        name("Case", "case"),
-        figure("Estimate", "seconds", whole, unit="s"),
-        prose("Note", "note", style="dim"),
-    ]
-    rows = [(str(case.id), estimate_seconds(case, budget) or None, case.unsupported) for case in cases]
-    print_table(console, of_rows("", fields, rows))
-    total = estimate_total(cases, budget)
-    runnable = sum(case.unsupported is None for case in cases)
-    console.print(
-        Text(f"\n{target.name}: {runnable} of {len(cases)} cases can run here, in about {duration(total)} (a guess)")
-    )
+def _dry_run(
+    options: Options,
+    config: Config,
+    target: Target,
+    cases: Sequence[Case],
+    environment: dict[str, Any],
+    console: Console,
+) -> int:
+    """Print what a run would do, or what is left of the one to resume; raises what starting it would."""
+    if options.resume is None:
+        check_output(config.output)
+    else:
+        run = RunFolder(options.resume)
+        check_machine(options.resume, run.read_environment(), environment)
+        everything, cases = cases, _waiting(run.results(), cases, config.budget, options.retry)
+        if not cases:
+            console.print(Text(_nothing_left(everything)), soft_wrap=True)
+            return 0
+    estimates = Estimates(config.output, environment, config.budget)
+    path = tuple(map(str, config.import_from))
+    return dry_run(console, target.name, cases, config.budget, path, estimates)

@@ -55,17 +55,22 @@ def prepare(
     `tick(what, done, total)` is called a few times a second, for the display.
     """
     runnable = [case for case in cases if case.unsupported is None]
-    references = {case.model: case.reference for case in runnable if case.reference}
-    sources = {each.name: each for each in references.values()} | {case.model: case.source for case in runnable}
+    references, sources = models_of(runnable)
     stages = _Stages(sources, budget, logs, path, tick)
     prepared = stages.models()
     for name, reference in references.items():
-        prepared[name] = _compared(name, prepared[name], reference.name, prepared[reference.name])
+        prepared[name] = compared(name, prepared[name], reference.name, prepared[reference.name])
     stages.exports(runnable, prepared)
     # After the exports, which show what of a model reaches an output.
     stages.costs(runnable, prepared)
     stages.gradients(runnable, prepared)
     return prepared
+
+
+def models_of(cases: Sequence[Case]) -> tuple[dict[str, ModelSource], dict[str, ModelSource]]:
+    """By model what its errors are relative to, where that is another model; and by name all models that it takes."""
+    references = {case.model: case.reference for case in cases if case.reference}
+    return references, {each.name: each for each in references.values()} | {case.model: case.source for case in cases}
 
 
 def prepare_graphs(
@@ -217,14 +222,14 @@ def failure(case: Case, prepared: Prepared) -> Outcome | None:
     return prepared.failures.get(graph_of(case.precision)) if ENGINES[case.engine].needs == "onnx" else None
 
 
-def _compared(name: str, own: Prepared, other: str, its: Prepared) -> Prepared:
+def compared(name: str, own: Prepared, other: str, its: Prepared) -> Prepared:
     """The model with the outputs of the other one as what its errors are relative to, or with the reason why not."""
     if "model" in own.failures:
         return own
     if "model" in its.failures:
-        why = its.failures["model"]
-        reason = f"its reference {other} cannot be had: {why.reason}"
-        return replace(own, failures={"model": replace(why, reason=reason)})
+        outcome = its.failures["model"]
+        reason = f"its reference {other} cannot be had: {outcome.reason}"
+        return replace(own, failures={"model": replace(outcome, reason=reason)})
     batch = fixed_batch(own.specs) or fixed_batch(its.specs) or 1
     for what, ours, theirs in (
         ("inputs", _inputs(own, batch), _inputs(its, batch)),

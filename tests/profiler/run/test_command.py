@@ -348,6 +348,7 @@ def test_resolved_config_can_be_run_again(full: Finished, profiler: Profiler, tm
     assert done.returncode == 0, done.stderr
     for row in full.rows.to_dicts():
         assert row["case_id"] in done.stdout
+    assert f"{full.rows['status'].eq('ok').sum()} as in earlier runs" in done.stdout
 
 
 def test_resolved_config_writes_where_the_first_run_did(full: Finished) -> None:
@@ -467,10 +468,40 @@ def test_broken_model_is_a_row_with_its_reason(broken: Finished, model: str) -> 
     assert row["latency_ms"] is None
 
 
-def test_traceback_stands_in_the_log(broken: Finished) -> None:
-    log = (broken.folder / "logs" / f"{case_of('hungry').replace('/', '-')}.log").read_text()
+@pytest.mark.parametrize("model", ["raising", "hungry"])
+def test_the_row_and_the_terminal_name_the_log_that_has_the_traceback(broken: Finished, model: str) -> None:
+    name = broken.row(case_of(model))["log"]
+    assert name == (
+        "logs/prepare-raising.log" if model == "raising" else f"logs/{case_of(model).replace('/', '-')}.log"
+    )
+    log = (broken.folder / name).read_text()
     assert "Traceback" in log
     assert "tiny.py" in log
+    # As the case ends, and below the tables.
+    assert "".join(broken.done.stdout.split()).count(f"traceback:{name}") == 2
+
+
+LOOKED_AT = ["raising", "no_module", "dying_at_once", "hungry_at_once", "truncated", "outside"]
+"""What shows before anything runs."""
+
+
+def test_a_dry_run_says_what_the_rows_say(broken: Finished, profiler: Profiler, workplace: Path) -> None:
+    shutil.copy(broken.folder / "bench.yaml", workplace)
+    only = ",".join(f"model={name}" for name in (*LOOKED_AT, "dying", "whole"))
+    done = profiler("bench.yaml", "--dry-run", "--only", only, cwd=workplace)
+    assert (done.returncode, done.stderr) == (0, "")
+    text = "".join(done.stdout.split())
+    for model in LOOKED_AT:
+        assert "".join(broken.row(case_of(model))["reason"].split()) in text
+    assert "SIGSEGVinphasewarm-up" not in text, "no model is run"
+    assert not (workplace / "results").exists()
+
+
+def test_a_dry_run_of_broken_models_alone_gives_2(profiler: Profiler, workplace: Path) -> None:
+    (workplace / "job.yaml").write_text(f"models: [{RAISING}]\nengines: [eager]\ndevice: cpu\n")
+    done = profiler("job.yaml", "--dry-run", cwd=workplace)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "no luck with this one" in done.stdout
 
 
 def test_good_models_beside_broken_ones_are_measured(broken: Finished) -> None:
@@ -813,7 +844,7 @@ def test_dry_run_prints_every_case_and_makes_nothing(profiler: Profiler, workpla
             assert f"good/{variant}/inference/{precision}/b2/r0" in done.stdout
     assert "in about" in done.stdout
     assert "no bf16 convolution" in done.stdout
-    assert sorted(workplace.iterdir()) == before
+    assert [path for path in sorted(workplace.iterdir()) if path.name != "__pycache__"] == before
 
 
 @pytest.mark.skipif(bool(visible_gpus()), reason="there is a GPU")
@@ -847,12 +878,13 @@ WRONG: dict[str, tuple[str | None, list[str], list[str]]] = {
     "config and resume": (JOB, ["job.yaml", "--resume", "nowhere"], ["not both"]),
     "device that is none": (JOB, ["job.yaml", "--device", "gpu"], ["--device", "gpu", "auto, cpu, cuda"]),
     "output that is a file": (JOB, ["job.yaml", "--output", "job.yaml"], ["output", "job.yaml", "--output"]),
+    "output of a dry run": (JOB, ["job.yaml", "--output", "job.yaml", "--dry-run"], ["output", "job.yaml", "--output"]),
     "retry without resume": (JOB, ["job.yaml", "--retry", "--dry-run"], ["--retry", "--resume"]),
     "device of engines": (None, ["engines", "--device", "gpu"], ["--device gpu", "auto, cpu, cuda"]),
 }
 
 
-PLANNED = ("nothing left", "output that is a file")
+PLANNED = ("nothing left", "output that is a file", "output of a dry run")
 """What is wrong with these shows once the forkserver has said which devices there are."""
 
 

@@ -1,0 +1,168 @@
+"""Say what a job would do, and what of it cannot run, from a look at its models; nothing is prepared or measured."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from engines.base import Unsupported
+from exporters.inputs import input_specs
+from exporters.source import ModelSource
+from profiler.errors import ConfigError
+from profiler.job.case import Budget, Case
+from profiler.processes.messages import Outcome, Status
+from profiler.processes.process import Call, run_all
+from profiler.run.estimate import Estimates
+from profiler.run.prepare import at_once, compared, failed, failure, models_of
+from profiler.tables.numbers import counted, duration, whole
+from profiler.tables.table import figure, name, of_rows
+from profiler.tables.writers import print_pairs, print_table
+from profiler.worker.task import Look, Prepared, Task, check_batch
+
+_SECONDS = 60.0
+"""How long a look at one model may take."""
+_NOT_LOOKED_AT = (
+    "Not looked at: whether the models run, how right their outputs are, whether they can be exported, compiled or "
+    "built, and whether memory suffices."
+)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A case, and how and why it cannot run if that is known."""
+
+    case: Case
+    refusal: tuple[Status, str] | None
+
+
+def look_at_models(cases: Sequence[Case], budget: Budget, path: tuple[str, ...], log: Path) -> dict[str, Look]:
+    """A look at each model of the runnable cases, side by side, each in a process of its own.
+
+    Canonical networks as they are and single layers are known without one. Factories are found in `path`.
+    """
+    runnable, limit = [case for case in cases if case.unsupported is None], min(_SECONDS, budget.build_timeout)
+    quantized = {case.model for case in runnable if case.precision == "int8"}
+    references, sources = models_of(runnable)
+    unknown = {model: source for model, source in sources.items() if not _is_known(source)}
+    calls = [
+        Call(
+            "profiler.worker.look_at_model:look_at_model",
+            (source, model in quantized),
+            log,
+            timeout=limit,
+            path=path,
+            threads=1,
+        )
+        for model, source in unknown.items()
+    ]
+    outcomes = run_all(calls, at_once(list(unknown.values())))
+    looks = {model: _look(outcome, limit < _SECONDS) for model, outcome in zip(unknown, outcomes, strict=True)}
+    looks |= {
+        model: Look(Prepared(tuple(input_specs(source)))) for model, source in sources.items() if model not in looks
+    }
+    for model, reference in references.items():
+        own, other = looks[model], looks[reference.name]
+        if not own.unseen and not other.unseen:
+            looks[model] = replace(own, prepared=compared(model, own.prepared, reference.name, other.prepared))
+    return looks
+
+
+def planned(cases: Sequence[Case], looks: Mapping[str, Look], budget: Budget) -> list[Planned]:
+    """The cases with what keeps them from running, as their rows would say it."""
+    return [Planned(case, _refusal(case, looks, budget)) for case in cases]
+
+
+def print_plan(
+    console: Console, machine: str, plan: Sequence[Planned], looks: Mapping[str, Look], estimates: Estimates
+) -> int:
+    """Print the cases with their estimates, why some cannot run, and what was looked at.
+
+    Returns the exit code: 2 where no case can run.
+    """
+    runnable = [each.case for each in plan if each.refusal is None]
+    reasons = list(dict.fromkeys(each.refusal[1] for each in plan if each.refusal))
+    fields = [
+        name("Case", "case"),
+        figure("Estimate", "seconds", whole, unit="s"),
+        name("From", "basis"),
+        name("Cannot run", "refusal", style="yellow"),
+    ]
+    rows: list[tuple[str, float | None, str | None, str | None]] = []
+    for each in plan:
+        if each.refusal is None:
+            estimate = estimates.of(each.case)
+            rows.append((str(each.case.id), estimate.seconds, str(estimate.basis), None))
+        else:
+            status, reason = each.refusal
+            rows.append((str(each.case.id), None, None, f"{status} ({reasons.index(reason) + 1})"))
+    shown = None if reasons else -1
+    print_table(console, of_rows("", fields[:shown], [row[:shown] for row in rows]))
+    if reasons:
+        console.print()
+        print_pairs(console, [(Text(f"({n})", style="yellow"), Text(text)) for n, text in enumerate(reasons, 1)], gap=1)
+    if found := [(Text(f"  {model}"), Text(text)) for model, look in looks.items() if (text := _found(look))]:
+        console.print(Text("\nLooked at", style="bold"))
+        print_pairs(console, found)
+    console.print(Text(f"\n{_NOT_LOOKED_AT}", style="dim"))
+    what = f"\n{machine}: {len(runnable)} of {counted(len(plan), 'case')} can run here"
+    if runnable:
+        what += f", in about {duration(estimates.total(runnable))} ({estimates.source(runnable)})"
+    console.print(Text(what), soft_wrap=True)
+    return 0 if runnable else 2
+
+
+def dry_run(
+    console: Console, machine: str, cases: Sequence[Case], budget: Budget, path: tuple[str, ...], estimates: Estimates
+) -> int:
+    """Look at the models and print the plan; returns the exit code."""
+    with tempfile.TemporaryDirectory(prefix="profiler-") as folder:
+        looks = look_at_models(cases, budget, path, Path(folder) / "log")
+    return print_plan(console, machine, planned(cases, looks, budget), looks, estimates)
+
+
+def check_output(folder: Path) -> None:
+    """Raise ConfigError where a run's folder could not be made in `folder`."""
+    there = next(each for each in (folder.resolve(), *folder.resolve().parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        why = "cannot be written" if there.is_dir() else "is a file"
+        raise ConfigError(f"output {folder}: {there} {why}; give another folder by --output")
+
+
+def _is_known(source: ModelSource) -> bool:
+    """Whether the source says all that a look at the model would show."""
+    return source.layer is not None or (source.kind == "canonical" and source == ModelSource(source.name))
+
+
+def _look(outcome: Outcome, as_in_a_run: bool) -> Look:
+    """What the process found; its limit may be the one that a run would have."""
+    if outcome.status == "ok":
+        look: Look = outcome.value
+        return look
+    if outcome.status == "timeout" and not as_in_a_run:
+        return Look(unseen=f"not looked at: that took more than {_SECONDS:g} s")
+    return Look(Prepared(failures={"model": failed(outcome)}))
+
+
+def _refusal(case: Case, looks: Mapping[str, Look], budget: Budget) -> tuple[Status, str] | None:
+    if case.unsupported is not None:
+        return "unsupported", case.unsupported
+    prepared = looks[case.model].prepared
+    if why := failure(case, prepared):
+        return why.status, str(why.reason)
+    try:
+        check_batch(Task(case, prepared, budget))
+    except Unsupported as error:
+        return "unsupported", str(error)
+    return None
+
+
+def _found(look: Look) -> str:
+    if look.prepared.failures:
+        return "cannot be prepared" if "model" in look.prepared.failures else f"{look.seen}; int8 cannot be made"
+    return look.seen or look.unseen

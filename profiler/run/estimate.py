@@ -1,0 +1,155 @@
+"""Estimate how long a job takes: as earlier runs of this machine did, else as the plan guesses."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from engines.base import Phase
+from profiler.errors import ConfigError
+from profiler.job.case import Budget, Case, CaseId, Role
+from profiler.job.plan import estimate_seconds, estimate_total
+from profiler.results.run_folder import RunFolder
+
+_RUNS = 10
+"""So many runs are read, the latest ones."""
+_MACHINE = ("device", "gpu", "cpu", "cpu_cores")
+"""Keys of environment.json: runs that agree in these are of one machine."""
+_SAMPLING = (Phase.WARM_UP, Phase.MEASURE)
+"""What takes as long as `budget.seconds` allow."""
+_AROUND = ("prepare", "roofs", "write", "rest")
+"""Phases of a run, as environment.json has them, that are no case's."""
+
+
+class Basis(StrEnum):
+    """Where an estimate comes from."""
+
+    EARLIER = "earlier run"
+    """The same case was measured before."""
+    SIMILAR = "similar case"
+    """Another one of the same engine and pass was."""
+    GUESS = "guess"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A case's wall time in seconds."""
+
+    seconds: float
+    basis: Basis
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """A case of an earlier run: its seconds by phase, and what that run's `budget.seconds` were."""
+
+    case_id: CaseId
+    phases: Mapping[str, float]
+    sampled: float
+
+    def seconds(self, budget: Budget) -> float:
+        """What it would take with this budget."""
+        sampling = sum(self.phases.get(phase, 0.0) for phase in _SAMPLING)
+        return sum(self.phases.values()) + sampling * (budget.seconds / self.sampled - 1)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """An earlier run: the cases that it measured, and its seconds by phase before, between and after them."""
+
+    cases: Sequence[_Ended]
+    around: Mapping[str, float]
+
+    @property
+    def models(self) -> set[str]:
+        return {case.case_id.model for case in self.cases}
+
+
+class Estimates:
+    """Estimates of cases with this budget, from the runs in `folder` whose machine is that of `environment`."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, Any], budget: Budget) -> None:
+        self._folder, self._budget = folder, budget
+        self._runs = list(_read(folder, environment))
+        self._alike: dict[tuple[str, str, Role], list[_Ended]] = {}
+        for case in (case for run in self._runs for case in run.cases):
+            self._alike.setdefault(_alike(case.case_id), []).append(case)
+
+    def of(self, case: Case) -> Estimate:
+        """What the case took in the latest run that had it, else the median of the nearest of its engine and pass."""
+        alike = self._alike.get(_alike(case.id))
+        if not alike:
+            return Estimate(estimate_seconds(case, self._budget), Basis.GUESS)
+        least = min(_distance(case.id, each.case_id) for each in alike)
+        nearest = [each for each in alike if _distance(case.id, each.case_id) == least]
+        if not any(least):
+            return Estimate(nearest[0].seconds(self._budget), Basis.EARLIER)
+        return Estimate(statistics.median(each.seconds(self._budget) for each in nearest), Basis.SIMILAR)
+
+    def total(self, cases: Sequence[Case]) -> float:
+        """Seconds that a run of these cases takes, with what is done before and after them."""
+        made = [(case, self.of(case)) for case in cases]
+        guessed = estimate_total([case for case, each in made if each.basis is Basis.GUESS], self._budget)
+        return guessed + sum(each.seconds for _, each in made if each.basis is not Basis.GUESS) + self._around(cases)
+
+    def source(self, cases: Sequence[Case]) -> str:
+        """Where the estimates of these cases come from, in words."""
+        counts = Counter(self.of(case).basis for case in cases)
+        if counts.keys() <= {Basis.GUESS}:
+            return f"a guess: no run in {self._folder} tells for this machine"
+        words = {
+            Basis.EARLIER: "as in earlier runs",
+            Basis.SIMILAR: "like similar cases of earlier runs",
+            Basis.GUESS: "by a guess",
+        }
+        parts = [f"{counts[basis]} {what}" for basis, what in words.items() if counts[basis]]
+        return f"{', '.join(parts)}; runs of this machine in {self._folder}"
+
+    def _around(self, cases: Sequence[Case]) -> float:
+        """Preparing, the roofs and the rest, as in the run that had most of these models; a model's share of it."""
+        models = {case.model for case in cases}
+        run = max(self._runs, key=lambda run: len(run.models & models), default=None)
+        if run is None:
+            return 0.0
+        share = len(models) / len(run.models)
+        return sum(seconds * (share if phase == "prepare" else 1) for phase, seconds in run.around.items())
+
+
+def _alike(case_id: CaseId) -> tuple[str, str, Role]:
+    """What a case must have in common with another one for its time to tell anything."""
+    return case_id.variant, case_id.pass_, case_id.role
+
+
+def _distance(case_id: CaseId, other: CaseId) -> tuple[bool, bool, bool, float]:
+    differs = [getattr(case_id, part) != getattr(other, part) for part in ("model", "setting", "precision")]
+    return differs[0], differs[1], differs[2], abs(math.log2(case_id.batch_size / other.batch_size))
+
+
+def _read(folder: Path, environment: Mapping[str, Any]) -> Iterator[_Run]:
+    """The latest runs of that machine, the last one first; what cannot be read is none."""
+    found = 0
+    for path in sorted(folder.glob("*/environment.json"), reverse=True):  # Their names begin with the time.
+        try:
+            facts = json.loads(path.read_text())
+            if any(facts.get(key) != environment.get(key) for key in _MACHINE):
+                continue
+            sampling = float(yaml.safe_load((path.parent / "bench.yaml").read_text())["budget"]["seconds"])
+            around = {phase: float(facts["wall_seconds"].get(phase, 0.0)) for phase in _AROUND}
+            results = RunFolder(path.parent).results()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError, ConfigError):
+            continue
+        ok = {case_id: each.phases for case_id, each in results.items() if each.status == "ok" and each.phases}
+        if ok:
+            yield _Run([_Ended(case_id, phases, sampling) for case_id, phases in ok.items()], around)
+            found += 1
+        if found == _RUNS:
+            return

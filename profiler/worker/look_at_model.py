@@ -1,0 +1,87 @@
+"""Look at a model without running it: what `--dry-run` finds out before anything is prepared."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from exporters.build_model import build, call_factory, fill, structure
+from exporters.inputs import TensorSpec, input_specs, read_onnx
+from exporters.int8 import calibration_files
+from exporters.source import ModelError, ModelSource
+from profiler.processes.messages import Outcome, Report
+from profiler.tables.numbers import count
+from profiler.worker.prepare_model import check_source, no_reference
+from profiler.worker.task import Look, Prepared
+
+
+def look_at_model(argument: tuple[ModelSource, bool], report: Report) -> Look:
+    """The model's inputs, and what keeps it from being prepared as far as that shows without running it.
+
+    A torch model is made on the meta device, where its weights take neither memory nor time, or as the run makes it
+    where its code does not work there; the keys of a weights file are compared with its own. Of an ONNX file the header
+    is read. The second argument says whether it is to be quantized, for which calibration data are looked at.
+
+    Raises what preparing the model would raise for it: exporters.source.ModelError, engines.base.Unsupported.
+    """
+    source, quantized = argument
+    check_source(source)
+    specs = tuple(input_specs(source))
+    failures = {}
+    if quantized and source.calibration is not None:
+        try:
+            calibration_files(source.calibration, specs[0])
+        except ModelError as error:
+            failures["int8"] = Outcome("failed", str(error))
+    seen = _open_header(source) if source.onnx is not None else _look_at_module(source)
+    return Look(Prepared(specs, failures=failures), f"{seen}; {described(specs)}")
+
+
+def described(specs: Sequence[TensorSpec]) -> str:
+    """The inputs in words, like "input x float32 [batch, 3, 224, 224]"."""
+    inputs = [f"{spec.name} {spec.dtype} [{', '.join(map(str, spec.shape))}]" for spec in specs]
+    return f"{'input' if len(inputs) == 1 else 'inputs'} {', '.join(inputs)}"
+
+
+def _look_at_module(source: ModelSource) -> str:
+    model, how = _module(source)
+    seen = f"{how}, {count(sum(parameter.numel() for parameter in model.parameters()))} parameters"
+    if source.weights is None:
+        return seen
+    with warnings.catch_warnings():  # Nothing is copied to the meta device, which torch warns of.
+        warnings.simplefilter("ignore")
+        fill(model, source)
+    return f"{seen}, the keys of {source.weights.name} fit"
+
+
+def _module(source: ModelSource) -> tuple[nn.Module, str]:
+    """The network, and how it was made."""
+    if source.factory is None:
+        with torch.device("meta"):
+            return structure(source), "the network"
+    with contextlib.suppress(ModelError), torch.device("meta"):
+        return call_factory(source), "its factory was called, without memory for weights"
+    # Its code may only need values, which there are none of on that device.
+    return build(source), "its factory was called"
+
+
+def _open_header(source: ModelSource) -> str:
+    """The file's versions; a graph of these that does nothing is opened in the runtime that makes the reference."""
+    import onnx
+    import onnxruntime
+
+    assert source.onnx is not None
+    theirs = read_onnx(source.onnx)
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "nothing", [x], [y])
+    twin = onnx.helper.make_model(graph, opset_imports=theirs.opset_import, ir_version=theirs.ir_version)
+    try:
+        onnxruntime.InferenceSession(twin.SerializeToString(), providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise no_reference(source, error) from error
+    opsets = [f"{each.domain or 'ai.onnx'} {each.version}" for each in theirs.opset_import]
+    return f"its header was read: opset {', '.join(opsets)}"

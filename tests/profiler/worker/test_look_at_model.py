@@ -1,0 +1,137 @@
+"""A look at a model says what preparing it would, without running it or taking the memory of its weights."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from exporters.inputs import TensorSpec
+from exporters.source import ModelError, ModelSource
+from profiler.worker.look_at_model import look_at_model
+from profiler.worker.prepare_model import prepare_model
+from profiler.worker.task import Look
+
+FACTORIES = """
+import torch
+from torch import nn
+
+def small():
+    return nn.Linear(3, 2)
+
+def huge():
+    return nn.Linear(1 << 20, 1 << 20)
+
+def needs_values():
+    rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
+    return nn.Sequential(nn.Linear(3, 2), nn.Dropout(rates[1]))
+
+def raising():
+    return nn.Linear(3, width(2))
+
+def width(value):
+    raise ValueError("no luck")
+"""
+
+
+@pytest.fixture
+def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "looked_at.py").write_text(FACTORIES)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "looked_at", raising=False)
+    return tmp_path
+
+
+def factory(name: str) -> ModelSource:
+    return ModelSource(name, factory=f"looked_at:{name}", input_shape=(3,))
+
+
+def look(source: ModelSource, quantized: bool = False) -> Look:
+    return look_at_model((source, quantized), lambda message: None)
+
+
+@pytest.mark.usefixtures("factories")
+def test_a_factory_is_called_without_memory_for_weights() -> None:
+    found = look(factory("huge"))
+    assert found.prepared.specs == (TensorSpec("x", ("batch", 3), "float32"),)
+    assert "without memory for weights" in found.seen
+    assert f"{2**40 + 2**20:,} parameters" in found.seen
+    assert "input x float32 [batch, 3]" in found.seen
+
+
+@pytest.mark.usefixtures("factories")
+def test_a_factory_that_reads_values_is_called_as_in_a_run() -> None:
+    assert look(factory("needs_values")).seen.startswith("its factory was called, 8 parameters")
+
+
+@pytest.mark.usefixtures("factories")
+def test_what_a_factory_raises_is_said_as_its_row_says_it(tmp_path: Path) -> None:
+    source = factory("raising")
+    with pytest.raises(ModelError, match=r"raised ValueError: no luck at .*looked_at\.py:19") as looked:
+        look(source)
+    with pytest.raises(ModelError) as prepared:
+        prepare_model((source, tmp_path / "cache"), lambda message: None)
+    assert str(looked.value) == str(prepared.value)
+
+
+def test_the_keys_of_weights_are_compared(factories: Path) -> None:
+    path = factories / "weights.pt"
+    torch.save(torch.nn.Linear(3, 2).state_dict(), path)
+    assert "the keys of weights.pt fit" in look(replace(factory("small"), weights=path)).seen
+    with pytest.raises(ModelError, match=r"weights\.pt: keys do not fit the model: .*conv1"):
+        look(ModelSource("resnet18", weights=path))
+
+
+def test_options_of_a_network_are_checked() -> None:
+    with pytest.raises(ModelError, match="unknown option 'auxilary'"):
+        look(ModelSource("googlenet", options={"auxilary": True}))
+
+
+def test_calibration_data_that_do_not_fit_keep_only_int8_from_running(factories: Path) -> None:
+    (factories / "images").mkdir()
+    np.save(factories / "images" / "a.npy", np.ones((7,), np.float32))
+    source = replace(factory("small"), calibration=factories / "images")
+    assert look(source).prepared.failures == {}
+    failures = look(source, quantized=True).prepared.failures
+    assert failures.keys() == {"int8"}
+    assert "an item is float32 of shape (3,)" in str(failures["int8"].reason)
+
+
+def write(path: Path, batch: int | str = "batch", length: int | str = 3, opset: int = 20) -> ModelSource:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, length]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "graph", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9), path)
+    return ModelSource("theirs", onnx=path)
+
+
+def test_an_onnx_files_header_tells_its_inputs_and_opset(tmp_path: Path) -> None:
+    found = look(write(tmp_path / "a.onnx", batch=4))
+    assert found.prepared.specs == (TensorSpec("x", (4, 3), "float32"),)
+    assert found.seen == "its header was read: opset ai.onnx 20; input x float32 [4, 3]"
+
+
+def test_dimensions_without_a_size_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"dimensions of no fixed size: length"):
+        look(write(tmp_path / "a.onnx", length="length"))
+
+
+def test_an_opset_that_the_runtime_does_not_know_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As onnx may be newer than the runtime; the runtime is asked with a graph of these versions that does nothing."""
+    opened = []
+
+    def refuse(graph: bytes, providers: list[str]) -> None:
+        opened.append(onnx.load_from_string(graph))
+        raise RuntimeError("Opset 20 is under development")
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+    with pytest.raises(ModelError, match=r"model 'theirs': its reference outputs cannot be made: .* under development"):
+        look(write(tmp_path / "a.onnx"))
+    assert [(each.domain, each.version) for each in opened[0].opset_import] == [("", 20)]
+    assert opened[0].ir_version == 9
