@@ -19,6 +19,7 @@ from profiler import load
 from profiler.job.case import Budget, Case
 from profiler.results.result import Result
 from profiler.run.prepare import prepare
+from profiler.worker import sampling
 from profiler.worker.measure_case import measure_case
 from profiler.worker.prepare_model import prepare_gradients, prepare_model
 from profiler.worker.task import Prepared, Task
@@ -121,6 +122,7 @@ Measure = Callable[..., Result]
 def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "training_cases.py").write_text(FACTORIES)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sampling, "_THROUGHPUT_SECONDS", 0.05)
     monkeypatch.delitem(sys.modules, "training_cases", raising=False)
 
 

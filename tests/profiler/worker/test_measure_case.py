@@ -18,6 +18,7 @@ from exporters.source import ModelError, ModelSource
 from profiler.job.case import Budget, Case
 from profiler.processor import PROC
 from profiler.results.result import Result
+from profiler.worker import sampling
 from profiler.worker.measure_case import measure_case
 from profiler.worker.prepare_model import prepare_export, prepare_model
 from profiler.worker.task import Prepared, Task
@@ -77,6 +78,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """`measure("attention", engine="ort")`: the Result of one case of that factory's model."""
     (tmp_path / "worker_factories.py").write_text(FACTORIES)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sampling, "_THROUGHPUT_SECONDS", 0.05)
     monkeypatch.delitem(sys.modules, "worker_factories", raising=False)
 
     def run(
