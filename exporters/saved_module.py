@@ -64,11 +64,6 @@ def save(model: nn.Module | Callable[[], nn.Module], folder: Path) -> str:
             f"the model cannot be saved for the processes that measure it: {sentence(error)}; "
             "give a function that makes it, or export it to ONNX and give the file's path"
         ) from error
-    own = (
-        used
-        for used in sorted(modules)
-        if used.partition(".")[0] not in {*sys.stdlib_module_names, "torch", "cloudpickle"}
-    )
     known = {*sys.stdlib_module_names, "torch", "cloudpickle"}
     own = (used for used in sorted(modules) if used.partition(".")[0] not in known and _can_be_imported(used))
     imports = "".join(f"import {used}\n" for used in own)
