@@ -89,8 +89,8 @@ def make_answer(found: Recommendation, command: str, rough: str | None = None) -
         losers=[(x.candidate.name, figure, reason(x, found)) for x, figure in zip(measured, figures, strict=True)],
         unmeasured=_unmeasured(found),
         command=command,
-        sources=_sources(found),
-        notes=_notes(found, rough),
+        sources=[*_sources(found), *([rough] if rough else [])],
+        notes=_notes(found, is_rough=rough is not None),
     )
 
 
@@ -304,12 +304,12 @@ def _restricted(request: Request) -> str:
     return f" ({'; '.join(words)})" if words else ""
 
 
-def _notes(found: Recommendation, rough: str | None) -> list[str]:
+def _notes(found: Recommendation, is_rough: bool) -> list[str]:
     short = {x.limit.figure for loser in found.losers for x in loser.shortfalls if x.value is None}
     margins = [loser.margin for loser in found.losers if loser.margin is not None]
     needs = REPLICATES_FOR_A_VERDICT
     lacking = [PERCENTILE_NEEDS[q] for figure in short if (q := FIGURES[figure].percentile)]
-    notes = [rough] if rough else []
+    notes = []
     if found.best and found.best.is_disturbed and margins:
         every = all(candidate.is_disturbed for candidate in found.candidates if candidate.cases)
         who = "every candidate" if every else found.best.name
@@ -321,7 +321,7 @@ def _notes(found: Recommendation, rough: str | None) -> list[str]:
             f"replicates: {needs} covers run-to-run noise."
         )
     latency = found.request.objective == "latency"
-    if any(m.interval is None for m in margins) and not (latency and rough):
+    if any(m.interval is None for m in margins) and not (latency and is_rough):
         why = "30 independent samples. Raise budget.seconds" if latency else f"{needs} replicates"
         notes.append(f"No interval: fewer than {why}.")
     if lacking:

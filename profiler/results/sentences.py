@@ -46,10 +46,8 @@ def rough(sampling_seconds: Iterable[float | None]) -> str | None:
     short = [seconds for seconds in sampling_seconds if seconds is not None and seconds <= ROUGH_SECONDS]
     if not short:
         return None
-    return (
-        f"Rough figures: cases were sampled for {compact(max(short))} s (--quick, `budget.seconds`). Before you decide "
-        "measure for longer."
-    )
+    how = f"cases were sampled for {compact(max(short))} s (--quick, `budget.seconds`)"
+    return f"Rough figures: {how}. Before you decide, measure for longer."
 
 
 def group_sentence(key: Row, lines: Sequence[Row], everywhere: Collection[str] = ()) -> str | None:

@@ -247,3 +247,14 @@ def test_a_check_that_can_prove_nothing_does_not_pass() -> None:
     regression = make_comparison(Options(runs=(H200,), references=("cnn-benchmarks",)), 0.05).regression
     assert regression is not None
     assert (regression.found, regression.exit_code) == (False, 4), "published figures have no interval"
+
+
+def test_of_rough_figures_it_says_so_once(tmp_path: Path) -> None:
+    for name in ("quick", "other"):
+        make_run(tmp_path / name, sampling_seconds=0.3)
+    make_run(tmp_path / "long", sampling_seconds=3.0)
+    _, text = page(Options(runs=(f"{tmp_path}/quick", f"{tmp_path}/other")))
+    assert text.count("Rough figures: cases were sampled for 0.3 s") == 1
+    _, text = page(Options(runs=(f"{tmp_path}/quick", f"{tmp_path}/long")))
+    assert text.count("Rough figures") == 1
+    assert re.search(r"sampling_seconds +(0\.3|3) +(0\.3|3)\b", text), "what differs"

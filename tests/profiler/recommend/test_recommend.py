@@ -1018,6 +1018,7 @@ def test_of_rough_figures_it_says_so_once(folder: Path) -> None:
     (folder / "environment.json").write_text(json.dumps(facts | {"sampling_seconds": 0.3}))
     _, text = ask(folder, model="net")
     assert text.count("Rough figures: cases were sampled for 0.3 s") == 1
+    assert text.rstrip().endswith("Before you decide, measure for longer."), "last"
     assert "No interval" not in text
     (folder / "environment.json").write_text(json.dumps(facts | {"sampling_seconds": 3.0}))
     assert "Rough" not in ask(folder, model="net")[1]
