@@ -216,8 +216,8 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
         undivided_mib=pl.when(rest > 0.5).then(rest),
         own_disturbed=disturbed(pl.col("warnings")),
     ).with_columns(
-        intensity=pl.col("flops_per_item") * batch / (pl.col("moved_mib") * 2**20),
-        over_floor=pl.min_horizontal("latency_ms", "gpu_ms") / pl.col("floor_ms"),
+        intensity=pl.col("flops_per_item") * batch / (pl.col("moved_mib").replace(0, None) * 2**20),
+        over_floor=pl.min_horizontal("latency_ms", "gpu_ms") / pl.col("floor_ms").replace(0, None),
     )
     configurations = _sorted(configurations)
     best_so_far = (1 / pl.col("item_s")).cum_max().over(_SWEEP, order_by="latency_ms")

@@ -125,12 +125,14 @@ def place(work: Work, latency_ms: float | None, roofs: Roofs) -> Figures:
 
 
 def floor(work: Work, roofs: Roofs) -> Floor | None:
-    """The longer of the two limits' times, or None."""
+    """The longer of the two limits' times; None if one is unknown, or if there is nothing to compute or to move."""
     peak, copy = roofs.get(f"{work.precision}_tflops"), roofs.get("copy_gb_s")
     if work.flops_per_item is None or work.moved_bytes is None or not peak or not copy:
         return None
     arithmetic = work.flops_per_item * work.batch_size / peak / 1e9
     memory = _uncached(work.moved_bytes, roofs) / copy / 1e6
+    if not memory and not arithmetic:
+        return None
     return (memory, "memory") if memory > arithmetic else (arithmetic, "arithmetic")
 
 

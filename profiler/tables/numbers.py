@@ -127,7 +127,7 @@ def aligned(digits: int = 3, most: int = 3) -> Format:
 
     def cells(values: Iterable[float | None]) -> list[str]:
         values = list(values)
-        known = [abs(value) for value in values if value]
+        known = [abs(value) for value in values if value and math.isfinite(value)]
         places = max(0, min(most, digits - 1 - math.floor(math.log10(min(known))))) if known else 0
         return ["" if value is None else f"{value:,.{places}f}" for value in values]
 

@@ -650,6 +650,14 @@ def test_a_run_in_which_nothing_worked_has_a_report_of_reasons(tmp_path: Path) -
     assert not any(tag == "figure" for tag, _ in reader.elements)
 
 
+def test_a_model_that_computes_and_moves_nothing_has_a_page(tmp_path: Path) -> None:
+    nothing = {"flops_per_item": 0, "tflops": 0.0, "moved_mib": 0.0, "floor_ms": 0.0}
+    page = page_of(
+        save(tmp_path / "run", [row("eager", 0.002, **nothing), row("ort", 0.001, **nothing)]), folder=tmp_path
+    )
+    assert not {"inf", "nan"} & {text for rows in Reader(page).tables.values() for r in rows for text in r.values()}
+
+
 def test_headline_counts_models_and_batch_sizes(tmp_path: Path) -> None:
     rows = [
         *(row(v, ms, model=m) for m in "ab" for v, ms in (("eager", 2.0), ("ort", 1.0))),

@@ -110,6 +110,10 @@ def test_model_without_products_has_no_rate_but_a_floor() -> None:
     assert found.floor_ms == pytest.approx(800 * MIB / 4000e9 * 1e3)
 
 
+def test_a_model_that_computes_and_moves_next_to_nothing_has_no_floor() -> None:
+    assert found_place(0, 1, 1.0, 1024, "fp32", ROOFS).floor_ms is None
+
+
 # What is above the roofs.
 
 LOW = {"fp32_tflops": 0.03, "bf16_tflops": 0.03, "copy_gb_s": 4.0, "cache_mib": 100.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +79,7 @@ def test_intervals_have_the_digits_of_their_middle() -> None:
         (numbers.ms, [[1234.5, 345.6]], ["1,234", "346"]),
         (numbers.ms, [[None, None]], ["", ""]),
         (numbers.aligned(most=2), [[0.0123, 5.0]], ["0.01", "5.00"]),
+        (numbers.aligned(), [[math.inf, 1.5, math.nan]], ["inf", "1.50", "nan"]),
         (numbers.whole, [[12345.6, None]], ["12,346", ""]),
         (numbers.shares, [[0.178, None]], ["17.8", ""]),
         (numbers.errors, [[1.6e-3, 0.0, None]], ["1.6e-3", "0", ""]),
