@@ -140,7 +140,7 @@ def _speedups(rows: Sequence[Row]) -> Said | None:
 
     def factor(row: Row, sign: str = "") -> str:
         if row["own_disturbed"]:
-            return f" {was_disturbed(row['own_disturbed'].split(', '))}"
+            return f" {was_disturbed(row['warnings'])}"
         return "" if row["disturbed"] else f" {sign}{times(row['speedup'])}"
 
     parts = [f"{row['configuration']}{factor(row)}" for row in steps]

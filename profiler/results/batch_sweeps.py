@@ -27,7 +27,7 @@ def efficiency(results: pl.DataFrame) -> pl.DataFrame:
 
     `latency_ms` and its ends (the widest of the replicates', or null), the `fastest_ms` and `slowest_ms` replicate,
     `ms_per_item`, `throughput` in items/s, and `efficiency`, the share of the family's best throughput; null with a
-    `note` for a batch that was not measured. `disturbed`: the kinds of warnings with which no factor counts, or null.
+    `note` for a batch that was not measured. `warnings` has kinds; `disturbed` those with which no factor counts.
     """
     ms, low, high = (pl.col(name).filter(OK) for name in ("latency_ms", "latency_ci_low_ms", "latency_ci_high_ms"))
     swept = results.filter(pl.col("role") == Role.SWEEP).with_columns(settings="setting")
@@ -52,7 +52,7 @@ def efficiency(results: pl.DataFrame) -> pl.DataFrame:
     )
     ends = ["latency_low_ms", "latency_high_ms", "fastest_ms", "slowest_ms"]
     order = [*FAMILY, "batch_size", "latency_ms", "throughput", *ends, "clock", "note", "disturbed"]
-    return points.sort("place", "batch_size").select(*order, "ms_per_item", "efficiency")
+    return points.sort("place", "batch_size").select(*order, "ms_per_item", "efficiency", "warnings")
 
 
 def knees(results: pl.DataFrame) -> pl.DataFrame:

@@ -12,7 +12,7 @@ from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
 from profiler.results.batch_sweeps import DOWN, FAMILY, KNEE_SHARE, UP
 from profiler.results.replicates import OUT_OF_MEMORY, without_probes
-from profiler.results.warning_kinds import DISTURBED, KINDS, disturbances, is_remeasured, without_factor
+from profiler.results.warning_kinds import DISTURBED, KINDS, disturbances, disturbed, is_remeasured, without_factor
 from profiler.stats.ratios import Verdict, outlook
 from profiler.tables import numbers
 from profiler.tables.numbers import compact, count, counted, decimals, listed, percent, significant, times
@@ -125,7 +125,7 @@ def _disturbed_batches(results: pl.DataFrame) -> dict[tuple[Any, ...], str]:
     """By family which of its batches were disturbed, like "; batch 8 was disturbed (inconsistent)"."""
     found: dict[tuple[Any, ...], list[str]] = {}
     for row in batch_sweeps.efficiency(results).drop_nulls("disturbed").to_dicts():
-        found.setdefault(_family_key(row), []).append(f"batch {row['batch_size']} was disturbed ({row['disturbed']})")
+        found.setdefault(_family_key(row), []).append(disturbed(f"batch {row['batch_size']}", row["warnings"]))
     return {family: f"; {listed(batches)}" for family, batches in found.items()}
 
 

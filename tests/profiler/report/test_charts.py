@@ -231,8 +231,7 @@ def test_a_sentence_of_a_chart_says_which_of_its_rows_were_disturbed(doubted: Da
         assert said[name, "inference"].endswith(doubt), said[name, "inference"]
     assert said["speedups", "inference"].endswith("the fastest is ort fp32, which was disturbed (inconsistent).")
     assert said["speedups", "training"] == (
-        "Over fp32 eager at batch 16: compiled fp32; the fastest is compiled fp32; "
-        "fp32 eager was disturbed (disturbed)."
+        "Over fp32 eager at batch 16: compiled fp32; the fastest is compiled fp32; fp32 eager was disturbed."
     )
     assert "disturbed" not in said["training", "training"], "it names only the fastest"
     assert headline(doubted.configurations) == "ort fp32 is the fastest; 1 more was disturbed"
