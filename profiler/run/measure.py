@@ -131,7 +131,7 @@ def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], Examp
             raise ConfigError(f"there is no file {model}")
         return {"name": path.stem, "onnx": path, "dimensions": onnx_dimensions(path, given)}, first
     if isinstance(model, str) and ":" not in model:
-        return {"name": model, "input": first.item}, first
+        return {"name": model, "network": model, "input": first.item}, first
     if not isinstance(model, str) and not callable(model):
         raise ConfigError(
             f"model: expected a torch.nn.Module, a function that returns one, the path of an .onnx file or a name, "

@@ -185,7 +185,9 @@ def onnx_file(folder: Path) -> Path:
 
 FLOATS = np.ones((2, 3), np.float32)
 REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
-    ("resnet81", None, {}, r"models\[0\]: unknown model 'resnet81'; did you mean 'resnet18'"),
+    ("resnet81", None, {}, r"models\[0\]\.network: unknown network 'resnet81'; did you mean 'resnet18'"),
+    ("resnet18", None, {"name": "alexnet"}, "alexnet is another network's name; choose one for this resnet18"),
+    ("resnet18", None, {"name": "a/b"}, "a model's name is part of its rows' ids"),
     ("resnet18", FLOATS, {}, "resnet18 has its own input shape; leave out input"),
     ("resnet18", None, {"engines": ["tensort"]}, r"^engines\[0\]\.name: unknown engine 'tensort'; did you mean 'trt'"),
     ("resnet18", None, {"engines": "ort"}, "engines: must be a list"),
