@@ -42,7 +42,7 @@ from profiler.run.quiet import Quiet
 
 ROOT = Path(__file__).resolve().parent.parent
 # Before torch is imported, for this process and all that it starts: on a machine where test processes share the cores,
-# threads that spin while they wait for one another take three quarters of the time.
+# threads that spin while they wait for one another take half of the time.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 Profiler = Callable[..., subprocess.CompletedProcess[str]]
 

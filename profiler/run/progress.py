@@ -50,8 +50,8 @@ class PlainDisplay:
         self._print_once(f"[{done + 1}/{total}] build: {what}")
 
     def announce(self, what: str) -> None:
-        """Called once for what is worth a line of its own."""
-        self._print_once(what)
+        """Called once for what is worth a line of its own, or several: it is wrapped."""
+        self._console.print(Text(what), highlight=False)
 
     def ended(self, case: Case, result: Result) -> None:
         """Called once a case has ended."""
@@ -92,7 +92,7 @@ class LiveDisplay:
         self._draw(_place(done, total), Text(what, style="cyan"), Text(phase, style="dim"))
 
     def announce(self, what: str) -> None:
-        self._console.print(Text(what), soft_wrap=True, highlight=False)
+        self._console.print(Text(what), highlight=False)
 
     def ended(self, case: Case, result: Result) -> None:
         self._console.print(_line(case, result), soft_wrap=True, highlight=False)

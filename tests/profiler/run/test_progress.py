@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from exporters.source import ModelSource
@@ -36,3 +37,10 @@ def test_a_terminal_shows_what_is_waited_for_and_keeps_what_is_announced() -> No
         display.announce("measuring 3 disturbed cases again, round 2")
     assert "waiting: other processes took 48 %" in output.getvalue()
     assert "measuring 3 disturbed cases again, round 2\n" in output.getvalue().replace("\r", "")
+
+
+@pytest.mark.parametrize("display", [PlainDisplay, LiveDisplay])
+def test_what_is_announced_fits_the_width(display: type[PlainDisplay] | type[LiveDisplay]) -> None:
+    output = io.StringIO()
+    display(Console(file=output, width=40)).announce("peak FLOP/s may be too low: " + "and other processes " * 9)
+    assert max(map(len, output.getvalue().splitlines())) <= 40
