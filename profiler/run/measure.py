@@ -77,8 +77,6 @@ def measure(
     interrupted = False
     try:
         entry, example = _entry(model, inputs, run.path / "model")
-        if name and not {"factory", "onnx"} & set(entry):
-            entry["network"] = entry["name"]
         entry["name"] = name or entry["name"]
         config = config_of(
             {
