@@ -26,6 +26,8 @@ _MACHINE = ("device", "gpu", "cpu", "cpu_cores")
 """Keys of environment.json: runs that agree in these are of one machine."""
 _SAMPLING = (Phase.WARM_UP, Phase.MEASURE)
 """What takes as long as `budget.seconds` allow."""
+_LEAST_SECONDS = 1.0
+"""What warm-up and throughput take however short the budget is."""
 _AROUND = ("prepare", "roofs", "write", "rest")
 """Phases of a run, as environment.json has them, that are no case's."""
 
@@ -57,9 +59,10 @@ class _Ended:
     sampled: float
 
     def seconds(self, budget: Budget) -> float:
-        """What it would take with this budget."""
-        sampling = sum(self.phases.get(phase, 0.0) for phase in _SAMPLING)
-        return sum(self.phases.values()) + sampling * (budget.seconds / self.sampled - 1)
+        """What it would take with this budget: sampling may be as much longer or shorter as that is."""
+        before = sum(self.phases.get(phase, 0.0) for phase in _SAMPLING)
+        now = max(before + budget.seconds - self.sampled, min(before, _LEAST_SECONDS))
+        return sum(self.phases.values()) + now - before
 
 
 @dataclass(frozen=True)
