@@ -49,6 +49,11 @@ def test_page_is_whole(tab: Page, pages: dict[str, Path], name: str, width: int)
     assert tab.errors == []
     assert [address for address in tab.requests if not address.startswith("data:")] == [pages[name].as_uri()]
     assert tab.evaluate("document.documentElement.scrollWidth") == width, "the page scrolls sideways"
+    if width == 1280 and name != "hostile":
+        unfold = "document.querySelectorAll('details').forEach(one => one.open = true)"
+        wide = "[...document.querySelectorAll('.table')].filter(t => t.scrollWidth > t.clientWidth).map(t => t.id)"
+        tab.evaluate(unfold)
+        assert tab.evaluate(wide) == [], "a table scrolls sideways"
     drawn = tab.evaluate(
         f"{FIGURES}.map(f => [f.id, f.querySelectorAll('svg .mark-symbol path, svg .mark-rect path').length])"
     )
