@@ -100,7 +100,7 @@ class Cleaner:
         return ["python", *map(self._text, words)]
 
     def environment(self, environment: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {key: self(value) for key, value in environment.items() if key not in ("host", "variables")}
+        kept = {key: self(value) for key, value in environment.items() if key not in ("host", "variables", "gpu_uuid")}
         if environment.get("command"):
             kept["command"] = self.command(environment["command"])
         if environment.get("earlier_commands"):

@@ -74,7 +74,8 @@ def _print_version(requested: bool) -> None:
 
 
 @app.callback(
-    help="Measures networks in PyTorch, torch.compile and ONNX Runtime, and says which runtime to deploy.\n\n"
+    help="Measures PyTorch and ONNX models in PyTorch, torch.compile, ONNX Runtime, OpenVINO and TensorRT, and says "
+    "which to deploy.\n\n"
     f"A job: {PROGRAM} bench.yaml\n\nIts options: {PROGRAM} run --help"
 )
 def _options(

@@ -38,10 +38,11 @@ Tip = tuple[str, str]
 class Domains:
     """What the scales must hold, so that a configuration looks the same whatever else is chosen.
 
-    Variants and precisions in the order of steps, batch sizes, parts of memory and time that occur, items until the
-    last configuration has paid off, and how far samples are from their median, as a share of it.
+    Models, variants and precisions in the order of steps, batch sizes, parts of memory and time that occur, items until
+    the last configuration has paid off, and how far samples are from their median, as a share of it.
     """
 
+    models: Sequence[str]
     variants: Sequence[str]
     precisions: Sequence[str]
     batches: Sequence[int]
@@ -83,6 +84,26 @@ def speedups(domains: Domains) -> Spec:
     return _finished(
         alt.layer(_unity(), span.encode(x=alt.X("low:Q"), x2="high:Q", color=_INK), _doubted(dot, domains, "compared"))
     )
+
+
+def models(domains: Domains) -> Spec:
+    """Speed-ups of several models step by step, a bar each with its figure, and of several runs one of each run."""
+    lines = alt.Chart(_LINES).transform_joinaggregate(runs="distinct(run)", groupby=["model"])
+    lines = lines.transform_calculate(side="datum.runs > 1 ? datum.model + ', ' + datum.run : datum.model")
+    lines = lines.encode(
+        y=_names("configuration", "step"),
+        yOffset=alt.YOffset("side:N"),
+        x=alt.X("speedup:Q", title="Speed-up over the base, ×", axis=alt.Axis(tickCount=6, grid=True)),
+    )
+    tips = _tips(("speedup", "Speed-up, ×"), ("latency_ms", "Latency, ms"))
+    bars = lines.mark_bar().encode(color=alt.Color("side:N", title="Model"), tooltip=tips)
+    figures = lines.mark_text(align="left", dx=3, fontSize=9, aria=False).encode(
+        text=alt.Text("speedup:Q", format=".1f")
+    )
+    # Nothing to see: the figure behind the longest bar needs its room.
+    room = lines.transform_calculate(end="1.06 * datum.speedup").mark_point(opacity=0, aria=False)
+    room = room.encode(x=alt.X("end:Q"))
+    return _finished(alt.layer(_doubted(bars, domains, "compared"), figures, room))
 
 
 def over_batches(domains: Domains, field: str, title: str) -> Spec:
@@ -223,7 +244,7 @@ def _doubted(chart: alt.Chart, domains: Domains, field: str = "measured") -> alt
     scale = alt.Scale(domain=list(STATES), range=[1, 0.3])
     title = "Measured" if field == "measured" else "Row and base"
     tips = [*chart.encoding.tooltip, alt.Tooltip(f"{field}:N", title=title)]
-    return chart.encode(opacity=alt.Opacity(f"{field}:N", title=title, scale=scale), tooltip=tips)
+    return chart.encode(opacity=alt.Opacity(f"{field}:O", title=title, scale=scale), tooltip=tips)
 
 
 def _engine(domains: Domains) -> alt.Color:

@@ -76,6 +76,14 @@ def make(domains: Domains) -> dict[str, Chart]:
             (13, ("configuration", "batch_size")),
         ),
         Chart(
+            "speedups-models",
+            "Speed-up of each model",
+            specs.models(domains),
+            ["speedup"],
+            {"pass": 1, "extra": 1, "model": 3, "batch_size": -1},
+            (9, ("configuration", "model", "run")),
+        ),
+        Chart(
             "latency", "Latency against batch size", over(domains, "latency_ms", "Latency, ms"), ["latency_ms"], _ONE
         ),
         Chart("throughput", "Throughput against latency", specs.throughput(domains), ["item_s"], _ONE),
@@ -90,8 +98,11 @@ def make(domains: Domains) -> dict[str, Chart]:
         Chart("setup", "Seconds until the second call", setup, ["set_up_s"], _LARGEST, _BAR),
         Chart("break-even", "When the set-up pays off", specs.break_even(domains), ["set_up_s"], _LARGEST),
     ]
-    curves = ("latency", "efficiency") if len(domains.batches) < 2 else ()
-    return {chart.name: chart for chart in charts if chart.name not in curves}
+    needless = [
+        *(("latency", "efficiency") if len(domains.batches) < 2 else ()),
+        *(["speedups-models"] if len(domains.models) < 2 else []),
+    ]
+    return {chart.name: chart for chart in charts if chart.name not in needless}
 
 
 def select(chart: Chart, rows: Iterable[Row]) -> list[Row]:
@@ -137,6 +148,7 @@ def domains(configurations: pl.DataFrame) -> Domains:
     away = sorted(ticks["ticks"] / ticks["latency_ms"] - 1)
     low, high = (away[len(away) // 100], away[-1 - len(away) // 100]) if away else (0.0, 0.0)
     return Domains(
+        configurations["model"].unique(maintain_order=True).to_list(),
         configurations["variant"].unique(maintain_order=True).to_list(),
         configurations.select("precision")
         .unique()

@@ -50,6 +50,7 @@ def write_run(folder: Path, number: int, results: pl.DataFrame, samples: pl.Data
     environment = {
         **{key: results[key][0] for key in ("gpu", "cuda", "driver", "cudnn", "torch_version", "onnxruntime_version")},
         "host": HOST,
+        "gpu_uuid": "GPU-secret",
         "device": "cuda",
         "cpu": "Some Processor",
         "python": "3.12.3",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -26,7 +28,8 @@ from profiler.report.sections import Report, compose
 from profiler.report.tables import tables
 from profiler.results.reading import read_runs
 
-DOMAINS = Domains(["eager", "ort"], ["fp32", "fp16"], [1, 16], ["weights_mib", "load_s"], 1e5, (-0.1, 0.2))
+MODELS = ["a", "b"]
+DOMAINS = Domains(MODELS, ["eager", "ort"], ["fp32", "fp16"], [1, 16], ["weights_mib", "load_s"], 1e5, (-0.1, 0.2))
 LINEAR = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 """From linear sRGB to XYZ (IEC 61966-2-1)."""
 DEUTERANOPIA = np.array(
@@ -88,13 +91,31 @@ def test_configuration_is_vega_lites() -> None:
 
 
 def test_one_batch_size_has_no_curves() -> None:
-    one = Domains(["eager"], ["fp32"], [4], [], 0.0, (-0.1, 0.1))
+    one = replace(DOMAINS, batches=[4])
     assert set(charts.make(DOMAINS)) - set(charts.make(one)) == {"latency", "efficiency"}
+
+
+def test_one_model_is_not_next_to_others() -> None:
+    assert set(charts.make(DOMAINS)) - set(charts.make(replace(DOMAINS, models=["a"]))) == {"speedups-models"}
+
+
+def test_a_model_of_several_runs_has_a_bar_of_each_and_one_of_a_run_its_name_only(doubted: Data) -> None:
+    report = compose(doubted)
+    (chart,) = (chart for chart in charts.make(DOMAINS).values() if chart.name == "speedups-models")
+    here = charts.select(chart, report.rows["lines"])
+    other = [{**row, "model": "other"} for row in here]
+    again = [{**row, "run": "again"} for row in here]
+    _, spec = next(_specs(replace(report, rows={"lines": [*here, *other, *again]}), chart))
+    (bars,) = groups(vl_convert.vegalite_to_scenegraph(spec), "rect")
+    (model,), (run,) = ({row[key] for row in here} for key in ("model", "run"))
+    sides = [re.search(r"side: ([^;]+)", item["description"])[1] for item in bars["items"]]
+    assert Counter(sides) == dict.fromkeys(["other", f"{model}, {run}", f"{model}, again"], len(here))
 
 
 def test_every_row_is_drawn_and_nothing_else(h200_report: Report) -> None:
     """As many points, bars and ticks in the drawing as there are rows and parts."""
     marks = {"speedups": "symbol", "throughput": "symbol", "memory": "rect", "samples": "rect", "setup": "rect"}
+    marks |= {"speedups-models": "rect"}
     for chart in h200_report.charts:
         if chart.name not in marks:
             continue
@@ -103,6 +124,7 @@ def test_every_row_is_drawn_and_nothing_else(h200_report: Report) -> None:
         fields = MEMORY if chart.name == "memory" else SETUP
         expected = {
             "speedups": len(rows),
+            "speedups-models": len(rows),
             "throughput": len(rows),
             "samples": sum(len(row["ticks"]) for row in rows),
         }.get(chart.name) or sum(row[field] is not None for row in rows for field in fields)
