@@ -263,4 +263,7 @@ def _dry_run(
             return 0
     estimates = Estimates(config.output, environment, config.budget)
     path = tuple(map(str, config.import_from))
-    return dry_run(console, target.name, cases, config.budget, path, estimates)
+    code = dry_run(console, target.name, cases, config.budget, path, estimates)
+    if config.largest_batch is not None:
+        console.print(Text("The search for the largest batch comes on top."))
+    return code

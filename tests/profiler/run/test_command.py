@@ -788,6 +788,26 @@ def test_run_of_another_torch_is_not_resumed(resumed: Resumed, profiler: Profile
         assert "Traceback" not in done.stderr
 
 
+def test_a_dry_run_lists_what_is_left_of_a_run_and_writes_nothing(
+    resumed: Resumed, profiler: Profiler, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(resumed.folder, tmp_path / "run")
+    lines = (copy / "journal.jsonl").read_text().splitlines()
+    kept = [line for line in lines if json.loads(line)["case_id"] != CASES[-1]]
+    (copy / "journal.jsonl").write_text("\n".join(kept) + "\n")
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    done = profiler("--resume", str(copy), "--dry-run", cwd=resumed.folder.parents[1])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [case for case in CASES if case in done.stdout] == CASES[-1:]
+    assert "1 of 1 case can run here" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
+    environment = json.loads((copy / "environment.json").read_text())
+    (copy / "environment.json").write_text(json.dumps({**environment, "torch_version": "1.0"}))
+    done = profiler("--resume", str(copy), "--dry-run", cwd=resumed.folder.parents[1])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "torch_version 1.0" in done.stderr
+
+
 def test_a_run_is_resumed_after_an_engine_was_installed(resumed: Resumed, profiler: Profiler, tmp_path: Path) -> None:
     copy = shutil.copytree(resumed.folder, tmp_path / "run")
     environment = json.loads((copy / "environment.json").read_text())
