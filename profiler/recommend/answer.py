@@ -201,14 +201,16 @@ def _pays_off(choice: Candidate, rival: Candidate) -> str:
         return ""
     figures = [tuple(seconds(one.figures[part]) for one in (choice, rival)) for part in PARTS]
     both_once, both_start = (f"{own}, against {its}" for own, its in figures)
-    restart = f"restart costs {rounded(start, 2)} items ({both_start})" if start >= 1 else ""
-    if longer["once_s"] < _LEAST_SECONDS:
-        return f"Against {rival.name} a {restart}."
-    what = "Export and build pay"
-    if mostly_built(choice, rival) or not choice.figures.get("build_s"):
-        what = f"The {'build' if choice.figures.get('build_s') else 'export'} pays"
-    text = f"{what} off against {rival.name} after {rounded(once, 2)} items (once: {both_once})"
-    return f"{text}; a {restart}." if restart else f"{text}."
+    clauses = []
+    if longer["once_s"] >= _LEAST_SECONDS:
+        what = "Export and build pay"
+        if mostly_built(choice, rival) or not choice.figures.get("build_s"):
+            what = f"The {'build' if choice.figures.get('build_s') else 'export'} pays"
+        clauses.append(f"{what} off against {rival.name} after {rounded(once, 2)} items (once: {both_once})")
+    if start >= 1:
+        restart = "a" if clauses else f"Against {rival.name} a"
+        clauses.append(f"{restart} restart costs {rounded(start, 2)} items ({both_start})")
+    return f"{'; '.join(clauses)}." if clauses else ""
 
 
 def _nearest(found: Recommendation) -> list[str]:
@@ -216,8 +218,7 @@ def _nearest(found: Recommendation) -> list[str]:
     near = next((loser for loser in found.losers if loser.candidate is found.nearest), None)
     sentences = []
     if near:
-        missed = [(short.limit.figure, short.value) for short in near.shortfalls]
-        options = dict.fromkeys(setting(figure, value) for figure, value in missed if value is not None)
+        options = dict.fromkeys(setting(x.limit.figure, x.value) for x in near.shortfalls if x.value is not None)
         sentences.append(
             f"The nearest is {near.candidate.name}: {reason(near, found)}. Admit it with {' '.join(options)}."
         )

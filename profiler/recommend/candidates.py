@@ -93,7 +93,9 @@ def candidates(results: pl.DataFrame, prices: Mapping[str, float]) -> list[Candi
 
     `prices` are in dollars an hour, by machine; where it names none the rows' own price counts.
     """
-    rows = results.with_columns(machine=machine_name()).with_columns(**_derived(prices))
+    # A replicate that failed in an older run does not tell; a run has one set of calibration data.
+    calibrated = pl.coalesce("calibrated", pl.col("calibrated").max().over("run_id", "precision"))
+    rows = results.with_columns(machine=machine_name(), calibrated=calibrated).with_columns(**_derived(prices))
     lists = {f"each {name}": pl.col(name).filter(OK).drop_nulls() for name in FIGURES}
     lists["run_ids"] = pl.col("run_id").filter(OK | ~OK.any()).unique(maintain_order=True)
     lists["cases"] = pl.struct("run_id", "case_id").filter(OK)

@@ -22,8 +22,6 @@ WORSE = {
 """By objective a sentence's verb, and what the worse one of two is so many times."""
 _NOT_TIMED = ("peak_memory_mib", "error")
 """Figures that other work on the machine does not change."""
-
-
 UNCALIBRATED = "int8 without calibration data"
 
 
@@ -119,10 +117,10 @@ def times(margin: Margin, worse: str = "") -> str:
     return numbers.ratio(margin.ratio, low, high, sign) if math.isfinite(margin.ratio) else f"∞{sign}"
 
 
-def mostly_built(more: Candidate, less: Candidate, part: str = "set_up_s") -> bool:
-    """Whether building makes up most of what `more` needs beyond `less` in that part of the set-up."""
+def mostly_built(more: Candidate, less: Candidate) -> bool:
+    """Whether building makes up most of the set-up that `more` needs beyond `less`."""
     built, other = more.figures.get("build_s", 0.0), less.figures.get("build_s", 0.0)
-    longer = more.figures[part] - less.figures[part]
+    longer = more.figures["set_up_s"] - less.figures["set_up_s"]
     return not other and built >= longer / 2 > 0
 
 

@@ -513,6 +513,9 @@ def test_what_compiles_in_its_own_process_does_so_at_every_start():
     assert answer.sentences[1:] == ["Against eager fp16, batch 1 a restart costs 40,000 items (40 s, against 0.50 s)."]
     assert dict(answer.facts)["every start"] == "40 s (build 40 s, load 0.50 s)"
     assert "set-up once" not in dict(answer.facts)
+    # Of items that take seconds a start that takes longer costs less than one.
+    slow = choose(row("ort", ms=5000.0, load_s=3.0), row("eager", ms=10000.0))
+    assert len(make_answer(slow, "").sentences) == 1
 
 
 def test_a_break_even_is_that_of_the_report():
@@ -913,6 +916,10 @@ def test_runs_with_and_without_calibration_are_no_replicates_of_each_other() -> 
     found = choose(*runs)
     assert found.choice and found.choice.name == "ort int8, batch 1 (run real)"
     assert reasons(found) == {"ort int8, batch 1 (run seeded)": "int8 without calibration data"}
+    # A replicate of an older run that failed does not say on what it was calibrated.
+    failed = row("ort", "int8", ms=None, replicate=1, calibrated=None)
+    (one,) = choose(row("ort", "int8", calibrated=True), failed).candidates
+    assert (one.name, len(one.unmeasured)) == ("ort int8, batch 1", 1)
 
 
 # Which of them compete
