@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,12 @@ def examples(inputs: Any) -> dict[str | int, Example]:
         return {}
     if isinstance(inputs, Mapping):
         return {str(name): _example(value) for name, value in inputs.items()}
-    several = isinstance(inputs, tuple | list) and inputs and not isinstance(inputs[0], int)
+    several = isinstance(inputs, tuple | list) and inputs and not isinstance(inputs[0], Integral)
     return dict(enumerate(map(_example, inputs if several else [inputs])))
 
 
 def _example(value: Any) -> Example:
-    if isinstance(value, tuple | list) and value and all(isinstance(size, int) for size in value):
+    if isinstance(value, tuple | list) and value and all(isinstance(size, Integral) for size in value):
         return Example(tuple(map(int, value)))
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         raise ConfigError(

@@ -99,7 +99,8 @@ def measure(
             interrupted = _run(run, config, _console(progress), report=output is not None)
         trim(default_root(), most)
         if interrupted:
-            raise KeyboardInterrupt(f"profiler.load({str(run.path)!r}) has what was measured")
+            kept = f"profiler.load({str(run.path)!r}) has what was measured"
+            raise KeyboardInterrupt(kept if run.journal.exists() else "nothing was measured")
         results, samples = load(run.path)
         return (results.collect().lazy(), samples.collect().lazy()) if output is None else (results, samples)
     finally:
