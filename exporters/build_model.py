@@ -183,7 +183,7 @@ def state_dict(content: object, key: str | None, path: Path) -> Mapping[str, Ten
     if key is not None:
         if key not in parts:
             mend = f"give one of {', '.join(names)}" if names else "leave out key"
-            raise ModelError(f"weights {path}: nothing has the key {key!r} there; {mend}")
+            raise ModelError(f"weights {path}: it has no key {key!r}; {mend}")
         content, names = parts[key], []
     if is_state_dict(content):
         return content
@@ -194,7 +194,9 @@ def state_dict(content: object, key: str | None, path: Path) -> Mapping[str, Ten
 
 
 def is_state_dict(content: object) -> TypeGuard[Mapping[str, Tensor]]:
-    return isinstance(content, Mapping) and all(isinstance(value, Tensor) for value in content.values())
+    return isinstance(content, Mapping) and all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
+    )
 
 
 def fill(model: nn.Module, source: ModelSource) -> None:

@@ -112,9 +112,10 @@ def test_unreadable_weights(tmp_path: Path) -> None:
     path.write_bytes(b"garbage")
     with pytest.raises(ModelError, match="not a readable state dict"):
         load_model("googlenet", weights=path)
-    torch.save([1, 2], path)
-    with pytest.raises(ModelError, match="no state dict of tensors"):
-        load_model("googlenet", weights=path)
+    for content in ([1, 2], {0: torch.ones(1)}):
+        torch.save(content, path)
+        with pytest.raises(ModelError, match="no state dict of tensors"):
+            load_model("googlenet", weights=path)
     # A pickle that would run code is refused, not run.
     torch.save(nn.Linear(1, 1), path)
     with pytest.raises(ModelError, match="not a readable state dict"):
@@ -140,7 +141,7 @@ def test_a_checkpoint_is_read_by_key_and_prefix(checkpoint: ModelSource) -> None
     ("changes", "says"),
     [
         ({}, "it is a checkpoint of epoch, state_dict, optimizer; add `key: state_dict` next to weights"),
-        ({"key": "model"}, "nothing has the key 'model' there; give one of state_dict"),
+        ({"key": "model"}, "it has no key 'model'; give one of state_dict"),
         ({"key": "optimizer"}, "no state dict of tensors; save one by torch.save"),
         (
             {"key": "state_dict"},
