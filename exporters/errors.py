@@ -29,17 +29,17 @@ def sentence(error: BaseException, characters: int = 300) -> str:
     """
     errors = chain(error)
     first, own = errors[-1], next((each for each in errors if _raised_by_user(each)), errors[-1])
-    said = _named(first, characters)
+    text = _named(first, characters)
     if own is not first:
-        said = f"{_named(own, characters)}, after {said}"
+        text = f"{_named(own, characters)}, after {text}"
     place = next(filter(None, map(_frame_of_user, reversed(errors))), None)
     place = place or next(filter(None, map(_line_named, reversed(errors))), None)
     if place is None:
-        return said
+        return text
     file, number = place
     code = linecache.getline(file, number).strip()
     code = code if len(code) <= _LINE_CHARACTERS else code[: _LINE_CHARACTERS - 1] + "…"
-    return f"{said} at {file}:{number}" + (f" (`{code}`)" if code else "")
+    return f"{text} at {file}:{number}" + (f" (`{code}`)" if code else "")
 
 
 def text_of(error: BaseException, characters: int = 300) -> str:

@@ -63,7 +63,11 @@ def make_comparison(options: Options, limit: float | None = None) -> Comparison:
         cells,
         differences(environments),
         None if limit is None else find_regressions(cells, limit),
-        (*runs.notes, *(_mixed(side) for side in sides if len(side.machines) > 1), *filter(None, [_rough(runs)])),
+        (
+            *runs.notes,
+            *(_mixed(side) for side in sides if len(side.machines) > 1),
+            *filter(None, [rough(runs.sampling_seconds)]),
+        ),
     )
 
 
@@ -130,10 +134,6 @@ def _sides(rows: pl.DataFrame, by: str, runs: Runs) -> tuple[tuple[Side, ...], d
             {**runs.environments.get(i, unknown), **({"sm_clock_mhz": clocks[i]} if i in clocks else {})} for i in ids
         ]
     return tuple(sides), environments
-
-
-def _rough(runs: Runs) -> str | None:
-    return rough(run.environment.get("sampling_seconds") for run in runs.runs)
 
 
 def _mixed(side: Side) -> str:

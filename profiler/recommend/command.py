@@ -37,8 +37,7 @@ def execute(options: Options, console: Console) -> int:
     results = runs.results.collect()
     found = recommend(results, make_request(options, results))
     subject = found.choice or found.nearest or found.losers[0].candidate
-    sampled = [run.environment.get("sampling_seconds") for run in runs.runs]
-    answer = make_answer(found, command(subject, _run_of(subject, runs)), rough(sampled))
+    answer = make_answer(found, command(subject, _run_of(subject, runs)), rough(runs.sampling_seconds))
     if options.format == "text":
         print_answer(console, answer)
     else:

@@ -18,7 +18,7 @@ from profiler.results.warning_kinds import disturbed, was_disturbed, without_fac
 from profiler.tables.numbers import counted, listed, percent, rounded, significant, times
 
 Row = Mapping[str, Any]
-Said = tuple[str, Sequence[Row]]
+Claim = tuple[str, Sequence[Row]]
 """A sentence without its full stop, and the rows whose times it rests on."""
 Finding = dict[str, Any]
 """`run`, `model`, `pass` and the `text` that holds for them."""
@@ -87,7 +87,7 @@ def findings(data: Data) -> dict[str, list[Finding]]:
 
 
 def _of_each_model(
-    configurations: pl.DataFrame, needs: str, sentence: Callable[[Sequence[Row]], Said | None]
+    configurations: pl.DataFrame, needs: str, sentence: Callable[[Sequence[Row]], Claim | None]
 ) -> Iterator[Finding]:
     """What the rows that have the figure `needs` show of each run, model and pass."""
     keys = ["run", "model", "pass"]
@@ -123,7 +123,7 @@ def _at_largest_batch(rows: Sequence[Row], by: str = "latency_ms") -> tuple[int,
     return batch, sorted(_at(rows, batch), key=lambda row: row[by])
 
 
-def _speedups(rows: Sequence[Row]) -> Said | None:
+def _speedups(rows: Sequence[Row]) -> Claim | None:
     """What every step brings at the largest batch: the precision in the base's engine, then each engine at its best."""
     # With several optimizers each has a base of its own; the chart shows one of them.
     batch, group = _at_largest_batch([row for row in rows if row["extra"] == rows[0]["extra"]])
@@ -151,7 +151,7 @@ def _speedups(rows: Sequence[Row]) -> Said | None:
     return f"Over {top['base']} at batch {batch}: {', '.join(parts)}; {best}{doubt}", []
 
 
-def _latency(rows: Sequence[Row]) -> Said | None:
+def _latency(rows: Sequence[Row]) -> Claim | None:
     last, group = _at_largest_batch(rows)
     first, name = min(row["batch_size"] for row in rows), group[0]["configuration"]
     at_first = next((row for row in _at(rows, first) if row["configuration"] == name), None)
@@ -165,7 +165,7 @@ def _latency(rows: Sequence[Row]) -> Said | None:
     return text, [at_first, group[0]]
 
 
-def _throughput(rows: Sequence[Row]) -> Said | None:
+def _throughput(rows: Sequence[Row]) -> Claim | None:
     front = sorted((row for row in rows if row["front"]), key=lambda row: row["latency_ms"])
     if len(rows) < 2:
         return None
@@ -179,7 +179,7 @@ def _throughput(rows: Sequence[Row]) -> Said | None:
     return f"The front has {len(front)} of {len(rows)} points, from {point(front[0])} to {point(front[-1])}", front
 
 
-def _memory(rows: Sequence[Row]) -> Said:
+def _memory(rows: Sequence[Row]) -> Claim:
     batch, group = _at_largest_batch(rows, "peak_memory_mib")
     least, most = group[0], group[-1]
     parts = {name: least[name] for name in MEMORY[:-1] if least[name] is not None}
@@ -195,7 +195,7 @@ def _memory(rows: Sequence[Row]) -> Said:
     return f"At batch {batch} {least['configuration']} needs least memory, {peak}{part}{others}", []
 
 
-def _roofline(rows: Sequence[Row]) -> Said:
+def _roofline(rows: Sequence[Row]) -> Claim:
     best = max(rows, key=lambda row: row["fraction_of_peak"])
     low = min(rows, key=lambda row: row["fraction_of_peak"])
     text = (
@@ -206,7 +206,7 @@ def _roofline(rows: Sequence[Row]) -> Said:
     return text, [best, low]
 
 
-def _efficiency(rows: Sequence[Row]) -> Said | None:
+def _efficiency(rows: Sequence[Row]) -> Claim | None:
     first, best = min(row["batch_size"] for row in rows), min(rows, key=lambda row: row["item_ms"])
     if all(row["batch_size"] == first for row in rows):
         return None
@@ -219,7 +219,7 @@ def _efficiency(rows: Sequence[Row]) -> Said | None:
     return text, [best, smallest]
 
 
-def _training(rows: Sequence[Row]) -> Said:
+def _training(rows: Sequence[Row]) -> Claim:
     batch, (best, *_) = _at_largest_batch(rows)
     parts = {name: best[name] for name in TRAINING if best[name] is not None}
     total = sum(parts.values())
@@ -227,7 +227,7 @@ def _training(rows: Sequence[Row]) -> Said:
     return f"{best['configuration']}, the fastest at batch {batch}, takes {significant(total)} ms: {shares}", [best]
 
 
-def _samples(rows: Sequence[Row]) -> Said:
+def _samples(rows: Sequence[Row]) -> Claim:
     """The widest and the narrowest of the largest batch."""
 
     def width(row: Row) -> float:
@@ -241,14 +241,14 @@ def _samples(rows: Sequence[Row]) -> Said:
     return text, [wide, narrow]
 
 
-def _setup(rows: Sequence[Row]) -> Said:
+def _setup(rows: Sequence[Row]) -> Claim:
     batch, (best, *_) = _at_largest_batch(rows)
     once, start = significant(best["once_s"]), significant(best["start_s"])
     needs = f"needs {once} s once and {start} s at every start"
     return f"{best['configuration']}, the fastest at batch {batch}, {needs}", [best]
 
 
-def _break_even(rows: Sequence[Row]) -> Said:
+def _break_even(rows: Sequence[Row]) -> Claim:
     batch = max(row["batch_size"] for row in rows)
     steps = [row for row in _at(rows, batch) if row["best_from_items"] is not None]
     first, *more = sorted(steps, key=lambda row: row["best_from_items"])
@@ -274,7 +274,7 @@ def _longest_layers(data: Data) -> list[Finding]:
     return list(longest.values())
 
 
-_SENTENCES: dict[str, tuple[str, Callable[[Sequence[Row]], Said | None]]] = {
+_SENTENCES: dict[str, tuple[str, Callable[[Sequence[Row]], Claim | None]]] = {
     "speedups": ("speedup", _speedups),
     "latency": ("latency_ms", _latency),
     "throughput": ("item_s", _throughput),

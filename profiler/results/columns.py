@@ -139,7 +139,7 @@ def _case() -> Iterator[Column]:
         "calibrated",
         "Calibrated",
         "of int8: whether its ranges are those of the job's `calibration` data, or of seeded data; null at any other "
-        "precision, and of older runs where nothing tells",
+        "precision, and where an older run does not say",
     )
 
 

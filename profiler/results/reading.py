@@ -56,6 +56,11 @@ class Runs:
         """By run id what environment.json says; the results' own columns where it cannot be read."""
         return {run_id: run.environment for run in self.runs for run_id in run.run_ids}
 
+    @property
+    def sampling_seconds(self) -> list[float | None]:
+        """Of each run for how long its cases were sampled; None where it is older than that is recorded."""
+        return [run.environment.get("sampling_seconds") for run in self.runs]
+
 
 def read_runs(addresses: Sequence[str | Path]) -> Runs:
     """The runs at these addresses: folders, patterns ("results/*"), or an object store's ("s3://bucket/results/*").

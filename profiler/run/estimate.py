@@ -108,7 +108,7 @@ class Estimates:
         """Where the estimates of these cases come from, in words."""
         counts = Counter(self.of(case).basis for case in cases)
         if counts.keys() <= {Basis.GUESS}:
-            return f"a guess: no run in {self._folder} tells for this machine"
+            return f"a guess: {self._folder} has no run of such cases on this machine"
         words = {
             Basis.EARLIER: "as in earlier runs",
             Basis.SIMILAR: "like similar cases of earlier runs",
@@ -128,7 +128,7 @@ class Estimates:
 
 
 def _alike(case_id: CaseId) -> tuple[str, str, Role]:
-    """What a case must have in common with another one for its time to tell anything."""
+    """What a case must have in common with another one for its time to be an estimate."""
     return case_id.variant, case_id.pass_, case_id.role
 
 

@@ -125,6 +125,6 @@ def _line(case: Case, result: Result) -> Text:
     if result.status == "ok" and middle is not None:
         what = f"{decimals(middle)} ms, {counted(len(samples), 'sample')}"
     if result.log:
-        what += f" (traceback: {result.log})"
+        what += f" (log: {result.log})"
     status = Text(f"{result.status:<11} ", style=_STYLES.get(result.status, "red"))
     return status.append(f"{case.id}  ", style="default").append(what, style="dim")

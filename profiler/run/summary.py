@@ -162,7 +162,7 @@ def _print_problems(console: Console, results: pl.DataFrame) -> None:
     console.print(Text("\nNot measured", style="bold"))
     for row in reasons.iter_rows(named=True):
         what = [*(", ".join(row[name]) for name in where), f"batch {', '.join(map(str, row['batch_size']))}"]
-        what += [f"traceback: {row['log']}"] if row["log"] else []
+        what += [f"log: {row['log']}"] if row["log"] else []
         label = Text(f"  {row['status']}", style="yellow" if row["status"] == "unsupported" else "red")
         print_pairs(console, [(label, Text(str(row["reason"]))), (Text(), Text(" · ".join(what), style="dim"))], gap=1)
     if set(reasons["status"]) - {"unsupported"}:

@@ -478,7 +478,7 @@ def test_the_row_and_the_terminal_name_the_log_that_has_the_traceback(broken: Fi
     assert "Traceback" in log
     assert "tiny.py" in log
     # As the case ends, and below the tables.
-    assert "".join(broken.done.stdout.split()).count(f"traceback:{name}") == 2
+    assert "".join(broken.done.stdout.split()).count(f"log:{name}") == 2
 
 
 LOOKED_AT = ["raising", "no_module", "dying_at_once", "hungry_at_once", "truncated", "outside"]

@@ -46,7 +46,7 @@ def test_without_a_run_the_plan_guesses(tmp_path: Path) -> None:
     made = estimates(tmp_path / "nowhere")
     assert made.of(case()) == Estimate(estimate_seconds(case(), Budget()), Basis.GUESS)
     assert made.total([case()]) == estimate_seconds(case(), Budget())
-    assert made.source([case()]) == f"a guess: no run in {tmp_path / 'nowhere'} tells for this machine"
+    assert made.source([case()]) == f"a guess: {tmp_path / 'nowhere'} has no run of such cases on this machine"
 
 
 def test_the_same_case_takes_what_it_took_in_the_latest_run(tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ def test_what_was_not_measured_is_listed_with_its_reason():
     )
     _, listed = text.split("Not measured")
     assert listed.count("TF32 needs a GPU") == 1
-    assert listed.count("traceback:") == listed.count("traceback: logs/compiled.log") == 1
+    assert listed.count("log:") == listed.count("log: logs/compiled.log") == 1
     for word in ("unsupported", "oom", "crashed", "out of memory", "ended by SIGSEGV", "ort, ort-tuned", "compiled"):
         assert word in listed
 
