@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -76,8 +76,9 @@ def load(path: Path) -> nn.Module:
     """The module that was saved in this file, or what the function makes that was."""
     saved = torch.load(path, map_location="cpu", weights_only=False)
     model: nn.Module = saved if isinstance(saved, nn.Module) else saved()
-    for part in model.modules() if isinstance(model, nn.Module) else []:
-        for value in (value for each in type(part).__mro__ for value in vars(each).values() if callable(value)):
+    parts = model.modules() if isinstance(model, nn.Module) else ()
+    for each in {each for part in parts for each in type(part).__mro__}:
+        for value in filter(callable, vars(each).values()):
             _name_scope(getattr(inspect.unwrap(value), "__globals__", {}))
     return model
 
@@ -114,7 +115,7 @@ def _described(value: type | FunctionType) -> str:
         parts: list[object] = [value.__qualname__, value.__bases__, dict(vars(value))]
     else:
         own = _without_lines(value.__code__)
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        cells = list(_contents(value.__closure__ or ()))
         used = {name: value.__globals__[name] for name in _names(own) if name in value.__globals__}
         parts = [value.__qualname__, marshal.dumps(own, 2), value.__defaults__, value.__kwdefaults__, cells, used]
     return re.sub(r"0x[0-9a-f]+", "", repr(parts))
@@ -133,11 +134,10 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
+def _contents(closure: Iterable[CellType]) -> Iterator[Any]:
+    for cell in closure:
+        with contextlib.suppress(ValueError):  # Nothing was assigned yet.
+            yield cell.cell_contents
 
 
 @contextlib.contextmanager
