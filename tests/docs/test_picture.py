@@ -1,15 +1,23 @@
-"""The README's picture shows what the published results hold; docs/results/README.md says how it is made."""
+"""The README's picture and output are of the published results; docs/results/README.md says how the picture is made."""
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
 import polars as pl
 import pytest
+from rich.console import Console
+
+from profiler.results.configurations import summary
+from profiler.results.reading import read_runs
+from profiler.run.summary import print_results
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
+SHOWN = {"h200": "resnet50", "h200-vit": "vit-base"}
+"""By folder the model that the README shows, at batch 16."""
 BAR = re.compile(
     r'aria-label="[^"]*: (?P<speedup>[\d.]+); configuration: (?P<configuration>[^;]+); side: (?P<model>[^;]+);'
 )
@@ -18,12 +26,25 @@ BAR = re.compile(
 def test_the_picture_shows_the_published_speedups() -> None:
     drawn = {}
     for bar in BAR.finditer((RESULTS / "vit-and-resnet50.svg").read_text()):
-        drawn[bar["model"], bar["name"]] = float(bar["speedup"])
+        drawn[bar["model"], bar["configuration"]] = float(bar["speedup"])
     published = {}
-    for folder, model in (("h200", "resnet50"), ("h200-vit", "vit-base")):
+    for folder, model in SHOWN.items():
         rows = pl.read_parquet(RESULTS / folder / "results.parquet").filter(model=model, batch_size=16, status="ok")
         ms = {f"{row['variant']} {row['precision']}": row["latency_ms"] for row in rows.to_dicts()}
         base = ms["eager fp32"]
         published |= {(model, name): base / own for name, own in ms.items() if not name.endswith("bf16")}
     assert len(drawn) == 30
     assert drawn == pytest.approx(published)
+
+
+def test_the_readme_shows_the_picture_and_what_a_run_prints() -> None:
+    page, printed = (ROOT / "README.md").read_text(), io.StringIO()
+    assert "docs/results/vit-and-resnet50.svg" in page
+    for folder, model in SHOWN.items():
+        runs = read_runs([RESULTS / folder])
+        results = runs.results.filter(model=model, batch_size=16).collect()
+        print_results(Console(file=printed, width=80), results, summary(results, runs.samples.collect()))
+    (output,) = re.findall(r"## What it prints\n.*?```\n(.*?)```", page, re.DOTALL)
+    assert {line.rstrip() for line in output.splitlines()} - {" …"} <= {
+        line.rstrip() for line in printed.getvalue().splitlines()
+    }
