@@ -194,7 +194,8 @@ def _configurations(
 def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
     """Sorted for reading, with what follows from a configuration's own figures and its group's.
 
-    `configuration`: its name; `rank` in its group, 1 the fastest; `step`: its place from the base to the exported
+    `configuration`: its name; `rank` in its group, 1 the fastest, null of int8 that was calibrated on seeded data, where
+    there is anything else, since `recommend` does not choose it either; `step`: its place from the base to the exported
     runtimes; `front`: none of the model has both a lower latency and a higher throughput; `undivided_mib` of the
     peak is in none of the parts; `item_gain`: over the smallest batch; `pays_off_items`, `restart_items`: after how
     many what is done once, and what a start takes, is won back against the base, null if never; `best_from_items`: from
@@ -205,12 +206,13 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
     item_s = 1 / pl.coalesce("throughput", 1000 * batch / latency)
     setting = pl.col("setting").map_elements(_short, pl.String)
     rest = pl.col("peak_memory_mib") - pl.sum_horizontal(_PARTS)
+    seeded = pl.col("warnings").list.contains("calibration")
     configurations = configurations.with_columns(
         configuration=pl.concat_str("variant", "precision", separator=" ")
         + pl.when(setting != "").then(", " + setting).otherwise(pl.lit("")),
         item_ms=latency / batch,
         item_s=item_s,
-        rank=latency.rank("ordinal").over(KEY),
+        rank=pl.when(~seeded | seeded.all().over(KEY)).then(latency).rank("ordinal").over(KEY),
         moved_mib=pl.coalesce("moved_mib", "weights_mib"),
         gflops_per_item=pl.col("flops_per_item") / 1e9,
         undivided_mib=pl.when(rest > 0.5).then(rest),

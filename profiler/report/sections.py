@@ -183,6 +183,8 @@ def _answer(data: Data) -> list[str]:
     text = ["The fastest configuration (an engine at a precision) of each model and batch size."]
     if configurations["precision"].n_unique() > 1:
         text[0] += " Where its precision is narrow, check its error."
+    if configurations["rank"].has_nulls():
+        text[0] += " Left out: int8 that was calibrated on seeded data, whose error on your data nobody knows."
     runs = " ".join(shlex.quote(run.address) for run in data.runs.runs)
     command = f"{PROGRAM} recommend {runs} --model {shlex.quote(str(configurations['model'][0]))}"
     if len(command) < 250 and "`" not in command:
@@ -195,7 +197,7 @@ def _sentences(configurations: pl.DataFrame) -> list[tuple[str, dict[str, Any]]]
     sentences, everywhere = [], carried_by_all(configurations["warnings"])
     for key, group in configurations.group_by(KEY, maintain_order=True):
         about = dict(zip(KEY, key, strict=True))
-        if text := group_sentence(about, group.to_dicts(), everywhere):
+        if text := group_sentence(about, group.drop_nulls("rank").to_dicts(), everywhere):
             more = [
                 str(about[name]) for name in ("extra", "run") if about[name] and configurations[name].n_unique() > 1
             ]

@@ -107,7 +107,7 @@ def _answer(configurations: pl.DataFrame, own_warnings: Field) -> Table:
             fastest_fp32_ms=rival("latency_ms", plain),
         )
     )
-    rows = [best.unique(KEY, keep="first", maintain_order=True).with_columns(restricted_to=pl.lit(None, pl.String))]
+    rows = [best.filter(rank=1).with_columns(restricted_to=pl.lit(None, pl.String))]
     if configurations["precision"].n_unique() > 1:
         own = best.unique([*KEY, "precision"], keep="first", maintain_order=True).sort(place("precision", PRECISIONS))
         rows.append(own.with_columns(restricted_to="precision"))

@@ -463,6 +463,19 @@ def test_steps_go_from_the_base_to_the_exported_runtimes(tmp_path: Path) -> None
     assert table["gain"].to_list()[1:] == pytest.approx([a / b for a, b in pairwise(times)])
 
 
+def test_int8_that_was_calibrated_on_seeded_data_is_not_what_to_deploy(tmp_path: Path) -> None:
+    seeded = row("ort", 1.0, precision="int8", warnings=["calibration: seeded"])
+    data = gathered(tmp_path, [seeded, row("eager", 10.0), row("ort", 5.0)])
+    report = compose(data)
+    answer = tables(data)["answer"].frame
+    assert answer.filter(pl.col("restricted_to").is_null())["configuration"].to_list() == ["ort fp32"]
+    (section,) = (each for each in report.sections if each.name == "answer")
+    assert [text.split(": ")[1] for text, _ in section.sentences] == ["ort fp32 is 2.0× fp32 eager"]
+    assert "Left out: int8" in section.text[0]
+    alone = tables(gathered(tmp_path / "alone", [seeded]))["answer"].frame
+    assert alone["configuration"].to_list() == ["ort int8"]
+
+
 def test_replicates_give_a_verdict_in_the_answer(tmp_path: Path) -> None:
     rows = [
         row(v, ms * f, replicate=i) for v, ms in (("eager", 10.0), ("ort", 5.0)) for i, f in enumerate((0.99, 1, 1.01))
