@@ -194,8 +194,8 @@ def _configurations(
 def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
     """Sorted for reading, with what follows from a configuration's own figures and its group's.
 
-    `configuration`: its name; `rank` in its group, 1 the fastest, null of int8 that was calibrated on seeded data, where
-    there is anything else, since `recommend` does not choose it either; `step`: its place from the base to the exported
+    `configuration`: its name; `rank` in its group, 1 the fastest, null of int8 that was calibrated on seeded data where
+    there is anything else, as `recommend` does not choose it either; `step`: its place from the base to the exported
     runtimes; `front`: none of the model has both a lower latency and a higher throughput; `undivided_mib` of the
     peak is in none of the parts; `item_gain`: over the smallest batch; `pays_off_items`, `restart_items`: after how
     many what is done once, and what a start takes, is won back against the base, null if never; `best_from_items`: from
