@@ -71,8 +71,13 @@ class RunFolder:
         return run
 
     def write_config(self, config: Config) -> None:
-        """The config as resolved for this device, with absolute paths, so that it can be run again as it is."""
+        """The config as resolved for this device, so that it can be run again as it is.
+
+        Paths are absolute, but what a live module was saved in is found in this folder wherever that is moved.
+        """
         data = config.model_dump(mode="json", exclude_none=True, by_alias=True)
+        own = [path.relative_to(self.path) if path.is_relative_to(self.path) else path for path in config.import_from]
+        data["import_from"] = list(map(str, own))
         for model in data["models"]:
             for key in [k for k in ("dimensions", "options", "prefix") if not model.get(k)]:
                 del model[key]

@@ -351,6 +351,14 @@ def test_a_config_as_resolved_reads_back_as_the_same(write, tmp_path):
     assert again == config
 
 
+def test_what_a_runs_own_folder_has_to_import_is_found_after_it_was_moved(write, tmp_path):
+    run = RunFolder.create(tmp_path / "results")
+    config = load_config(write(HEAD))
+    run.write_config(config.model_copy(update={"import_from": [run.path / "model", Path("/opt")]}))
+    moved = run.path.rename(tmp_path / "moved")
+    assert load_config(moved / "bench.yaml").import_from == [moved / "model", Path("/opt")]
+
+
 def test_options_of_an_engine_are_kept_under_its_label(write):
     entry = load_config(write(engines("{name: ort, label: two, threads: 2}"))).engines[0]
     assert (entry.name, entry.label, entry.options) == ("ort", "two", {"threads": 2})
