@@ -80,7 +80,7 @@ def make(domains: Domains) -> dict[str, Chart]:
             "Speed-up of each model",
             specs.models(domains),
             ["speedup"],
-            {"pass": 1, "extra": 1, "model": 3, "batch_size": -1},
+            {"pass": 1, "extra": 1, "batch_size": -1, "model": 3},
             (9, ("configuration", "model", "run")),
         ),
         Chart(
