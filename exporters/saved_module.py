@@ -84,7 +84,7 @@ def load(path: Path) -> nn.Module:
 
 
 def _name_scope(scope: dict[str, Any]) -> None:
-    """Have a module with the globals of code that was saved itself: torch.compile looks them up in one of that name."""
+    """Put the globals of code that was saved itself into the module of their name: torch.compile looks there."""
     name = scope.get("__name__")
     if name is None or vars(module := sys.modules.setdefault(name, ModuleType(name))) is scope:
         return

@@ -293,7 +293,7 @@ def _sources(found: Recommendation) -> list[str]:
 
 
 def _restricted(request: Request) -> str:
-    """What the candidates were limited to, like " (engine ort, compiled; not ort-tuned)"; empty where it is nothing."""
+    """What the candidates were limited to, like " (engine ort, compiled; not ort-tuned)"; empty without a limit."""
     named = {
         "batch": request.batch_sizes,
         "precision": request.precisions,

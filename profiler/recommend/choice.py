@@ -142,8 +142,8 @@ class Loser:
 
     `worse`: than the best, by `margin`; `unclear`: the same, but replicates do not tell whether it is; `tied`: with the
     best, but with more to set up than the choice, or more memory; `unfit`: it misses limits; `unknown`: it lacks the
-    objective's figure; `uncalibrated`: the request does not admit it, and it may miss limits,
-    too; `unmeasured`: it gave no figures at all.
+    objective's figure; `uncalibrated`: the request does not admit it, and it may miss limits, too; `unmeasured`: it
+    gave no figures at all.
     """
 
     candidate: Candidate

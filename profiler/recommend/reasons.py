@@ -52,7 +52,7 @@ def reason(loser: Loser, found: Recommendation) -> str:
 def worse(margin: Margin, words: str, why: str) -> str:
     """Like "1.402× slower (1.381–1.423)", with how sure that is; `words` are like "slower".
 
-    `why` there is no factor, like ": it was disturbed", is empty where it is said elsewhere.
+    `why`, like ": it was disturbed", says why there is no factor; empty where that is said elsewhere.
     """
     if margin.disturbed:
         return f"{words} (no factor{why})"

@@ -55,7 +55,7 @@ def group_sentence(key: Row, lines: Sequence[Row], everywhere: Collection[str] =
 
     With replicates a verdict follows: "; on device time 5.7× (5.6–5.8): faster". Where the line's or the base's figures
     moved, " (drift: measure again)" ends it; where other work had the machine, there is no factor. A slower line from
-    which others took it may be the fastest. What `everywhere`, on all rows, moved is not said again of each group.
+    which others took it may be the fastest. Kinds in `everywhere`, which all rows carry, are left out.
     """
     best = lines[0]
     if best["speedup"] is None or (best["is_base"] and len(lines) < 2):

@@ -251,7 +251,10 @@ def _dry_run(
     environment: dict[str, Any],
     console: Console,
 ) -> int:
-    """Print what a run would do, or what is left of the one to resume; raises what starting it would."""
+    """Print what a run would do, or what is left of the one to resume; raises what starting it would.
+
+    Whether a model has changed since is not looked at: for that it would have to run.
+    """
     if options.resume is None:
         check_output(config.output)
     else:

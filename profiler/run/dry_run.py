@@ -44,7 +44,8 @@ class Planned:
 def look_at_models(cases: Sequence[Case], budget: Budget, path: tuple[str, ...], log: Path) -> dict[str, Look]:
     """A look at each model of the runnable cases, side by side, each in a process of its own.
 
-    Canonical networks as they are and single layers are known without one. Factories are found in `path`.
+    A canonical network without options or weights of its own and a single layer need none. Factories are found in
+    `path`.
     """
     runnable, limit = [case for case in cases if case.unsupported is None], min(_SECONDS, budget.build_timeout)
     quantized = {case.model for case in runnable if case.precision == "int8"}
@@ -140,7 +141,7 @@ def _is_known(source: ModelSource) -> bool:
 
 
 def _look(outcome: Outcome, as_in_a_run: bool) -> Look:
-    """What the process found; its limit may be the one that a run would have."""
+    """What the process found; `as_in_a_run` says whether its time limit was a run's, which then fails, too."""
     if outcome.status == "ok":
         look: Look = outcome.value
         return look

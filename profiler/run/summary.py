@@ -43,7 +43,7 @@ def print_results(
 
     `lines` are configurations.summary's. A group of which `elsewhere` says so has its table elsewhere, and its sentence
     here. Single layers have a table for all of a layer's passes, and the batch sizes of a sweep one for all of them.
-    `sampling_seconds` a case: where they were few, that is said in place of what else makes figures unsure.
+    After few `sampling_seconds` a case the figures are called rough, in place of the notes on intervals.
     """
     layers = set(results.filter(model_kind="layer")["model"])
     networks = [(key, group) for key, group in groups(lines) if key["model"] not in layers]
@@ -70,7 +70,7 @@ def print_results(
 
 
 def _notes(lines: Sequence[Row], doubt: str | None) -> list[str]:
-    """What the intervals, the lack of them and verdicts mean; `doubt` stands for what it says of intervals."""
+    """What the intervals, the lack of them and verdicts mean; a `doubt` takes the place of the notes on intervals."""
     notes = [doubt] if doubt else []
     if not doubt and any(line["speedup_low"] is not None and line["interval"] == "within process" for line in lines):
         notes.append(_WITHIN_PROCESS)
