@@ -58,6 +58,7 @@ def make_comparison(options: Options, limit: float | None = None) -> Comparison:
     rows = _only(results, options).select(*needed).collect()
     cells = compare(rows, by, options.base, best, spreads(results))
     sides, environments = _sides(rows, by, runs)
+    doubt = rough(runs.sampling_seconds(run_id for side in sides for run_id in side.runs))
     return Comparison(
         sides,
         cells,
@@ -66,7 +67,7 @@ def make_comparison(options: Options, limit: float | None = None) -> Comparison:
         (
             *runs.notes,
             *(_mixed(side) for side in sides if len(side.machines) > 1),
-            *filter(None, [rough(runs.sampling_seconds)]),
+            *([doubt] if doubt else []),
         ),
     )
 

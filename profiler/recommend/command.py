@@ -37,7 +37,8 @@ def execute(options: Options, console: Console) -> int:
     results = runs.results.collect()
     found = recommend(results, make_request(options, results))
     subject = found.choice or found.nearest or found.losers[0].candidate
-    answer = make_answer(found, command(subject, _run_of(subject, runs)), rough(runs.sampling_seconds))
+    compared = dict.fromkeys(run_id for candidate in found.candidates for run_id in candidate.run_ids)
+    answer = make_answer(found, command(subject, _run_of(subject, runs)), rough(runs.sampling_seconds(compared)))
     if options.format == "text":
         print_answer(console, answer)
     else:

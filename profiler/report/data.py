@@ -97,7 +97,7 @@ def gather(
     statuses = cells.group_by("status", maintain_order=True).len().sort("len", descending=True, maintain_order=True)
     measured = cells.filter(pl.col("status") == "ok", pl.col("latency_ms").is_not_null())
     rows = measured.drop("options", "proof", "reason", "host").collect()
-    doubt = rough(runs.sampling_seconds)
+    doubt = rough(runs.sampling_seconds(labels))
     notes: list[str] = [doubt] if doubt else []
     shown = _capped(rows, most_configurations, notes)
     samples = _samples(runs, shown, notes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,10 +56,10 @@ class Runs:
         """By run id what environment.json says; the results' own columns where it cannot be read."""
         return {run_id: run.environment for run in self.runs for run_id in run.run_ids}
 
-    @property
-    def sampling_seconds(self) -> list[float | None]:
-        """Of each run for how long its cases were sampled; None where it is older than that is recorded."""
-        return [run.environment.get("sampling_seconds") for run in self.runs]
+    def sampling_seconds(self, run_ids: Iterable[str]) -> list[float | None]:
+        """For how long the cases of these runs were sampled; None where that is not known."""
+        known = self.environments
+        return [known.get(run_id, {}).get("sampling_seconds") for run_id in run_ids]
 
 
 def read_runs(addresses: Sequence[str | Path]) -> Runs:

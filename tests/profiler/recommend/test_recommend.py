@@ -1029,3 +1029,7 @@ def test_of_rough_figures_it_says_so_once(folder: Path) -> None:
     assert "No interval" not in text
     (folder / "environment.json").write_text(json.dumps(facts | {"sampling_seconds": 3.0}))
     assert "Rough" not in ask(folder, model="net")[1]
+    other = written(folder.parent / "other", run(row("ort", model="third", run_id="other")))
+    (other / "environment.json").write_text(json.dumps(facts | {"sampling_seconds": 0.3}))
+    assert "Rough" not in ask(folder.parent / "*", model="net")[1], "no figure is of the quick run"
+    assert "Rough" in ask(folder.parent / "*", model="third")[1]
