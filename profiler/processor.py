@@ -142,8 +142,8 @@ def _family(proc: Path) -> set[int]:
 
     Not the parent, which is the user's own program where a measurement was called from Python.
     """
-    found = {*_descendants(proc, "self")}
-    if multiprocessing.parent_process():
+    found, parent = {*_descendants(proc, "self")}, multiprocessing.parent_process()
+    if parent and parent.pid != os.getppid():  # It was forked by a forkserver.
         found |= {os.getppid(), *_descendants(proc, os.getppid())}
     return found - {os.getpid()}
 

@@ -69,7 +69,7 @@ def measure(
 
     A case that cannot run or fails is a row with status and reason. Raises ConfigError for arguments that cannot be
     used. A KeyboardInterrupt goes on, once what has been measured is written: its message names the folder, which is
-    kept.
+    kept if it holds anything.
     """
     most = cache_limit()
     folder = Path(tempfile.mkdtemp(prefix="profiler-run-") if output is None else output).resolve()

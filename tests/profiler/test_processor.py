@@ -101,6 +101,8 @@ def test_what_the_forkserver_has_started_is_our_own_and_the_parent_is_not(
     assert read(tmp_path).own == 2.0, "nobody forked it"
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: types.SimpleNamespace(pid=70))
     assert read(tmp_path).own == pytest.approx(2.0 + 0.5 + 1.0)
+    monkeypatch.setattr(os, "getppid", lambda: 70)
+    assert read(tmp_path).own == 2.0, "the parent itself forked it, without a forkserver"
 
 
 @linux
