@@ -54,11 +54,12 @@ class Domains:
 
 
 def overview(domains: Domains) -> Spec:
-    """The speed-up of the fastest configuration of each model and batch size."""
+    """The speed-up of the fastest configuration of each model and batch size, of those with a rank if any has one."""
     fastest = (
         alt.Chart(_LINES)
-        .transform_joinaggregate(fastest="min(latency_ms)", groupby=["model", "batch_size"])
-        .transform_filter("datum.latency_ms === datum.fastest")
+        .transform_calculate(ms="datum.latency_ms + (isValid(datum.rank) ? 0 : 1e9)")
+        .transform_joinaggregate(fastest="min(ms)", groupby=["model", "batch_size"])
+        .transform_filter("datum.ms === datum.fastest")
         .transform_calculate(cell="datum.model + ', batch ' + datum.batch_size", one="1")
         .encode(
             y=_names("cell", "place"), x=alt.X(**_log("speedup", "Speed-up over the base, ×")), color=_engine(domains)

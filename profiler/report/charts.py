@@ -26,7 +26,7 @@ _MOST_LAYERS = 14
 """In the chart of layers: the longest."""
 _DRAWN = [
     *("run", "model", "pass", "batch_size", "extra", "variant", "precision", "configuration", "step", "place"),
-    *("latency_ms", "gpu_ms", "speedup", "speedup_low", "speedup_high", "throughput", "item_ms", "item_s"),
+    *("rank", "latency_ms", "gpu_ms", "speedup", "speedup_low", "speedup_high", "throughput", "item_ms", "item_s"),
     *("tflops", "intensity", "fraction_of_peak", "peak_memory_mib", *MEMORY),
     *("set_up_s", *SETUP, *TRAINING, "ticks", "measured", "compared"),
 ]

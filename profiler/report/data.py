@@ -206,7 +206,7 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
     item_s = 1 / pl.coalesce("throughput", 1000 * batch / latency)
     setting = pl.col("setting").map_elements(_short, pl.String)
     rest = pl.col("peak_memory_mib") - pl.sum_horizontal(_PARTS)
-    seeded = pl.col("warnings").list.contains("calibration")
+    seeded = (pl.col("precision") == "int8") & ~pl.col("calibrated").fill_null(value=False)
     configurations = configurations.with_columns(
         configuration=pl.concat_str("variant", "precision", separator=" ")
         + pl.when(setting != "").then(", " + setting).otherwise(pl.lit("")),

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import altair as alt
@@ -239,6 +240,16 @@ def test_what_was_disturbed_is_lighter_and_the_legend_and_the_tip_say_so(doubted
     legend = json.dumps(by_name["latency"].spec)
     assert '"domain": ["undisturbed", "disturbed"]' in legend
     alt.Chart.from_dict(by_name["latency"].spec, validate=True)
+
+
+def test_the_fastest_is_drawn_that_the_answer_names(tmp_path: Path) -> None:
+    """Not int8 on seeded data, which has no rank."""
+    cases = [row("eager", ms=10.0), row("ort", ms=5.0), row("ort", "int8", ms=1.0, calibrated=False)]
+    for name, frame in zip(("results", "samples"), run(*cases), strict=True):
+        frame.write_parquet(tmp_path / f"{name}.parquet")
+    (_, spec), *_ = _specs(compose(gather(read_runs([tmp_path]))), charts.make(DOMAINS)["overview"])
+    (item,) = groups(vl_convert.vegalite_to_scenegraph(spec), "symbol")[-1]["items"]
+    assert "Engine: ort; Precision: fp32;" in item["description"]
 
 
 def test_where_nothing_was_disturbed_charts_say_nothing_of_it(h200_report: Report) -> None:
