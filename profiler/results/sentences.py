@@ -77,6 +77,8 @@ def group_sentence(key: Row, lines: Sequence[Row], everywhere: Collection[str] =
         return f"{what}: nothing was faster than {base}{f', {_tie(best)}' if tied else ''}{doubt}"
     ratio = times(best["speedup"], best["speedup_low"], best["speedup_high"], f"× {base}")
     error = f", error {numbers.error(best['rel_l2_error'], 1)}" if best["rel_l2_error"] is not None else ""
+    if "calibration" in best["warnings"]:
+        error = ", error on your data unknown (calibrated on seeded data)"
     low = best["speedup_low"]
     includes_1 = low is not None and low <= 1 <= best["speedup_high"]
     unclear = includes_1 if best["verdict"] is None else not Verdict(best["verdict"]).differs

@@ -22,6 +22,12 @@ def test_the_sentence_gives_the_error_in_short(error, says):
     assert text.partition(")")[2] == says
 
 
+def test_of_int8_that_was_calibrated_on_seeded_data_the_error_is_unknown():
+    seeded = row("ort", "int8", ms=1.0, rel_l2_error=2e-2, warnings=["calibration: seeded"])
+    (text,) = said(run(row("eager", ms=2.0), seeded))
+    assert text.partition(")")[2] == ", error on your data unknown (calibrated on seeded data)"
+
+
 @pytest.mark.parametrize(
     ("slow", "says"), [(1.5, "1.50× fp32 eager"), (6.04, "6.0× fp32 eager"), (31.4, "31.4× fp32 eager")]
 )
