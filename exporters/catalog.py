@@ -52,8 +52,9 @@ PREACTIVATION = (
 IMAGE = (3, 224, 224)
 
 # Second sources of the counts. OverFeat: Table 4 of the paper gives the fast model 145 million parameters and 2810
-# million connections. GoogLeNet: section 5 of the paper gives 1.5 billion multiply-adds. ResNet-200: 12 s^2 + 5 s per
-# stage and so on, counted block by block in tests/exporters/test_catalog.py from fb.resnet.torch's preresnet.lua.
+# million connections. GoogLeNet: section 5 of the paper gives 1.5 billion multiply-adds. Counted by hand in
+# tests/exporters/test_catalog.py: googlenet-torch, from soumith/inception.torch's googlenet.lua; ResNet-200, 12 s^2 +
+# 5 s per stage and so on, block by block from fb.resnet.torch's preresnet.lua.
 # The others: torchvision's documentation of its weights.
 ARCHITECTURES = (
     Architecture("alexnet", "alexnet", IMAGE, 60_965_224, 720_608_384, 42.90, 19.80, ALEXNET),
@@ -63,6 +64,7 @@ ARCHITECTURES = (
     Architecture("vgg16", "vgg", IMAGE, 138_357_544, 15_470_264_320, 27.00, 8.80, VGG, "vgg16"),
     Architecture("vgg19", "vgg", IMAGE, 143_667_240, 19_632_062_464, 27.30, 9.00, VGG, "vgg19"),
     Architecture("googlenet", "inception", IMAGE, 6_998_552, 1_582_671_872, None, 10.07, GOOGLENET),
+    Architecture("googlenet-torch", "inception", IMAGE, 7_066_380, 1_509_265_120, None, 10.07, GOOGLENET),
     Architecture("resnet18", "resnet", IMAGE, 11_689_512, 1_814_073_344, 30.43, 10.76, RESNET, "resnet18"),
     Architecture("resnet34", "resnet", IMAGE, 21_797_672, 3_663_761_408, 26.73, 8.74, RESNET, "resnet34"),
     Architecture("resnet50", "resnet", IMAGE, 25_557_032, 4_089_184_256, 24.01, 7.02, RESNET, "resnet50"),

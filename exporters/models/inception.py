@@ -1,14 +1,18 @@
-"""Build "googlenet", Inception-V1 as in the paper: (batch, 3, 224, 224) to (batch, 1000)."""
+"""Build Inception-V1, "googlenet" as in the paper or "googlenet-torch": (batch, 3, 224, 224) to (batch, 1000)."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from exporters.models.normalization import LocalResponseNorm
+from exporters.source import ModelError
 
+CLASSES = 1000
 # Widths of each inception module (the paper's Table 1): 1x1; 3x3 reduce, 3x3; 5x5 reduce, 5x5; pooling's projection.
-# soumith/inception.torch has 204 instead of 208 in 4a; the paper and Caffe's bvlc_googlenet have 208.
 MODULES = {
     "3a": (64, 96, 128, 16, 32, 32),
     "3b": (128, 128, 192, 32, 96, 64),
@@ -22,13 +26,44 @@ MODULES = {
 }
 
 
+@dataclass(frozen=True)
+class Variant:
+    """What differs between networks whose layers have the same order."""
+
+    modules: Mapping[str, tuple[int, ...]]
+    lrn: tuple[int, float, float, float]
+    """Size, alpha, beta and k."""
+    rounds_up: bool
+    """Pooling: Caffe's rounds sizes up, without padding (112 -> 56 -> 28 -> 14 -> 7); Torch's rounds down, with a
+    padding of 1 but after 3b (112 -> 56 -> 28 -> 13 -> 7)."""
+    outputs: int
+    """Of the classifier. Of more than CLASSES the first and the last ones are cut off."""
+    dropout: float
+
+    def pooling(self, padding: int = 1) -> nn.MaxPool2d:
+        return nn.MaxPool2d(3, stride=2, padding=0 if self.rounds_up else padding, ceil_mode=self.rounds_up)
+
+    def normalization(self) -> LocalResponseNorm:
+        size, alpha, beta, k = self.lrn
+        return LocalResponseNorm(size, alpha, beta, k)
+
+
+VARIANTS = {
+    "googlenet": Variant(MODULES, (5, 1e-4, 0.75, 1.0), rounds_up=True, outputs=CLASSES, dropout=0.4),
+    # https://github.com/soumith/inception.torch/blob/master/googlenet.lua, which cnn-benchmarks measured. 4a to 4e run
+    # at 13x13. Its softmax is left out, as everywhere here; its dropout is commented out there.
+    "googlenet-torch": Variant(
+        {**MODULES, "4a": (192, 96, 204, 16, 48, 64), "5a": (256, 160, 320, 48, 128, 128)},
+        (11, 1.1e-3, 0.5, 2.0),
+        rounds_up=False,
+        outputs=1008,
+        dropout=0.0,
+    ),
+}
+
+
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2), nn.ReLU(inplace=True))
-
-
-def pooling() -> nn.MaxPool2d:
-    """Caffe's pooling: sizes are rounded up (112 -> 56 -> 28 -> 14 -> 7)."""
-    return nn.MaxPool2d(3, stride=2, ceil_mode=True)
 
 
 class Inception(nn.Module):
@@ -67,26 +102,26 @@ class GoogLeNet(nn.Module):
     logits alone.
     """
 
-    def __init__(self, auxiliary: bool) -> None:
+    def __init__(self, variant: Variant, auxiliary: bool) -> None:
         super().__init__()
         self.stem = nn.Sequential(
             convolution(3, 64, 7, stride=2),
-            pooling(),
-            LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=1.0),
+            variant.pooling(),
+            variant.normalization(),
             convolution(64, 64, 1),
             convolution(64, 192, 3),
-            LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=1.0),
-            pooling(),
+            variant.normalization(),
+            variant.pooling(),
         )
         self.inception = nn.ModuleDict()
         channels = 192
-        for name, widths in MODULES.items():
+        for name, widths in variant.modules.items():
             self.inception[name] = module = Inception(channels, widths)
             channels = module.outputs
-        self.pool = pooling()
+        self.pool = nn.ModuleDict({"3b": variant.pooling(padding=0), "4e": variant.pooling()})
         self.average = nn.AdaptiveAvgPool2d(1)
-        self.dropout = nn.Dropout(0.4)
-        self.fc = nn.Linear(1024, 1000)
+        self.dropout = nn.Dropout(variant.dropout)
+        self.fc = nn.Linear(1024, variant.outputs)
         heads = {"4a": auxiliary_head(512), "4d": auxiliary_head(528)} if auxiliary else {}
         self.auxiliary = nn.ModuleDict(heads)
 
@@ -97,13 +132,15 @@ class GoogLeNet(nn.Module):
             x = module(x)
             if self.training and name in self.auxiliary:
                 extra.append(self.auxiliary[name](x))
-            if name in ("3b", "4e"):
-                x = self.pool(x)
+            if name in self.pool:
+                x = self.pool[name](x)
         logits: Tensor = self.fc(self.dropout(self.average(x).flatten(1)))
+        if self.fc.out_features > CLASSES:
+            logits = logits[:, 1 : 1 + CLASSES]
         return (logits, *extra) if extra else logits
 
 
 def build(name: str, auxiliary: bool = False) -> nn.Module:
-    if name != "googlenet":
-        raise KeyError(name)
-    return GoogLeNet(auxiliary)
+    if auxiliary and name != "googlenet":
+        raise ModelError(f"model {name!r} has no auxiliary classifiers; leave out auxiliary, or take 'googlenet'")
+    return GoogLeNet(VARIANTS[name], auxiliary)

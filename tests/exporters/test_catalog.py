@@ -77,6 +77,43 @@ def test_resnet200_counts_by_hand() -> None:
     assert (row.parameters, row.multiply_adds) == (parameters, multiply_adds)
 
 
+def test_googlenet_torch_counts_by_hand() -> None:
+    """Layer by layer from soumith/inception.torch's googlenet.lua: inputs, the table's widths, and the size, which its
+    unpadded pooling after 3b makes 13."""
+    modules = [
+        (192, 64, (96, 128), (16, 32), 32, 28),
+        (256, 128, (128, 192), (32, 96), 64, 28),
+        (480, 192, (96, 204), (16, 48), 64, 13),
+        (508, 160, (112, 224), (24, 64), 64, 13),
+        (512, 128, (128, 256), (24, 64), 64, 13),
+        (512, 112, (144, 288), (32, 64), 64, 13),
+        (528, 256, (160, 320), (32, 128), 128, 13),
+        (832, 256, (160, 320), (48, 128), 128, 7),
+        (832, 384, (192, 384), (48, 128), 128, 7),
+    ]
+    convolutions = [(3, 64, 7, 112), (64, 64, 1, 56), (64, 192, 3, 56)]
+    for inputs, one, three, five, projection, size in modules:
+        convolutions += [(inputs, width, 1, size) for width in (one, three[0], five[0], projection)]
+        convolutions += [(*three, 3, size), (*five, 5, size)]
+    row = CATALOG["googlenet-torch"]
+    assert row.parameters == sum(i * o * k * k + o for i, o, k, _ in convolutions) + 1024 * 1008 + 1008
+    assert row.multiply_adds == sum(i * o * k * k * s * s for i, o, k, s in convolutions) + 1024 * 1008
+    assert round(row.multiply_adds / 1e9, 3) == 1.509
+
+
+def test_googlenet_torch_cuts_off_all_but_the_1000_classes() -> None:
+    model = canonical(ModelSource("googlenet-torch"))
+    classifier = model.get_submodule("fc")
+    classifier.weight = torch.nn.Parameter(torch.zeros(1008, 1024))
+    classifier.bias = torch.nn.Parameter(torch.arange(1008.0))
+    assert model(torch.zeros(1, 3, 224, 224)).tolist() == [list(range(1, 1001))]
+
+
+def test_auxiliary_heads_are_the_papers() -> None:
+    with pytest.raises(ModelError, match="'googlenet-torch' has no auxiliary classifiers; leave out auxiliary"):
+        canonical(ModelSource("googlenet-torch", options={"auxiliary": True}))
+
+
 def test_auxiliary_heads_train_and_do_not_infer() -> None:
     with torch.device("meta"):
         model = canonical(ModelSource("googlenet", options={"auxiliary": True}))

@@ -13,7 +13,7 @@ Row = dict[str, str]
 FIGURES = "figures: "
 NETWORKS = {
     "AlexNet": "alexnet",
-    "Inception-V1": "googlenet",
+    "Inception-V1": "googlenet-torch",
     "VGG-16": "vgg16",
     "VGG-19": "vgg19",
     **{f"ResNet-{depth}": f"resnet{depth}" for depth in (18, 34, 50, 101, 152, 200)},
