@@ -25,14 +25,10 @@ def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
     parser.add_argument("--output", help="a .npy file for the first output")
     arguments = parser.parse_args()
     config = json.loads((HERE / "config.json").read_text())
-    rng, arrays = np.random.default_rng(0), []
-    for number, spec in enumerate(config["inputs"]):
-        # Drawn as what was measured was. NumPy has no bf16: a runtime that takes it rounds by itself.
-        dtype = np.dtype("float32" if spec["dtype"] == "bfloat16" else spec["dtype"])
-        drawn = rng.integers(0, 2, spec["shape"]) if dtype.kind in "biu" else rng.standard_normal(spec["shape"])
-        array = np.load(arguments.input[number]) if arguments.input else drawn
-        arrays.append(np.ascontiguousarray(array, dtype))
-
+    try:
+        arrays = read_inputs(config["inputs"], arguments.input)
+    except (OSError, ValueError, EOFError) as error:
+        parser.error(f"--input: {error}")
     model = open_model(config, arrays)
     times: list[float] = []
     end = time.perf_counter() + 2
@@ -45,3 +41,20 @@ def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
         np.save(arguments.output, output)
     latency = 1000 * statistics.median(times[len(times) // 4 :])
     print(f"{config['model']}: output {output.shape}, median latency {latency:.3f} ms in {len(times)} calls")
+
+
+def read_inputs(specs: list[dict[str, Any]], paths: list[str] | None) -> list[Array]:
+    """The arrays in these files, or random ones as what was measured was. Raises OSError, ValueError, EOFError."""
+    if paths and len(paths) != len(specs):
+        raise ValueError(f"{len(paths)} files, but the inputs are {', '.join(spec['name'] for spec in specs)}")
+    rng, arrays = np.random.default_rng(0), []
+    for number, spec in enumerate(specs):
+        # NumPy has no bf16: a runtime that takes it rounds by itself.
+        dtype = np.dtype("float32" if spec["dtype"] == "bfloat16" else spec["dtype"])
+        drawn = rng.integers(0, 2, spec["shape"]) if dtype.kind in "biu" else rng.standard_normal(spec["shape"])
+        array = np.load(paths[number]) if paths else drawn
+        if paths and list(array.shape) != spec["shape"]:
+            shape = tuple(spec["shape"])
+            raise ValueError(f"{paths[number]} has shape {array.shape}; {spec['name']} of this export takes {shape}")
+        arrays.append(np.ascontiguousarray(array, dtype))
+    return arrays

@@ -84,3 +84,30 @@ def test_run_py_draws_inputs_like_those_that_were_measured(tmp_path: Path, monke
         ours, measured = np.load(tmp_path / "y.npy") / 2, seeded_inputs(specs, 4)[0].astype(np.float64)
         assert ours.mean() == pytest.approx(measured.mean(), abs=0.1)
         assert ours.std() == pytest.approx(measured.std(), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["nowhere.npy"], "No such file or directory: 'nowhere.npy'"),
+        (["four.npy"], "four.npy has shape (4, 3); x of this export takes (2, 3)"),
+        (["text.npy"], "--input: "),
+        (["empty.npy"], "--input: "),
+        (["four.npy", "four.npy"], "2 files, but the inputs are x"),
+    ],
+)
+def test_run_py_says_what_is_wrong_with_an_input(
+    given: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run_example.py").write_text(PART)
+    write_run(str(tmp_path / "deploy.py"), tmp_path)
+    specs = [{"name": "x", "shape": [2, 3], "dtype": "float32"}]
+    (tmp_path / "config.json").write_text(json.dumps({"model": "net", "inputs": specs}))
+    np.save(tmp_path / "four.npy", np.zeros((4, 3)))
+    (tmp_path / "text.npy").write_text("0 0 0")
+    (tmp_path / "empty.npy").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--input", *given])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path("run.py", run_name="__main__")
+    assert (ended.value.code, says in capsys.readouterr().err) == (2, True)
