@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 import typer
 from typer.core import TyperGroup
 
+from profiler.bundled import job_file
 from profiler.errors import PROGRAM
 from profiler.options import COMMANDS
 
@@ -30,6 +31,9 @@ class _DefaultsToRun(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
+            if not args[0].startswith("-"):
+                # A misspelt command; left to typer, what follows it would be the mistake.
+                job_file(args[0])
             args = ["run", *args]
         return super().parse_args(ctx, args)
 

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ORDER = (
     *("exporters", "engines.batch_range", "engines.catalog", "engines"),
-    *("profiler.bundled", "profiler.errors", "profiler.options", "profiler.nvml", "profiler.processor"),
+    *("profiler.errors", "profiler.options", "profiler.bundled", "profiler.nvml", "profiler.processor"),
     *("profiler.machine", "profiler.stats", "profiler.tables"),
     # From a job to its results:
     *("profiler.published.studies", "profiler.job", "profiler.processes", "profiler.results", "profiler.worker"),

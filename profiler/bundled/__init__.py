@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from profiler.errors import ConfigError, nearest
+from profiler.options import COMMANDS
+
 _FOLDER = Path(__file__).resolve().parent
 
 
@@ -20,3 +23,14 @@ def jobs() -> dict[str, Path]:
     """The jobs that can be run by a name: `bench`, and each suite."""
     paths = [bundled("bench.yaml"), *sorted(bundled("suites").glob("*.yaml"))]
     return {path.stem: path for path in paths if path.is_file()}
+
+
+def job_file(word: str) -> Path:
+    """The file that is given, or the job of this name. Raises ConfigError for what is neither, such as a misspelt
+    command."""
+    path, named = Path(word), jobs()
+    if path.suffix or path.exists():
+        return path
+    if word not in named:
+        raise ConfigError(f"'{word}' is neither a file nor a suite nor a command{nearest(word, [*COMMANDS, *named])}")
+    return named[word]

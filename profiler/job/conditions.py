@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from engines.catalog import ENGINES, OPTIMIZERS, PASSES, PRECISIONS, PRESETS
 from exporters.catalog import CATALOG
 from exporters.single_layers import LAYERS
-from profiler.errors import ConfigError
+from profiler.errors import ConfigError, nearest
 from profiler.job.case import Case
-from profiler.job.config_errors import check_word, mistake, read_option, validate_option
+from profiler.job.config_errors import check_word, mistake, nearest_engine, read_option, validate_option
 from profiler.job.yaml_lines import Location
 
 KEYS = ("model", "engine", "variant", "pass", "precision", "batch_size", "replicate", "optimizer")
@@ -51,6 +51,23 @@ class Filter(BaseModel):
     def matches(self, case: Case) -> bool:
         """Whether all of the conditions hold for a case."""
         return all(any(_value(case, column) in values for column in columns) for columns, values in self.tests())
+
+    def why_none(self, cases: Sequence[Case]) -> str:
+        """Why none of the cases matches: a value that none has, or which values go with the other conditions."""
+        for columns, values in self.tests():
+            known = list(dict.fromkeys(str(_value(case, column)) for case in cases for column in reversed(columns)))
+            if not {*map(str, values)} & {*known}:
+                key, word = columns[0], str(values[0])
+                hint = nearest_engine(word, known) if key in ("engine", "variant") else nearest(word, known)
+                listed = f" It has {', '.join(known)}" if hint.endswith("?") else ""
+                return f"the config has no such {key}{hint}{listed}"
+        given = self._given()
+        for key in reversed(given):
+            others = {name: values for name, values in given.items() if name != key}
+            if found := [case for case in cases if others and Filter.model_validate(others).matches(case)]:
+                with_it = ", ".join(dict.fromkeys(str(_value(case, key)) for case in found))
+                return f"no case has all of these; with {Filter.model_validate(others)} there is only {key} {with_it}"
+        return f"no case has all of these; --dry-run without it lists the {len(cases)} of the config"
 
     def check_words(self, names: Iterable[str], labels: Iterable[str], at: Location) -> None:
         """Raises for a misspelt value, which would exclude nothing and say nothing; `names` are the job's models or

@@ -42,10 +42,9 @@ def make_plan(config: Config, device: Device, only: Filter | None = None, capabi
     excluded = [case for case in cases if not any(condition.matches(case) for condition in config.exclude)]
     chosen = [case for case in excluded if only is None or only.matches(case)]
     if not chosen:
-        what = f"--only {only}" if only and excluded else "exclude"
-        raise ConfigError(
-            f"{what}: no case is left; --dry-run without it lists the {len(excluded) or len(cases)} of the config"
-        )
+        if only and excluded:
+            raise ConfigError(f"--only {only}: {only.why_none(excluded)}")
+        raise ConfigError(f"exclude: no case is left; --dry-run without it lists the {len(cases)} of the config")
     return chosen
 
 

@@ -15,15 +15,14 @@ from rich.console import Console
 from rich.text import Text
 
 from exporters.cache import default_root, trim
-from profiler.bundled import jobs
-from profiler.errors import PROGRAM, ConfigError, nearest
+from profiler.bundled import job_file
+from profiler.errors import PROGRAM, ConfigError
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.conditions import parse_only
 from profiler.job.config import Config, load_config, parse_machine
 from profiler.job.config_errors import DEVICE_BLOCKS
 from profiler.job.plan import make_plan
 from profiler.machine import Target, check_device, describe, resolve_device
-from profiler.options import COMMANDS
 from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries
 from profiler.published.command import covers, present, require
@@ -90,12 +89,7 @@ def _job_file(options: Options) -> Path:
         raise ConfigError("--retry goes with --resume and a run's folder")
     if options.config is None:
         raise ConfigError(f"no config was given; try: {PROGRAM} bench.yaml")
-    if options.config.suffix or options.config.exists():
-        return options.config
-    word, named = str(options.config), jobs()
-    if word not in named:
-        raise ConfigError(f"'{word}' is neither a file nor a suite nor a command{nearest(word, [*COMMANDS, *named])}")
-    return named[word]
+    return job_file(str(options.config))
 
 
 def _read_job(options: Options, path: Path, kind: str) -> Config:

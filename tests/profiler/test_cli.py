@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from profiler import cli
 from profiler.compare import command
+from profiler.errors import ConfigError
 from profiler.options import COMMANDS, Compare
 
 
@@ -35,6 +36,11 @@ def test_what_is_not_given_is_the_default_of_the_class(given: list[Any]) -> None
     (options,) = given
     assert (list(options.runs), list(options.only), list(options.references)) == (["one"], [], [])
     assert (options.format, options.top, options.output, options.best) == ("text", 40, None, False)
+
+
+def test_a_misspelt_command_is_the_mistake_and_not_what_follows_it() -> None:
+    with pytest.raises(ConfigError, match="neither a file nor a suite nor a command; did you mean 'recommend'"):
+        CliRunner().invoke(cli.app, ["recomend", "results/x"], catch_exceptions=False)
 
 
 def test_every_command_is_listed_with_the_first_line_of_its_help() -> None:

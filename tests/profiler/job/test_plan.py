@@ -146,9 +146,30 @@ def test_only_keeps_what_it_describes(config):
     }
 
 
-def test_an_empty_selection_names_the_conditions(config):
-    with pytest.raises(ConfigError, match=r"--only model=vgg16,batch_size=8: no case is left"):
-        make_plan(config(MATRIX), "cpu", parse_only(["model=vgg16,batch_size=8"]))
+MINE = "models: [{name: mine, network: resnet18}, {name: theirs, onnx: theirs.onnx}]\n"
+
+
+@pytest.mark.parametrize(
+    ("only", "says"),
+    [
+        ("model=mnie", "the config has no such model; did you mean 'mine'? It has mine, theirs"),
+        ("model=vgg16,batch_size=8", "the config has no such model; valid: mine, theirs"),
+        ("engine=ort2", "the config has no such engine; did you mean 'ort'? It has eager, ort"),
+        ("precision=fp23", "the config has no such precision; did you mean 'fp32'? It has fp32, bf16, native"),
+        ("batch_size=3", "the config has no such batch_size; valid: 1, 8"),
+        (
+            "precision=fp32,model=theirs",
+            "no case has all of these; with model=theirs there is only precision native",
+        ),
+    ],
+)
+def test_an_empty_selection_says_what_there_is(config, only, says):
+    job = f"{MINE}engines: [eager, ort]\nprecisions: [fp32, bf16]\nbatch_sizes: [1, 8]\n"
+    with pytest.raises(ConfigError) as caught:
+        make_plan(config(job), "cpu", parse_only([only]))
+    conditions, _, why = str(caught.value).partition(": ")
+    assert sorted(conditions.removeprefix("--only ").split(",")) == sorted(only.split(","))
+    assert why == says
 
 
 def test_an_exclude_that_leaves_nothing_is_an_error(config):

@@ -893,7 +893,7 @@ WRONG: dict[str, tuple[str | None, list[str], list[str]]] = {
     ),
     "no time": (JOB + "budget: {seconds: 0}\n", ["job.yaml"], ["job.yaml:4", "budget.seconds", "greater than 0"]),
     "unknown key of --only": (JOB, ["job.yaml", "--only", "modle=good"], ["--only", "modle", "'model'"]),
-    "nothing left": (JOB, ["job.yaml", "--only", "model=other"], ["--only model=other", "no case is left"]),
+    "nothing left": (JOB, ["job.yaml", "--only", "model=other"], ["--only model=other", "no such model; valid: good"]),
     "no such run": (None, ["--resume", "nowhere"], ["--resume nowhere", "not a run folder"]),
     "config and resume": (JOB, ["job.yaml", "--resume", "nowhere"], ["not both"]),
     "device that is none": (JOB, ["job.yaml", "--device", "gpu"], ["--device", "gpu", "auto, cpu, cuda"]),
