@@ -239,7 +239,7 @@ def test_the_example_gives_the_models_outputs_with_its_runtime_alone(
     readme = (artifact / "README.txt").read_text()
     assert readme.startswith("good in fp32 for ")
     assert "seeded" not in readme
-    assert len((artifact / "run.py").read_text().splitlines()) < 100
+    assert len((artifact / "run.py").read_text().splitlines()) < 120
 
 
 def test_its_weights_are_the_models(export: Export) -> None:
