@@ -11,15 +11,20 @@ from engines.base import Warning
 from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
 from profiler.results.batch_sweeps import DOWN, FAMILY, KNEE_SHARE, UP
-from profiler.results.replicates import OUT_OF_MEMORY, without_probes
-from profiler.results.warning_kinds import DISTURBED, KINDS, disturbances, disturbed, is_remeasured, without_factor
+from profiler.results.replicates import OUT_OF_MEMORY, measured
+from profiler.results.warning_kinds import (
+    KINDS,
+    disturbances,
+    disturbed,
+    is_remeasured,
+    kinds_first_taken,
+    without_factor,
+)
 from profiler.stats.ratios import Verdict, outlook
 from profiler.tables import numbers
 from profiler.tables.numbers import compact, count, counted, decimals, listed, percent, significant, times
 
 Row = Mapping[str, Any]
-_LEAST_SHARE = 0.005
-"""What is at least 1 % when it is printed."""
 
 
 def title(key: Row) -> str:
@@ -63,12 +68,10 @@ def group_sentence(key: Row, lines: Sequence[Row], everywhere: Collection[str] =
     model = f"{key['model']}{' training' if key['pass'] == 'training' else ''}"
     what = ", ".join([model, f"batch {key['batch_size']}", *setting_words(best["setting"])])
     base, tied = best["base"], best["indistinguishable_from"]
-    base_line = {"warnings": best["base_warnings"] or [], "disturbance": best["base_disturbance"]}
-    named = [best, base_line]
-    carried = {kind for line in named for kind in line["warnings"]}
+    carried = {*best["warnings"], *(best["base_warnings"] or [])}
     if without_factor(carried):
         looks = f"nothing looks faster than {base}" if best["is_base"] else f"{_name(best)} looks fastest"
-        return f"{what}: {looks}; {_doubts(named)}, so {'that is not certain' if best['is_base'] else 'no factor'}"
+        return f"{what}: {looks}; {_doubts(best)}, so {'that is not certain' if best['is_base'] else 'no factor'}"
     moved = ", ".join(kind.kind for kind in KINDS.values() if kind.unsteady and kind.kind in carried - {*everywhere})
     doubt = (f" ({moved}: measure again)" if moved else "") + _maybe_faster(
         [line for line in lines if line is not best and not line["is_base"]]
@@ -86,12 +89,17 @@ def group_sentence(key: Row, lines: Sequence[Row], everywhere: Collection[str] =
     return f"{what}: {clear}{_name(best)} is {ratio}{error}{_judgement(best, lines)}{doubt}"
 
 
-def _doubts(lines: Sequence[Row]) -> str:
-    """Why no factor is given of these lines, like "disturbed (others took 48 %)"."""
-    kinds = without_factor(kind for line in lines for kind in line["warnings"])
-    share = max((line["disturbance"] or 0.0 for line in lines if DISTURBED in line["warnings"]), default=0.0)
-    words = {DISTURBED: f"{DISTURBED} (others took {percent(share)} %)"} if share >= _LEAST_SHARE else {}
-    return ", ".join(words.get(kind, kind) for kind in kinds)
+def _doubts(best: Row) -> str:
+    """Whose row forbids a factor, and why, like "it was disturbed" or "the base, fp32 eager, was inconsistent"."""
+    sides = {"it": best["warnings"]}
+    if not best["is_base"]:
+        sides[f"the base, {best['base']},"] = best["base_warnings"] or []
+    doubts: dict[str, list[str]] = {}
+    for who, warnings in sides.items():
+        if kinds := without_factor(warnings):
+            doubts.setdefault(" and ".join(kinds), []).append(who)
+    said = (f"{' and '.join(who)} {'was' if len(who) == 1 else 'were'} {kinds}" for kinds, who in doubts.items())
+    return ", and ".join(said)
 
 
 def _maybe_faster(lines: Sequence[Row]) -> str:
@@ -135,15 +143,24 @@ def _family_key(row: Row) -> tuple[Any, ...]:
     return tuple(row[key] for key in FAMILY)
 
 
-def disturbance_sentence(results: pl.DataFrame) -> str | None:
-    """How many cases were disturbed, of how many that came right, and how many remain; None where none was."""
-    rows = [list(map(Warning.parse, texts)) for texts in without_probes(results)["warnings"].fill_null([])]
-    remain = sum(bool(disturbances(row)) for row in rows)
-    recovered = sum(is_remeasured(row) and not disturbances(row) for row in rows)
+def disturbance_sentence(results: pl.DataFrame, repeats_used_up: bool = False) -> str | None:
+    """How many measured cases were disturbed, how many of those came right and how many remain; None where none was.
+
+    Like "3 of 34 cases were disturbed or inconsistent: 2 came right when measured again, 1 remains." It names the kinds
+    of warnings that these rows carry or carried. `repeats_used_up` says why no more of them were measured again.
+    """
+    rows = [list(map(Warning.parse, texts)) for texts in measured(results)["warnings"].fill_null([])]
+    remain = [row for row in rows if disturbances(row)]
+    recovered = [row for row in rows if is_remeasured(row) and not disturbances(row)]
     if not remain and not recovered:
         return None
-    what = f"{remain + recovered} of {counted(len(rows), 'case')} {'was' if remain + recovered == 1 else 'were'}"
-    return f"{what} disturbed: {recovered} came right when measured again, {remain} remain{'s' if remain == 1 else ''}."
+    found = {warning.kind for row in remain for warning in disturbances(row)}.union(*map(kinds_first_taken, recovered))
+    kinds = " or ".join(sorted(found))
+    number = len(remain) + len(recovered)
+    what = f"{number} of {counted(len(rows), 'case')} {'was' if number == 1 else 'were'} {kinds}"
+    left = f"{len(remain)} remain{'s' if len(remain) == 1 else ''}"
+    why = " (the time for repeats was used up: raise budget.repeats)" if remain and repeats_used_up else ""
+    return f"{what}: {len(recovered)} came right when measured again, {left}{why}."
 
 
 def _judgement(best: Row, lines: Sequence[Row]) -> str:

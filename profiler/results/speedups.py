@@ -19,7 +19,7 @@ CONFIGURATION = [*GROUP, "variant", "precision"]
 """What rows of one run that are replicates of one another agree in."""
 INTERVAL = ["latency_ci_low_ms", "latency_ci_high_ms"]
 """Of a latency: within its process, and of several replicates between them (`with_intervals`)."""
-OF_BASE = ["base_warnings", "base_disturbance"]
+OF_BASE = ["base_warnings"]
 """What a row of `speedups` has of its base, besides its name."""
 SPEEDUPS = [
     *("speedup", "speedup_low", "speedup_high", "base", "interval"),
@@ -124,8 +124,8 @@ def compared(both: pl.DataFrame, base: str = "", side: str = "") -> pl.DataFrame
 def speedups(lines: pl.DataFrame) -> pl.DataFrame:
     """How each line compares with its base, as columns; null where that was not measured.
 
-    `lines` are of `sides`, one a CONFIGURATION, with the median `latency_ms`, `is_base`, `reference_model`, `warnings`
-    and `disturbance`. A group's fastest line names in `indistinguishable_from` the runner-up from which replicates do
+    `lines` are of `sides`, one a CONFIGURATION, with the median `latency_ms`, `is_base`, `reference_model` and
+    `warnings`. A group's fastest line names in `indistinguishable_from` the runner-up from which replicates do
     not tell it, by `runner_up_verdict`, which `runner_up_replicates` a side would settle where it is unclear.
     """
     rank = pl.col("latency_ms").rank("ordinal").over(GROUP)

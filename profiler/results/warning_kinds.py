@@ -281,6 +281,13 @@ def first_taken(warnings: Iterable[Warning]) -> str:
     return ", and ".join(dict.fromkeys(texts))
 
 
+def kinds_first_taken(warnings: Iterable[Warning]) -> set[str]:
+    """For which kinds a row that carries these was measured again, as its `remeasured` has them in words."""
+    texts = [warning.text.removeprefix("first taken ") for warning in warnings if warning.kind == REMEASURED]
+    kinds = {kind.first_taken: kind.kind for kind in _KINDS}
+    return {kinds.get(part, DISTURBED) for text in texts for part in text.split(", and ")}
+
+
 def without_factor(kinds: Iterable[str]) -> list[str]:
     """Those of the kinds that a row carries which forbid to say by what factor it wins, or another wins over it.
 

@@ -191,7 +191,12 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
     write_tables(run.tables, results, lines)
     study = config.published
     print_results(
-        console, results, lines, lambda group: study is not None and covers(study, group), config.budget.seconds
+        console,
+        results,
+        lines,
+        lambda group: study is not None and covers(study, group),
+        config.budget.seconds,
+        runner.repeats_used_up,
     )
     if study is not None:
         present(console, study, results, [flat_environment(environment)], run.tables)

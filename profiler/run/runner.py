@@ -38,7 +38,8 @@ def is_done(result: Result, budget: Budget, retry: bool) -> bool:
 
 
 class Runner:
-    """Measures the cases of one run; `wall` holds what the time went into.
+    """Measures the cases of one run; `wall` holds what the time went into, and `repeats_used_up` says that disturbed
+    cases remain because `budget.repeats` was spent.
 
     `config` is the job as resolved for `target`; `environment` gets the device's roofs, if it has none. Before each
     case it waits up to `idle_minutes` until the machine is quiet; None is not at all.
@@ -56,6 +57,7 @@ class Runner:
         self.run, self.config, self.target, self.environment, self.display = run, config, target, environment, display
         self.budget, self.path = config.budget, tuple(map(str, config.import_from))
         self.wall = WallTime()
+        self.repeats_used_up = False
         self.roofs = RunRoofs(run, target, config.budget.seconds, environment, display)
         self._limits = config.largest_batch or LargestBatch()
         self._idle_minutes = idle_minutes
@@ -103,6 +105,7 @@ class Runner:
         for number in itertools.count(1):
             disturbed = [task for task in tasks if task.case.id in takes.disturbed]
             if not disturbed or not takes.has_time:
+                self.repeats_used_up = bool(disturbed) and self.budget.repeats > 0
                 return
             what = counted(len(disturbed), "disturbed case")
             self.display.announce(f"measuring {what} again{f', round {number}' if number > 1 else ''}")

@@ -37,6 +37,7 @@ class Silent:
         self.told: list[CaseId] = []
         self.announced: list[str] = []
         self.processes: list[list[int]] = []
+        self.repeats_used_up = False
 
     def preparing(self, what: str, done: int, total: int) -> None:
         pass
@@ -87,6 +88,7 @@ def run(
         roofs = {"copy_gb_s": 10.0, "fp32_tflops": 1.0}
         runner = module.Runner(folder, Config.model_validate(job), Target("cpu"), {"roofs": roofs}, display)
         runner.measure(cases)
+        display.repeats_used_up = runner.repeats_used_up
         return folder, display, runner.wall
 
     return go
@@ -128,6 +130,7 @@ def test_rounds_end_when_no_case_is_disturbed_any_more(run) -> None:
         "measuring 1 disturbed case again, round 3",
     ]
     assert not any(results.values()), "every take was asked for, and none besides"
+    assert not display.repeats_used_up
     found = folder.results()
     assert [found[c.id].samples["host"] for c in cases] == [[3.0], [1.0], [0.0]]
     assert [found[c.id].warnings for c in cases] == [[REMEASURED], [REMEASURED], []]
@@ -137,8 +140,9 @@ def test_rounds_end_when_no_case_is_disturbed_any_more(run) -> None:
 def test_measuring_again_ends_when_its_share_of_the_time_is_spent(run, repeats: float, again: int) -> None:
     cases = [case(name) for name in "abcd"]
     results = {c.id: [result(c, 9.0, throttled=True) for _ in range(9)] for c in cases}
-    _, _, wall = run(cases, results, repeats)
+    _, display, wall = run(cases, results, repeats)
     assert wall.seconds["measure"] == (4 + again) * SECONDS
+    assert display.repeats_used_up == (repeats > 0)
 
 
 def test_of_a_sweep_the_batches_that_were_disturbed_share_a_process_again(run) -> None:

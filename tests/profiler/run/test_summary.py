@@ -316,12 +316,26 @@ def test_a_run_ends_with_how_many_cases_were_disturbed_and_how_many_came_right()
     again = "remeasured: first taken while the card slowed down"
     marks = {"ort": [again], "compiled": [again, "throttled: hw-slowdown"], "eager": ["throttled: hw-slowdown"]}
     rows = [row(variant, warnings=warnings) for variant, warnings in marks.items()]
-    assert "\n3 of 4 cases were disturbed: 1 came right when measured again, 2 remain.\n" in printed(
-        *rows, row("other")
-    )
+    unmeasured = row("trt", status="unsupported", reason="no GPU", ms=None)
+    text = printed(*rows, row("other"), unmeasured)
+    assert "\n3 of 4 cases were throttled: 1 came right when measured again, 2 remain.\n" in text
     one = printed(rows[0])
-    assert "\n1 of 1 case was disturbed: 1 came right when measured again, 0 remain.\n" in one
-    assert "disturbed:" not in printed(row("other"))
+    assert "\n1 of 1 case was throttled: 1 came right when measured again, 0 remain.\n" in one
+    assert "measured again," not in printed(row("other"))
+    used_up = shown(*frames(*rows), width=150, repeats_used_up=True)
+    assert ", 2 remain (the time for repeats was used up: raise budget.repeats).\n" in used_up
+    assert "used up" not in shown(*frames(rows[0]), repeats_used_up=True)
+
+
+def test_what_is_said_of_disturbed_cases_names_the_kinds_that_the_list_of_warnings_has():
+    took = "other processes took 40 % of 2 processors"
+    again = f"remeasured: first taken while {took}, and while clocks contradicted each other"
+    rows = [row("eager", warnings=[again]), row("ort", warnings=[f"disturbed: {took}"]), row("trt")]
+    assert "\n2 of 3 cases were disturbed or inconsistent: 1 came right" in printed(*rows)
+    rows[0]["warnings"] = ["inconsistent: a", again]
+    assert "\n2 of 3 cases were disturbed or inconsistent: 0 came right when measured again, 2 remain.\n" in printed(
+        *rows
+    )
 
 
 def test_a_table_leaves_out_factors_of_disturbed_rows_and_notes_it():
