@@ -27,6 +27,12 @@ class Run:
     output: Annotated[Path | None, Option(help="Folder for the run's folder, in place of the file's")] = None
     only: Only = ()
     quick: Annotated[bool, Option("--quick", help="A fraction of the sampling time: rough figures, soon")] = False
+    seconds: Annotated[
+        float | None, Option(min=0.01, metavar="SECONDS", help="Sampling time of each case, in place of the file's")
+    ] = None
+    min_samples: Annotated[
+        int | None, Option(min=3, metavar="N", help="Samples before sampling may stop early, in place of the file's")
+    ] = None
     dry_run: Annotated[bool, Option("--dry-run", help="Print the plan and a time estimate; measure nothing")] = False
     resume: Annotated[Path | None, Option(help="A run's folder: measure the cases that it lacks")] = None
     retry: Annotated[bool, Option("--retry", help="With --resume: measure again what is not ok, too")] = False

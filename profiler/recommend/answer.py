@@ -26,7 +26,6 @@ from profiler.results.columns import Group, columns
 from profiler.results.set_up import PARTS, Part, parts_of
 from profiler.results.warning_kinds import doubting, meaning, was_disturbed, without_factor
 from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
-from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables.numbers import count, counted, rounded, seconds, significant, span
 
 _AIMS = {
@@ -69,8 +68,11 @@ class Answer:
     """How the reasons are to be read."""
 
 
-def make_answer(found: Recommendation, command: str, rough: str | None = None) -> Answer:
-    """`command` measures the choice again, or says why none can be given; `rough` says that all figures are."""
+def make_answer(found: Recommendation, command: str, rough: str | None = None, sampling: str = "") -> Answer:
+    """`command` measures the choice again, or says why none can be given; `rough` says that all figures are.
+
+    `sampling` are its options that take more samples, where some had too few.
+    """
     request, choice = found.request, found.choice
     limits = ", ".join(map(limit_text, request.limits))
     machines = list(dict.fromkeys(c.machine for c in found.candidates))
@@ -90,7 +92,7 @@ def make_answer(found: Recommendation, command: str, rough: str | None = None) -
         unmeasured=_unmeasured(found),
         command=command,
         sources=[*_sources(found), *([rough] if rough else [])],
-        notes=_notes(found, is_rough=rough is not None),
+        notes=_notes(found, rough is not None, sampling),
     )
 
 
@@ -305,11 +307,9 @@ def _restricted(request: Request) -> str:
     return f" ({'; '.join(words)})" if words else ""
 
 
-def _notes(found: Recommendation, is_rough: bool) -> list[str]:
-    short = {x.limit.figure for loser in found.losers for x in loser.shortfalls if x.value is None}
+def _notes(found: Recommendation, is_rough: bool, sampling: str) -> list[str]:
     margins = [loser.margin for loser in found.losers if loser.margin is not None]
     needs = REPLICATES_FOR_A_VERDICT
-    lacking = [PERCENTILE_NEEDS[q] for figure in short if (q := FIGURES[figure].percentile)]
     notes = []
     if found.best and found.best.is_disturbed and margins:
         every = all(candidate.is_disturbed for candidate in found.candidates if candidate.cases)
@@ -325,8 +325,8 @@ def _notes(found: Recommendation, is_rough: bool) -> list[str]:
     if any(m.interval is None for m in margins) and not (latency and is_rough):
         why = "30 independent samples. Raise budget.seconds" if latency else f"{needs} replicates"
         notes.append(f"No interval: fewer than {why}.")
-    if lacking:
-        notes.append(f"For more samples: budget: {{min_samples: {max(lacking)}}}, with enough seconds for them.")
+    if "--min-samples" in sampling:
+        notes.append(f"For more samples measure with {sampling}.")
     if any(loser.why == "uncalibrated" for loser in found.losers):
         notes.append(_CALIBRATE)
     return notes

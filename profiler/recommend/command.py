@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 from rich.console import Console
 from rich.text import Text
 
@@ -14,13 +17,16 @@ from profiler.options import Recommend as Options
 from profiler.recommend.answer import make_answer
 from profiler.recommend.artifact import NotExported, check_folder, export
 from profiler.recommend.candidates import Candidate
-from profiler.recommend.choice import recommend
+from profiler.recommend.choice import Recommendation, recommend
 from profiler.recommend.options import check, make_request
+from profiler.recommend.reasons import lacking, sampling
 from profiler.recommend.writers import as_json, as_markdown, print_answer
 from profiler.results.reading import Run, Runs, read_runs
 from profiler.results.sentences import rough
 
 NOTHING_FITS = 3
+_MOST = 2
+"""Of the candidates that had too few samples so many, the best, are measured again."""
 
 
 def execute(options: Options, console: Console) -> int:
@@ -38,7 +44,9 @@ def execute(options: Options, console: Console) -> int:
     found = recommend(results, make_request(options, results))
     subject = found.choice or found.nearest or found.losers[0].candidate
     compared = dict.fromkeys(run_id for candidate in found.candidates for run_id in candidate.run_ids)
-    answer = make_answer(found, command(subject, _run_of(subject, runs)), rough(runs.sampling_seconds(compared)))
+    doubt, run = rough(runs.sampling_seconds(compared)), _run_of(subject, runs)
+    rows, longer = _again(found, subject, run, results, is_rough=doubt is not None)
+    answer = make_answer(found, command(rows, run, longer), doubt, longer)
     if options.format == "text":
         print_answer(console, answer)
     else:
@@ -50,21 +58,42 @@ def execute(options: Options, console: Console) -> int:
     return 0 if options.export is None else _export(found.choice, _run_of(found.choice, runs), options.export)
 
 
-def command(candidate: Candidate, run: Run) -> str:
-    """The shell command that measures the candidate again, or why there is none."""
-    row = candidate.row
-    keys = {"model": row["model"], "variant": row["variant"], "pass": row["pass"], "precision": row["precision"]}
-    keys |= {"batch_size": row["batch_size"]}
-    if row["optimizer"] is not None:
-        keys["optimizer"] = row["optimizer"]
+def command(rows: Sequence[Mapping[str, Any]], run: Run, options: str = "") -> str:
+    """The shell command that measures these rows of the run again, with further options, or why there is none."""
+    names = ("model", "variant", "pass", "precision", "batch_size", "optimizer")
+    keys = {name: list(dict.fromkeys(row[name] for row in rows if row[name] is not None)) for name in names}
     # A comma would separate conditions.
-    only = ",".join(f"{key}={value}" for key, value in keys.items() if "," not in str(value))
+    conditions = [(key, values) for key, values in keys.items() if not any("," in str(value) for value in values)]
+    only = ",".join(f"{key}={value}" for key, values in conditions for value in values)
     remote = "://" in run.address
     if not remote and not (Path(run.address) / "bench.yaml").is_file():
         return f"No command: {run.address} has no bench.yaml"
     job = "bench.yaml" if remote else str(Path(run.address) / "bench.yaml")
     fetch = f"# with {run.address}/bench.yaml copied here:\n" if remote else ""
-    return f"{fetch}{PROGRAM} {shlex.quote(job)} \\\n  --only {shlex.quote(only)}"
+    return f"{fetch}{PROGRAM} {shlex.quote(job)} \\\n  --only {shlex.quote(only)}{options and f' {options}'}"
+
+
+def _again(
+    found: Recommendation, subject: Candidate, run: Run, results: pl.DataFrame, is_rough: bool
+) -> tuple[list[Mapping[str, Any]], str]:
+    """The rows of the subject's run that should be measured again, and for how long: options, or none.
+
+    Where figures are rough or too few, the rows that the subject is compared with are among them.
+    """
+    lack = [(candidate, need) for candidate, need in lacking(found) if candidate.row["run_id"] in run.run_ids][:_MOST]
+    if not (is_rough or lack):
+        return [subject.row], ""
+    others = [*([found.runner_up] if found.runner_up else []), *(candidate for candidate, _ in lack)]
+    rows = [subject.row, *(other.row for other in others if other.row["run_id"] in run.run_ids)]
+    return [*rows, *_bases(results, rows)], sampling(lack, run.environment.get("sampling_seconds"))
+
+
+def _bases(results: pl.DataFrame, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What the first row's run compares these rows with for their speed-ups."""
+    first, sizes = rows[0], {row["batch_size"] for row in rows}
+    same = {key: first[key] for key in ("run_id", "model", "pass", "extra")}
+    bases = results.filter(pl.col("is_base"), pl.col("batch_size").is_in(sizes))
+    return bases.filter(pl.col(key).eq_missing(pl.lit(value)) for key, value in same.items()).to_dicts()
 
 
 def _export(choice: Candidate, run: Run, folder: Path) -> int:

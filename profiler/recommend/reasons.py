@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from profiler.job.case import Role
+from profiler.job.case import Budget, Role
 from profiler.recommend.candidates import FIGURES, Candidate
 from profiler.recommend.choice import HIGHER, LIMITED_BY, Limit, Loser, Margin, Recommendation, Relaxation, Shortfall
 from profiler.results.warning_kinds import disturbed, was_disturbed
@@ -22,6 +23,8 @@ WORSE = {
 """By objective a sentence's verb, and what the worse one of two is so many times."""
 _NOT_TIMED = ("peak_memory_mib", "error")
 """Figures that other work on the machine does not change."""
+_RESERVE = 1.5
+"""How many times more samples to aim at than are needed: another run may be slower."""
 UNCALIBRATED = "int8 without calibration data"
 
 
@@ -140,6 +143,29 @@ def needs_more(loser: Candidate, choice: Candidate) -> str:
     if mine is None and theirs is not None:
         return "its memory was not measured"
     return "comes later in the results, and nothing else tells them apart"
+
+
+def lacking(found: Recommendation) -> list[tuple[Candidate, int]]:
+    """The candidates without a percentile that a limit is of, best first, and how many samples it needs."""
+    needs = [
+        (loser.candidate, max((_needs(missed.limit) for missed in loser.shortfalls if missed.value is None), default=0))
+        for loser in found.losers
+    ]
+    return [(candidate, need) for candidate, need in needs if need]
+
+
+def _needs(limit: Limit) -> int:
+    """How many samples the limit's figure needs; 0 where it is no percentile."""
+    percentile = FIGURES[limit.figure].percentile
+    return PERCENTILE_NEEDS[percentile] if percentile else 0
+
+
+def sampling(needs: Sequence[tuple[Candidate, int]], sampled: float | None) -> str:
+    """A run's options that take so many samples of candidates that had fewer, where `sampled` seconds were spent."""
+    before = sampled or Budget().seconds
+    factors = [need / fewest for c, need in needs if (fewest := min(c.each["samples"], default=0))]
+    seconds = math.ceil(max(Budget().seconds, before, *(_RESERVE * before * factor for factor in factors)))
+    return f"--seconds {seconds}{f' --min-samples {max(need for _, need in needs)}' if needs else ''}"
 
 
 def _shortfall(candidate: Candidate, missed: Shortfall) -> str:

@@ -50,6 +50,7 @@ _QUICK_SAMPLES = 5
 
 def execute(options: Options, console: Console) -> int:
     """Run the job; returns the exit code. Raises ConfigError."""
+    _check_budget(options)
     path, only = _job_file(options), parse_only(options.only)
     limit = cache_limit()
     requested = check_device(options.device) if options.device else load_config(path).device
@@ -78,6 +79,16 @@ def execute(options: Options, console: Console) -> int:
     return int("ok" not in statuses or (options.strict and bool(statuses - {"ok", "unsupported"})))
 
 
+def _check_budget(options: Options) -> None:
+    """Raises ConfigError where options contradict each other about how long a case is sampled."""
+    given = {"--seconds": options.seconds, "--min-samples": options.min_samples}
+    names = [name for name, value in given.items() if value is not None]
+    if names and options.quick:
+        raise ConfigError(f"give {names[0]} or --quick, not both: each says how long a case is sampled")
+    if names and options.resume is not None:
+        raise ConfigError(f"give {names[0]} or --resume, not both: all cases of a run are sampled for equally long")
+
+
 def _job_file(options: Options) -> Path:
     """The YAML to read: the one that is given, or the resumed run's own."""
     if options.resume is not None:
@@ -104,13 +115,20 @@ def _read_job(options: Options, path: Path, kind: str) -> Config:
         overrides["profile"] = True
     config = load_config(path, kind, overrides)
     machine = config.machine.model_copy(update=parse_machine(options.machine))
-    budget = quick_budget(config.budget) if options.quick else config.budget
+    budget = quick_budget(config.budget) if options.quick else _with_samples(config.budget, options)
     return config.model_copy(update={"suite": config.suite or path.stem, "machine": machine, "budget": budget})
 
 
 def quick_budget(budget: Budget) -> Budget:
     """A fraction of the sampling time."""
     return replace(budget, seconds=min(budget.seconds, ROUGH_SECONDS), min_samples=_QUICK_SAMPLES)
+
+
+def _with_samples(budget: Budget, options: Options) -> Budget:
+    """The job's budget with the options' sampling time and fewest samples in place of its own."""
+    fewest = options.min_samples or budget.min_samples
+    most = max(budget.max_samples, options.min_samples or 0)
+    return replace(budget, seconds=options.seconds or budget.seconds, min_samples=fewest, max_samples=most)
 
 
 def _open_run(

@@ -412,8 +412,8 @@ def test_a_percentile_takes_enough_samples():
     )  # fmt: skip
     assert found.choice and found.choice.row["variant"] == "eager"
     assert list(reasons(found).values()) == ["no p99: it needs 662 samples, and there are 410"]
-    answer = make_answer(found, "")
-    assert "For more samples: budget: {min_samples: 662}, with enough seconds for them." in answer.notes
+    answer = make_answer(found, "", sampling="--seconds 8 --min-samples 662")
+    assert "For more samples measure with --seconds 8 --min-samples 662." in answer.notes
     assert dict(answer.facts)["latency"].endswith("p99 2.40; requested: p99 latency ≤ 2.5 ms")
 
 
@@ -782,6 +782,23 @@ def test_exit_codes_and_the_command_to_measure_it_again(folder: Path) -> None:
     code, text = ask(folder, model="net", pass_="training", extra="optimizer=sgd")
     assert code == 0
     assert "batch_size=1,optimizer=sgd" in text
+
+
+def test_rough_figures_and_too_few_samples_are_measured_for_longer(tmp_path: Path) -> None:
+    results = run(
+        row("ort", samples=331), row("trt", ms=1.2, samples=40), row("compiled", ms=1.3), row("ort-tuned", ms=1.4),
+        row("eager", "fp32", ms=2.0, samples=30, is_base=True),
+    )  # fmt: skip
+    path = written(tmp_path / "run", results)
+    start = "model=net,variant=ort,variant=trt,variant=eager,pass=inference,precision=fp16,precision=fp32,batch_size=1"
+    assert "--seconds" not in ask(path)[1]
+    (path / "environment.json").write_text(json.dumps({"gpu": "H200", "sampling_seconds": 0.3}))
+    assert f"--only {start} --seconds 3\n" in ask(path)[1], "the choice, its runner-up and the base"
+    assert f"--only {start} --seconds 8 --min-samples 662\n" in ask(path, max_latency_ms=("p99=2",))[1]
+    (path / "environment.json").write_text(json.dumps({"gpu": "H200", "sampling_seconds": 10.0}))
+    _, text = ask(path, max_latency_ms=("p99=2",))
+    assert "--seconds 249 --min-samples 662\n" in text, "1.5 times what 662 samples of trt would have taken"
+    assert text.count("For more samples measure with --seconds 249 --min-samples 662") == 1
 
 
 def test_a_run_without_its_job_says_so(folder: Path) -> None:

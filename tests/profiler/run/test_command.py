@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,9 @@ from onnx import TensorProto, helper, numpy_helper
 from engines.catalog import PRESETS
 from exporters.catalog import CATALOG
 from profiler.nvml import visible_gpus
+from profiler.options import Run as Options
 from profiler.results.columns import RESULTS, SAMPLES
+from profiler.run.command import _read_job
 
 ROOT = Path(__file__).resolve().parents[3]
 OPENVINO = importlib.util.find_spec("openvino") is not None
@@ -842,6 +845,22 @@ def test_only_output_quick_and_device(profiler: Profiler, cache: Path, workplace
     assert resolved["budget"]["seconds"] < 3600, "what --resume adds must be sampled as long as the rest"
     assert json.loads((folder / "environment.json").read_text())["sampling_seconds"] == 0.3
     assert done.stdout.count("Rough figures: cases were sampled for 0.3 s") == 1
+
+
+def test_seconds_and_min_samples_stand_in_for_the_jobs(command: Profiler, workplace: Path) -> None:
+    path = workplace / "job.yaml"
+    path.write_text(f"models: [{GOOD}]\nengines: [eager]\nbudget: {{seconds: 1, min_samples: 5, max_samples: 50}}\n")
+    given = [
+        Options(config=path, seconds=8.0, min_samples=662),
+        Options(config=path, seconds=8.0),
+        Options(config=path),
+    ]
+    budgets = [_read_job(options, path, "cpu").budget for options in given]
+    assert [(b.seconds, b.min_samples, b.max_samples) for b in budgets] == [(8, 662, 662), (8, 5, 50), (1, 5, 50)]
+    for other in (["job.yaml", "--quick"], ["--resume", "."]):
+        done = command(*other, "--min-samples", "662", cwd=workplace)
+        assert done.returncode == 2
+        assert re.match("give --min-samples or --(quick|resume), not both: .*\n$", done.stderr)
 
 
 def test_output_in_the_file_is_relative_to_the_file(profiler: Profiler, cache: Path, workplace: Path) -> None:
