@@ -6,6 +6,7 @@ import difflib
 import importlib
 import inspect
 import math
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TypeGuard
@@ -16,12 +17,14 @@ from torch import Tensor, nn
 
 from exporters.catalog import network_of
 from exporters.errors import sentence
+from exporters.packages import library_folders
 from exporters.single_layers import Conv2d, Layer
 from exporters.source import ModelError, ModelSource
 
 SEED = 0
 CALIBRATION_ITEMS = 8
 RESIDUAL_SCALE = 0.2
+CLASSES = 1000  # of every canonical network
 FIRST_KEYS = 3  # of a list of keys in an error message
 
 
@@ -78,11 +81,15 @@ def canonical(source: ModelSource) -> nn.Module:
     known = list(inspect.signature(family.build).parameters)[1:]
     for option in source.options:
         if option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(known) if known else 'none'}"
-            raise ModelError(f"model {source.name!r}: unknown option {option!r}; {hint}")
+            raise ModelError(f"model {source.name!r}: unknown option {option!r}; {_nearest(option, known)}")
     model: nn.Module = family.build(network.name, **source.options)
     return model
+
+
+def _nearest(word: str, known: Collection[str]) -> str:
+    """A hint at the known word that was probably meant, or at all of them."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
 
 
 @torch.no_grad()
@@ -139,10 +146,17 @@ def call_factory(source: ModelSource) -> nn.Module:
     if not module_name or not function_name:
         raise ModelError(f"model {source.name!r}: factory {source.factory!r} is not 'package.module:function'")
     try:
-        factory = getattr(importlib.import_module(module_name), function_name)
-        model = factory(**source.options)
+        module = importlib.import_module(module_name)
+        factory = getattr(module, function_name, None)
+        model = factory(**source.options) if factory is not None else None
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            raise ModelError(f"model {source.name!r}: factory {source.factory!r}: {_no_module(error.name)}") from error
         raise ModelError(f"model {source.name!r}: factory {source.factory!r} raised {sentence(error)}") from error
+    if factory is None:
+        own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
+        hint = _nearest(function_name, own)
+        raise ModelError(f"model {source.name!r}: {module_name} has no {function_name!r}; {hint}")
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"model {source.name!r}: factory {source.factory!r} returned {type(model).__module__}."
@@ -151,8 +165,24 @@ def call_factory(source: ModelSource) -> nn.Module:
     return model
 
 
-def read_weights(path: Path, key: str | None = None, prefix: str = "") -> dict[str, Tensor]:
+def _no_module(name: str | None) -> str:
+    """Where the user's folders lack this module, which is part of none, and the file there that was probably meant."""
+    package, _, last = (name or "").rpartition(".")
+    libraries, checkout = library_folders(), Path(__file__).resolve().parents[1]
+    path = dict.fromkeys(Path(folder).resolve() for folder in sys.path)
+    folders = [folder for folder in path if folder.is_dir() and libraries.isdisjoint((folder, *folder.parents))]
+    # The profiler's own folder is on the path of its processes; the user's code is there only where the user is.
+    folders = [folder for folder in folders if folder != checkout or folder == Path.cwd()]
+    files = [file for folder in folders for file in sorted((folder / package.replace(".", "/")).glob("*.py"))]
+    near = difflib.get_close_matches(last, [file.stem for file in files], n=1)
+    hint = f"; did you mean {'.'.join(filter(None, (package, near[0])))!r}?" if near else ""
+    return f"there is no module {name!r} in {', '.join(map(str, folders))} (import_from), nor installed{hint}"
+
+
+def read_weights(path: Path, key: str | None = None, prefix: str = "", own: Collection[str] = ()) -> dict[str, Tensor]:
     """A state dict from a .safetensors or a .pt file: what a checkpoint has under `key`, without its keys' `prefix`.
+
+    `own` are the model's keys, by which a prefix that is lacking is seen.
 
     Raises ModelError for a missing or unreadable file, and for one that holds something else.
     """
@@ -169,15 +199,16 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "") -> dict[s
             f"weights {path}: not a readable state dict ({cause}); save one by torch.save(model.state_dict(), path) or "
             "safetensors.torch.save_file"
         ) from error
-    state = state_dict(content, key, path)
+    state = state_dict(content, key, path, () if prefix else own)
     if strays := [name for name in state if not name.startswith(prefix)]:
         what = f"{len(strays)} keys do not begin with {prefix!r}, {strays[0]} for one"
         raise ModelError(f"weights {path}: {what}; correct or leave out prefix")
     return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
 
 
-def state_dict(content: object, key: str | None, path: Path) -> Mapping[str, Tensor]:
-    """The file's content, or what it has under `key`. Raises ModelError, which names the key to give."""
+def state_dict(content: object, key: str | None, path: Path, own: Collection[str] = ()) -> Mapping[str, Tensor]:
+    """The file's content, or what it has under `key`. Raises ModelError, which names the key to give, and the prefix
+    that its keys have and the model's `own` do not."""
     parts = content if isinstance(content, Mapping) else {}
     names = [str(name) for name, part in parts.items() if is_state_dict(part) and part]
     if key is not None:
@@ -189,7 +220,9 @@ def state_dict(content: object, key: str | None, path: Path) -> Mapping[str, Ten
         return content
     hint = "save one by torch.save(model.state_dict(), path)"
     if names:
-        hint = f"it is a checkpoint of {', '.join(map(str, parts))}; add `key: {names[0]}` next to weights"
+        prefix = shared_prefix(own, parts.get(names[0], {}))
+        mend = f"`key: {names[0]}`" + (f" and `prefix: {prefix}`" if prefix else "")
+        hint = f"it is a checkpoint of {', '.join(map(str, parts))}; add {mend} next to weights"
     raise ModelError(f"weights {path}: no state dict of tensors; {hint}")
 
 
@@ -202,11 +235,15 @@ def is_state_dict(content: object) -> TypeGuard[Mapping[str, Tensor]]:
 def fill(model: nn.Module, source: ModelSource) -> None:
     """Copy the state dict of the source's weights file into the model. Raises ModelError."""
     assert source.weights is not None, "the caller asks for a source with weights"
-    assign(model, read_weights(source.weights, source.key, source.prefix), source.weights)
+    state = read_weights(source.weights, source.key, source.prefix, model.state_dict())
+    assign(model, state, source.weights, source.kind == "canonical")
 
 
-def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
-    """Copy a state dict into the model; ModelError names the first keys that do not fit."""
+def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path, canonical: bool = False) -> None:
+    """Copy a state dict into the model; ModelError names the first keys that do not fit.
+
+    `canonical`: whether the model is a canonical network, whose head cannot be chosen.
+    """
     own = model.state_dict()
     # Counted in training only, and absent from checkpoints made before torch 0.4.1.
     missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
@@ -223,6 +260,8 @@ def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     ]
     if faults:
         hint = f"; add `prefix: {prefix}` next to weights" if (prefix := shared_prefix(own, state)) else ""
+        if canonical and any(f" instead of ({CLASSES}," in shape for shape in shapes):
+            hint += f"; canonical networks have {CLASSES} classes: for another head give a factory"
         raise ModelError(f"weights {path}: keys do not fit the model: {'; '.join(faults)}{hint}")
     for key in own:
         if key not in state:

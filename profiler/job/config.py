@@ -84,8 +84,14 @@ def _folder_of_arrays(path: Path) -> Path:
 
 
 def _factory(name: str) -> str:
+    module, _, function = name.partition(":")
+    if module.endswith(".py"):
+        module = module.removesuffix(".py").replace("/", ".").strip(".")
+        raise mistake(f"'{name}': leave out .py: '{module}:{function or 'function'}'")
     if [bool(part) for part in name.split(":")] != [True, True]:
-        raise mistake(f"'{name}' is not of the form package.module:function")
+        owner, _, last = name.rpartition(".")
+        hint = f"; did you mean '{owner}:{last}'?" if owner and last.isidentifier() and ":" not in name else ""
+        raise mistake(f"'{name}' is not of the form package.module:function{hint}")
     return name
 
 
