@@ -53,7 +53,8 @@ class Takes:
         return True
 
     def _count(self, result: Result) -> None:
-        if disturbances(result.warnings):
+        # What failed, such as by wrong outputs, fails on a quiet machine too.
+        if result.status != "failed" and disturbances(result.warnings):
             self._counted[result.case_id] = result
             self._first.setdefault(result.case_id, result)
         else:
@@ -63,11 +64,13 @@ class Takes:
 def is_better(second: Result, first: Result) -> bool:
     """Whether the second take of a case counts, and not the first one, which was disturbed.
 
-    Never by latency: the faster of two takes is faster than the case is.
+    Never by latency: the faster of two takes is faster than the case is. Of two that were disturbed as much the first
+    one stays: the share ends at 1, which two takes on a machine with more work than processors both reach.
     """
     if (second.status == "ok") != (first.status == "ok"):
         return second.status == "ok"
-    return not disturbances(second.warnings) or _disturbance(second) <= _disturbance(first)
+    before = _disturbance(first)
+    return not disturbances(second.warnings) or before == math.inf or _disturbance(second) < before
 
 
 def _disturbance(result: Result) -> float:

@@ -33,7 +33,7 @@ from profiler.worker.task import Task
 
 def is_done(result: Result, budget: Budget, retry: bool) -> bool:
     """Whether a resumed run leaves a result as it is: not one that its warnings say is to be measured again."""
-    again = budget.repeats > 0 and is_measured_again(result.warnings)
+    again = budget.repeats > 0 and result.status != "failed" and is_measured_again(result.warnings)
     return not again and (not retry or result.status == "ok")
 
 

@@ -114,8 +114,8 @@ def reasons(load: Load) -> list[str]:
     if others >= _OTHERS:
         which = f"{load.processors} processors" if load.processors > 1 else "the one processor"
         found.append(f"other processes took {percent(others)} % of {which}")
-    elif delay >= _DELAYED:
-        found.append(f"threads waited {percent(delay)} % of the time for other processes")
+    if delay >= _DELAYED and delay > others:  # Of the two the column has this one.
+        found.append(f"threads waited {percent(min(delay, 1.0))} % of the time for other processes")
     if steal >= _STEAL:
         found.append(f"the hypervisor took {percent(steal)} % of the processors' time")
     return found

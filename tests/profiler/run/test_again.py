@@ -29,6 +29,7 @@ def take(disturbance: float | None = None, status: Status = "ok", ms: float = 1.
         (take(0.5, ms=0.5), take(0.4, ms=1.0), True),
         (take(0.1), take(0.2, doubtful=False), True),
         (take(0.4), take(None), False),
+        (take(1.0), take(1.0), False),
         (take(None), take(0.4), True),
         (take(None), take(None), True),
         (take(0.4), take(0.0, "failed", doubtful=False), False),
@@ -47,4 +48,10 @@ def test_a_take_says_what_disturbed_the_first_one_though_others_were_between() -
     last = take(0.0, doubtful=False)
     assert takes.add(last, again=True)
     assert [str(warning) for warning in last.warnings] == ["remeasured: first taken while other processes took 0.48"]
+    assert not takes.disturbed
+
+
+def test_what_failed_is_not_measured_again_though_it_was_disturbed() -> None:
+    takes = Takes({}, share=1.0)
+    assert takes.add(take(0.5, "failed"), again=False)
     assert not takes.disturbed

@@ -289,6 +289,7 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(
         ("ok", ["throttled"], 0, False, True),
         ("ok", ["throttled", "remeasured"], 0.5, False, True),
         ("failed", [], 0.5, False, True),
+        ("failed", ["throttled"], 0.5, False, True),
         ("failed", [], 0.5, True, False),
         ("ok", [], 0.5, True, True),
     ],

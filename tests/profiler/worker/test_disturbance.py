@@ -42,6 +42,13 @@ def test_what_disturbs(given: Load, text: str) -> None:
     assert reasons(given) == [text]
 
 
+def test_the_share_that_decides_between_takes_is_among_the_reasons() -> None:
+    took, waited = "other processes took 51 % of 2 processors", "threads waited {} % of the time for other processes"
+    assert reasons(load(others=0.51, delayed=0.97)) == [took, waited.format(97)]
+    assert reasons(load(others=0.51, delayed=3.0)) == [took, waited.format(100)]
+    assert reasons(load(others=0.51, delayed=0.4)) == [took]
+
+
 @pytest.mark.parametrize(
     "given",
     [
