@@ -40,7 +40,7 @@ class Total:
     margin: float
 
     def sentence(self, start: str = "") -> str:
-        """Like "Across all models, B is 2.2x to 2.5x faster than A."; `start` comes first, such as "In training"."""
+        """Like "Across all models, B is 2.2× to 2.5× faster than A."; `start` comes first, such as "In training"."""
         if not self.models:  # They are the sides.
             return f"{start}, {self._relation()}." if start else f"{self._relation()}."
         where = "across all models" if self.of > 1 else f"for {self.models[0]}"
@@ -60,7 +60,7 @@ class Total:
             return f"{self.side} is {times_range(self.low, self.high)} faster than {self.base}"
         if self.high <= 1:
             return f"{self.side} is {times_range(1 / self.high, 1 / self.low)} slower than {self.base}"
-        ends = f"from {times(1 / self.low, sign='x')} slower to {times(self.high, sign='x')} faster"
+        ends = f"from {times(1 / self.low)} slower to {times(self.high)} faster"
         return f"{self.side} is {ends} than {self.base}"
 
 
@@ -104,6 +104,6 @@ def sentences(found: list[Total]) -> list[str]:
 
 
 def times_range(low: float, high: float) -> str:
-    """2.2x to 2.5x, or 2.2x where both are that."""
-    ends = times(low, sign="x"), times(high, sign="x")
+    """2.2× to 2.5×, or 2.2× where both are that."""
+    ends = times(low), times(high)
     return ends[0] if ends[0] == ends[1] else " to ".join(ends)

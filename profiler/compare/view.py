@@ -144,18 +144,18 @@ def _conclusions(comparison: Comparison) -> Section:
 
 
 def _means(total: Total) -> str:
-    """Like "Geometric mean of 90 cells: 1.011x slower, 1.002x slower on device time, memory 1.00x."."""
+    """Like "Geometric mean of 90 cells: 1.011× slower, 1.002× slower on device time, memory 1.00×."."""
     figures = [_faster(total.ratio)]
     if total.device_ratio is not None and _faster(total.device_ratio) != figures[0]:
         figures.append(f"{_faster(total.device_ratio)} on device time")
     if total.memory_ratio is not None:
-        figures.append(f"memory {times(total.memory_ratio, sign='x')}")
+        figures.append(f"memory {times(total.memory_ratio)}")
     return f"Geometric mean of {counted(total.cells, 'cell')}: {', '.join(figures)}."
 
 
 def _faster(ratio: float) -> str:
-    """Like "1.012x faster" or "2.35x slower"."""
-    return f"{numbers.ratio(max(ratio, 1 / ratio))}x {'faster' if ratio >= 1 else 'slower'}"
+    """Like "1.012× faster" or "2.35× slower"."""
+    return f"{numbers.ratio(max(ratio, 1 / ratio))}× {'faster' if ratio >= 1 else 'slower'}"
 
 
 def _counts(total: Total) -> str:

@@ -69,13 +69,13 @@ def test_two_equal_runs_end_with_0_and_a_slowed_one_with_1(runs: Path, profiler:
     slowed = profiler("compare", "main", "slow", *limit, cwd=runs)
     assert (slowed.returncode, slowed.stderr) == (1, "")
     said = " ".join(slowed.stdout.split())
-    assert "In inference, across all models, slow is 1.10x slower than main." in said
+    assert "In inference, across all models, slow is 1.10× slower than main." in said
     assert "25 cells slower by more than 5 %:" in said
     assert "slow: resnet50/ort/inference/fp32/b16: " in said
     assert "torch_version 2.13.0 2.12.0" in said, "what differs"
     faster = profiler("compare", "slow", "main", *limit, cwd=runs)
     assert faster.returncode == 0
-    assert "main is 1.10x faster than slow" in faster.stdout
+    assert "main is 1.10× faster than slow" in faster.stdout
 
 
 @pytest.mark.parametrize(

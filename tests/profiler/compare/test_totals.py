@@ -33,16 +33,16 @@ def cells(times_ms: dict[str, dict[str, float | None]], processes: int = 1, **co
 @pytest.mark.parametrize(
     ("base", "side", "said"),
     [
-        ((22, 50), (10, 20), "Across all models, B is 2.2x to 2.5x faster than A."),
-        ((10, 20), (22, 50), "Across all models, B is 2.2x to 2.5x slower than A."),
-        ((10, 10), (10.5, 12.5), "Across all models, B is 1.05x to 1.25x slower than A."),
-        ((10, 10), (5, 5), "Across all models, B is 2.0x faster than A."),
-        ((10, 10), (8, 11), "Across all models, B is from 1.10x slower to 1.25x faster than A."),
+        ((22, 50), (10, 20), "Across all models, B is 2.2× to 2.5× faster than A."),
+        ((10, 20), (22, 50), "Across all models, B is 2.2× to 2.5× slower than A."),
+        ((10, 10), (10.5, 12.5), "Across all models, B is 1.05× to 1.25× slower than A."),
+        ((10, 10), (5, 5), "Across all models, B is 2.0× faster than A."),
+        ((10, 10), (8, 11), "Across all models, B is from 1.10× slower to 1.25× faster than A."),
         ((10, 10), (10.1, 9.9), "Across all models, B is within 3 % of A."),
-        ((10, None), (5, 5), "For m0, the one model that both ran, B is 2.0x faster than A."),
-        ((10, 10, None), (5, 5, 5), "Across the 2 models that both ran, B is 2.0x faster than A."),
-        ((10,), (4,), "For m0, B is 2.5x faster than A."),
-        ((10, 10), (0.1, 0.07), "Across all models, B is 100x to 143x faster than A."),
+        ((10, None), (5, 5), "For m0, the one model that both ran, B is 2.0× faster than A."),
+        ((10, 10, None), (5, 5, 5), "Across the 2 models that both ran, B is 2.0× faster than A."),
+        ((10,), (4,), "For m0, B is 2.5× faster than A."),
+        ((10, 10), (0.1, 0.07), "Across all models, B is 100× to 143× faster than A."),
     ],
 )
 def test_the_range_over_models_is_worded_like_the_published(base: Any, side: Any, said: str) -> None:
@@ -53,7 +53,7 @@ def test_the_range_over_models_is_worded_like_the_published(base: Any, side: Any
 def test_cells_that_are_equivalent_are_called_so() -> None:
     given = {"A": {"m0": 10.0, "m1": 20.0}, "B": {"m0": 10.1, "m1": 20.0}}
     found = totals(cells(given, processes=3))
-    assert sentences(found) == ["Across all models, B is equivalent to A (0.99x to 1.00x)."]
+    assert sentences(found) == ["Across all models, B is equivalent to A (0.99× to 1.00×)."]
     assert found[0].verdicts["equivalent"] == 2
 
 
@@ -78,10 +78,10 @@ def test_each_side_and_pass_has_a_sentence_and_the_pass_is_named_where_there_are
     given = {"A": {"m": 2.0}, "B": {"m": 1.0}, "C": {"m": 4.0}}
     both = pl.concat([cells(given), cells(given, **{"pass": "inference"})])
     assert sentences(totals(both)) == [
-        "In training, for m, B is 2.0x faster than A.",
-        "In training, for m, C is 2.0x slower than A.",
-        "In inference, for m, B is 2.0x faster than A.",
-        "In inference, for m, C is 2.0x slower than A.",
+        "In training, for m, B is 2.0× faster than A.",
+        "In training, for m, C is 2.0× slower than A.",
+        "In inference, for m, B is 2.0× faster than A.",
+        "In inference, for m, C is 2.0× slower than A.",
     ]
 
 
@@ -93,8 +93,8 @@ def test_models_or_passes_that_are_the_sides_themselves_are_not_named() -> None:
     ]  # fmt: skip
     results = with_all_columns(pl.DataFrame(rows, schema=RESULTS))
     by_model, by_pass = (totals(compare(results, by=by)) for by in ("model", "pass"))
-    assert sentences(by_model) == ["b is 2.0x faster than a."]
-    assert sentences(by_pass) == ["For a, the one model that both ran, training is 2.5x slower than inference."]
+    assert sentences(by_model) == ["b is 2.0× faster than a."]
+    assert sentences(by_pass) == ["For a, the one model that both ran, training is 2.5× slower than inference."]
     assert (by_model[0].models, by_pass[0].pass_) == ((), "")
 
 
@@ -109,7 +109,7 @@ def test_the_published_machines_stand_to_each_other_as_their_tables_say() -> Non
     by_side = {total.side: total for total in found}
     k520 = by_side["GRID K520"]
     assert k520.high < 1
-    assert k520.sentence() == "Across the 4 models that both ran, GRID K520 is 1.81x to 2.2x slower than Tesla K80."
+    assert k520.sentence() == "Across the 4 models that both ran, GRID K520 is 1.81× to 2.2× slower than Tesla K80."
 
 
 @pytest.mark.parametrize(("ratio", "text"), [(1.049, "1.05x"), (2.24, "2.2x"), (25.3, "25.3x"), (142.6, "143x")])
