@@ -286,12 +286,26 @@ def _sources(found: Recommendation) -> list[str]:
     subject = found.choice or found.nearest
     runs = list(dict.fromkeys(run_id for candidate in found.candidates for run_id in candidate.run_ids))
     of_runs = f"{'run' if len(runs) == 1 else 'runs'} {', '.join(runs)}"
-    compared = f"Compared: {counted(len(found.candidates), 'candidate')} of {of_runs}{_restricted(found.request)}."
+    compared = [
+        f"Compared: {counted(len(found.candidates), 'candidate')} of {of_runs}{_restricted(found.request)}.",
+        *_left_out(found.candidates),
+    ]
     if subject is None:
-        return [compared]
+        return compared
     samples = " + ".join(map(count, subject.each["samples"])) or "no"
     where = f"{subject.machine}, {versions(subject.row)}; run {', '.join(subject.run_ids)}"
-    return [f"{subject.name}: {where}; {samples} samples.", compared]
+    return [f"{subject.name}: {where}; {samples} samples.", *compared]
+
+
+def _left_out(candidates: Sequence[Candidate]) -> list[str]:
+    """The runs of which some candidates' figures do not count, and whose."""
+    groups: dict[str, list[str]] = {}
+    for candidate in candidates:
+        for run_id in candidate.left_out:
+            groups.setdefault(run_id, []).append(candidate.name)
+    return [
+        f"Disturbed in run {run_id}, so only other runs count: {'; '.join(names)}." for run_id, names in groups.items()
+    ]
 
 
 def _restricted(request: Request) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 import polars as pl
 
 from profiler.job.case import Role
-from profiler.results.columns import COLUMNS, DERIVED, Group, columns, names
-from profiler.results.replicates import OK, merge, why_not
+from profiler.results.columns import COLUMNS, DERIVED, Group, columns, kind_of_warning, names
+from profiler.results.replicates import OK, disturbed, merge, why_not
 from profiler.results.set_up import set_up
 from profiler.results.warning_kinds import without_factor
 
@@ -46,6 +46,8 @@ class Candidate:
     """Of every measured replicate the run and the case."""
     unmeasured: tuple[str, ...]
     """Status and reason of every replicate that gave no figures."""
+    left_out: tuple[str, ...]
+    """The runs in which it was disturbed, unlike in those that its figures are of."""
 
     @property
     def machine(self) -> str:
@@ -100,8 +102,23 @@ def candidates(results: pl.DataFrame, prices: Mapping[str, float]) -> list[Candi
     lists["run_ids"] = pl.col("run_id").filter(OK | ~OK.any()).unique(maintain_order=True)
     lists["cases"] = pl.struct("run_id", "case_id").filter(OK)
     lists["unmeasured"] = why_not().drop_nulls()
+    rows = _without_disturbed_runs(rows)
     merged = merge(rows, _KEY, [name for name in rows.columns if name not in _KEY], **lists)
     return _with_unique_names([_candidate(row) for row in merged.to_dicts()])
+
+
+def _without_disturbed_runs(rows: pl.DataFrame) -> pl.DataFrame:
+    """The rows without those of runs in which a candidate was disturbed, if in others it was not; `left_out` has which.
+
+    A run counts with all of its replicates or none, so that a single run's figures are those of its own table.
+    """
+    kinds = pl.col("warnings").list.eval(kind_of_warning(pl.element()))
+    noisy = (OK & disturbed(kinds).is_not_null()).any().over([*_KEY, "run_id"])
+    rows = rows.with_columns(noisy=noisy)
+    rows = rows.with_columns(dropped=OK & pl.col("noisy") & (OK & ~pl.col("noisy")).any().over(_KEY))
+    left_out = pl.col("run_id").filter("dropped").unique(maintain_order=True)
+    rows = rows.with_columns(left_out=left_out.over(_KEY, mapping_strategy="join"))
+    return rows.filter(~pl.col("dropped")).drop("noisy", "dropped")
 
 
 def machine_name() -> pl.Expr:
@@ -129,6 +146,7 @@ def _candidate(row: Mapping[str, Any]) -> Candidate:
         run_ids=tuple(row["run_ids"]),
         cases=tuple((case["run_id"], case["case_id"]) for case in row["cases"]),
         unmeasured=tuple(row["unmeasured"]),
+        left_out=tuple(row["left_out"]),
     )
 
 

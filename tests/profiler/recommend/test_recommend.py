@@ -401,6 +401,21 @@ def test_replicates_of_several_runs_are_one_candidate_unless_their_versions_diff
     ] == ["ort fp16, batch 1 (run run0)"]
 
 
+def test_of_several_runs_those_count_that_did_not_disturb_a_candidate():
+    noisy: Row = {"run_id": "noisy", "warnings": ["disturbed: x"]}
+    rows = [row("ort", ms=187.8, **noisy), row("eager", ms=2.0, **noisy), row("ort", ms=1.22, run_id="calm")]
+    found = choose(*rows, row("trt", ms=3.0, run_id="noisy"), row("trt", ms=5.0, run_id="calm"))
+    assert found.choice and found.choice.name == "ort fp16, batch 1"
+    assert (found.choice.figures["latency_ms"], found.choice.run_ids) == (1.22, ("calm",))
+    assert not found.choice.is_disturbed
+    figures = {loser.candidate.name: loser.candidate.figures["latency_ms"] for loser in found.losers}
+    assert figures == {"eager fp16, batch 1": 2.0, "trt fp16, batch 1": 4.0}, "no other run, and not disturbed"
+    note = "Disturbed in run noisy, so only other runs count: ort fp16, batch 1."
+    assert [text for text in make_answer(found, "").sources if "noisy, so" in text] == [note]
+    again = choose(row("ort", ms=9.0, **noisy), row("ort", ms=1.0, run_id="noisy", replicate=1))
+    assert again.choice and again.choice.figures["latency_ms"] == 5.0, "a run's own replicates are those of its table"
+
+
 def replace_row(old: Row, **new: Any) -> Row:
     return {**old, **new}
 
