@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exporters.catalog import network_of
-from exporters.source import ModelError, ModelSource
+from exporters.source import WEIGHTS, ModelError, ModelSource
 
 if TYPE_CHECKING:
     import onnx
@@ -140,13 +140,16 @@ def read_onnx(path: Path) -> onnx.ModelProto:
 
     if not path.is_file():
         raise ModelError(f"{path}: no such file")
+    mend = "export or copy it again"
+    if path.suffix in WEIGHTS:
+        mend = f"{path.name} is a PyTorch file: give it as weights, with network or factory"
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf's DecodeError has no common base with what onnx raises
-        raise ModelError(f"{path}: no ONNX model, or a truncated one ({error}); export or copy it again") from error
+        raise ModelError(f"{path}: no ONNX model, or a truncated one ({error}); {mend}") from error
     if not model.graph.node and not model.graph.output:
         # protobuf reads an empty file, and some garbage, as an empty message.
-        raise ModelError(f"{path}: no ONNX model, or a truncated one (it holds no graph); export or copy it again")
+        raise ModelError(f"{path}: no ONNX model, or a truncated one (it holds no graph); {mend}")
     return model
 
 

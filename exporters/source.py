@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from exporters.single_layers import Layer
 
+WEIGHTS = (".pt", ".pth", ".safetensors")
+"""How files of weights are named that PyTorch wrote."""
 Kind = Literal["canonical", "factory", "onnx", "layer"]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from exporters.source import WEIGHTS
 from profiler.errors import ConfigError
 
 Location = tuple[str | int, ...]
@@ -25,6 +26,8 @@ class _Loader(yaml.SafeLoader):
 
 def read(path: Path) -> tuple[dict[str, Any], Lines]:
     """The file's data and its lines. Raises ConfigError for a file that cannot be read or does not hold keys."""
+    if path.suffix in (".onnx", ".py", *WEIGHTS) and path.is_file():
+        raise ConfigError(f"{path}: a job is a YAML file that names it (README, 'Your own model')")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

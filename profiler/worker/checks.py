@@ -18,7 +18,7 @@ from exporters.inputs import how_seeded, seeded_inputs
 from profiler.job.case import Case
 from profiler.results.result import Finding, Result
 from profiler.tables import numbers
-from profiler.worker.parity import WRONG, compare, figures, judge
+from profiler.worker.parity import WRONG, Difference, compare, figures, judge
 from profiler.worker.task import Task, has_checked_gradients
 
 _TYPES = {
@@ -52,13 +52,25 @@ def _check_outputs(task: Task, own: Path, outputs: Sequence[Array], result: Resu
     """Judge the outputs by the model's own reference; the errors are to that of the model that it is compared with."""
     case, reference = task.case, _arrays(own)
     differences = compare(outputs, reference)
-    result.take(judge(case.precision, differences, how_seeded(task.prepared.specs)))
+    finding = judge(case.precision, differences, how_seeded(task.prepared.specs))
+    result.take(f"{finding}{why_unlike_itself(case, differences)}" if isinstance(finding, str) else finding)
     if task.prepared.other_reference is not None:
         reference = _arrays(task.prepared.other_reference)
         differences = compare(outputs, reference)
     result.reference = reference_of((case.reference or case.source).kind)[1].name
     real_weights = case.source.kind == "onnx" or case.source.weights is not None
     result.figures |= figures(differences, outputs, reference, real_weights)
+
+
+def why_unlike_itself(case: Case, differences: Sequence[Difference]) -> str:
+    """A clause on what makes PyTorch's outputs wrong by PyTorch's own; empty where the row is of something else."""
+    wrong = any(difference.wrong is None and difference.error >= WRONG for difference in differences)
+    if not wrong or (case.engine, case.precision) != ("eager", "fp32"):
+        return ""
+    return (
+        "; the reference is PyTorch's too, so probably an item's output depends on the others of its batch, or on "
+        "chance (dropout, batch norm in training mode?)"
+    )
 
 
 def _arrays(path: Path) -> list[Array]:

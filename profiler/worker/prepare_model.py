@@ -67,6 +67,8 @@ def no_reference(source: ModelSource, error: Exception, specs: Sequence[TensorSp
     # An index that is out of range, for one.
     has_integers = any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs)
     why = f"{sentence(error)}; {how_seeded(specs)}" if has_integers else sentence(error)
+    if len(source.input_shape or ()) == 4:  # Right for convolutions in three dimensions only.
+        why += f"; `input: {list(source.input_shape or ())}` must be the shape of one item, without the batch"
     return ModelError(f"model {source.name!r}: its reference outputs cannot be made: {why}")
 
 

@@ -142,6 +142,10 @@ def test_check_refuses_broken_files(tmp_path: Path) -> None:
         path.write_bytes(broken)
         with pytest.raises(ModelError, match="no ONNX model, or a truncated one"):
             check_onnx(path)
+    weights = tmp_path / "own.pt"
+    torch.save({"weight": torch.zeros(3)}, weights)
+    with pytest.raises(ModelError, match=r"; own\.pt is a PyTorch file: give it as weights, with network or factory$"):
+        check_onnx(weights)
     path.write_bytes(content.replace(b"Add", b"Axd"))
     with pytest.raises(ModelError, match=r"onnx\.checker refuses it .*Axd"):
         check_onnx(path)

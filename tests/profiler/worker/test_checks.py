@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from exporters.gradients import Deviation, Gradients
 from exporters.source import ModelSource
 from profiler.job.case import Case
 from profiler.tables import numbers
-from profiler.worker.checks import judge_gradients, judge_reference, left_in_float, mismatch, remarks
+from profiler.worker.checks import judge_gradients, judge_reference, left_in_float, mismatch, remarks, why_unlike_itself
+from profiler.worker.parity import Difference
 
 
 def case(precision: str = "fp32", device: str = "cuda", calibration: Path | None = None, **options: object) -> Case:
@@ -24,6 +26,21 @@ def case(precision: str = "fp32", device: str = "cuda", calibration: Path | None
 def proof(compute: str = "float32", provider: str = "CUDAExecutionProvider", **more: object) -> Proof:
     own = {"compute_types": {compute: 20}, "compute_providers": {provider: 20}, "tf32": False, "cuda_graph": False}
     return Proof.from_dict(own | more)
+
+
+@pytest.mark.parametrize(
+    ("asked", "difference", "hinted"),
+    [
+        (replace(case(), engine="eager"), Difference(1.1), True),
+        (replace(case(), engine="eager"), Difference(0.01), False),
+        (replace(case(), engine="eager"), Difference(float("nan"), wrong="the outputs are wrong where …"), False),
+        (replace(case("bf16"), engine="eager"), Difference(1.1), False),
+        (case(), Difference(1.1), False),
+    ],
+)
+def test_pytorch_that_is_far_from_its_own_reference_is_explained(asked, difference, hinted):
+    says = "; the reference is PyTorch's too, so probably an item's output depends on the others of its batch, or on "
+    assert why_unlike_itself(asked, [difference]).startswith(says) == hinted
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from exporters.inputs import TensorSpec
 from exporters.source import ModelError, ModelSource
 from profiler.worker.look_at_model import look_at_model
-from profiler.worker.prepare_model import prepare_model
+from profiler.worker.prepare_model import no_reference, prepare_model
 from profiler.worker.task import Look
 
 FACTORIES = """
@@ -69,6 +69,13 @@ def test_a_factory_is_called_without_memory_for_weights() -> None:
 @pytest.mark.usefixtures("factories")
 def test_a_factory_that_reads_values_is_called_as_in_a_run() -> None:
     assert look(factory("needs_values")).seen.startswith("its factory was called, 8 parameters")
+
+
+@pytest.mark.parametrize(("shape", "hinted"), [((3, 8, 8), False), ((1, 3, 8, 8), True)])
+def test_an_input_that_seems_to_include_the_batch_is_said(shape: tuple[int, ...], hinted: bool) -> None:
+    error = no_reference(replace(factory("small"), input_shape=shape), ValueError("too many dimensions"))
+    hint = "; `input: [1, 3, 8, 8]` must be the shape of one item, without the batch"
+    assert str(error).endswith(f"ValueError: too many dimensions{hint if hinted else ''}")
 
 
 @pytest.mark.usefixtures("factories")
