@@ -75,7 +75,7 @@ def make_comparison(options: Options, limit: float | None = None) -> Comparison:
 def show(comparison: Comparison, options: Options, console: Console) -> None:
     """Write the comparison in the requested format, into the file or on the terminal. Raises ConfigError."""
     if options.format == "text" and options.output is None:
-        for section in sections(comparison, options.top):
+        for section in sections(comparison, options.top, console.width):
             print_section(console, section)
         return
     deliver(_text(comparison, options), options.output, console)
@@ -92,9 +92,9 @@ def _text(comparison: Comparison, options: Options) -> str:
         return comparison.cells.write_csv()
     if options.format == "md":
         return "\n".join(map(markdown_section, sections(comparison, options.top)))
-    page = io.StringIO()
-    for section in sections(comparison, options.top):
-        print_section(Console(file=page, width=120), section)
+    page, width = io.StringIO(), 120
+    for section in sections(comparison, options.top, width):
+        print_section(Console(file=page, width=width), section)
     return page.getvalue()
 
 

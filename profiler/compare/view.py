@@ -17,9 +17,11 @@ from profiler.stats.ratios import MARGINS, WITHIN, legend
 from profiler.tables import numbers
 from profiler.tables.numbers import counted, each, percent, significant, times, whole
 from profiler.tables.table import Section, Table, figure, of_rows, prose, words
+from profiler.tables.writers import left_out
 
 _WITHIN = "These intervals cover noise within one process only; replicates: 3 covers run-to-run noise."
-_RATIO = "Ratio: the base's time over the side's, so above 1 the side is faster; memory: the side's over the base's."
+_RATIO = "Ratio: the base's time over the side's, so above 1 the side is faster"
+_MEMORY = "; memory: the side's over the base's"
 _INTERVAL = " In parentheses: the 95 % interval."
 _RANGE = "A range over models is of each model's geometric mean over its cells."
 
@@ -71,11 +73,16 @@ class Comparison:
         return str(self.cells["base"][0])
 
 
-def sections(comparison: Comparison, top: int) -> list[Section]:
-    """What is printed, in order; of each table of cells the `top` that changed most."""
+def sections(comparison: Comparison, top: int, width: int | None = None) -> list[Section]:
+    """What is printed, in order; of each table of cells the `top` that changed most.
+
+    The legend leaves out the columns that a terminal of `width` does without.
+    """
     others = [side.name for side in comparison.sides if side.name != comparison.base]
-    parts = [_sides(comparison), _conclusions(comparison), *(_cells(comparison, name, top) for name in others)]
-    parts += [_legend(comparison), _missing(comparison), _differences(comparison)]
+    cells = [_cells(comparison, name, top) for name in others]
+    tables = [table for section in cells for table in section.tables]
+    parts = [_sides(comparison), _conclusions(comparison), *cells]
+    parts += [_legend(comparison, tables, width), _missing(comparison), _differences(comparison)]
     if comparison.regression:
         parts.append(Section("Regressions", comparison.regression.lines(top)))
     if comparison.notes:
@@ -178,12 +185,20 @@ def _cells(comparison: Comparison, side: str, top: int) -> Section:
     return Section("", (), tables)
 
 
-def _legend(comparison: Comparison) -> Section:
-    """What the tables' columns mean, as far as they are filled."""
+def _legend(comparison: Comparison, tables: Sequence[Table], width: int | None) -> Section:
+    """What the tables' columns mean, as far as they are filled and shown."""
     compared = comparison.cells.drop_nulls("ratio")
     if compared.is_empty():
         return Section()
-    paragraphs = [_RATIO + (_INTERVAL if compared["ratio_low"].count() else "")]
+    shown = {
+        column
+        for table in tables
+        for field, _ in table.columns()
+        if width is None or field not in left_out(table, width)
+        for column in field.columns
+    }
+    ratio = f"{_RATIO}{_MEMORY if 'memory_ratio' in shown else ''}."
+    paragraphs = [ratio + (_INTERVAL if compared["ratio_low"].count() else "")]
     if any(total.cells > len(total.models) for total in comparison.totals):
         paragraphs.append(_RANGE)
     if compared["verdict"].count():

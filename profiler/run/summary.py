@@ -50,10 +50,13 @@ def print_results(
     layers = set(results.filter(model_kind="layer")["model"])
     networks = [(key, group) for key, group in groups(lines) if key["model"] not in layers]
     compared = [(key, group) for key, group in networks if key["role"] != Role.SWEEP]
+    judged = False
     for key, group in compared:
+        lost: list[Field] = []
         if not elsewhere(key):
             console.print()
-            print_table(console, _table(key, group))
+            lost = print_table(console, _table(key, group))
+        judged |= any(line["verdict"] for line in group) and not any("verdict" in each.columns for each in lost)
     if layers and not all(elsewhere({"model": name, "pass": "training", "setting": ""}) for name in layers):
         _print_layers(console, results)
     if not all(elsewhere(key) for key, _ in networks if key["role"] == Role.SWEEP):
@@ -67,19 +70,22 @@ def print_results(
     _print_warnings(console, results)
     if text := disturbance_sentence(results, repeats_used_up):
         console.print(Text(f"\n{text}"))
-    if notes := _notes([line for _, group in compared for line in group], rough([sampling_seconds])):
+    if notes := _notes([line for _, group in compared for line in group], rough([sampling_seconds]), judged):
         console.print(Text("\n" + "\n".join(notes), style="dim"))
 
 
-def _notes(lines: Sequence[Row], doubt: str | None) -> list[str]:
-    """What the intervals, the lack of them and verdicts mean; a `doubt` takes the place of the notes on intervals."""
+def _notes(lines: Sequence[Row], doubt: str | None, judged: bool) -> list[str]:
+    """What the intervals, the lack of them and, where `judged`, verdicts mean.
+
+    A `doubt` takes the place of the notes on intervals.
+    """
     notes = [doubt] if doubt else []
     if not doubt and any(line["speedup_low"] is not None and line["interval"] == "within process" for line in lines):
         notes.append(_WITHIN_PROCESS)
     others = (line for line in lines if line["base"] and not line["is_base"])
     if not doubt and any(line["speedup_low"] is None for line in others):
         notes.append(_NO_INTERVAL)
-    if any(line["verdict"] for line in lines):
+    if judged:
         notes.append(_VERDICTS)
     return notes
 

@@ -33,18 +33,15 @@ def print_section(console: Console, section: Section) -> None:
         print_table(console, table)
 
 
-def print_table(console: Console, table: Table, width: int | None = None) -> None:
-    """Print the table so that it fits the terminal, or `width`, and no figure is cut.
+def print_table(console: Console, table: Table, width: int | None = None) -> list[Field]:
+    """Print the table so that it fits the terminal, or `width`, and no figure is cut; returns the fields left out.
 
-    Where it is too wide its columns move together and fold, then the expendable ones are left out, then it is split.
+    Where it is too wide its columns move together and fold, then the expendable ones are left out, which a line below
+    says, then it is split.
     """
-    columns = [_Column(field, cells) for field, cells in table.columns()]
+    columns, marked = _columns(table), table.flags(table.marked)
     if not columns:
-        return
-    marked = table.flags(table.marked)
-    if any(marked):
-        mark = name("", "", repeated=True)
-        columns.insert(0, _Column(mark, [_MARK if bold else "" for bold in marked]))
+        return []
     width = width or console.width
     if table.title:
         console.print(Text(table.title, style="bold"))
@@ -56,6 +53,16 @@ def print_table(console: Console, table: Table, width: int | None = None) -> Non
             grid.add_row(*map(Text, cells), style="bold" if marked[row] else None)
         # A terminal that is narrower than a figure wraps the line, which loses nothing.
         console.print(grid, soft_wrap=True)
+    lost = _lost(columns, width)
+    if lost:
+        names = ", ".join(f"{field.heading} {field.unit}".rstrip() for field in lost)
+        console.print(Text(f"Left out for the width: {names}.", style="dim"))
+    return lost
+
+
+def left_out(table: Table, width: int) -> list[Field]:
+    """The fields that a terminal of this width does without."""
+    return _lost(_columns(table), width)
 
 
 def print_pairs(console: Console, pairs: Iterable[tuple[Text, Text]], gap: int = 2) -> None:
@@ -78,6 +85,21 @@ class _Column:
         self.heading = heading.replace(" ", "\n", 1) if field.kind == "figure" else heading
         self.widest = max(map(cell_len, [*self.heading.split("\n"), *cells]))
         self.least = min(self.widest, _FOLDED.get(field.kind, self.widest))
+
+
+def _columns(table: Table) -> list[_Column]:
+    """The fields to show, and before them the mark of rows that stand out."""
+    columns = [_Column(field, cells) for field, cells in table.columns()]
+    marked = table.flags(table.marked)
+    if columns and any(marked):
+        mark = name("", "", repeated=True)
+        columns.insert(0, _Column(mark, [_MARK if bold else "" for bold in marked]))
+    return columns
+
+
+def _lost(columns: list[_Column], width: int) -> list[Field]:
+    kept = [column for part, _ in _parts(columns, width) for column in part]
+    return [column.field for column in columns if column not in kept]
 
 
 def _parts(columns: list[_Column], width: int) -> Iterator[tuple[list[_Column], int]]:

@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from profiler.compare.command import Options, execute, make_comparison
+from profiler.compare.view import sections
 from profiler.errors import ConfigError
 from profiler.results.columns import SAMPLES
 from profiler.results.reading import read_runs
@@ -154,8 +155,20 @@ def test_the_page_is_as_wide_as_the_terminal_and_cuts_no_figure(runs: Path, widt
     _, text = page(Options(runs=(f"{runs}/main", f"{runs}/slow", H200)), width)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
-    cell = make_comparison(Options(runs=(f"{runs}/main", f"{runs}/slow"))).cells.to_dicts()[0]
+    assert ("Left out for the width: " in text) == (width == 80)
+    comparison = make_comparison(Options(runs=(f"{runs}/main", f"{runs}/slow")))
+    cell = comparison.cells.to_dicts()[0]
     assert f"{cell['ratio']:.3f} ({cell['ratio_low']:.3f}–{cell['ratio_high']:.3f})" in text
+
+
+@pytest.mark.parametrize(("width", "explained"), [(None, True), (200, True), (60, False)])
+def test_a_column_that_is_left_out_for_the_width_is_not_explained(
+    runs: Path, width: int | None, explained: bool
+) -> None:
+    comparison = make_comparison(Options(runs=(f"{runs}/main", f"{runs}/slow")))
+    legend = " ".join(text for section in sections(comparison, 9, width) for text in section.paragraphs)
+    assert "Ratio: the base's time over the side's" in legend
+    assert ("; memory: the side's over the base's" in legend) == explained
 
 
 def test_of_many_cells_those_that_changed_most_are_printed(runs: Path) -> None:

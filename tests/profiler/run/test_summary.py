@@ -225,7 +225,10 @@ def test_a_narrow_terminal_does_without_the_least_important_columns():
     both = frames(*(one for one in FULL if one["pass"] == "inference"))
     lines, kept = summary(*both), []
     for width in range(120, 59, -1):
-        titles = f" {heads(shown(*both, width, lines))} "
+        text = shown(*both, width, lines)
+        titles = f" {heads(text)} "
+        assert ("Verdict: against the base" in text) == (" Verdict " in titles), "no legend of what is not shown"
+        assert ("Left out for the width: " in " ".join(text.split())) == (" ± " not in titles)
         kept.append([head for head in order if f" {head} " in titles])
     assert (kept[0], kept[-1]) == (order, [])
     for left in kept:

@@ -17,6 +17,7 @@ from profiler.tables.writers import (
     csv,
     escape_markdown,
     html,
+    left_out,
     markdown,
     markdown_section,
     print_section,
@@ -55,7 +56,11 @@ def printed(table: Table, width: int) -> list[str]:
 )
 def test_a_narrow_terminal_loses_the_most_expendable_columns_first(width: int, kept: set[str]) -> None:
     lines = printed(TABLE, width)
-    assert {word for word in ("Base", "Device", "Verdict") if any(word in line for line in lines)} == kept
+    grid, _, said = "\n".join(lines).partition("Left out")
+    assert {word for word in ("Base", "Device", "Verdict") if word in grid} == kept
+    lost = [field.heading for field in FIELDS[1:3] if field.heading.split()[0] not in kept]
+    assert [field.heading for field in left_out(TABLE, width)] == lost
+    assert " ".join(said.split()) == (f"for the width: {', '.join(lost)}." if lost else "")
     assert max(map(len, lines)) <= max(width, 24)
     figures = {"Base": "12,345.68", "Device": "2.25", "Verdict": "faster"}
     assert all(any(figures[word] in line for line in lines) for word in kept), "figures stay whole"
