@@ -26,6 +26,7 @@ from profiler.results.columns import Group, columns
 from profiler.results.set_up import PARTS, Part, parts_of
 from profiler.results.warning_kinds import doubting, meaning, was_disturbed, without_factor
 from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
+from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables.numbers import count, counted, rounded, seconds, significant, span
 
 _AIMS = {
@@ -210,8 +211,8 @@ def _pays_off(choice: Candidate, rival: Candidate) -> str:
             what = f"The {'build' if choice.figures.get('build_s') else 'export'} pays"
         clauses.append(f"{what} off against {rival.name} after {rounded(once, 2)} items (once: {both_once})")
     if start >= 1:
-        restart = "a" if clauses else f"Against {rival.name} a"
-        clauses.append(f"{restart} restart costs {rounded(start, 2)} items ({both_start})")
+        each = "each" if clauses else f"Against {rival.name} each"
+        clauses.append(f"{each} start takes longer ({both_start}): as long as {rounded(start, 2)} items save")
     return f"{'; '.join(clauses)}." if clauses else ""
 
 
@@ -339,6 +340,9 @@ def _notes(found: Recommendation, is_rough: bool, sampling: str) -> list[str]:
     if any(m.interval is None for m in margins) and not (latency and is_rough):
         why = "30 independent samples. Raise budget.seconds" if latency else f"{needs} replicates"
         notes.append(f"No interval: fewer than {why}.")
+    short = {missed.limit.figure for loser in found.losers for missed in loser.shortfalls if missed.value is None}
+    tails = [c.percentile for name, c in FIGURES.items() if name in short and c.percentile]
+    notes += [f"A p{tail} needs {PERCENTILE_NEEDS[tail]} samples in each replicate." for tail in tails]
     if "--min-samples" in sampling:
         notes.append(f"For more samples measure with {sampling}.")
     if any(loser.why == "uncalibrated" for loser in found.losers):

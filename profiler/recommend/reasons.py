@@ -185,8 +185,8 @@ def _unknown(candidate: Candidate, figure: str) -> str:
     name = FIGURES[figure].noun
     if percentile := FIGURES[figure].percentile:
         fewest = int(min(candidate.each["samples"], default=0))
-        of_each = " in each replicate" if candidate.replicates > 1 else ""
-        return f"no p{percentile}: it needs {PERCENTILE_NEEDS[percentile]} samples{of_each}, and there are {fewest}"
+        of_each = " in a replicate" if candidate.replicates > 1 else ""
+        return f"no p{percentile}: only {numbers.counted(fewest, 'sample')}{of_each}"
     if figure == "usd_per_million_items" and candidate.row["throughput"] is not None:
         return f"no price of {candidate.machine}: give --usd-per-hour"
     swept = candidate.row["role"] == Role.SWEEP

@@ -56,7 +56,9 @@ def _sections(answer: Answer) -> list[Section]:
     unmeasured = [prose("Reason", "reason"), prose("Candidates", "names")]
     sections = [
         Section("Which limit binds", (), [of_rows("", relaxations, answer.relaxations)]),
-        Section("Why not the others", answer.notes, [of_rows("", losers, answer.losers)]),
+        Section(
+            "Why not the others" if answer.facts else "Why none", answer.notes, [of_rows("", losers, answer.losers)]
+        ),
         Section("Not measured", (), [of_rows("", unmeasured, answer.unmeasured)]),
     ]
     return [section for section in sections if section.tables[0].rows]
