@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case, CaseId, Role
+from profiler.run.progress import PlainDisplay
 from profiler.run.supervise import families
 from profiler.worker.task import Prepared, Task
 
@@ -371,22 +371,24 @@ def test_resuming_a_run_that_is_whole_measures_nothing(largest: Finished, start:
 
 
 def interrupt(start: Callable[..., Finished], folder: Path, happened: Callable[[str], bool], *arguments: str) -> None:
-    """Start a run there, which gets SIGINT once the journal is such, while something is measured."""
-    ended = threading.Event()
+    """Start a run there, which gets SIGINT once the journal is such, while something is measured.
 
-    def watch() -> None:
-        while not ended.wait(0.01):
-            if any(happened(file.read_text()) for file in folder.glob("results/*/journal.jsonl")):
-                os.kill(os.getpid(), signal.SIGINT)
-                return
+    From the display and not from another thread: a forkserver does not survive an interrupt between a process's being
+    asked for and what it is asked with, and this one is the session's.
+    """
+    measuring = PlainDisplay.measuring
 
-    watcher, handler = threading.Thread(target=watch), signal.signal(signal.SIGINT, signal.default_int_handler)
+    def then(*arguments: Any) -> None:
+        measuring(*arguments)
+        if any(happened(file.read_text()) for file in folder.glob("results/*/journal.jsonl")):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background job ignores it.
     try:
-        watcher.start()
-        start(folder, None, *arguments, code=130)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PlainDisplay, "measuring", then)
+            start(folder, None, *arguments, code=130)
     finally:
-        ended.set()
-        watcher.join()
         signal.signal(signal.SIGINT, handler)
 
 
