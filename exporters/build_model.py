@@ -15,16 +15,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from exporters.catalog import network_of
+from exporters.catalog import CLASSES, network_of
 from exporters.errors import sentence
 from exporters.packages import library_folders
 from exporters.single_layers import Conv2d, Layer
-from exporters.source import ModelError, ModelSource
+from exporters.source import ModelError, ModelSource, nearest
 
 SEED = 0
 CALIBRATION_ITEMS = 8
 RESIDUAL_SCALE = 0.2
-CLASSES = 1000  # of every canonical network
 FIRST_KEYS = 3  # of a list of keys in an error message
 
 
@@ -81,15 +80,9 @@ def canonical(source: ModelSource) -> nn.Module:
     known = list(inspect.signature(family.build).parameters)[1:]
     for option in source.options:
         if option not in known:
-            raise ModelError(f"model {source.name!r}: unknown option {option!r}; {_nearest(option, known)}")
+            raise ModelError(f"model {source.name!r}: unknown option {option!r}; {nearest(option, known)}")
     model: nn.Module = family.build(network.name, **source.options)
     return model
-
-
-def _nearest(word: str, known: Collection[str]) -> str:
-    """A hint at the known word that was probably meant, or at all of them."""
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
 
 
 @torch.no_grad()
@@ -155,7 +148,7 @@ def call_factory(source: ModelSource) -> nn.Module:
         raise ModelError(f"model {source.name!r}: factory {source.factory!r} raised {sentence(error)}") from error
     if factory is None:
         own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
-        hint = _nearest(function_name, own)
+        hint = nearest(function_name, own)
         raise ModelError(f"model {source.name!r}: {module_name} has no {function_name!r}; {hint}")
     if not isinstance(model, nn.Module):
         raise ModelError(

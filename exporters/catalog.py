@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
-from exporters.source import ModelError, ModelSource
+from exporters.source import ModelError, ModelSource, nearest
+
+CLASSES = 1000
+"""ImageNet's, of every canonical network."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,7 @@ def architecture(name: str) -> Architecture:
     """
     if name in CATALOG:
         return CATALOG[name]
-    near = difflib.get_close_matches(name, CATALOG, n=2)
-    hint = f"did you mean {' or '.join(repr(word) for word in near)}?" if near else f"known: {', '.join(CATALOG)}"
-    raise ModelError(f"unknown model {name!r}; {hint}")
+    raise ModelError(f"unknown model {name!r}; {nearest(name, CATALOG)}")
 
 
 def network_of(source: ModelSource) -> Architecture | None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from exporters.catalog import CLASSES
 from exporters.models.normalization import LocalResponseNorm
 from exporters.source import ModelError
 
-CLASSES = 1000
 # Widths of each inception module (the paper's Table 1): 1x1; 3x3 reduce, 3x3; 5x5 reduce, 5x5; pooling's projection.
 MODULES = {
     "3a": (64, 96, 128, 16, 32, 32),
@@ -91,7 +91,7 @@ def auxiliary_head(inputs: int) -> nn.Sequential:
         nn.Linear(128 * 4 * 4, 1024),
         nn.ReLU(inplace=True),
         nn.Dropout(0.7),
-        nn.Linear(1024, 1000),
+        nn.Linear(1024, CLASSES),
     )
 
 

@@ -310,15 +310,8 @@ def _left_out(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _restricted(request: Request) -> str:
-    """What the candidates were limited to, like " (engine ort, compiled; not ort-tuned)"; empty without a limit."""
-    named = {
-        "batch": request.batch_sizes,
-        "precision": request.precisions,
-        "engine": request.engines,
-        "not": request.without_engines,
-        "machine": request.machines,
-    }
-    words = [f"{what} {', '.join(map(str, values))}" for what, values in named.items() if values]
+    """What the candidates were limited to, like " (--engine ort, compiled; --batch 1)"; empty without a limit."""
+    words = [f"{option} {', '.join(map(str, values))}" for option, values in request.restrictions.items()]
     return f" ({'; '.join(words)})" if words else ""
 
 

@@ -90,6 +90,18 @@ class Request:
         """The figure that the objective is about."""
         return OBJECTIVES[self.objective]
 
+    @property
+    def restrictions(self) -> dict[str, tuple[object, ...]]:
+        """By option what it names of batch sizes, precisions, engines and machines; those that are given."""
+        every = {
+            "--batch": self.batch_sizes,
+            "--precision": self.precisions,
+            "--engine": self.engines,
+            "--exclude-engine": self.without_engines,
+            "--machine": self.machines,
+        }
+        return {option: values for option, values in every.items() if values}
+
     def admits(self, candidate: Candidate) -> bool:
         """Whether it may be chosen at all: an int8 whose error on real inputs is unknown has to be asked for."""
         asked = self.allow_uncalibrated or any(limit.figure == "error" for limit in self.limits)

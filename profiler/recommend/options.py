@@ -71,7 +71,7 @@ def make_request(options: Options, results: pl.DataFrame) -> Request:
         machines=tuple(options.machine),
     )
     if rows_of(results, request).is_empty():
-        raise ConfigError(_nothing_left(options))
+        raise ConfigError(_nothing_left(request))
     _check_objective(request, rows)
     return request
 
@@ -84,16 +84,9 @@ def _engines(option: str, given: Sequence[str], model: str, rows: pl.DataFrame) 
     return names
 
 
-def _nothing_left(options: Options) -> str:
+def _nothing_left(request: Request) -> str:
     """Which options exclude each other, or everything."""
-    limiting = {
-        "--batch": options.batch,
-        "--precision": options.precision,
-        "--engine": options.engine,
-        "--exclude-engine": options.exclude_engine,
-        "--machine": options.machine,
-    }
-    given = [option for option, value in limiting.items() if value]
+    given = list(request.restrictions)
     how = {1: "it", 2: "both"}.get(len(given), "all of them")
     return f"{', '.join(given)}: no row of these runs meets {how}"
 
