@@ -147,14 +147,16 @@ def compare(times: pl.DataFrame, name: str, also: Sequence[str] = ()) -> list[Co
 
 
 def compare_machines(times: pl.DataFrame, by_release: bool) -> list[Comparison]:
-    """Machines: the published ones with the newest release that ran a network, else the fastest library; ours plain.
+    """Machines: the published ones with the newest release that ran a network, else the fastest library.
+
+    Of ours the variant counts that stands for the published library (studies.py).
 
     The sources compared their GPUs so: where the newest cuDNN could not run a network, an older one takes its place.
     """
     release = pl.col("library").replace("None", "")
     best = (
         times.drop_nulls("ms")
-        .filter(~pl.col("ours") | pl.col("plain"))
+        .filter(~pl.col("ours") | pl.col("counterpart"))
         .sort(release if by_release else pl.col("ms"), descending=by_release, maintain_order=True)
         .unique(["machine", "network"], keep="first", maintain_order=True)
     )
@@ -186,11 +188,17 @@ def best_published(times: pl.DataFrame) -> set[str]:
 
 
 def most_telling(times: pl.DataFrame, subject: Subject = MODELS) -> list[Comparison]:
-    """What a terminal has room for: our plain fp32 against the best published, then our other libraries against it."""
-    plain, best = set(times.filter("ours", "plain")["setup"]), best_published(times)
+    """What a terminal has room for: our counterpart against the best published, then our other libraries against it."""
+    counterparts, best = set(times.filter("ours", "counterpart")["setup"]), best_published(times)
     pairs = compare(times.filter(pl.col("ours") | pl.col("setup").is_in(best)), "setup")
-    chosen = [replace(c, subject=subject) for c in pairs if {c.faster, c.slower} & plain]
+    chosen = [replace(c, subject=subject) for c in pairs if {c.faster, c.slower} & counterparts]
     return _shortened(sorted(chosen, key=lambda c: {c.faster, c.slower}.isdisjoint(best)), times)
+
+
+def counterparts(times: pl.DataFrame) -> str:
+    """Which of our variants stand for the published libraries, like "; ours in eager-benchmark fp32", or nothing."""
+    found = times.filter("ours", "counterpart").drop_nulls("ms")["implementation"].unique(maintain_order=True)
+    return "" if found.is_empty() else f"; ours in {listed(found)} fp32"
 
 
 def times_of(study: str, results: pl.DataFrame) -> dict[Subject, pl.DataFrame]:
@@ -225,7 +233,7 @@ def markdown(study: str, results: pl.DataFrame) -> str:
     parts = [f"# {row.title}: conclusions"]
     for subject, times in times_of(study, results).items():
         sections = {
-            f"Machines, each with its {with_their}; ours in eager fp32": compare_machines(times, row.by_release),
+            f"Machines, each with its {with_their}{counterparts(times)}": compare_machines(times, row.by_release),
             "Libraries, over all machines that ran both": _of_several_machines(with_releases(study, times)),
             "Machines with their libraries": compare_setups(times),
         }

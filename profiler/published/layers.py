@@ -7,11 +7,13 @@ import polars as pl
 from exporters.single_layers import LAYERS as SHAPES
 from profiler.published import references, setups
 from profiler.published.printed import NOTES, Printed, joined_notes, label, milliseconds, per_image
+from profiler.published.studies import STUDIES
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.tables.numbers import whole
 from profiler.tables.table import Field, figure
 
 LAYERS = list(SHAPES)
+_STUDY = "convnet-benchmarks"
 _SECTIONS = {
     "forward": "forward",
     "backward": "backward (gradInput + gradWeight)",
@@ -48,7 +50,8 @@ def layer_tables(_: str, __: pl.DataFrame, results: pl.DataFrame) -> list[Printe
 
 def layer_times(results: pl.DataFrame) -> pl.DataFrame:
     """Forward, gradInput and gradWeight together: published and own rows, as conclusions.compare takes them."""
-    columns = ["setup", "machine", "software", "ending", "called", "device", "network", "published_network"]
+    columns = ["setup", "machine", "software", "ending", "called", "implementation", "device"]
+    columns += ["network", "published_network"]
     keys = ["machine", "library", "implementation", "batch_size"]
     passes = references.layers().filter(
         pl.col("table").is_in(["forward", "backward"]), pl.col("library") != "cherry-picking"
@@ -66,19 +69,21 @@ def layer_times(results: pl.DataFrame) -> pl.DataFrame:
         called=called,
         device=pl.lit("cuda"),
         ours=pl.lit(False),
-        plain=pl.lit(False),
+        counterpart=pl.lit(False),
     )
     rows = pl.concat([published, _own(results)], how="diagonal_relaxed")
     rows = rows.with_columns(network="layer", published_network="layer", ms=pl.col("total_ms") / pl.col("batch_size"))
-    return rows.select(*columns, "ms", "ours", "plain", "disturbed")
+    return rows.select(*columns, "ms", "ours", "counterpart", "disturbed")
 
 
 def _own(results: pl.DataFrame) -> pl.DataFrame:
     """`layer_rows` with setup and library by name, then the best of each machine, precision and batch size."""
     rows = layer_rows(results.filter(pl.col("model_kind") == "layer", pl.col("model").is_in(LAYERS)))
     keys = ["machine", "device", "variant", "precision", "batch_size"]
-    names = setups.times(results.filter(model_kind="layer")).unique(keys, keep="first", maintain_order=True)
-    names = names.select(*keys, "setup", "plain", "software", "ending", called="library", library="runtime")
+    times = setups.times(results.filter(model_kind="layer"))
+    times = times.with_columns(counterpart=setups.counterpart(STUDIES[_STUDY].layer_counterpart))
+    names = times.unique(keys, keep="first", maintain_order=True)
+    names = names.select(*keys, "setup", "counterpart", "software", "ending", called="library", library="runtime")
     named = rows.join(names, on=keys, how="left", maintain_order="left")
     # Where several variants ran.
     group = ["machine", "precision", "batch_size"]
@@ -92,7 +97,7 @@ def _own(results: pl.DataFrame) -> pl.DataFrame:
         ending=pl.lit(""),
         setup=pl.format("{}, {}", "machine", called),
         variant=pl.lit("best per layer"),
-        plain=pl.lit(False),
+        counterpart=pl.lit(False),
     )
     both = pl.concat([named, best], how="diagonal")
     return both.with_columns(implementation=pl.col("variant"), ours=pl.lit(True))

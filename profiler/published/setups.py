@@ -7,7 +7,7 @@ published table has a row for.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -24,7 +24,7 @@ _FIGURES = [
 ]
 _KEYS = [
     *("model", "model_kind", "pass", "batch_size", "device", "machine", "cloud", "instance", "usd_per_hour"),
-    *("software", "ending", "runtime", "variant", "precision", "swept", "updates", "plain"),
+    *("software", "ending", "runtime", "variant", "precision", "swept", "updates", "is_base"),
 ]
 
 
@@ -34,8 +34,8 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
     `disturbed` has the kinds of its warnings with which no factor counts, which are in the notes, too.
 
     `library` names the `software` (runtime, version, variant and precision) with its `ending`, such as ", cuDNN 9.19";
-    `runtime` is the software without the variant. `plain` marks what the others are held against, `swept` the rows of
-    a batch sweep, `updates` those with an optimizer's step. Probes for the largest batch are left out.
+    `runtime` is the software without the variant. `swept` marks the rows of a batch sweep, `updates` those with an
+    optimizer's step. Probes for the largest batch are left out.
     """
     rows = without_probes(results)
     names = [(software(row, row["variant"]), software(row), ending(row)) for row in rows.iter_rows(named=True)]
@@ -48,7 +48,6 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
         model_kind=pl.col("model_kind").fill_null("canonical"),
         swept=pl.col("role") == Role.SWEEP,
         updates=pl.col("optimizer").fill_null("none") != "none",
-        plain="is_base",
     )
     brief = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(pl.col("status") != "ok").then("status")
     library = pl.format("{}{}", "software", "ending")
@@ -66,7 +65,8 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
 def network_times(name: str, own: pl.DataFrame) -> pl.DataFrame:
     """A study's published rows, and after them the `own` ones of its networks and passes, in the networks' order.
 
-    A row has `total_ms` and perhaps its parts, `per_item_ms` (the total per image) and `ours`. Of a setup's own rows
+    A row has `total_ms` and perhaps its parts, `per_item_ms` (the total per image), `ours`, and `counterpart`: whether
+    it stands for the published library. Of a setup's own rows
     those at the published batch size are there, or where it has none all, and every row of a batch sweep.
     """
     study, names, published = STUDIES[name], references.network_names(name), published_times(name)
@@ -81,6 +81,7 @@ def network_times(name: str, own: pl.DataFrame) -> pl.DataFrame:
         ours=pl.lit(True),
         implementation="variant",
         called="library",
+        counterpart=counterpart(study.counterpart),
         library="runtime" if "implementation" in study.columns else "library",
     )
     shared = [column for column in (*published.columns, "note", "brief") if column in mine.columns]
@@ -98,9 +99,21 @@ def published_times(name: str) -> pl.DataFrame:
         software="called",
         ending=pl.lit(""),
         ours=pl.lit(False),
-        plain=pl.lit(False),
+        counterpart=pl.lit(False),
         disturbed=pl.lit(None, pl.String),
     )
+
+
+def counterpart(variants: Sequence[str]) -> pl.Expr:
+    """Whether a row is of the first of some variants in fp32 that its machine measured in that pass.
+
+    On a machine that has none of them it is what speed-ups are relative to.
+    """
+    places = {variant: place for place, variant in enumerate(variants)}
+    place = pl.col("variant").replace_strict(places, default=None, return_dtype=pl.Int64)
+    place = pl.when(precision="fp32").then(place)
+    first = place.filter(pl.col("status") == "ok").min().over("machine", "device", "pass")
+    return pl.coalesce((place == first).fill_null(value=False) | first.is_null() & pl.col("is_base"), False)
 
 
 def ranked(rows: pl.DataFrame, total: str, *within: str) -> pl.DataFrame:

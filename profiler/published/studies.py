@@ -45,6 +45,11 @@ class Study:
     """Whether machines are compared each with the newest release that ran a network, not with the fastest library."""
     releases_of: str = ""
     """Another study, whose rows the comparison of libraries needs too."""
+    counterpart: tuple[str, ...] = ("eager",)
+    """The variant of ours, in fp32, that stands for the published library; the next one where a machine lacks it, such
+    as a CPU, where there is no cuDNN to search with."""
+    layer_counterpart: tuple[str, ...] = ("eager-benchmark", "eager")
+    """The same of single layers, of which each library was printed at its best."""
 
 
 _CNN_BENCHMARKS = Study(
@@ -55,6 +60,8 @@ _CNN_BENCHMARKS = Study(
     called=("cuDNN {library_version}", "Torch without cuDNN"),
     setup=("{gpu} with cuDNN {library_version}", "{cpu}", "{gpu} without cuDNN"),
     by_release=True,
+    # Its cuDNN searched for the fastest algorithms: utils.lua of its repository sets cudnn.benchmark.
+    counterpart=("eager-benchmark", "eager"),
 )
 STUDIES = {
     "cnn-benchmarks": _CNN_BENCHMARKS,
@@ -77,6 +84,7 @@ STUDIES = {
             "backward_ms": "backward (ms)",
         },
         library=("{published_library}",),
+        # In 2015 Torch's cuDNN had no switch for such a search.
     ),
     "gpu-study": Study(
         "GPU vs Framework vs Network, and Minibatch Efficiency for TensorFlow (Addfor)",
@@ -85,6 +93,8 @@ STUDIES = {
         passes=("training", "inference"),
         batch_size=64,
         library=("TensorFlow {framework_version}, cuDNN {library_version}",),
+        # TensorFlow searches unless told otherwise: TF_CUDNN_USE_AUTOTUNE in its tensorflow/core/util/use_cudnn.cc.
+        counterpart=("eager-benchmark", "eager"),
     ),
 }
 """By the name that a config's `published` and the column `source` have."""

@@ -185,7 +185,7 @@ def _of_both_passes(name: str, own: pl.DataFrame) -> pl.DataFrame:
     return setups.network_times(name, own).select(
         *("machine", "library", "setup", "batch_size", "network", "pass"),
         pl.col("total_ms").alias("ms"),
-        *("swept", "plain", "device", "note", "ours", "per_item_ms", "published_network"),
+        *("swept", "counterpart", "device", "note", "ours", "per_item_ms", "published_network"),
         pl.col("pass").replace(_SECTIONS).alias("section"),
         "brief",
     )

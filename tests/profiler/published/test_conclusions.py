@@ -200,6 +200,37 @@ def test_of_a_machine_without_plain_fp32_nothing_is_said_of_the_machine() -> Non
     assert any(pair.ours for pair in compare_setups(found))
 
 
+def machines(study: str, *cases: dict[str, Any]) -> list[str]:
+    """What is said of our machine and the GTX 1080 Ti."""
+    times = conclusions.times_of(study, frame(*cases))[MODELS]
+    pairs = compare_machines(times, by_release=True)
+    return [pair.sentence() for pair in pairs if {pair.faster, pair.slower} == {"H200", "GTX 1080 Ti"}]
+
+
+def test_machines_are_compared_by_the_variant_that_does_as_the_published_library_did() -> None:
+    rows = [
+        *ours(10.0),
+        *ours(15.0, variant="eager-benchmark"),
+        *ours(20.0, variant="eager-benchmark", precision="tf32"),
+    ]
+    said = "Across the 3 models that both ran, the H200 is **{}x** faster than GTX 1080 Ti."
+    assert machines("cnn-benchmarks", *rows) == [said.format("15.0")]
+    page = conclusions.markdown("cnn-benchmarks", frame(*rows))
+    assert "newest cuDNN; ours in eager-benchmark fp32" in page
+    # Where it was not measured, or gave no figures, plain eager takes its place.
+    failed = ours(15.0, variant="eager-benchmark", status="oom", latency_ms=None)
+    for others in ([], failed):
+        assert machines("cnn-benchmarks", *ours(10.0), *others) == [said.format("10.0")]
+
+
+def test_of_single_layers_the_tuned_variant_is_held_against_the_published() -> None:
+    tuned = [layer(f"L{i}", 0.5, 1.0, 1.5) | {"variant": "eager-benchmark"} for i in range(1, 6)]
+    rows = frame(*(layer(f"L{i}", 1.0, 2.0, 3.0) for i in range(1, 6)), *tuned)
+    found = conclusions.times_of("convnet-benchmarks", rows)[SINGLE_LAYERS]
+    assert set(found.filter("counterpart")["implementation"]) == {"eager-benchmark"}
+    assert "eager-benchmark fp32" in most_telling(found, SINGLE_LAYERS)[0].faster
+
+
 def test_the_time_of_an_image_counts_where_batch_sizes_differ() -> None:
     rows = frame(case("vgg16", ms=128.14 / 8, batch_size=2, device="cuda"))
     (found,) = conclusions.times_of("cnn-benchmarks", rows).values()
