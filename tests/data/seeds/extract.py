@@ -1,7 +1,10 @@
 """What enters: a folder with the four published documents. What leaves: beside this file, one text for each, with the
-document's table lines as they are and, after `figures:`, the figures of its sentences without the sentences.
+document's table lines as they are and, after `figures:`, the figures of its sentences without the sentences; after
+`claim:` the words of a statement that has no figure.
 
     python tests/data/seeds/extract.py FOLDER
+
+FOLDER may also hold cnn-benchmarks' own README.md, whose general conclusions the first document lacks.
 
 The documents are not part of this repository; what tests/test_references.py needs of them is.
 """
@@ -15,6 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FIGURES = "figures: "
+CLAIM = "claim: "
 SENTENCE_END = re.compile(r"(?<=\.)\s+")
 NAME = re.compile(r"GTX 1080(?: Ti)?|Tesla K40")
 """A name whose digits are no figure."""
@@ -30,6 +34,10 @@ class Document:
     """A line that is kept whole: a table's header or row, or the heading above a table."""
     figure: re.Pattern[str]
     """What is kept of a sentence."""
+    claim: re.Pattern[str]
+    """What is kept of a sentence that states something without a figure."""
+    until: str | None = None
+    """Where to stop reading, if not at the end."""
 
 
 DOCUMENTS = (
@@ -48,6 +56,7 @@ DOCUMENTS = (
             r"|(?:minibatch|batch) size of \d+|image size of \d+ x \d+|all but the ResNet-\d+|has only \d+GB"
             r"|cuDNN \d\.\d|not have enough memory"
         ),
+        re.compile(r"only benchmark AlexNet using cuDNN"),
     ),
     Document(
         "001_16244cafcd7a0e5e.txt",
@@ -59,6 +68,9 @@ DOCUMENTS = (
             r"|8GB GTX 1080(?:, M4000 and K520)?|\[ResNet-\d+\]|out of memory|(?:batch|minibatch) size of \d+"
             r"|not have enough memory|in Torch|Ubuntu [\d.]+\d|CUDA [\d.]+ Release Candidate"
         ),
+        re.compile(
+            r"roughly sorted by performance|previous cuDNN versions run the model|benchmark AlexNet using cuDNN"
+        ),
     ),
     Document(
         "002_b635c6aa44b91398.txt",
@@ -66,6 +78,7 @@ DOCUMENTS = (
         "convnet-benchmarks, https://github.com/soumith/convnet-benchmarks",
         re.compile(r"\||Machine: |convnet-benchmarks$|#+ ?(Layer-wise|Spatial|forward|backward|grad)|.* - Input[ :]"),
         re.compile(r"over \d+ runs"),
+        re.compile(r"uses a lot of memory|used FFT to calculate|best-performing library for each layer"),
     ),
     Document(
         "003_b8bff5b13a31bdd4.txt",
@@ -87,14 +100,36 @@ DOCUMENTS = (
             r"|five convolutional and three fully-connected|from \d+ to \d+ layers|\d+-layer"
             r"|second best|previous edition|[\d.]+%|Overfeat network|VGG Net\b|GoogLeNet|ImageNet test set"
         ),
+        re.compile(
+            r"Neon(?= offered)|almost always|best results|both Titans and the GTX 1080|worst for the K40"
+            r"|Torch(?= consistently)|good results|except when used on modern GPUs and deeper models"
+            r"|TensorFlow(?= was the only)|only framework capable of training all networks"
+            r"|larger minibatches|less processing time per sample|not always true"
+            r"|this particular value of minibatch size|more evident"
+            r"|Titan X \w+(?= was considered| maintained)|best (?:cost-effective|consumer grade)"
+            r"|\d+-layer(?= CNN| one)|similar accuracy"
+        ),
     ),
 )
+README = Document(
+    "README.md",
+    "000-readme.txt",
+    "README.md of https://github.com/jcjohnson/cnn-benchmarks at 83d441f852134f4a98aa3e665499d9369b6141c9",
+    re.compile("# cnn-benchmarks$"),
+    re.compile(
+        r"\*\*[^*]+\*\*|[Tt]he (?:(?:Pascal|Maxwell) Titan X|GTX 1080)|dual Xeon [\w-]+ v\d|[\d.]+ vs [\d.]+\d"
+        r"|ResNet-\d+ is (?:faster than|about the same speed as) VGG-\d+|more accurate than VGG-\d+"
+    ),
+    re.compile("(?!)"),
+    until="All benchmarks were run",
+)
+"""The README that the first document is a copy of; of it only the general conclusions, which the copy lacks."""
 
 
 def extract(document: Document, text: str) -> str:
     """The document's table lines and figures, in its order, under a line that names the source."""
     kept = [f"source: {document.source}"]
-    for line in text.splitlines():
+    for line in (text.split(document.until)[0] if document.until else text).splitlines():
         if document.table_line.match(line):
             kept.append(line)
             continue
@@ -102,12 +137,16 @@ def extract(document: Document, text: str) -> str:
             found = document.figure.findall(sentence)
             if any(NUMBER.search(NAME.sub("", part)) for part in found):
                 kept.append(FIGURES + " | ".join(found))
+            if words := document.claim.findall(sentence):
+                kept.append(CLAIM + " | ".join(words))
     return "\n".join(kept) + "\n"
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    for document in DOCUMENTS:
+    for document in (*DOCUMENTS, README):
+        if document is README and not (folder / document.file).is_file():
+            continue
         text = (folder / document.file).read_text(encoding="utf-8")
         (HERE / document.into).write_text(extract(document, text), encoding="utf-8")
 

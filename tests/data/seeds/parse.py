@@ -11,6 +11,7 @@ from pathlib import Path
 EXTRACTED = Path(__file__).parent
 Row = dict[str, str]
 FIGURES = "figures: "
+CLAIM = "claim: "
 NETWORKS = {
     "AlexNet": "alexnet",
     "Inception-V1": "googlenet-torch",
@@ -267,7 +268,7 @@ def layer_shapes() -> Iterator[Row]:
             yield {"source": "convnet-benchmarks", "layer": line[2:4]} | dict(zip(columns, numbers, strict=True))
 
 
-# Document 003, whose figures stand in its sentences, and what the others' sentences say.
+# Document 003, whose figures stand in its sentences.
 
 
 def section_003(start: str, stop: str | None = None) -> list[list[str]]:
@@ -532,79 +533,224 @@ def studies_003() -> Iterator[Row]:
     )
 
 
-def two_machines(source: str, kind: str, than: str, what: str, relation: str, limits: Iterable[str] = ()) -> Row:
+# What the documents state.
+
+
+def claims(lines: Iterable[str]) -> list[list[str]]:
+    """What was kept of each statement without a figure."""
+    return [line.removeprefix(CLAIM).split(" | ") for line in lines if line.startswith(CLAIM)]
+
+
+def than(source: str, kind: str, slower: str, what: str, relation: str, limits: Iterable[str] = (), **more: str) -> Row:
+    """A statement that `what` is so related to `slower`."""
     low, high = (*limits, "", "")[:2]
     return {
         "source": source,
         "kind": kind,
-        "from": GPUS.get(than, than),
+        "from": GPUS.get(slower, slower),
         "to": GPUS.get(what, what),
         "relation": relation,
         "low": low,
         "high": high,
-        "published_from": than,
+        "published_from": slower,
         "published_to": what,
+        **more,
     }
 
 
-def out_of_memory(source: str, network: str, gpu: str, **more: str) -> Row:
+def fit(source: str, relation: str, networks: Iterable[str], gpu: str, **more: str) -> Row:
     return {
         "source": source,
-        "kind": "memory",
-        "relation": "out of memory",
+        "kind": "fit",
+        "relation": relation,
         "gpu": GPUS.get(gpu, gpu),
         "published_gpu": gpu,
-        "networks": NETWORKS[network],
+        "networks": joined(NETWORKS[network] for network in networks),
         "batch_size": "16",
         **more,
     }
+
+
+def headed(lines: list[str], index: int) -> str:
+    """The network under whose heading the line stands."""
+    heading = max(number for number, other in enumerate(lines[:index]) if other.startswith("(input ")) - 1
+    return lines[heading].removeprefix("## ")
 
 
 def headed_figures(lines: list[str], failure: str) -> Iterator[tuple[str, list[str]]]:
     """The network under whose heading the document says that memory did not suffice, and what it says."""
     for index, line in enumerate(lines):
         if line.startswith(FIGURES) and line.endswith(failure):
-            heading = max(number for number, other in enumerate(lines[:index]) if other.startswith("(input ")) - 1
-            yield lines[heading].removeprefix("## "), figures([line])[0]
+            yield headed(lines, index), figures([line])[0]
+
+
+def only_with_cudnn(source: str, lines: list[str]) -> Row:
+    ((index, network),) = (
+        (index, re.search(r"benchmark (\w+) using cuDNN", line)[1])
+        for index, line in enumerate(lines)
+        if line.endswith("using cuDNN")
+    )
+    assert headed(lines, index) == network
+    return {
+        "source": source,
+        "kind": "support",
+        "relation": "only",
+        "networks": NETWORKS[network],
+        "library": "cudnn",
+    }
+
+
+def numbers(text: str) -> list[str]:
+    return re.findall(r"\d+(?:\.\d+)?", text)
 
 
 def conclusions() -> Iterator[Row]:
-    ((network, parts),) = headed_figures(extracted("000-cnn-benchmarks.txt"), "not have enough memory")
-    yield out_of_memory("cnn-benchmarks", network, parts[1].removeprefix("8GB "))
+    yield from conclusions_readme()
+    yield from conclusions_000()
     yield from conclusions_001()
+    yield from conclusions_002()
     yield from conclusions_003()
+
+
+def conclusions_readme() -> Iterator[Row]:
+    """What the README says whose copy document 000 is: the copy has only the heading of its conclusions."""
+    titan, gtx, networks, library, cpu = figures(extracted("000-readme.txt"))
+    source = "cnn-benchmarks"
+    for what, *pairs in (titan[1:], gtx[1:]):
+        for limits, other in zip(pairs[::2], pairs[1::2], strict=True):
+            yield than(source, "speed", other[4:], what[4:], "faster", numbers(limits))
+    relations = {"faster than": "faster", "about the same speed as": "equal"}
+    for speed, accuracy, errors in (networks[1:4], networks[4:7]):
+        what, relation, other = re.fullmatch(r"(.+) is (.+) (VGG-\d+)", speed).groups()
+        yield between_networks(source, "network_speed", other, what, relations[relation])
+        low, high = errors.split(" vs ")
+        yield between_networks(source, "accuracy", accuracy.split()[-1], what, "more", (low, high))
+    for gpu, limits in zip(library[1::2], library[2::2], strict=True):
+        more = {"gpu": gpu[4:], "published_gpu": gpu[4:]}
+        yield than(source, "speed", "nn", "cudnn", "faster", numbers(limits), **more)
+    name = cpu[3].removeprefix("dual ")
+    yield than(source, "speed", name, cpu[1][4:], "faster", numbers(cpu[2])) | {"from": f"CPU: Dual {name}"}
+
+
+def between_networks(source: str, kind: str, other: str, what: str, relation: str, limits: Iterable[str] = ()) -> Row:
+    return than(source, kind, other, what, relation, limits) | {"from": NETWORKS[other], "to": NETWORKS[what]}
+
+
+def conclusions_000() -> Iterator[Row]:
+    lines, source = extracted("000-cnn-benchmarks.txt"), "cnn-benchmarks"
+    ((_, _, besides, gpu, _),) = (parts for parts in figures(lines) if parts[0].startswith("minibatch size"))
+    names = [name for name, _ in tables_000() if name != besides.removeprefix("all but the ")]
+    assert len(names) == 9
+    yield fit(source, "fits", names, gpu)
+    yield only_with_cudnn(source, lines)
+    ((network, parts),) = headed_figures(lines, "not have enough memory")
+    yield fit(source, "out of memory", [network], parts[1].removeprefix("8GB "))
 
 
 def conclusions_001() -> Iterator[Row]:
     lines = extracted("001-cloud-gpus.txt")
     source, compared = "cloud-gpus", ("", "")
+    assert claims(lines)[:2] == [["roughly sorted by performance"], ["previous cuDNN versions run the model"]]
+    gpus = [row["gpu"] for row in hardware() if row["source"] == source]
+    yield {"source": source, "kind": "order", "relation": "faster", "gpu": joined(gpus), "remark": "roughly"}
     for parts in figures(lines):
         title = re.fullmatch(r"\*\*(.+) (==|>) (.+)\*\*", parts[0])
         if title:
-            compared = what, than = title[1], title[3]
-            limits = re.findall(r"\d+(?:\.\d+)?", parts[1]) if len(parts) > 1 else []
-            yield two_machines(source, "speed", than, what, "equal" if title[2] == "==" else "faster", limits)
+            compared = what, other = title[1], title[3]
+            limits = numbers(parts[1]) if len(parts) > 1 else []
+            yield than(source, "speed", other, what, "equal" if title[2] == "==" else "faster", limits)
             if "less memory" in parts:
-                yield two_machines(source, "memory", than, what, "less")
+                yield than(source, "memory", other, what, "less")
         elif parts == ["twice more memory"]:
-            yield two_machines(source, "memory", compared[1], compared[0], "more", ("2", "2"))
+            yield than(source, "memory", compared[1], compared[0], "more", ("2", "2"))
         elif parts[0] == "**Prefer latest cuDNN**":
             for newer, older in pairwise(parts[1:]):
-                row = two_machines(source, "speed", older, newer, "faster")
+                row = than(source, "speed", older, newer, "faster")
                 yield row | {"from": f"cudnn {digits(older)}", "to": f"cudnn {digits(newer)}"}
+        elif parts[-1].startswith("[ResNet"):
+            cudnn, gpu, network = parts
+            before = {"library": "cudnn", "library_version": f"before {digits(cudnn)}"}
+            yield fit(source, "fits", [network.strip("[]")], gpu.removeprefix("8GB "), **before)
     for network, (cudnn, gpu, _) in headed_figures(lines, "out of memory"):
         version = {"library": "cudnn", "library_version": digits(cudnn)}
-        yield out_of_memory(source, network, gpu.removeprefix("8GB "), **version)
+        yield fit(source, "out of memory", [network], gpu.removeprefix("8GB "), **version)
     for network, (_, gpus, _) in headed_figures(lines, "not have enough memory"):
         for gpu in re.split(", | and ", gpus.removeprefix("8GB ")):
-            yield out_of_memory(source, network, gpu)
+            yield fit(source, "out of memory", [network], gpu)
+    yield only_with_cudnn(source, lines)
+
+
+LIBRARY = ("library", "library_version", "implementation")
+
+
+def conclusions_002() -> Iterator[Row]:
+    """Which library is bold in which tables, what the best of each layer add up to, and what one costs."""
+    source, bold = "convnet-benchmarks", {}
+    for row in (*convnet_networks(), *convnet_layers()):
+        if row["emphasis"] == "bold":
+            key = (row.get("network") or "all layers", *(row[name] for name in LIBRARY))
+            bold.setdefault(key, []).append(row["pass"])
+    for (of, *library), passes in bold.items():
+        which = {"networks": of} if of in NETWORKS.values() else {"layers": "all"}
+        named = dict(zip(LIBRARY, library, strict=True))
+        yield {"source": source, "kind": "best", "relation": "best", "pass": joined(passes), **which, **named}
+    (fft,), (memory,), _ = claims(extracted("002-convnet-benchmarks.txt"))
+    assert (fft, memory) == ("used FFT to calculate", "uses a lot of memory")
+    marked = next(row for row in convnet_layers() if row["published_library"].endswith(")***"))
+    named = {name: marked[name] for name in LIBRARY}
+    yield {"source": source, "kind": "memory_use", "relation": "more", "layers": "all", "remark": "a lot", **named}
+    sums = {
+        row["pass"]: row["milliseconds"]
+        for row in convnet_layers()
+        if row["library"] == "cherry-picking" and row["layer"] == "total"
+    }
+    for pass_, ms in sums.items():
+        about = {"source": source, "kind": "best_per_layer", "relation": "sum", "layers": "all"}
+        yield about | {"pass": pass_, "low": ms, "high": ms}
 
 
 def conclusions_003() -> Iterator[Row]:
+    source, stated = "gpu-study", claims(section_lines_003())
+    neon, torch, tensorflow, larger, always, evident, *best, alike = stated
+    gpus = [row for row in hardware() if row["source"] == source]
+    everywhere = {"gpu": joined(row["gpu"] for row in gpus)}
+    frameworks = {"source": source, "kind": "framework", "networks": "all"}
+    newer = joined(row["gpu"] for row in gpus if row["gpu"].endswith("Titan X") or row["gpu"] == "GTX 1080")
+    assert (neon[1:], torch[1]) == (
+        ["almost always", "best results", "both Titans and the GTX 1080", "worst for the K40"],
+        "good results",
+    )
+    yield frameworks | {"framework": neon[0].lower(), "relation": "best", "gpu": newer, "remark": neon[1]}
+    yield frameworks | {"framework": neon[0].lower(), "relation": "worst", "gpu": gpus[0]["gpu"]}
+    yield frameworks | {"framework": torch[0].lower(), "relation": "good", **everywhere, "remark": torch[2]}
+    assert tensorflow[1] == "only framework capable of training all networks"
+    yield frameworks | {"framework": tensorflow[0].lower(), "relation": "only fits", **everywhere, "pass": "total"}
+    assert larger == ["larger minibatches", "less processing time per sample"]
+    yield {"source": source, "kind": "time_per_sample", "relation": "less", "networks": "all", "remark": always[0]}
+    yield from sweeps_003(evident)
+    for (gpu, what), kind in zip(best, ("cost", "consumer"), strict=True):
+        assert what == {"cost": "best cost-effective", "consumer": "best consumer grade"}[kind]
+        row = {"source": source, "kind": "best_gpu", "relation": what.removeprefix("best ")}
+        yield row | {"gpu": GPUS[gpu], "published_gpu": gpu}
+    deep, similar, shallow = alike
+    assert similar == "similar accuracy"
+    names = [f"VGG-{digits(layers)}" for layers in (shallow, deep)]
+    yield between_networks(source, "accuracy", *names, "equal") | {
+        "published_from": shallow,
+        "published_to": deep,
+    }
+
+
+def section_lines_003() -> list[str]:
+    lines = extracted("003-gpu-study.txt")
+    return lines[lines.index(plots_003()[-1]) :]
+
+
+def sweeps_003(evident: list[str]) -> Iterator[Row]:
     first, second, excess, curves = section_003(plots_003()[-1], "Tesla K40:")
-    excess_ms = digits(excess[0])
+    source, excess_ms = "gpu-study", digits(excess[0])
     yield {
-        "source": "gpu-study",
+        "source": source,
         "kind": "ms_above_twice",
         "relation": "more",
         "low": excess_ms,
@@ -623,7 +769,7 @@ def conclusions_003() -> Iterator[Row]:
         (pascal, up, joined(NETWORKS[name] for name in some.split(" and "))),
     ):
         yield {
-            "source": "gpu-study",
+            "source": source,
             "kind": "curvature",
             "relation": curve,
             "gpu": GPUS.get(gpu, gpu),
@@ -631,6 +777,8 @@ def conclusions_003() -> Iterator[Row]:
             "networks": names,
             "batch_size": digits(batch),
         }
+    assert evident == ["this particular value of minibatch size", "more evident"]
+    yield {"source": source, "kind": "curvature", "relation": "most", "networks": "all", "batch_size": digits(batch)}
 
 
 def plots_003() -> list[str]:

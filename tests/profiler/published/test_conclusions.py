@@ -50,15 +50,15 @@ def frame(*cases: dict[str, Any]) -> pl.DataFrame:
 
 def published_speeds() -> list[dict[str, str]]:
     with (README.parent / "conclusions.csv").open(encoding="utf-8", newline="") as file:
-        return [row for row in csv.DictReader(file) if row["kind"] == "speed"]
+        return [row for row in csv.DictReader(file) if (row["source"], row["kind"]) == ("cloud-gpus", "speed")]
 
 
 def exceptions() -> dict[tuple[str, str], str]:
     """The computed range of each printed conclusion that the tables do not bear out, from references/README.md."""
     heading = "### Conclusions that the tables do not bear out"
-    section = README.read_text(encoding="utf-8").split(heading)[1]
+    section = README.read_text(encoding="utf-8").split(heading)[1].split("\n###")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
-    return {(row[0], row[1]): row[3] for row in rows[2:]}
+    return {(row[2], row[3]): row[5] for row in rows[2:] if row[0] == "cloud-gpus"}
 
 
 def found(slower: str, faster: str) -> Comparison:
