@@ -9,7 +9,6 @@ machine. Raw samples are not copied: the intervals on the pages were made from t
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import re
@@ -23,28 +22,26 @@ from typing import Any
 from urllib.parse import quote
 
 import polars as pl
-import yaml
 
 from engines.base import Warning
+from profiler.errors import ConfigError
 from profiler.job.case import setting_words
 from profiler.results import columns as declared
 from profiler.results import configurations, sentences
 from profiler.results.problems import not_measured, warned
-from profiler.results.reading import with_all_columns
 from profiler.results.speedups import CONFIGURATION
 from profiler.results.wall_time import describe
 from profiler.results.warning_kinds import KINDS, without_factor
 from profiler.stats.ratios import Verdict, label, legend
+from profiler.submit.cleaning import Cleaner, Run, read_run, write_data
 from profiler.tables import numbers
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 MADE = "<!-- Made by benchmarks/publish.py; do not edit. -->"
-FILES = ("results.parquet", "samples.parquet", "environment.json", "bench.yaml")
 MUST_AGREE = ("device", "gpu", *declared.names(declared.Group.VERSIONS), "cpu", "python", "platform")
 MEMORY = [column.name for column in declared.columns(declared.Group.MEMORY) if column.part_of == "peak_memory_mib"]
 IN_TRAINING = ("gradients_mib", "optimizer_mib")
 """Parts that only some rows have."""
-FREE_TEXT = ("run_id", "options", "reason", "proof")
 LONGEST_REASON = 240
 
 Line = Mapping[str, Any]
@@ -57,100 +54,33 @@ Group = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Run:
-    """What is read of a run's folder."""
+class SampledRun(Run):
+    """With its raw samples, of which the intervals on the pages are made."""
 
-    results: pl.DataFrame
     samples: pl.DataFrame
-    environment: dict[str, Any]
-    job: dict[str, Any]
 
 
-class Cleaner:
-    """Takes hosts and folders of the machine out of text: what lies in the project or the job's folder stays relative,
-    of any other absolute path the last part stays."""
-
-    _PATH = re.compile(r"https?://\S+|(?:(?<![\w.~/-])|(?<=-[IL]))~?/[^\s\"'`,;:()\[\]{}<>|\\]+")
-    _RUN_ID = re.compile(r"(\d{8}T\d{6}Z)-[^\s\"'/]+-([0-9a-f]{4})\b")
-
-    def __init__(self, runs: Sequence[Run]) -> None:
-        projects, hosts = list[str](), set[str]()
-        for run in runs:
-            main = Path((run.environment.get("command") or [""])[0])
-            projects += [str(folder) for folder in main.parents[1:2] if main.name == "__main__.py"]
-            for host in filter(None, (run.environment.get("host"), *run.results["host"].unique())):
-                hosts |= {host, host.partition(".")[0]}
-        jobs = (str(folder) for run in runs for folder in run.job.get("import_from", []))
-        self._roots = [f"{root}/" for root in (*projects, *jobs) if Path(root).is_absolute() and root != "/"]
-        names = "|".join(re.escape(host) for host in sorted(hosts, key=len, reverse=True))
-        self._host = re.compile(rf"(?<![\w.-])(?:{names})(?![\w-])") if names else None
-
-    def __call__(self, value: Any) -> Any:
-        """The same value with every text in it cleaned."""
-        if isinstance(value, str):
-            return self._text(value)
-        if isinstance(value, dict):
-            return {key: self(item) for key, item in value.items()}
-        return [self(item) for item in value] if isinstance(value, list) else value
-
-    def command(self, words: Sequence[str]) -> list[str]:
-        """A command as a reader would type it."""
-        if Path(words[0]).name == "__main__.py":
-            return ["python", "-m", "profiler", *map(self._text, words[1:])]
-        return ["python", *map(self._text, words)]
-
-    def environment(self, environment: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {key: self(value) for key, value in environment.items() if key not in ("host", "variables", "gpu_uuid")}
-        if environment.get("command"):
-            kept["command"] = self.command(environment["command"])
-        if environment.get("earlier_commands"):
-            kept["earlier_commands"] = [self.command(words) for words in environment["earlier_commands"] if words]
-        return kept
-
-    def job(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Without folders, and on the first GPU, whichever this run had."""
-        kept = {key: self(value) for key, value in job.items() if key not in ("output", "import_from")}
-        return kept | ({"device": "cuda"} if str(kept.get("device")).startswith("cuda:") else {})
-
-    def results(self, results: pl.DataFrame) -> pl.DataFrame:
-        cleaned = [pl.Series(c, self(results[c].to_list()), results.schema[c]) for c in (*FREE_TEXT, "warnings")]
-        return results.with_columns(*cleaned, pl.lit(None, results.schema["host"]).alias("host"))
-
-    def _text(self, text: str) -> str:
-        text = self._RUN_ID.sub(r"\1-\2", self._PATH.sub(self._relative, text))
-        return self._host.sub("host", text) if self._host else text
-
-    def _relative(self, found: re.Match[str]) -> str:
-        path = found.group()
-        if path.startswith("http"):
-            return path
-        root = next((root for root in self._roots if path.startswith(root)), None)
-        return (path.removeprefix(root) if root else Path(path).name) or "."
-
-
-def main(description: str | None, example: str, publish: Callable[[Sequence[Run], Path], None]) -> None:
+def main() -> None:
     """Publish the runs that the command line names. Exits where a file of theirs is missing."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
-    parser.add_argument("--into", required=True, type=Path, metavar="FOLDER", help=f"for example {example}")
+    parser.add_argument("--into", required=True, type=Path, metavar="FOLDER", help="for example docs/results/h200")
     options = parser.parse_args()
-    publish([_read(folder) for folder in options.runs], options.into)
+    try:
+        runs = [_read(folder) for folder in options.runs]
+    except ConfigError as error:
+        sys.exit(str(error))
+    publish(runs, options.into)
 
 
-def _read(folder: Path) -> Run:
-    missing = [name for name in FILES if not (folder / name).is_file()]
-    if missing:
-        sys.exit(f"{folder}: not a whole run: it lacks {', '.join(missing)}")
-    results, samples, environment, job = (folder / name for name in FILES)
-    return Run(
-        with_all_columns(pl.read_parquet(results)),
-        pl.read_parquet(samples),
-        json.loads(environment.read_text()),
-        yaml.safe_load(job.read_text()),
-    )
+def _read(folder: Path) -> SampledRun:
+    run, samples = read_run(folder), folder / "samples.parquet"
+    if not samples.is_file():
+        raise ConfigError(f"{folder}: not a whole run: it lacks samples.parquet")
+    return SampledRun(**vars(run), samples=pl.read_parquet(samples))
 
 
-def publish(runs: Sequence[Run], into: Path) -> None:
+def publish(runs: Sequence[SampledRun], into: Path) -> None:
     """Write everything. Exits where the runs cannot be mixed in one table."""
     _check(runs)
     clean = Cleaner(runs)
@@ -179,18 +109,7 @@ def publish(runs: Sequence[Run], into: Path) -> None:
         (into / f"{model}.md").write_text(_page(model, own, results.filter(model=model), environments[0]))
 
 
-def write_data(
-    folder: Path, results: pl.DataFrame, environment: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Write every row, the machine and the jobs, by the names of their files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    results.write_parquet(folder / "results.parquet", compression="zstd")
-    (folder / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
-    for name, job in jobs.items():
-        (folder / name).write_text(yaml.safe_dump(dict(job), sort_keys=False, allow_unicode=True))
-
-
-def _check(runs: Sequence[Run]) -> None:
+def _check(runs: Sequence[SampledRun]) -> None:
     first = runs[0]
     for run in runs[1:]:
         for key in MUST_AGREE:
@@ -591,4 +510,4 @@ def _shortened(reason: str) -> str:
 
 
 if __name__ == "__main__":
-    main(__doc__, "docs/results/h200", publish)
+    main()

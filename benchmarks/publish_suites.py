@@ -1,71 +1,140 @@
-"""Write the published tables, conclusions and data to keep in docs/, of runs of suites.
+"""Write the pages of docs/results/suites from the data that lie there: every suite's tables over all machines.
 
-    PYTHONPATH=. python benchmarks/publish_suites.py results/<run> results/<run> --into docs/results/suites
+    PYTHONPATH=. python benchmarks/publish_suites.py
 
-One run a suite, all on one kind of machine. Nothing that is written names the host or a folder of the machine, and raw
-samples are not copied.
+`python -m profiler submit` writes the data: <machine>/<suite>/ with every row, the machine and the job. From them come
+<suite>/published.md with its CSV files and pictures, <suite>/conclusions.md, and the README.md that leads to them.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.publish import MACHINE, MADE, Cleaner, Run, commands, facts, main, statuses, table_lines, write_data
+from benchmarks.publish import DOCS, MACHINE, MADE, commands, facts, statuses, table_lines
 from profiler.published.command import write
 from profiler.published.studies import STUDIES
 from profiler.published.tables import link, published_tables
+from profiler.results.problems import warned
+from profiler.results.reading import read_runs
 from profiler.results.wall_time import describe
+from profiler.submit.cleaning import Run, read_run
+
+SUITES = DOCS / "results" / "suites"
+PAGES = ("published.md", "conclusions.md", "published-*.csv", "*.svg")
+MARKED = ("disturbed", "inconsistent", "host-bound")
+"""Kinds of warnings that the list of runs counts."""
 
 
-def publish(runs: Sequence[Run], into: Path) -> None:
-    """A folder a suite, and a page that leads to them. Exits where a run is of no suite, or two are of one."""
-    clean = Cleaner(runs)
-    suites = {str(run.job.get("suite")): run for run in runs}
-    for suite, run in suites.items():
-        if not run.job.get("published") or len(suites) < len(runs):
-            sys.exit(f"{suite}: give one run of each suite; python -m profiler suites lists them")
-    for suite, run in suites.items():
-        _write(run, clean, into / suite)
-    lines = [_line(suites[suite], clean, suite) for suite in sorted(suites)]
+@dataclass(frozen=True)
+class Submitted:
+    """One suite's run on one machine, as it lies in `folder`."""
+
+    machine: str
+    suite: str
+    folder: Path
+    run: Run
+
+    @property
+    def study(self) -> str:
+        """The published benchmark whose tables show it."""
+        return str(self.run.job["published"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=SUITES, help="of the machines; docs/results/suites")
+    publish(parser.parse_args().folder)
+
+
+def publish(folder: Path) -> None:
+    """Write every page anew."""
+    runs = list(submitted(folder))
+    for suite in sorted({run.suite for run in runs}):
+        write_suite([run for run in runs if run.suite == suite], folder / suite)
+    (folder / "README.md").write_text(_index(runs))
+
+
+def submitted(folder: Path) -> Iterator[Submitted]:
+    """What lies in the folder, by suite, and of each suite by machine."""
+    for path in sorted(folder.glob("*/*/results.parquet"), key=lambda path: (path.parts[-2], path.parts[-3])):
+        run = read_run(path.parent)
+        machine = run.environment.get("machine") or {}
+        yield Submitted(machine.get("label") or path.parts[-3], path.parts[-2], path.parent, run)
+
+
+def write_suite(runs: Sequence[Submitted], into: Path) -> None:
+    """Write the suite's tables and conclusions over all its machines, and take away what was there before."""
+    for old in (path for pattern in PAGES for path in into.glob(pattern)):
+        old.unlink()
+    read = read_runs([run.folder for run in runs])
+    results, study = read.results.collect(), runs[0].study
+    write(into, study, results, published_tables(study, results, [run.environment for run in read.runs]))
+
+
+def _index(runs: Sequence[Submitted]) -> str:
+    machines = {run.machine: [other for other in runs if other.machine == run.machine] for run in runs}
     page = [
         MADE.replace("publish.py", "publish_suites.py"),
         "# The published benchmarks, run today",
-        "Each folder holds the tables in the published form (`published.md`, own rows in bold; as CSV too), every "
-        "comparison (`conclusions.md`), all rows (`results.parquet`), the job and the machine.",
-        "| suite | after | rows | command and wall time |\n| --- | --- | --- | --- |\n" + "\n".join(lines),
-        "## The machine",
-        "\n".join(table_lines(MACHINE, _machine(suites, clean))),
+        f"On {len(machines)} machine{'s' if len(machines) > 1 else ''}: {', '.join(machines)}. Each suite has one page "
+        "with its tables in the published form, the rows of all machines among the published ones (**bold**; as CSV "
+        "files in the same folder, too), and one with every comparison. [Add your machine](../../../CONTRIBUTING.md).",
+        "\n".join(_suites(runs)),
+        "## The runs",
+        "The folder of a run has every row (`results.parquet`), the machine (`environment.json`) and the job "
+        "(`bench.yaml`). Counted are the rows that [were disturbed, or wait for the host](../../method.md).",
+        "\n".join(_runs(runs)),
+        "## The machines",
     ]
-    (into / "README.md").write_text("\n\n".join(page) + "\n")
+    for machine, of_it in machines.items():
+        page += [f"### {machine}", "\n".join(table_lines(MACHINE, _machine(of_it)))]
+    return "\n\n".join(page) + "\n"
 
 
-def _machine(suites: Mapping[str, Run], clean: Cleaner) -> list[tuple[str, str]]:
-    """The machine's facts; what differs between the runs, such as the cores that they were given, with their suites."""
+def _suites(runs: Sequence[Submitted]) -> list[str]:
+    rows = []
+    for suite in dict.fromkeys(run.suite for run in runs):
+        of_it = [run for run in runs if run.suite == suite]
+        pages = f"[{suite}]({suite}/published.md)", f"[conclusions]({suite}/conclusions.md)"
+        rows.append([*pages, link(STUDIES[of_it[0].study]), ", ".join(run.machine for run in of_it)])
+    return _table(["suite", "comparisons", "after", "machines"], rows)
+
+
+def _runs(runs: Sequence[Submitted]) -> list[str]:
+    rows = []
+    for one in runs:
+        kinds = dict(warned(one.run.results).select("kind", "cases").rows())
+        marks = ", ".join(f"{kinds[kind]} {kind}" for kind in MARKED if kind in kinds)
+        took = one.run.environment.get("wall_seconds")
+        folder = f"[{one.suite}]({'/'.join(one.folder.parts[-2:])})"
+        rows.append(
+            [
+                *(folder, one.machine, statuses(one.run.results), marks),
+                *(commands(one.run.environment), describe(took) if took else ""),
+            ]
+        )
+    return _table(["run", "machine", "rows", "marked", "command", "wall time"], rows)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A GitHub table; a bar in a cell is escaped by whoever made it."""
+    return [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
+
+
+def _machine(runs: Sequence[Submitted]) -> list[tuple[str, str]]:
+    """The machine's facts; what differs between its runs, such as the cores that they were given, with their suites."""
     found: dict[str, dict[str, list[str]]] = {}
-    for suite, run in suites.items():
-        for part, what in facts(clean.environment(run.environment)):
-            found.setdefault(part, {}).setdefault(what, []).append(suite)
+    for one in runs:
+        for part, what in facts(one.run.environment):
+            found.setdefault(part, {}).setdefault(what, []).append(one.suite)
     return [
         (part, "; ".join(what if len(values) == 1 else f"{what} ({', '.join(who)})" for what, who in values.items()))
         for part, values in found.items()
     ]
 
 
-def _write(run: Run, clean: Cleaner, folder: Path) -> None:
-    study, environment, results = run.job["published"], clean.environment(run.environment), clean.results(run.results)
-    write_data(folder, results, environment, {"bench.yaml": clean.job(run.job)})
-    write(folder, study, results, published_tables(study, results, [environment]))
-
-
-def _line(run: Run, clean: Cleaner, suite: str) -> str:
-    seconds = run.environment.get("wall_seconds")
-    took = f": {describe(seconds)}" if seconds else ""
-    command = f"{commands(clean.environment(run.environment))}{took}"
-    source = link(STUDIES[run.job["published"]])
-    return f"| [{suite}]({suite}/published.md) | {source} | {statuses(run.results)} | {command} |"
-
-
 if __name__ == "__main__":
-    main(__doc__, "docs/results/suites", publish)
+    main()

@@ -206,6 +206,16 @@ class Published:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Submit:
+    """Check finished runs of suites, and write what may be published of them: no host, user, folder or variable."""
+
+    runs: Annotated[Sequence[str], Argument(metavar="RUN...", help="Folders of finished runs, one a suite and machine")]
+    into: Annotated[Path, Option(help="Folder of the machines; each run goes to <machine>/<suite> in it")] = Path(
+        "docs/results/suites"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cache:
     """List what is kept between runs (exports, references, engines), or clear it."""
 
@@ -230,6 +240,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "models": (Models, "profiler.listings:list_models"),
     "suites": (Suites, "profiler.listings:list_suites"),
     "published": (Published, "profiler.published.command:execute"),
+    "submit": (Submit, "profiler.submit.command:execute"),
     "cache": (Cache, "profiler.listings:cache"),
     "environment": (Environment, "profiler.listings:print_environment"),
 }

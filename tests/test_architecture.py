@@ -22,7 +22,7 @@ ORDER = (
     *("profiler.published.studies", "profiler.job", "profiler.processes", "profiler.results", "profiler.worker"),
     # From results to answers. A run ends with a published benchmark's tables and with a report, and what is recommended
     # is exported by what prepares a run and builds an engine.
-    *("profiler.published", "profiler.compare", "profiler.report", "profiler.run"),
+    *("profiler.published", "profiler.submit", "profiler.compare", "profiler.report", "profiler.run"),
     *("profiler.build", "profiler.recommend"),
     *("profiler.layers", "profiler.query", "profiler.listings"),
     *("profiler.cli", "profiler.__main__", "profiler", "benchmarks"),
@@ -30,7 +30,15 @@ ORDER = (
 """The rooms: packages and loose modules. Each imports only itself and those before it, inside functions too."""
 WITH_POLARS = (
     *("profiler.stats", "profiler.tables", "profiler.results", "profiler.published", "profiler.compare"),
-    *("profiler.report", "profiler.run", "profiler.recommend", "profiler.layers", "profiler.query", "benchmarks"),
+    *(
+        "profiler.submit",
+        "profiler.report",
+        "profiler.run",
+        "profiler.recommend",
+        "profiler.layers",
+        "profiler.query",
+        "benchmarks",
+    ),
 )
 """The rooms in which tables are made or read. What measures, and what plans or builds, does without polars."""
 MOST_LOOSE_FILES = 12
@@ -223,7 +231,7 @@ LOADED = ("exporters.catalog", "engines.catalog", "profiler", "profiler.cli")
 """What must not be slow to import, the lightest first."""
 PARENT = (
     *("job.plan", "listings", "build", "layers", "query", "run.runner"),
-    *(f"{room}.command" for room in ("published", "compare", "report", "run", "recommend")),
+    *(f"{room}.command" for room in ("published", "submit", "compare", "report", "run", "recommend")),
 )
 """What runs in the parent process: every command."""
 

@@ -237,8 +237,8 @@ def test_the_parquet_holds_the_rows_of_both_runs_and_their_columns(published, go
 
 def test_the_runs_are_told_with_commands_seconds_and_roofs(published, golden):
     text = (published / "README.md").read_text()
-    assert "`python -m profiler jobs/bench.yaml --output runs --only model=alexnet`" in text
-    assert "`python -m profiler jobs/bench.yaml --output runs --only model=resnet50`" in text
+    assert "`python -m profiler jobs/bench.yaml --only model=alexnet`" in text
+    assert "`python -m profiler jobs/bench.yaml --only model=resnet50`" in text
     assert "1. `python -m profiler jobs/first.yaml`, then `python -m profiler jobs/bench.yaml" in text
     assert "Took 40 s (measuring" in text
     assert "Took 41 s (measuring" in text

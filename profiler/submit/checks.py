@@ -1,0 +1,158 @@
+"""Check what of a run would mislead a reader of its published figures: gaps, disturbances, machines without a name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from engines.catalog import Device, known
+from profiler.bundled import jobs
+from profiler.errors import PROGRAM, ConfigError
+from profiler.job.case import Case
+from profiler.job.config import Config, load_config
+from profiler.job.plan import make_plan
+from profiler.published.references import networks
+from profiler.published.studies import STUDIES
+from profiler.results.columns import kind_of_warning
+from profiler.results.replicates import OK, without_probes
+from profiler.results.warning_kinds import KINDS
+from profiler.submit.cleaning import Cleaner, Run
+from profiler.tables.numbers import counted, listed, percent
+
+MOST_DISTURBED = 0.2
+"""Of a run's measured rows. A disturbed row is marked and no factor rests on it, so a few do no harm; where it is more
+than one in five, the machine was in use, and rows that no check caught are wrong too."""
+_FACTS = {"cuda": ("gpu", "driver", "cuda", "cpu", "python"), "cpu": ("cpu", "cpu_cores", "python")}
+"""What environment.json must say of the machine, by its device."""
+_DISTURBED = [kind.kind for kind in KINDS.values() if kind.first_taken]
+
+
+def label_of(run: Run) -> str | None:
+    """What the user calls the machine."""
+    machine = run.environment.get("machine")
+    return (machine.get("label") if isinstance(machine, dict) else machine) or None
+
+
+def slug(name: str) -> str:
+    """A name as a folder is called: "Xeon, 2 cores" is xeon-2-cores."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
+
+
+def problems(run: Run, folder: Path, clean: Cleaner) -> list[str]:
+    """One sentence for everything that must be mended before the run, which lies in `folder`, can be published."""
+    if str(run.job.get("published")) not in STUDIES:
+        return [
+            f"no published benchmark has a table for it: run a suite, which {PROGRAM} suites lists, or give the job "
+            f"the key `published` ({', '.join(STUDIES)})"
+        ]
+    found = [*_incomplete(run, folder), *_disturbed(run, folder), *_rough(run), *_nameless(run, folder)]
+    found += [*_without_versions(run)]
+    if left := clean.left(clean.run(run)):
+        found.append(f"after cleaning it still names {listed(left)}: take that out of the job, and measure again")
+    return found
+
+
+def notes(run: Run, folder: Path) -> list[str]:
+    """What the tables will mark, and how it could be had better."""
+    rows = without_probes(run.results).filter(OK)
+    found = []
+    for kind in ("disturbed", "host-bound"):
+        kinds = _DISTURBED if kind == "disturbed" else [kind]
+        if number := _carrying(rows, kinds):
+            mend = f"; to measure those again: {_again(folder)}" if kind == "disturbed" else ", which the tables mark"
+            found.append(f"{number} of {counted(rows.height, 'row')} {kind}{mend}")
+    return found
+
+
+def _incomplete(run: Run, folder: Path) -> Iterator[str]:
+    """Cases of the job without a row, and a run in which nothing could be measured."""
+    try:
+        _, cases = _planned(run, folder)
+    except ConfigError as error:
+        yield f"its job cannot be planned by this version ({error}): submit it with the version that measured it"
+        return
+    measured = set(run.results["case_id"])
+    missing = [str(case.id) for case in cases if str(case.id) not in measured]
+    if missing:
+        yield (
+            f"{len(missing)} of {counted(len(cases), 'case')} have no row, such as {missing[0]}: "
+            f"measure them by {PROGRAM} --resume {folder}"
+        )
+    if not without_probes(run.results).filter(OK).height:
+        yield f"no row has figures: see why in its tables, then {PROGRAM} --resume {folder} --retry"
+
+
+def _disturbed(run: Run, folder: Path) -> Iterator[str]:
+    rows = without_probes(run.results).filter(OK)
+    number = _carrying(rows, _DISTURBED)
+    if number > MOST_DISTURBED * rows.height:
+        yield (
+            f"{number} of {counted(rows.height, 'row')} were disturbed by other work, more than "
+            f"{percent(MOST_DISTURBED)} %: on a quiet machine measure them again by {_again(folder)}"
+        )
+
+
+def _rough(run: Run) -> Iterator[str]:
+    """A shipped suite that was sampled for less than it says, as by --quick."""
+    suite, seconds = str(run.job.get("suite")), (run.job.get("budget") or {}).get("seconds")
+    if suite not in jobs() or seconds is None:
+        return
+    asked = load_config(jobs()[suite], _device(run)).budget.seconds
+    if seconds < asked:
+        yield (
+            f"its cases were sampled for {seconds:g} s, the suite asks for {asked:g}: "
+            f"measure it by {PROGRAM} {suite} without --quick or --seconds"
+        )
+
+
+def _nameless(run: Run, folder: Path) -> Iterator[str]:
+    name = label_of(run)
+    again = f"{PROGRAM} --resume {folder} --machine label=H200"
+    taken = networks(str(run.job["published"]))["machine"].unique().str.strip_prefix("CPU: ").to_list()
+    if not name or not slug(name):
+        yield f"its machine has no name: give one, without measuring again, by {again}"
+    elif name in taken or slug(name) in map(slug, (*taken, *jobs())):
+        yield f"'{name}' is a published machine or a suite, so its rows could not be told apart: rename it by {again}"
+
+
+def _without_versions(run: Run) -> Iterator[str]:
+    """Facts of the machine, and versions of what ran, that the run does not say."""
+    unknown = [fact for fact in _FACTS[_device(run)] if run.environment.get(fact) is None]
+    for engine in run.results.filter(OK)["engine"].unique(maintain_order=True):
+        version = known(engine).version
+        if version and run.results.filter(OK, engine=engine)[version.column].null_count():
+            unknown.append(version.column)
+    if unknown:
+        yield (
+            f"it does not say what {listed(dict.fromkeys(unknown))} it ran on: measure it again with an installed "
+            f"copy of this version ({PROGRAM} environment prints what is recorded)"
+        )
+
+
+def _planned(run: Run, folder: Path) -> tuple[Config, list[Case]]:
+    """The job and its cases. Raises ConfigError for a job of another version that this one does not understand."""
+    config = load_config(folder / "bench.yaml", _device(run))
+    return config, make_plan(config, _device(run), capability=run.environment.get("compute_capability"))
+
+
+def _device(run: Run) -> Device:
+    return "cpu" if _fact(run.environment, run.results, "device") == "cpu" else "cuda"
+
+
+def _fact(environment: Mapping[str, Any], results: pl.DataFrame, key: str) -> Any:
+    """What environment.json says, else the rows."""
+    return environment.get(key) or results[key].drop_nulls().first()
+
+
+def _carrying(rows: pl.DataFrame, kinds: list[str]) -> int:
+    """How many rows carry a warning of one of the kinds."""
+    carried = rows["warnings"].list.eval(kind_of_warning(pl.element())).list.set_intersection(kinds)
+    return int((carried.list.len() > 0).sum())
+
+
+def _again(folder: Path) -> str:
+    return f"{PROGRAM} --resume {folder} --wait-for-idle 10"

@@ -1,0 +1,79 @@
+"""Check runs of suites, and write the folders that put their machine into the published tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from profiler.errors import ConfigError
+from profiler.options import Submit as Options
+from profiler.results.replicates import without_probes
+from profiler.submit.checks import label_of, notes, problems, slug
+from profiler.submit.cleaning import FILES, Cleaner, Run, read_run, write_data
+from profiler.tables.numbers import counted
+
+_SAME_MACHINE = ("gpu", "cpu", "device")
+"""Of two runs that are called by one label, what they must agree in."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A run, the folder that it lies in, and the one that it would be published in."""
+
+    run: Run
+    folder: Path
+    target: Path
+
+
+def execute(options: Options, console: Console) -> int:
+    """Write what can be published of each run. Raises ConfigError with a line for everything that must be mended."""
+    refused: list[str] = []
+    accepted: list[Submission] = []
+    for folder in map(Path, options.runs):
+        run = read_run(folder)
+        wrong = problems(run, folder, Cleaner([run]))
+        if not wrong:
+            target = options.into / slug(label_of(run) or "") / slug(str(run.job["suite"]))
+            wrong = _clashes(run, target, accepted)
+            accepted += [] if wrong else [Submission(run, folder, target)]
+        refused += [f"{folder}: {sentence}" for sentence in wrong]
+    for submission in accepted:
+        _write(submission, console)
+    if refused:
+        raise ConfigError("\n".join(refused))
+    return 0
+
+
+def _clashes(run: Run, target: Path, accepted: Sequence[Submission]) -> list[str]:
+    """Why the run cannot lie in `target`: another run, or another machine of this name, does."""
+    if target in [other.target for other in accepted]:
+        return [f"another of these runs is of {target.name} on {label_of(run)}, too: give one of the two"]
+    there = {path.parent: json.loads(path.read_text()) for path in target.parent.glob("*/environment.json")}
+    there |= {other.target: other.run.environment for other in accepted if other.target.parent == target.parent}
+    for folder, environment in there.items():
+        for key in _SAME_MACHINE:
+            if folder != target and environment.get(key) != run.environment.get(key):
+                return [
+                    f"{label_of(run)} in {folder} is another machine ({key} {environment.get(key)}, here "
+                    f"{run.environment.get(key)}): give this one another label by --resume and --machine"
+                ]
+    return []
+
+
+def _write(submission: Submission, console: Console) -> None:
+    run, target = submission.run, submission.target
+    cleaned = Cleaner([run]).run(run)
+    # The first start's job does not know what --machine said at a later one.
+    job = {**cleaned.job, "machine": cleaned.environment.get("machine") or {}}
+    write_data(target, cleaned.results, cleaned.environment, {FILES[-1]: job})
+    counts = without_probes(run.results)["status"].value_counts(sort=True).iter_rows()
+    size = sum((target / name).stat().st_size for name in FILES)
+    listing = ", ".join(f"{number} {status}" for status, number in counts)
+    console.print(Text(f"{target}: {counted(run.results.height, 'row')} ({listing}), {size / 1024:.0f} KiB"))
+    for note in notes(run, submission.folder):
+        console.print(Text(f"  {note}", style="dim"), soft_wrap=True)
