@@ -80,7 +80,7 @@ def _index(runs: Sequence[Submitted]) -> str:
         MADE.replace("publish.py", "publish_suites.py"),
         "# The published benchmarks, run today",
         f"On {len(machines)} machine{'s' if len(machines) > 1 else ''}: {', '.join(machines)}. Each suite has one page "
-        "with its tables in the published form, the rows of all machines among the published ones (**bold**; as CSV "
+        "with its tables in the published form, the rows of all machines among the published ones (marked ▸; as CSV "
         "files in the same folder, too), and one with every comparison. [Add your machine](../../../CONTRIBUTING.md).",
         "\n".join(_suites(runs)),
         "## The runs",

@@ -80,7 +80,7 @@ def covers(study: str, group: Mapping[str, Any]) -> bool:
 
 
 def print_published(console: Console, printed: Printed) -> None:
-    """Print the table's sections that have rows of ours, which are marked and bold."""
+    """Print the table's sections that have rows of ours, which are marked."""
     console.print()
     console.print(Text(printed.title, style="bold underline"))
     if printed.note:

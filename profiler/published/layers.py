@@ -6,7 +6,7 @@ import polars as pl
 
 from exporters.single_layers import LAYERS as SHAPES
 from profiler.published import references, setups
-from profiler.published.printed import NOTES, Printed, joined_notes, label, milliseconds, per_image
+from profiler.published.printed import NOTES, SAME_BATCH, Printed, joined_notes, label, milliseconds, per_image
 from profiler.published.studies import STUDIES
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.tables.numbers import whole
@@ -30,6 +30,8 @@ _TABLES = {
 _SUMS = {"total_ms": "Total (ms)", "forward_ms": "forward (ms)", "backward_ms": "backward (ms)"}
 _SETUP = ["setup", "machine", "library", "implementation", "batch_size"]
 _LABELS = [label("machine", "GPU"), label("library", "Library"), label("implementation", "Class/Function")]
+_ONE_LIBRARY = pl.when(pl.col("implementation").ne_missing("best per layer")).then(SAME_BATCH)
+"""The rows of which one can be the best; "best per layer" is put together of several."""
 _DISTURBED = pl.format("{}: {}", "layer", "disturbed")
 """A row's note that other work disturbed it; null where none did."""
 _CLOCK = (
@@ -112,7 +114,9 @@ def _sums(mine: pl.DataFrame) -> Printed:
     published = references.layer_summary().with_columns(ours=pl.lit(False))
     frame = setups.ranked(pl.concat([published, sums], how="diagonal_relaxed"), "total_ms")
     times = [milliseconds(column, heading) for column, heading in _SUMS.items()]
-    return Printed("layers", "L1 to L5: forward + backprop", frame, _fields(frame, times), note=_CLOCK)
+    return Printed(
+        "layers", "L1 to L5: forward + backprop", frame, _fields(frame, times), note=_CLOCK, contest=_ONE_LIBRARY
+    )
 
 
 def _breakdown(mine: pl.DataFrame) -> Printed:
@@ -137,7 +141,8 @@ def _breakdown(mine: pl.DataFrame) -> Printed:
     frame = ranked.sort(pl.col("table").replace_strict(order), maintain_order=True)
     frame = frame.with_columns(section=pl.col("table").replace_strict(_SECTIONS))
     times = [*(milliseconds(layer, layer) for layer in LAYERS), milliseconds("total", "Total")]
-    return Printed("layers-by-pass", "L1 to L5, by pass (ms)", frame, _fields(frame, times), "section")
+    title = "L1 to L5, by pass (ms)"
+    return Printed("layers-by-pass", title, frame, _fields(frame, times), "section", contest=_ONE_LIBRARY)
 
 
 def _memory(mine: pl.DataFrame) -> Printed:

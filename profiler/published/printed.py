@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 import polars as pl
@@ -15,13 +16,18 @@ from profiler.tables.writers import csv, escape_markdown, markdown
 NOTES = ("note", "brief")
 """The columns that say why a row lacks figures: in full for files, and for a terminal."""
 
+OURS = pl.col("ours")
+SAME_BATCH = pl.format("{} {}", "ours", "batch_size")
+"""What distinguishes rows whose figures can be held against each other: own ones, and those of one batch size."""
+
 
 @dataclass(frozen=True)
 class Printed:
     """A table as a reader sees it.
 
-    `frame` has a Boolean column `ours`, and perhaps those of NOTES.
+    `frame` has a Boolean column `ours`, by which rows are `marked`, and perhaps those of NOTES.
     The table is split under headings by the values of `section`. The CSV has all columns of `data`, or of `frame`.
+    The lowest figure of a contested column is bold, among rows of one `contest`; null takes no part.
     """
 
     name: str
@@ -31,17 +37,34 @@ class Printed:
     section: str | None = None
     note: str = ""
     data: pl.DataFrame | None = None
+    marked: str | None = "ours"
+    contest: pl.Expr = OURS
 
     def tables(self, note: str = "note") -> list[Table]:
         """Each section's, in the frame's order, with the notes of the column `note`."""
         fields = [*self.fields, prose("Note", note)] if note in self.frame.columns else self.fields
         if self.section is None:
-            return [Table(self.name, "", self.frame, fields, marked="ours")]
+            return [self._table("", self.frame, fields)]
         groups = self.frame.group_by(self.section, maintain_order=True)
-        return [Table(self.name, str(value), rows, fields, marked="ours") for (value,), rows in groups]
+        return [self._table(str(value), rows, fields) for (value,), rows in groups]
+
+    def _table(self, title: str, rows: pl.DataFrame, fields: Sequence[Field]) -> Table:
+        return Table(self.name, title, rows, fields, marked=self.marked, bold=self._best(rows))
+
+    def _best(self, rows: pl.DataFrame) -> dict[str, list[bool]]:
+        """By contested column which of its figures is the lowest of several."""
+        names = [field.columns[0] for field in self.fields if field.contested]
+        figures = rows.select(*names, contest=self.contest)
+        several = (pl.col(name).count().over("contest") > 1 for name in names)
+        lowest = (pl.col(name) == pl.col(name).min().over("contest") for name in names)
+        known = pl.col("contest").is_not_null()
+        best = figures.select(
+            (low & some & known).fill_null(value=False) for low, some in zip(lowest, several, strict=True)
+        )
+        return best.to_dict(as_series=False)
 
     def markdown(self) -> str:
-        """Headings, tables and the note; rows of ours are bold."""
+        """Headings, tables and the note; rows of ours are marked."""
         parts = [f"## {escape_markdown(self.title)}\n"]
         parts += [f"{escape_markdown(self.note)}\n"] if self.note else []
         for table in self.tables():
@@ -61,14 +84,18 @@ def joined_notes() -> list[pl.Expr]:
     return [pl.col(note).drop_nulls().str.join("; ").replace("", None) for note in NOTES]
 
 
-def label(column: str, heading: str) -> Field:
-    """A column of words by which rows are known."""
-    return words(heading, column, repeated=True)
+def label(column: str, heading: str, link: str = "") -> Field:
+    """A column of words by which rows are known, which lead to the addresses in the column `link`."""
+    return words(heading, column, repeated=True, link=link)
 
 
-def milliseconds(column: str, heading: str) -> Field:
-    """A column of times: two decimals, below 1 ms three. Published ones that are all whole keep none."""
-    return figure(heading, (column, "ours"), _milliseconds)
+def milliseconds(column: str, heading: str, as_printed: str = "") -> Field:
+    """A column of times, of which the lowest stand out: two decimals, below 1 ms three.
+
+    Published ones that are all whole keep none. `as_printed` is a column with what stands in place of a number.
+    """
+    columns = (column, "ours", as_printed) if as_printed else (column, "ours")
+    return figure(heading, columns, _milliseconds, contested=True)
 
 
 def per_image(heading: str) -> list[Field]:
@@ -76,10 +103,12 @@ def per_image(heading: str) -> list[Field]:
     return [figure("Batch", "batch_size", whole), figure(heading, "per_item_ms", measures)]
 
 
-def _milliseconds(values: Iterable[float | None], ours: Iterable[bool]) -> list[str]:
-    rows = list(zip(values, ours, strict=True))
-    plain = all(value.is_integer() for value, own in rows if value is not None and not own)
-    return ["" if v is None else count(v) if plain and not own else measure(v) for v, own in rows]
+def _milliseconds(
+    values: Iterable[float | None], ours: Iterable[bool], printed: Iterable[str | None] = repeat(None)
+) -> list[str]:
+    rows = list(zip(values, ours, printed, strict=False))
+    plain = all(value.is_integer() for value, own, _ in rows if value is not None and not own)
+    return [text or "" if v is None else count(v) if plain and not own else measure(v) for v, own, text in rows]
 
 
 def measure(value: float) -> str:

@@ -15,6 +15,7 @@ from profiler.published import references, setups
 from profiler.published.layers import layer_tables
 from profiler.published.printed import (
     NOTES,
+    SAME_BATCH,
     Printed,
     joined_notes,
     label,
@@ -27,12 +28,13 @@ from profiler.published.printed import (
 from profiler.published.studies import STUDIES, Study
 from profiler.tables.numbers import count, whole
 from profiler.tables.table import figure
-from profiler.tables.writers import escape_markdown
+from profiler.tables.writers import MARK, escape_markdown
 
 Environment = Mapping[str, Any]
 """What environment.json holds; `machine` is what to call it, as in profiler.results.reading.Run."""
 
 _PICTURES = "The source printed its figures as pictures: only those in its text are here."
+_BOLD = "**Bold** is the lowest time of a column, among the published rows and among the own ones."
 _SECTIONS = {"inference": "forward", "training": "forward + backward"}
 _HARDWARE = [
     *(label("gpu", "GPU"), label("cloud", "Cloud"), label("instance", "Instance Name"), label("memory", "Memory")),
@@ -69,7 +71,8 @@ def network_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed
     if (frame.group_by("network").agg(pl.col("batch_size").n_unique())["batch_size"] > 1).any():
         fields += per_image("Per image (ms)")
         note = "Batch sizes differ: ranked by the time per image."
-    return [Printed("networks", f"{study.title}: forward and backward pass", frame, fields, "published_network", note)]
+    title = f"{study.title}: forward and backward pass"
+    return [Printed("networks", title, frame, fields, "published_network", note, contest=SAME_BATCH)]
 
 
 def framework_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed]:
@@ -90,7 +93,7 @@ def framework_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Print
     else:
         title += f", {STUDIES[name].batch_size} samples per minibatch"
     fields += [milliseconds(network, network) for network in rows["published_network"].unique(maintain_order=True)]
-    return [Printed("frameworks", title, frame, fields, "section", _PICTURES, data=rows)]
+    return [Printed("frameworks", title, frame, fields, "section", _PICTURES, data=rows, contest=SAME_BATCH)]
 
 
 def minibatch_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed]:
@@ -119,7 +122,8 @@ def minibatch_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Print
     fields.append(label("section", "Pass"))
     fields += [milliseconds(size, size) for size in by_size["batch_size"].unique(maintain_order=True)]
     title = "Minibatch efficiency: milliseconds per sample, by samples per minibatch"
-    return [Printed("minibatch", title, frame, fields, "published_network", _PICTURES, data=swept)]
+    same_pass = pl.format("{} {}", "ours", "section")
+    return [Printed("minibatch", title, frame, fields, "published_network", _PICTURES, data=swept, contest=same_pass)]
 
 
 TABLES: Mapping[str, Callable[[str, pl.DataFrame, pl.DataFrame], list[Printed]]] = {
@@ -176,7 +180,7 @@ def markdown(name: str, tables: Sequence[Printed]) -> str:
     study = STUDIES[name]
     source = link(study) if study.address else f'"{link(study)}"'
     title = f"# {escape_markdown(study.title)}: published and own figures"
-    lead = f"{title}\n\nOwn rows are **bold**; the others are {source}'s.\n"
+    lead = f"{title}\n\nOwn rows are marked {MARK}; the others are {source}'s. {_BOLD}\n"
     return "\n".join([lead, *(table.markdown() for table in tables)])
 
 

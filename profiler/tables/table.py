@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,6 +33,10 @@ class Field:
     """A heading over this field and its neighbours of the same."""
     style: str = ""
     """On a terminal, such as "dim"."""
+    contested: bool = False
+    """Whether the lowest of its figures is to stand out."""
+    link: str = ""
+    """A column with the address that a cell leads to; several with blanks between, for what stands between commas."""
 
     @property
     def title(self) -> str:
@@ -74,9 +79,10 @@ def under(over: str, *fields: Field) -> list[Field]:
 class Table:
     """Rows for a reader. Fields that are empty throughout are left out, unless it is to have `every` field.
 
-    `frame` is a polars frame, or a mapping with a list a column. Of its columns `marked` is true of rows to stand out
-    and `hidden` of rows that only a page's filter shows; the last `totals` rows are sums. A CSV file has the fields'
-    columns and the `keys`, or all of `data`.
+    `frame` is a polars frame, or a mapping with a list a column. Of its columns `marked` is true of rows to mark with
+    a sign and `hidden` of rows that only a page's filter shows; the last `totals` rows are sums. `bold` has, by a
+    field's first column, which of its cells stand out. A CSV file has the fields' columns and the `keys`, or all of
+    `data`.
     """
 
     name: str
@@ -89,6 +95,7 @@ class Table:
     totals: int = 0
     keys: Sequence[str] = ()
     data: pl.DataFrame | None = None
+    bold: Mapping[str, Sequence[bool]] = dataclasses.field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -103,6 +110,14 @@ class Table:
     def flags(self, column: str | None) -> list[bool]:
         """What a column says of each row; False without a column."""
         return [False] * self.rows if column is None else [bool(value) for value in self.frame[column]]
+
+    def stand_out(self, field: Field) -> Sequence[bool]:
+        """Which of the field's cells do."""
+        return self.bold.get(field.columns[0]) or [False] * self.rows
+
+    def links(self, field: Field) -> list[list[str]]:
+        """Where each of the field's cells leads to."""
+        return [(address or "").split() for address in self.frame[field.link]] if field.link else [[]] * self.rows
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
 
@@ -19,7 +19,8 @@ from profiler.tables.table import Field, Section, Table, name
 
 _FOLDED = {"words": 14, "prose": 24, "excerpt": 10}
 """Characters that a column keeps on a narrow terminal, by the field's kind. Figures and names stay whole."""
-_MARK = "▸"
+MARK = "▸"
+"""Before rows that are marked."""
 
 
 def print_section(console: Console, section: Section) -> None:
@@ -39,7 +40,7 @@ def print_table(console: Console, table: Table, width: int | None = None) -> lis
     Where it is too wide its columns move together and fold, then the expendable ones are left out, which a line below
     says, then it is split.
     """
-    columns, marked = _columns(table), table.flags(table.marked)
+    columns = _columns(table)
     if not columns:
         return []
     width = width or console.width
@@ -47,10 +48,10 @@ def print_table(console: Console, table: Table, width: int | None = None) -> lis
         console.print(Text(table.title, style="bold"))
     for part, gap in _parts(columns, width):
         grid = _grid(part, gap, width)
-        for row, cells in enumerate(zip(*(column.cells for column in part), strict=True)):
+        for row, cells in enumerate(zip(*(column.texts for column in part), strict=True)):
             if table.totals and row == table.rows - table.totals:
                 grid.add_section()
-            grid.add_row(*map(Text, cells), style="bold" if marked[row] else None)
+            grid.add_row(*cells)
         # A terminal that is narrower than a figure wraps the line, which loses nothing.
         console.print(grid, soft_wrap=True)
     lost = _lost(columns, width)
@@ -78,8 +79,9 @@ def print_pairs(console: Console, pairs: Iterable[tuple[Text, Text]], gap: int =
 class _Column:
     """A field's cells, and the widths in which they can be printed."""
 
-    def __init__(self, field: Field, cells: Sequence[str]) -> None:
-        self.field, self.cells = field, cells
+    def __init__(self, field: Field, cells: Sequence[str], bold: Sequence[bool]) -> None:
+        self.field = field
+        self.texts = [Text(cell, style="bold" if out else "") for cell, out in zip(cells, bold, strict=True)]
         # Figures are narrow, so their headings break at the first blank.
         heading = f"{field.heading} {field.unit}".rstrip()
         self.heading = heading.replace(" ", "\n", 1) if field.kind == "figure" else heading
@@ -89,11 +91,11 @@ class _Column:
 
 def _columns(table: Table) -> list[_Column]:
     """The fields to show, and before them the mark of rows that stand out."""
-    columns = [_Column(field, cells) for field, cells in table.columns()]
+    columns = [_Column(field, cells, table.stand_out(field)) for field, cells in table.columns()]
     marked = table.flags(table.marked)
     if columns and any(marked):
         mark = name("", "", repeated=True)
-        columns.insert(0, _Column(mark, [_MARK if bold else "" for bold in marked]))
+        columns.insert(0, _Column(mark, [MARK if own else "" for own in marked], marked))
     return columns
 
 
@@ -166,17 +168,14 @@ def escape_markdown(text: str) -> str:
 
 
 def markdown(table: Table) -> str:
-    """Write the table as GitHub's Markdown, without its title; rows that are marked are bold."""
+    """Write the table as GitHub's Markdown, without its title; a row that is marked begins with a sign."""
     columns = table.columns()
     lines = [
         [escape_markdown(field.title) for field, _ in columns],
         ["---:" if field.kind == "figure" else "---" for field, _ in columns],
     ]
-    rows = zip(*(cells for _, cells in columns), strict=True)
-    for cells, bold, hidden in zip(rows, table.flags(table.marked), table.flags(table.hidden), strict=True):
-        escaped = map(escape_markdown, cells)
-        if not hidden:
-            lines.append([f"**{cell}**" if bold and cell else cell for cell in escaped])
+    rows = _markup(table, columns, escape_markdown, "[{}]({})", "**{}**")
+    lines += [cells for cells, hidden in zip(rows, table.flags(table.hidden), strict=True) if not hidden]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -213,13 +212,13 @@ def html(table: Table) -> str:
     """Write a table element; its classes are `n` for figures, `p` for prose and `s` for a heading over several."""
     columns = table.columns()
     marks = [{"figure": ' class="n"', "prose": ' class="p"'}.get(field.kind, "") for field, _ in columns]
+    # Blanks that align a column on a terminal say nothing here.
+    rows = _markup(
+        table, columns, lambda cell: escape(" ".join(cell.split()), quote=False), '<a href="{1}">{0}</a>', "<b>{}</b>"
+    )
     body = []
-    for cells, hidden in zip(
-        zip(*(cells for _, cells in columns), strict=True), table.flags(table.hidden), strict=True
-    ):
-        # Blanks that align a column on a terminal say nothing here.
-        texts = (escape(" ".join(cell.split()), quote=False) for cell in cells)
-        row = "".join(f"<td{mark}>{text}</td>" for mark, text in zip(marks, texts, strict=True))
+    for cells, hidden in zip(rows, table.flags(table.hidden), strict=True):
+        row = "".join(f"<td{mark}>{text}</td>" for mark, text in zip(marks, cells, strict=True))
         body.append(f"<tr{' hidden' if hidden else ''}>{row}</tr>")
     head = _head([field for field, _ in columns], marks)
     return f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
@@ -239,6 +238,29 @@ def _head(fields: Sequence[Field], marks: Sequence[str]) -> str:
         else:
             first += "".join(heading.replace("<th", "<th rowspan=2", 1) for heading in headings)
     return f"<tr>{first}</tr><tr>{second}</tr>"
+
+
+def _markup(
+    table: Table, columns: Sequence[tuple[Field, list[str]]], plain: Callable[[str], str], link: str, bold: str
+) -> list[list[str]]:
+    """Every row's cells: `plain` text with its links, some of it bold, and a sign before what is marked."""
+    made = []
+    for field, cells in columns:
+        texts = (_linked(*cell, plain, link) for cell in zip(cells, table.links(field), strict=True))
+        made.append([bold.format(t) if out and t else t for t, out in zip(texts, table.stand_out(field), strict=True)])
+    rows = [list(row) for row in zip(*made, strict=True)]
+    for row, own in zip(rows, table.flags(table.marked), strict=False):
+        if own:
+            row[0] = f"{MARK} {row[0]}"
+    return rows
+
+
+def _linked(cell: str, addresses: Sequence[str], plain: Callable[[str], str], link: str) -> str:
+    """The cell, or each part of it between commas where there is an address for each."""
+    if not cell or not addresses:
+        return plain(cell)
+    parts = cell.split(", ") if len(addresses) > 1 else [cell]
+    return ", ".join(link.format(plain(part), address) for part, address in zip(parts, addresses, strict=True))
 
 
 TEXTS = {"md": markdown, "csv": csv, "html": html}

@@ -48,12 +48,12 @@ def test_a_row_and_its_figures_are_all_that_a_study_takes(toy: Path) -> None:
     console = Console(file=io.StringIO(), width=120)
     assert execute(Options(runs=[str(toy / "run")], study="toy", into=toy / "tables"), console) == 0
     page = (toy / "tables" / "published.md").read_text()
-    assert "the others are [A toy](https://example.org/toy)'s." in page
+    assert "Own rows are marked ▸; the others are [A toy](https://example.org/toy)'s. **Bold** is" in page
     assert page.splitlines()[-5:] == [
         "| GPU | Library | Forward (ms) | Backward (ms) | Total (ms) |",
         "| --- | --- | ---: | ---: | ---: |",
-        "| **H200** | **PyTorch 2.11 eager fp32** |  |  | **3.15** |",
-        "| Old Card | Darknet 2 | 10.25 | 21.25 | 31.50 |",
+        "| ▸ H200 | PyTorch 2.11 eager fp32 |  |  | 3.15 |",
+        "| Old Card | Darknet 2 | 10.25 | 21.25 | **31.50** |",
         "| Older Card | Darknet |  |  | 63.00 |",
     ]
     sentence = (

@@ -120,7 +120,7 @@ def test_what_gave_no_figures_is_a_row_of_blanks_with_the_reason(status, reason,
     printed = table("cnn-benchmarks", "networks", case("resnet200", ms=None, status=status, reason=reason))
     last = printed.frame.filter(network="resnet200").to_dicts()[-1]
     assert (last["note"], last["total_ms"], last["rank"], last["ours"]) == (note, None, None, True)
-    assert f"| **H200** | **PyTorch 2.11 eager fp32, cuDNN 9.19** |  |  |  | **{note}** |" in printed.markdown()
+    assert f"| ▸ H200 | PyTorch 2.11 eager fp32, cuDNN 9.19 |  |  |  | {note} |" in printed.markdown()
 
 
 def test_rows_that_are_no_forward_and_backward_pass_are_left_out():
@@ -148,14 +148,14 @@ def test_where_the_published_batch_size_was_measured_the_others_are_left_out():
     assert row["batch_size"] == 16
 
 
-def test_markdown_is_the_published_form_with_ours_bold():
+def test_markdown_is_the_published_form_with_ours_marked_and_the_best_bold():
     text = table("cnn-benchmarks", "networks", case("alexnet")).markdown()
     start = text.index("### AlexNet")
     assert text[start:].splitlines()[2:6] == [
         "| GPU | cuDNN | Forward (ms) | Backward (ms) | Total (ms) |",
         "| --- | --- | ---: | ---: | ---: |",
-        "| **H200** | **PyTorch 2.11 eager fp32, cuDNN 9.19** | **1.00** | **2.00** | **3.00** |",
-        "| GTX 1080 Ti | 5.1.10 | 4.31 | 9.58 | 13.89 |",
+        "| ▸ H200 | PyTorch 2.11 eager fp32, cuDNN 9.19 | 1.00 | 2.00 | 3.00 |",
+        "| GTX 1080 Ti | 5.1.10 | **4.31** | 9.58 | **13.89** |",
     ]
 
 
@@ -210,8 +210,8 @@ def test_the_libraries_of_002_have_their_class_and_their_whole_milliseconds():
     ours = case("alexnet-owt", "eager-channels-last", ms=12.345, batch_size=128)
     text = table("convnet-benchmarks", "networks", ours).markdown()
     assert "| GPU | Library | Class/Function | Time (ms) | forward (ms) | backward (ms) |" in text
-    assert "| Titan Black | cuda-convnet2 | ConvLayer | 275 | 88 | 187 |" in text
-    assert "| **eager-channels-last** | **12.35** | **4.12** | **8.23** |" in text
+    assert "| Titan Black | cuda-convnet2 | ConvLayer | **275** | **88** | **187** |" in text
+    assert "| eager-channels-last | 12.35 | 4.12 | 8.23 |" in text
 
 
 def layer(name: str, ms: tuple[float, float, float], variant: str = "eager", **more: Any) -> dict[str, Any]:
@@ -332,6 +332,49 @@ def test_runs_of_one_machine_at_two_prices_are_one_row_the_faster():
     assert ours["32"] == 1.0
 
 
+# What stands out.
+
+
+def bold(printed: Printed, which: pl.Expr, name_in: str = "implementation") -> list[tuple[str, str]]:
+    """Row and column of the figures that stand out, of the rows that `which` is true of."""
+    return [
+        (row[name_in], name)
+        for section in printed.tables()
+        for name, best in section.bold.items()
+        for row, out, chosen in zip(
+            section.frame.to_dicts(), best, section.frame.with_columns(x=which)["x"].to_list(), strict=True
+        )
+        if out and chosen
+    ]
+
+
+@pytest.mark.parametrize(("name", "rows"), [("networks", [case("vgg11", batch_size=32)]), ("layers", LAYERS)])
+def test_of_the_published_figures_those_are_bold_that_the_source_set_bold(name, rows):
+    file = {"networks": "convnet-benchmarks", "layers": "convnet-layers"}[name]
+    source = (
+        references.read(file)
+        .filter(emphasis="bold")
+        .select("implementation", "pass", "network" if name == "networks" else "layer")
+    )
+    expected = sorted((row["implementation"], f"{row['pass']}_ms") for row in source.to_dicts())
+    assert sorted(bold(table("convnet-benchmarks", name, *rows), ~pl.col("ours"))) == expected
+
+
+def test_ours_compete_with_ours_at_one_batch_size_and_a_single_one_with_nobody():
+    rows = [case("vgg16", ms=3.0), case("vgg16", precision="tf32", ms=2.0), case("vgg16", machine="B200", batch_size=1)]
+    found = bold(table("cnn-benchmarks", "networks", *rows), pl.col("ours"), "library")
+    assert found == [
+        ("PyTorch 2.11 eager tf32, cuDNN 9.19", f"{pass_}_ms") for pass_ in ("forward", "backward", "total")
+    ]
+
+
+def test_what_is_put_together_of_several_libraries_is_not_the_best():
+    tuned = [layer(f"L{i}", (0.5, 0.5, 0.5), "eager-benchmark") for i in range(1, 6)]
+    printed = table("convnet-benchmarks", "layers-by-pass", *LAYERS, *tuned)
+    assert {name for name, _ in bold(printed, pl.lit(value=True))}.isdisjoint({"best per layer"})
+    assert ("eager-benchmark", "L1") in bold(printed, pl.col("ours"))
+
+
 # What is written and printed.
 
 
@@ -370,7 +413,7 @@ def test_published_milliseconds_that_are_all_whole_stay_whole(times, texts):
 def test_a_bar_in_a_name_does_not_end_a_cell():
     rows = pl.DataFrame({"name": ["a | b"], "ours": [True]})
     printed = Printed("name", "Title", rows, [label("name", "Name")])
-    assert printed.markdown().splitlines()[-1] == r"| **a \| b** |"
+    assert printed.markdown().splitlines()[-1] == r"| ▸ a \| b |"
 
 
 def test_a_terminal_has_the_brief_note_and_a_file_the_whole():

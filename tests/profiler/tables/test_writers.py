@@ -119,6 +119,18 @@ def test_sums_follow_a_line_and_rows_of_ours_are_marked() -> None:
     ]
 
 
+def test_a_cell_stands_out_and_leads_somewhere_in_every_markup() -> None:
+    frame = {"what": ["a, b", "c"], "ms": [1.0, 2.0], "ours": [False, True], "url": ["x:1 x:2", None]}
+    fields = [words("What", "what", link="url"), figure("ms", "ms")]
+    table = Table("", "", frame, fields, marked="ours", bold={"ms": [True, False]})
+    assert markdown(table).splitlines()[2:] == ["| [a](x:1), [b](x:2) | **1.00** |", "| ▸ c | 2.00 |"]
+    assert '<td><a href="x:1">a</a>, <a href="x:2">b</a></td><td class="n"><b>1.00</b></td>' in html(table)
+    console = Console(file=io.StringIO(), width=80, color_system="standard", force_terminal=True)
+    print_table(console, table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert re.findall(r"\x1b\[1m *(\S+) *\x1b", text)[-1] == "1.00"
+
+
 def test_markdown_is_a_table_without_empty_columns() -> None:
     assert markdown(TABLE).splitlines() == [
         "| Model | Base ms | Device ms | Verdict |",
