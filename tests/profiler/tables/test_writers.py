@@ -128,7 +128,7 @@ def test_a_cell_stands_out_and_leads_somewhere_in_every_markup() -> None:
     console = Console(file=io.StringIO(), width=80, color_system="standard", force_terminal=True)
     print_table(console, table)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert re.findall(r"\x1b\[1m *(\S+) *\x1b", text)[-1] == "1.00"
+    assert re.findall(r"\x1b\[1m *(\S+) *\x1b", text)[-2:] == ["1.00", "▸"]
 
 
 def test_markdown_is_a_table_without_empty_columns() -> None:
