@@ -213,6 +213,9 @@ class Submit:
     into: Annotated[Path, Option(help="Folder of the machines; each run goes to <machine>/<suite> in it")] = Path(
         "docs/results/suites"
     )
+    most_disturbed: Annotated[
+        float, Option(min=0, max=1, help="Refuse a run of whose rows other work disturbed a larger share")
+    ] = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)

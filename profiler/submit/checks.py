@@ -23,9 +23,6 @@ from profiler.results.warning_kinds import KINDS
 from profiler.submit.cleaning import Cleaner, Run
 from profiler.tables.numbers import counted, listed, percent
 
-MOST_DISTURBED = 0.2
-"""Of a run's measured rows. A disturbed row is marked and no factor rests on it, so a few do no harm; where it is more
-than one in five, the machine was in use, and rows that no check caught are wrong too."""
 _FACTS = {"cuda": ("gpu", "driver", "cuda", "cpu", "python"), "cpu": ("cpu", "cpu_cores", "python")}
 """What environment.json must say of the machine, by its device."""
 _DISTURBED = [kind.kind for kind in KINDS.values() if kind.first_taken]
@@ -42,15 +39,20 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
 
 
-def problems(run: Run, folder: Path, clean: Cleaner) -> list[str]:
-    """One sentence for everything that must be mended before the run, which lies in `folder`, can be published."""
+def problems(run: Run, folder: Path, clean: Cleaner, most_disturbed: float) -> list[str]:
+    """One sentence for everything that must be mended before the run, which lies in `folder`, can be published.
+
+    A disturbed row is marked and no factor rests on it, so a few do no harm; where it is a larger share of the rows
+    than `most_disturbed`, the machine was in use, and rows that no check caught are wrong, too.
+    """
     if str(run.job.get("published")) not in STUDIES:
         return [
             f"no published benchmark has a table for it: run a suite, which {PROGRAM} suites lists, or give the job "
             f"the key `published` ({', '.join(STUDIES)})"
         ]
-    found = [*_incomplete(run, folder), *_disturbed(run, folder), *_rough(run), *_nameless(run, folder)]
-    found += [*_without_versions(run)]
+    # What is to be measured anew needs no gaps filled.
+    found = [*_rough(run)] or [*_incomplete(run, folder), *_disturbed(run, folder, most_disturbed)]
+    found += [*_nameless(run, folder), *_without_versions(run)]
     if left := clean.left(clean.run(run)):
         found.append(f"after cleaning it still names {listed(left)}: take that out of the job, and measure again")
     return found
@@ -86,13 +88,13 @@ def _incomplete(run: Run, folder: Path) -> Iterator[str]:
         yield f"no row has figures: see why in its tables, then {PROGRAM} --resume {folder} --retry"
 
 
-def _disturbed(run: Run, folder: Path) -> Iterator[str]:
+def _disturbed(run: Run, folder: Path, most: float) -> Iterator[str]:
     rows = without_probes(run.results).filter(OK)
     number = _carrying(rows, _DISTURBED)
-    if number > MOST_DISTURBED * rows.height:
+    if number > most * rows.height:
         yield (
             f"{number} of {counted(rows.height, 'row')} were disturbed by other work, more than "
-            f"{percent(MOST_DISTURBED)} %: on a quiet machine measure them again by {_again(folder)}"
+            f"{percent(most)} %: on a quiet machine measure them again by {_again(folder)}"
         )
 
 

@@ -25,7 +25,7 @@ _GIVEN = ("machine", "cloud", "instance")
 _HOMES = re.compile(r"/(?:home|Users)/([^/\s\"']+)")
 _SHARED_ACCOUNTS = {"root", "user", "admin", "ubuntu", "debian", "ec2-user", "azureuser", "runner", "jovyan"}
 """Names of accounts that say nothing of a person."""
-_ABSOLUTE = re.compile(r"(?<![\w.~/<-])~?/\w[\w.-]*")
+_ABSOLUTE = re.compile(r"(?<![\w.~/<-])~?/\w[\w.-]*|\b[A-Za-z]:\\[\w\\.-]+")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def read_run(folder: Path) -> Run:
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         raise ConfigError(
-            f"{folder}: not a whole run, it lacks {', '.join(missing)}; give the folder of a finished run"
+            f"{folder}: not a whole run: it lacks {', '.join(missing)}; give the folder of a finished run"
         )
     results, environment, job = (folder / name for name in FILES)
     try:

@@ -36,7 +36,7 @@ def execute(options: Options, console: Console) -> int:
     accepted: list[Submission] = []
     for folder in map(Path, options.runs):
         run = read_run(folder)
-        wrong = problems(run, folder, Cleaner([run]))
+        wrong = problems(run, folder, Cleaner([run]), options.most_disturbed)
         if not wrong:
             target = options.into / slug(label_of(run) or "") / slug(str(run.job["suite"]))
             wrong = _clashes(run, target, accepted)
