@@ -88,6 +88,8 @@ def print_published(console: Console, printed: Printed) -> None:
     for table in printed.tables(note="brief"):
         if any(table.flags("ours")):
             print_table(console, table)
+    if printed.legend:
+        console.print(Text(printed.legend, style="dim"))
 
 
 def _print_conclusions(console: Console, study: str, results: pl.DataFrame) -> None:

@@ -24,7 +24,9 @@ EQUAL = 0.05
 """Two whose ratio stays within this of 1 on every network are called equal."""
 _INTRODUCTION = """\
 Each range is over all {noun} that both ran: the least and the greatest ratio of their times for {passes}, per
-image where batch sizes differ. Equal (`==`) are two that stay within 5 % of each other throughout.
+image where batch sizes differ. Own times on a GPU are the device's, without gaps between launches, where those could be
+kept out; where not, {noun} whose time the host sets are named and do not count. Equal (`==`) are two that stay within
+5 % of each other throughout.
 Own machines and libraries come first."""
 
 
@@ -47,8 +49,8 @@ class Comparison:
     """`slower`'s times over `faster`'s: least and greatest over the `networks` that both ran, of which there are `of`.
 
     `faster` is the one with the lower geometric mean of its times. `machine` is named where both ran on it, `ours` says
-    whether either is one of ours. Networks on which either was `disturbed` do not count; where none is left, `low` and
-    `high` are no numbers, and the two in no order.
+    whether either is one of ours. Networks on which either was `disturbed`, or whose time the host sets (`host_set`),
+    do not count; where none is left, `low` and `high` are no numbers, and the two in no order.
     """
 
     faster: str
@@ -59,6 +61,7 @@ class Comparison:
     of: int
     ours: bool = False
     disturbed: tuple[str, ...] = ()
+    host_set: tuple[str, ...] = ()
     subject: Subject = MODELS
     machine: str = ""
     article: str = "the "
@@ -74,7 +77,9 @@ class Comparison:
         """In Markdown, or with another mark around what is bold."""
         if not self.networks:
             who = f"between {self.faster} and {self.slower}"
-            return f"No factor {who}{self._setting}: {listed(self.disturbed)} {self._were} disturbed."
+            why = [f"{listed(self.disturbed)} {self._were} disturbed"] if self.disturbed else []
+            why += [f"the host sets the time of {listed(self.host_set)}"] if self.host_set else []
+            return f"No factor {who}{self._setting}: {', and '.join(why)}."
         ends = dict.fromkeys(numbers.times(end, sign="x") for end in (self.low, self.high))
         ratio = f"{bold}{' to '.join(ends)}{bold}"
         where = self._where()
@@ -94,55 +99,61 @@ class Comparison:
         return f"{on}{f', {self.subject.manner}' if self.subject.manner else ''}"
 
     def _where(self) -> str:
-        noun, both = self.subject.noun, len(self.networks) + len(self.disturbed)
+        noun, both = self.subject.noun, len(self.networks) + len(self.disturbed) + len(self.host_set)
         if both == self.of:
             over = f"Across all {noun}"
         elif both == 1:
             over = f"On {self.networks[0]} only"
         else:
             over = f"Across the {both} {noun} that both ran"
-        but = f" but {listed(self.disturbed)}, which {self._were} disturbed" if self.disturbed else ""
-        return f"{over}{but}{self._setting}"
+        but = [f"{listed(self.disturbed)}, which {self._were} disturbed"] if self.disturbed else []
+        but += [f"{listed(self.host_set)}, whose time the host sets"] if self.host_set else []
+        return f"{over}{self._setting}" + (f" but {', and '.join(but)}" if but else "")
 
 
 def compare(times: pl.DataFrame, name: str, also: Sequence[str] = ()) -> list[Comparison]:
     """Every two values of the column `name`, compared over the networks that both have; the clearest first.
 
-    `times` has `network`, `published_network`, `ms` (for one image), `ours`, `of`, how many networks there are, and
-    `disturbed`, the kinds of warnings with which no factor counts; `also` are columns that must agree, such as the
-    machine where libraries are compared. Of several times of one value for a network the lowest undisturbed one counts.
+    `times` has `network`, `published_network`, `ms` (for one image), `ours`, `of`, how many networks there are,
+    `disturbed`, the kinds of warnings with which no factor counts, and `host_set`; `also` are columns that must agree,
+    such as the machine where libraries are compared. Of several times of one value for a network the lowest counts of
+    those that were not disturbed and that the host does not set.
     """
     keys = [name, "network", *also]
     calm = pl.col("disturbed").is_null()
+    good = calm & ~pl.col("host_set")
     figures = [
-        pl.coalesce(pl.col("ms").filter(calm).min(), pl.col("ms").min()),
+        pl.coalesce(pl.col("ms").filter(good).min(), pl.col("ms").min()),
         pl.col("ours").any(),
         pl.col("published_network").first(),
         calm.any().alias("calm"),
+        good.any().alias("good"),
     ]
     rows = times.drop_nulls("ms").group_by(keys, maintain_order=True).agg(figures)
     places = {value: place for place, value in enumerate(rows[name].unique(maintain_order=True))}
     rows = rows.with_columns(place=pl.col(name).replace_strict(places, return_dtype=pl.Int64))
     pairs = rows.join(rows, on=["network", *also], suffix="_2").filter(pl.col("place") < pl.col("place_2"))
-    calm, network = pl.col("calm") & pl.col("calm_2"), pl.col("published_network")
-    ratio = (pl.col("ms_2") / pl.col("ms")).filter(calm)
+    calm, good = (pl.col(which) & pl.col(f"{which}_2") for which in ("calm", "good"))
+    ratio, network = (pl.col("ms_2") / pl.col("ms")).filter(good), pl.col("published_network")
     ranges = pairs.group_by(name, f"{name}_2", maintain_order=True).agg(
         mean=geometric_mean(ratio).log(),
         low=ratio.min(),
         high=ratio.max(),
-        networks=network.filter(calm).unique(maintain_order=True),
+        networks=network.filter(good).unique(maintain_order=True),
         disturbed=network.filter(~calm).unique(maintain_order=True),
+        host_set=network.filter(calm & ~good).unique(maintain_order=True),
         ours=(pl.col("ours") | pl.col("ours_2")).any(),
     )
     ranges = ranges.with_columns(pl.col("mean", "low", "high").fill_null(math.nan))
     ranges = ranges.sort(pl.col("mean").abs().fill_nan(-1.0), descending=True, maintain_order=True)
     found = []
-    for first, second, mean, low, high, networks, disturbed, ours in ranges.iter_rows():
+    for first, second, mean, low, high, networks, disturbed, host_set, ours in ranges.iter_rows():
         if mean < 0:
             first, second, low, high = second, first, 1 / high, 1 / low
         # Of a pair on several machines a network may be undisturbed on another one.
-        lost = tuple(one for one in disturbed if one not in networks)
-        found.append(Comparison(first, second, low, high, tuple(networks), times["of"][0], ours, lost))
+        lost = dict.fromkeys(one for one in disturbed if one not in networks)
+        held = tuple(one for one in host_set if one not in networks and one not in lost)
+        found.append(Comparison(first, second, low, high, tuple(networks), times["of"][0], ours, tuple(lost), held))
     return found
 
 
@@ -251,7 +262,7 @@ def _per_image(study: str, rows: pl.DataFrame) -> pl.DataFrame:
     """Rows as `compare` takes them; what a source prints before a CPU's name is no part of it in a sentence."""
     return rows.with_columns(
         pl.col("machine", "setup").str.strip_prefix("CPU: "),
-        ms=pl.col("total_ms") / pl.col("batch_size"),
+        ms=pl.col("judged_ms") / pl.col("batch_size"),
         of=pl.lit(len(references.network_names(study))),
     )
 

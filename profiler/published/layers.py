@@ -6,9 +6,19 @@ import polars as pl
 
 from exporters.single_layers import LAYERS as SHAPES
 from profiler.published import references, setups
-from profiler.published.printed import NOTES, SAME_BATCH, Printed, joined_notes, label, milliseconds, per_image
+from profiler.published.printed import (
+    NOTES,
+    SAME_BATCH,
+    Printed,
+    joined_kinds,
+    joined_notes,
+    label,
+    milliseconds,
+    per_image,
+)
 from profiler.published.studies import STUDIES
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
+from profiler.results.warning_kinds import HOST_BOUND
 from profiler.tables.numbers import whole
 from profiler.tables.table import Field, figure
 
@@ -32,8 +42,8 @@ _SETUP = ["setup", "machine", "library", "implementation", "batch_size"]
 _LABELS = [label("machine", "GPU"), label("library", "Library"), label("implementation", "Class/Function")]
 _ONE_LIBRARY = pl.when(pl.col("implementation").ne_missing("best per layer")).then(SAME_BATCH)
 """The rows of which one can be the best; "best per layer" is put together of several."""
-_DISTURBED = pl.format("{}: {}", "layer", "disturbed")
-"""A row's note that other work disturbed it; null where none did."""
+_MARKED = pl.format("{}: {}", "layer", setups.marks(pl.col("kinds")))
+"""A row's note with the marks of its warnings; null without any."""
 _CLOCK = (
     "Own times are the device's, without gaps between launches, where those could be kept out; engines that run"
     ' only inference have a forward time. "best of ours" takes the fastest variant for each layer and pass, at one'
@@ -75,7 +85,8 @@ def layer_times(results: pl.DataFrame) -> pl.DataFrame:
     )
     rows = pl.concat([published, _own(results)], how="diagonal_relaxed")
     rows = rows.with_columns(network="layer", published_network="layer", ms=pl.col("total_ms") / pl.col("batch_size"))
-    return rows.select(*columns, "ms", "ours", "counterpart", "disturbed")
+    host_set = pl.col("kinds").list.contains(HOST_BOUND).fill_null(value=False)
+    return rows.select(*columns, "ms", "ours", "counterpart", "disturbed", host_set=host_set)
 
 
 def _own(results: pl.DataFrame) -> pl.DataFrame:
@@ -108,8 +119,8 @@ def _own(results: pl.DataFrame) -> pl.DataFrame:
 def _sums(mine: pl.DataFrame) -> Printed:
     """Total, forward and backward of the five layers together."""
     sums_of_all = [pl.when(pl.col(c).count() == len(LAYERS)).then(pl.col(c).sum()).alias(c) for c in _SUMS]
-    noted = mine.with_columns(_DISTURBED.alias(note) for note in NOTES)
-    sums = noted.group_by(*_SETUP, "ours", maintain_order=True).agg(*sums_of_all, *joined_notes())
+    noted = mine.with_columns(_MARKED.alias(note) for note in NOTES)
+    sums = noted.group_by(*_SETUP, "ours", maintain_order=True).agg(*sums_of_all, joined_kinds(), *joined_notes())
     sums = sums.filter(pl.any_horizontal(pl.col(list(_SUMS)).is_not_null()))
     published = references.layer_summary().with_columns(ours=pl.lit(False))
     frame = setups.ranked(pl.concat([published, sums], how="diagonal_relaxed"), "total_ms")
@@ -121,15 +132,15 @@ def _sums(mine: pl.DataFrame) -> Printed:
 
 def _breakdown(mine: pl.DataFrame) -> Printed:
     """Every pass with a column a layer; what failed is blank, and the note says why."""
-    about = [*_SETUP, "ours", "layer", "status", "reason", "disturbed"]
+    about = [*_SETUP, "ours", "layer", "status", "reason", "kinds"]
     long = mine.rename(_TABLES).unpivot(list(_SECTIONS), index=about, variable_name="table", value_name="ms")
     failed, why = pl.when(pl.col("ms").is_null()), pl.format("{}: {}", "layer", "reason")
     texts = zip(NOTES, (why, pl.when(status="oom").then(why).otherwise("layer")), strict=True)
-    long = long.with_columns(failed.then(text).otherwise(_DISTURBED).alias(note) for note, text in texts)
+    long = long.with_columns(failed.then(text).otherwise(_MARKED).alias(note) for note, text in texts)
     keys = ["table", *_SETUP, "ours"]
     wide = long.pivot("layer", index=keys, values="ms", maintain_order=True, aggregate_function="first")
     wide = wide.with_columns(pl.lit(None, pl.Float64).alias(layer) for layer in LAYERS if layer not in wide.columns)
-    notes = long.group_by(keys).agg(pl.col("ms").is_not_null().any().alias("measured"), *joined_notes())
+    notes = long.group_by(keys).agg(pl.col("ms").is_not_null().any().alias("measured"), joined_kinds(), *joined_notes())
     wide = wide.join(notes, on=keys, how="left", maintain_order="left")
     wide = wide.with_columns(total=pl.sum_horizontal(LAYERS, ignore_nulls=False))
     # What an engine cannot do at all is no row of the pass; the forward table says why.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 
 import polars as pl
 
-from profiler.tables.numbers import compact, count, decimals, each, whole
+from profiler.results.warning_kinds import qualifying
+from profiler.tables.numbers import compact, count, decimals, each, spread, whole
 from profiler.tables.table import Field, Table, figure, of_frame, prose, words
 from profiler.tables.writers import csv, escape_markdown, markdown
 
@@ -25,7 +26,8 @@ SAME_BATCH = pl.format("{} {}", "ours", "batch_size")
 class Printed:
     """A table as a reader sees it.
 
-    `frame` has a Boolean column `ours`, by which rows are `marked`, and perhaps those of NOTES.
+    `frame` has a Boolean column `ours`, by which rows are `marked`, and perhaps those of NOTES and lists of `kinds` of
+    warnings, whose marks are in the notes.
     The table is split under headings by the values of `section`. The CSV has all columns of `data`, or of `frame`.
     The lowest figure of a contested column is bold, among rows of one `contest`; null takes no part.
     """
@@ -70,7 +72,13 @@ class Printed:
         for table in self.tables():
             parts += [f"### {escape_markdown(table.title)}\n"] if table.title else []
             parts.append(markdown(table))
-        return "\n".join(parts)
+        return "\n".join([*parts, *([f"{escape_markdown(self.legend)}\n"] if self.legend else [])])
+
+    @property
+    def legend(self) -> str:
+        """What the marks in its notes mean; empty without any."""
+        carried = set(self.frame["kinds"].explode()) if "kinds" in self.frame.columns else set()
+        return "; ".join(f"{kind.mark}: {kind.meaning}" for kind in qualifying() if kind.kind in carried)
 
     def write_csv(self, folder: Path) -> None:
         """published-<name>.csv, with all digits and the column `ours`."""
@@ -82,6 +90,21 @@ class Printed:
 def joined_notes() -> list[pl.Expr]:
     """The notes of several rows as those of one."""
     return [pl.col(note).drop_nulls().str.join("; ").replace("", None) for note in NOTES]
+
+
+def joined_kinds() -> pl.Expr:
+    """The kinds of warnings of several rows as those of one."""
+    return pl.col("kinds").explode().drop_nulls().unique(maintain_order=True)
+
+
+def device_time() -> Field:
+    """The device's own time of a whole iteration."""
+    return replace(milliseconds("gpu_ms", "Device (ms)"), expendable=2)
+
+
+def uncertainty() -> Field:
+    """Half the width of the interval of an own row's median, in percent of it."""
+    return figure("± %", ("low_ms", "high_ms", "total_ms"), spread, expendable=1)
 
 
 def label(column: str, heading: str, link: str = "") -> Field:

@@ -16,11 +16,12 @@ from engines.catalog import known
 from profiler.job.case import Role
 from profiler.published import references
 from profiler.published.studies import STUDIES
-from profiler.results.replicates import OUT_OF_MEMORY, disturbed, merge, why_not, without_probes
+from profiler.results.replicates import OK, OUT_OF_MEMORY, disturbed, merge, why_not, without_probes
+from profiler.results.warning_kinds import HOST_BOUND, qualifying
 
 _FIGURES = [
-    *("latency_ms", "forward_ms", "backward_ms", "throughput", "usd_per_million_items", "items_per_usd"),
-    *("status", "reason", "warnings"),
+    *("latency_ms", "forward_ms", "backward_ms", "gpu_ms", "samples", "throughput"),
+    *("usd_per_million_items", "items_per_usd", "status", "reason", "warnings"),
 ]
 _KEYS = [
     *("model", "model_kind", "pass", "batch_size", "device", "machine", "cloud", "instance", "usd_per_hour"),
@@ -31,7 +32,10 @@ _KEYS = [
 def times(results: pl.DataFrame) -> pl.DataFrame:
     """One row a cell of the matrix: keys, medians over its replicates, and in `note` and `brief` why it has no figures.
 
-    `disturbed` has the kinds of its warnings with which no factor counts, which are in the notes, too.
+    `kinds` has those of its warnings that a table marks, whose marks are in the notes, and `disturbed`, as text, those
+    with which no factor counts. `judged_ms` is the time on which sentences rest: the device's own where it is known.
+    `host_set` says that it is not, and the host sets the row's time or nearly. `low_ms` and `high_ms` are the ends of
+    the interval of `latency_ms`, or null; of several replicates the widest, and no closer than they are apart.
 
     `library` names the `software` (runtime, version, variant and precision) with its `ending`, such as ", cuDNN 9.19";
     `runtime` is the software without the variant. `swept` marks the rows of a batch sweep, `updates` those with an
@@ -51,15 +55,35 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
     )
     brief = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(pl.col("status") != "ok").then("status")
     library = pl.format("{}{}", "software", "ending")
-    cells = merge(labelled, _KEYS, _FIGURES).with_columns(
+    kinds = pl.col("warnings")
+    cells = merge(labelled, _KEYS, _FIGURES, **_ends()).with_columns(
         library=library,
         runtime=pl.format("{}{}", "runtime", "ending"),
-        note=why_not(),
-        brief=brief,
-        disturbed=disturbed(pl.col("warnings")),
+        note=pl.coalesce(why_not(), marks(kinds)),
+        brief=pl.coalesce(brief, marks(kinds)),
+        disturbed=disturbed(kinds),
+        kinds=kinds.list.set_intersection(pl.lit([kind.kind for kind in qualifying()])),
+        judged_ms=pl.coalesce("gpu_ms", "latency_ms"),
+        host_set=kinds.list.contains(HOST_BOUND) & pl.col("gpu_ms").is_null(),
     )
-    notes = [pl.coalesce(note, "disturbed") for note in ("note", "brief")]
-    return cells.drop("warnings").with_columns(*notes, setup=pl.format("{} with {}", "machine", "library"))
+    return cells.drop("warnings").with_columns(setup=pl.format("{} with {}", "machine", "library"))
+
+
+def marks(kinds: pl.Expr) -> pl.Expr:
+    """The marks of what a table says of rows with lists of kinds of warnings, such as "h x"; null without any."""
+    found = [pl.when(kinds.list.contains(kind.kind)).then(pl.lit(kind.mark)) for kind in qualifying()]
+    text = pl.concat_str(found, separator=" ", ignore_nulls=True)
+    return pl.when(text != "").then(text)
+
+
+def _ends() -> dict[str, pl.Expr]:
+    """The ends of the interval of replicates' median latencies."""
+    ms, several = pl.col("latency_ms").filter(OK), OK.sum() > 1
+    low, high = (pl.col(f"latency_ci_{end}_ms").filter(OK) for end in ("low", "high"))
+    return {
+        "low_ms": pl.when(several).then(pl.min_horizontal(low.min(), ms.min())).otherwise(low.min()),
+        "high_ms": pl.when(several).then(pl.max_horizontal(high.max(), ms.max())).otherwise(high.max()),
+    }
 
 
 def network_times(name: str, own: pl.DataFrame) -> pl.DataFrame:
@@ -84,7 +108,8 @@ def network_times(name: str, own: pl.DataFrame) -> pl.DataFrame:
         counterpart=counterpart(study.counterpart),
         library="runtime" if "implementation" in study.columns else "library",
     )
-    shared = [column for column in (*published.columns, "note", "brief") if column in mine.columns]
+    more = ["note", "brief", "kinds", "gpu_ms", "low_ms", "high_ms", "samples"]
+    shared = [column for column in (*published.columns, *more) if column in mine.columns]
     rows = pl.concat([published, both.with_columns(swept=pl.lit(False)), mine.select(shared)], how="diagonal")
     return rows.with_columns(
         per_item_ms=pl.col("total_ms") / pl.col("batch_size"),
@@ -101,6 +126,8 @@ def published_times(name: str) -> pl.DataFrame:
         ours=pl.lit(False),
         counterpart=pl.lit(False),
         disturbed=pl.lit(None, pl.String),
+        judged_ms="total_ms",
+        host_set=pl.lit(False),
     )
 
 

@@ -17,6 +17,8 @@ from profiler.published.printed import (
     NOTES,
     SAME_BATCH,
     Printed,
+    device_time,
+    joined_kinds,
     joined_notes,
     label,
     measures,
@@ -24,6 +26,7 @@ from profiler.published.printed import (
     money,
     per_image,
     rates,
+    uncertainty,
 )
 from profiler.published.studies import STUDIES, Study
 from profiler.tables.numbers import count, whole
@@ -64,9 +67,11 @@ def network_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed
     """A section a network, a row a setup: the times of its passes."""
     study = STUDIES[name]
     rows = setups.network_times(name, own).filter(pl.col("pass") == "training", ~pl.col("swept"))
-    frame = setups.ranked(rows.drop("pass", "swept", "software", "ending"), "total_ms", "network")
+    inner = ["pass", "swept", "software", "ending", "judged_ms", "host_set"]
+    frame = setups.ranked(rows.drop(inner), "total_ms", "network")
     frame = frame.sort(references.place(name, "network"), maintain_order=True)
     fields = [milliseconds(c, h) if c.endswith("_ms") else label(c, h) for c, h in study.columns.items()]
+    fields += [uncertainty(), device_time()]
     note = ""
     if (frame.group_by("network").agg(pl.col("batch_size").n_unique())["batch_size"] > 1).any():
         fields += per_image("Per image (ms)")
@@ -83,7 +88,7 @@ def framework_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Print
         *(pl.format("{}: {}", "published_network", note).alias(note) for note in NOTES),
         place=pl.col("per_item_ms").rank().over("section", "network"),
     )
-    about = ranked.group_by(keys, maintain_order=True).agg(pl.col("place").mean(), *joined_notes())
+    about = ranked.group_by(keys, maintain_order=True).agg(pl.col("place").mean(), joined_kinds(), *joined_notes())
     wide = rows.pivot("published_network", index=keys, values="ms", maintain_order=True, aggregate_function="first")
     frame = wide.join(about, on=keys).sort("section", "place", nulls_last=True)
     fields = [label(column, heading) for column, heading in STUDIES[name].columns.items()]
@@ -106,10 +111,10 @@ def minibatch_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Print
     sizes = pl.when(pl.col("per_item_ms").is_null().all()).then(size.min().cast(pl.String)).otherwise(listed)
     notes = (
         noted.group_by(*keys, *NOTES, maintain_order=True)
-        .agg(at=sizes)
+        .agg(joined_kinds(), at=sizes)
         .with_columns(pl.format("{} at {}", note, "at").alias(note) for note in NOTES)
         .group_by(keys)
-        .agg(*joined_notes())
+        .agg(joined_kinds(), *joined_notes())
     )
     by_size = swept.sort("batch_size", maintain_order=True).with_columns(pl.col("batch_size").cast(pl.String))
     # Of runs that differ only in the machine's price, the faster.
@@ -165,7 +170,9 @@ def cost_table(name: str, own: pl.DataFrame) -> Printed:
     priced = own.drop_nulls("usd_per_million_items").filter(pl.col("model").is_in(list(names)), ~pl.col("swept"))
     ranked = priced.sort(references.place(name, "model"), "pass", "usd_per_million_items")
     columns = [column for field in _COST for column in field.columns]
-    frame = ranked.select(pl.col("model").replace(names).alias("network"), *columns, pl.lit(True).alias("ours"))
+    frame = ranked.select(
+        pl.col("model").replace(names).alias("network"), *columns, *NOTES, "kinds", pl.lit(True).alias("ours")
+    )
     return Printed("cost", "What a million images cost", frame, _COST, "network")
 
 
@@ -190,6 +197,7 @@ def _of_both_passes(name: str, own: pl.DataFrame) -> pl.DataFrame:
         *("machine", "library", "setup", "batch_size", "network", "pass"),
         pl.col("total_ms").alias("ms"),
         *("swept", "counterpart", "device", "note", "ours", "per_item_ms", "published_network"),
+        *("gpu_ms", "low_ms", "high_ms", "samples", "kinds"),
         pl.col("pass").replace(_SECTIONS).alias("section"),
         "brief",
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import polars as pl
 
 from profiler.results.replicates import OUT_OF_MEMORY, disturbed, merge
+from profiler.results.warning_kinds import HOST_BOUND
 
 PARTS = ("forward", "grad_input", "grad_weight")
 ALL_LAYERS = "total"
@@ -33,6 +34,7 @@ def layer_rows(results: pl.DataFrame) -> pl.DataFrame:
     - `forward_tflops grad_input_tflops grad_weight_tflops total_tflops`: 10¹² FLOPs a second on that clock
     - `status`, `reason`: of the training pass if it was asked for; `reason` says why a figure is missing
     - `disturbed`: the kinds of its warnings with which no factor counts, null without any
+    - `kinds`: all of its warnings, but that the host is the limit where `clock` is "gpu"
 
     Where there is no training pass (an engine that does inference only, a pass that did not fit), `forward_ms` is
     inference's.
@@ -45,7 +47,7 @@ def layer_rows(results: pl.DataFrame) -> pl.DataFrame:
     rows = rows.with_columns(
         *(
             pl.when(untrained).then(f"{column}_alone").otherwise(column).alias(column)
-            for column in ("forward_ms", "clock", "peak_memory_mib", "part_flops", "disturbed")
+            for column in ("forward_ms", "clock", "peak_memory_mib", "part_flops", "disturbed", "kinds")
         ),
         *(
             pl.when(pl.col("status").is_null()).then(f"{column}_alone").otherwise(column).alias(column)
@@ -55,9 +57,14 @@ def layer_rows(results: pl.DataFrame) -> pl.DataFrame:
     )
     rates = [(pl.col("part_flops") / pl.col(f"{part}_ms") / 1e9).alias(f"{part}_tflops") for part in PARTS]
     rates.append((3 * pl.col("part_flops") / pl.col("total_ms") / 1e9).alias("total_tflops"))
+    kinds = pl.col("kinds").fill_null([])
     times, tflops = [f"{part}_ms" for part in PARTS], [f"{part}_tflops" for part in PARTS]
-    columns = [*KEYS, *times, "backward_ms", "total_ms", "clock", "peak_memory_mib", *tflops, "total_tflops"]
-    return rows.with_columns(rates).select(*columns, "status", "reason", "disturbed")
+    columns = [*KEYS, *times, "backward_ms", "total_ms", "clock", "peak_memory_mib", *tflops, "total_tflops", "kinds"]
+    return (
+        rows.with_columns(rates)
+        .select(*columns, "status", "reason", "disturbed")
+        .with_columns(kinds=pl.when(clock="gpu").then(kinds.list.set_difference([HOST_BOUND])).otherwise(kinds))
+    )
 
 
 def best_per_layer(rows: pl.DataFrame) -> pl.DataFrame:
@@ -67,7 +74,7 @@ def best_per_layer(rows: pl.DataFrame) -> pl.DataFrame:
     - `forward_ms` and `forward_variant`, the same of `grad_input` and `grad_weight`
     - `backward_ms`, `total_ms`: sums of the best parts, which may be of several variants
     - `clock`: of what was compared; several, joined by " and ", where variants differ
-    - `disturbed`: of what was picked
+    - `disturbed`, `kinds`: of what was picked
 
     Each group of one machine, device, precision and batch size ends with a row of sums, whose layer is ALL_LAYERS. A
     sum is blank where a layer that is in `rows` for that machine and batch size has no figure.
@@ -77,25 +84,28 @@ def best_per_layer(rows: pl.DataFrame) -> pl.DataFrame:
         pl.col("variant").filter(pl.col(f"{part}_ms") == pl.col(f"{part}_ms").min()).first().alias(f"{part}_variant")
         for part in PARTS
     ]
-    picked = [pl.col("disturbed").filter(pl.col(f"{part}_ms") == pl.col(f"{part}_ms").min()).first() for part in PARTS]
+    is_picked = [pl.col(f"{part}_ms") == pl.col(f"{part}_ms").min() for part in PARTS]
+    picked = [pl.col("disturbed").filter(one).first() for one in is_picked]
+    kinds = pl.col("kinds").filter(pl.any_horizontal(is_picked)).explode().drop_nulls().unique(maintain_order=True)
     clocks = pl.col("clock").drop_nulls().unique(maintain_order=True).str.join(" and ").replace("", None)
     # Every layer in every group, so that a missing one blanks the sums.
     layers = rows.select("machine", "device", "batch_size", "layer").unique(maintain_order=True)
     groups = rows.select(_GROUP).unique(maintain_order=True).with_row_index("place")
     every = groups.join(layers, on=["machine", "device", "batch_size"], nulls_equal=True, maintain_order="left_right")
-    found = rows.group_by([*_GROUP, "layer"]).agg(*fastest, *names, clocks, disturbed=pl.coalesce(picked))
+    found = rows.group_by([*_GROUP, "layer"]).agg(*fastest, *names, clocks, kinds, disturbed=pl.coalesce(picked))
     best = every.join(found, on=[*_GROUP, "layer"], how="left", nulls_equal=True, maintain_order="left")
     whole = [
         pl.when(pl.col(f"{part}_ms").is_not_null().all()).then(pl.col(f"{part}_ms").sum()).alias(f"{part}_ms")
         for part in PARTS
     ]
-    kinds = pl.col("disturbed").drop_nulls().first()
-    sums = best.group_by("place", *_GROUP).agg(pl.lit(ALL_LAYERS).alias("layer"), *whole, kinds)
+    every_kind = pl.col("kinds").explode().drop_nulls().unique(maintain_order=True)
+    last = [*whole, pl.col("disturbed").drop_nulls().first(), every_kind]
+    sums = best.group_by("place", *_GROUP).agg(pl.lit(ALL_LAYERS).alias("layer"), *last)
     both = pl.concat([best, sums], how="diagonal").sort("place", maintain_order=True)
     backward = pl.col("grad_input_ms") + pl.col("grad_weight_ms")
     both = both.with_columns(backward_ms=backward, total_ms=pl.col("forward_ms") + backward)
     parts = [f"{part}_{what}" for part in PARTS for what in ("ms", "variant")]
-    return both.select(*_GROUP, "layer", *parts, "backward_ms", "total_ms", "clock", "disturbed")
+    return both.select(*_GROUP, "layer", *parts, "backward_ms", "total_ms", "clock", "disturbed", "kinds")
 
 
 def _training(layers: pl.DataFrame) -> pl.DataFrame:
@@ -108,6 +118,7 @@ def _training(layers: pl.DataFrame) -> pl.DataFrame:
         *KEYS,
         *figures,
         *("status", "peak_memory_mib", "disturbed"),
+        kinds="warnings",
         total_ms=pl.when(gated).then("gpu_ms").otherwise("latency_ms"),
         clock=pl.when(gated).then(pl.lit("gpu")).otherwise("clock"),
         reason=pl.when(short).then(pl.lit(_TOO_SHORT)).otherwise("reason"),
@@ -120,6 +131,7 @@ def _inference(layers: pl.DataFrame) -> pl.DataFrame:
     alone = _of_pass(layers, "inference")
     return alone.select(
         *(*KEYS, "status", "reason", "peak_memory_mib", "disturbed"),
+        kinds="warnings",
         forward_ms=pl.coalesce("gpu_ms", "latency_ms"),
         clock=pl.when(pl.col("gpu_ms").is_null()).then("clock").otherwise(pl.lit("gpu")),
         part_flops=pl.col("flops_per_item") * pl.col("batch_size"),

@@ -37,6 +37,9 @@ class WarningKind:
     no_factor: bool = False
 
 
+HOST_BOUND = "host-bound"
+"""Of a row whose latency the host sets, or nearly."""
+
 REMEASURED = "remeasured"
 """Of a row that was measured a second time."""
 
@@ -45,7 +48,7 @@ DISTURBED = "disturbed"
 
 _KINDS = (
     WarningKind(
-        "host-bound",
+        HOST_BOUND,
         "h",
         "the host, not the device, sets the latency or is close to it; a CUDA graph would help",
         "the host sets the latency or is close to it: enqueueing takes more than 0.8 of the device's time (`gpu_ms`, "
@@ -295,6 +298,11 @@ def without_factor(kinds: Iterable[str]) -> list[str]:
     """
     carried = set(kinds)
     return [kind.kind for kind in _KINDS if kind.no_factor and kind.kind in carried]
+
+
+def qualifying() -> list[WarningKind]:
+    """Those that a published table marks: its rows are not, or not only, about the device."""
+    return [kind for kind in _KINDS if kind.no_factor or kind.kind == HOST_BOUND]
 
 
 def meaning(kind: str, otherwise: str) -> str:

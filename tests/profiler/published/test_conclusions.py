@@ -22,8 +22,9 @@ from profiler.published.conclusions import (
     most_telling,
 )
 from profiler.results.columns import RESULTS
-from profiler.results.reading import with_all_columns
+from profiler.results.reading import read_runs, with_all_columns
 
+RESULTS_OF_H200 = Path(__file__).resolve().parents[3] / "docs" / "results" / "suites" / "cnn-benchmarks"
 README = Path(__file__).resolve().parents[3] / "references" / "README.md"
 
 
@@ -116,6 +117,7 @@ def times(**setups: list[float]) -> pl.DataFrame:
             "ms": ms,
             "ours": setup != setup.lower(),
             "disturbed": None,
+            "host_set": False,
         }
         for setup, values in setups.items()
         for network, ms in zip("abc", values, strict=False)
@@ -347,3 +349,48 @@ def test_of_several_times_of_a_network_the_undisturbed_one_counts() -> None:
     disturbed = pl.when((pl.col("ms") == 0.1) | (pl.col("ms") == 3.0)).then(pl.lit("disturbed"))
     (pair,) = compare(rows.with_columns(disturbed=disturbed), "setup")
     assert pair.sentence() == "Across all models but C, which was disturbed, the fast is **2.0x** faster than slow."
+
+
+HOST = "host-bound: of 3 ms a call the device works 1 ms"
+
+
+def test_sentences_rest_on_the_time_of_the_device_itself() -> None:
+    plain = [row | {"gpu_ms": row["latency_ms"] / 2} for row in ours(10.0)]
+    plain[0] |= {"warnings": [HOST]}
+    assert machines("cnn-benchmarks", *plain) == [
+        "Across the 3 models that both ran, the H200 is **20.0x** faster than GTX 1080 Ti."
+    ]
+
+
+def test_what_the_host_sets_is_in_no_range_and_the_sentence_names_it() -> None:
+    plain = ours(10.0)
+    plain[0] |= {"latency_ms": 0.001, "warnings": [HOST]}
+    tf32 = ours(20.0, precision="tf32", warnings=[HOST])
+    tf32[2] |= {"warnings": ["disturbed: a"]}
+    (found,) = conclusions.times_of("cnn-benchmarks", frame(*plain, *tf32)).values()
+    assert [pair.sentence() for pair in most_telling(found)] == [
+        "Across the 3 models that both ran but VGG-16, whose time the host sets, the H200 with PyTorch 2.11 eager "
+        "fp32, cuDNN 9.19 is **10.0x** faster than GTX 1080 Ti with cuDNN 5.1.10.",
+        "No factor between PyTorch 2.11 eager fp32 and PyTorch 2.11 eager tf32 on the H200: AlexNet was disturbed, and "
+        "the host sets the time of VGG-16 and ResNet-50.",
+    ]
+
+
+def test_of_a_layer_that_the_host_sets_only_the_device_counts() -> None:
+    layers = [layer(f"L{i}", 1.0, 2.0, 3.0) | {"warnings": [HOST]} for i in range(1, 6)]
+    gated = {f"gpu_{part}_ms": 0.5 for part in ("forward", "grad_input", "grad_weight")}
+    layers[0] |= {"gpu_ms": 1.5, **gated}
+    found = conclusions.times_of("convnet-benchmarks", frame(*layers))[SINGLE_LAYERS]
+    sentence = most_telling(found, SINGLE_LAYERS)[0].sentence()
+    assert sentence.startswith("Across all layers but L2, L3, L4 and L5, whose time the host sets, the H200 with ")
+
+
+def test_of_the_published_run_on_an_h200_no_factor_is_the_hosts() -> None:
+    times = conclusions.times_of("cnn-benchmarks", read_runs([RESULTS_OF_H200]).results.collect())[MODELS]
+    hosts = set(times.filter(pl.col("ours"), "host_set").select("setup", "published_network").rows())
+    assert hosts, "amp-fp16 and what runs without cuDNN launch more than the host can"
+    pairs = [pair for pair in compare(times, "setup") if pair.ours]
+    ranges = {(side, network) for pair in pairs for side in (pair.faster, pair.slower) for network in pair.networks}
+    named = {(side, network) for pair in pairs for side in (pair.faster, pair.slower) for network in pair.host_set}
+    assert ranges.isdisjoint(hosts)
+    assert hosts - named <= set(times.drop_nulls("disturbed").select("setup", "published_network").rows())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -524,14 +525,14 @@ def test_missing_figures_are_told_before_a_run(monkeypatch, tmp_path):
     require(None)
 
 
-# What other work disturbed.
+# What other work disturbed, and what the host sets.
 
 
-def test_a_disturbed_row_has_a_note_in_every_table() -> None:
+def test_a_disturbed_row_has_a_mark_in_every_table() -> None:
     busy = {"warnings": ["inconsistent: a", "drift: b"]}
     rows = own(table("cnn-benchmarks", "networks", case("resnet50", **busy), case("vgg16")))
     assert {row["network"]: (row["note"], row["brief"]) for row in rows} == {
-        "resnet50": ("inconsistent", "inconsistent"),
+        "resnet50": ("x", "x"),
         "vgg16": (None, None),
     }
     sweep = {"extra": "head=logits/sweep=batch", "batch_size": 16}
@@ -540,13 +541,72 @@ def test_a_disturbed_row_has_a_note_in_every_table() -> None:
     cases[2] |= busy
     cases += [case("vgg16", ms=None, reason="no", **{**sweep, "batch_size": size}) for size in (128, 256)]
     (row,) = own(table("gpu-study", "minibatch", *cases))
-    assert row["note"] == "inconsistent at 16, 64; failed: no at 128"
+    assert row["note"] == "x at 16, 64; failed: no at 128"
     layers = [
         case(f"L{n}", model_kind="layer", head=None, extra=None, batch_size=128, clock="event", grad_input_ms=1.0,
              grad_weight_ms=1.0, **(busy if n == 3 else {}))
         for n in range(1, 6)
     ]  # fmt: skip
     (row,) = own(table("convnet-benchmarks", "layers", *layers))
-    assert row["note"] == "L3: inconsistent"
+    assert row["note"] == "L3: x"
     notes = {row["table"]: row["note"] for row in own(table("convnet-benchmarks", "layers-by-pass", *layers))}
-    assert set(notes.values()) == {"L3: inconsistent"}
+    assert set(notes.values()) == {"L3: x"}
+
+
+HELD_UP = {"warnings": ["host-bound: a", "outliers: b"]}
+
+
+def test_a_row_that_the_host_sets_is_marked_and_the_table_says_what_the_mark_means() -> None:
+    rows = [case("resnet50", gpu_ms=2.0, **HELD_UP), case("vgg16"), case("alexnet", warnings=["outliers: b"])]
+    printed = table("cnn-benchmarks", "networks", *rows)
+    assert {row["network"]: (row["note"], row["gpu_ms"]) for row in own(printed)} == {
+        "resnet50": ("h", 2.0), "vgg16": (None, None), "alexnet": (None, None),
+    }  # fmt: skip
+    assert printed.legend.startswith("h: the host, not the device, sets the latency")
+    assert f"\n{printed.legend}\n" in printed.markdown()
+    console = Console(width=160, record=True, file=io.StringIO())
+    print_published(console, printed)
+    assert "h: the host, not the device" in console.export_text()
+    assert "h: the host" not in table("cnn-benchmarks", "networks", *rows[1:]).markdown()
+
+
+def test_in_a_table_with_a_column_a_network_or_a_batch_the_mark_names_it() -> None:
+    sweep = {"extra": "head=logits/sweep=batch"}
+    cases = [case("vgg16", **{**sweep, "batch_size": size}, **(HELD_UP if size < 8 else {})) for size in (2, 4, 8)]
+    swept = table("gpu-study", "minibatch", *cases)
+    (row,) = own(swept)
+    assert (row["note"], swept.legend[:2]) == ("h at 2, 4", "h:")
+    rows = [sixty_four("vgg16", "training", 9.0), sixty_four("alexnet", "training", 3.0, **HELD_UP)]
+    frameworks = table("gpu-study", "frameworks", *rows)
+    (row,) = own(frameworks)
+    assert (row["note"], frameworks.legend[:2]) == ("AlexNet: h", "h:")
+
+
+# How far an own row can be relied on.
+
+
+def test_an_own_row_has_its_spread_and_a_published_one_none() -> None:
+    ends = {"latency_ci_low_ms": 1.99, "latency_ci_high_ms": 2.01, "samples": 12}
+    printed = table("cnn-benchmarks", "networks", case("resnet50", ms=2.0, **ends), case("vgg16"))
+    (spread,) = [field for field in printed.fields if field.heading == "± %"]
+    found = printed.frame.filter(network="resnet50")
+    cells = spread.format(*(found[column] for column in spread.columns))
+    assert [cell for cell, ours in zip(cells, found["ours"], strict=True) if ours] == ["0.5"]
+    assert {cell for cell, ours in zip(cells, found["ours"], strict=True) if not ours} == {""}
+    assert "± %" not in table("cnn-benchmarks", "networks", case("vgg16")).markdown(), "without an interval"
+
+
+def test_the_csv_has_the_number_of_samples(tmp_path: Path) -> None:
+    table("cnn-benchmarks", "networks", case("resnet50", samples=12)).write_csv(tmp_path)
+    found = pl.read_csv(tmp_path / "published-networks.csv").filter("ours")
+    assert found["samples"].to_list() == [12]
+
+
+def test_of_replicates_the_spread_is_the_widest_and_no_less_than_they_differ() -> None:
+    ends = ((1.9, 2.1), (2.2, 2.5), (None, None))
+    rows = [
+        case("resnet50", ms=ms, replicate=n, latency_ci_low_ms=low, latency_ci_high_ms=high)
+        for n, (ms, (low, high)) in enumerate(zip((2.0, 2.4, 3.0), ends, strict=True))
+    ]
+    (row,) = own(table("cnn-benchmarks", "networks", *rows))
+    assert (row["low_ms"], row["high_ms"], row["total_ms"]) == (1.9, 3.0, 2.4)
