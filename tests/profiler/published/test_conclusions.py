@@ -24,7 +24,7 @@ from profiler.published.conclusions import (
 from profiler.results.columns import RESULTS
 from profiler.results.reading import read_runs, with_all_columns
 
-RESULTS_OF_H200 = Path(__file__).resolve().parents[3] / "docs" / "results" / "suites" / "cnn-benchmarks"
+RESULTS_OF_H200 = Path(__file__).resolve().parents[3] / "docs" / "results" / "suites" / "h200" / "cnn-benchmarks"
 README = Path(__file__).resolve().parents[3] / "references" / "README.md"
 
 
