@@ -6,6 +6,9 @@ A family is one model in one engine variant, pass and precision on one machine, 
 one point. The curve is the time per item against log2 of the batch. The words concave-up and concave-down are those of
 the published study of minibatch efficiency (references/, gpu-study) for its plots: with rising batches a falling curve
 that is concave-up flattens, and one that is concave-down falls ever faster.
+
+Of a family of which the host limits some batch, knees, curvature and excess are of the device's own time (`gpu_ms`):
+else the knee would be the host's. A batch that the host limits and whose `gpu_ms` is unknown is left out of them.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ import polars as pl
 
 from profiler.job.case import Role
 from profiler.results.replicates import OK, disturbed, merge, why_not
+from profiler.results.warning_kinds import HOST_BOUND
 from profiler.stats.ratios import JUDGED_ON, margin
 
 FAMILY = ["run_id", "machine", "model", "variant", "pass", "precision", "settings"]
 """`settings` is what else distinguishes a family, such as "optimizer=sgd"; empty for none."""
 KNEE_SHARE = 0.9
 UP, DOWN = "concave-up", "concave-down"
+_TIMES = ("gpu_ms", "latency_ms", "latency_ci_low_ms", "latency_ci_high_ms")
 
 
 def efficiency(results: pl.DataFrame) -> pl.DataFrame:
@@ -28,20 +33,34 @@ def efficiency(results: pl.DataFrame) -> pl.DataFrame:
     `latency_ms` and its ends (the widest of the replicates', or null), the `fastest_ms` and `slowest_ms` replicate,
     `ms_per_item`, `throughput` in items/s, and `efficiency`, the share of the family's best throughput; null with a
     `note` for a batch that was not measured. `warnings` has kinds; `disturbed` those with which no factor counts.
+    `host_bound` says that the host is the limit, or nearly, and `judged_ms` is the time on which knees and the like
+    rest; `on_device` that it is the device's own.
     """
-    ms, low, high = (pl.col(name).filter(OK) for name in ("latency_ms", "latency_ci_low_ms", "latency_ci_high_ms"))
+    gpu_ms, ms, low, high = (pl.col(name).filter(OK) for name in _TIMES)
     swept = results.filter(pl.col("role") == Role.SWEEP).with_columns(settings="setting")
     points = (
         merge(
             swept,
             [*FAMILY, "batch_size"],
-            ["latency_ms", "throughput", "clock", "status", "reason", "warnings"],
+            ["latency_ms", "gpu_ms", "throughput", "clock", "status", "reason", "warnings"],
             latency_low_ms=pl.when(~low.is_null().any()).then(low.min()),
             latency_high_ms=pl.when(~high.is_null().any()).then(high.max()),
             fastest_ms=ms.min(),
             slowest_ms=ms.max(),
+            gpu_spread_ms=(gpu_ms.max() - gpu_ms.min()) / 2,
         )
-        .with_columns(note=why_not(), disturbed=disturbed(pl.col("warnings")))
+        .with_columns(
+            note=why_not(),
+            disturbed=disturbed(pl.col("warnings")),
+            host_bound=OK & pl.col("warnings").list.contains(HOST_BOUND),
+        )
+        .with_columns(held_up=pl.col("host_bound").any().over(FAMILY))
+        .with_columns(
+            on_device=pl.col("held_up") & pl.col("gpu_ms").is_not_null(),
+            judged_ms=pl.when("held_up")
+            .then(pl.coalesce("gpu_ms", pl.when(~pl.col("host_bound")).then("latency_ms")))
+            .otherwise("latency_ms"),
+        )
         .filter(pl.len().over(FAMILY) > 1, pl.col("latency_ms").is_not_null().any().over(FAMILY))
         .with_row_index("place")
         .with_columns(
@@ -52,7 +71,8 @@ def efficiency(results: pl.DataFrame) -> pl.DataFrame:
     )
     ends = ["latency_low_ms", "latency_high_ms", "fastest_ms", "slowest_ms"]
     order = [*FAMILY, "batch_size", "latency_ms", "throughput", *ends, "clock", "note", "disturbed"]
-    return points.sort("place", "batch_size").select(*order, "ms_per_item", "efficiency", "warnings")
+    judged = ["gpu_ms", "gpu_spread_ms", "host_bound", "on_device", "judged_ms"]
+    return points.sort("place", "batch_size").select(*order, "ms_per_item", "efficiency", *judged, "warnings")
 
 
 def knees(results: pl.DataFrame) -> pl.DataFrame:
@@ -60,15 +80,19 @@ def knees(results: pl.DataFrame) -> pl.DataFrame:
 
     The definition is this project's own, chosen to be read off a table; https://doi.org/10.1109/ICDCSW.2011.20
     (Kneedle) defines a knee by the distance from a chord, which moves with the ends of the sweep. `open_ended` tells
-    that the largest batch measured is the best: larger ones may be better still.
+    that the largest batch measured is the best: larger ones may be better still. Of a family that the host held up the
+    throughput is what the device's own time allows.
     """
-    points = efficiency(results).drop_nulls("efficiency").filter(pl.len().over(FAMILY) > 1)
-    best = pl.col("efficiency").arg_max()
+    points = efficiency(results).drop_nulls(["efficiency", "judged_ms"]).filter(pl.len().over(FAMILY) > 1)
+    held_up = pl.col("on_device").any().over(FAMILY)
+    rate = pl.when(held_up).then(1000 * pl.col("batch_size") / pl.col("judged_ms")).otherwise("throughput")
+    points = points.with_columns(rate=rate)
+    best, reaches = pl.col("rate").arg_max(), pl.col("rate") >= KNEE_SHARE * pl.col("rate").max()
     return points.group_by(FAMILY, maintain_order=True).agg(
-        knee=pl.col("batch_size").filter(pl.col("efficiency") >= KNEE_SHARE).first(),
-        knee_throughput=pl.col("throughput").filter(pl.col("efficiency") >= KNEE_SHARE).first(),
+        knee=pl.col("batch_size").filter(reaches).first(),
+        knee_throughput=pl.col("rate").filter(reaches).first(),
         best_batch=pl.col("batch_size").get(best),
-        best_throughput=pl.col("throughput").max(),
+        best_throughput=pl.col("rate").max(),
         open_ended=pl.col("batch_size").get(best) == pl.col("batch_size").max(),
     )
 
@@ -77,7 +101,7 @@ def curvature(results: pl.DataFrame) -> pl.DataFrame:
     """One row a batch between two others of its family: the second difference of the curve there.
 
     `curvature` is in milliseconds per item and squared doubling of the batch, `noise` the half-width of its 95 %
-    interval, from those of the three latencies (1 % on a GPU, 3 % on a CPU where one has none). `shape` is
+    interval, from those of the three times (1 % on a GPU, 3 % on a CPU where one has none, as the device's). `shape` is
     "concave-up", "concave-down", or null where it is within the noise; `changes` says that the shape before was the
     other one.
     """
@@ -87,7 +111,8 @@ def curvature(results: pl.DataFrame) -> pl.DataFrame:
     mean = (before + after) / 2
     weights = {1: 1 / before / mean, 0: -(1 / before + 1 / after) / mean, -1: 1 / after / mean}
     width = (pl.col("high_ms") - pl.col("low_ms")) / 2 / pl.col("batch_size")
-    bend = [weight * _neighbour(pl.col("ms_per_item"), place) for place, weight in weights.items()]
+    per_item = pl.col("judged_ms") / pl.col("batch_size")
+    bend = [weight * _neighbour(per_item, place) for place, weight in weights.items()]
     squares = [(weight * _neighbour(width, place)) ** 2 for place, weight in weights.items()]
     bends = _measured(results).with_columns(
         curvature=pl.sum_horizontal(bend, ignore_nulls=False),
@@ -103,12 +128,13 @@ def curvature(results: pl.DataFrame) -> pl.DataFrame:
 def more_than_twice(results: pl.DataFrame) -> pl.DataFrame:
     """One row a batch that takes more than twice the time of `half` of it, beyond both intervals: `excess_ms` more."""
     points = _measured(results)
-    half = points.select(*FAMILY, half="batch_size", half_ms="latency_ms", half_high_ms="high_ms")
+    points = points.with_columns(ms="judged_ms")
+    half = points.select(*FAMILY, half="batch_size", half_ms="ms", half_high_ms="high_ms")
     half = half.with_columns(batch_size=2 * pl.col("half"))
     both = points.join(half, on=[*FAMILY, "batch_size"], nulls_equal=True, maintain_order="left")
     slower = both.filter(pl.col("low_ms") > 2 * pl.col("half_high_ms"))
-    excess = pl.col("latency_ms") - 2 * pl.col("half_ms")
-    return slower.select(*FAMILY, "half", "batch_size", "half_ms", "latency_ms", excess_ms=excess)
+    excess = pl.col("ms") - 2 * pl.col("half_ms")
+    return slower.select(*FAMILY, "half", "batch_size", "half_ms", "ms", excess_ms=excess)
 
 
 def largest(results: pl.DataFrame) -> pl.DataFrame:
@@ -142,14 +168,16 @@ def largest(results: pl.DataFrame) -> pl.DataFrame:
 def _measured(results: pl.DataFrame) -> pl.DataFrame:
     """Each family's measured points, smaller batches first.
 
-    `low_ms` and `high_ms` are a latency's interval, or margin, and no less than its replicates' spread.
+    `low_ms` and `high_ms` are the interval of `judged_ms`, or margin, and no less than its replicates' spread.
     """
-    ms = pl.col("latency_ms")
-    # Without an interval a latency is as uncertain as what verdicts take for no difference.
+    ms, on_device = pl.col("judged_ms"), pl.col("on_device")
+    # Without an interval a time is as uncertain as what verdicts take for no difference; the device's own has none.
     share = pl.col("clock").replace_strict({clock: margin(clock) for clock in JUDGED_ON}, default=margin(None))
-    low, high = pl.coalesce("latency_low_ms", ms - share * ms), pl.coalesce("latency_high_ms", ms + share * ms)
-    spread = pl.max_horizontal(pl.col("slowest_ms") - ms, ms - pl.col("fastest_ms"))
-    points = efficiency(results).drop_nulls("latency_ms")
+    ends = [pl.when(~on_device).then(f"latency_{end}_ms") for end in ("low", "high")]
+    low, high = pl.coalesce(ends[0], ms - share * ms), pl.coalesce(ends[1], ms + share * ms)
+    apart = pl.max_horizontal(pl.col("slowest_ms") - ms, ms - pl.col("fastest_ms"))
+    spread = pl.when(on_device).then("gpu_spread_ms").otherwise(apart)
+    points = efficiency(results).drop_nulls("judged_ms")
     return points.with_columns(low_ms=pl.min_horizontal(low, ms - spread), high_ms=pl.max_horizontal(high, ms + spread))
 
 

@@ -15,9 +15,9 @@ from profiler.results.replicates import OUT_OF_MEMORY, measured
 from profiler.results.warning_kinds import (
     KINDS,
     disturbances,
-    disturbed,
     is_remeasured,
     kinds_first_taken,
+    was_disturbed,
     without_factor,
 )
 from profiler.stats.ratios import Verdict, outlook
@@ -114,7 +114,7 @@ def _maybe_faster(lines: Sequence[Row]) -> str:
 def sweep_sentences(results: pl.DataFrame) -> list[str]:
     """What batch sweeps show, a sentence a finding, family by family within each kind of finding.
 
-    What rests on times says which batches of its family were disturbed.
+    What rests on times says which batches of its family were disturbed, and how many are host-bound.
     """
     results = results.filter(pl.col("role") != Role.CELL)
     several = results["machine"].n_unique() > 1
@@ -125,18 +125,38 @@ def sweep_sentences(results: pl.DataFrame) -> list[str]:
         *((rows[0], _shapes(rows)) for rows in map(pl.DataFrame.to_dicts, bends)),
         *((row, _excess(row)) for row in batch_sweeps.more_than_twice(results).to_dicts()),
     ]
-    doubts = _disturbed_batches(results)
-    findings = [(row, finding + doubts.get(_family_key(row), "")) for row, finding in timed if finding]
+    points = batch_sweeps.efficiency(results)
+    doubts, hosts = _disturbed_batches(points), _host_bound_batches(points)
+    ends = {family: hosts.get(family, "") + doubts.get(family, "") for family in hosts.keys() | doubts.keys()}
+    findings = [(row, finding + ends.get(_family_key(row), "")) for row, finding in timed if finding]
     findings += [(row, _largest(row)) for row in batch_sweeps.largest(results).to_dicts()]
     return [f"{_family(row, several, again)}: {finding}." for row, finding in findings]
 
 
-def _disturbed_batches(results: pl.DataFrame) -> dict[tuple[Any, ...], str]:
+def _host_bound_batches(points: pl.DataFrame) -> dict[tuple[Any, ...], str]:
+    """By family how many batches the host limits, like "; 3 of 9 batches are host-bound: by the device's own time"."""
+    found = {}
+    for family, rows in points.drop_nulls("latency_ms").group_by(FAMILY, maintain_order=True):
+        held_up, unknown = rows["host_bound"].sum(), rows.filter(pl.col("judged_ms").is_null())["batch_size"]
+        how = ["by the device's own time"] if rows["on_device"].any() else []
+        how += [f"without {listed(unknown)}"] if len(unknown) else []
+        if held_up:
+            are = "is" if held_up == 1 else "are"
+            found[family] = f"; {held_up} of {len(rows)} batches {are} host-bound: {', '.join(how)}"
+    return found
+
+
+def _disturbed_batches(points: pl.DataFrame) -> dict[tuple[Any, ...], str]:
     """By family which of its batches were disturbed, like "; batch 8 was disturbed (inconsistent)"."""
-    found: dict[tuple[Any, ...], list[str]] = {}
-    for row in batch_sweeps.efficiency(results).drop_nulls("disturbed").to_dicts():
-        found.setdefault(_family_key(row), []).append(disturbed(f"batch {row['batch_size']}", row["warnings"]))
-    return {family: f"; {listed(batches)}" for family, batches in found.items()}
+    found: dict[tuple[Any, ...], dict[str, list[int]]] = {}
+    for row in points.drop_nulls("disturbed").to_dicts():
+        found.setdefault(_family_key(row), {}).setdefault(was_disturbed(row["warnings"]), []).append(row["batch_size"])
+    return {family: f"; {listed(map(_batches, *zip(*how.items(), strict=True)))}" for family, how in found.items()}
+
+
+def _batches(how: str, sizes: Sequence[int]) -> str:
+    """Like "batches 8 and 16 were disturbed", of what one of them was."""
+    return f"batch {sizes[0]} {how}" if len(sizes) == 1 else f"batches {listed(sizes)} were {how.removeprefix('was ')}"
 
 
 def _family_key(row: Row) -> tuple[Any, ...]:
@@ -228,7 +248,7 @@ def _shapes(rows: Sequence[Row]) -> str:
 
 def _excess(row: Row) -> str:
     return (
-        f"a batch of {row['batch_size']} takes {decimals(row['latency_ms'], 2)} ms, {decimals(row['excess_ms'], 2)} ms "
+        f"a batch of {row['batch_size']} takes {decimals(row['ms'], 2)} ms, {decimals(row['excess_ms'], 2)} ms "
         f"more than twice the {decimals(row['half_ms'], 2)} ms of {row['half']}"
     )
 

@@ -304,3 +304,49 @@ def test_what_rests_on_a_disturbed_batch_says_so_in_the_same_sentence() -> None:
     assert curve.endswith(f"it turns at 8 and 16{doubt}")
     (fits,) = [s for s in sweep_sentences(frame([*rows, row(64, None)])) if "largest batch" in s]
     assert "disturbed" not in fits, "memory is what it is"
+
+
+def held_up(per_item: Mapping[int, float], gpu_per_item: Mapping[int, float | None]) -> list[dict[str, Any]]:
+    """A sweep of which the host limits every batch whose device time is another, or unknown."""
+    return [
+        row(batch, ms * batch, gpu_ms=gpu and gpu * batch, warnings=["host-bound: a"] if gpu != ms else [])
+        for (batch, ms), gpu in zip(per_item.items(), gpu_per_item.values(), strict=True)
+    ]
+
+
+HOSTS = {1: 32.0, 2: 16.0, 4: 8.0, 8: 4.0, 16: 2.6, 32: 2.5}
+"""Each call takes 32 ms of the host's, until the device takes longer."""
+
+
+def test_a_knee_is_the_devices_and_not_the_hosts() -> None:
+    rows = held_up(HOSTS, {1: 5.0, 2: 2.7, 4: 2.65, 8: 2.62, 16: 2.6, 32: 2.5})
+    found = knees(frame(rows)).row(0, named=True)
+    assert (found["knee"], found["knee_throughput"]) == (2, pytest.approx(1000 / 2.7)), "16 by the host's time"
+    assert efficiency(frame(rows))["efficiency"].to_list() == pytest.approx([2.5 / ms for ms in HOSTS.values()])
+    said = sweep_sentences(frame(rows))[0]
+    assert said.startswith("alexnet, eager fp32: a batch of 2 has 93 % of the throughput of the best, 400 items/s")
+    assert said.endswith("; 4 of 6 batches are host-bound: by the device's own time.")
+
+
+def test_a_batch_of_which_only_the_hosts_time_is_known_is_left_out() -> None:
+    rows = held_up(HOSTS, {1: None, 2: None, 4: 2.65, 8: 2.62, 16: 2.6, 32: 2.5})
+    said = sweep_sentences(frame(rows))[0]
+    assert "a batch of 4 has 94 %" in said
+    assert said.endswith("; 4 of 6 batches are host-bound: by the device's own time, without 1 and 2.")
+    assert curvature(frame(rows))["batch_size"].to_list() == [8, 16]
+
+
+def test_the_curve_and_what_takes_more_than_twice_are_the_devices_too() -> None:
+    device = {1: 8.0, 2: 5.0, 4: 3.5, 8: 2.8, 16: 2.6, 32: 2.5}
+    busy_host = {**device, 4: 9.0}
+    assert "concave-down" in shapes(busy_host).values()
+    assert more_than_twice(frame(sweep(busy_host)))["batch_size"].to_list() == [4]
+    rows = frame(held_up(busy_host, device))
+    assert "concave-down" not in curvature(rows)["shape"].to_list()
+    assert more_than_twice(rows).is_empty()
+
+
+def test_where_the_host_limits_nothing_the_latency_counts() -> None:
+    rows = [row(batch, ms * batch, gpu_ms=9.9) for batch, ms in FALLING.items()]
+    assert knees(frame(rows)).equals(knees(frame(sweep(FALLING))))
+    assert curvature(frame(rows)).equals(curvature(frame(sweep(FALLING))))
