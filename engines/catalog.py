@@ -31,12 +31,14 @@ class Training:
     """What a training iteration does besides its forward and backward pass.
 
     With the head "logits" the backward pass starts from a fixed gradient of the network's output, and no loss is
-    computed, as convnet-benchmarks did. Dropout is off unless asked for: with it no gradient could be checked.
+    computed, as convnet-benchmarks did. Dropout is off unless asked for: with it no gradient could be checked. With
+    `input_gradient` the backward pass ends in the gradient of the network's input, which training does not need.
     """
 
     optimizer: Optimizer = "none"
     head: Head = "cross-entropy"
     dropout: bool = False
+    input_gradient: bool = False
 
 
 PLAIN = Training()

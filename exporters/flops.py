@@ -49,7 +49,7 @@ class Cost:
 
     inference_flops: int | None = None
     training_flops: int | None = None
-    """Forward and backward pass. The gradient of a network's input is not computed and not counted, a layer's is."""
+    """Forward and backward pass, with the gradient of a layer's input, of a network's only where it is computed."""
     float_weights: int | None = None
     """Elements that are held in the precision's type."""
     other_weight_bytes: int | None = None
@@ -73,20 +73,21 @@ def cached_cost(
     graph: Path | None = None,
     trains: bool = False,
     report: Callable[[Cost], None] = lambda cost: None,
+    of_input: bool = False,
 ) -> Cost:
     """Each part counted once for all runs; `report` gets what is known after each, should the next one never end.
 
-    `graph` is an export of the model, in which work that reaches no output is left out, as engines do. What cannot be
-    counted is None, with the reason on stderr, and is tried again by the next run; nothing that the model does raises
-    here.
+    `graph` is an export of the model, in which work that reaches no output is left out, as engines do. `of_input` says
+    whether training computes the gradient of a network's input. What cannot be counted is None, with the reason on
+    stderr, and is tried again by the next run; nothing that the model does raises here.
     """
     source = identified(source)
     versions = [str(installed_version(name)) for name in ("torch", "onnx")]
     common = [source_key(source), *map(file_sha256, _CODE), *versions]
     known: dict[str, int] = {}
-    for name, part in parts(source, specs, graph, trains).items():
+    for name, part in parts(source, specs, graph, trains, of_input).items():
         # An export's file is named after all that it depends on.
-        key = [*common, name, graph.name if graph and name == "graph" else ""]
+        key = [*common, name, graph.name if graph and name == "graph" else "", str(of_input and name == "training")]
 
         def produce(path: Path, part: Part = part) -> None:
             path.write_text(json.dumps(part()))
@@ -102,7 +103,9 @@ def cached_cost(
     return Cost(**known)
 
 
-def parts(source: ModelSource, specs: Sequence[TensorSpec], graph: Path | None, trains: bool) -> dict[str, Part]:
+def parts(
+    source: ModelSource, specs: Sequence[TensorSpec], graph: Path | None, trains: bool, of_input: bool = False
+) -> dict[str, Part]:
     """How to count each part of a Cost; a part that cannot be counted raises. Of a field that two parts know the
     smaller value holds. Training comes last: it is the slowest, and the likeliest to fail."""
     if source.onnx is not None:
@@ -112,7 +115,7 @@ def parts(source: ModelSource, specs: Sequence[TensorSpec], graph: Path | None, 
     if graph is not None:
         ways["graph"] = lambda: count_graph(graph, specs, is_export=True)
     if trains:
-        wrt_input = source.layer is not None
+        wrt_input = of_input or source.layer is not None
         ways["training"] = lambda: count_module(source, lambda model: training_part(model, specs, wrt_input))
     return ways
 
@@ -168,7 +171,7 @@ def training_flops(model: nn.Module, specs: Sequence[TensorSpec], batch: int, wr
     from torch.utils._pytree import tree_leaves
 
     model.train().zero_grad(set_to_none=True)
-    items = [item.requires_grad_(wrt_input) for item in tensors(model, specs, batch)]
+    items = [item.requires_grad_(wrt_input and item.is_floating_point()) for item in tensors(model, specs, batch)]
     with counting() as counter:
         tree_leaves(model(*items))[0].float().square().mean().backward()
     return int(counter.get_total_flops())

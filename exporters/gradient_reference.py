@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from exporters.gradients import (
     GradientReference,
     Gradients,
     deviation,
+    input_names,
     largest,
     own_name,
     positions,
@@ -63,29 +65,31 @@ def cached_gradients(
     precisions: Sequence[str],
     cache: Cache,
     batches: Sequence[int] = (),
+    of_input: bool = False,
 ) -> GradientReference:
     """The step in fp64 and at each precision, each computed once for all runs. Dropout is off.
 
-    Under fp16 it is another one for each of `batches`, by default a batch of only the items.
+    Under fp16 it is another one for each of `batches`, by default a batch of only the items. `of_input`: see `step`.
 
     Raises what the model raises in training mode.
     """
     source = identified(source)
     code = [file_sha256(Path(__file__).with_name(name)) for name in _CODE]
-    common = [source_key(source), head, str(items), *code, str(installed_version("torch"))]
+    common = [source_key(source), head, str(items), str(of_input), *code, str(installed_version("torch"))]
     arrays = seeded_inputs(specs, items)
 
     def entry(name: str, suffix: str, produce: Callable[[Path], None]) -> Path:
         kept = checked(source, produce, runs=name == "fp64")
         return cache.entry("gradients", key_of(*common, name), suffix, kept)[0]
 
-    path = entry("fp64", ".npz", lambda path: step(source, state, arrays, head, "fp64").save(path))
+    take = partial(step, source, state, arrays, head, of_input=of_input)
+    path = entry("fp64", ".npz", lambda path: take("fp64").save(path))
     truth = Gradients.read(path)
 
     def own(precision: str, batch: int) -> Deviation:
         def produce(path: Path) -> None:
             versions = range(_VERSIONS if precision == "fp32" else 1)
-            steps = (step(source, state, arrays, head, precision, truth.target, batch, blur) for blur in versions)
+            steps = (take(precision, truth.target, batch, blur) for blur in versions)
             path.write_text(json.dumps(asdict(largest([deviation(s.result, s.samples, truth) for s in steps]))))
 
         return Deviation(**json.loads(entry(own_name(precision, batch), ".json", produce).read_text()))
@@ -105,16 +109,19 @@ def step(
     target: Array | None = None,
     batch: int | None = None,
     blur: int = 0,
+    of_input: bool = False,
 ) -> Gradients:
     """One step of the model in training mode, without dropout, on these items. `target` is made where it is None.
 
     Precisions are those of training, or "fp64". Under fp16 gradients of activations are as small as they are where the
-    loss is the mean of a `batch` of such items. `blur` numbers the versions of fp32, of which 0 is the plain one.
+    loss is the mean of a `batch` of such items. `blur` numbers the versions of fp32, of which 0 is the plain one. With
+    `of_input`, and of a layer always, the gradients of the inputs are among them.
     Raises exporters.source.ModelError, and what the model raises.
     """
     model, inputs = _prepare(source, state, arrays, precision, blur)
-    # A layer has a gradient of its input too.
-    trained = dict(model.named_parameters()) | ({} if source.layer is None else {"input": inputs[0]})
+    trained: dict[str, Tensor] = dict(model.named_parameters())
+    if of_input or source.layer is not None:
+        trained |= zip(input_names(len(inputs)), (x.requires_grad_() for x in inputs), strict=True)
     goal = None if target is None else _to(target, inputs[0].dtype)
     scale = _SCALE if precision == "amp-fp16" else 1.0
     if precision == "fp16" and batch is not None:
@@ -123,7 +130,8 @@ def step(
         first = first_output(_forward(model, inputs, precision, scale))
         goal = seeded_target(first, head, len(inputs[0])) if goal is None else goal
         root, gradient = start_of_backward(first, goal, head)
-        model.zero_grad(set_to_none=True)
+        for tensor in trained.values():
+            tensor.grad = None
         root.backward((torch.ones_like(root) if gradient is None else gradient) * scale)
         gradients = {name: p.grad / scale for name, p in trained.items() if p.grad is not None}
         is_finite = all(bool(torch.isfinite(g).all()) for g in gradients.values())
@@ -147,7 +155,7 @@ def _prepare(
     dtype = torch.float64 if precision == "fp64" else torch.float32
     model = model.to(dtype)
     _round_modules(model, precision, blur)
-    return model, [_to(array, dtype).requires_grad_(source.layer is not None) for array in arrays]
+    return model, [_to(array, dtype) for array in arrays]
 
 
 def _forward(model: nn.Module, inputs: Sequence[Tensor], precision: str, scale: float) -> Any:

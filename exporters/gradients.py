@@ -23,7 +23,8 @@ column or one place of the kernels."""
 
 @dataclass(frozen=True)
 class Gradients:
-    """What one step gave. By parameter: elements of its gradient, at `positions`, and the norm of all of it.
+    """What one step gave. By parameter, and by input (`input_names`) if asked for: elements of the gradient, at
+    `positions`, and the norm of all of it.
 
     `result` is the loss, or with the head "logits" the output; `target` what the head needs, or None.
     """
@@ -94,6 +95,16 @@ def tiled(array: Array, batch: int, is_gradient: bool = False) -> Array:
     """Items repeated up to `batch`; a gradient of a mean over the items becomes one over the batch."""
     repeated = np.concatenate([array] * (batch // len(array)))
     return repeated * np.float32(len(array) / batch) if is_gradient else repeated
+
+
+def input_names(count: int) -> list[str]:
+    """What the gradients of a model's inputs are called among its parameters'."""
+    return ["input"] if count == 1 else [f"input {number}" for number in range(1, count + 1)]
+
+
+def is_input(name: str) -> bool:
+    """Whether a gradient of that name is of an input."""
+    return name.partition(" ")[0] == "input"
 
 
 def positions(size: int) -> NDArray[np.int64]:

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engines.base import Array, Job, Mark
+from engines.base import Job, Mark
 from engines.catalog import TorchOptions
 from engines.pytorch.training_step import TrainingStep
-from exporters.gradients import positions, reference_items
 
 Part = Callable[[Tensor, Tensor, Tensor], Any]
 """gradInput or gradWeight: a function of the output's gradient, the input and the weights."""
@@ -66,16 +65,6 @@ class LayerStep(TrainingStep):
         self.model(x)
         for part in self.plain:
             part(gradient, x, self.model.get_parameter("weight"))
-
-    def gradients(self, run: Callable[[], object]) -> dict[str, Array]:
-        """The parameters', and as "input" that of the first items, as if the batch were only those."""
-        gradients = super().gradients(run)
-        (x,) = self.inputs
-        assert x.grad is not None
-        items = reference_items(len(x))
-        first = x.grad[:items].float().flatten() * (len(x) / items)
-        where = torch.from_numpy(positions(first.numel())).to(first.device)
-        return gradients | {"input": first[where].cpu().numpy()}
 
 
 def _convolution(module: nn.Conv2d) -> tuple[Part, Part]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engines.base import Array, Job, Mark, ignore
 from engines.catalog import TorchOptions
-from exporters.gradients import positions
+from exporters.gradients import input_names, positions, reference_items
 from exporters.loss import first_output, prepare_to_train, seeded_target, start_of_backward
 
 AUTOCAST = {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
@@ -31,7 +31,7 @@ class TrainingStep:
     """One iteration: forward pass, backward pass and optimizer step, a mark behind each; it returns the loss.
 
     With the head "logits" it returns the network's first output. `call` runs the forward pass: the module, or what has
-    been compiled of it. Gradients are left in the parameters.
+    been compiled of it. Gradients are left in the parameters, and in the inputs where they are asked for.
     """
 
     def __init__(
@@ -45,6 +45,8 @@ class TrainingStep:
             first = first_output(model.eval()(*(x[:1] for x in inputs)))
         self.target = seeded_target(first, self.head, len(inputs[0]))
         prepare_to_train(model, job.training.dropout)
+        for x in inputs:
+            x.requires_grad_(job.training.input_gradient)
         self.optimizer = make_optimizer(job, model)
         # Nobody on the host has to wait and look for infinities: a fused optimizer skips such a step by itself. Where a
         # scaler is not enabled, it passes everything on, and its scale is 1.
@@ -64,8 +66,10 @@ class TrainingStep:
     def forward_and_backward(
         self, call: Callable[..., Any], inputs: Sequence[Tensor], target: Tensor | None, mark: Mark
     ) -> Tensor:
-        """The loss (or output) of these items; their gradients are left in the parameters, times the loss scale."""
+        """The loss (or output) of these items; parameters and inputs keep their gradients, times the loss scale."""
         self.model.zero_grad(set_to_none=True)
+        for x in inputs:
+            x.grad = None
         with self._autocast():
             first = first_output(call(*inputs))
         root, gradient = start_of_backward(first, target, self.head)
@@ -80,7 +84,8 @@ class TrainingStep:
     def few(self, items: int) -> None:
         """Forward and backward pass of the first items by the module itself, for whoever looks at its operators."""
         target = None if self.target is None else self.target[:items]
-        self.forward_and_backward(self.model, [x[:items] for x in self.inputs], target, ignore)
+        inputs = [x.detach()[:items].requires_grad_(x.requires_grad) for x in self.inputs]
+        self.forward_and_backward(self.model, inputs, target, ignore)
 
     def optimizer_bytes(self) -> int:
         """Of the optimizer's state, and of the loss scale."""
@@ -105,8 +110,9 @@ class TrainingStep:
     def gradients(self, run: Callable[[], object]) -> dict[str, Array]:
         """Of `run`, one iteration: up to 4096 elements of each parameter's gradient, unscaled, as float32.
 
-        A parameter without one is left out. As in training, an iteration whose gradients overflowed under the loss
-        scale is followed by another one with half of it.
+        An input's is of the first items, as if the batch were only these (`reference_items`). What has no gradient is
+        left out. As in training, an iteration whose gradients overflowed under the loss scale is followed by another
+        one with half of it.
         """
         for _ in range(_HALVINGS if self.scaler.is_enabled() else 1):
             scale = self.scaler.get_scale()
@@ -114,6 +120,7 @@ class TrainingStep:
             sampled = {name: _sample(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
             # The optimizer unscales them where they are, unless it skipped its step.
             unscaled = sampled if self.optimizer is not None else {k: g / np.float32(scale) for k, g in sampled.items()}
+            unscaled |= self._of_inputs(scale)
             if self._is_finite():
                 return unscaled
             self.scaler.update(scale / 2)
@@ -128,8 +135,16 @@ class TrainingStep:
             self.scaler.update(self.scaler.get_scale() / 2)
         return self.scaler.get_scale()
 
+    def _of_inputs(self, scale: float) -> dict[str, Array]:
+        items = reference_items(len(self.inputs[0]))
+        return {
+            name: _sample(x.grad[:items]) * np.float32(len(x) / items / scale)
+            for name, x in zip(input_names(len(self.inputs)), self.inputs, strict=True)
+            if x.grad is not None
+        }
+
     def _is_finite(self) -> bool:
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        gradients = [tensor.grad for tensor in (*self.model.parameters(), *self.inputs) if tensor.grad is not None]
         return all(bool(torch.isfinite(g).all()) for g in gradients)
 
     def _autocast(self) -> AbstractContextManager[Any]:

@@ -95,6 +95,12 @@ def _factory(name: str) -> str:
     return name
 
 
+def _switch_or_names(data: Any) -> Any:
+    if not isinstance(data, bool) and not (isinstance(data, list) and all(isinstance(name, str) for name in data)):
+        raise mistake(f"must be true, false or a list of models' names, got {yaml_text(data)}")
+    return data
+
+
 def _device(device: str) -> str:
     if not is_device(device):
         raise mistake(f"'{device}' is no device; valid: {DEVICES}")
@@ -215,10 +221,14 @@ class TrainingEntry(_Strict):
     optimizers: Annotated[list[Annotated[Optimizer, _word(OPTIMIZERS, "optimizer")]], Field(min_length=1)] = ["none"]
     head: Annotated[Head, _word(HEADS, "head")] = "cross-entropy"
     dropout: bool = False
+    input_gradient: Annotated[bool | list[str], BeforeValidator(_switch_or_names)] = False
+    """Whether the gradient of the network's input is computed too, or the names of the models of which it is."""
 
-    def settings(self) -> list[Training]:
-        """One an optimizer."""
-        return [Training(optimizer, self.head, self.dropout) for optimizer in self.optimizers]
+    def settings(self, model: str) -> list[Training]:
+        """A model's, one an optimizer."""
+        names = self.input_gradient
+        with_input = names if isinstance(names, bool) else model in names
+        return [Training(optimizer, self.head, self.dropout, with_input) for optimizer in self.optimizers]
 
 
 class LargestBatch(_Strict):
@@ -319,9 +329,13 @@ class Config(_Strict):
             )
         if self.largest_batch and self.kind != "minibatch":
             raise mistake("only kind: minibatch searches for the largest batch", "largest_batch")
+        names = [entry.name for entry in self.models]
         for number, name in enumerate(self.largest_batch.models if self.largest_batch else []):
-            place = ("largest_batch", "models", number)
-            check_word(name, [entry.name for entry in self.models], "model", at=place)
+            check_word(name, names, "model", at=("largest_batch", "models", number))
+        with_input = self.training.input_gradient
+        for number, name in enumerate([] if isinstance(with_input, bool) else with_input):
+            # Of networks that a device's block leaves out, too.
+            check_word(name, dict.fromkeys([*names, *CATALOG]), "model", at=("training", "input_gradient", number))
         return self
 
     @model_validator(mode="after")

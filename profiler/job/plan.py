@@ -88,7 +88,7 @@ def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capab
     """The cells of one model or layer, of the first replicate."""
     source, reference = entry.source(), config.reference_of(entry)
     precisions = ["native"] if source.kind == "onnx" else config.precisions
-    trainings = config.training.settings() if source.layer is None else [_LAYERS]
+    trainings = config.training.settings(entry.name) if source.layer is None else [_LAYERS]
     for batch_size, pass_, precision in product(entry.batch_sizes or config.batch_sizes, config.passes, precisions):
         for engine_entry, training in product(config.engines, trainings if pass_ == "training" else [PLAIN]):
             engine, options, reason = _resolve(engine_entry, device)

@@ -15,7 +15,7 @@ import polars as pl
 from engines.catalog import known
 from profiler.job.case import Role
 from profiler.published import references
-from profiler.published.studies import STUDIES
+from profiler.published.studies import STUDIES, Study
 from profiler.results.replicates import OK, OUT_OF_MEMORY, disturbed, merge, why_not, without_probes
 from profiler.results.warning_kinds import HOST_BOUND, qualifying
 
@@ -25,7 +25,7 @@ _FIGURES = [
 ]
 _KEYS = [
     *("model", "model_kind", "pass", "batch_size", "device", "machine", "cloud", "instance", "usd_per_hour"),
-    *("software", "ending", "runtime", "variant", "precision", "swept", "updates", "is_base"),
+    *("software", "ending", "runtime", "variant", "precision", "swept", "updates", "is_base", "to_image"),
 ]
 
 
@@ -39,7 +39,8 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
 
     `library` names the `software` (runtime, version, variant and precision) with its `ending`, such as ", cuDNN 9.19";
     `runtime` is the software without the variant. `swept` marks the rows of a batch sweep, `updates` those with an
-    optimizer's step. Probes for the largest batch are left out.
+    optimizer's step, `to_image` those with the gradient of the network's input. Probes for the largest batch are left
+    out.
     """
     rows = without_probes(results)
     names = [(software(row, row["variant"]), software(row), ending(row)) for row in rows.iter_rows(named=True)]
@@ -52,6 +53,7 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
         model_kind=pl.col("model_kind").fill_null("canonical"),
         swept=pl.col("role") == Role.SWEEP,
         updates=pl.col("optimizer").fill_null("none") != "none",
+        to_image=pl.col("input_gradient").fill_null(False),
     )
     brief = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(pl.col("status") != "ok").then("status")
     library = pl.format("{}{}", "software", "ending")
@@ -101,6 +103,7 @@ def network_times(name: str, own: pl.DataFrame) -> pl.DataFrame:
     mine = own.filter(
         pl.col("model").is_in(list(names)), pl.col("pass").is_in(study.passes), ~pl.col("updates")
     ).filter(pl.col("swept") | is_usual | ~is_usual.any().over("setup", "model", "pass", "swept"))
+    mine = with_differences(mine, study)
     mine = mine.rename({"model": "network", "latency_ms": "total_ms"}).with_columns(
         ours=pl.lit(True),
         implementation="variant",
@@ -115,6 +118,14 @@ def network_times(name: str, own: pl.DataFrame) -> pl.DataFrame:
         per_item_ms=pl.col("total_ms") / pl.col("batch_size"),
         published_network=pl.col("network").replace_strict(names),
     ).sort(references.place(name, "network"), maintain_order=True)
+
+
+def with_differences(own: pl.DataFrame, study: Study) -> pl.DataFrame:
+    """Own times; names say where the study computed the gradient of the image and the row did not, or inversely."""
+    differs = pl.col("to_image") != pl.col("model").is_in(study.input_gradient)
+    word = pl.when("to_image").then(pl.lit("with")).otherwise(pl.lit("without"))
+    says = pl.when(differs, pl.col("pass") == "training").then(pl.format(", {} the image's gradient", word))
+    return own.with_columns(pl.col("library", "runtime", "setup", "ending") + says.otherwise(pl.lit("")))
 
 
 def published_times(name: str) -> pl.DataFrame:

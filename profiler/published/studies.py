@@ -43,6 +43,8 @@ class Study:
     """What a sentence calls a machine with its library, if it is not "machine with library"."""
     by_release: bool = False
     """Whether machines are compared each with the newest release that ran a network, not with the fastest library."""
+    input_gradient: tuple[str, ...] = ()
+    """Networks whose backward pass went on to the gradient of the image."""
     releases_of: str = ""
     """Another study, whose rows the comparison of libraries needs too."""
     counterpart: tuple[str, ...] = ("eager",)
@@ -62,6 +64,9 @@ _CNN_BENCHMARKS = Study(
     by_release=True,
     # Its cuDNN searched for the fastest algorithms: utils.lua of its repository sets cudnn.benchmark.
     counterpart=("eager-benchmark", "eager"),
+    # model:backward of its cnn_benchmark.lua, which computes it for every model of which it was not switched off;
+    # facebookarchive/fb.resnet.torch did that for its ResNets (models/resnet.lua: model:get(1).gradInput = nil).
+    input_gradient=("alexnet", "googlenet-torch", "vgg16", "vgg19"),
 )
 STUDIES = {
     "cnn-benchmarks": _CNN_BENCHMARKS,
@@ -85,6 +90,8 @@ STUDIES = {
         },
         library=("{published_library}",),
         # In 2015 Torch's cuDNN had no switch for such a search.
+        # updateGradInput of its benchmark.lua; the networks switched it off only in August 2015 (commit d2455f3).
+        input_gradient=("alexnet-owt", "overfeat", "vgg11"),
     ),
     "gpu-study": Study(
         "GPU vs Framework vs Network, and Minibatch Efficiency for TensorFlow (Addfor)",

@@ -167,7 +167,11 @@ def hardware_table(name: str, own: pl.DataFrame, environments: Sequence[Environm
 def cost_table(name: str, own: pl.DataFrame) -> Printed:
     """What a million images cost, cheapest first, where the machine's price is known: back-to-back, at full load."""
     names = references.network_names(name)
-    priced = own.drop_nulls("usd_per_million_items").filter(pl.col("model").is_in(list(names)), ~pl.col("swept"))
+    priced = (
+        setups.with_differences(own, STUDIES[name])
+        .drop_nulls("usd_per_million_items")
+        .filter(pl.col("model").is_in(list(names)), ~pl.col("swept"))
+    )
     ranked = priced.sort(references.place(name, "model"), "pass", "usd_per_million_items")
     columns = [column for field in _COST for column in field.columns]
     frame = ranked.select(

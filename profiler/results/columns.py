@@ -134,6 +134,7 @@ def _case() -> Iterator[Column]:
     yield _text("optimizer", "Optimizer", training)
     yield _text("head", "Head", training)
     yield _flag("dropout", "Dropout", training)
+    yield _flag("input_gradient", "Input gradient", training)
     yield _text("options", "Options", "the engine's options, JSON")
     yield _flag(
         "calibrated",

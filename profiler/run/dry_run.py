@@ -23,7 +23,7 @@ from profiler.run.prepare import at_once, compared, failed, failure, models_of
 from profiler.tables.numbers import counted, duration, whole
 from profiler.tables.table import figure, name, of_rows
 from profiler.tables.writers import print_pairs, print_table
-from profiler.worker.task import Look, Prepared, Task, check_batch
+from profiler.worker.task import Look, Prepared, Task, check_inputs
 
 _SECONDS = 60.0
 """How long a look at one model may take."""
@@ -157,7 +157,7 @@ def _refusal(case: Case, looks: Mapping[str, Look], budget: Budget) -> tuple[Sta
     if why := failure(case, prepared):
         return why.status, str(why.reason)
     try:
-        check_batch(Task(case, prepared, budget))
+        check_inputs(Task(case, prepared, budget))
     except Unsupported as error:
         return "unsupported", str(error)
     return None

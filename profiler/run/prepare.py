@@ -154,9 +154,11 @@ class _Stages:
     def costs(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
         """FLOPs and bytes; a model that hangs while it is counted is measured all the same."""
         trained = {case.model for case in cases if case.pass_ == "training"}
+        to_input = _with_input_gradient(cases)
         calls = {
             name: self._call(
-                "prepare_cost", f"prepare-{name}", name, prepared[name], name in trained, most=_COUNT_SECONDS
+                *("prepare_cost", f"prepare-{name}", name, prepared[name], name in trained, name in to_input),
+                most=_COUNT_SECONDS,
             )
             for name in self.sources
             if "model" not in prepared[name].failures
@@ -182,10 +184,10 @@ class _Stages:
             if has_checked_gradients(case) and "model" not in prepared[case.model].failures:
                 key = case.model, case.training.head, reference_items(case.batch_size)
                 needed.setdefault(key, []).append(case)
-        calls = {}
+        calls, to_input = {}, _with_input_gradient(cases)
         for (name, head, items), own in needed.items():
             precisions, batches = (tuple({getattr(c, key): None for c in own}) for key in ("precision", "batch_size"))
-            arguments = prepared[name], head, items, precisions, batches
+            arguments = prepared[name], head, items, name in to_input, precisions, batches
             calls[name, head, items] = self._call(
                 "prepare_gradients", f"gradients-{name}-{head}-{items}", name, *arguments, most=_GRADIENT_SECONDS
             )
@@ -213,6 +215,11 @@ class _Stages:
         shared = [replace(call, threads=max(1, usable_cores() // slots)) for call in calls.values()]
         outcomes = run_all(shared, slots, lambda done: self.tick(what, done, len(calls)))
         return dict(zip(calls, outcomes, strict=True))
+
+
+def _with_input_gradient(cases: Sequence[Case]) -> set[str]:
+    """Models whose training goes on to the gradient of the input; a job says so of all of a model's cases."""
+    return {case.model for case in cases if case.training.input_gradient}
 
 
 def failure(case: Case, prepared: Prepared) -> Outcome | None:

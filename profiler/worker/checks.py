@@ -13,7 +13,7 @@ import numpy as np
 from engines.base import Array, Proof, Session, Trainable, Warning
 from engines.catalog import reference_of
 from exporters.distance import unlike
-from exporters.gradients import Deviation, GradientReference, Gradients, deviation, reference_items, tiled
+from exporters.gradients import Deviation, GradientReference, Gradients, deviation, is_input, reference_items, tiled
 from exporters.inputs import how_seeded, seeded_inputs
 from profiler.job.case import Case
 from profiler.results.result import Finding, Result
@@ -148,7 +148,7 @@ _FLOOR = 1e-6
 _TIMES = 3
 """A step may be so many times as far from fp64 as the same step at its precision on the CPU."""
 _NOTABLE = 0.01
-"""Share of the gradient's norm from which a tensor's own gradient must not be wrong."""
+"""Share of the gradient's norm from which a tensor's own gradient must not be wrong; an input's never must."""
 
 
 def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Mapping[str, float]) -> Finding:
@@ -159,7 +159,7 @@ def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Map
     if not all(np.isfinite(error) for error in (found.result, found.gradient, *found.tensors.values())):
         return f"the gradients are not finite{_NOT_FINITE.get(precision, '')}"
     least = _NOTABLE * float(np.linalg.norm(list(norms.values())))
-    notable = [name for name, norm in norms.items() if norm and norm >= least]
+    notable = [name for name, norm in norms.items() if norm and (norm >= least or is_input(name))]
     wrong = [
         name
         for name in notable
@@ -170,7 +170,7 @@ def judge_gradients(precision: str, found: Deviation, own: Deviation, norms: Map
         worst = max(wrong, key=lambda name: found.tensors[name])
         zeros = sum(name in found.zeros for name in wrong)
         return (
-            f"wrong gradients in {len(wrong)} of the {len(notable)} tensors that carry 1 % or more"
+            f"wrong gradients in {len(wrong)} of the {len(notable)} tensors that matter"
             f"{f', {zeros} of them zeros' if zeros else ''}; the worst is {worst}: relative L2 error "
             f"{numbers.error(found.tensors[worst])} to fp64, the reference itself has "
             f"{numbers.error(own.tensors[worst])} at {precision}"

@@ -23,7 +23,7 @@ from profiler.worker import checks, disturbance
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Samples
 from profiler.worker.memory import DeviceMeter, HostMeter, declared_parts
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
-from profiler.worker.task import Task, check_batch, graph_of, make_job
+from profiler.worker.task import Task, check_inputs, graph_of, make_job
 
 _PROFILED_CALLS = 20
 """Profiling takes at least as long as this many calls, without its own set-up."""
@@ -66,7 +66,7 @@ class Bench:
 def measure_case(task: Task, report: Report) -> Result:
     """Open, warm up, measure and check one case; the Result leaves before the session is closed."""
     phases = Phases(report)
-    check_batch(task)
+    check_inputs(task)
     bench = open_bench(task, phases, report)
     job = make_job(task, phases.enter, bench.device.read, lambda text: report(Progress(text)))
     phases.enter(Phase.LOAD)

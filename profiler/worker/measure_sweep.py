@@ -20,7 +20,7 @@ from profiler.processes.process import explain
 from profiler.results.result import Result, result_of
 from profiler.results.warning_kinds import doubting
 from profiler.worker.measure_case import Bench, Phases, open_bench, take_figures
-from profiler.worker.task import Task, check_batch, make_job
+from profiler.worker.task import Task, check_inputs, make_job
 
 
 def measure_batches(tasks: Sequence[Task], report: Report) -> None:
@@ -89,7 +89,7 @@ class _Process:
 
     def _measure(self, task: Task, report: Report) -> Result:
         phases = Phases(report)
-        check_batch(task)
+        check_inputs(task)
         if self._bench is None:
             self._bench = open_bench(task, phases, report)
         bench = replace(self._bench, report=report, phases=phases)

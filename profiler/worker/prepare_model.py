@@ -26,7 +26,7 @@ from exporters.onnx_export import check_onnx, export_onnx
 from exporters.source import Identity, ModelError, ModelSource
 from exporters.weights import cached_state, checked, identified, identify, source_key
 from profiler.processes.messages import Entered, Progress, Report, Salvage
-from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, check_batch, make_job
+from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, check_inputs, make_job
 
 
 def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepared:
@@ -77,22 +77,25 @@ def identify_model(argument: tuple[ModelSource, Path], report: Report) -> Identi
     return identify(argument[0])
 
 
-def prepare_cost(argument: tuple[ModelSource, Prepared, bool, Path], report: Report) -> Cost:
-    """What the model must compute and read at least, in training too if the third argument says so."""
-    source, prepared, trains, root = argument
+def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Path], report: Report) -> Cost:
+    """What the model must compute and read at least, in training too if the third argument says so, there with the
+    gradient of its input if the fourth does."""
+    source, prepared, trains, of_input, root = argument
     # FLOPs are the same in every precision's graph.
     graph = prepared.onnx.get("fp32") or next(iter(prepared.onnx.values()), None)
-    return cached_cost(source, prepared.specs, Cache(root), graph, trains, lambda cost: report(Salvage(cost)))
+    return cached_cost(source, prepared.specs, Cache(root), graph, trains, lambda cost: report(Salvage(cost)), of_input)
 
 
 def prepare_gradients(
-    argument: tuple[ModelSource, Prepared, str, int, Sequence[str], Sequence[int], Path], report: Report
+    argument: tuple[ModelSource, Prepared, str, int, bool, Sequence[str], Sequence[int], Path], report: Report
 ) -> GradientReference:
-    """What the first training step gives in fp64 over that many items, and how far from it the same step is at the
-    precisions and batch sizes."""
-    source, prepared, head, items, precisions, batches, root = argument
+    """What the first training step gives in fp64 over that many items, with the gradient of the input if the fifth
+    argument says so, and how far from it the same step is at the precisions and batch sizes."""
+    source, prepared, head, items, of_input, precisions, batches, root = argument
     assert prepared.state is not None, "what trains is a torch module"
-    return cached_gradients(source, prepared.specs, prepared.state, head, items, precisions, Cache(root), batches)
+    return cached_gradients(
+        source, prepared.specs, prepared.state, head, items, precisions, Cache(root), batches, of_input
+    )
 
 
 def prepare_export(argument: tuple[ModelSource, str, Path], report: Report) -> tuple[Path, float]:
@@ -105,7 +108,7 @@ def prepare_export(argument: tuple[ModelSource, str, Path], report: Report) -> t
 def build_ahead(task: Task, report: Report) -> BuiltAhead:
     """Have the case's engine built into its cache: memory that a builder takes is not to count as the case's."""
     case = task.case
-    check_batch(task)
+    check_inputs(task)
     if case.device == "cuda":
         torch.cuda.init()
     job = make_job(task, phase=lambda phase: report(Entered(phase)), progress=lambda text: report(Progress(text)))

@@ -10,7 +10,7 @@ from engines.base import Job, Phase, Unsupported
 from engines.catalog import ENGINES, Options
 from exporters.flops import Cost
 from exporters.gradients import GradientReference
-from exporters.inputs import TensorSpec, fixed_batch, repeated_inputs, seeded_inputs
+from exporters.inputs import TensorSpec, fixed_batch, numpy_dtype, repeated_inputs, seeded_inputs
 from exporters.source import Identity
 from profiler.job.case import Budget, Case, Role
 from profiler.processes.messages import Outcome
@@ -78,11 +78,17 @@ def has_checked_gradients(case: Case) -> bool:
     return case.pass_ == "training" and not case.training.dropout
 
 
-def check_batch(task: Task) -> None:
-    """Raise Unsupported where the model's batch is fixed to another size."""
+def check_inputs(task: Task) -> None:
+    """Raise Unsupported where the model's batch is fixed to another size, or its inputs have no gradient."""
     fixed = fixed_batch(task.prepared.specs)
     if fixed is not None and fixed != task.case.batch_size:
         raise Unsupported(f"{task.case.model} has a fixed batch of {fixed}; add {fixed} to batch_sizes")
+    whole = next((spec for spec in task.prepared.specs if numpy_dtype(spec.dtype).kind in "biu"), None)
+    if task.case.training.input_gradient and whole is not None:
+        raise Unsupported(
+            f"input {whole.name} is {whole.dtype}, of which there is no gradient; leave {task.case.model} out of "
+            "training's input_gradient"
+        )
 
 
 def make_job(

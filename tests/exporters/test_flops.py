@@ -26,6 +26,7 @@ FIRST_LAYERS = {
     "overfeat": (96, 11, 56),
     "vgg16": (64, 3, 224),
     "googlenet": (64, 7, 112),
+    "googlenet-torch": (64, 7, 112),
     "resnet18": (64, 7, 112),
     "resnet50": (64, 7, 112),
 }
@@ -129,6 +130,16 @@ def test_training_costs_three_times_as_much_but_for_the_images_gradient(name: st
     channels, kernel, size = FIRST_LAYERS[name]
     first = 2 * 3 * channels * kernel**2 * size**2
     assert found.training_flops == 3 * 2 * CATALOG[name].multiply_adds - first
+
+
+def test_with_the_images_gradient_training_costs_three_times_as_much(tmp_path: Path) -> None:
+    source = ModelSource("googlenet-torch")
+    without, with_it = (  # Both from one cache: neither is the other's.
+        cached_cost(source, input_specs(source), Cache(tmp_path), trains=True, of_input=of_input).training_flops
+        for of_input in (False, True)
+    )
+    assert with_it == 3 * 2 * CATALOG["googlenet-torch"].multiply_adds
+    assert without == with_it - 2 * 3 * 64 * 7**2 * 112**2
 
 
 def test_plain_network_by_hand() -> None:

@@ -140,6 +140,21 @@ def test_the_head_of_logits_starts_from_a_fixed_gradient(cache: Cache) -> None:
     np.testing.assert_allclose(found.samples["0.weight"], model.get_parameter("0.weight").grad.flatten(), rtol=1e-9)
 
 
+def test_the_gradient_of_the_input_is_torchs_where_it_is_asked_for(cache: Cache) -> None:
+    model, state = source("tiny"), cached_state(source("tiny"), cache)
+    arrays = seeded_inputs(input_specs(model), 2)
+    found = step(model, state, arrays, "cross-entropy", "fp64", of_input=True)
+    plain = reference(cache)
+    assert set(found.samples) == {*plain.samples, "input"}
+    x = torch.from_numpy(arrays[0]).double().requires_grad_()
+    module = restore(model, state).double().train()
+    module[5].eval()
+    assert found.target is not None
+    nn.functional.cross_entropy(module(x), torch.from_numpy(found.target)).backward()
+    assert x.grad is not None
+    np.testing.assert_allclose(found.samples["input"], x.grad.flatten(), rtol=1e-9, atol=1e-15)
+
+
 def test_what_has_no_gradient_is_left_out(cache: Cache) -> None:
     assert set(reference(cache, "several").samples) == {"first.weight", "first.bias"}
 
@@ -353,4 +368,5 @@ def test_each_step_is_computed_once(cache: Cache, monkeypatch: pytest.MonkeyPatc
     made.clear()
     cached_gradients(model, specs, state, "logits", 2, ["bf16"], fresh)
     cached_gradients(model, specs, state, "cross-entropy", 1, ["bf16"], fresh)
-    assert made == ["fp64", "bf16"] * 2
+    cached_gradients(model, specs, state, "cross-entropy", 1, ["bf16"], fresh, of_input=True)
+    assert made == ["fp64", "bf16"] * 3

@@ -44,12 +44,12 @@ exclude:
 """,
     "logits": """
 models: [resnet18]
-engines: [eager, eager-tuned]
+engines: [eager, eager-tuned, compiled]
 passes: [training]
 precisions: [fp32, amp-fp16]
 batch_sizes: [7]
 device: cuda
-training: {optimizers: [sgd], head: logits}
+training: {optimizers: [sgd], head: logits, input_gradient: true}
 budget: {seconds: 0.3, min_samples: 5}
 """,
 }
@@ -88,7 +88,7 @@ def rows(frames: tuple[pl.DataFrame, pl.DataFrame]) -> list[dict[str, Any]]:
 def test_everything_ran_and_no_gradient_is_wrong(rows: list[dict[str, Any]]) -> None:
     bad = [(row["case_id"], row["status"], row["reason"]) for row in rows if row["status"] != "ok"]
     assert bad == []
-    assert len(rows) == (6 + 2 * 2) + (4 * 3 + 2) + 2 + 4
+    assert len(rows) == (6 + 2 * 2) + (4 * 3 + 2) + 2 + 6
     for row in rows:
         assert row["reference"] == "step-fp64-cpu", row["case_id"]
         assert 0 < row["gradient_error"] < 0.5, row["case_id"]

@@ -70,6 +70,7 @@ def open_session(cache: Cache) -> Open:
         optimizer: Any = "none",
         head: Any = "cross-entropy",
         dropout: bool = False,
+        input_gradient: bool = False,
         name: str = "tiny",
         batch: int = BATCH,
         **options: Any,
@@ -77,7 +78,7 @@ def open_session(cache: Cache) -> Open:
         model = source(name)
         inputs = tuple(seeded_inputs(input_specs(model), batch))
         state = cached_state(model, cache)
-        training = Training(optimizer, head, dropout)
+        training = Training(optimizer, head, dropout, input_gradient)
         own = ENGINES[engine].options(**options)
         return engines.open_session(
             engine, Job(model, "training", precision, batch, "cpu", own, inputs, state, training=training)
@@ -96,7 +97,8 @@ def compared(
     """The session's deviation from the reference, and the reference's own at that precision."""
     model, items = source(name), reference_items(batch)
     specs, state = input_specs(model), cached_state(model, cache)
-    reference = cached_gradients(model, specs, state, head, items, [precision], cache, [batch])
+    of_input = session.job.training.input_gradient
+    reference = cached_gradients(model, specs, state, head, items, [precision], cache, [batch], of_input)
     truth = Gradients.read(reference.path)
     inputs = [tiled(array, batch) for array in seeded_inputs(specs, items)]
     assert truth.target is not None
@@ -217,6 +219,40 @@ def test_any_batch_and_memory_order_has_the_same_gradients(
     session.run(ignore)
     found, own = compared(cache, session, "fp32", batch=batch)
     assert found.gradient < 3 * max(own.gradient, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "batch", "options"),
+    [
+        ("fp32", "none", 4, {}),
+        ("fp32", "sgd", 3, {"channels_last": True}),
+        ("bf16", "none", 6, {"head": "logits"}),
+        ("amp-fp16", "adamw", 6, {}),
+        ("amp-fp16", "none", 4, {"name": "loud"}),
+        pytest.param("fp32", "none", 6, {"engine": "compiled"}, marks=COMPILED.marks),
+    ],
+)
+def test_the_gradient_of_the_input_is_the_references(
+    open_session: Open, cache: Cache, precision: str, optimizer: str, batch: int, options: dict[str, Any]
+) -> None:
+    session = open_session(precision, optimizer=optimizer, batch=batch, input_gradient=True, **options)
+    for _ in range(2):
+        session.run(ignore)
+    name, head = options.get("name", "tiny"), options.get("head", "cross-entropy")
+    found, own = compared(cache, session, precision, head, name, batch)
+    assert 0 < found.tensors["input"] < 3 * max(own.tensors["input"], 1e-6)
+    assert found.zeros == []
+    session.proof()
+
+
+def test_without_being_asked_for_the_input_has_no_gradient(open_session: Open) -> None:
+    session = open_session()
+    session.run(ignore)
+    assert session.inputs[0].grad is None
+    assert (
+        "input"
+        not in session.gradients(seeded_inputs(input_specs(source("tiny")), BATCH), session.training.target.numpy())[1]
+    )
 
 
 def test_weights_that_have_moved_are_put_back_where_they_are(open_session: Open, cache: Cache) -> None:

@@ -171,6 +171,12 @@ MISTAKES = [
         HEAD + "kind: minibatch\nlargest_batch:\n  limit: 8\n  models: [resnet18]\n",
         *(6, "largest_batch.models[0]: ", "alexnet"),
     ),
+    mistake("input gradient in words", HEAD + "training: {input_gradient: 3}\n", 3, "true, false or a list", "got 3"),
+    mistake(
+        "input gradient of another model",
+        HEAD + "training:\n  head: logits\n  input_gradient: [alexnet, resnet]\n",
+        *(5, "training.input_gradient[1]: ", "'resnet'", "did you mean"),
+    ),
     mistake("key twice", HEAD + "models: [vgg16]\n", 3, "'models'", "twice"),
     mistake("inner key twice", HEAD + "budget:\n  seconds: 1\n  seconds: 2\n", 5, "'seconds'", "twice"),
     mistake("key a number", HEAD + "3: 1\n", 3, "3"),

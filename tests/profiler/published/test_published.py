@@ -19,6 +19,7 @@ from profiler.published.tables import markdown, published_tables
 from profiler.results.columns import RESULTS
 from profiler.results.reading import with_all_columns
 
+WITH_INPUT_GRADIENT = {name for study in STUDIES.values() for name in study.input_gradient}
 TODAY = {"torch_version": "2.11.0+cu130", "onnxruntime_version": "1.31.1", "cudnn": "91900", "device": "cuda"}
 
 
@@ -30,6 +31,7 @@ def case(
         "model": model, "engine": variant.partition("-")[0], "variant": variant, "precision": precision,
         "pass": "training", "batch_size": 16, "replicate": 0, "machine": "H200", "gpu": "NVIDIA H200",
         "model_kind": "canonical", "head": "logits", "extra": "head=logits", "status": "ok" if ms else "failed",
+        "input_gradient": (more.get("network") or model) in WITH_INPUT_GRADIENT,
         "warnings": [], **TODAY,
     }  # fmt: skip
     if ms:
@@ -71,6 +73,35 @@ def own(printed: Printed) -> list[dict[str, Any]]:
 def test_a_library_is_called_by_all_that_tells_it_from_another(more, called):
     row = {**dict.fromkeys(RESULTS), **case("resnet50"), **more}
     assert setups.software(row, row["variant"]) + setups.ending(row) == called
+
+
+@pytest.mark.parametrize(
+    ("study", "model", "pass_", "computed", "says"),
+    [
+        ("cnn-benchmarks", "vgg16", "training", True, ""),
+        ("cnn-benchmarks", "vgg16", "training", False, ", without the image's gradient"),
+        ("cnn-benchmarks", "vgg16", "training", None, ", without the image's gradient"),
+        ("cnn-benchmarks", "resnet50", "training", False, ""),
+        ("cnn-benchmarks", "resnet50", "training", True, ", with the image's gradient"),
+        ("gpu-study", "vgg16", "training", True, ", with the image's gradient"),
+        ("gpu-study", "vgg16", "inference", None, ""),
+        ("cloud-gpus", "alexnet", "training", False, ", without the image's gradient"),
+    ],
+)
+def test_a_row_says_where_it_computed_the_images_gradient_otherwise_than_the_study(
+    study: str, model: str, pass_: str, computed: bool | None, says: str
+) -> None:
+    row = case(model, **{"pass": pass_, "input_gradient": computed, "usd_per_million_items": 2.0})
+    found = network_names_of(study, row)
+    assert found == {f"PyTorch 2.11 eager fp32, cuDNN 9.19{says}"}
+
+
+def network_names_of(study: str, row: dict[str, Any]) -> set[str]:
+    """What a row's library is called in the tables of times and of costs."""
+    mine = setups.network_times(study, setups.times(frame(row))).filter("ours")
+    cost = table(study, "cost", row).frame if study in ("cnn-benchmarks", "cloud-gpus") else mine
+    assert mine["setup"].to_list() == [f"H200 with {name}" for name in mine["library"]]
+    return {*mine["library"], *cost["library"]}
 
 
 def test_replicates_are_one_row_and_a_failed_one_leaves_the_others():
@@ -288,7 +319,7 @@ def test_a_layer_that_did_not_fit_is_a_blank_that_says_so():
 
 
 def sixty_four(model: str, pass_: str, ms: float | None, **more: Any) -> dict[str, Any]:
-    return case(model, ms=ms, **{"pass": pass_, "batch_size": 64, **more})
+    return case(model, ms=ms, **{"pass": pass_, "batch_size": 64, "input_gradient": False, **more})
 
 
 def test_the_study_of_frameworks_has_a_column_a_network():

@@ -51,6 +51,17 @@ def test_the_published_networks_train_at_the_published_batch_size(study: str) ->
     }
 
 
+@pytest.mark.parametrize("study", SUITES)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_image_has_a_gradient_where_the_study_computed_it(study: str, device: Device) -> None:
+    published = load_config(FOLDER / f"{study}.yaml").published
+    assert published is not None
+    for case in plan(study, device):
+        own = case.pass_ == "training" and case.model in STUDIES[published].input_gradient
+        assert case.training.input_gradient == own, case.id
+        assert str(case.id).endswith("/input_gradient=on") == own
+
+
 def test_the_layers_are_the_published_ones_at_the_published_batch_size() -> None:
     shapes = references.read("convnet-layer-shapes").select("layer", "batch_size")
     assert {(case.model, case.batch_size) for case in trained("convnet-layers")} == set(shapes.rows())

@@ -29,7 +29,7 @@ gpu host cuda driver cudnn torch_version onnxruntime_version tensorrt_version
 AGREED = DESIGN.split()
 SINCE = """
 slack_mib library_mib
-model_kind extra setting role is_base optimizer head dropout
+model_kind extra setting role is_base optimizer head dropout input_gradient
 grad_input_ms grad_weight_ms gpu_forward_ms gpu_backward_ms gpu_step_ms gpu_grad_input_ms gpu_grad_weight_ms
 gradients_mib optimizer_mib loss_error gradient_error
 machine cloud instance usd_per_hour usd_per_million_items items_per_usd
@@ -47,7 +47,7 @@ model_kind extra setting role optimizer head machine cloud instance log
 NOT_MEASURES = {
     **dict.fromkeys([*TEXTS.split(), *NAMED], TEXT),
     **dict.fromkeys(("batch_size", "replicate", "samples"), COUNT),
-    **dict.fromkeys(("throttled", "dropout", "is_base", "calibrated"), pl.Boolean()),
+    **dict.fromkeys(("throttled", "dropout", "input_gradient", "is_base", "calibrated"), pl.Boolean()),
     "warnings": pl.List(pl.String()),
 }
 

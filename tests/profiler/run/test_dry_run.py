@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from engines.catalog import Training
 from exporters.inputs import TensorSpec
 from exporters.single_layers import LAYERS
 from exporters.source import ModelSource
@@ -36,6 +37,16 @@ def printed(cases: list[Case], looks: Mapping[str, Look]) -> tuple[int, str]:
     estimates = Estimates(Path("nowhere"), {}, Budget())
     code = print_plan(console, "EPYC", planned(cases, looks, Budget()), looks, estimates)
     return code, output.getvalue()
+
+
+def test_integers_have_no_gradient() -> None:
+    look = Look(Prepared((TensorSpec("x", ("batch", 3), "float32"), TensorSpec("ids", ("batch", 8), "int64"))))
+    asked = replace(case(), pass_="training", training=Training(input_gradient=True))
+    code, text = printed([asked, replace(asked, training=Training())], {"mine": look})
+    assert code == 0
+    words = " ".join(text.split())
+    assert "input ids is int64, of which there is no gradient; leave mine out of training's input_gradient" in words
+    assert "1 of 2 cases can run here" in text
 
 
 def test_each_case_says_what_keeps_it_from_running_and_each_reason_is_there_once() -> None:

@@ -184,9 +184,9 @@ def test_gradients_further_off_are_remarked(found: Deviation, own: Deviation) ->
 @pytest.mark.parametrize(
     ("found", "own", "says"),
     [
-        (step(0.6), step(0.1), "in 1 of the 2 tensors that carry 1 % or more; the worst is first.weight: "),
+        (step(0.6), step(0.1), "in 1 of the 2 tensors that matter; the worst is first.weight: "),
         (step(0.6), step(0.1), "relative L2 error 6.0e-1 to fp64, the reference itself has 1.0e-1 at fp32"),
-        (step(0.6, 0.7), step(), "in 2 of the 2 tensors that carry 1 % or more; the worst is last.weight: "),
+        (step(0.6, 0.7), step(), "in 2 of the 2 tensors that matter; the worst is last.weight: "),
         (step(0.95), step(0.3), "the reference itself has 3.0e-1"),
         (step(1.0, zeros=("first.weight",)), step(1e-6), "1 of them zeros"),
         (step(1.0, zeros=("first.weight",)), step(0.6), "1 of them zeros"),  # Wrong even where much is usual.
@@ -198,6 +198,22 @@ def test_gradients_that_are_wrong_fail_the_row(found: Deviation, own: Deviation,
     wrong = judge_gradients("fp32", found, own, NORMS)
     assert isinstance(wrong, str)
     assert says in wrong
+
+
+@pytest.mark.parametrize("name", ["input", "input 2"])
+def test_an_inputs_gradient_must_be_right_however_small_it_is(name: str) -> None:
+    norms, tensors = {**NORMS, name: 0.001}, step().tensors
+    assert (
+        judge_gradients(
+            "fp32", Deviation(0.0, 0.0, {**tensors, name: 0.1}), Deviation(0.0, 0.0, {**tensors, name: 0.1}), norms
+        )
+        is None
+    )
+    wrong = judge_gradients(
+        "fp32", Deviation(0.0, 0.0, {**tensors, name: 0.9}), Deviation(0.0, 0.0, {**tensors, name: 0.1}), norms
+    )
+    assert isinstance(wrong, str)
+    assert f"the worst is {name}: " in wrong
 
 
 def test_gradients_that_underflow_in_the_reference_too_may_be_zeros() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from engines.catalog import Training
 from engines.pytorch.eager import EagerSession
-from exporters.gradients import GradientReference
+from exporters.gradients import GradientReference, Gradients
 from exporters.source import ModelSource
 from profiler import load
 from profiler.job.case import Budget, Case
@@ -63,6 +63,22 @@ class Bad(nn.Module):
 
     def forward(self, x):
         return self.last(Spoilt.apply(self.first(x), self.marker, self.how))
+
+
+class BadFront(nn.Module):
+    '''Of all gradients only the input's is spoilt.'''
+
+    def __init__(self, marker, how):
+        super().__init__()
+        self.model, self.marker, self.how = good(), marker, how
+
+    def forward(self, x):
+        return self.model(Spoilt.apply(x, self.marker, self.how))
+
+
+def bad_front(marker, how):
+    torch.manual_seed(0)
+    return BadFront(marker, how)
 
 
 def bad(marker, how):
@@ -147,7 +163,16 @@ def measure(cache: Path) -> Measure:
         prepared: Prepared = prepare_model((one.source, cache), QUIET)
         if checked:
             items = 1 if one.batch_size % 2 else 2
-            argument = one.source, prepared, one.training.head, items, [one.precision], [4], cache
+            argument = (
+                one.source,
+                prepared,
+                one.training.head,
+                items,
+                one.training.input_gradient,
+                [one.precision],
+                [4],
+                cache,
+            )
             prepared = replace(prepared, gradients={(one.training.head, items): prepare_gradients(argument, QUIET)})
         then()
         return measure_case(Task(one, prepared, Budget(seconds=0.05, min_samples=3)), QUIET)
@@ -243,6 +268,20 @@ def test_a_row_whose_gradients_are_wrong_is_failed(measure: Measure, tmp_path: P
     assert result.samples["host"], "what was measured is kept"
 
 
+@pytest.mark.parametrize("how", ["zeros", "noise"])
+def test_a_wrong_gradient_of_the_input_fails_the_row_that_was_to_compute_it(
+    measure: Measure, tmp_path: Path, how: str
+) -> None:
+    marker = tmp_path / "marker"
+    spoilt = case("bad_front", options={"marker": str(marker), "how": how}, training=Training(input_gradient=True))
+    assert measure(spoilt).status == "ok"
+    result = measure(spoilt, then=marker.touch)
+    assert result.status == "failed"
+    assert "wrong gradients in 1 of the" in (result.reason or "")
+    assert "the worst is input" in (result.reason or "")
+    assert measure(replace(spoilt, training=Training())).status == "ok", "it is not computed"
+
+
 def test_wrong_gradients_and_a_proof_that_contradicts_are_both_reasons(
     measure: Measure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +339,20 @@ def test_references_are_made_for_what_will_be_compared_and_nothing_else(
     assert isinstance(both, GradientReference)
     assert isinstance(one, GradientReference)
     assert (set(both.own), set(one.own)) == ({"fp32", "bf16"}, {"fp32"})
+    assert "input" not in Gradients.read(both.path).samples
+
+
+def test_the_reference_and_the_count_have_the_gradient_of_an_input_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forkserver: None
+) -> None:
+    monkeypatch.setenv("PROFILER_CACHE", str(tmp_path / "cache"))
+    asked = [case(training=Training(input_gradient=True))]
+    prepared = prepare(asked, Budget(), tmp_path, (str(tmp_path),), lambda *_: None)["good"]
+    reference = prepared.gradients["cross-entropy", 2]
+    assert isinstance(reference, GradientReference)
+    assert "input" in Gradients.read(reference.path).samples
+    assert prepared.cost.inference_flops is not None
+    assert prepared.cost.training_flops == 3 * prepared.cost.inference_flops
 
 
 JOB = """
