@@ -63,7 +63,7 @@ def layer_tables(_: str, __: pl.DataFrame, results: pl.DataFrame) -> list[Printe
 def layer_times(results: pl.DataFrame) -> pl.DataFrame:
     """Forward, gradInput and gradWeight together: published and own rows, as conclusions.compare takes them."""
     columns = ["setup", "machine", "software", "ending", "called", "implementation", "device"]
-    columns += ["network", "published_network"]
+    columns += ["network", "published_network", "library", "precision", "batch_size", "total_ms"]
     keys = ["machine", "library", "implementation", "batch_size"]
     passes = references.layers().filter(
         pl.col("table").is_in(["forward", "backward"]), pl.col("library") != "cherry-picking"

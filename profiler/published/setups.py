@@ -111,7 +111,7 @@ def network_times(name: str, own: pl.DataFrame) -> pl.DataFrame:
         counterpart=counterpart(study.counterpart),
         library="runtime" if "implementation" in study.columns else "library",
     )
-    more = ["note", "brief", "kinds", "gpu_ms", "low_ms", "high_ms", "samples"]
+    more = ["precision", "note", "brief", "kinds", "gpu_ms", "low_ms", "high_ms", "samples"]
     shared = [column for column in (*published.columns, *more) if column in mine.columns]
     rows = pl.concat([published, both.with_columns(swept=pl.lit(False)), mine.select(shared)], how="diagonal")
     return rows.with_columns(

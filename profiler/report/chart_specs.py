@@ -62,12 +62,14 @@ def overview(domains: Domains) -> Spec:
         .transform_filter("datum.ms === datum.fastest")
         .transform_calculate(cell="datum.model + ', batch ' + datum.batch_size", one="1")
         .encode(
-            y=_names("cell", "place"), x=alt.X(**_log("speedup", "Speed-up over the base, ×")), color=_engine(domains)
+            y=_names("cell", "place"),
+            x=alt.X(**logarithmic("speedup", "Speed-up over the base, ×")),
+            color=_engine(domains),
         )
     )
     stem = fastest.mark_rule(strokeWidth=2).encode(x2=alt.X2("one:Q"))
     dot = fastest.mark_point(size=110).encode(shape=_precision(domains), tooltip=_tips())
-    return _finished(alt.layer(_unity(), stem, _doubted(dot, domains, "compared")))
+    return finished(alt.layer(_unity(), stem, _doubted(dot, domains, "compared")))
 
 
 def speedups(domains: Domains) -> Spec:
@@ -77,12 +79,12 @@ def speedups(domains: Domains) -> Spec:
     span = lines.transform_calculate(**ends).mark_rule(strokeWidth=2)
     tips = _tips(("speedup", "Speed-up, ×"), ("speedup_low", "95 % from"), ("speedup_high", "to"))
     dot = lines.mark_point().encode(
-        x=alt.X(**_log("speedup", "Speed-up over the base, ×")),
+        x=alt.X(**logarithmic("speedup", "Speed-up over the base, ×")),
         color=alt.Color("batch_size:N", title="Batch size"),
         shape=alt.Shape("batch_size:N", title="Batch size"),
         tooltip=tips,
     )
-    return _finished(
+    return finished(
         alt.layer(_unity(), span.encode(x=alt.X("low:Q"), x2="high:Q", color=_INK), _doubted(dot, domains, "compared"))
     )
 
@@ -104,7 +106,7 @@ def models(domains: Domains) -> Spec:
     # Nothing to see: the figure behind the longest bar needs its room.
     room = lines.transform_calculate(end="1.06 * datum.speedup").mark_point(opacity=0, aria=False)
     room = room.encode(x=alt.X("end:Q"))
-    return _finished(alt.layer(_doubted(bars, domains, "compared"), figures, room))
+    return finished(alt.layer(_doubted(bars, domains, "compared"), figures, room))
 
 
 def over_batches(domains: Domains, field: str, title: str) -> Spec:
@@ -115,28 +117,31 @@ def over_batches(domains: Domains, field: str, title: str) -> Spec:
     ends = [values[0], values[-1]] if values else [1, 1]
     scale = alt.Scale(type="log", base=2, nice=False, padding=18, domain=ends)
     x = alt.X("batch_size:Q", title="Batch size", scale=scale, axis=alt.Axis(values=values, format=",", grid=False))
-    lines = alt.Chart(_LINES).encode(x=x, y=alt.Y(**_log(field, title)), color=_engine(domains), detail="extra:N")
+    lines = alt.Chart(_LINES).encode(
+        x=x, y=alt.Y(**logarithmic(field, title)), color=_engine(domains), detail="extra:N"
+    )
     # A field of its own, so that it does not change the legend of the shapes, which tells the same apart.
     dash = alt.StrokeDash("dash:N", scale=_dashes(domains), legend=None)
     drawn = lines.transform_calculate(dash="datum.precision").mark_line(strokeWidth=1.75).encode(strokeDash=dash)
     tips = _tips(("latency_ms", "Latency, ms"), ("item_ms", "Per item, ms"), ("throughput", "Items/s"))
     dots = _doubted(lines.mark_point(size=60).encode(shape=_precision(domains), tooltip=tips), domains)
     # Independent, since Vega-Lite gives up merging the layers' legends at the first that is none.
-    return _finished(alt.layer(drawn, dots).resolve_legend(strokeDash="independent").properties(height=_HEIGHT))
+    return finished(alt.layer(drawn, dots).resolve_legend(strokeDash="independent").properties(height=_HEIGHT))
 
 
 def throughput(domains: Domains) -> Spec:
     """Throughput against latency, a point each, the Pareto front marked."""
     lines = alt.Chart(_LINES).transform_calculate(rate="1 / datum.item_s")
     lines = lines.encode(
-        x=alt.X(**_log("latency_ms", "Latency of one call, ms")), y=alt.Y(**_log("rate", "Items per second"))
+        x=alt.X(**logarithmic("latency_ms", "Latency of one call, ms")),
+        y=alt.Y(**logarithmic("rate", "Items per second")),
     )
     front = lines.transform_window(best="max(rate)", sort=[alt.SortField("latency_ms")])
     front = front.transform_filter("datum.rate >= datum.best").encode(color=_MUTED)
     path = front.mark_line(interpolate="step-after", strokeWidth=1.5, strokeDash=[4, 3])
     ring = front.mark_point(size=260, filled=False, strokeWidth=1.5, shape="circle")
     dots = lines.mark_point(size=80).encode(color=_engine(domains), shape=_precision(domains), tooltip=_tips())
-    return _finished(alt.layer(path, ring, _doubted(dots, domains)).properties(height=_HEIGHT))
+    return finished(alt.layer(path, ring, _doubted(dots, domains)).properties(height=_HEIGHT))
 
 
 def stacked(domains: Domains, every: Sequence[str], unit: str, title: str, total: str, timed: bool = False) -> Spec:
@@ -161,12 +166,12 @@ def stacked(domains: Domains, every: Sequence[str], unit: str, title: str, total
         order="order:Q",
         tooltip=_tips(("part", "Part"), ("value", title.rpartition(", ")[2]), (total, "Total")),
     )
-    return _finished(_doubted(chart, domains) if timed else chart)
+    return finished(_doubted(chart, domains) if timed else chart)
 
 
 def roofline(domains: Domains) -> Spec:
     """The rate of each configuration against its FLOPs per byte, below the roofs."""
-    roofs = alt.Chart(alt.NamedData("roofs")).encode(x=_intensity(), y=alt.Y(**_log("tflops", "TFLOP/s", 3)))
+    roofs = alt.Chart(alt.NamedData("roofs")).encode(x=_intensity(), y=alt.Y(**logarithmic("tflops", "TFLOP/s", 3)))
     roof = roofs.mark_line(strokeWidth=1.5).encode(detail="precision:N", color=_MUTED)
     name = (
         roofs.transform_filter("datum.label").mark_text(align="right", baseline="bottom", dy=-3).encode(text="label:N")
@@ -177,13 +182,13 @@ def roofline(domains: Domains) -> Spec:
         .mark_point()
         .encode(
             x=_intensity(),
-            y=alt.Y(**_log("tflops", "TFLOP/s", 3)),
+            y=alt.Y(**logarithmic("tflops", "TFLOP/s", 3)),
             color=_engine(domains),
             shape=_precision(domains),
             tooltip=tips,
         )
     )
-    return _finished(alt.layer(roof, name, _doubted(dots, domains)).properties(height=_HEIGHT))
+    return finished(alt.layer(roof, name, _doubted(dots, domains)).properties(height=_HEIGHT))
 
 
 def layers(domains: Domains) -> Spec:
@@ -200,7 +205,7 @@ def layers(domains: Domains) -> Spec:
             tooltip=[*tips, alt.Tooltip("ms:Q", title="ms", format=",.4r")],
         )
     )
-    return _finished(bars)
+    return finished(bars)
 
 
 def samples(domains: Domains) -> Spec:
@@ -216,7 +221,7 @@ def samples(domains: Domains) -> Spec:
         color=_engine(domains),
         tooltip=_tips(("ticks", "Sample, ms"), ("latency_ms", "Median, ms")),
     )
-    return _finished(_doubted(marks, domains))
+    return finished(_doubted(marks, domains))
 
 
 def break_even(domains: Domains) -> Spec:
@@ -229,13 +234,13 @@ def break_even(domains: Domains) -> Spec:
     legend = alt.Undefined if len(domains.precisions) > 1 else None
     drawn = lines.mark_line().encode(
         x=alt.X("items:Q", title="Items done", scale=alt.Scale(type="log", nice=False), axis=axis),
-        y=alt.Y(**_log("seconds", "Seconds, set-up included", 4)),
+        y=alt.Y(**logarithmic("seconds", "Seconds, set-up included", 4)),
         color=_engine(domains),
         strokeDash=alt.StrokeDash("precision:N", title="Precision", scale=_dashes(domains), legend=legend),
         detail="configuration:N",
         tooltip=_tips(("items", "Items"), ("seconds", "Seconds")),
     )
-    return _finished(_doubted(drawn, domains).properties(height=_HEIGHT))
+    return finished(_doubted(drawn, domains).properties(height=_HEIGHT))
 
 
 def _doubted(chart: alt.Chart, domains: Domains, field: str = "measured") -> alt.Chart:
@@ -263,14 +268,18 @@ def _dashes(domains: Domains) -> alt.Scale:
     return alt.Scale(domain=known, range=[_DASHES[i % len(_DASHES)] for i in range(len(known))])
 
 
-def _log(field: str, title: str, ticks: int = 9) -> dict[str, Any]:
-    """A logarithmic axis with plain numbers; over as many decades as `ticks` or more, only powers of ten are named."""
-    axis = alt.Axis(title=title, format=",", tickCount=ticks, labelOverlap="greedy", grid=True)
+def logarithmic(field: str, title: str, ticks: int = 9, values: Sequence[float] = ()) -> dict[str, Any]:
+    """A logarithmic axis with plain numbers; over as many decades as `ticks` or more, only powers of ten are named.
+
+    With `values` those of them are named that are in its range.
+    """
+    marks = {"values": list(values)} if values else {"tickCount": ticks}
+    axis = alt.Axis(title=title, format=",", labelOverlap="greedy", grid=True, **marks)
     return {"shorthand": f"{field}:Q", "scale": alt.Scale(type="log", nice=False, padding=14), "axis": axis}
 
 
 def _intensity() -> alt.X:
-    return alt.X(**_log("intensity", "FLOPs per byte moved", 3))
+    return alt.X(**logarithmic("intensity", "FLOPs per byte moved", 3))
 
 
 def _names(field: str, by: str, op: Any = "min", order: Any = "ascending", grid: bool = False) -> alt.Y:
@@ -300,8 +309,8 @@ def _unity() -> alt.Chart:
     return rule
 
 
-def _finished(chart: Any) -> Spec:
-    """As wide as its place on the page."""
+def finished(chart: Any, width: str | None = "container") -> Spec:
+    """As wide as its place on the page; panels (None) get their width where they are drawn."""
     # Altair would check each against Vega-Lite's schema, which takes longer than all else; the tests do.
-    spec: Spec = chart.properties(width="container").to_dict(validate=False)
+    spec: Spec = (chart.properties(width=width) if width else chart).to_dict(validate=False)
     return {key: value for key, value in spec.items() if key not in ("$schema", "config")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -68,10 +67,7 @@ def _specs(report: Report, chart: Chart) -> Iterator[tuple[dict[str, str], dict[
 
 def _spec(chart: Chart, about: Mapping[str, str], sets: Mapping[str, Any]) -> dict[str, Any]:
     """On white paper, with a title, which a page has next to the chart."""
-    text = json.dumps(chart.spec)
-    for name in ("ink", "muted"):
-        text = text.replace(f"var(--{name})", getattr(palette.LIGHT, name))
-    spec: dict[str, Any] = json.loads(text)
+    spec = palette.resolved(chart.spec, palette.LIGHT)
     sizes = sorted({row["batch_size"] for row in sets[chart.data[0]]})
     batches = [f"batch {', '.join(map(str, sizes))}"] if len(sizes) < 6 else []
     spec |= {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -52,6 +53,17 @@ def variables() -> Palette:
     """Every colour as a reference to its custom property: what is drawn with it follows the page's colour scheme."""
     series = tuple(f"var(--series-{place})" for place in range(1, len(LIGHT.series) + 1))
     return Palette("var(--paper)", "var(--panel)", "var(--ink)", "var(--muted)", "var(--rule)", "var(--accent)", series)
+
+
+def resolved(spec: dict[str, Any], palette: Palette) -> dict[str, Any]:
+    """The specification with these colours in place of `variables()`, for an image of its own."""
+    named = {value: getattr(palette, name) for name, value in asdict(variables()).items() if isinstance(value, str)}
+    named |= dict(zip(variables().series, palette.series, strict=True))
+    text = json.dumps(spec)
+    for variable, colour in named.items():
+        text = text.replace(variable, colour)
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def config(palette: Palette) -> dict[str, Any]:

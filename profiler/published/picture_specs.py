@@ -1,0 +1,143 @@
+"""Specify the pictures of a published benchmark in Vega-Lite; their data come by the names "rows" and "names"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from profiler.report.chart_specs import Spec, finished, logarithmic
+from profiler.report.palette import variables
+
+STATES = ("undisturbed", "host-bound or disturbed")
+"""What a row's `measured` says; rows of the second are drawn lighter."""
+_COLOURS = variables()
+_ROWS = alt.NamedData("rows")
+_ROUND = [digit * 10**power for power in range(-4, 6) for digit in (1, 2, 5)]
+"""Ticks of logarithmic axes."""
+_ERRORS = [2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30]
+_SHAPES = ["diamond", "square", "triangle-up", "cross", "triangle-down", "triangle-right", "triangle-left"]
+"""Of published machines; own ones are circles."""
+_SMALL = 10
+"""Pixels of the text on bars."""
+
+
+def bars(networks: Sequence[str], own: Sequence[str], others: Sequence[str], light: bool) -> Spec:
+    """A group of bars a network, each from zero to its time as a share (`share`) of the longest of the group.
+
+    A bar's name and figure (`text`) stand in it, or behind it where it is short. The bars of `own` have the data's
+    colours, `others` are muted; `light` says whether any is lighter.
+    """
+    x = alt.X("share:Q", title=None, axis=None, scale=alt.Scale(domain=[0, 1], nice=False))
+    drawn = _groups(networks).encode(x=x)
+    bar = drawn.mark_bar().encode(color=_colour(own, others, None), tooltip=_tips())
+    on_bar = alt.condition(f"datum.measured === '{STATES[1]}'", alt.value(_COLOURS.ink), alt.value(_COLOURS.paper))
+    return finished(alt.layer(_lighter(bar, light), *_texts(drawn, 5, on_bar)))
+
+
+def dots(networks: Sequence[str], own: Sequence[str], others: Sequence[str], light: bool) -> Spec:
+    """The same as points on one logarithmic scale, for times that are too far apart for bars."""
+    drawn = _groups(networks).encode(x=alt.X(**logarithmic("figure", "Milliseconds", values=_ROUND)))
+    colour, shape = _colour(own, others, None), _shape(own, others, None, _SHAPES[:1])
+    point = drawn.mark_point(size=55).encode(color=colour, shape=shape, tooltip=_tips())
+    return finished(alt.layer(_lighter(point, light), *_texts(drawn, 8, alt.value(_COLOURS.ink))))
+
+
+def over_batches(
+    networks: Sequence[str], own: Sequence[str], others: Sequence[str], sizes: Sequence[int], light: bool
+) -> Spec:
+    """A panel a network: milliseconds per sample against the minibatch, a line each of `own` and `others`."""
+    powers = [size for size in sizes if size & (size - 1) == 0]
+    axis = alt.Axis(values=powers[:: 2 if len(powers) > 6 else 1], format=",", grid=False)
+    chart = alt.Chart(_ROWS).encode(
+        x=alt.X("batch_size:Q", title=None, scale=alt.Scale(type="log", base=2, nice=False, padding=8), axis=axis),
+        y=alt.Y(**logarithmic("ms", "", values=_ROUND)),
+    )
+    colour, shape = _colour(own, others, _legend()), _shape(own, others, _legend())
+    line = chart.mark_line(strokeWidth=1.75).encode(color=colour)
+    # Without it the line shows through a lighter point.
+    below = chart.mark_point(size=60, aria=False).encode(color=alt.value(_COLOURS.paper))
+    point = chart.mark_point(size=50).encode(color=colour, shape=shape, tooltip=_tips(("batch_size", "Minibatch")))
+    header = alt.Header(labelAnchor="start", labelFontSize=12, labelColor=_COLOURS.ink, labelPadding=4)
+    panels = alt.layer(line, below, _lighter(point, light)).properties(height=170)
+    panels = panels.facet(alt.Facet("network:N", title=None, sort=list(networks), header=header), spacing=16)
+    return finished(panels.resolve_scale(y="independent").resolve_axis(x="independent"), width=None)
+
+
+def errors(own: Sequence[str], others: Sequence[str], times: tuple[float, float], light: bool) -> Spec:
+    """The error of each network against its time on every machine: a line a network, whose name is at its left.
+
+    `times` are the ends of the axis in milliseconds. The set "names" has the networks with their `error`, their least
+    and greatest time, `low` and `high`, the error at which the name is written, `place`, and the time at which it ends,
+    `start`.
+    """
+    values = [tick for tick in _ROUND if times[0] * (times[1] / times[0]) ** 0.2 < tick <= times[1]]
+    scale = {"scale": alt.Scale(type="log", nice=False, domain=list(times))}
+    time = logarithmic("ms", "Milliseconds per image", values=values) | scale
+    error = logarithmic("error", "Top-5 error, %", values=_ERRORS)
+    error["axis"].grid = error["axis"].ticks = False
+    names = alt.Chart(alt.NamedData("names"))
+    text = names.mark_text(align="left", fontSize=11, aria=False).encode(
+        x=alt.value(6), y=alt.Y("place:Q"), text="network:N"
+    )
+    rule = names.mark_rule(strokeWidth=0.75, color=_COLOURS.rule, aria=False)
+    leader = rule.encode(x=alt.X("start:Q"), x2="low:Q", y=alt.Y("place:Q"), y2="error:Q")
+    line = rule.encode(x=alt.X("low:Q"), x2="high:Q", y=alt.Y("error:Q"))
+    points = alt.Chart(_ROWS).mark_point(size=75)
+    points = points.encode(
+        x=alt.X(**time),
+        y=alt.Y(**error),
+        color=_colour(own, others, _legend()),
+        shape=_shape(own, others, _legend()),
+        tooltip=_tips(("error", "Top-5 error, %")),
+    )
+    return finished(alt.layer(leader, line, _lighter(points, light), text).properties(height=420))
+
+
+def _groups(networks: Sequence[str]) -> alt.Chart:
+    """A group of rows a network."""
+    bands = alt.Scale(domain=list(networks), paddingInner=0.16, paddingOuter=0.05)
+    chart: alt.Chart = alt.Chart(_ROWS).encode(
+        y=alt.Y("network:N", title=None, scale=bands, axis=alt.Axis(domain=False, ticks=False)),
+        yOffset=alt.YOffset("place:O", scale=alt.Scale(paddingInner=0.12)),
+    )
+    return chart
+
+
+def _texts(drawn: alt.Chart, away: int, inside: Any) -> list[alt.Chart]:
+    """The text of each mark, `away` pixels behind its end; of a long one before it, in the colour `inside`."""
+    before = drawn.transform_filter("datum.share > 0.5").mark_text(align="right", dx=-away, fontSize=_SMALL, aria=False)
+    behind = drawn.transform_filter("datum.share <= 0.5").mark_text(align="left", dx=away, fontSize=_SMALL, aria=False)
+    return [before.encode(text="text:N", color=inside), behind.encode(text="text:N", color=alt.value(_COLOURS.ink))]
+
+
+def _tips(*more: tuple[str, str]) -> list[alt.Tooltip]:
+    fields = [("network", "Network"), ("name", "Measured in"), *more, ("figure", "ms"), ("measured", "Measured")]
+    return [alt.Tooltip(f"{field}:N", title=title) for field, title in fields]
+
+
+def _colour(own: Sequence[str], others: Sequence[str], legend: alt.Legend | None) -> alt.Color:
+    """A colour of the data's for each of `own`; the others are muted."""
+    series = [_COLOURS.series[i % len(_COLOURS.series)] for i in range(len(own))]
+    scale = alt.Scale(domain=[*own, *others], range=[*series, *[_COLOURS.muted] * len(others)])
+    return alt.Color("name:N", title=None, scale=scale, legend=legend)
+
+
+def _shape(
+    own: Sequence[str], others: Sequence[str], legend: alt.Legend | None, among: Sequence[str] = _SHAPES
+) -> alt.Shape:
+    shapes = ["circle"] * len(own) + [among[i % len(among)] for i in range(len(others))]
+    return alt.Shape("name:N", title=None, scale=alt.Scale(domain=[*own, *others], range=shapes), legend=legend)
+
+
+def _legend() -> alt.Legend:
+    return alt.Legend(labelLimit=300)
+
+
+def _lighter(chart: alt.Chart, light: bool) -> alt.Chart:
+    """With the lighter rows lighter and a legend of it; as it is where there are none."""
+    if not light:
+        return chart
+    scale = alt.Scale(domain=list(STATES), range=[1, 0.35])
+    return chart.encode(opacity=alt.Opacity("measured:N", title="Measured", scale=scale))

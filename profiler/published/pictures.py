@@ -1,0 +1,303 @@
+"""Draw a study's figures with those of runs: bars by machine and by library, time by minibatch, error against time.
+
+What was published is muted, or a point of another shape; a row of ours that the host sets, or that was disturbed, is
+lighter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from engines.catalog import PRECISIONS
+from profiler.published import picture_specs as specs
+from profiler.published import references, setups
+from profiler.published.layers import layer_times
+from profiler.published.studies import STUDIES
+from profiler.report import palette
+from profiler.report.chart_specs import Spec
+from profiler.results.speedups import geometric_mean
+from profiler.results.warning_kinds import HOST_BOUND
+from profiler.tables.numbers import compact, listed
+
+Rows = Sequence[Mapping[str, Any]]
+
+WIDTH = 760
+PANEL = 230
+"""Pixels of a panel at least, its axis included."""
+PANEL_AXIS = 56
+"""Of these, those of its axis and the space between panels."""
+_BAR, _BETWEEN = 14, 10
+_MOST_APART = 100
+"""Times of a network, by which factor: with more the shortest bars are no longer seen."""
+_PASSES = {"training": "forward and backward pass", "inference": "forward pass"}
+_APART = 0.042
+"""Names of networks, as a share of the logarithmic range of errors: a line's height."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture: how it is drawn (`spec`), its data, and the table (Printed.name) whose figures it shows.
+
+    `height` in pixels, None where the specification has one; `panels` says whether it is made of several.
+    """
+
+    name: str
+    title: str
+    note: str
+    table: str
+    spec: Spec
+    rows: Rows
+    more: Mapping[str, Rows] = field(default_factory=dict)
+    height: int | None = None
+    panels: bool = False
+
+    @property
+    def file(self) -> str:
+        """Its name in a folder."""
+        return f"published-{re.sub(r'[^a-z0-9]+', '-', self.name.lower()).strip('-')}.svg"
+
+    def drawing(self) -> Spec:
+        """The specification with data, colours and title, on white paper."""
+        spec = palette.resolved(self.spec, palette.LIGHT)
+        config = palette.config(palette.LIGHT)
+        config |= {"background": palette.LIGHT.paper, "padding": 16, "legend": {**config["legend"], "columns": 4}}
+        spec |= {
+            "datasets": {**spec.get("datasets", {}), "rows": list(self.rows), **self.more},
+            "title": {"text": self.title, "subtitle": self.note, "anchor": "start", "offset": 16},
+            "config": config,
+        }
+        if self.panels:
+            columns = WIDTH // PANEL
+            return spec | {"columns": columns, "spec": {**spec["spec"], "width": WIDTH // columns - PANEL_AXIS}}
+        return spec | {"width": WIDTH} | ({"height": self.height} if self.height else {})
+
+
+def published_pictures(study: str, results: pl.DataFrame) -> list[Picture]:
+    """Every picture to which the results have something to say."""
+    times = setups.network_times(study, setups.times(results).filter(pl.col("model_kind") != "layer"))
+    host_bound = pl.col("kinds").list.contains(HOST_BOUND)
+    plain, swept = (_prepared(times.filter(pl.col("swept") == which), host_bound) for which in (False, True))
+    made = [*_by_machine(study, plain), *_by_library(study, plain), *_over_batches(swept), *_errors(study, plain)]
+    if "layers" in STUDIES[study].tables:
+        more = {"pass": pl.lit("training"), "brief": pl.lit(None, pl.String)}
+        made += _by_layer(_prepared(layer_times(results).with_columns(**more), pl.col("host_set")))
+    return made
+
+
+def write(folder: Path, pictures: Sequence[Picture]) -> None:
+    """Write each as an SVG file. Raises OSError."""
+    import vl_convert
+
+    for picture in pictures:
+        (folder / picture.file).write_text(vl_convert.vegalite_to_svg(picture.drawing()), encoding="utf-8")
+
+
+def _prepared(times: pl.DataFrame, host_bound: pl.Expr) -> pl.DataFrame:
+    """The rows of networks that we ran, with `short` (preset and precision, or the published library) and `measured`.
+
+    `ms` is the time of one image; `name` what a picture of machines calls the row.
+    """
+    machines = times.filter("ours")["machine"].n_unique()
+    calm, doubted = map(pl.lit, specs.STATES)
+    lighter = pl.col("disturbed").is_not_null() | host_bound.fill_null(value=False)
+    mine = pl.concat_str("implementation", "precision", separator=" ")
+    return (
+        times.filter(pl.col("ours").any().over("network", "pass"))
+        .with_columns(
+            pl.col("machine").str.strip_prefix("CPU: "),
+            ms=pl.col("total_ms") / pl.col("batch_size"),
+            short=pl.when("ours").then(mine).otherwise("library"),
+            measured=pl.when(lighter).then(doubted).otherwise(calm),
+        )
+        .with_columns(
+            name=pl.when(pl.col("ours") & (machines > 1))
+            .then(pl.format("{} {}", "machine", "short"))
+            .otherwise("short")
+        )
+    )
+
+
+def _by_machine(study: str, rows: pl.DataFrame) -> list[Picture]:
+    """A picture a pass and kind of device: the published machines, and the best of ours at each precision.
+
+    Of a study with one machine, its libraries.
+    """
+    made = []
+    for (pass_, device), part in rows.group_by("pass", "device", maintain_order=True):
+        published, mine = _published(study, part.filter(~pl.col("ours"))), _best_of_each_precision(part.filter("ours"))
+        if published.is_empty() or mine.is_empty() or "networks" not in STUDIES[study].tables:
+            continue
+        machines = published["machine"].unique(maintain_order=True).to_list()
+        them = machines[0] if len(machines) == 1 else f"the published {'GPUs' if device == 'cuda' else 'CPUs'}"
+        title = f"{listed([*mine['machine'].unique(maintain_order=True), them])}: {_PASSES[str(pass_)]}"
+        both = pl.concat([mine, published], how="diagonal_relaxed")
+        made.append(_bars(f"machines-{device}-{pass_}", title, "networks", both))
+    return made
+
+
+def _by_library(study: str, rows: pl.DataFrame) -> list[Picture]:
+    """A picture an own machine and pass: every preset at every precision."""
+    table = "frameworks" if "frameworks" in STUDIES[study].tables else "networks"
+    made = []
+    for (machine, pass_), part in rows.filter("ours").group_by("machine", "pass", maintain_order=True):
+        if part["short"].n_unique() > 1:
+            title = f"{machine}, by engine and precision: {_PASSES[str(pass_)]}"
+            named = part.with_columns(name="short")
+            made.append(_bars(f"engines-{machine}-{pass_}", title, table, named))
+    return made
+
+
+def _by_layer(rows: pl.DataFrame) -> list[Picture]:
+    """The five layers, in every published library and every one of ours."""
+    known = rows.drop_nulls("ms")
+    if not known["ours"].any():
+        return []
+    title = "L1 to L5: forward, gradInput and gradWeight"
+    return [_bars("layers", title, "layers", known)]
+
+
+def _published(study: str, rows: pl.DataFrame) -> pl.DataFrame:
+    """Each machine at its best for each network, as sentences compare them; of one machine every library."""
+    known = rows.drop_nulls("ms")
+    several = known["machine"].n_unique() > 1
+    name = pl.col("machine" if several else "library")
+    newest = STUDIES[study].by_release
+    order = pl.col("library").replace("None", "") if newest else pl.col("ms")
+    ranked = known.with_columns(name=name).sort(order, descending=newest, maintain_order=True)
+    return ranked.unique(["name", "network"], keep="first", maintain_order=True)
+
+
+def _best_of_each_precision(rows: pl.DataFrame) -> pl.DataFrame:
+    """Of each machine and precision the preset with the lowest mean of times among those that ran the most networks."""
+    keys = ["machine", "precision"]
+    means = {"count": pl.col("network").n_unique(), "mean": geometric_mean(pl.col("ms"))}
+    ranked = rows.drop_nulls("ms").group_by(*keys, "short", maintain_order=True).agg(**means)
+    best = ranked.sort("count", "mean", descending=[True, False]).unique(keys, keep="first", maintain_order=True)
+    return rows.join(best, on=[*keys, "short"], how="semi", maintain_order="left")
+
+
+def _bars(name: str, title: str, table: str, rows: pl.DataFrame) -> Picture:
+    """Groups of bars; of several rows of a name and network the fastest counts. What has no time is a bar of none.
+
+    Times that are too far apart are points on a logarithmic scale.
+    """
+    # Where each network has one batch size, the figures are those of the table.
+    sizes = rows.group_by("network").agg(pl.col("batch_size").unique())["batch_size"].to_list()
+    whole = max(map(len, sizes)) == 1
+    unit = f"for {' or '.join(map(str, sorted({size for (size,) in sizes})))} images" if whole else "per image"
+    ms = pl.col("ms")
+    fastest = rows.sort("ms", nulls_last=True, maintain_order=True).unique(["name", "network"], keep="first")
+    figures = fastest.with_columns(
+        share=(ms / ms.max().over("network")).fill_null(0),
+        away=ms / ms.min().over("network"),
+        figure=pl.col("total_ms" if whole else "ms"),
+    )
+    far_apart = (figures["away"].max() or 1.0) > _MOST_APART
+    if far_apart:
+        figure = pl.col("figure").log()
+        figures = figures.drop_nulls("ms").with_columns(share=(figure - figure.min()) / (figure.max() - figure.min()))
+    places = figures.group_by("name", "ours").agg(mean=geometric_mean(pl.col("away")))
+    places = places.sort("mean", "name", nulls_last=True).with_row_index("place")
+    text = pl.coalesce(_figures("figure") + " ms", "brief", pl.lit("no figure"))
+    drawn = figures.join(places.select("name", "place"), on="name").select(
+        *("name", "place", "share", "figure", "measured"),
+        network="published_network",
+        text=pl.format("{}: {}", "name", text),
+    )
+    networks = rows["published_network"].unique(maintain_order=True).to_list()
+    own, others = _names(figures)
+    spec = (specs.dots if far_apart else specs.bars)(networks, own, others, _any_lighter(drawn))
+    scale = "The scale is logarithmic." if far_apart else "Every network has a scale of its own, from zero."
+    height = len(networks) * (_BAR * len(places) + _BETWEEN)
+    note = f"Milliseconds {unit}. {scale}"
+    return Picture(name, title, note, table, spec, drawn.sort("place").to_dicts(), height=height)
+
+
+def _over_batches(rows: pl.DataFrame) -> list[Picture]:
+    """A picture a pass: the time of a sample by the minibatch, a panel a network, a line a machine and library."""
+    made = []
+    for (pass_,), part in rows.drop_nulls("ms").group_by("pass", maintain_order=True):
+        line = (
+            pl.when("ours")
+            .then(pl.format("{} {}", "machine", "short"))
+            .otherwise(pl.format("{}, {}", "machine", "library"))
+        )
+        part = part.with_columns(name=line).sort("batch_size", maintain_order=True)
+        drawn = part.select(
+            *("name", "batch_size", "ms", "measured"), network="published_network", figure=_figures("ms")
+        )
+        networks = rows["published_network"].unique(maintain_order=True).to_list()
+        own, others = _names(part)
+        spec = specs.over_batches(
+            networks, own, others, part["batch_size"].unique().sort().to_list(), _any_lighter(drawn)
+        )
+        title = f"Milliseconds per sample by samples per minibatch: {_PASSES[str(pass_)]}"
+        note = "Both scales are logarithmic. Every network has a scale of its own."
+        made.append(Picture(f"minibatch-{pass_}", title, note, "minibatch", spec, drawn.to_dicts(), panels=True))
+    return made
+
+
+def _errors(study: str, rows: pl.DataFrame) -> list[Picture]:
+    """The published top-5 error of each network against its time, for the networks whose errors are of one set."""
+    known = (
+        references.read("networks")
+        .filter(source="cnn-benchmarks")
+        .select("network", error=pl.col("top5_error_percent").cast(pl.Float64))
+    )
+    rows = (
+        rows.filter(pl.col("pass") == "training")
+        .join(known, on="network", maintain_order="left")
+        .drop_nulls(["ms", "error"])
+    )
+    published = _published(study, rows.filter(~pl.col("ours")))
+    if published.is_empty() or not STUDIES[study].by_release:
+        return []
+    mine = _best_of_each_precision(rows.filter("ours")).with_columns(name=pl.format("{} {}", "machine", "short"))
+    both = pl.concat([mine, published], how="diagonal_relaxed")
+    drawn = both.select(*("name", "ms", "error", "measured"), network="published_network", figure=_figures("ms"))
+    names, ends = _labels(drawn)
+    own, others = _names(both)
+    spec = specs.errors(own, others, ends, _any_lighter(drawn))
+    note = "A forward and backward pass, per image. Errors as printed by the source. Both scales are logarithmic."
+    return [Picture("errors", "Top-5 error against time", note, "networks", spec, drawn.to_dicts(), {"names": names})]
+
+
+def _labels(points: pl.DataFrame) -> tuple[Rows, tuple[float, float]]:
+    """The networks with the `place` of their names, at least a line's height apart, and the ends of the axis of times.
+
+    The names' room, left of all points, is a fourth of the axis.
+    """
+    ends = {"low": pl.col("ms").min(), "high": pl.col("ms").max()}
+    lines = points.group_by("network", "error").agg(**ends).sort("error", "low")
+    apart = _APART * log(lines["error"][-1] / lines["error"][0])
+    places: list[float] = []
+    for error in lines["error"]:
+        places.append(max(log(error), places[-1] + apart) if places else log(error))
+    low, high = points.select(pl.col("ms").min(), high=pl.col("ms").max()).row(0)
+    span = log(high / low) or 1.0
+    named = lines.with_columns(place=pl.Series(list(map(exp, places))), start=pl.lit(low * exp(-0.16 * span)))
+    return named.to_dicts(), (low * exp(-0.34 * span), high * exp(0.04 * span))
+
+
+def _names(rows: pl.DataFrame) -> tuple[list[str], list[str]]:
+    """The names of our rows, by precision, and of the published ones."""
+    own = rows.filter("ours").unique("name", keep="first", maintain_order=True)
+    order = {precision: place for place, precision in enumerate(PRECISIONS)}
+    own = own.sort(pl.col("precision").replace_strict(order, default=None), "name")
+    return own["name"].to_list(), rows.filter(~pl.col("ours"))["name"].unique(maintain_order=True).to_list()
+
+
+def _any_lighter(rows: pl.DataFrame) -> bool:
+    return specs.STATES[1] in rows["measured"]
+
+
+def _figures(column: str) -> pl.Expr:
+    """Three digits, as text."""
+    return pl.col(column).map_elements(lambda value: compact(value, 3), return_dtype=pl.String)
