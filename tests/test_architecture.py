@@ -20,6 +20,8 @@ ORDER = (
     *("profiler.machine", "profiler.stats", "profiler.tables"),
     # From a job to its results:
     *("profiler.published.studies", "profiler.job", "profiler.processes", "profiler.results", "profiler.worker"),
+    # How charts look, and their axes: pictures of a published benchmark have those of a report.
+    *("profiler.report.palette", "profiler.report.chart_specs"),
     # From results to answers. A run ends with a published benchmark's tables and with a report, and what is recommended
     # is exported by what prepares a run and builds an engine.
     *("profiler.published", "profiler.submit", "profiler.compare", "profiler.report", "profiler.run"),

@@ -57,11 +57,17 @@ def present(
 
 
 def write(folder: Path, study: str, results: pl.DataFrame, tables: Sequence[Printed]) -> None:
-    """Write the study's tables as published.md and as published-<table>.csv each, and conclusions.md."""
+    """Write the study's tables as published.md, as CSV and as pictures (published-<name>.csv, .svg); conclusions.md."""
+    # Altair takes half a second to import, which only those pay who draw.
+    from profiler.published import pictures
+
     folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
         table.write_csv(folder)
-    (folder / "published.md").write_text(markdown(study, tables))
+    drawn = pictures.published_pictures(study, results)
+    pictures.write(folder, drawn)
+    images = {table.name: [picture.image for picture in drawn if picture.table == table.name] for table in tables}
+    (folder / "published.md").write_text(markdown(study, tables, images))
     (folder / "conclusions.md").write_text(conclusions.markdown(study, results))
 
 

@@ -12,6 +12,7 @@ from profiler.report.palette import variables
 
 STATES = ("undisturbed", "host-bound or disturbed")
 """What a row's `measured` says; rows of the second are drawn lighter."""
+ERRORS_HEIGHT = 420
 _COLOURS = variables()
 _ROWS = alt.NamedData("rows")
 _ROUND = [digit * 10**power for power in range(-4, 6) for digit in (1, 2, 5)]
@@ -92,7 +93,7 @@ def errors(own: Sequence[str], others: Sequence[str], times: tuple[float, float]
         shape=_shape(own, others, _legend()),
         tooltip=_tips(("error", "Top-5 error, %")),
     )
-    return finished(alt.layer(leader, line, _lighter(points, light), text).properties(height=420))
+    return finished(alt.layer(leader, line, _lighter(points, light), text).properties(height=ERRORS_HEIGHT))
 
 
 def _groups(networks: Sequence[str]) -> alt.Chart:

@@ -25,6 +25,7 @@ from profiler.report.chart_specs import Spec
 from profiler.results.speedups import geometric_mean
 from profiler.results.warning_kinds import HOST_BOUND
 from profiler.tables.numbers import compact, listed
+from profiler.tables.writers import escape_markdown
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -62,6 +63,11 @@ class Picture:
     def file(self) -> str:
         """Its name in a folder."""
         return f"published-{re.sub(r'[^a-z0-9]+', '-', self.name.lower()).strip('-')}.svg"
+
+    @property
+    def image(self) -> str:
+        """It as a paragraph of Markdown, next to its file."""
+        return f"![{escape_markdown(f'{self.title}. {self.note}')}]({self.file})"
 
     def drawing(self) -> Spec:
         """The specification with data, colours and title, on white paper."""
@@ -199,7 +205,7 @@ def _bars(name: str, title: str, table: str, rows: pl.DataFrame) -> Picture:
         away=ms / ms.min().over("network"),
         figure=pl.col("total_ms" if whole else "ms"),
     )
-    far_apart = (figures["away"].max() or 1.0) > _MOST_APART
+    far_apart = bool((figures["away"] > _MOST_APART).any())
     if far_apart:
         figure = pl.col("figure").log()
         figures = figures.drop_nulls("ms").with_columns(share=(figure - figure.min()) / (figure.max() - figure.min()))

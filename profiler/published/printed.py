@@ -65,10 +65,11 @@ class Printed:
         )
         return best.to_dict(as_series=False)
 
-    def markdown(self) -> str:
-        """Headings, tables and the note; rows of ours are marked."""
+    def markdown(self, pictures: Sequence[str] = ()) -> str:
+        """Headings, the note, pictures as paragraphs, and tables; rows of ours are marked."""
         parts = [f"## {escape_markdown(self.title)}\n"]
         parts += [f"{escape_markdown(self.note)}\n"] if self.note else []
+        parts += [f"{picture}\n" for picture in pictures]
         for table in self.tables():
             parts += [f"### {escape_markdown(table.title)}\n"] if table.title else []
             parts.append(markdown(table))

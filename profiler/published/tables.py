@@ -186,13 +186,13 @@ def link(study: Study) -> str:
     return f"[{title}]({study.address})" if study.address else title
 
 
-def markdown(name: str, tables: Sequence[Printed]) -> str:
-    """The tables as one page."""
+def markdown(name: str, tables: Sequence[Printed], pictures: Mapping[str, Sequence[str]]) -> str:
+    """The tables as one page, each below its pictures, which are paragraphs by the name of the table."""
     study = STUDIES[name]
     source = link(study) if study.address else f'"{link(study)}"'
     title = f"# {escape_markdown(study.title)}: published and own figures"
     lead = f"{title}\n\nOwn rows are marked {MARK}; the others are {source}'s. {_BOLD}\n"
-    return "\n".join([lead, *(table.markdown() for table in tables)])
+    return "\n".join([lead, *(table.markdown(pictures.get(table.name, ())) for table in tables)])
 
 
 def _of_both_passes(name: str, own: pl.DataFrame) -> pl.DataFrame:
