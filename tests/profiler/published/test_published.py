@@ -464,7 +464,8 @@ def test_the_folder_has_a_page_and_a_csv_a_table(tmp_path):
     tables = published_tables("cloud-gpus", results)
     write(tmp_path / "tables", "cloud-gpus", results, tables)
     names = {path.name for path in (tmp_path / "tables").iterdir()}
-    assert names == {"published.md", "conclusions.md", *(f"published-{t.name}.csv" for t in tables)}
+    pictures = {"published-machines-cuda-training.svg", "published-errors.svg"}
+    assert names == {"published.md", "conclusions.md", *(f"published-{t.name}.csv" for t in tables)} | pictures
     assert [t.name for t in tables] == ["networks", "hardware", "cost"]
     back = pl.read_csv(tmp_path / "tables" / "published-networks.csv")
     assert back.filter("ours").select("network", "total_ms").rows() == [("alexnet", 3.0)]
