@@ -54,7 +54,7 @@ def publish(folder: Path) -> None:
     runs = list(submitted(folder))
     for suite in sorted({run.suite for run in runs}):
         write_suite([run for run in runs if run.suite == suite], folder / suite)
-    (folder / "README.md").write_text(_index(runs))
+    (folder / "README.md").write_text(index(runs))
 
 
 def submitted(folder: Path) -> Iterator[Submitted]:
@@ -74,7 +74,7 @@ def write_suite(runs: Sequence[Submitted], into: Path) -> None:
     write(into, study, results, published_tables(study, results, [run.environment for run in read.runs]))
 
 
-def _index(runs: Sequence[Submitted]) -> str:
+def index(runs: Sequence[Submitted]) -> str:
     machines = {run.machine: [other for other in runs if other.machine == run.machine] for run in runs}
     page = [
         MADE.replace("publish.py", "publish_suites.py"),

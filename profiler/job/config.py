@@ -213,6 +213,8 @@ class Machine(_Strict):
     cloud: str | None = None
     instance: str | None = None
     usd_per_hour: Annotated[float, Field(gt=0, strict=False)] | None = None
+    price_source: str | None = None
+    """Whose price that is, and of which day: printed with it."""
 
 
 class TrainingEntry(_Strict):

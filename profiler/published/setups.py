@@ -21,7 +21,7 @@ from profiler.results.warning_kinds import HOST_BOUND, qualifying
 
 _FIGURES = [
     *("latency_ms", "forward_ms", "backward_ms", "gpu_ms", "samples", "throughput"),
-    *("usd_per_million_items", "items_per_usd", "status", "reason", "warnings"),
+    *("usd_per_million_items", "items_per_usd", "energy_mj_per_item", "status", "reason", "warnings"),
 ]
 _KEYS = [
     *("model", "model_kind", "pass", "batch_size", "device", "machine", "cloud", "instance", "usd_per_hour"),

@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 
 from profiler.published import references, setups
+from profiler.published.cost import cost_table
 from profiler.published.layers import layer_tables
 from profiler.published.printed import (
     NOTES,
@@ -23,9 +24,7 @@ from profiler.published.printed import (
     label,
     measures,
     milliseconds,
-    money,
     per_image,
-    rates,
     uncertainty,
 )
 from profiler.published.studies import STUDIES, Study
@@ -44,12 +43,6 @@ _HARDWARE = [
     *(label("architecture", "Architecture"), figure("CUDA Cores", "cuda_cores", whole)),
     *(figure("FP32 TFLOPS", "fp32_tflops", measures), label("release_date", "Release Date")),
 ]
-_COST = [
-    *(label("machine", "Machine"), label("instance", "Instance Name"), figure("USD/h", "usd_per_hour", money)),
-    *(label("pass", "Pass"), label("library", "Library"), figure("Batch", "batch_size", whole)),
-    *(figure("Images/s", "throughput", rates), figure("USD/1M images", "usd_per_million_items", money)),
-    figure("Images/USD", "items_per_usd", rates),
-]
 
 
 def published_tables(name: str, results: pl.DataFrame, environments: Sequence[Environment] = ()) -> list[Printed]:
@@ -59,7 +52,7 @@ def published_tables(name: str, results: pl.DataFrame, environments: Sequence[En
     """
     own = setups.times(results).filter(pl.col("model_kind") != "layer")
     tables = [table for form in STUDIES[name].tables for table in TABLES[form](name, own, results)]
-    tables += [hardware_table(name, own, environments), cost_table(name, own)]
+    tables += [hardware_table(name, own, environments), cost_table(name, own, environments)]
     return [table for table in tables if table.frame["ours"].any()]
 
 
@@ -162,22 +155,6 @@ def hardware_table(name: str, own: pl.DataFrame, environments: Sequence[Environm
     mine = pl.DataFrame(rows if len(published) else [], schema=published.schema)
     note = "Own rows: memory as the system reports it, FP32 TFLOPS as measured in matrix products."
     return Printed("hardware", "The machines", pl.concat([mine, published]), _HARDWARE, note=note)
-
-
-def cost_table(name: str, own: pl.DataFrame) -> Printed:
-    """What a million images cost, cheapest first, where the machine's price is known: back-to-back, at full load."""
-    names = references.network_names(name)
-    priced = (
-        setups.with_differences(own, STUDIES[name])
-        .drop_nulls("usd_per_million_items")
-        .filter(pl.col("model").is_in(list(names)), ~pl.col("swept"))
-    )
-    ranked = priced.sort(references.place(name, "model"), "pass", "usd_per_million_items")
-    columns = [column for field in _COST for column in field.columns]
-    frame = ranked.select(
-        pl.col("model").replace(names).alias("network"), *columns, *NOTES, "kinds", pl.lit(True).alias("ours")
-    )
-    return Printed("cost", "What a million images cost", frame, _COST, "network")
 
 
 def link(study: Study) -> str:

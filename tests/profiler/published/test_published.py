@@ -232,6 +232,26 @@ def test_a_million_images_cost_what_the_row_says_cheapest_first():
     ]
 
 
+def test_an_image_costs_joules_too_and_a_price_has_its_source():
+    rows = [
+        case("alexnet", **rented(), energy_mj_per_item=720.0),
+        case("alexnet", machine="Other", energy_mj_per_item=360.0),
+        case("alexnet", machine="Idle"),
+    ]
+    environments = [{"machine": "H200", "usd_per_hour": 7.2, "price_source": "Some Cloud's list, 2026-11-01"}]
+    (cost,) = [t for t in published_tables("cloud-gpus", frame(*rows), environments) if t.name == "cost"]
+    # 720 J for a thousand images, and 3.6 MJ are a kWh.
+    assert cost.frame.select("machine", "usd_per_hour", "joules_per_item", "kwh_per_million_items").rows() == [
+        ("H200", 7.2, pytest.approx(0.72), pytest.approx(0.2)),
+        ("Other", None, pytest.approx(0.36), pytest.approx(0.1)),
+    ]
+    assert "Stated prices: H200: 7.20 USD an hour (Some Cloud's list, 2026-11-01)." in cost.note
+    assert "| 0.72 | 0.2 |" in cost.markdown()
+    without = table("cloud-gpus", "cost", case("alexnet", **rented()))
+    assert "J/image" not in without.markdown()
+    assert "H200: 7.20 USD an hour (as the user stated it)" in without.note
+
+
 def test_without_a_price_there_is_no_table_of_costs():
     assert "cost" not in {t.name for t in published_tables("cloud-gpus", frame(case("alexnet")))}
 

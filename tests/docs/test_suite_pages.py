@@ -1,0 +1,46 @@
+"""The pages of docs/results/suites are what their data give: the tables of today's code over every machine's rows."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.publish_suites import SUITES, submitted, write_suite
+from benchmarks.publish_suites import index as index_of
+from profiler.submit.checks import slug
+from profiler.submit.cleaning import FILES, Cleaner, read_run
+
+MEND = "run: PYTHONPATH=. python benchmarks/publish_suites.py"
+RUNS = list(submitted(SUITES))
+
+
+@pytest.mark.parametrize("suite", sorted({run.suite for run in RUNS}))
+def test_the_pages_are_what_the_data_give(suite: str, tmp_path: Path) -> None:
+    made, there = tmp_path / suite, SUITES / suite
+    write_suite([run for run in RUNS if run.suite == suite], made)
+    assert {path.name for path in made.iterdir()} == {path.name for path in there.iterdir()}, MEND
+    for path in made.iterdir():
+        if path.suffix != ".svg":  # Whose fonts another version draws otherwise.
+            assert path.read_text() == (there / path.name).read_text(), MEND
+
+
+def test_the_list_of_runs_and_machines_is_that_of_the_data() -> None:
+    assert index_of(RUNS) == (SUITES / "README.md").read_text(), MEND
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.machine}, {run.suite}")
+def test_a_run_lies_where_submit_writes_it_and_names_nothing_private(run) -> None:
+    assert run.folder.parts[-2:] == (slug(run.machine), slug(run.suite))
+    assert {path.name for path in run.folder.iterdir()} == set(FILES)
+    read = read_run(run.folder)
+    clean = Cleaner([read])
+    assert clean.left(read) == []
+    assert clean.environment(read.environment) == read.environment
+
+
+def test_a_folder_that_is_no_run_is_none(tmp_path: Path) -> None:
+    shutil.copytree(RUNS[0].folder, tmp_path / "some" / RUNS[0].suite)
+    (tmp_path / RUNS[0].suite).mkdir()
+    assert [run.folder.parent.name for run in submitted(tmp_path)] == ["some"]
