@@ -9,6 +9,7 @@ import polars as pl
 
 from profiler.published import references, setups
 from profiler.published.printed import NOTES, Printed, label, measure, money, rates
+from profiler.published.studies import STUDIES
 from profiler.tables.numbers import whole
 from profiler.tables.table import figure
 
