@@ -31,7 +31,8 @@ class Run:
         float | None, Option(min=0.01, metavar="SECONDS", help="Sampling time of each case, in place of the file's")
     ] = None
     min_samples: Annotated[
-        int | None, Option(min=3, metavar="N", help="Samples before sampling may stop early, in place of the file's")
+        int | None,
+        Option(min=3, metavar="N", help="Fewest samples of each case, in place of the file's"),
     ] = None
     dry_run: Annotated[bool, Option("--dry-run", help="Print the plan and a time estimate; measure nothing")] = False
     resume: Annotated[Path | None, Option(help="A run's folder: measure the cases that it lacks")] = None

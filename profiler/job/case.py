@@ -25,7 +25,8 @@ _ID = re.compile(
 class Budget:
     """Limits of one case: sampling time, sample counts, and the seconds after which its process is ended.
 
-    Sampling stops early only with an interval, which needs 30 samples: a `min_samples` below that changes nothing.
+    So many as `min_samples` are taken even where that takes longer than `seconds`, but no longer than half of what is
+    left of the `timeout`. Sampling ends before the seconds are over only with an interval, which needs 30 samples.
     `repeats` is the run's: measuring disturbed cases again takes at most this share of the time that the first
     measuring took; 0 is never.
     """
@@ -33,7 +34,7 @@ class Budget:
     __pydantic_config__ = {"extra": "forbid", "strict": False}  # noqa: RUF012 -- read by pydantic, which config.py validates this with
 
     seconds: Seconds = 3.0
-    min_samples: Annotated[int, Ge(3)] = 20
+    min_samples: Annotated[int, Ge(3)] = 3
     max_samples: Annotated[int, Ge(3)] = 5000
     timeout: Seconds = 300.0
     build_timeout: Seconds = 900.0

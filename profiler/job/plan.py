@@ -67,7 +67,7 @@ def estimate_seconds(case: Case, budget: Budget) -> float:
     known = network_of(case.source) or case.source.layer
     work = known.multiply_adds * 2e-9 if known else 1.0
     call = work * case.batch_size * (3 if case.pass_ == "training" else 1) / _GFLOPS[case.device]
-    sampling = max(budget.seconds * 1.5 + 1.0, 5 * call)
+    sampling = max(budget.seconds * 1.5 + 1.0, (budget.min_samples + 2) * call)
     return (
         sampling
         + _OVERHEAD_SECONDS[case.device]

@@ -45,7 +45,7 @@ from profiler.run.runner import Runner, is_done
 from profiler.run.summary import print_results
 from profiler.tables.numbers import counted
 
-_QUICK_SAMPLES = 5
+_QUICK_SAMPLES = 3
 
 
 def execute(options: Options, console: Console) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,22 +18,27 @@ from profiler.stats.samples import (
     median,
 )
 
+_LEAST = 3
+"""Samples that are taken however long they take."""
+
 
 @dataclass
 class StopRule:
     """When to stop sampling one clock; the reason is kept in the row.
 
     `precision`: the median's interval is within ±`tolerance`, and all its resamples within twice that, since one of two
-    modes may lead by luck. There is no precision without an interval, so not below 30 effective samples, and no smaller
-    `min_samples` changes that. `plateau`: three checks, each of half as many samples again, brought the interval less
-    than 15 % closer (independent samples: some 40 %), so more would not help. Neither holds before `min_seconds`, which
-    a drift needs to show. `max_samples` and `budget` are limits; the budget wins once three samples are there.
+    modes may lead by luck. There is no precision without an interval, so not below 30 effective samples. `plateau`:
+    three checks, each of half as many samples again, brought the interval less than 15 % closer (independent samples:
+    some 40 %), so more would not help. Neither holds before `min_seconds`, which a drift needs to show. `max_samples`
+    and `budget` are limits: the budget is spent after `seconds`, or where `min_samples` take longer, with those, but
+    after `longest` seconds with three.
     """
 
     min_samples: int
     max_samples: int
     seconds: float
     min_seconds: float = 0.0
+    longest: float = math.inf
     tolerance: float = 0.005
     _next_check: int = 0
     _ripe: bool = False
@@ -43,7 +49,7 @@ class StopRule:
         n = len(samples)
         if n >= self.max_samples:
             return "max_samples"
-        if elapsed >= self.seconds and n >= 3:
+        if elapsed >= self.seconds and n >= (self.min_samples if elapsed < self.longest else _LEAST):
             return "budget"
         ripe = elapsed >= self.min_seconds
         if n < max(self.min_samples, EFFECTIVE_NEEDS) or (n < self._next_check and self._ripe == ripe):

@@ -150,7 +150,8 @@ def _measure(task: Task, session: Session, bench: Bench, expected_ms: float) -> 
     """Samples, throughput, and energy where it is asked for."""
     case, is_probe = task.case, task.case.role is Role.PROBE
     bench.phases.enter(Phase.MEASURE)
-    budget = replace(task.budget, seconds=min(task.budget.seconds, _left(task, bench)))
+    left = _left(task, bench)
+    budget = replace(task.budget, seconds=min(task.budget.seconds, left), timeout=left)
 
     def keep(samples: Samples) -> None:
         bench.report(Salvage(Kept(Result(case.id, "ok", samples=samples), Stage.SAMPLED)))

@@ -26,6 +26,8 @@ _SHORT_MS = 0.05
 _WARM_UP_CALLS, _WARM_UP_SECONDS = 10, 0.2
 _WARM_UP_AGREEMENT = 0.02
 _CHUNK_SECONDS = 0.1
+_FEWEST = 3
+"""Samples of every clock but the headline's."""
 _THROUGHPUT_SECONDS = 0.5
 ENERGY_SECONDS = 5.0
 """The counter moves only some ten to fifty times a second, so a loop of this length is known to about 1 %."""
@@ -127,7 +129,8 @@ class _Sampling:
             self.result.warnings.append(Warning("short-calls", f"timed in blocks of {self.block}"))
         name, budget = self.clock.headline, self.budget
         seconds = budget.seconds * (1.0 if name == "host" else _SHARES["headline"])
-        rule = StopRule(budget.min_samples, budget.max_samples, seconds, min_seconds=seconds / 2)
+        longest = max(seconds, budget.timeout / 2)  # The other half is for the other clocks.
+        rule = StopRule(budget.min_samples, budget.max_samples, seconds, min_seconds=seconds / 2, longest=longest)
         self.result.stop_reason = self._take(
             name, rule, self.expected_ms * self.block, lambda n: self.clock.time_calls(self.session.run, n, self.block)
         )
@@ -155,7 +158,7 @@ class _Sampling:
 
     def synchronized(self) -> None:
         """Host and enqueue time."""
-        rule = StopRule(5, self.budget.max_samples, self.budget.seconds * _SHARES["synchronized"])
+        rule = StopRule(_FEWEST, self.budget.max_samples, self.budget.seconds * _SHARES["synchronized"])
         self._take("host", rule, self.expected_ms, lambda n: self.clock.time_synchronized(self.session.run, n))
 
     def gated(self) -> None:
@@ -163,7 +166,7 @@ class _Sampling:
         event_ms = median(self.result.samples[self.clock.headline]) or 1.0
         # What a sample takes: the gate is held for about twice the enqueueing, then the call runs.
         sample_ms = self.block * (2 * enqueue_ms + event_ms) + GATE_SLACK_MS
-        rule = StopRule(5, self.budget.max_samples, self.budget.seconds * _SHARES["gated"])
+        rule = StopRule(_FEWEST, self.budget.max_samples, self.budget.seconds * _SHARES["gated"])
         apart: Samples = {}
         reason = self._take(
             "gpu", rule, sample_ms, lambda n: self.clock.time_gated(self.session.run, enqueue_ms, n, self.block), apart

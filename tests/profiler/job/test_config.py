@@ -285,7 +285,7 @@ def test_the_smallest_config_has_the_designs_defaults(write):
     assert (config.passes, config.precisions, config.batch_sizes) == (["inference"], ["fp32"], [1])
     assert (config.device, config.replicates, config.energy) == ("auto", 1, False)
     budget = config.budget
-    assert (budget.seconds, budget.min_samples, budget.max_samples) == (3, 20, 5000)
+    assert (budget.seconds, budget.min_samples, budget.max_samples) == (3, 3, 5000)
     assert (budget.timeout, budget.build_timeout, budget.repeats) == (300, 900, 0.5)
 
 

@@ -67,8 +67,17 @@ def test_a_drifting_series_is_not_called_precise():
     ("count", "elapsed", "expected"), [(2, 99.0, None), (3, 99.0, "budget"), (3, 2.9, None), (19, 3.0, "budget")]
 )
 def test_the_budget_wins_after_three_samples_and_not_before(count, elapsed, expected):
-    rule = StopRule(min_samples=20, max_samples=5000, seconds=3)
-    assert rule.reason([1.0, 2.0] * 10 if count == 20 else [1.0] * count, elapsed) == expected
+    rule = StopRule(min_samples=3, max_samples=5000, seconds=3)
+    assert rule.reason([1.0] * count, elapsed) == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "elapsed", "expected"),
+    [(9, 3.0, None), (10, 3.0, "budget"), (9, 59.0, None), (9, 60.0, "budget"), (2, 60.0, None)],
+)
+def test_the_fewest_samples_are_taken_for_as_long_as_they_may_take(count, elapsed, expected):
+    rule = StopRule(min_samples=10, max_samples=5000, seconds=3, longest=60)
+    assert rule.reason([1.0] * count, elapsed) == expected
 
 
 def test_the_most_samples_are_a_limit():

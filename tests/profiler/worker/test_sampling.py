@@ -228,6 +228,20 @@ def test_a_call_slower_than_the_budget_is_still_sampled_three_times():
     assert (len(result.samples["host"]), result.stop_reason) == (3, "budget")
 
 
+@pytest.mark.parametrize(("headline", "others"), [("host", set()), ("event", {"host", "gpu"})])
+def test_so_many_samples_of_the_latency_as_the_job_says_are_taken_even_if_they_take_longer(headline, others):
+    world = World(headline, call_ms=500.0)
+    result = world.measure(Budget(seconds=1, min_samples=10))
+    assert (len(result.samples[headline]), result.stop_reason) == (10, "budget")
+    assert {len(result.samples[name]) for name in others} <= {3}, "the other clocks keep to the seconds"
+
+
+def test_but_they_take_no_more_than_half_of_the_timeout():
+    world = World("host", call_ms=5000.0)
+    result = world.measure(Budget(seconds=1, min_samples=100, timeout=100))
+    assert (len(result.samples["host"]), result.stop_reason) == (10, "budget")
+
+
 def test_no_more_samples_are_taken_than_allowed():
     world = World("host", call_ms=0.2, durations=[0.1, 0.3, 0.2] * 1000)
     result = world.measure(Budget(seconds=3, min_samples=5, max_samples=7))
