@@ -8,6 +8,7 @@ from exporters.single_layers import LAYERS as SHAPES
 from profiler.published import references, setups
 from profiler.published.printed import (
     NOTES,
+    OWN,
     SAME_BATCH,
     Printed,
     joined_kinds,
@@ -19,7 +20,7 @@ from profiler.published.printed import (
 from profiler.published.studies import STUDIES
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.results.warning_kinds import HOST_BOUND
-from profiler.tables.numbers import whole
+from profiler.tables.numbers import whole, words
 from profiler.tables.table import Field, figure
 
 LAYERS = list(SHAPES)
@@ -37,9 +38,14 @@ _TABLES = {
     "grad_weight_ms": "gradWeight",
 }
 """The published table that has a pass."""
+_SHAPES = [
+    *(label("layer", "Layer"), figure("Input", "input", words), figure("Batch-size", "batch_size", whole)),
+    *(figure("Feature maps", "maps", words), figure("Kernel Size", "kernel", words), figure("Stride", "stride", words)),
+    figure(OWN.format("Batch-size"), "own_batch_sizes", words),
+]
 _SUMS = {"total_ms": "Total (ms)", "forward_ms": "forward (ms)", "backward_ms": "backward (ms)"}
 _SETUP = ["setup", "machine", "library", "implementation", "batch_size"]
-_LABELS = [label("machine", "GPU"), label("library", "Library"), label("implementation", "Class/Function")]
+_LABELS = [label("machine", "GPU"), label("library", "Library"), label("implementation", "Class/Function", "url")]
 _ONE_LIBRARY = pl.when(pl.col("implementation").ne_missing("best per layer")).then(SAME_BATCH)
 """The rows of which one can be the best; "best per layer" is put together of several."""
 _MARKED = pl.format("{}: {}", "layer", setups.marks(pl.col("kinds")))
@@ -52,12 +58,12 @@ _CLOCK = (
 
 
 def layer_tables(_: str, __: pl.DataFrame, results: pl.DataFrame) -> list[Printed]:
-    """The sums over the five layers, the breakdown by pass, and the peak memory; none where there are no such layers.
+    """The layers' shapes, the sums over all five, the breakdown by pass and the peak memory; only of L1 to L5.
 
-    Only L1 to L5 are in them: no other layer was published.
+    None where no such layer was measured.
     """
     mine = _own(results)
-    return [] if mine.is_empty() else [_sums(mine), _breakdown(mine), _memory(mine)]
+    return [] if mine.is_empty() else [_shapes(mine), _sums(mine), _breakdown(mine), _memory(mine)]
 
 
 def layer_times(results: pl.DataFrame) -> pl.DataFrame:
@@ -116,6 +122,14 @@ def _own(results: pl.DataFrame) -> pl.DataFrame:
     return both.with_columns(implementation=pl.col("variant"), ours=pl.lit(True))
 
 
+def _shapes(mine: pl.DataFrame) -> Printed:
+    """What is computed in each layer, as printed, and at which batch sizes here."""
+    sizes = mine.group_by("layer").agg(own_batch_sizes=pl.col("batch_size").unique().sort())
+    frame = references.layer_shapes().join(sizes, on="layer", how="left", maintain_order="left")
+    frame = frame.with_columns(ours=pl.col("own_batch_sizes").is_not_null())
+    return Printed("layer-shapes", "L1 to L5: shapes", frame, _SHAPES, marked=None)
+
+
 def _sums(mine: pl.DataFrame) -> Printed:
     """Total, forward and backward of the five layers together."""
     sums_of_all = [pl.when(pl.col(c).count() == len(LAYERS)).then(pl.col(c).sum()).alias(c) for c in _SUMS]
@@ -124,7 +138,8 @@ def _sums(mine: pl.DataFrame) -> Printed:
     sums = sums.filter(pl.any_horizontal(pl.col(list(_SUMS)).is_not_null()))
     published = references.layer_summary().with_columns(ours=pl.lit(False))
     frame = setups.ranked(pl.concat([published, sums], how="diagonal_relaxed"), "total_ms")
-    times = [milliseconds(column, heading) for column, heading in _SUMS.items()]
+    texts = {"total_ms": "total_printed"}
+    times = [milliseconds(column, heading, texts.get(column, "")) for column, heading in _SUMS.items()]
     return Printed(
         "layers", "L1 to L5: forward + backprop", frame, _fields(frame, times), note=_CLOCK, contest=_ONE_LIBRARY
     )
@@ -162,7 +177,7 @@ def _memory(mine: pl.DataFrame) -> Printed:
     wide = rows.pivot("layer", index=_SETUP, values="peak_memory_mib", maintain_order=True, aggregate_function="first")
     frame = wide.with_columns(ours=pl.lit(True))
     layers = [figure(layer, layer, whole) for layer in LAYERS if layer in frame.columns]
-    fields = [*_LABELS, figure("Batch", "batch_size", whole), *layers]
+    fields = [*_LABELS[:2], label("implementation", "Class/Function"), figure("Batch", "batch_size", whole), *layers]
     return Printed("layer-memory", "L1 to L5: peak memory (MiB)", frame, fields)
 
 

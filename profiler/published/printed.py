@@ -12,11 +12,13 @@ import polars as pl
 from profiler.results.warning_kinds import qualifying
 from profiler.tables.numbers import compact, count, decimals, each, spread, whole
 from profiler.tables.table import Field, Table, figure, of_frame, prose, words
-from profiler.tables.writers import csv, escape_markdown, markdown
+from profiler.tables.writers import MARK, csv, escape_markdown, markdown
 
 NOTES = ("note", "brief")
 """The columns that say why a row lacks figures: in full for files, and for a terminal."""
 
+OWN = f"{MARK}\u00a0{{}}"
+"""The heading of a column of ours; on a terminal it does not break after the sign."""
 OURS = pl.col("ours")
 SAME_BATCH = pl.format("{} {}", "ours", "batch_size")
 """What distinguishes rows whose figures can be held against each other: own ones, and those of one batch size."""

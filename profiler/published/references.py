@@ -18,8 +18,8 @@ from profiler.results.reading import with_all_columns
 
 FOLDER = bundled("references")
 PASSES = ("forward", "backward", "total")
-_COUNTS = ("rank", "batch_size", "runs", "cuda_cores", "layers")
-_MEASURES = ("milliseconds", "low", "high", "memory_gb", "fp32_tflops")
+_COUNTS = ("rank", "batch_size", "runs", "cuda_cores", "layers", "base_clock_mhz")
+_MEASURES = ("milliseconds", "low", "high", "memory_gb", "fp32_tflops", "memory_bandwidth_gb_per_s")
 _ROW = {
     "network": pl.String,
     "published_network": pl.String,
@@ -33,9 +33,10 @@ _ROW = {
     "library_version": pl.String,
     "published_library": pl.String,
     "implementation": pl.String,
+    "url": pl.String,
 }
 """What distinguishes the rows of a study's tables; its file may lack some."""
-_LAYER_ROW = ["rank", "batch_size", "machine", "library", "implementation"]
+_LAYER_ROW = ["rank", "batch_size", "machine", "library", "implementation", "url"]
 
 
 def read(name: str) -> pl.DataFrame:
@@ -95,6 +96,7 @@ def networks(study: str) -> pl.DataFrame:
     named = rows.with_columns(library=_text(row.library), called=_text(row.called or row.library))
     return named.select(
         *["network", "published_network", "rank", "device", "batch_size", "machine", "library", "implementation"],
+        "url",
         *[f"{pass_}_ms" for pass_ in PASSES],
         "called",
         _text(row.setup or ("{machine} with {called}",)).alias("setup"),
@@ -114,20 +116,71 @@ def layers() -> pl.DataFrame:
 
 
 def layer_summary() -> pl.DataFrame:
-    """convnet-benchmarks' table of all five layers together: one row a library, `forward_ms` and so on."""
-    wide = _by_pass(_layer_cells().filter(table="summary"), _LAYER_ROW)
-    return wide.select(*_LAYER_ROW, *(f"{pass_}_ms" for pass_ in PASSES))
+    """convnet-benchmarks' table of all five layers together: one row a library, `forward_ms` and so on.
+
+    `total_printed` is the total as printed where that is no plain number.
+    """
+    cells = _layer_cells().filter(table="summary")
+    printed = cells.filter(pl.col("pass") == "total").select("rank", total_printed="remark")
+    wide = _by_pass(cells, _LAYER_ROW).join(printed, on="rank", maintain_order="left")
+    return wide.select(*_LAYER_ROW, *(f"{pass_}_ms" for pass_ in PASSES), "total_printed")
+
+
+def layer_shapes() -> pl.DataFrame:
+    """convnet-benchmarks' layers as printed: `layer`, `batch_size`, `input`, `maps`, `kernel` and `stride`."""
+    of_two = {name: (f"{name}_height", f"{name}_width") for name in ("input", "kernel", "stride")}
+    sizes = {name: pl.format("{}x{}", *both) for name, both in of_two.items()}
+    return read("convnet-layer-shapes").select(
+        "layer", "batch_size", **sizes, maps=pl.format("{}->{}", "in_channels", "out_channels")
+    )
 
 
 def hardware(study: str) -> pl.DataFrame:
-    """The machines' facts as printed: `gpu`, `cloud`, `instance`, `memory`, `architecture`, `cuda_cores` and so on."""
+    """The GPUs' facts as printed: `gpu`, `cloud`, `instance`, `memory`, `architecture`, `cuda_cores` and so on.
+
+    `price` is in US dollars, with what the source says of it; `url` and `cloud_url` are its links.
+    """
     frame = read("hardware").filter(source=study)
+    less = pl.col("price_kind") == "less than"
+    price = pl.when(less).then(pl.format("less than {}", "price_usd"))
     return frame.select(
-        *["gpu", "cloud", "instance"],
+        *["gpu", "url", "cloud", "cloud_url", "instance"],
         pl.format("{}GB {}", pl.col("memory_gb").cast(pl.Int64), "memory_type").alias("memory"),
-        *["architecture", "cuda_cores", "fp32_tflops"],
+        *["architecture", "cuda_cores", "fp32_tflops", "base_clock_mhz"],
+        pl.col("memory_bandwidth_gb_per_s").alias("bandwidth_gb_s"),
+        "compute_capability",
+        price.otherwise(pl.format("{} ({})", "price_usd", "price_kind")).alias("price"),
         pl.col("published_release_date").alias("release_date"),
     )
+
+
+def machines(study: str) -> pl.DataFrame:
+    """The computers around the GPUs as printed: `machine` (the GPU), `cpu`, `cores`, `memory` and so on."""
+    frame = read("machines").filter(source=study)
+    several = pl.col("cpus").is_not_null()
+    cores = [
+        pl.when(several).then(pl.format("{} x {}", "cpus", "cores_per_cpu")).otherwise("cores_per_cpu"),
+        pl.format("{} threads", "threads"),
+    ]
+    return frame.select(
+        pl.col("gpu").fill_null("all published").alias("machine"),
+        pl.when(several).then(pl.format("{} x {}", "cpus", "cpu")).otherwise("cpu").alias("cpu"),
+        pl.concat_str(cores, separator=", ", ignore_nulls=True).replace("", None).alias("cores"),
+        "clock_ghz",
+        pl.format("{}GB", pl.col("memory_gb").cast(pl.Int64)).alias("memory"),
+        *["os", "cuda"],
+    )
+
+
+def overview(study: str) -> pl.DataFrame:
+    """The study's own list of networks as printed: `year`, `depth`, errors in percent, `milliseconds`, `citation`."""
+    frame = read("networks").filter(source=study)
+    frame = frame.with_columns(
+        depth=pl.concat_str("layers", "layers_up_to", separator=" to ", ignore_nulls=True).replace("", None),
+        citation=pl.format("[{}]", "citation"),
+    )
+    errors = ["top1_error_percent", "top5_error_percent"]
+    return frame.select("network", "published_network", "year", "depth", *errors, "milliseconds", "citation")
 
 
 def network_names(study: str) -> dict[str, str]:

@@ -58,6 +58,7 @@ _CNN_BENCHMARKS = Study(
     "cnn-benchmarks",
     "https://github.com/jcjohnson/cnn-benchmarks",
     columns={**_COLUMNS, "library": "cuDNN"},
+    tables=("overview", "networks"),
     library=("{library_version}", "None"),
     called=("cuDNN {library_version}", "Torch without cuDNN"),
     setup=("{gpu} with cuDNN {library_version}", "{cpu}", "{gpu} without cuDNN"),
@@ -74,6 +75,7 @@ STUDIES = {
         _CNN_BENCHMARKS,
         title="GPU in the Cloud | cnn-benchmarks",
         address="",
+        tables=("networks",),
         releases_of="cnn-benchmarks",  # It has no rows of cuDNN 5.0.05 itself.
     ),
     "convnet-benchmarks": Study(
@@ -95,7 +97,7 @@ STUDIES = {
     ),
     "gpu-study": Study(
         "GPU vs Framework vs Network, and Minibatch Efficiency for TensorFlow (Addfor)",
-        tables=("frameworks", "minibatch"),
+        tables=("frameworks", "minibatch", "overview"),
         columns={"machine": "GPU", "library": "Framework"},
         passes=("training", "inference"),
         batch_size=64,

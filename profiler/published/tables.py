@@ -7,13 +7,14 @@ published is ranked by its time per image, and the table says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import polars as pl
 
 from profiler.published import references, setups
 from profiler.published.cost import cost_table
 from profiler.published.layers import layer_tables
+from profiler.published.machines import Environment, hardware_table, host_table
+from profiler.published.overview import overview_table
 from profiler.published.printed import (
     NOTES,
     SAME_BATCH,
@@ -22,27 +23,18 @@ from profiler.published.printed import (
     joined_kinds,
     joined_notes,
     label,
-    measures,
     milliseconds,
     per_image,
     uncertainty,
 )
 from profiler.published.studies import STUDIES, Study
-from profiler.tables.numbers import count, whole
+from profiler.tables.numbers import whole
 from profiler.tables.table import figure
 from profiler.tables.writers import MARK, escape_markdown
-
-Environment = Mapping[str, Any]
-"""What environment.json holds; `machine` is what to call it, as in profiler.results.reading.Run."""
 
 _PICTURES = "The source printed its figures as pictures: only those in its text are here."
 _BOLD = "**Bold** is the lowest time of a column, among the published rows and among the own ones."
 _SECTIONS = {"inference": "forward", "training": "forward + backward"}
-_HARDWARE = [
-    *(label("gpu", "GPU"), label("cloud", "Cloud"), label("instance", "Instance Name"), label("memory", "Memory")),
-    *(label("architecture", "Architecture"), figure("CUDA Cores", "cuda_cores", whole)),
-    *(figure("FP32 TFLOPS", "fp32_tflops", measures), label("release_date", "Release Date")),
-]
 
 
 def published_tables(name: str, results: pl.DataFrame, environments: Sequence[Environment] = ()) -> list[Printed]:
@@ -52,7 +44,7 @@ def published_tables(name: str, results: pl.DataFrame, environments: Sequence[En
     """
     own = setups.times(results).filter(pl.col("model_kind") != "layer")
     tables = [table for form in STUDIES[name].tables for table in TABLES[form](name, own, results)]
-    tables += [hardware_table(name, own, environments), cost_table(name, own, environments)]
+    tables += [table(name, own, environments) for table in (hardware_table, host_table, cost_table)]
     return [table for table in tables if table.frame["ours"].any()]
 
 
@@ -63,7 +55,11 @@ def network_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed
     inner = ["pass", "swept", "software", "ending", "judged_ms", "host_set"]
     frame = setups.ranked(rows.drop(inner), "total_ms", "network")
     frame = frame.sort(references.place(name, "network"), maintain_order=True)
-    fields = [milliseconds(c, h) if c.endswith("_ms") else label(c, h) for c, h in study.columns.items()]
+    links = {"implementation": "url"}
+    fields = [
+        milliseconds(column, heading) if column.endswith("_ms") else label(column, heading, links.get(column, ""))
+        for column, heading in study.columns.items()
+    ]
     fields += [uncertainty(), device_time()]
     note = ""
     if (frame.group_by("network").agg(pl.col("batch_size").n_unique())["batch_size"] > 1).any():
@@ -125,36 +121,13 @@ def minibatch_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Print
 
 
 TABLES: Mapping[str, Callable[[str, pl.DataFrame, pl.DataFrame], list[Printed]]] = {
+    "overview": overview_table,
     "networks": network_table,
     "layers": layer_tables,
     "frameworks": framework_table,
     "minibatch": minibatch_table,
 }
 """What makes them, given a study's name, the runs' times (`setups.times`) and their results."""
-
-
-def hardware_table(name: str, own: pl.DataFrame, environments: Sequence[Environment]) -> Printed:
-    """The published GPUs and the own machines, with cloud and instance; empty where none were published.
-
-    Of an own machine memory is the system's figure, and TFLOPS what its matrix products were measured to reach, which
-    is no data sheet's number. An own machine of which nothing is known is left out.
-    """
-    rows = []
-    for machine in own.select("machine", "cloud", "instance", "device").unique(maintain_order=True).to_dicts():
-        facts = _environment_of(machine["machine"], environments)
-        memory = facts.get("gpu_memory_mib" if machine["device"] == "cuda" else "memory_mib")
-        known = {
-            "cloud": machine["cloud"],
-            "instance": machine["instance"],
-            "memory": f"{count(memory / 1024)}GiB" if memory else None,
-            "fp32_tflops": (facts.get("roofs") or {}).get("fp32_tflops"),
-        }
-        if any(value is not None for value in known.values()):
-            rows.append({"gpu": machine["machine"], **known, "ours": True})
-    published = references.hardware(name).with_columns(ours=pl.lit(False))
-    mine = pl.DataFrame(rows if len(published) else [], schema=published.schema)
-    note = "Own rows: memory as the system reports it, FP32 TFLOPS as measured in matrix products."
-    return Printed("hardware", "The machines", pl.concat([mine, published]), _HARDWARE, note=note)
 
 
 def link(study: Study) -> str:
@@ -182,8 +155,3 @@ def _of_both_passes(name: str, own: pl.DataFrame) -> pl.DataFrame:
         pl.col("pass").replace(_SECTIONS).alias("section"),
         "brief",
     )
-
-
-def _environment_of(machine: str, environments: Sequence[Environment]) -> Environment:
-    of_it = (facts for facts in environments if machine in (facts.get("machine"), facts.get("gpu"), facts.get("cpu")))
-    return next(of_it, {})

@@ -97,7 +97,7 @@ DOCUMENTS = (
             r"|\d+ cuda cores|\d+MHz|\d+ ?GB of GDDR\w+|[\d.]+GB/s|(?:Kepler|Maxwell|Pascal) architecture"
             r"|same compute capability|compute capability of [\d.]+\d"
             r"|(?:original price tag of|less than|currently priced at) US\$[\d,.]+\d"
-            r"|five convolutional and three fully-connected|from \d+ to \d+ layers|\d+-layer"
+            r"|In 20\d\d|ILSVRC-20\d\d|five convolutional and three fully-connected|from \d+ to \d+ layers|\d+-layer"
             r"|second best|previous edition|[\d.]+%|Overfeat network|VGG Net\b|GoogLeNet|ImageNet test set"
         ),
         re.compile(

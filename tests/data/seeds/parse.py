@@ -344,6 +344,7 @@ def hardware() -> Iterator[Row]:
             "published_gpu": gpu,
             "url": url,
             "cloud": re.sub(r"\[(.+?)\]\(.+?\)", r"\1", cloud),
+            "cloud_url": " ".join(re.findall(r"\]\((.+?)\)", cloud)),
             "instance": instance,
             "memory_gb": gigabytes,
             "memory_type": kind,
@@ -439,23 +440,25 @@ def networks() -> Iterator[Row]:
             "milliseconds": milliseconds,
             "citation": citation,
         }
-    parts, ilsvrc, overfeat, vgg, _, vgg_error, inception, inception_error, resnet = section_003("Titan X Pascal:")[2:]
+    section = section_003("Titan X Pascal:")[2:]
+    parts, ilsvrc, overfeat, vgg, _, vgg_error, inception, inception_error, residual, resnet = section
     words = {"five": 5, "three": 3}
-    layers = sum(number for word, number in words.items() if word in parts[0])
-    for name, error, depths in (
-        ("AlexNet", ilsvrc[0], [str(layers)]),
-        (ilsvrc[1], ilsvrc[2], []),
-        (ilsvrc[3], ilsvrc[4], []),
-        (overfeat[0].removesuffix(" network"), overfeat[1], []),
-        (vgg_error[0], vgg_error[1], re.findall(r"\d+", vgg[0])),
-        (inception[0], inception_error[0], [digits(inception[1])]),
-        ("ResNet", resnet[0], [digits(resnet[2])]),
+    layers = sum(number for word, number in words.items() if word in parts[1])
+    for name, year, error, depths in (
+        ("AlexNet", parts[0], ilsvrc[0], [str(layers)]),
+        (ilsvrc[1], parts[0], ilsvrc[2], []),
+        (ilsvrc[3], "", ilsvrc[4], []),
+        (overfeat[1].removesuffix(" network"), overfeat[0], overfeat[2], []),
+        (*vgg_error, re.findall(r"\d+", vgg[0])),
+        (inception[1], inception[0], inception_error[0], [digits(inception[2])]),
+        ("ResNet", residual[0], resnet[0], [digits(resnet[2])]),
     ):
         shallowest, deepest = (*depths, "", "")[:2]
         yield {
             "source": "gpu-study",
             "network": NETWORKS.get(name, ""),
             "published_network": name,
+            "year": digits(year) if year else "",
             "layers": shallowest,
             "layers_up_to": deepest,
             "top5_error_percent": error.removesuffix("%"),

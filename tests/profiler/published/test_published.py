@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from exporters.single_layers import LAYERS as SHAPES
 from profiler.errors import ConfigError
 from profiler.published import references, setups
 from profiler.published.command import Options, covers, execute, present, print_published, require, write
@@ -197,6 +198,91 @@ def test_several_machines_stand_in_one_table():
     assert {row["machine"] for row in own(table("cloud-gpus", "networks", case("alexnet"), other))} == {"H200", "B200"}
 
 
+# The machines.
+
+
+ENVIRONMENT = {
+    "machine": "H200", "gpu_memory_mib": 143_771.0, "compute_capability": "9.0", "cpu": "Xeon", "cpu_cores": 24,
+    "memory_mib": 65_536.0, "platform": "Linux-6", "cuda": "13.0",
+    "roofs": {"fp32_tflops": 51.0, "copy_gb_s": 4230.8},
+}  # fmt: skip
+
+
+def about_the_machine(study: str, name: str, *cases: dict[str, Any], **more: Any) -> Printed:
+    (found,) = [t for t in published_tables(study, frame(*cases), [ENVIRONMENT | more]) if t.name == name]
+    return found
+
+
+def test_the_cards_of_the_gpu_study_have_all_that_its_text_says_and_ours_no_price_that_nobody_gave():
+    lines = about_the_machine("gpu-study", "hardware", case("vgg16", batch_size=64)).markdown().splitlines()
+    assert lines[-5:] == [
+        "| ▸ H200 | 140GiB |  |  | 51.00 measured |  | 4,231 measured | 9.0 |  |",
+        "| Tesla K40 | 12GB GDDR5 | Kepler | 2,880 |  | 745 | 288 | 3.5 |  |",
+        "| Maxwell Titan X | 12GB GDDR5 | Maxwell | 3,072 |  | 1,000 | 336.5 | 5.1 | 1000.00 (original) |",
+        "| GTX 1080 | 8GB GDDR5X | Pascal | 2,560 |  | 1,607 | 320 | 6.1 | less than 800.00 |",
+        "| Pascal Titan X | 12GB GDDR5X | Pascal | 3,584 |  | 1,417 | 480 | 6.1 | 1200.00 (current) |",
+    ]
+
+
+def test_the_computers_around_the_cards_are_those_of_the_sources_and_ours():
+    lines = about_the_machine("cnn-benchmarks", "hosts", case("vgg16")).markdown().splitlines()
+    assert lines[-5:-2] == [
+        "| ▸ H200 | Xeon | 24 | 64GiB | Linux-6 | 13.0 |",
+        "| GTX 1080 | 2 x Intel Xeon E5-2630 v3 | 2 x 8, 32 threads | 64GB | Ubuntu 14.04 | 8.0 Release Candidate |",
+        lines[-4].replace("GTX 1080", "Maxwell Titan X"),
+    ]
+    black = about_the_machine("convnet-benchmarks", "hosts", case("vgg11", batch_size=32)).markdown()
+    assert "| Titan Black | Intel i7-3930K | 6 | 3.20 |  | Ubuntu 14.04 x86_64 |  |" in black
+    assert (
+        "| all published |  |  |  | Ubuntu 14.04 | 8.0 Release Candidate |"
+        in about_the_machine("cloud-gpus", "hosts", case("vgg16")).markdown()
+    )
+
+
+def test_of_a_machine_of_which_nothing_is_known_there_is_no_row():
+    names = {t.name for t in published_tables("cnn-benchmarks", frame(case("vgg16")), [{"machine": "other"}])}
+    assert names == {"overview", "networks"}
+
+
+# The networks' own lists.
+
+
+def test_the_overview_has_the_published_speed_and_that_of_each_machine_of_ours():
+    other = {"machine": "a CPU", "device": "cpu", "cudnn": None}
+    printed = table(
+        "cnn-benchmarks",
+        "overview",
+        case("vgg16", ms=9.0),
+        case("vgg16", "eager-benchmark", ms=8.0),
+        case("vgg16", precision="tf32", ms=1.0),
+        case("resnet50", ms=7.0, **other),
+        case("alexnet", ms=5.0, batch_size=2, **other),
+    )
+    setups_ = "ours: a CPU with PyTorch 2.11 eager fp32 and H200 with PyTorch 2.11 eager-benchmark fp32, cuDNN 9.19."
+    assert setups_ in printed.note
+    lines = printed.markdown().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("| Network"))
+    columns = ["Network", "Layers", "Top-1 error (%)", "Top-5 error (%)", "Speed (ms)"]
+    own_columns = ["▸ a CPU, 2 images (ms)", "▸ H200 (ms)", "▸ a CPU (ms)"]
+    assert lines[start] == f"| {' | '.join([*columns, *own_columns, 'Citation'])} |"
+    assert "| AlexNet | 8 | 42.90 | 19.80 | 14.56 | 5.00 |  |  | \\[1] |" in lines
+    assert "| VGG-16 | 16 | 27.00 | 8.80 | 128.62 |  | 8.00 |  | \\[3] |" in lines
+    assert len(lines) == start + 12
+
+
+def test_the_gpu_study_tells_the_history_of_its_networks():
+    lines = table("gpu-study", "overview", case("overfeat", batch_size=64, ms=5.0)).markdown().splitlines()
+    assert [line for line in lines if line.startswith("| ")][2:] == [
+        "| AlexNet | 2012 | 8 | 15.3 |  |",
+        "| second best | 2012 |  | 26.2 |  |",
+        "| previous edition |  |  | 25 |  |",
+        "| Overfeat | 2013 |  | 14.2 | 5.00 |",
+        "| VGG Net | 2014 | 11 to 19 | 7.3 |  |",
+        "| GoogLeNet | 2014 | 22 | 6.67 |  |",
+        "| ResNet | 2015 | 110 | 3.57 |  |",
+    ]
+
+
 # 001: clouds and costs.
 
 
@@ -206,13 +292,16 @@ def rented(**more: Any) -> dict[str, Any]:
 
 
 def test_a_rented_machine_stands_among_the_published_with_cloud_and_instance():
-    environments = [{"machine": "H200", "gpu_memory_mib": 143_771.0, "roofs": {"fp32_tflops": 51.0}}]
-    tables = published_tables("cloud-gpus", frame(case("alexnet", **rented())), environments)
-    (hardware,) = [t for t in tables if t.name == "hardware"]
+    hardware = about_the_machine("cloud-gpus", "hardware", case("alexnet", **rented()))
     row = hardware.frame.row(0, named=True)
     assert (row["gpu"], row["cloud"], row["instance"], row["memory"]) == ("H200", "Some Cloud", "big", "140GiB")
-    assert (row["fp32_tflops"], row["ours"]) == (51.0, True)
-    assert "| Quadro M4000 | Paperspace | GPU+ | 8GB GDDR5 | Maxwell | 1,664 | 2.57 | Jun 2015 |" in hardware.markdown()
+    assert (row["fp32_tflops"], row["price"], row["ours"]) == (51.0, "7.2 an hour", True)
+    text = hardware.markdown()
+    assert (
+        "| ▸ H200 | Some Cloud | big | 140GiB |  |  | 51.00 measured | 4,231 measured | 9.0 | 7.2 an hour |  |" in text
+    )
+    assert "[Quadro M4000](https://www.techpowerup.com/gpudb/2757/quadro-m4000) | [Paperspace](https://www.pap" in text
+    assert "/), [Google Cloud](https://cloud.google.com) | p2, NCx, K80 | 12GB GDDR5 | Kepler | 2,496 | 2.80 |" in text
 
 
 def test_a_million_images_cost_what_the_row_says_cheapest_first():
@@ -263,7 +352,8 @@ def test_the_libraries_of_002_have_their_class_and_their_whole_milliseconds():
     ours = case("alexnet-owt", "eager-channels-last", ms=12.345, batch_size=128)
     text = table("convnet-benchmarks", "networks", ours).markdown()
     assert "| GPU | Library | Class/Function | Time (ms) | forward (ms) | backward (ms) |" in text
-    assert "| Titan Black | cuda-convnet2 | ConvLayer | **275** | **88** | **187** |" in text
+    address = "https://github.com/soumith/cuda-convnet2.torch/blob/master/cudaconv3/src/filter_acts.cu"
+    assert f"| Titan Black | cuda-convnet2 | [ConvLayer]({address}) | **275** | **88** | **187** |" in text
     assert "| eager-channels-last | 12.35 | 4.12 | 8.23 |" in text
 
 
@@ -292,6 +382,28 @@ def test_layers_have_a_table_for_each_pass_and_one_for_their_sum():
     sums = layer_row(table("convnet-benchmarks", "layers", *LAYERS))
     assert (sums["total_ms"], sums["forward_ms"], sums["backward_ms"]) == (40, 15, 25)
     assert layer_row(table("convnet-benchmarks", "layer-memory", *LAYERS))["L1"] == 100
+
+
+def test_the_shapes_of_the_layers_are_the_printed_ones_and_those_that_are_measured():
+    lines = table("convnet-benchmarks", "layer-shapes", *LAYERS[:4]).markdown().splitlines()
+    assert lines[-5:] == [
+        "| L1 | 128x128 | 128 | 3->96 | 11x11 | 1x1 | 128 |",
+        "| L2 | 64x64 | 128 | 64->128 | 9x9 | 1x1 | 128 |",
+        "| L3 | 32x32 | 128 | 128->128 | 9x9 | 1x1 | 128 |",
+        "| L4 | 16x16 | 128 | 128->128 | 7x7 | 1x1 | 128 |",
+        "| L5 | 13x13 | 128 | 384->384 | 3x3 | 1x1 |  |",
+    ]
+    for row in references.layer_shapes().to_dicts():
+        own_ = SHAPES[row["layer"]]
+        channels, *size = own_.input
+        assert (row["input"], row["maps"]) == ("{}x{}".format(*size), f"{channels}->{own_.out_channels}")
+        assert (row["kernel"], row["stride"]) == ("{}x{}".format(*own_.kernel), "{}x{}".format(*own_.stride))
+
+
+def test_a_total_that_is_no_number_stands_as_printed():
+    text = table("convnet-benchmarks", "layers", *LAYERS).markdown()
+    address = "(https://github.com/liuliu/ccv/blob/unstable/lib/cuda/cwc_convnet.cu)"
+    assert f"| Titan Black | ccv | [ccv_convnet_layer]{address} | 809+bw | 809 |  |" in text
 
 
 def test_the_published_rows_of_the_layers_stand_beside_ours_ranked():

@@ -1,0 +1,46 @@
+"""Make a study's list of its networks, with depth, errors and speed as printed and the own speeds next to them."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from profiler.published import references, setups
+from profiler.published.printed import OWN, Printed, label, measures
+from profiler.published.studies import STUDIES
+from profiler.tables.numbers import listed, words
+from profiler.tables.table import figure
+
+_FIELDS = [
+    *(label("published_network", "Network"), figure("Year", "year", words), figure("Layers", "depth", words)),
+    figure("Top-1 error (%)", "top1_error_percent", words),
+    figure("Top-5 error (%)", "top5_error_percent", words),
+    figure("Speed (ms)", "milliseconds", measures),
+]
+
+
+def overview_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed]:
+    """A row a network that the source lists, a column a machine of ours: its time with what stands for the library.
+
+    No table where none of ours has a time.
+    """
+    published, study = references.overview(name), STUDIES[name]
+    rows = setups.network_times(name, own).filter("ours", "counterpart", ~pl.col("swept"))
+    rows = rows.filter(pl.col("pass") == "training").drop_nulls("total_ms")
+    if rows.is_empty():
+        return []
+    usual = study.batch_size or references.networks(name)["batch_size"][0]
+    several = pl.col("setup").n_unique().over("machine") > 1
+    at = pl.when(pl.col("batch_size") != usual).then(pl.format(", {} images", "batch_size")).otherwise(pl.lit(""))
+    called = pl.concat_str(pl.when(several).then("setup").otherwise("machine"), at)
+    rows = rows.with_columns(column=pl.format("{} (ms)", called))
+    wide = rows.pivot("column", index="network", values="total_ms", maintain_order=True, aggregate_function="min")
+    columns = rows["column"].unique(maintain_order=True)
+    frame = published.join(wide, on="network", how="left", maintain_order="left")
+    frame = frame.with_columns(ours=pl.any_horizontal(pl.col(columns.to_list()).is_not_null()))
+    speeds = [figure(OWN.format(column), column, measures) for column in columns]
+    found = rows["setup"].unique(maintain_order=True)
+    note = f"Times are of a forward and a backward pass of {usual} images; ours: {listed(found)}."
+    if frame["milliseconds"].count():
+        note = f"{note} Speed is that of a Pascal Titan X with cuDNN 5.1."
+    fields = [*_FIELDS, *speeds, label("citation", "Citation")]
+    return [Printed("overview", "The networks", frame, fields, note=note, marked=None)]
