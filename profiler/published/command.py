@@ -13,7 +13,7 @@ from rich.text import Text
 from profiler.errors import ConfigError, check_choice
 from profiler.job.case import settings
 from profiler.options import Published as Options
-from profiler.published import conclusions
+from profiler.published import page
 from profiler.published.layers import LAYERS
 from profiler.published.machines import Environment
 from profiler.published.printed import Printed
@@ -50,7 +50,7 @@ def present(
         write(into, study, results, tables)
     for table in tables:
         print_published(console, table)
-    _print_conclusions(console, study, results)
+    page.show(console, study, results)
     if into is not None:
         where = f"All tables and comparisons: {into / 'published.md'}, {into / 'conclusions.md'}"
         console.print(Text(where, style="dim"), soft_wrap=True)
@@ -69,7 +69,7 @@ def write(folder: Path, study: str, results: pl.DataFrame, tables: Sequence[Prin
     pictures.write(folder, drawn)
     images = {table.name: [picture.image for picture in drawn if picture.table == table.name] for table in tables}
     (folder / "published.md").write_text(markdown(study, tables, images))
-    (folder / "conclusions.md").write_text(conclusions.markdown(study, results))
+    (folder / "conclusions.md").write_text(page.markdown(study, results))
 
 
 def require(study: str | None) -> None:
@@ -97,12 +97,3 @@ def print_published(console: Console, printed: Printed) -> None:
             print_table(console, table)
     if printed.legend:
         console.print(Text(printed.legend, style="dim"))
-
-
-def _print_conclusions(console: Console, study: str, results: pl.DataFrame) -> None:
-    times = conclusions.times_of(study, results)
-    found = [comparison for subject in times for comparison in conclusions.most_telling(times[subject], subject)]
-    if found:
-        console.print(Text("\nConclusions", style="bold underline"))
-    for comparison in found:
-        console.print(Text(f"- {comparison.sentence(bold='')}"))

@@ -7,7 +7,7 @@ pass, worded like the source's: "Across all models, the Quadro P5000 is 2.2x to 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import polars as pl
@@ -15,19 +15,12 @@ import polars as pl
 from profiler.published import references, setups
 from profiler.published.layers import LAYERS, layer_times
 from profiler.published.studies import STUDIES
-from profiler.results.sentences import sweep_sentences
 from profiler.results.speedups import geometric_mean
 from profiler.tables import numbers
-from profiler.tables.numbers import decimals, listed
+from profiler.tables.numbers import listed
 
 EQUAL = 0.05
 """Two whose ratio stays within this of 1 on every network are called equal."""
-_INTRODUCTION = """\
-Each range is over all {noun} that both ran: the least and the greatest ratio of their times for {passes}, per
-image where batch sizes differ. Own times on a GPU are the device's, without gaps between launches, where those could be
-kept out; where not, {noun} whose time the host sets are named and do not count. Equal (`==`) are two that stay within
-5 % of each other throughout.
-Own machines and libraries come first."""
 
 
 @dataclass(frozen=True)
@@ -179,9 +172,15 @@ def compare_libraries(times: pl.DataFrame) -> list[Comparison]:
     return [replace(c, article="") for c in compare(times, "called", also=("machine",))]
 
 
+def compare_shared_libraries(times: pl.DataFrame) -> list[Comparison]:
+    """Libraries; ours only where several machines of ours ran: of one machine they are among the setups."""
+    several = times.filter("ours")["machine"].n_unique() > 1
+    return [c for c in compare_libraries(times) if several or not c.ours]
+
+
 def compare_setups(times: pl.DataFrame) -> list[Comparison]:
     """Machines with their libraries; what both have in common is left out."""
-    return _shortened(compare(times, "setup"), times)
+    return shortened(compare(times, "setup"), times)
 
 
 def best_published(times: pl.DataFrame) -> set[str]:
@@ -203,7 +202,15 @@ def most_telling(times: pl.DataFrame, subject: Subject = MODELS) -> list[Compari
     counterparts, best = set(times.filter("ours", "counterpart")["setup"]), best_published(times)
     pairs = compare(times.filter(pl.col("ours") | pl.col("setup").is_in(best)), "setup")
     chosen = [replace(c, subject=subject) for c in pairs if {c.faster, c.slower} & counterparts]
-    return _shortened(sorted(chosen, key=lambda c: {c.faster, c.slower}.isdisjoint(best)), times)
+    return shortened(sorted(chosen, key=lambda c: {c.faster, c.slower}.isdisjoint(best)), times)
+
+
+def between(times: pl.DataFrame, mine: Collection[str], others: Collection[str], subject: Subject) -> list[Comparison]:
+    """Every setup of one kind against every one of another, named as `compare_setups` does."""
+    pairs = compare(times.filter(pl.col("setup").is_in([*mine, *others])), "setup")
+    sides = [(c, {c.faster, c.slower}) for c in pairs]
+    chosen = [replace(c, subject=subject) for c, both in sides if len(both & set(mine)) == 1 and both & set(others)]
+    return shortened(chosen, times)
 
 
 def counterparts(times: pl.DataFrame) -> str:
@@ -237,57 +244,7 @@ def with_releases(study: str, times: pl.DataFrame) -> pl.DataFrame:
     return both.unique(["setup", "network"], keep="first", maintain_order=True)
 
 
-def markdown(study: str, results: pl.DataFrame) -> str:
-    """Every comparison as a page."""
-    row = STUDIES[study]
-    with_their = f"newest {row.columns['library']}" if row.by_release else "fastest library"
-    parts = [f"# {row.title}: conclusions"]
-    for subject, times in times_of(study, results).items():
-        sections = {
-            f"Machines, each with its {with_their}{counterparts(times)}": compare_machines(times, row.by_release),
-            "Libraries, over all machines that ran both": _of_several_machines(with_releases(study, times)),
-            "Machines with their libraries": compare_setups(times),
-        }
-        parts.append(_INTRODUCTION.format(noun=subject.noun, passes=subject.passes))
-        for heading, comparisons in sections.items():
-            own_first = sorted((replace(c, subject=subject) for c in comparisons), key=lambda c: not c.ours)
-            parts.append(f"## {heading}{f' ({subject.manner})' if subject.manner else ''}")
-            parts.append("\n".join(f"- {c.sentence()}" for c in own_first) or "There is nothing to compare.")
-    if "minibatch" in row.tables and (findings := _minibatch(study, results)):
-        parts += ["## Minibatch efficiency", "\n".join(f"- {finding}" for finding in findings)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _per_image(study: str, rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows as `compare` takes them; what a source prints before a CPU's name is no part of it in a sentence."""
-    return rows.with_columns(
-        pl.col("machine", "setup").str.strip_prefix("CPU: "),
-        ms=pl.col("judged_ms") / pl.col("batch_size"),
-        of=pl.lit(len(references.network_names(study))),
-    )
-
-
-def _minibatch(study: str, results: pl.DataFrame) -> list[str]:
-    """What a batch sweep found, and the published excess over twice the time of half the batch."""
-    if not (findings := sweep_sentences(results)):
-        return []
-    half, whole = references.networks(study).sort("batch_size").to_dicts()
-    excess = whole["total_ms"] - 2 * half["total_ms"]
-    published = (
-        f"Published: {whole['published_network']} training, {whole['library']} on {whole['machine']}: a batch of "
-        f"{whole['batch_size']} takes {decimals(whole['total_ms'], 2)} ms, {decimals(excess, 2)} ms more than twice "
-        f"the {decimals(half['total_ms'], 2)} ms of {half['batch_size']}."
-    )
-    return [*findings, published]
-
-
-def _of_several_machines(times: pl.DataFrame) -> list[Comparison]:
-    """Libraries; ours only where several machines of ours ran, for one machine's are among the setups."""
-    several = times.filter("ours")["machine"].n_unique() > 1
-    return [c for c in compare_libraries(times) if several or not c.ours]
-
-
-def _shortened(comparisons: Iterable[Comparison], times: pl.DataFrame) -> list[Comparison]:
+def shortened(comparisons: Iterable[Comparison], times: pl.DataFrame) -> list[Comparison]:
     """On one machine only the libraries are named, without the ending that both have."""
     # A setup that could not run has no library to name.
     named = times.drop_nulls(["ms", "called"]).unique("setup", keep="first")
@@ -301,3 +258,12 @@ def _shortened(comparisons: Iterable[Comparison], times: pl.DataFrame) -> list[C
             comparison = replace(comparison, faster=faster, slower=slower, machine=machine, article="")
         found.append(comparison)
     return found
+
+
+def _per_image(study: str, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows as `compare` takes them; what a source prints before a CPU's name is no part of it in a sentence."""
+    return rows.with_columns(
+        pl.col("machine", "setup").str.strip_prefix("CPU: "),
+        ms=pl.col("judged_ms") / pl.col("batch_size"),
+        of=pl.lit(len(references.network_names(study))),
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import polars as pl
 
@@ -181,6 +182,13 @@ def overview(study: str) -> pl.DataFrame:
     )
     errors = ["top1_error_percent", "top5_error_percent"]
     return frame.select("network", "published_network", "year", "depth", *errors, "milliseconds", "citation")
+
+
+def claims(study: str) -> list[dict[str, Any]]:
+    """What the study states, a row of conclusions.csv each; `gpu`, `networks` and `pass` are lists."""
+    rows = read("conclusions").filter(source=study)
+    lists = [pl.col(name).str.split("; ").fill_null([]) for name in ("gpu", "networks", "pass")]
+    return rows.with_columns(lists).to_dicts()
 
 
 def network_names(study: str) -> dict[str, str]:

@@ -694,21 +694,21 @@ def conclusions_002() -> Iterator[Row]:
             key = (row.get("network") or "all layers", *(row[name] for name in LIBRARY))
             bold.setdefault(key, []).append(row["pass"])
     for (of, *library), passes in bold.items():
-        which = {"networks": of} if of in NETWORKS.values() else {"layers": "all"}
+        which = {"networks": of} if of in NETWORKS.values() else {"layer": "all"}
         named = dict(zip(LIBRARY, library, strict=True))
         yield {"source": source, "kind": "best", "relation": "best", "pass": joined(passes), **which, **named}
     (fft,), (memory,), _ = claims(extracted("002-convnet-benchmarks.txt"))
     assert (fft, memory) == ("used FFT to calculate", "uses a lot of memory")
     marked = next(row for row in convnet_layers() if row["published_library"].endswith(")***"))
     named = {name: marked[name] for name in LIBRARY}
-    yield {"source": source, "kind": "memory_use", "relation": "more", "layers": "all", "remark": "a lot", **named}
+    yield {"source": source, "kind": "memory_use", "relation": "more", "layer": "all", "remark": "a lot", **named}
     sums = {
         row["pass"]: row["milliseconds"]
         for row in convnet_layers()
         if row["library"] == "cherry-picking" and row["layer"] == "total"
     }
     for pass_, ms in sums.items():
-        about = {"source": source, "kind": "best_per_layer", "relation": "sum", "layers": "all"}
+        about = {"source": source, "kind": "best_per_layer", "relation": "sum", "layer": "all"}
         yield about | {"pass": pass_, "low": ms, "high": ms}
 
 

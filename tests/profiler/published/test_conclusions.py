@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from profiler.published import conclusions, references
+from profiler.published import conclusions, page, references
 from profiler.published.conclusions import (
     FORWARD_ONLY,
     MODELS,
@@ -220,8 +220,8 @@ def test_machines_are_compared_by_the_variant_that_does_as_the_published_library
     ]
     said = "Across the 3 models that both ran, the H200 is **{}x** faster than GTX 1080 Ti."
     assert machines("cnn-benchmarks", *rows) == [said.format("15.0")]
-    page = conclusions.markdown("cnn-benchmarks", frame(*rows))
-    assert "newest cuDNN; ours in eager-benchmark fp32" in page
+    text = page.markdown("cnn-benchmarks", frame(*rows))
+    assert "newest cuDNN; ours in eager-benchmark fp32" in text
     # Where it was not measured, or gave no figures, plain eager takes its place.
     failed = ours(15.0, variant="eager-benchmark", status="oom", latency_ms=None)
     for others in ([], failed):
@@ -250,8 +250,9 @@ def test_what_gave_no_figures_is_in_no_range() -> None:
 
 
 def test_the_page_has_every_pair_ours_first() -> None:
-    page = conclusions.markdown("cnn-benchmarks", frame(*ours(10.0), *ours(20.0, precision="tf32")))
-    sections = {part.splitlines()[0]: part.splitlines()[2:] for part in page.split("\n## ")[1:]}
+    text = page.markdown("cnn-benchmarks", frame(*ours(10.0), *ours(20.0, precision="tf32")))
+    folded = text.partition("<details>")[2].partition("</details>")[0]
+    sections = {part.splitlines()[0]: part.strip().splitlines()[2:] for part in folded.split("\n## ")[1:]}
     machines, libraries, both = (
         next(lines for heading, lines in sections.items() if heading.startswith(start))
         for start in ("Machines, each with its newest cuDNN", "Libraries", "Machines with their libraries")
@@ -272,7 +273,7 @@ def test_layers_are_compared_by_their_three_passes_together() -> None:
     fastest = found[SINGLE_LAYERS].filter(setup="Titan Black with cuda-convnet2 (ConvLayer)", network="L1")
     # Its forward of 63 ms and backward of 224 ms, of 128 images.
     assert fastest["ms"].to_list() == [pytest.approx((63 + 224) / 128)]
-    assert "Across all layers, " in conclusions.markdown("convnet-benchmarks", rows)
+    assert "Across all layers, " in page.markdown("convnet-benchmarks", rows)
     assert all(
         pair.sentence().startswith("Across all layers") for pair in most_telling(found[SINGLE_LAYERS], SINGLE_LAYERS)
     )
@@ -305,7 +306,7 @@ def test_the_gpu_study_compares_the_forward_pass_alone_too() -> None:
         "Across the 2 models that both ran on the H200, forward only, ONNX Runtime 1.31 ort fp32 is **1.50x** faster "
         "than PyTorch 2.11 eager fp32."
     )
-    assert "their times for a forward pass, per\nimage" in conclusions.markdown("gpu-study", rows)
+    assert "their times for a forward pass, per\nimage" in page.markdown("gpu-study", rows)
 
 
 def test_what_a_batch_sweep_found_stands_beside_the_published_excess() -> None:
@@ -322,14 +323,15 @@ def test_what_a_batch_sweep_found_stands_beside_the_published_excess() -> None:
             for batch, ms in ((16, 16.0), (32, 20.0), (64, 30.0))
         )
     )
-    page = conclusions.markdown("gpu-study", rows)
-    found, published = page.splitlines()[-2:]
+    text = page.markdown("gpu-study", rows)
+    found, published, _, end = text.splitlines()[-4:]
+    assert end == "</details>"
     assert found.startswith("- vgg16 training, eager fp32, head logits: ")
     assert published == (
         "- Published: VGG training, TensorFlow 1.0.0, cuDNN 5.1 on GTX 1080: a batch of 128 takes 899.86 ms, 59.30 ms "
         "more than twice the 420.28 ms of 64."
     )
-    assert "Published: " not in conclusions.markdown("gpu-study", frame(case("vgg16", batch_size=64)))
+    assert "Published: " not in page.markdown("gpu-study", frame(case("vgg16", batch_size=64)))
 
 
 @pytest.mark.parametrize("kind", ["disturbed", "inconsistent"])
@@ -344,8 +346,8 @@ def test_what_was_disturbed_is_in_no_range_and_the_sentence_says_so(kind: str) -
         "No factor between PyTorch 2.11 eager fp32 and PyTorch 2.11 eager tf32 on the H200: AlexNet, VGG-16 and "
         "ResNet-50 were disturbed.",
     ]
-    page = conclusions.markdown("cnn-benchmarks", rows)
-    assert not [line for line in page.splitlines() if "tf32" in line and "x**" in line]
+    text = page.markdown("cnn-benchmarks", rows)
+    assert not [line for line in text.splitlines() if "tf32" in line and "x**" in line]
 
 
 def test_of_several_times_of_a_network_the_undisturbed_one_counts() -> None:

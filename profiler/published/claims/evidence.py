@@ -1,0 +1,97 @@
+"""Hold what statements are checked with: the published rows, the runs' results, and what an answer consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+
+from profiler.published import conclusions, references, setups
+from profiler.published.conclusions import Subject
+from profiler.published.studies import STUDIES, Study
+from profiler.tables.numbers import times
+
+Claim = Mapping[str, Any]
+"""A row of references/conclusions.csv: what is named in several is a list."""
+NO_FIGURES = "The source printed the figures as pictures."
+
+
+class Verdict(StrEnum):
+    """What the published rows say of a statement."""
+
+    HOLDS = "Holds"
+    IN_PART = "Not quite"
+    FAILS = "Does not hold"
+    UNDECIDED = "Cannot be checked"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A verdict, and in a sentence what it rests on."""
+
+    verdict: Verdict
+    says: str
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The rows of a study and those of runs."""
+
+    study: str
+    results: pl.DataFrame
+
+    @property
+    def row(self) -> Study:
+        """What the study is called and shows."""
+        return STUDIES[self.study]
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Printed names of its networks by the catalog's."""
+        return references.network_names(self.study)
+
+    @cached_property
+    def published(self) -> pl.DataFrame:
+        """Its published times."""
+        return conclusions.published_times(self.study)
+
+    @cached_property
+    def times(self) -> dict[Subject, pl.DataFrame]:
+        """Published and own times of one image, by what they are of; only where some are own."""
+        return conclusions.times_of(self.study, self.results)
+
+    @cached_property
+    def own(self) -> pl.DataFrame:
+        """Own cells of its networks and passes, measured or not, without those of batch sweeps; `ms` is judged on."""
+        cells = setups.times(self.results).filter(
+            pl.col("model_kind") != "layer",
+            pl.col("model").is_in(list(self.names)),
+            pl.col("pass").is_in(self.row.passes),
+            ~pl.col("swept"),
+            ~pl.col("updates"),
+        )
+        named = pl.col("model").replace_strict(self.names, default=None, return_dtype=pl.String)
+        return cells.with_columns(
+            ms="judged_ms", published_network=named, counterpart=setups.counterpart(self.row.counterpart)
+        )
+
+    def name(self, network: str) -> str:
+        """The network as the source prints it."""
+        return self.names.get(network, network)
+
+
+def sound() -> pl.Expr:
+    """Whether a row has a time that may be held against another: undisturbed, and not set by the host."""
+    return pl.col("ms").is_not_null() & pl.col("disturbed").is_null() & ~pl.col("host_set")
+
+
+def span(low: float, high: float) -> str:
+    """A range of ratios, like "1.01x to 1.32x", or one where both ends read the same."""
+    return " to ".join(dict.fromkeys(times(end, sign="x") for end in (low, high)))
+
+
+PASSES = {"training": "forward and backward", "inference": "forward"}

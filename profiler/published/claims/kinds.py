@@ -1,0 +1,116 @@
+"""List the kinds of statements: how each is worded, checked against the published rows, and answered by own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from profiler.published import references
+from profiler.published.claims import libraries, memory, networks, speed, sweeps
+from profiler.published.claims.evidence import Answer, Claim, Evidence, Verdict
+
+Own = Callable[[Sequence[Claim], Evidence], list[str]]
+
+
+def _nothing(_: Sequence[Claim], __: Evidence) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The function that says what is `claimed`, the one that checks it, and what `own` rows answer to all of a kind."""
+
+    heading: str
+    claimed: Callable[[Claim, Evidence], str]
+    checked: Callable[[Claim, Evidence], Answer]
+    own: Own = _nothing
+
+
+_SPEED, _NETWORKS, _LIBRARIES, _MEMORY, _SWEEPS = (
+    "Machines and libraries",
+    "Network against network",
+    "The fastest library",
+    "Memory",
+    "Minibatches",
+)
+
+
+def _pictures(_: Claim, __: Evidence) -> Answer:
+    return Answer(Verdict.UNDECIDED, "The source gives no figures for it.")
+
+
+def _best_gpu(claim: Claim, _: Evidence) -> str:
+    kind = {
+        "cost-effective": "the most cost-effective alternative to a server's GPU",
+        "consumer grade": "the best consumer GPU",
+    }
+    return f"{claim['gpu'][0]} is {kind[claim['relation']]}"
+
+
+KINDS: Mapping[str, Kind] = {
+    "speed": Kind(_SPEED, speed.claimed, speed.checked, speed.own),
+    "order": Kind(_SPEED, speed.order_claimed, speed.order_checked),
+    "network_speed": Kind(_NETWORKS, networks.speed_claimed, networks.speed_checked, networks.own),
+    "accuracy": Kind(_NETWORKS, networks.accuracy_claimed, networks.accuracy_checked),
+    "best": Kind(_LIBRARIES, libraries.best_claimed, libraries.best_checked, libraries.best_own),
+    "framework": Kind(_LIBRARIES, libraries.framework_claimed, libraries.framework_checked, libraries.framework_own),
+    "best_per_layer": Kind(_LIBRARIES, libraries.layers_claimed, libraries.layers_checked, libraries.layers_own),
+    "memory": Kind(_MEMORY, memory.size_claimed, memory.size_checked),
+    "fit": Kind(_MEMORY, memory.fit_claimed, memory.fit_checked, memory.fit_own),
+    "support": Kind(_MEMORY, memory.support_claimed, memory.support_checked, memory.support_own),
+    "memory_use": Kind(_MEMORY, memory.use_claimed, memory.use_checked, memory.use_own),
+    "time_per_sample": Kind(_SWEEPS, sweeps.per_sample_claimed, sweeps.per_sample_checked, sweeps.per_sample_own),
+    "ms_above_twice": Kind(_SWEEPS, sweeps.excess_claimed, sweeps.excess_checked, sweeps.excess_own),
+    "curvature": Kind(_SWEEPS, sweeps.bend_claimed, sweeps.bend_checked, sweeps.bend_own),
+    "best_gpu": Kind("Which card to buy", _best_gpu, _pictures),
+}
+"""By the `kind` of references/conclusions.csv, in the order of their headings."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A statement in words, and its answer."""
+
+    claimed: str
+    answer: Answer
+
+    def sentence(self, bold: str = "**") -> str:
+        """In Markdown, or with another mark around what is bold."""
+        return f"{bold}{self.answer.verdict}{bold}: {self.claimed}. {self.answer.says}"
+
+    def brief(self) -> str:
+        """For a terminal: of what holds, no more than that."""
+        return f"{self.answer.verdict}: {self.claimed}." if self.answer.verdict is Verdict.HOLDS else self.sentence("")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The statements under one heading, and what own rows say of them."""
+
+    heading: str
+    checked: Sequence[Checked]
+    own: Sequence[str]
+
+
+def groups(evidence: Evidence) -> list[Group]:
+    """Every statement of the study, checked, by heading."""
+    order = list(KINDS)
+    claims = sorted(references.claims(evidence.study), key=lambda claim: order.index(claim["kind"]))
+    return [
+        _group(heading, list(of), evidence)
+        for heading, of in groupby(claims, lambda claim: KINDS[claim["kind"]].heading)
+    ]
+
+
+def _group(heading: str, claims: Sequence[Claim], evidence: Evidence) -> Group:
+    checked = [
+        Checked(KINDS[claim["kind"]].claimed(claim, evidence), KINDS[claim["kind"]].checked(claim, evidence))
+        for claim in claims
+    ]
+    return Group(heading, checked, list(dict.fromkeys(_own(claims, evidence))))
+
+
+def _own(claims: Sequence[Claim], evidence: Evidence) -> Iterator[str]:
+    for kind, of in groupby(claims, lambda claim: claim["kind"]):
+        yield from KINDS[kind].own(list(of), evidence)

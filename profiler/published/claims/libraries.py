@@ -1,0 +1,150 @@
+"""Check which library or framework is the fastest, which ran everything, and what the best of each layer is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from profiler.published import references
+from profiler.published.claims.evidence import NO_FIGURES, PASSES, Answer, Claim, Evidence, Verdict, sound
+from profiler.published.layers import LAYERS
+from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
+from profiler.tables.numbers import compact, decimals, listed
+
+_FRAMEWORKS = {"neon": "Neon", "torch": "Torch", "caffe": "Caffe", "tensorflow": "TensorFlow"}
+
+
+def best_claimed(claim: Claim, evidence: Evidence) -> str:
+    """A statement that a library is the fastest for a network in some passes: the bold cells."""
+    of = f"on {evidence.name(claim['networks'][0])}" if claim["networks"] else "on L1 to L5 together"
+    library = f"{_published_name(claim, _of(claim, evidence))} ({claim['implementation']})"
+    return f"{library} is the fastest {of}: {listed(claim['pass'])}"
+
+
+def best_checked(claim: Claim, evidence: Evidence) -> Answer:
+    """Its times, and those of the next."""
+    rows, wins, says = _of(claim, evidence), True, []
+    name = _published_name(claim, rows)
+    for pass_ in claim["pass"]:
+        ranked = rows.filter(pl.col("pass") == pass_).drop_nulls("milliseconds").sort("milliseconds")
+        first, second = ranked.head(2).to_dicts()
+        wins &= (first["published_library"], first["implementation"]) == (name, claim["implementation"])
+        times = [f"{compact(row['milliseconds'])} ms" for row in (first, second)]
+        says.append(f"{pass_} {times[0]}, then {second['published_library']} with {times[1]}")
+    return Answer(Verdict.HOLDS if wins else Verdict.FAILS, f"The published rows say {'; '.join(says)}.")
+
+
+def _of(claim: Claim, evidence: Evidence) -> pl.DataFrame:
+    """The published times among which a library is the fastest."""
+    if claim["networks"]:
+        return references.read(evidence.study).filter(network=claim["networks"][0])
+    return references.read("convnet-layers").filter(pl.col("library") != "cherry-picking", table="summary")
+
+
+def best_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
+    """Own variants: which one is the fastest on how many networks, for each machine, pass and precision."""
+    return fastest(evidence)
+
+
+def framework_claimed(claim: Claim, _: Evidence) -> str:
+    """A statement on a framework and some GPUs."""
+    name = _FRAMEWORKS[claim["framework"]]
+    gpus = f"on {listed(claim['gpu'])}"
+    match claim["relation"]:
+        case "best":
+            return f"{name} is {claim['remark']} the fastest framework {gpus}"
+        case "worst":
+            return f"{name} is the slowest framework {gpus}"
+        case "good":
+            return f"{name} is fast on all GPUs, {claim['remark']}"
+    return f"Only {name} can train all networks without running out of memory"
+
+
+def framework_checked(_: Claim, __: Evidence) -> Answer:
+    """Nothing: there were only pictures."""
+    return Answer(Verdict.UNDECIDED, NO_FIGURES)
+
+
+def framework_own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
+    """The fastest variant for each machine, pass and precision, and who ran everything."""
+    return [*fastest(evidence), *ran_everything(evidence)]
+
+
+def fastest(evidence: Evidence) -> list[str]:
+    """A sentence a machine, pass and precision in which several variants ran: who wins on how many networks."""
+    keys = ["machine", "pass", "precision"]
+    found = []
+    for (machine, pass_, precision), group in evidence.own.filter(sound()).group_by(keys, maintain_order=True):
+        ran = dict(group.group_by("variant", maintain_order=True).agg(pl.col("model").n_unique()).iter_rows())
+        if len(ran) < 2:
+            continue
+        first = group.sort("ms").unique("model", keep="first", maintain_order=True)
+        won = first["variant"].value_counts(sort=True).iter_rows()
+        shares = [f"{variant} on {count} of {ran[variant]}" for variant, count in won]
+        shares += [f"{variant} on 0 of {ran[variant]}" for variant in ran if variant not in set(first["variant"])]
+        found.append(
+            f"On the {machine}, {PASSES[str(pass_)]} in {precision}, the fastest variant is {shares[0]} networks that "
+            f"it ran, {listed(shares[1:])}."
+        )
+    return found
+
+
+def ran_everything(evidence: Evidence) -> list[str]:
+    """A sentence a machine: what ran out of memory or failed, or that nothing did."""
+    found = []
+    for (machine,), rows in evidence.own.group_by("machine", maintain_order=True):
+        failed = rows.filter(pl.col("latency_ms").is_null())
+        if failed.is_empty():
+            found.append(f"On the {machine}, everything ran: nothing was out of memory.")
+            continue
+        reason = pl.when(status="oom").then(pl.lit("ran out of memory")).otherwise(pl.lit("failed"))
+        by = failed.with_columns(reason=reason).group_by("software", "pass", "reason", maintain_order=True)
+        names = [
+            f"{software}, {PASSES[pass_]}, {why} on {listed(dict.fromkeys(of))}"
+            for software, pass_, why, of in by.agg("published_network").iter_rows()
+        ]
+        found.append(f"On the {machine}, {'; '.join(names)}.")
+    return found
+
+
+def layers_claimed(claim: Claim, _: Evidence) -> str:
+    """A statement on the sum of the fastest times of each layer."""
+    passes = f"{claim['pass'][0]}{' pass' if claim['pass'][0] != 'total' else ''}"
+    return f"The fastest library for each layer takes {compact(claim['low'])} ms for L1 to L5 ({passes})"
+
+
+def layers_checked(claim: Claim, _: Evidence) -> Answer:
+    """The sum of the lowest cells."""
+    (pass_,) = claim["pass"]
+    rows = references.layers().filter(pl.col("library") != "cherry-picking")
+    tables = ["forward", "backward"] if pass_ == "total" else [pass_]
+    least = sum(float(rows.filter(table=table).select(pl.col(LAYERS).min()).sum_horizontal()[0]) for table in tables)
+    off = abs(least - claim["low"])
+    verdict = Verdict.HOLDS if off < 1 else Verdict.IN_PART if off <= least / 20 else Verdict.FAILS
+    return Answer(verdict, f"The lowest published times add up to {compact(least)} ms.")
+
+
+def layers_own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
+    """What picking the fastest variant of each layer and pass is worth in own rows, for each precision."""
+    rows = layer_rows(evidence.results.filter(pl.col("model_kind") == "layer", pl.col("model").is_in(LAYERS)))
+    keys = ["machine", "precision", "batch_size"]
+    whole = rows.filter(pl.col("disturbed").is_null()).group_by(*keys, "variant", maintain_order=True)
+    sums = whole.agg(pl.col("total_ms").sum(), pl.col("total_ms").count().alias("count")).filter(count=len(LAYERS))
+    single = sums.sort("total_ms").unique(keys, keep="first", maintain_order=True)
+    best = best_per_layer(rows).filter(pl.col("layer") == ALL_LAYERS, pl.col("disturbed").is_null())
+    several = sums.group_by(keys).agg(pl.len().alias("variants")).filter(pl.col("variants") > 1)
+    both = single.join(best, on=keys, suffix="_best").join(several, on=keys, how="semi").drop_nulls("total_ms_best")
+    return [
+        f"On the {row['machine']} in {row['precision']}, the fastest variant for each layer and pass takes "
+        f"{decimals(row['total_ms_best'], 2)} ms for L1 to L5; {row['variant']}, the fastest single one, "
+        f"{decimals(row['total_ms'], 2)} ms."
+        for row in both.to_dicts()
+    ]
+
+
+def _published_name(claim: Claim, rows: pl.DataFrame) -> str:
+    same = rows.filter(library=claim["library"], implementation=claim["implementation"])
+    version = claim["library_version"]
+    same = same.filter(pl.col("library_version").eq_missing(pl.lit(version, pl.String)))
+    return str(same["published_library"][0])

@@ -1,0 +1,144 @@
+"""Check what fits into memory, which GPU has more of it, and what only one library can run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from profiler.published import references
+from profiler.published.claims.evidence import Answer, Claim, Evidence, Verdict
+from profiler.published.claims.libraries import ran_everything
+from profiler.published.layers import LAYERS
+from profiler.results.replicates import without_probes
+from profiler.tables.numbers import compact, count, decimals, listed, milliseconds
+
+
+def size_claimed(claim: Claim, _: Evidence) -> str:
+    """A statement on the memory of two GPUs."""
+    how = f"{compact(claim['low'])} times the" if claim["low"] else claim["relation"]
+    than = "of" if claim["low"] else "than"
+    return f"{claim['to']} has {how} memory {than} {claim['from']}"
+
+
+def size_checked(claim: Claim, evidence: Evidence) -> Answer:
+    """Both sizes as the sources print them."""
+    known = _sizes()
+    mine, other = known[claim["to"]], known[claim["from"]]
+    holds = mine / other == claim["low"] if claim["low"] else mine < other
+    says = f"Its table has {count(mine)} GB against {count(other)} GB."
+    return Answer(Verdict.HOLDS if holds else Verdict.FAILS, says)
+
+
+def fit_claimed(claim: Claim, evidence: Evidence) -> str:
+    """A statement on networks that run on a GPU, or run out of memory there."""
+    names = [evidence.name(network) for network in claim["networks"]]
+    missing = [name for network, name in evidence.names.items() if network not in claim["networks"]]
+    who = f"All networks but {listed(missing)}" if len(missing) < len(names) else listed(names)
+    library = f" with cuDNN {claim['library_version']}" if claim["library_version"] else ""
+    verb = ("run" if len(names) > 1 else "runs") + (" out of memory" if claim["relation"] != "fits" else "")
+    return f"{who} {verb} on the {claim['gpu'][0]}{library}, with {claim['batch_size']} images"
+
+
+def fit_checked(claim: Claim, evidence: Evidence) -> Answer:
+    """Whether the tables have rows of it."""
+    rows = references.read(evidence.study).filter(pl.col("network").is_in(claim["networks"]), gpu=claim["gpu"][0])
+    if version := claim["library_version"]:
+        before = pl.col("library_version") < version.removeprefix("before ")
+        rows = rows.filter(before if version.startswith("before") else pl.col("library_version") == version)
+    ran = rows["network"].n_unique()
+    if claim["relation"] == "fits":
+        every = ran == len(claim["networks"])
+        says = "The tables have times of it" if len(claim["networks"]) == 1 else "The tables have times of them"
+        return Answer(
+            Verdict.HOLDS if every else Verdict.FAILS, f"{says} there." if every else "Not all have times there."
+        )
+    says = f"The tables have {'no times' if ran == 0 else 'times'} of it there."
+    return Answer(Verdict.HOLDS if ran == 0 else Verdict.FAILS, says)
+
+
+def fit_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
+    """The peak memory of what was out of memory, next to the memory of those GPUs; then what was so in own rows."""
+    failing = [claim for claim in claims if claim["relation"] == "out of memory"]
+    sizes, found = _sizes(), []
+    for network in reversed(dict.fromkeys(name for claim in failing for name in claim["networks"])):
+        gpus = dict.fromkeys(claim["gpu"][0] for claim in failing if network in claim["networks"])
+        where = listed(f"the {gpu} ({count(sizes[gpu])} GB)" for gpu in gpus)
+        found += [
+            f"{evidence.name(network)} with {row['batch_size']} images, which ran out of memory on {where}, takes "
+            f"**{decimals(row['peak_memory_mib'] / 1024, 1)} GiB** at its peak on the {row['machine']} "
+            f"({row['software']})."
+            for row in _peaks(evidence, network, failing[0]["batch_size"]).to_dicts()
+        ]
+    return [*found, *ran_everything(evidence)]
+
+
+def support_claimed(claim: Claim, evidence: Evidence) -> str:
+    """A statement that only cuDNN runs a network."""
+    return f"{evidence.name(claim['networks'][0])} runs only with cuDNN, for its grouped convolutions"
+
+
+def support_checked(claim: Claim, evidence: Evidence) -> Answer:
+    """Whether the tables have rows without cuDNN."""
+    rows = references.read(evidence.study).filter(network=claim["networks"][0])
+    only = set(rows["library"]) == {claim["library"]}
+    says = "The tables have no time of it without cuDNN." if only else "The tables have times without cuDNN."
+    return Answer(Verdict.HOLDS if only else Verdict.FAILS, says)
+
+
+def support_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
+    """Whether it runs without cuDNN in own rows."""
+    networks = [network for claim in claims for network in claim["networks"]]
+    rows = evidence.own.filter(pl.col("model").is_in(networks), pl.col("ending").str.contains("no cuDNN"))
+    return [
+        f"On the {row['machine']}, {row['published_network']} runs without cuDNN, too: {row['software']} takes "
+        f"{milliseconds(row['ms'])}."
+        for row in rows.drop_nulls("ms").to_dicts()
+    ]
+
+
+def use_claimed(claim: Claim, _: Evidence) -> str:
+    """A statement that a library needs much memory."""
+    return f"{claim['library'].title()}'s {claim['implementation']} uses {claim['remark']} of memory"
+
+
+def use_checked(_: Claim, __: Evidence) -> Answer:
+    """Nothing: the column is empty."""
+    return Answer(Verdict.UNDECIDED, "The source has a column for peak memory, and nothing in it.")
+
+
+def use_own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
+    """The layer of which own variants' peak memory differs most."""
+    rows = without_probes(evidence.results).filter(
+        pl.col("model").is_in(LAYERS), pl.col("pass") == "training", model_kind="layer", batch_size=128
+    )
+    found = []
+    for (machine, layer), group in rows.drop_nulls("peak_memory_mib").group_by("machine", "model", maintain_order=True):
+        ordered = group.sort("peak_memory_mib", maintain_order=True)
+        least, most = ordered.row(0, named=True), ordered.row(-1, named=True)
+        found.append((most["peak_memory_mib"] / least["peak_memory_mib"], machine, layer, least, most))
+    if not found:
+        return []
+    factor, machine, layer, least, most = max(found, key=lambda one: one[0])
+    return [
+        f"On the {machine}, {layer} takes from {count(least['peak_memory_mib'])} MiB ({_variant(least)}) to "
+        f"{count(most['peak_memory_mib'])} MiB ({_variant(most)}): {compact(factor, 2)} times as much."
+    ]
+
+
+def _variant(row: Claim) -> str:
+    return f"{row['variant']} {row['precision']}"
+
+
+def _sizes() -> dict[str, float]:
+    return dict(references.read("hardware").select("gpu", "memory_gb").iter_rows())
+
+
+def _peaks(evidence: Evidence, network: str, batch_size: int) -> pl.DataFrame:
+    """The peak memory of a network in the variant that stands for the published library, a row a machine."""
+    mine = evidence.own.filter(pl.col("pass") == "training", "counterpart", model=network, batch_size=batch_size)
+    peaks = evidence.results.filter(pl.col("pass") == "training").with_columns(model=pl.coalesce("network", "model"))
+    peaks = peaks.group_by("model", "variant", "precision", "batch_size", "machine").agg(
+        pl.col("peak_memory_mib").median()
+    )
+    return mine.join(peaks, on=["model", "variant", "precision", "batch_size", "machine"]).drop_nulls("peak_memory_mib")

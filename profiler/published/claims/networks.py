@@ -1,0 +1,140 @@
+"""Check network against network: which is faster, which makes fewer errors, and which is both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import polars as pl
+
+from profiler.published import references
+from profiler.published.claims.evidence import Answer, Claim, Evidence, Verdict, span
+from profiler.published.claims.speed import verdict
+from profiler.published.conclusions import MODELS, Comparison, Subject, compare
+from profiler.tables.numbers import counted, decimals, listed
+
+ALIKE = 0.5
+"""Two networks whose top-5 errors are as close as this, in points of percent, are called equally accurate."""
+_MACHINES = Subject("machines")
+
+
+def speed_claimed(claim: Claim, _: Evidence) -> str:
+    """A statement on two networks' times."""
+    who, other = claim["published_to"], claim["published_from"]
+    return f"{who} is about as fast as {other}" if claim["relation"] == "equal" else f"{who} is faster than {other}"
+
+
+def speed_checked(claim: Claim, evidence: Evidence) -> Answer:
+    """The range of the ratios over all GPUs."""
+    pairs = against_each_other(_published(evidence))
+    pair = next(p for p in pairs if {p.faster, p.slower} == {evidence.name(claim["from"]), evidence.name(claim["to"])})
+    ahead = pair.faster == evidence.name(claim["to"])
+    low, high = (pair.low, pair.high) if ahead else (1 / pair.high, 1 / pair.low)
+    says = f"In the published rows it is {span(low, high)} as fast, on {counted(len(pair.networks), 'GPU')}."
+    return Answer(verdict(claim, low, high, ahead), says)
+
+
+def accuracy_claimed(claim: Claim, evidence: Evidence) -> str:
+    """A statement on two networks' errors."""
+    who, other = (evidence.name(claim[side]) for side in ("to", "from"))
+    if claim["relation"] == "equal":
+        deep, shallow = (claim[f"published_{side}"].removesuffix("-layer") for side in ("to", "from"))
+        return f"A VGG with {deep} layers is about as accurate as one with {shallow}"
+    return (
+        f"{who} is more accurate than {other} (top-5 error {_percent(claim['low'])} against {_percent(claim['high'])})"
+    )
+
+
+def accuracy_checked(claim: Claim, evidence: Evidence) -> Answer:
+    """Both top-5 errors, of this source or of another that has both."""
+    known = _errors(evidence.study)
+    source = "Its table has"
+    if not {claim["from"], claim["to"]} <= set(known):
+        known, source = _errors("cnn-benchmarks"), "cnn-benchmarks has"
+    mine, other = known[claim["to"]], known[claim["from"]]
+    says = f"{source} a top-5 error of {_percent(mine)} against {_percent(other)}."
+    if claim["relation"] == "equal":
+        return Answer(Verdict.HOLDS if abs(mine - other) <= ALIKE else Verdict.FAILS, says)
+    as_printed = (mine, other) == (claim["low"], claim["high"])
+    return Answer(Verdict.FAILS if mine >= other else Verdict.HOLDS if as_printed else Verdict.IN_PART, says)
+
+
+def own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
+    """Which networks are both faster and more accurate than another: in the published rows, and on own machines."""
+    return [one.sentence() for where in _everywhere(evidence) for one in where]
+
+
+@dataclass(frozen=True)
+class Outdone:
+    """A network, and those that are both faster and more accurate `where` it ran, the fastest of them first."""
+
+    network: str
+    error: float
+    by: Sequence[tuple[Comparison, float]]
+    where: str
+
+    def sentence(self) -> str:
+        """Like "On the H200, 1 network is both faster and more accurate than VGG-16 (top-5 error 8.80 %): …"."""
+        better = listed(f"{p.faster} ({span(p.low, p.high)} as fast, {_percent(error)})" for p, error in self.by)
+        who = f"{counted(len(self.by), 'network')} {'is' if len(self.by) == 1 else 'are'}"
+        than = f"{self.network} (top-5 error {_percent(self.error)})"
+        return f"{self.where}, {who} both faster and more accurate than {than}: {better}."
+
+
+def most_outdone(evidence: Evidence) -> list[Outdone]:
+    """On own machines, what most networks outdo first."""
+    return sorted((one for where in _everywhere(evidence)[1:] for one in where), key=lambda one: -len(one.by))
+
+
+def against_each_other(times: pl.DataFrame) -> list[Comparison]:
+    """Every two networks, compared over the machines that ran both; `times` has one setup a machine and network."""
+    name, machine = pl.col("published_network"), pl.col("machine")
+    rows = times.with_columns(
+        name=name, network=machine, published_network=machine, of=pl.lit(times["machine"].n_unique())
+    )
+    return [replace(pair, subject=_MACHINES, article="") for pair in compare(rows, "name")]
+
+
+def _everywhere(evidence: Evidence) -> list[list[Outdone]]:
+    """What is outdone on the published GPUs, then on each own machine."""
+    found = [_outdone(_published(evidence), evidence, "On every published GPU")] if _has_errors(evidence) else []
+    rows = evidence.times.get(MODELS)
+    if not found or rows is None:
+        return found
+    mine = rows.filter("ours", "counterpart")
+    for (machine,), of_it in mine.group_by("machine", maintain_order=True):
+        found.append(_outdone(of_it, evidence, f"On the {machine}"))
+    return found
+
+
+def _has_errors(evidence: Evidence) -> bool:
+    return len(_errors(evidence.row.releases_of or evidence.study)) > 1 and not evidence.published.is_empty()
+
+
+def _outdone(times: pl.DataFrame, evidence: Evidence, where: str) -> list[Outdone]:
+    errors = _errors(evidence.row.releases_of or evidence.study)
+    of = {evidence.name(network): error for network, error in errors.items()}
+    pairs = [pair for pair in against_each_other(times) if pair.low > 1 and {pair.faster, pair.slower} <= set(of)]
+    found = []
+    for network, error in of.items():
+        better = [(pair, of[pair.faster]) for pair in pairs if pair.slower == network and of[pair.faster] < error]
+        if better:
+            found.append(Outdone(network, error, better, where))
+    return found
+
+
+def _published(evidence: Evidence) -> pl.DataFrame:
+    """Of each published GPU a network's time with the newest release."""
+    rows = evidence.published.filter(device="cuda").drop_nulls("ms")
+    newest = rows.with_columns(release=pl.col("library").replace("None", "")).sort("release", descending=True)
+    return newest.unique(["machine", "network"], keep="first", maintain_order=True)
+
+
+def _errors(study: str) -> dict[str, float]:
+    """Top-5 errors in percent, by network."""
+    rows = references.read("networks").filter(source=study).drop_nulls(["network", "top5_error_percent"])
+    return dict(rows.select("network", pl.col("top5_error_percent").cast(pl.Float64)).iter_rows())
+
+
+def _percent(error: float) -> str:
+    return f"{decimals(error, 2)} %"

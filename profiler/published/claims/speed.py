@@ -1,0 +1,122 @@
+"""Check who is how many times faster: GPUs, releases of cuDNN, and cuDNN against none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import polars as pl
+
+from profiler.published.claims.evidence import Answer, Claim, Evidence, Verdict, span
+from profiler.published.conclusions import (
+    EQUAL,
+    Comparison,
+    compare,
+    compare_libraries,
+    compare_machines,
+    with_releases,
+)
+from profiler.tables.numbers import compact, counted, listed
+
+ROUNDING = 0.05
+"""A printed end of a range and the computed one agree if they are closer than this, or than 1 %."""
+_NONE = "Torch without cuDNN"
+
+
+def claimed(claim: Claim, _: Evidence) -> str:
+    """A statement on two machines or libraries."""
+    who, other = _name(claim["to"]), _name(claim["from"])
+    where = f" on the {claim['gpu'][0]}" if claim["gpu"] else ""
+    if claim["relation"] == "equal":
+        return f"{who} and {other} are equally fast{where}"
+    return f"{who} is {_printed(claim)}faster than {other}{where}"
+
+
+def checked(claim: Claim, evidence: Evidence) -> Answer:
+    """The range of the ratios over all networks."""
+    to = _name(claim["to"])
+    pair = _pair(claim, evidence)
+    low, high = (pair.low, pair.high) if pair.faster == to else (1 / pair.high, 1 / pair.low)
+    noun = counted(len(pair.networks), "network")
+    return Answer(verdict(claim, low, high, pair.faster == to), f"The published rows say {span(low, high)}, on {noun}.")
+
+
+def verdict(claim: Claim, low: float, high: float, mostly: bool) -> Verdict:
+    """Of a printed range, or of none, what the computed one says; `mostly` whether the mean has the same direction."""
+    if claim["relation"] == "equal":
+        off = max(1 - low, high - 1)
+        return Verdict.HOLDS if off < EQUAL else Verdict.IN_PART if off < 2 * EQUAL else Verdict.FAILS
+    if claim["low"] is not None and low > 1:
+        ends = ((claim["low"], low), (claim["high"], high))
+        near = all(abs(said - found) < max(ROUNDING, said / 100) for said, found in ends)
+        return Verdict.HOLDS if near else Verdict.IN_PART
+    return Verdict.HOLDS if low > 1 else Verdict.IN_PART if mostly else Verdict.FAILS
+
+
+def order_claimed(claim: Claim, _: Evidence) -> str:
+    """A statement that several machines stand in the order of their speed."""
+    return f"From the fastest to the slowest, {claim['remark']}: {listed(claim['gpu'])}"
+
+
+def order_checked(claim: Claim, evidence: Evidence) -> Answer:
+    """Whether each is faster than the next on every network that both ran."""
+    found = compare_machines(evidence.published, evidence.row.by_release)
+    pairs = {frozenset((pair.faster, pair.slower)): pair for pair in found}
+    chain = [(one, other, pairs[frozenset((one, other))]) for one, other in pairwise(claim["gpu"])]
+    kept = [pair.faster == one and pair.low > 1 for one, _, pair in chain]
+    if all(kept):
+        return Answer(Verdict.HOLDS, "In the published rows each is faster than the next on every network.")
+    turned = [pair.faster != one for one, _, pair in chain]
+    wrong = listed(f"{one} and {other}" for (one, other, _), right in zip(chain, kept, strict=True) if not right)
+    says = f"In the published rows each is faster than the next on every network, but not {wrong}."
+    return Answer(Verdict.FAILS if any(turned) else Verdict.IN_PART, says)
+
+
+def own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
+    """What cuDNN is worth on own machines."""
+    return [pair.sentence() for pair in without_cudnn(evidence)]
+
+
+def without_cudnn(evidence: Evidence) -> list[Comparison]:
+    """Own machines' variant that stands for the published library against the same without cuDNN."""
+    found = []
+    for subject, rows in evidence.times.items():
+        mine = rows.filter("ours", pl.col("counterpart") | pl.col("ending").str.contains("no cuDNN"))
+        for (machine,), both in mine.group_by("machine", maintain_order=True):
+            if both["ending"].n_unique() > 1:
+                pairs = compare(both, "called")
+                found += [replace(p, subject=subject, machine=str(machine), article="") for p in pairs]
+    return found
+
+
+def _name(what: str) -> str:
+    if what == "nn":
+        return _NONE
+    return what.removeprefix("CPU: ").replace("cudnn", "cuDNN")
+
+
+def _printed(claim: Claim) -> str:
+    """Its range with the digits of both ends, like "1.80x to 2.25x "; empty without one."""
+    if claim["low"] is None:
+        return ""
+    ends = [compact(claim[end], 3) for end in ("low", "high")]
+    places = max(len(end.partition(".")[2]) for end in ends)
+    return f"{' to '.join(f'{claim[end]:.{places}f}x' for end in ('low', 'high'))} "
+
+
+def _pair(claim: Claim, evidence: Evidence) -> Comparison:
+    rows = evidence.published
+    if claim["from"].startswith("cudnn"):
+        pairs = compare_libraries(with_releases(evidence.study, rows))
+    elif claim["from"] == "nn":
+        # With the newest release that ran a network.
+        on_it = rows.filter(machine=claim["gpu"][0]).sort("library", descending=True, maintain_order=True)
+        none = pl.col("library") == "None"
+        named = on_it.with_columns(called=pl.when(none).then(pl.lit(_NONE)).otherwise(pl.lit("cuDNN")))
+        pairs = compare(named.unique(["called", "network"], keep="first", maintain_order=True), "called")
+    else:
+        pairs = compare_machines(rows, evidence.row.by_release)
+    names = {_name(claim["from"]), _name(claim["to"])}
+    (pair,) = (pair for pair in pairs if {pair.faster, pair.slower} == names)
+    return pair

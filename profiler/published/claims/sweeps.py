@@ -1,0 +1,159 @@
+"""Check what is said of the minibatch: less time per sample, more than twice the time, how the curve bends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import polars as pl
+
+from profiler.published.claims.evidence import NO_FIGURES, PASSES, Answer, Claim, Evidence, Verdict
+from profiler.results import batch_sweeps
+from profiler.results.batch_sweeps import DOWN, FAMILY, UP
+from profiler.tables.numbers import compact, counted, decimals, listed
+
+EVERY = "all"
+_ON_DEVICE = ", on the device's own time"
+"""Said where the host holds some minibatches up."""
+_BY = ["machine", "pass", "variant", "precision"]
+
+
+def _groups(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Those of one machine, pass and variant, with what to call it; training first."""
+    ordered = rows.sort("pass", descending=True, maintain_order=True)
+    for (machine, pass_, *_), group in ordered.group_by(_BY, maintain_order=True):
+        yield f"On the {machine}, {PASSES[str(pass_)]}", group
+
+
+def per_sample_claimed(claim: Claim, _: Evidence) -> str:
+    """A statement that larger minibatches are more efficient."""
+    return f"Larger minibatches take less time per sample, but this is {claim['remark']}"
+
+
+def per_sample_checked(_: Claim, evidence: Evidence) -> Answer:
+    """The exception that the text gives."""
+    half, whole = _pair(evidence)
+    each = [f"{decimals(row['total_ms'] / row['batch_size'], 2)} ms" for row in (half, whole)]
+    says = f"{NO_FIGURES} The two in its text are an exception: {half['published_network']} on {half['machine']} takes "
+    says += f"{each[0]} per sample at {half['batch_size']}, {each[1]} at {whole['batch_size']}."
+    return Answer(Verdict.UNDECIDED, says)
+
+
+def per_sample_own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
+    """For each machine, pass and variant: at how many steps to a larger minibatch the time per sample fell."""
+    points = batch_sweeps.efficiency(evidence.results).drop_nulls("judged_ms")
+    if points.is_empty():
+        return []
+    each = pl.col("judged_ms") / pl.col("batch_size")
+    last, calm = each.shift().over(FAMILY), pl.col("disturbed").is_null()
+    steps = points.with_columns(less=each < last, calm=calm & calm.shift().over(FAMILY), step=last.is_not_null())
+    steps = steps.filter("step", "calm")
+    found = []
+    for where, group in _groups(steps):
+        rose = group.filter(~pl.col("less"))
+        sizes = rose.group_by("model", maintain_order=True).agg("batch_size").iter_rows()
+        not_at = [f"{evidence.name(model)} at {listed(of)}" for model, of in sizes]
+        but = f"; not for {listed(not_at)}" if not_at else ""
+        found.append(
+            f"{where}{_ON_DEVICE if group['on_device'].any() else ''}, a larger minibatch took less time per sample in "
+            f"{len(group) - len(rose)} of {len(group)} steps from one minibatch to the next{but}."
+        )
+    return found
+
+
+def excess_claimed(claim: Claim, evidence: Evidence) -> str:
+    """A statement that a minibatch takes more than twice the time of half of it."""
+    name, gpu = evidence.name(claim["networks"][0]), claim["gpu"][0]
+    half, whole = (claim[side].removeprefix("batch ") for side in ("from", "to"))
+    return (
+        f"Training {name} on the {gpu}, {whole} images take almost {compact(claim['low'])} ms more than twice the time "
+        f"of {half}"
+    )
+
+
+def excess_checked(claim: Claim, evidence: Evidence) -> Answer:
+    """The difference of the two times in the text."""
+    half, whole = _pair(evidence)
+    excess = whole["total_ms"] - 2 * half["total_ms"]
+    times = [f"{decimals(row['total_ms'], 2)} ms" for row in (whole, half)]
+    says = f"Of {times[0]} and {times[1]} it is {decimals(excess, 2)} ms."
+    return Answer(Verdict.HOLDS if claim["low"] - 1 < excess < claim["low"] else Verdict.FAILS, says)
+
+
+def excess_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
+    """The same two minibatches in own sweeps."""
+    points = batch_sweeps.efficiency(evidence.results).drop_nulls("judged_ms").filter(pl.col("disturbed").is_null())
+    found = []
+    for claim in claims:
+        half, whole = (int(claim[side].removeprefix("batch ")) for side in ("from", "to"))
+        mine = points.filter(pl.col("model") == claim["networks"][0], pl.col("pass") == "training")
+        for _, group in mine.group_by(FAMILY, maintain_order=True):
+            ms = dict(group.select("batch_size", "judged_ms").iter_rows())
+            if {half, whole} <= set(ms):
+                excess, row = ms[whole] - 2 * ms[half], group.row(0, named=True)
+                found.append(
+                    f"On the {row['machine']}, training {evidence.name(row['model'])}, {whole} images take "
+                    f"{decimals(ms[whole], 2)} ms: {decimals(abs(excess), 2)} ms {'more' if excess > 0 else 'less'} "
+                    f"than twice the {decimals(ms[half], 2)} ms of {half}."
+                )
+    return found
+
+
+def bend_claimed(claim: Claim, evidence: Evidence) -> str:
+    """A statement on the curve of the time per sample against the minibatch."""
+    size = claim["batch_size"]
+    if claim["relation"] == "most":
+        return f"The time per sample against the minibatch bends most at {size}"
+    of = "all networks" if claim["networks"] == [EVERY] else listed(map(evidence.name, claim["networks"]))
+    return (
+        f"The time per sample against the minibatch is {claim['relation']} at {size} for {of} on the {claim['gpu'][0]}"
+    )
+
+
+def bend_checked(_: Claim, __: Evidence) -> Answer:
+    """Nothing: there were only pictures."""
+    return Answer(Verdict.UNDECIDED, NO_FIGURES)
+
+
+def bend_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
+    """For each machine and pass how the curves bend at that size, and where each bends most."""
+    (size,) = {claim["batch_size"] for claim in claims}
+    bends = batch_sweeps.curvature(evidence.results)
+    found = []
+    for where, group in _groups(bends):
+        there = group.filter(batch_size=size)
+        shapes = {shape: there.filter(shape=shape)["model"].to_list() for shape in (DOWN, UP)}
+        words = [f"{shape} at {size} for {listed(map(evidence.name, of))}" for shape, of in shapes.items() if of]
+        if not words:
+            continue
+        biggest = group.sort(pl.col("curvature").abs(), descending=True).unique(
+            "model", keep="first", maintain_order=True
+        )
+        places = biggest["batch_size"].value_counts().sort("batch_size").iter_rows()
+        most = listed(f"{batch} ({counted(number, 'network')})" for batch, number in places)
+        found.append(f"{where}, the time per sample is {' and '.join(words)}; it bends most at {most}.")
+    return found
+
+
+def knees(evidence: Evidence) -> list[str]:
+    """For each machine and pass the least and the greatest of the networks' smallest efficient minibatches."""
+    found = []
+    for where, group in _groups(batch_sweeps.knees(evidence.results)):
+        low, high = (group.sort("knee", descending=down).row(0, named=True) for down in (False, True))
+        ends = dict.fromkeys(f"{row['knee']} ({evidence.name(row['model'])})" for row in (low, high))
+        found.append(f"{where}, the smallest minibatch with 90 % of the best throughput is {' to '.join(ends)}.")
+    return found
+
+
+def largest(evidence: Evidence) -> list[str]:
+    """The largest minibatch that fits, where it was searched."""
+    rows = batch_sweeps.largest(evidence.results).filter("searched").drop_nulls("largest")
+    return [
+        f"{where}, the largest minibatch of {evidence.name(row['model'])} that fits is **{row['largest']:,}**."
+        for where, group in _groups(rows)
+        for row in group.to_dicts()
+    ]
+
+
+def _pair(evidence: Evidence) -> list[Claim]:
+    """The two times in the text, the smaller minibatch first."""
+    return list(evidence.published.sort("batch_size").to_dicts())

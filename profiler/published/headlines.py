@@ -1,0 +1,93 @@
+"""Pick the few conclusions that tell most: own machines against published ones, cost, libraries, networks, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+
+import polars as pl
+
+from profiler.published import references
+from profiler.published.claims import libraries, networks, speed, sweeps
+from profiler.published.claims.evidence import PASSES, Evidence, sound
+from profiler.published.claims.kinds import KINDS
+from profiler.published.conclusions import best_published, between, most_telling
+from profiler.results.speedups import geometric_mean
+from profiler.tables.numbers import compact
+
+MOST = 5
+
+
+def headlines(evidence: Evidence) -> list[str]:
+    """At most five sentences in Markdown: the first of each kind of conclusion that there is, then further ones."""
+    found = [kind(evidence) for kind in HEADLINES]
+    return list(dict.fromkeys(one for turn in zip_longest(*found) for one in turn if one))[:MOST]
+
+
+def machines(evidence: Evidence) -> list[str]:
+    """The own variant that stands for the published library against the fastest published setup, then others to it."""
+    found = (most_telling(times, subject) for subject, times in evidence.times.items())
+    return [pair.sentence() for pairs in found for pair in pairs]
+
+
+def fastest(evidence: Evidence) -> list[str]:
+    """The fastest own setup against the fastest published one, or against the own one that stands for it."""
+    found = []
+    for subject, times in evidence.times.items():
+        mine = set(times.filter("ours", "counterpart")["setup"])
+        ours = times.filter("ours").filter(sound())
+        ranked = ours.group_by("setup").agg(count=pl.col("network").n_unique(), mean=geometric_mean(pl.col("ms")))
+        first = ranked.sort("count", "mean", "setup", descending=[True, False, False])["setup"].head(1).to_list()
+        if mine.isdisjoint(first):
+            found += [p.sentence() for p in between(times, first, best_published(times) or mine, subject)]
+    return found
+
+
+def cost(evidence: Evidence) -> list[str]:
+    """What a million images cost at the least, of what ran the most networks; only where a price was given."""
+    keys = ["pass", "setup", "usd_per_hour"]
+    priced = evidence.own.drop_nulls("usd_per_million_items").filter(sound())
+    figure, name = pl.col("usd_per_million_items"), pl.col("published_network")
+    ranked = priced.group_by(keys, maintain_order=True).agg(
+        count=pl.col("model").n_unique(),
+        mean=geometric_mean(figure),
+        low=figure.min(),
+        high=figure.max(),
+        cheapest=name.sort_by(figure).first(),
+        dearest=name.sort_by(figure).last(),
+    )
+    best = ranked.sort("count", "mean", descending=[True, False]).unique("pass", keep="first", maintain_order=True)
+    return [
+        f"A million images, {PASSES[row['pass']]}, cost **{compact(row['low'], 3)} USD** ({row['cheapest']}) to "
+        f"**{compact(row['high'], 3)} USD** ({row['dearest']}) on the {row['setup']}, the cheapest, at "
+        f"{compact(row['usd_per_hour'])} USD an hour."
+        for row in best.to_dicts()
+    ]
+
+
+def without_cudnn(evidence: Evidence) -> list[str]:
+    """What cuDNN is worth."""
+    return [pair.sentence() for pair in speed.without_cudnn(evidence)]
+
+
+def outdone(evidence: Evidence) -> list[str]:
+    """Which networks are both faster and more accurate than another."""
+    return [one.sentence() for one in networks.most_outdone(evidence)]
+
+
+def _of_kind(kind: str) -> Callable[[Evidence], list[str]]:
+    """What own rows answer to the study's statements of a kind; nothing where it makes none."""
+
+    def answers(evidence: Evidence) -> list[str]:
+        claims = [claim for claim in references.claims(evidence.study) if claim["kind"] == kind]
+        return KINDS[kind].own(claims, evidence) if claims else []
+
+    return answers
+
+
+HEADLINES: Sequence[Callable[[Evidence], list[str]]] = (
+    *(machines, fastest, cost, without_cudnn, _of_kind("best_per_layer"), _of_kind("memory_use"), outdone),
+    *(_of_kind("framework"), _of_kind("time_per_sample"), sweeps.knees, _of_kind("ms_above_twice")),
+    *(_of_kind("curvature"), sweeps.largest, _of_kind("fit"), libraries.fastest),
+)
+"""In the order in which they are told; what a study did not ask gives none."""

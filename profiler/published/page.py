@@ -1,0 +1,143 @@
+"""Show what follows from a study's tables: the conclusions that tell most, its statements checked, all else folded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import polars as pl
+from rich.console import Console
+from rich.text import Text
+
+from profiler.published import conclusions, references
+from profiler.published.claims.evidence import Evidence, Verdict
+from profiler.published.claims.kinds import Group, groups
+from profiler.published.conclusions import Comparison, Subject
+from profiler.published.headlines import headlines
+from profiler.results.sentences import sweep_sentences
+from profiler.tables.numbers import counted, decimals, listed
+from profiler.tables.writers import escape_markdown
+
+STATEMENTS = "What the source states, and what its rows say"
+_VERDICTS = """\
+"Not quite" stands where the direction is right, but a printed number differs from the computed one by 0.05 or more, or
+not every network agrees."""
+_COUNTED = {
+    Verdict.FAILS: ("does not hold", "do not hold"),
+    Verdict.IN_PART: ("does not quite hold", "do not quite hold"),
+    Verdict.HOLDS: ("holds", "hold"),
+    Verdict.UNDECIDED: ("cannot be checked", "cannot be checked"),
+}
+"""What is said of one statement with a verdict, and of several; what surprises comes first."""
+_INTRODUCTION = """\
+Each range is over all {noun} that both ran: the least and the greatest ratio of their times for {passes}, per
+image where batch sizes differ. Equal (`==`) are two that stay within 5 % of each other throughout.
+Own machines and libraries come first."""
+
+
+def markdown(study: str, results: pl.DataFrame) -> str:
+    """Everything as a page: what is not told first is folded, so that GitHub shows it closed."""
+    evidence = Evidence(study, results)
+    parts = [f"# {escape_markdown(evidence.row.title)}: conclusions"]
+    if first := headlines(evidence):
+        parts.append("\n".join(f"{number}. {sentence}" for number, sentence in enumerate(first, start=1)))
+    parts += _statements(groups(evidence))
+    for subject, times in evidence.times.items():
+        parts += _folded(subject, _comparisons(evidence, subject, times))
+    if "minibatch" in evidence.row.tables and (findings := _minibatch(evidence)):
+        parts += _details(f"Every batch sweep: {counted(len(findings), 'finding')}", [_bullets(findings)])
+    return "\n\n".join(parts) + "\n"
+
+
+def show(console: Console, study: str, results: pl.DataFrame) -> None:
+    """Print the conclusions that tell most, and the statements that the published rows decide."""
+    evidence = Evidence(study, results)
+    if first := headlines(evidence):
+        _heading(console, "Conclusions")
+    for number, sentence in enumerate(first, start=1):
+        console.print(Text(f"{number}. {sentence.replace('**', '')}"))
+    checked = [one for group in groups(evidence) for one in group.checked]
+    if checked:
+        _heading(console, STATEMENTS)
+    decided = [one for one in checked if one.answer.verdict is not Verdict.UNDECIDED]
+    for one in sorted(decided, key=lambda one: list(_COUNTED).index(one.answer.verdict)):
+        console.print(Text(f"- {one.brief()}"))
+    if left := len(checked) - len(decided):
+        more = f"- {Verdict.UNDECIDED}: {counted(left, 'other statement')}, for which the source gives no figures."
+        console.print(Text(more))
+
+
+def _heading(console: Console, text: str) -> None:
+    console.print()
+    console.print(Text(text, style="bold underline"))
+
+
+def _statements(found: Sequence[Group]) -> list[str]:
+    """Its statements by heading, each with its verdict, and then what own rows say."""
+    verdicts = Counter(one.answer.verdict for group in found for one in group.checked)
+    if not verdicts:
+        return []
+    counts = listed(
+        f"{verdicts[verdict]} {words[verdicts[verdict] > 1]}"
+        for verdict, words in _COUNTED.items()
+        if verdicts[verdict]
+    )
+    explained = f"\n{_VERDICTS}" if verdicts[Verdict.IN_PART] else ""
+    parts = [f"## {STATEMENTS}", f"Of {counted(verdicts.total(), 'statement')}, {counts}.{explained}"]
+    for group in found:
+        parts += [f"### {group.heading}", _bullets([one.sentence() for one in group.checked])]
+        if group.own:
+            parts += ["The rows also say:", _bullets(group.own)]
+    return parts
+
+
+def _comparisons(evidence: Evidence, subject: Subject, times: pl.DataFrame) -> Mapping[str, list[Comparison]]:
+    """Every pair by heading, own ones first."""
+    row = evidence.row
+    with_their = f"newest {row.columns['library']}" if row.by_release else "fastest library"
+    manner = f" ({subject.manner})" if subject.manner else ""
+    sections = {
+        f"Machines, each with its {with_their}{conclusions.counterparts(times)}": conclusions.compare_machines(
+            times, row.by_release
+        ),
+        "Libraries, over all machines that ran both": conclusions.compare_shared_libraries(
+            conclusions.with_releases(evidence.study, times)
+        ),
+        "Machines with their libraries": conclusions.compare_setups(times),
+    }
+    return {
+        f"{heading}{manner}": sorted((replace(one, subject=subject) for one in found), key=lambda one: not one.ours)
+        for heading, found in sections.items()
+    }
+
+
+def _folded(subject: Subject, sections: Mapping[str, Sequence[Comparison]]) -> list[str]:
+    body = [_INTRODUCTION.format(noun=subject.noun, passes=subject.passes)]
+    for heading, found in sections.items():
+        body += [f"## {heading}", _bullets([one.sentence() for one in found]) or "There is nothing to compare."]
+    count = sum(map(len, sections.values()))
+    of = f" of {subject.noun}{f', {subject.manner}' if subject.manner else ''}"
+    return _details(f"Every two machines and libraries: {counted(count, 'comparison')}{of}", body)
+
+
+def _details(summary: str, body: Sequence[str]) -> list[str]:
+    return [f"<details>\n<summary>{summary}</summary>", *body, "</details>"]
+
+
+def _bullets(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def _minibatch(evidence: Evidence) -> list[str]:
+    """What a batch sweep found, and the published excess over twice the time of half the batch."""
+    if not (findings := sweep_sentences(evidence.results)):
+        return []
+    half, whole = references.networks(evidence.study).sort("batch_size").to_dicts()
+    excess = whole["total_ms"] - 2 * half["total_ms"]
+    published = (
+        f"Published: {whole['published_network']} training, {whole['library']} on {whole['machine']}: a batch of "
+        f"{whole['batch_size']} takes {decimals(whole['total_ms'], 2)} ms, {decimals(excess, 2)} ms more than twice "
+        f"the {decimals(half['total_ms'], 2)} ms of {half['batch_size']}."
+    )
+    return [*findings, published]
