@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from numpy.typing import NDArray
 
 from engines.catalog import PLAIN, Device, Options, Pass, Training
+from exporters.inputs import TensorSpec
 from exporters.source import ModelSource
 
 Array = NDArray[Any]
@@ -171,7 +172,8 @@ class Layer:
 class Job(Generic[OptionsT]):
     """One model to be opened by one engine.
 
-    `inputs` are the host arrays of one batch (floats as float32: the engine casts them to the precision); `state` is a
+    `inputs` are the host arrays of one batch, in the order of `specs`, which say their names and their places in a call
+    (without specs all are positional); floats are float32: the engine casts them to the precision. `state` is a
     file with the model's fp32 state dict, `onnx` the exported graph, each None where the engine does not need it.
     All work must be enqueued on torch's current stream (the worker has set a non-default one); `phase` is to be called
     with Phase.BUILD before an engine builds or compiles, and with Phase.LOAD after it; `progress` with how far a build
@@ -193,6 +195,14 @@ class Job(Generic[OptionsT]):
     progress: Callable[[str], None] = lambda words: None
     engine: str = ""
     training: Training = PLAIN
+    specs: tuple[TensorSpec, ...] = ()
+
+    def named_inputs(self, names: Sequence[str]) -> list[Array]:
+        """The arrays of a graph's inputs, which are the model's or, where an exporter left some out, some of them."""
+        if not self.specs:
+            return list(self.inputs)
+        own = dict(zip((spec.name for spec in self.specs), self.inputs, strict=True))
+        return [own[name] for name in names]
 
     @property
     def graph(self) -> Path:
@@ -236,6 +246,14 @@ class Trainable(Session, Protocol):
         It is the very iteration that was measured, called before `proof`, on `inputs` and, for its head, `target`. The
         gradients are unscaled, as float32, at `exporters.gradients.positions`; what has none is left out.
         """
+
+
+@runtime_checkable
+class Named(Session, Protocol):
+    """A session that knows what its outputs are called."""
+
+    def output_names(self) -> list[str]:
+        """Of `outputs`, in that order; called after an iteration."""
 
 
 @runtime_checkable

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from exporters.build_model import load
 from exporters.cache import file_sha256
-from exporters.inputs import input_specs, seeded_inputs
+from exporters.calls import call, named_outputs
+from exporters.inputs import fixed_batch, input_specs, seeded_inputs
 from exporters.packages import library_folders
 from exporters.source import ModelSource
 
@@ -77,27 +77,29 @@ def _structure(model: nn.Module) -> str:
 def _outputs(model: nn.Module, source: ModelSource) -> str | None:
     """A hash of everything that the model returns for the first seeded items; None where it cannot be run."""
     # Copies, since torch aligns them: sums can differ in their last bits by where an array happens to lie.
-    inputs = [torch.from_numpy(array).clone() for array in seeded_inputs(input_specs(source), ITEMS)]
+    specs = input_specs(source)
+    items = fixed_batch(specs) or ITEMS
+    inputs = [torch.from_numpy(array).clone() for array in seeded_inputs(specs, items)]
     threads = torch.get_num_threads()
     total = hashlib.sha256()
     try:
         torch.set_num_threads(1)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.seed()
-            leaves = tree_leaves(model(*inputs))
+            leaves = list(named_outputs(call(model, specs, inputs)).items())
     except Exception as error:
         # The reference outputs will meet it, too, and say why.
         print(f"model {source.name!r}: could not be run for its key: {error!r}", file=sys.stderr)
         return None
     finally:
         torch.set_num_threads(threads)
-    for leaf in leaves:
-        _add(total, "", leaf)
+    for name, leaf in leaves:
+        _add(total, name, leaf)
     return total.hexdigest()
 
 
 def _add(total: Any, name: str, value: object) -> None:
-    if not isinstance(value, Tensor):  # what `get_extra_state` gives, or an output that is none
+    if not isinstance(value, Tensor):  # what `get_extra_state` gives
         total.update(f"{name} {re.sub(r'0x[0-9a-f]+', '', repr(value))}".encode())
         return
     total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())

@@ -116,7 +116,9 @@ def parts(
         ways["graph"] = lambda: count_graph(graph, specs, is_export=True)
     if trains:
         wrt_input = of_input or source.layer is not None
-        ways["training"] = lambda: count_module(source, lambda model: training_part(model, specs, wrt_input))
+        ways["training"] = lambda: count_module(
+            source, lambda model: training_part(model, specs, wrt_input, source.outputs)
+        )
     return ways
 
 
@@ -132,12 +134,20 @@ def count_module(source: ModelSource, part: Callable[[nn.Module], dict[str, int]
 
 
 def inference_part(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, int]:
-    flops = per_item(lambda batch: forward_flops(model, specs, batch))
+    flops = per_item(lambda batch: forward_flops(model, specs, batch), _batches(specs))
     return {"inference_flops": flops, **weights_read(model, specs)}
 
 
-def training_part(model: nn.Module, specs: Sequence[TensorSpec], wrt_input: bool) -> dict[str, int]:
-    return {"training_flops": per_item(lambda batch: training_flops(model, specs, batch, wrt_input))}
+def training_part(
+    model: nn.Module, specs: Sequence[TensorSpec], wrt_input: bool, outputs: Sequence[str | int]
+) -> dict[str, int]:
+    flops = per_item(lambda batch: training_flops(model, specs, batch, wrt_input, outputs), _batches(specs))
+    return {"training_flops": flops}
+
+
+def _batches(specs: Sequence[TensorSpec]) -> tuple[int, ...]:
+    fixed = fixed_batch(specs)
+    return _BATCHES if fixed is None else (fixed,)
 
 
 def meta_module(source: ModelSource) -> nn.Module:
@@ -161,19 +171,27 @@ def per_item(flops: Callable[[int], int], batches: Sequence[int] = _BATCHES) -> 
 
 
 def forward_flops(model: nn.Module, specs: Sequence[TensorSpec], batch: int) -> int:
+    from exporters.calls import call
+
     # With gradients: without them torch takes a fused kernel for a transformer's layer, into which no counter looks.
     with counting() as counter:
-        model.eval()(*tensors(model, specs, batch))
+        call(model.eval(), specs, tensors(model, specs, batch))
     return int(counter.get_total_flops())
 
 
-def training_flops(model: nn.Module, specs: Sequence[TensorSpec], batch: int, wrt_input: bool = False) -> int:
-    from torch.utils._pytree import tree_leaves
+def training_flops(
+    model: nn.Module,
+    specs: Sequence[TensorSpec],
+    batch: int,
+    wrt_input: bool = False,
+    outputs: Sequence[str | int] = (),
+) -> int:
+    from exporters.calls import call, trained_output
 
     model.train().zero_grad(set_to_none=True)
     items = [item.requires_grad_(wrt_input and item.is_floating_point()) for item in tensors(model, specs, batch)]
     with counting() as counter:
-        tree_leaves(model(*items))[0].float().square().mean().backward()
+        trained_output(call(model, specs, items), outputs).float().square().mean().backward()
     return int(counter.get_total_flops())
 
 
@@ -211,6 +229,8 @@ def weights_read(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, int
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
+    from exporters.calls import call
+
     aten = torch.ops.aten
     lookups = (aten.embedding, aten._embedding_bag, aten.index, aten.index_select, aten.gather)
     used: set[int] = set()
@@ -222,7 +242,7 @@ def weights_read(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, int
             return func(*args, **(kwargs or {}))
 
     with Observer():  # type: ignore[no-untyped-call]
-        model.eval()(*tensors(model, specs, _BATCHES[0]))
+        call(model.eval(), specs, tensors(model, specs, _batches(specs)[0]))
     weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) in used]
     return {
         "float_weights": sum(weight.numel() for weight in weights if weight.is_floating_point()),
@@ -243,9 +263,7 @@ def count_graph(path: Path, specs: Sequence[TensorSpec], is_export: bool) -> dic
     """An ONNX graph, from the shapes in it. A user's file keeps its types, an export's floats are of its precision."""
     model = read_onnx(path)
     drop_data(model)
-    fixed = fixed_batch(specs)
-    batches = _BATCHES if fixed is None else (fixed,)
-    flops = per_item(lambda batch: graph_flops(model, specs, batch), batches)
+    flops = per_item(lambda batch: graph_flops(model, specs, batch), _batches(specs))
     weights = graph_weights(model)
     others = {dtype: elements for dtype, elements in weights.items() if not is_export or dtype.kind in "biu"}
     return {

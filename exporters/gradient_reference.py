@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from exporters.build_model import restore
 from exporters.cache import Cache, file_sha256, key_of
+from exporters.calls import call, trained_output
 from exporters.distance import Array
 from exporters.gradients import (
     Deviation,
@@ -33,8 +34,8 @@ from exporters.gradients import (
     own_name,
     positions,
 )
-from exporters.inputs import TensorSpec, seeded_inputs
-from exporters.loss import first_output, prepare_to_train, seeded_target, start_of_backward
+from exporters.inputs import BATCH, TensorSpec, arguments, fixed_batch, seeded_inputs
+from exporters.loss import prepare_to_train, seeded_target, start_of_backward
 from exporters.packages import installed_version
 from exporters.source import ModelSource
 from exporters.weights import checked, identified, source_key
@@ -53,7 +54,7 @@ turns ReLUs and maxima that are nearly undecided, each of which moves the gradie
 _VERSIONS = 4
 """Of the step in fp32, the largest deviation of which counts. One is a matter of luck: AlexNet's lies at 1e-6, or
 at 1e-2 once an undecided maximum turns. At narrower precisions so many turn that one step tells."""
-_CODE = ("gradient_reference.py", "gradients.py", "distance.py", "loss.py", "inputs.py")
+_CODE = ("gradient_reference.py", "gradients.py", "distance.py", "loss.py", "inputs.py", "calls.py")
 
 
 def cached_gradients(
@@ -82,7 +83,7 @@ def cached_gradients(
         kept = checked(source, produce, runs=name == "fp64")
         return cache.entry("gradients", key_of(*common, name), suffix, kept)[0]
 
-    take = partial(step, source, state, arrays, head, of_input=of_input)
+    take = partial(step, source, state, arrays, head, of_input=of_input, specs=specs)
     path = entry("fp64", ".npz", lambda path: take("fp64").save(path))
     truth = Gradients.read(path)
 
@@ -110,25 +111,27 @@ def step(
     batch: int | None = None,
     blur: int = 0,
     of_input: bool = False,
+    specs: Sequence[TensorSpec] = (),
 ) -> Gradients:
     """One step of the model in training mode, without dropout, on these items. `target` is made where it is None.
 
     Precisions are those of training, or "fp64". Under fp16 gradients of activations are as small as they are where the
     loss is the mean of a `batch` of such items. `blur` numbers the versions of fp32, of which 0 is the plain one. With
-    `of_input`, and of a layer always, the gradients of the inputs are among them.
+    `of_input`, and of a layer always, the gradients of the inputs are among them. All are positional without `specs`.
     Raises exporters.source.ModelError, and what the model raises.
     """
     model, inputs = _prepare(source, state, arrays, precision, blur)
     trained: dict[str, Tensor] = dict(model.named_parameters())
     if of_input or source.layer is not None:
         trained |= zip(input_names(len(inputs)), (x.requires_grad_() for x in inputs), strict=True)
-    goal = None if target is None else _to(target, inputs[0].dtype)
+    items, dtype = _items(specs, inputs), torch.float64 if precision == "fp64" else torch.float32
+    goal = None if target is None else _to(target, dtype)
     scale = _SCALE if precision == "amp-fp16" else 1.0
     if precision == "fp16" and batch is not None:
-        scale = len(inputs[0]) / batch
+        scale = items / batch
     while True:
-        first = first_output(_forward(model, inputs, precision, scale))
-        goal = seeded_target(first, head, len(inputs[0])) if goal is None else goal
+        first = trained_output(_forward(model, specs, inputs, precision, scale), source.outputs)
+        goal = seeded_target(first, head, items) if goal is None else goal
         root, gradient = start_of_backward(first, goal, head)
         for tensor in trained.values():
             tensor.grad = None
@@ -158,16 +161,26 @@ def _prepare(
     return model, [_to(array, dtype) for array in arrays]
 
 
-def _forward(model: nn.Module, inputs: Sequence[Tensor], precision: str, scale: float) -> Any:
+def _items(specs: Sequence[TensorSpec], inputs: Sequence[Tensor]) -> int:
+    """How many items the inputs have."""
+    if not specs:
+        return len(inputs[0])
+    axes = [(x, spec.shape.index(BATCH)) for x, spec in zip(inputs, specs, strict=True) if BATCH in spec.shape]
+    return next((x.shape[axis] for x, axis in axes), fixed_batch(specs) or 1)
+
+
+def _forward(
+    model: nn.Module, specs: Sequence[TensorSpec], inputs: Sequence[Tensor], precision: str, scale: float
+) -> Any:
     """With inputs and weights rounded; AMP and TF32 leave weights alone that are no convolution's or product's.
 
     Gradients will come back times `scale`, but those of weights as a whole batch's sum, unless it is a loss scale.
     """
     if precision == "tf32":
         weights = {f"{path}.weight".lstrip(".") for path, m in model.named_modules() if isinstance(m, _PRODUCTS)}
-        return functional_call(model, _rounded_parameters(model, weights, _to_tf32, None), tuple(inputs))
+        return functional_call(model, _rounded_parameters(model, weights, _to_tf32, None), *_call(specs, inputs))
     if precision not in _HALVES:
-        return model(*inputs)
+        return call(model, specs, inputs)
     narrow = {
         f"{path}.{name}".lstrip(".")
         for path, module in model.named_modules()
@@ -177,7 +190,12 @@ def _forward(model: nn.Module, inputs: Sequence[Tensor], precision: str, scale: 
     half = _through(_HALVES[precision])
     summed = half if precision.startswith("amp-") else lambda gradient: half(gradient / scale) * scale
     parameters = _rounded_parameters(model, narrow, half, summed)
-    return functional_call(model, parameters, tuple(_round(x, half, half) for x in inputs))
+    return functional_call(model, parameters, *_call(specs, _round_all(list(inputs), half, half)))
+
+
+def _call(specs: Sequence[TensorSpec], inputs: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    positional, keywords = arguments(specs, inputs)
+    return tuple(positional), keywords
 
 
 def _rounded_parameters(

@@ -121,7 +121,9 @@ def drop_data(model: ModelProto) -> None:
 def set_input_sizes(graph: GraphProto, specs: Sequence[TensorSpec], batch: int) -> dict[str, int]:
     """Give the graph's inputs the sizes of `specs`; returns the sizes of its symbols."""
     symbols = {}
-    for value, spec in zip(graph_inputs(graph), specs, strict=True):
+    own = {spec.name: spec for spec in specs}
+    for value in graph_inputs(graph):
+        spec = own[value.name]
         for dim, size in zip(value.type.tensor_type.shape.dim, spec.at(batch), strict=True):
             if dim.dim_param:
                 symbols[dim.dim_param] = size

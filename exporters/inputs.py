@@ -1,23 +1,28 @@
-"""Read the names, shapes and types of a model's inputs, and draw seeded arrays for them."""
+"""Read the names, shapes and types of a model's inputs, draw seeded arrays for them, and arrange them for a call."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from exporters.cache import file_sha256
 from exporters.catalog import network_of
+from exporters.declared_inputs import BATCH as BATCH
+from exporters.declared_inputs import DeclaredInput, Place, arrays_of, is_integer, name_of, no_values
 from exporters.source import WEIGHTS, ModelError, ModelSource
 
 if TYPE_CHECKING:
     import onnx
 
-BATCH = "batch"
 SEED = 20240229
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,14 @@ class TensorSpec:
     name: str
     shape: tuple[int | str, ...]
     dtype: str
+    place: Place = (0,)
+    """Where in a call the module takes it; a graph takes it by name."""
+    range: tuple[float, float] | None = None
+    fill: str | None = None
+    data: Path | None = field(default=None, repr=False)
+    """What it holds, where that is not drawn from a normal distribution: as in exporters/declared_inputs.py."""
+    digest: str = ""
+    """The sha256 of `data`."""
 
     def at(self, batch: int) -> tuple[int, ...]:
         """Its shape at a batch size."""
@@ -37,24 +50,146 @@ class TensorSpec:
 def input_specs(source: ModelSource) -> list[TensorSpec]:
     """The model's inputs, in its own order.
 
-    A torch model has one, named "x", of float32, whose batch is free. An ONNX file's inputs are read from the file: the
-    leading dimension of the first input is the batch if it is symbolic, and every other symbolic dimension takes its
-    size from `source.dimensions`. A static leading dimension stays a number: the batch is fixed.
+    A network of the catalog has one, named "x", of float32, whose batch is free; so has a factory with `input`. A
+    factory with `inputs` has those. An ONNX file's inputs are read from the file: the leading dimension of the first
+    input is the batch if it is symbolic, and every other symbolic dimension takes its size from `source.dimensions`. A
+    static leading dimension stays a number: the batch is fixed. What the file's inputs hold is in `source.inputs`.
 
-    Raises ModelError for an unknown network, a factory without `input`, an unreadable file, and unnamed dimensions.
+    Raises ModelError for an unknown network, a factory without inputs, an unreadable file, unnamed dimensions, and an
+    integer input of which nothing says what it holds.
     """
     if source.onnx is not None:
-        return graph_specs(source, source.onnx)
-    shape = source.input_shape
+        specs = _with_values(source, graph_specs(source, source.onnx))
+    elif source.inputs:
+        specs = _declared_specs(source, source.inputs)
+    else:
+        return [TensorSpec("x", (BATCH, *_item_shape(source)), "float32")]
+    for spec in specs:
+        if is_integer(spec.dtype) and not (spec.range or spec.fill or spec.data):
+            raise ModelError(f"model {source.name!r}: {no_values(spec.name, spec.dtype)}")
+    return specs
+
+
+def _item_shape(source: ModelSource) -> tuple[int, ...]:
     if source.layer is not None:
-        shape = source.layer.input_shape
-    elif network := network_of(source):
-        shape = network.input_shape
+        return source.layer.input_shape
+    network = network_of(source)
+    shape = network.input_shape if network else source.input_shape
     if shape is None:
         raise ModelError(
-            f"model {source.name!r}: a factory needs the shape of one item; add `input: [3, 224, 224]` to it"
+            f"model {source.name!r}: a factory needs the shape of one item, or its inputs; add `input: [3, 224, 224]` "
+            "to it, or `inputs: {input_ids: {shape: [batch, 128], dtype: int64, range: [0, 1000]}}`"
         )
-    return [TensorSpec("x", (BATCH, *shape), "float32")]
+    return shape
+
+
+def _declared_specs(source: ModelSource, declared: Sequence[DeclaredInput]) -> list[TensorSpec]:
+    """What a job says of a torch module's inputs. Raises ModelError for a shape or a size that nobody gives."""
+    specs = []
+    for each in declared:
+        name = name_of(each.place, len(declared))
+        found = None if each.data is None else _array(each.data, name)
+        shape = each.shape if found is None or each.shape else (BATCH, *found.shape[1:])
+        if shape is None:
+            raise ModelError(
+                f"model {source.name!r}: input {name!r} has no shape; add `shape: [batch, 3, 224, 224]` to it"
+            )
+        lacking = {size: 1 for size in shape if isinstance(size, str) and size not in (BATCH, *source.dimensions)}
+        if lacking:
+            sizes = ", ".join(f"{size}: 128" for size in lacking)
+            raise ModelError(
+                f"model {source.name!r}: input {name!r} has sizes that nobody gives: {', '.join(lacking)}; add "
+                f"`dimensions: {{{sizes}}}` next to inputs"
+            )
+        sized = tuple(source.dimensions.get(size, size) if isinstance(size, str) else size for size in shape)
+        dtype = each.dtype or ("float32" if found is None or found.dtype.kind in "fV" else str(found.dtype))
+        spec = TensorSpec(name, sized, dtype, each.place, each.range, each.fill, each.data)
+        specs.append(_checked_data(source, spec))
+    return specs
+
+
+def _with_values(source: ModelSource, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """A graph's inputs with what the job says that they hold. Raises ModelError for an input that it does not have."""
+    declared = {name_of(each.place): each for each in source.inputs}
+    names = [spec.name for spec in specs]
+    if strays := [name for name in declared if name not in names]:
+        raise ModelError(f"model {source.name!r}: inputs: {source.onnx} has no input {strays[0]!r}, but {names}")
+    held = []
+    for spec in specs:
+        each = declared.get(spec.name, DeclaredInput(()))
+        own = replace(spec, range=each.range, fill=each.fill, data=each.data)
+        for what, theirs, its in (("shape", each.shape, spec.shape), ("dtype", each.dtype, spec.dtype)):
+            if theirs is not None and theirs != its:
+                raise ModelError(
+                    f"model {source.name!r}: inputs: {spec.name}'s {what} in {source.onnx} is {its}, not {theirs}; "
+                    f"leave {what} out"
+                )
+        held.append(_checked_data(source, own))
+    return held
+
+
+def _checked_data(source: ModelSource, spec: TensorSpec) -> TensorSpec:
+    """The input with the hash of its file. Raises ModelError for an array that does not fit."""
+    if spec.data is None:
+        return spec
+    array = _array(spec.data, spec.name)
+    items = array.shape[1:] if spec.shape[:1] == (BATCH,) else array.shape
+    if items != tuple(size for size in spec.shape if size != BATCH) or not array.size:
+        shape = str(list(spec.shape)).replace("'", "")
+        raise ModelError(
+            f"model {source.name!r}: input {spec.name!r} has the shape {shape}, which the array of shape "
+            f"{array.shape} in {spec.data} does not fit"
+        )
+    return replace(spec, digest=file_sha256(spec.data))
+
+
+@lru_cache(maxsize=64)
+def _array(path: Path, name: str) -> NDArray[Any]:
+    """The array of that name in an .npz file, or the one of a .npy file. Raises ModelError."""
+    try:
+        with_names = arrays_of(path) != [""]
+        if not with_names:
+            array: NDArray[Any] = np.load(path, mmap_mode="r")
+            return array
+        with np.load(path) as file:
+            return np.asarray(file[name])
+    except (ValueError, KeyError, OSError) as error:
+        raise ModelError(f"input {name!r}: {error}") from None
+
+
+def arguments(specs: Sequence[TensorSpec], values: Sequence[Value]) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments of a module's call, of values in the order of `specs`; nested lists and mappings
+    are made anew. Without specs all are positional."""
+    tree: dict[str | int, Any] = {}
+    places = [spec.place for spec in specs] or [(number,) for number in range(len(values))]
+    for place, value in zip(places, values, strict=True):
+        node = tree
+        for key in place[:-1]:
+            node = node.setdefault(key, {})
+        node[place[-1]] = value
+    positions = sorted(key for key in tree if isinstance(key, int))
+    return [_built(tree[key]) for key in positions], {
+        key: _built(part) for key, part in tree.items() if isinstance(key, str)
+    }
+
+
+def _built(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    if all(isinstance(key, int) for key in part):
+        return [_built(part[key]) for key in sorted(part)]
+    return {key: _built(inner) for key, inner in part.items()}
+
+
+def first_items(specs: Sequence[TensorSpec], values: Sequence[Any], items: int) -> list[Any]:
+    """The first items of each input, a view; what has no batch dimension stays as it is."""
+    if not specs or fixed_batch(specs) is not None:
+        return [value[:items] for value in values] if not specs else list(values)
+    axes = [spec.shape.index(BATCH) if BATCH in spec.shape else None for spec in specs]
+    return [
+        value if axis is None else value[(slice(None),) * axis + (slice(items),)]
+        for axis, value in zip(axes, values, strict=True)
+    ]
 
 
 def fixed_batch(specs: Sequence[TensorSpec]) -> int | None:
@@ -68,7 +203,8 @@ def fixed_batch(specs: Sequence[TensorSpec]) -> int | None:
 def seeded_inputs(specs: Sequence[TensorSpec], batch: int) -> list[NDArray[Any]]:
     """One C-contiguous array per input; item i holds the same values in every batch size and floating-point type.
 
-    Floats are standard normal, integers and bools 0 or 1. An input without a batch dimension is drawn as one item.
+    Floats are standard normal, bools 0 or 1, integers in their range, or what the input's `fill` or `data` says; items
+    of `data` repeat. An input without a batch dimension is drawn as one item.
 
     Raises ModelError if the model's batch is fixed to another size.
     """
@@ -77,14 +213,14 @@ def seeded_inputs(specs: Sequence[TensorSpec], batch: int) -> list[NDArray[Any]]
         raise ModelError(f"the model's batch size is fixed to {fixed}; batch size {batch} cannot run")
     arrays = []
     for index, spec in enumerate(specs):
-        dtype, item_shape = numpy_dtype(spec.dtype), list(spec.at(batch))
+        item_shape = list(spec.at(batch))
         leading = fixed is not None and spec.shape[:1] == (fixed,)
         axis = spec.shape.index(BATCH) if BATCH in spec.shape else 0 if leading else None
         if axis is None:
-            arrays.append(seeded_item(item_shape, dtype, index, 0))
+            arrays.append(seeded_item(spec, item_shape, index, 0))
             continue
         del item_shape[axis]
-        items = [seeded_item(item_shape, dtype, index, item) for item in range(batch)]
+        items = [seeded_item(spec, item_shape, index, item) for item in range(batch)]
         arrays.append(np.ascontiguousarray(np.stack(items, axis=axis)))
     return arrays
 
@@ -103,8 +239,20 @@ def repeated_inputs(specs: Sequence[TensorSpec], batch: int, distinct: int) -> l
     ]
 
 
-def seeded_item(shape: Sequence[int], dtype: np.dtype[Any], index: int, item: int) -> NDArray[Any]:
-    generator = np.random.default_rng([SEED, index, item])
+def seeded_item(spec: TensorSpec, shape: Sequence[int], index: int, item: int) -> NDArray[Any]:
+    """An item of the input, which is the model's `index`th; `shape` is without the batch."""
+    dtype, generator = numpy_dtype(spec.dtype), np.random.default_rng([SEED, index, item])
+    if spec.data is not None:
+        array = _array(spec.data, spec.name)
+        found = array[item % len(array)] if array.ndim > len(shape) else array
+        return np.array(found, dtype)
+    if spec.fill is not None:
+        return np.ascontiguousarray(np.broadcast_to(_filled(spec.fill, shape, generator), shape)).astype(dtype)
+    if spec.range is not None and is_integer(spec.dtype):
+        first, last = map(math.ceil, spec.range)
+        return generator.integers(first, max(last, first + 1), size=shape).astype(dtype)
+    if spec.range is not None and dtype.kind != "b":
+        return generator.uniform(*spec.range, size=shape).astype(np.float32).astype(dtype)
     if dtype.kind in "biu":
         return generator.integers(0, 2, size=shape).astype(dtype)
     # Drawn in fp32 whatever the type, so that a half-precision input is the rounded fp32 one. (The kind of ml_dtypes'
@@ -112,14 +260,30 @@ def seeded_item(shape: Sequence[int], dtype: np.dtype[Any], index: int, item: in
     return generator.standard_normal(shape, dtype=np.float32).astype(dtype)
 
 
+def _filled(fill: str, shape: Sequence[int], generator: np.random.Generator) -> NDArray[Any]:
+    """Values along the last axis, as `fill` says."""
+    positions = np.arange(shape[-1] if shape else 1).reshape(shape[-1:] if shape else ())
+    if fill == "lengths":
+        return positions < generator.integers(1, positions.size + 1)
+    return {"positions": positions, "zeros": np.zeros_like(positions), "ones": np.ones_like(positions)}[fill]
+
+
 def how_seeded(specs: Sequence[TensorSpec]) -> str:
     """What the inputs hold, and what a user can do who needs other values, as part of a sentence."""
-    whole = ", ".join(f"`{spec.name}`" for spec in specs if numpy_dtype(spec.dtype).kind in "biu")
-    integers = f", and 0 or 1 in the integer inputs {whole}" if whole else ""
-    return (
-        f"inputs are seeded with standard normal values{integers}, and no key of the job gives others; a factory's "
-        "module can make them of its `x`, and an ONNX file can hold them as initializers in place of inputs"
-    )
+    held = [f"`{spec.name}` {_held(spec)}" for spec in specs if _held(spec)]
+    others = "inputs are seeded with standard normal values" if len(held) < len(specs) else ""
+    return f"{'; '.join(filter(None, [others, *held]))}; `inputs` of the job gives others (range, fill, data)"
+
+
+def _held(spec: TensorSpec) -> str:
+    """What it holds, where that is not drawn from a normal distribution."""
+    if spec.data is not None:
+        return f"holds what is in {spec.data.name}"
+    if spec.fill is not None:
+        return f"holds {spec.fill}"
+    if spec.range is not None:
+        return f"is drawn from {spec.range[0]} to below {spec.range[1]}"
+    return "is 0 or 1" if spec.dtype == "bool" else ""
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -160,13 +324,17 @@ def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
 
 
 def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
-    """The inputs of a graph of the model: of the user's ONNX file or of an export. Raises as `input_specs`."""
+    """The inputs of a graph of the model: of the user's ONNX file or of an export, without what they hold.
+
+    Raises ModelError for an unreadable file and for dimensions without a size.
+    """
     import onnx
 
     inputs = graph_inputs(read_onnx(path).graph)
     shapes = {value.name: symbolic_shape(value) for value in inputs}
     batches = batch_symbols(shapes)
-    _check_dimensions(source, path, shapes, batches)
+    if source.onnx is not None:
+        _check_dimensions(source, path, shapes, batches)
     specs, unnamed = [], set()
     for value, symbols in zip(inputs, shapes.values(), strict=True):
         shape: list[int | str] = []
@@ -193,10 +361,11 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
 
 def batch_symbols(shapes: Mapping[str, Sequence[int | str]]) -> set[str]:
     """What a graph calls its batch, by the shapes of its inputs: the leading dimension of the first, if it is symbolic,
-    and then every leading dimension without a name. Empty where the batch is fixed."""
+    and then every leading dimension without a name; "batch", as exports do, where that one is not. Empty where the
+    batch is fixed."""
     first = next(iter(shapes.values()), ())
     if not first or isinstance(first[0], int):
-        return set()
+        return {BATCH} if any(BATCH in shape for shape in shapes.values()) else set()
     return {first[0], *(f"{name}[0]" for name, shape in shapes.items() if f"{name}[0]" in shape[:1])}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import numpy as np
 from exporters import inputs
 from exporters.cache import Cache, file_sha256, key_of
 from exporters.errors import sentence
-from exporters.inputs import TensorSpec, input_specs, seeded_inputs
+from exporters.inputs import BATCH, TensorSpec, fixed_batch, input_specs, seeded_inputs
 from exporters.onnx_export import Export, export_key, export_onnx, seconds_of
 from exporters.source import ModelError, ModelSource
 from exporters.weights import external_locations, identified
@@ -60,13 +60,13 @@ def quantize(source: ModelSource, cache: Cache) -> Export:
     if source.onnx is not None:
         raise ModelError(f"model {source.name!r} is an ONNX file, which runs as it is: {source.onnx}")
     source = identified(source)
-    (spec,) = input_specs(source)
-    files = [] if source.calibration is None else calibration_files(source.calibration, spec)
+    specs = input_specs(source)
+    files = [] if source.calibration is None else calibration_files(source.calibration, specs)
 
     def produce(path: Path) -> None:
         fp32 = export_onnx(source, "fp32", cache)
         start = time.perf_counter()
-        write_quantized(source.name, fp32.path, spec, items(files, spec), path)
+        write_quantized(source.name, fp32.path, feeds(files, specs), path)
         seconds_of(path).write_text(str(fp32.seconds + time.perf_counter() - start))
 
     path, cached = cache.entry("onnx", quantized_key(source, files), ".onnx", produce)
@@ -83,8 +83,13 @@ def quantized_key(source: ModelSource, files: list[Path]) -> str:
     return key_of(*parts)
 
 
-def calibration_files(folder: Path, spec: TensorSpec) -> list[Path]:
+def calibration_files(folder: Path, specs: Sequence[TensorSpec]) -> list[Path]:
     """The folder's .npy files by name, each one item or a batch of items. Raises ModelError if one does not fit."""
+    if len(specs) > 1:
+        names = ", ".join(spec.name for spec in specs)
+        raise ModelError(
+            f"calibration {folder}: its files are of one input, but there are {names}; give `data` to each"
+        )
     files = sorted(folder.glob("*.npy"))
     if not files:
         raise ModelError(
@@ -92,7 +97,7 @@ def calibration_files(folder: Path, spec: TensorSpec) -> list[Path]:
             "a batch of them"
         )
     for file in files:
-        opened(file, spec)
+        opened(file, specs[0])
     return files
 
 
@@ -112,18 +117,24 @@ def opened(file: Path, spec: TensorSpec) -> NDArray[Any]:
     return batch
 
 
-def items(files: list[Path], spec: TensorSpec) -> Iterator[NDArray[Any]]:
-    """Batches of one item, read as they are asked for, so that calibration needs the memory of one item."""
+def feeds(files: list[Path], specs: Sequence[TensorSpec]) -> Iterator[dict[str, NDArray[Any]]]:
+    """Batches of one item, by input, read as they are asked for, so that calibration needs the memory of one item."""
     for file in files:
-        for item in opened(file, spec):
+        for item in opened(file, specs[0]):
             if not np.isfinite(item).all():
                 raise ModelError(f"calibration {file}: NaN or infinity in it, of which no range can be taken")
-            yield np.ascontiguousarray(item)[None]
+            yield {specs[0].name: np.ascontiguousarray(item)[None]}
     if not files:
-        yield from np.split(seeded_inputs([spec], SEEDED_ITEMS)[0], SEEDED_ITEMS)
+        fixed = fixed_batch(specs)
+        arrays = seeded_inputs(specs, SEEDED_ITEMS if fixed is None else fixed)
+        for item in range(SEEDED_ITEMS if fixed is None else 1):
+            yield {
+                spec.name: array if BATCH not in spec.shape else np.take(array, [item], spec.shape.index(BATCH))
+                for spec, array in zip(specs, arrays, strict=True)
+            }
 
 
-def write_quantized(name: str, fp32: Path, spec: TensorSpec, batches: Iterator[NDArray[Any]], path: Path) -> None:
+def write_quantized(name: str, fp32: Path, batches: Iterator[dict[str, NDArray[Any]]], path: Path) -> None:
     """Calibrate, quantize and check the file.
 
     The graph is simplified by ONNX Runtime first, as its quantizer asks for. Symbolic shape inference is left out: the
@@ -135,7 +146,6 @@ def write_quantized(name: str, fp32: Path, spec: TensorSpec, batches: Iterator[N
 
     # Beyond protobuf's 2 GiB the weights lie next to the graph, in the intermediate files too.
     external = bool(external_locations(fp32))
-    feeds = ({spec.name: batch} for batch in batches)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         simplified = Path(folder) / "simplified.onnx"
         try:
@@ -145,7 +155,7 @@ def write_quantized(name: str, fp32: Path, spec: TensorSpec, batches: Iterator[N
             quantize_static(
                 simplified,
                 path,
-                SimpleNamespace(get_next=lambda: next(feeds, None)),  # A CalibrationDataReader.
+                SimpleNamespace(get_next=lambda: next(batches, None)),  # A CalibrationDataReader.
                 quant_format=QuantFormat.QDQ,
                 op_types_to_quantize=list(OPERATORS),
                 per_channel=True,

@@ -5,22 +5,13 @@ Measured iterations and the reference of their gradients share this module, so b
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils._pytree import tree_leaves
 
 SEED = 0
 _DRAWN = 2
 """Items of a gradient, which repeat: a batch of a layer's outputs may fill a GPU, and is not to fill the host."""
-
-
-def first_output(outputs: Any) -> Tensor:
-    """The one that is trained, where a network returns several."""
-    first: Tensor = tree_leaves(outputs)[0]
-    return first
 
 
 def seeded_target(first: Tensor, head: str, batch: int) -> Tensor | None:

@@ -7,14 +7,23 @@ import io
 import logging
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporters.cache import Cache, file_sha256, key_of
 from exporters.errors import sentence, text_of
-from exporters.inputs import BATCH, TensorSpec, input_specs, seeded_inputs
+from exporters.inputs import (
+    BATCH,
+    TensorSpec,
+    fixed_batch,
+    graph_inputs,
+    input_specs,
+    read_onnx,
+    seeded_inputs,
+    symbolic_shape,
+)
 from exporters.packages import installed_version
 from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state, checked, external_locations, identified, source_key
@@ -32,7 +41,7 @@ INLINE_BYTES = 1_900_000_000
 
 @dataclass(frozen=True)
 class Export:
-    """An exported graph: inputs "x" (or "x0", "x1", …), output "y"."""
+    """An exported graph, whose inputs and outputs are called as the model's."""
 
     path: Path
     seconds: float
@@ -40,10 +49,11 @@ class Export:
     cached: bool
 
 
-def export_onnx(source: ModelSource, precision: str, cache: Cache) -> Export:
+def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | None = None) -> Export:
     """Export a canonical network or a factory's model in the type that `precision` names: fp32, fp16 or bf16.
 
-    tf32 is the fp32 graph. The same model is exported once; concurrent calls wait for the first.
+    Its batch is symbolic; with `batch` the graph is for that size only, as some models can be exported only so. tf32
+    is the fp32 graph. The same model is exported once; concurrent calls wait for the first.
 
     Raises ModelError for a model that cannot be loaded or exported, and for an ONNX file, which needs no export.
     """
@@ -60,11 +70,11 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache) -> Export:
 
         model = restore(source, cached_state(source, cache))
         start = time.perf_counter()
-        write_onnx(source.name, model, input_specs(source), precision, path)
+        write_onnx(source.name, model, input_specs(source), precision, path, batch)
         # A file of its own in the cache's entry: the next run wants to know too.
         seconds_of(path).write_text(str(time.perf_counter() - start))
 
-    path, cached = cache.entry("onnx", export_key(source, precision), ".onnx", checked(source, produce))
+    path, cached = cache.entry("onnx", export_key(source, precision, batch), ".onnx", checked(source, produce))
     return Export(path, float(seconds_of(path).read_text()), cached)
 
 
@@ -72,50 +82,80 @@ def seconds_of(path: Path) -> Path:
     return path.with_suffix(".seconds")
 
 
-def export_key(source: ModelSource, precision: str) -> str:
-    parts = [source_key(source), precision, str(OPSETS[precision]), file_sha256(Path(__file__))]
+def export_key(source: ModelSource, precision: str, batch: int | None = None) -> str:
+    code = [file_sha256(Path(__file__).with_name(name)) for name in ("onnx_export.py", "calls.py", "inputs.py")]
+    parts = [source_key(source), precision, str(OPSETS[precision]), *code, *([] if batch is None else [str(batch)])]
     parts += [f"{package} {installed_version(package)}" for package in ("torch", "onnx", "onnxscript")]
     return key_of(*parts)
 
 
-def write_onnx(name: str, model: nn.Module, specs: list[TensorSpec], precision: str, path: Path) -> None:
-    """Export the model and checks the file: types, shapes and the operators' schemas."""
+def write_onnx(
+    name: str, model: nn.Module, specs: Sequence[TensorSpec], precision: str, path: Path, batch: int | None = None
+) -> None:
+    """Export the model and check the file: types, shapes and the operators' schemas."""
     import onnx
     import torch
+
+    from exporters.calls import flattened
 
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
     model = model.to(dtype)
     # Two items, since torch.export specializes dimensions of size 1.
-    items = [torch.from_numpy(array) for array in seeded_inputs(specs, batch=2)]
+    items = [torch.from_numpy(array) for array in seeded_inputs(specs, batch or fixed_batch(specs) or 2)]
     example = tuple(item.to(dtype) if item.is_floating_point() else item for item in items)
-    names = ["x"] if len(specs) == 1 else [f"x{index}" for index in range(len(specs))]
-    batch = torch.export.Dim(BATCH, min=1, max=MAX_BATCH)
+    free = torch.export.Dim(BATCH, min=1, max=MAX_BATCH)
+    shapes = tuple({spec.shape.index(BATCH): free} if BATCH in spec.shape else {} for spec in specs)
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    with quiet():
+    with quiet(), flattened(model, specs) as outputs:
         try:
             program = torch.onnx.export(
                 model,
                 example,
                 dynamo=True,
-                dynamic_shapes=tuple({spec.shape.index(BATCH): batch} for spec in specs),
-                input_names=names,
-                output_names=["y"],
+                dynamic_shapes=None if batch or fixed_batch(specs) is not None else (shapes,),
+                input_names=[spec.name for spec in specs],
                 opset_version=OPSETS[precision],
                 verbose=False,
             )
             assert program is not None
+            name_outputs(program.model.graph, outputs)
             if precision == "bf16":
                 restore_folded_types(program.model)
             program.save(path, external_data=size > INLINE_BYTES)
             # Checks from the file, which knows no size limit; `full_check` infers shapes strictly.
             onnx.checker.check_model(str(path), full_check=True)
+            if batch is None:
+                check_batch(specs, path)
         except Exception as error:
             # The class is not public.
             is_captured = type(error).__name__ != "TorchExportError"
-            hint = "" if is_captured else f"; torch.export must take the model at batch sizes of 1 to {MAX_BATCH}"
+            hint = (
+                "" if is_captured or batch else f"; torch.export must take the model at batch sizes of 1 to {MAX_BATCH}"
+            )
+            at = f" at batch size {batch}" if batch else ""
             raise ModelError(
-                f"model {name!r}: the export to ONNX in {precision} failed: {sentence(error)}{hint}"
+                f"model {name!r}: the export to ONNX in {precision}{at} failed: {sentence(error)}{hint}"
             ) from error
+
+
+def check_batch(specs: Sequence[TensorSpec], path: Path) -> None:
+    """Raises ValueError where the batch became the example's: code that goes through items one by one does that."""
+    shapes = {value.name: symbolic_shape(value) for value in graph_inputs(read_onnx(path).graph)}
+    for spec in specs:
+        if BATCH in spec.shape and isinstance(shapes[spec.name][spec.shape.index(BATCH)], int):
+            raise ValueError(
+                f"the batch of {spec.name} cannot stay free: the model's code depends on it, as by a loop over items"
+            )
+
+
+def name_outputs(graph: Any, names: Sequence[str]) -> None:
+    """Call a graph's outputs as the model does, as far as no other value has that name."""
+    taken = {value.name for node in graph for value in node.outputs} | {value.name for value in graph.inputs}
+    taken |= set(graph.initializers)
+    for value, name in zip(graph.outputs, names, strict=True):
+        free = name if value.name == name or name not in taken else f"output.{name}"
+        if value.producer() is not None:  # Not an input, which is passed through.
+            value.name = free
 
 
 def restore_folded_types(model: Any) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from exporters.declared_inputs import DeclaredInput
 from exporters.single_layers import Layer
 
 WEIGHTS = (".pt", ".pth", ".safetensors")
@@ -26,7 +27,7 @@ _CHANGES = {
     "structure": "its modules",
     "outputs": "what it computes",
     "options": "its options",
-    "inputs": "the shape of its inputs",
+    "inputs": "its inputs: their shapes, or what they hold",
 }
 """What the parts of an identity are called; any other is where the model comes from."""
 _RANDOM = {"state", "outputs"}
@@ -93,8 +94,12 @@ class ModelSource:
     """What the state dict's keys begin with and the model's do not, such as DataParallel's "module."."""
     input_shape: tuple[int, ...] | None = None
     """Shape of one item, without the batch: given for a factory, None for the others, whose shape is known."""
+    inputs: tuple[DeclaredInput, ...] = ()
+    """What a job says of the inputs: of a torch module all of it, of an ONNX file what they hold."""
+    outputs: tuple[str | int, ...] = ()
+    """Names or places of the outputs that are compared, of which training takes the first; none means all."""
     dimensions: dict[str, int] = field(default_factory=dict)
-    """Sizes of an ONNX file's symbolic dimensions other than the batch."""
+    """Sizes of symbolic dimensions other than the batch, of an ONNX file or of `inputs`."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the architecture or of the factory."""
     calibration: Path | None = None

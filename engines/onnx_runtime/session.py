@@ -81,7 +81,8 @@ class OrtSession:
         self.session = self._open(options or _session_options(job))
         self.log_loaded = _log_size()
         self.binding = self.session.io_binding()
-        inputs = zip(self.session.get_inputs(), job.inputs, strict=True)
+        nodes = self.session.get_inputs()
+        inputs = zip(nodes, job.named_inputs([node.name for node in nodes]), strict=True)
         self.inputs = [self._bind(self.binding.bind_input, node, array) for node, array in inputs]
         outputs = self._output_shapes()
         self.results = [self._bind(self.binding.bind_output, node, None, shape) for node, shape in outputs]
@@ -93,6 +94,9 @@ class OrtSession:
 
     def outputs(self) -> list[Array]:
         return [(t.float() if t.is_floating_point() else t).cpu().numpy() for t in self.results]
+
+    def output_names(self) -> list[str]:
+        return [node.name for node in self.session.get_outputs()]
 
     def memory(self) -> Memory:
         weights = sum(

@@ -13,7 +13,7 @@ from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, ignore
 from engines.catalog import OpenVinoOptions
 from engines.deployment import Deployed, copy_graph, write_run
 from engines.layer_profile.node_mapping import node_name
-from exporters.inputs import input_specs, read_onnx
+from exporters.inputs import read_onnx
 
 _COMPUTE = {"Convolution", "FullyConnected", "MatMul", "GroupConvolution"}
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "u8": "int8"}
@@ -35,13 +35,13 @@ class OpenVinoSession:
         self.job = job
         core = openvino.Core()
         model = core.read_model(job.graph)
-        shapes = [spec.at(job.batch_size) for spec in input_specs(job.source)]
-        model.reshape(dict(zip(model.inputs, shapes, strict=True)))
+        arrays = job.named_inputs([port.any_name for port in model.inputs])
+        model.reshape({port: array.shape for port, array in zip(model.inputs, arrays, strict=True)})
         job.phase(Phase.BUILD)
         self.compiled = core.compile_model(model, "CPU", {**cpu_properties(job.options), **properties})
         job.phase(Phase.LOAD)
         self.request = self.compiled.create_infer_request()
-        for number, array in enumerate(job.inputs):
+        for number, array in enumerate(arrays):
             self.request.set_input_tensor(number, openvino.Tensor(array))
 
     def run(self, mark: Mark) -> None:
@@ -50,6 +50,9 @@ class OpenVinoSession:
     def outputs(self) -> list[Array]:
         tensors = [self.request.get_output_tensor(n).data for n in range(len(self.compiled.outputs))]
         return [np.array(t, dtype=np.float32) if t.dtype.kind == "f" else t.copy() for t in tensors]
+
+    def output_names(self) -> list[str]:
+        return [port.any_name for port in self.compiled.outputs]
 
     def memory(self) -> Memory:
         return Memory()

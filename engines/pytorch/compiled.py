@@ -90,10 +90,10 @@ class CompiledSession(EagerSession):
         self.job.phase(Phase.BUILD)
         compiled: Callable[..., Any] = torch.compile(self.model, mode=self.mode, dynamic=False)
 
-        def next_step(*inputs: torch.Tensor) -> Any:
+        def next_step(*positional: Any, **keywords: Any) -> Any:
             # Lets the CUDA-graph trees know that the last iteration's outputs may be overwritten.
             torch.compiler.cudagraph_mark_step_begin()
-            return compiled(*inputs)
+            return compiled(*positional, **keywords)
 
         self.call = next_step if self._wants_graph else compiled
         if isinstance(self.training, LayerStep):

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from engines.base import Array, Job, Layer, Mark, Memory, Proof, ignore
 from engines.catalog import EagerOptions, TorchOptions
@@ -17,7 +16,8 @@ from engines.layer_profile.torch_modules import profile_module
 from engines.pytorch.layer_step import LayerStep
 from engines.pytorch.training_step import TrainingStep
 from exporters.build_model import restore
-from exporters.inputs import read_onnx
+from exporters.calls import call, named_outputs
+from exporters.inputs import arguments, first_items, read_onnx
 
 DTYPES = {
     "fp32": torch.float32,
@@ -62,6 +62,7 @@ class EagerSession:
         assert job.state is not None, "an engine that needs torch gets the prepared weights"
         self.model = self._to_device(restore(job.source, job.state))
         self.inputs: list[torch.Tensor] = []
+        self.arguments: tuple[list[Any], dict[str, Any]] = [], {}
         self.call: Callable[..., Any] = self.model
         self.result: Any = None
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -90,7 +91,10 @@ class EagerSession:
             self.step(mark)
 
     def outputs(self) -> list[Array]:
-        return [_to_numpy(t) for t in tree_leaves(self.result) if isinstance(t, torch.Tensor)]
+        return [_to_numpy(tensor) for tensor in named_outputs(self.result).values()]
+
+    def output_names(self) -> list[str]:
+        return list(named_outputs(self.result))
 
     def memory(self) -> Memory:
         weights = sum(t.nbytes for t in (*self.model.parameters(), *self.model.buffers()))
@@ -126,7 +130,7 @@ class EagerSession:
                 self.training.few(_PROOF_ITEMS)
             elif self.job.pass_ == "inference":
                 with torch.inference_mode():
-                    self.model(*(x[:_PROOF_ITEMS] for x in self.inputs))
+                    call(self.model, self.job.specs, first_items(self.job.specs, self.inputs, _PROOF_ITEMS))
             else:
                 self.step(ignore)
         return seen
@@ -164,14 +168,16 @@ class EagerSession:
         """The job's inputs, and the training iteration on them."""
         job = self.job
         self.inputs += [self._to_device(torch.from_numpy(a)) for a in job.inputs]
+        self.arguments = arguments(job.specs, self.inputs)
         if job.pass_ == "training":
             iteration = TrainingStep if job.source.layer is None else LayerStep
-            self.training = iteration(job, self.model, self.inputs, lambda *inputs: self.call(*inputs))
+            self.training = iteration(job, self.model, self.inputs, lambda *args, **kwargs: self.call(*args, **kwargs))
 
     def _infer(self, mark: Mark) -> None:
         self.result = None  # Else a second output's memory would be in use while this one is computed.
         with torch.inference_mode():
-            self.result = self.call(*self.inputs)
+            positional, keywords = self.arguments
+            self.result = self.call(*positional, **keywords)
 
     def _train(self, mark: Mark) -> None:
         assert self.training is not None

@@ -13,8 +13,11 @@ from torch import Tensor
 
 from engines.base import Array, Job, Mark, ignore
 from engines.catalog import TorchOptions
+from exporters.calls import call as call_module
+from exporters.calls import trained_output
 from exporters.gradients import input_names, positions, reference_items
-from exporters.loss import first_output, prepare_to_train, seeded_target, start_of_backward
+from exporters.inputs import first_items
+from exporters.loss import prepare_to_train, seeded_target, start_of_backward
 
 AUTOCAST = {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
 _LEARNING_RATE = 1e-6
@@ -38,12 +41,13 @@ class TrainingStep:
         self, job: Job[TorchOptions], model: torch.nn.Module, inputs: Sequence[Tensor], call: Callable[..., Any]
     ) -> None:
         self.head, self.device = job.training.head, job.device
-        self.model, self.inputs, self.call = model, inputs, call
+        self.model, self.inputs, self.call, self.specs = model, inputs, call, job.specs
+        self.outputs, self.batch = job.source.outputs, job.batch_size
         self._type = AUTOCAST.get(job.precision)
         with torch.no_grad(), self._autocast():
             # In eval mode, where one item will do and statistics stay as they are.
-            first = first_output(model.eval()(*(x[:1] for x in inputs)))
-        self.target = seeded_target(first, self.head, len(inputs[0]))
+            first = self._trained(model.eval(), first_items(self.specs, inputs, 1))
+        self.target = seeded_target(first, self.head, self.batch)
         prepare_to_train(model, job.training.dropout)
         for x in inputs:
             x.requires_grad_(job.training.input_gradient)
@@ -71,7 +75,7 @@ class TrainingStep:
         for x in inputs:
             x.grad = None
         with self._autocast():
-            first = first_output(call(*inputs))
+            first = self._trained(call, inputs)
         root, gradient = start_of_backward(first, target, self.head)
         mark("forward")
         if gradient is None:
@@ -84,7 +88,8 @@ class TrainingStep:
     def few(self, items: int) -> None:
         """Forward and backward pass of the first items by the module itself, for whoever looks at its operators."""
         target = None if self.target is None else self.target[:items]
-        inputs = [x.detach()[:items].requires_grad_(x.requires_grad) for x in self.inputs]
+        inputs = first_items(self.specs, [x.detach() for x in self.inputs], items)
+        inputs = [x.requires_grad_(own.requires_grad) for x, own in zip(inputs, self.inputs, strict=True)]
         self.forward_and_backward(self.model, inputs, target, ignore)
 
     def optimizer_bytes(self) -> int:
@@ -126,6 +131,9 @@ class TrainingStep:
             self.scaler.update(scale / 2)
         return unscaled
 
+    def _trained(self, call: Callable[..., Any], inputs: Sequence[Tensor]) -> Tensor:
+        return trained_output(call_module(call, self.specs, inputs), self.outputs)
+
     def _find_scale(self) -> float:
         """The largest loss scale with which nothing overflows, so that no timed step is skipped for it."""
         for _ in range(_HALVINGS if self.scaler.is_enabled() else 0):
@@ -136,10 +144,11 @@ class TrainingStep:
         return self.scaler.get_scale()
 
     def _of_inputs(self, scale: float) -> dict[str, Array]:
-        items = reference_items(len(self.inputs[0]))
+        items, names = reference_items(self.batch), input_names(len(self.inputs))
         return {
-            name: _sample(x.grad[:items]) * np.float32(len(x) / items / scale)
-            for name, x in zip(input_names(len(self.inputs)), self.inputs, strict=True)
+            name: _sample(first_items(self.specs[n : n + 1], [x.grad], items)[0])
+            * np.float32(self.batch / items / scale)
+            for n, (name, x) in enumerate(zip(names, self.inputs, strict=True))
             if x.grad is not None
         }
 

@@ -104,7 +104,7 @@ class TrtSession:
         self.request = _request(self.library, job)
         self.specs = graph_specs(job.source, job.graph)
         driver = _driver(job.engine)
-        self.output_names, self.products = _names(job.graph)
+        self.results, self.products = _names(job.graph)
         self.warnings: list[Warning] = []
         self.runtime: Any = None
         self.engine: Any = None
@@ -138,7 +138,10 @@ class TrtSession:
 
     def outputs(self) -> list[Array]:
         torch.cuda.current_stream().synchronize()
-        return [self.buffers[name].download() for name in self.output_names]
+        return [self.buffers[name].download() for name in self.results]
+
+    def output_names(self) -> list[str]:
+        return list(self.results)
 
     def memory(self) -> Memory:
         statistics = getattr(self.library, "EngineStat", None)  # TensorRT 10 has none.
@@ -239,7 +242,8 @@ class TrtSession:
     def _bind(self) -> None:
         """Give the context shapes, addresses and scratch memory, and upload the inputs."""
         names = [self.engine.get_tensor_name(number) for number in range(self.engine.num_io_tensors)]
-        arrays = dict(zip((spec.name for spec in self.specs), self.job.inputs, strict=True))
+        own = [spec.name for spec in self.specs]
+        arrays = dict(zip(own, self.job.named_inputs(own), strict=True))
         # All shapes and, where values are shapes, all values must be there before the outputs' shapes can be asked for.
         inputs = [n for n in names if self.engine.get_tensor_mode(n) == self.library.TensorIOMode.INPUT]
         for name in inputs:

@@ -32,9 +32,10 @@ from engines.catalog import (
     Training,
 )
 from exporters.catalog import CATALOG
+from exporters.declared_inputs import InputMistake, declared_inputs, is_integer, name_of, no_values, symbols
 from exporters.single_layers import LAYERS, Conv2d, Linear
 from exporters.source import ModelSource
-from profiler.errors import ConfigError
+from profiler.errors import ConfigError, nearest
 from profiler.job.case import Budget
 from profiler.job.conditions import Filter
 from profiler.job.config_errors import (
@@ -101,6 +102,26 @@ def _switch_or_names(data: Any) -> Any:
     return data
 
 
+def _inputs(data: Any, info: ValidationInfo) -> Any:
+    """What `declared_inputs` takes, files with their whole paths. Raises for what it refuses."""
+    if data is None:
+        return None
+    folder = (info.context or {}).get("folder", Path.cwd())
+    try:
+        declared_inputs(data, folder)
+    except InputMistake as error:
+        raise mistake(str(error), *error.at) from None
+    return _with_paths(data, folder)
+
+
+def _with_paths(data: Any, folder: Path, key: str = "data") -> Any:
+    if isinstance(data, dict):
+        return {each: _with_paths(part, folder, str(each)) for each, part in data.items()}
+    if isinstance(data, list | tuple):
+        return [_with_paths(part, folder, "") for part in data]
+    return str(folder / data) if key == "data" and isinstance(data, str | Path) else data
+
+
 def _device(device: str) -> str:
     if not is_device(device):
         raise mistake(f"'{device}' is no device; valid: {DEVICES}")
@@ -135,6 +156,11 @@ class ModelEntry(_Strict):
     prefix: str = ""
     """What the state dict's keys begin with and the model's do not."""
     input: tuple[Count, ...] | None = Field(default=None, strict=False)
+    """The shape of one item of the only input, of floats."""
+    inputs: Annotated[Any, AfterValidator(_inputs)] = None
+    """All inputs; of an ONNX file what they hold."""
+    outputs: list[str | int] = []
+    """Those that are compared, of which training takes the first, by name or place."""
     dimensions: dict[str, Count] = {}
     options: dict[str, Any] = {}
     calibration: Annotated[BelowYaml, AfterValidator(_folder_of_arrays)] | None = None
@@ -148,14 +174,21 @@ class ModelEntry(_Strict):
     def _one_kind(self) -> ModelEntry:
         if sum(map(bool, (self.factory, self.onnx, self.network))) > 1:
             raise mistake("a model has a factory, an onnx file or a network, only one of them")
-        if self.factory and self.input is None:
-            raise mistake("a factory needs the shape of one item, for example input: [3, 224, 224]")
+        if self.input is not None and self.inputs is not None:
+            raise mistake("input is short for inputs with one tensor of floats: give one of them")
+        if self.factory and self.input is None and self.inputs is None:
+            raise mistake(
+                "a factory needs the shape of one item, for example input: [3, 224, 224], or its inputs, for example "
+                "inputs: {input_ids: {shape: [batch, 128], dtype: int64, range: [0, 1000]}}"
+            )
+        if self.factory:
+            self._check_inputs()
         if self.onnx and (self.weights or self.options or self.input):
             raise mistake("an onnx file brings its own weights and input shapes: leave out weights, options and input")
         if self.onnx and self.calibration:
             raise mistake("an onnx file runs as it is: leave out calibration, or give a file that has been quantized")
-        if self.dimensions and not self.onnx:
-            raise mistake("dimensions are of an onnx file; leave them out")
+        if self.dimensions and not self.onnx and not self.inputs:
+            raise mistake("dimensions are of an onnx file or of inputs with named sizes; leave them out")
         if (self.key or self.prefix) and not self.weights:
             raise mistake("key and prefix say how weights are read; give weights, or leave them out")
         if not self.factory and not self.onnx:
@@ -169,11 +202,30 @@ class ModelEntry(_Strict):
             check_word(self.network, CATALOG, "network", at=("network",))
             if self.name in CATALOG and self.name != self.network:
                 raise mistake(f"{self.name} is another network's name; choose one for this {self.network}", "name")
-        if self.input is not None:
-            raise mistake(f"{self.network or self.name} has its own input shape; leave out input")
+        for key in ("input", "inputs"):
+            if getattr(self, key) is not None:
+                raise mistake(f"{self.network or self.name} has its own input shape; leave out {key}")
+
+    def _check_inputs(self) -> None:
+        """What can be said of a torch module's inputs without it."""
+        declared = declared_inputs(self.inputs) if self.inputs is not None else ()
+        for each in declared:
+            name = name_of(each.place, len(declared))
+            if each.shape is None and each.data is None:
+                raise mistake(f"input {name} has no shape, for example shape: [batch, 128]", "inputs", *each.place)
+            if is_integer(each.dtype or "") and not (each.range or each.fill or each.data):
+                raise mistake(no_values(name, str(each.dtype)), "inputs", *each.place)
+        sizes = symbols(declared)
+        if lacking := [size for size in sizes if size not in self.dimensions]:
+            example = ", ".join(f"{size}: 128" for size in lacking)
+            raise mistake(f"{', '.join(lacking)} has no size; give dimensions: {{{example}}}", "inputs")
+        if strays := [name for name in self.dimensions if name not in sizes]:
+            raise mistake(f"no input has a dimension {strays[0]}{nearest(strays[0], sizes)}", "dimensions", strays[0])
 
     def source(self) -> ModelSource:
-        return ModelSource(**self.model_dump(exclude={"input", "batch_sizes", "reference"}), input_shape=self.input)
+        data = self.model_dump(exclude={"input", "inputs", "outputs", "batch_sizes", "reference"})
+        declared = declared_inputs(self.inputs) if self.inputs is not None else ()
+        return ModelSource(**data, input_shape=self.input, inputs=declared, outputs=tuple(self.outputs))
 
 
 class LayerEntry(_Strict):

@@ -79,7 +79,7 @@ class RunFolder:
         own = [path.relative_to(self.path) if path.is_relative_to(self.path) else path for path in config.import_from]
         data["import_from"] = list(map(str, own))
         for model in data["models"]:
-            for key in [k for k in ("dimensions", "options", "prefix") if not model.get(k)]:
+            for key in [k for k in ("dimensions", "options", "prefix", "outputs") if not model.get(k)]:
                 del model[key]
         (self.path / "bench.yaml").write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 

@@ -149,6 +149,19 @@ _KINDS = (
         "from 0.5 on the row is `failed`",
         doubts="error",
     ),
+    WarningKind(
+        "no-parity",
+        "P",
+        "not all outputs could be compared with the reference's; the column warnings says which and why",
+        "outputs whose shape depends on what is computed, or on the other items of a batch, were timed and not "
+        "compared, since the reference's have other shapes",
+        doubts="error",
+    ),
+    WarningKind(
+        "static-graph",
+        "S",
+        "the model could be exported for one batch size at a time only; the column warnings says why",
+    ),
     WarningKind("calibration", "k", "int8 was calibrated on seeded data, so its accuracy says nothing", doubts="error"),
     WarningKind("unproven", "?", "the types in which convolutions and products ran could not be seen", doubts="error"),
     WarningKind(

@@ -19,11 +19,11 @@ from exporters.gradients import reference_items
 from exporters.inputs import fixed_batch, numpy_dtype
 from exporters.source import Identity, ModelSource
 from profiler.errors import ConfigError
-from profiler.job.case import Budget, Case
+from profiler.job.case import Budget, Case, Role
 from profiler.machine import available_memory_mib, usable_cores
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_all
-from profiler.worker.task import Prepared, graph_of, has_checked_gradients
+from profiler.worker.task import Prepared, graph_of, has_checked_gradients, static_graph
 
 Key = TypeVar("Key", bound=Hashable)
 Tick = Callable[[str, int, int], None]
@@ -33,6 +33,7 @@ _EXPORT_BYTES_A_PARAMETER = 26
 """VGG-16's export, the largest, peaks at 3.5 GB for 138 million parameters."""
 _EXPORT_BASE_MIB = 700
 _UNKNOWN_PARAMETERS = 100_000_000
+_OK = Outcome("ok")
 _COUNT_SECONDS = 60.0
 """For counting FLOPs, which a run can do without: ResNet-200 takes 2 s."""
 _GRADIENT_SECONDS = 300.0
@@ -133,16 +134,40 @@ class _Stages:
         quantized = [name for name, graph in needed if graph == "int8"]
         floats = [key for key in needed if key[1] != "int8"] + [(name, "fp32") for name in quantized]
         self._export(dict.fromkeys(floats), prepared, "exports to ONNX")
+        self._export_by_batch(cases, prepared)
         for name in quantized:
             if "fp32" in prepared[name].failures:
                 _fail(prepared, name, "int8", prepared[name].failures["fp32"])
         ready = [(name, "int8") for name in quantized if "int8" not in prepared[name].failures]
         self._export(ready, prepared, "graphs quantized to int8")
 
+    def _export_by_batch(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
+        """A graph a batch size, of the models whose export with a free one failed."""
+        needed = dict.fromkeys(
+            (case.model, graph_of(case.precision), case.batch_size)
+            for case in cases
+            if ENGINES[case.engine].needs == "onnx"
+            and case.role is Role.CELL
+            and prepared[case.model].failures.get(graph_of(case.precision), _OK).status == "failed"
+            and graph_of(case.precision) != "int8"
+        )
+        calls = {key: self._call("prepare_export", f"export-{key[0]}-{key[1]}-{key[2]}", *key) for key in needed}
+        for (name, graph, batch), outcome in self._run(calls, "exports to ONNX, each for a batch size").items():
+            old, key = prepared[name], static_graph(graph, batch)
+            if outcome.status == "ok":
+                path, seconds = outcome.value
+                onnx, exported = {**old.onnx, key: path}, {**old.export_s, key: seconds}
+                prepared[name] = replace(old, onnx=onnx, export_s=exported)
+            else:
+                free = old.failures[graph]
+                tries = f"{free.reason}; with a graph for batch size {batch} only, too: {failed(outcome).reason}"
+                _fail(prepared, name, static_graph(graph, batch), replace(outcome, reason=tries))
+
     def _export(self, graphs: Iterable[tuple[str, str]], prepared: dict[str, Prepared], what: str) -> None:
         """One process a model and graph."""
         calls = {
-            (name, graph): self._call("prepare_export", f"export-{name}-{graph}", name, graph) for name, graph in graphs
+            (name, graph): self._call("prepare_export", f"export-{name}-{graph}", name, graph, None)
+            for name, graph in graphs
         }
         for (name, graph), outcome in self._run(calls, what).items():
             if outcome.status == "ok":
@@ -226,7 +251,10 @@ def failure(case: Case, prepared: Prepared) -> Outcome | None:
     """How it ended that the prepare phase left nothing that `case` could run; None if it can."""
     if "model" in prepared.failures:
         return prepared.failures["model"]
-    return prepared.failures.get(graph_of(case.precision)) if ENGINES[case.engine].needs == "onnx" else None
+    if ENGINES[case.engine].needs != "onnx" or prepared.graph(case.precision, case.batch_size) is not None:
+        return None
+    graph = graph_of(case.precision)
+    return prepared.failures.get(static_graph(graph, case.batch_size)) or prepared.failures.get(graph)
 
 
 def compared(name: str, own: Prepared, other: str, its: Prepared) -> Prepared:

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from engines.base import Array, Proof, Session, Trainable, Warning
-from engines.catalog import reference_of
+from engines.base import Array, Named, Proof, Session, Trainable, Warning
+from engines.catalog import ENGINES, reference_of
 from exporters.distance import unlike
 from exporters.gradients import Deviation, GradientReference, Gradients, deviation, is_input, reference_items, tiled
-from exporters.inputs import how_seeded, seeded_inputs
+from exporters.inputs import fixed_batch, how_seeded, repeated_inputs
 from profiler.job.case import Case
 from profiler.results.result import Finding, Result
 from profiler.tables import numbers
+from profiler.worker.outputs import align, read_outputs
 from profiler.worker.parity import WRONG, Difference, compare, figures, judge
-from profiler.worker.task import Task, has_checked_gradients
+from profiler.worker.task import REFERENCE_ITEMS, Task, graph_of, has_checked_gradients
 
 _TYPES = {
     "fp32": "float32",
@@ -31,6 +32,8 @@ _TYPES = {
     "int8": "int8",
 }
 _FLOATS = ("float32", "float16", "bfloat16")
+_NAMED = 3
+"""Of a list of reasons in a warning."""
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 
 
@@ -38,28 +41,42 @@ def verify(task: Task, session: Session, outputs: Sequence[Array], result: Resul
     """Compare outputs or gradients with the reference, the proof with the request; fail a row that does not hold."""
     case = task.case
     if case.pass_ == "inference" and task.prepared.reference is not None:
-        _check_outputs(task, task.prepared.reference, outputs, result)
+        names = session.output_names() if isinstance(session, Named) else []
+        _check_outputs(task, task.prepared.reference, outputs, names, result)
     elif case.pass_ == "training":
         _check_training(task, session, outputs, result)
     elif not all(np.isfinite(output).all() for output in outputs):
         result.fail("the outputs are not finite")
     result.proof = proof = session.proof()
-    result.warnings += [*remarks(case, proof), *left_in_float(task.prepared.quantized, proof)]
+    result.warnings += [*remarks(case, proof), *left_in_float(task.prepared.quantized, proof), *_exported(task)]
     result.take(mismatch(case, proof))
 
 
-def _check_outputs(task: Task, own: Path, outputs: Sequence[Array], result: Result) -> None:
+def _check_outputs(task: Task, own: Path, outputs: Sequence[Array], names: Sequence[str], result: Result) -> None:
     """Judge the outputs by the model's own reference; the errors are to that of the model that it is compared with."""
-    case, reference = task.case, _arrays(own)
-    differences = compare(outputs, reference)
-    finding = judge(case.precision, differences, how_seeded(task.prepared.specs))
+    case, specs = task.case, task.prepared.specs
+    names = names or [str(number) for number in range(len(outputs))]
+    batches = case.batch_size, fixed_batch(specs) or REFERENCE_ITEMS
+    aligned = align(outputs, names, read_outputs(own), case.source.outputs, *batches)
+    differences = compare(aligned.outputs, aligned.reference, aligned.names)
+    finding = judge(case.precision, differences, how_seeded(specs))
     result.take(f"{finding}{why_unlike_itself(case, differences)}" if isinstance(finding, str) else finding)
+    if aligned.apart:
+        result.warnings.append(Warning("no-parity", _some(aligned.apart)))
     if task.prepared.other_reference is not None:
-        reference = _arrays(task.prepared.other_reference)
-        differences = compare(outputs, reference)
+        wanted = (case.reference or case.source).outputs
+        aligned = align(outputs, names, read_outputs(task.prepared.other_reference), wanted, *batches)
+        differences = compare(aligned.outputs, aligned.reference, aligned.names)
+    if not differences:
+        return
     result.reference = reference_of((case.reference or case.source).kind)[1].name
     real_weights = case.source.kind == "onnx" or case.source.weights is not None
-    result.figures |= figures(differences, outputs, reference, real_weights)
+    result.figures |= figures(differences, aligned.outputs, aligned.reference, real_weights)
+
+
+def _some(reasons: Sequence[str]) -> str:
+    """The first of the reasons, and how many more there are."""
+    return "; ".join([*reasons[:_NAMED], *([f"and {len(reasons) - _NAMED} more"] if len(reasons) > _NAMED else [])])
 
 
 def why_unlike_itself(case: Case, differences: Sequence[Difference]) -> str:
@@ -71,11 +88,6 @@ def why_unlike_itself(case: Case, differences: Sequence[Difference]) -> str:
         "; the reference is PyTorch's too, so probably an item's output depends on the others of its batch, or on "
         "chance (dropout, batch norm in training mode?)"
     )
-
-
-def _arrays(path: Path) -> list[Array]:
-    with np.load(path) as file:
-        return [file[name] for name in file.files]
 
 
 def _check_training(task: Task, session: Session, outputs: Sequence[Array], result: Result) -> None:
@@ -112,7 +124,7 @@ def _check_gradients(
     """Add the errors of loss and gradients; fail a row whose gradients are wrong."""
     case, items = task.case, reference_items(task.case.batch_size)
     assert isinstance(session, Trainable), f"{case.engine} trains and cannot show its gradients"
-    inputs = [tiled(array, case.batch_size) for array in seeded_inputs(task.prepared.specs, items)]
+    inputs = repeated_inputs(task.prepared.specs, case.batch_size, items)
     target = None
     if truth.target is not None:
         target = tiled(truth.target, case.batch_size, is_gradient=case.training.head == "logits")
@@ -239,6 +251,16 @@ def remarks(case: Case, proof: Proof) -> list[Warning]:
     if proof.cuda_graph_fallback:
         warnings.append(Warning("no-cuda-graph", f"every call was enqueued again ({proof.cuda_graph_fallback})"))
     return warnings + list(proof.warnings or [])
+
+
+def _exported(task: Task) -> list[Warning]:
+    """The warning that a graph is for one batch size only, and why."""
+    graph = graph_of(task.case.precision)
+    why = task.prepared.failures.get(graph)
+    if why is None or ENGINES[task.case.engine].needs != "onnx":
+        return []
+    reason = f"the graph is for batch size {task.case.batch_size} only, since with a free one {why.reason}"
+    return [Warning("static-graph", reason)]
 
 
 def left_in_float(quantized: tuple[int, int], proof: Proof) -> list[Warning]:

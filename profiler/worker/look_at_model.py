@@ -34,7 +34,7 @@ def look_at_model(argument: tuple[ModelSource, bool], report: Report) -> Look:
     failures = {}
     if quantized and source.calibration is not None:
         try:
-            calibration_files(source.calibration, specs[0])
+            calibration_files(source.calibration, specs)
         except ModelError as error:
             failures["int8"] = Outcome("failed", str(error))
     seen = _open_header(source) if source.onnx is not None else _look_at_module(source)

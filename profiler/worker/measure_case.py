@@ -23,7 +23,7 @@ from profiler.worker import checks, disturbance
 from profiler.worker.clock import Clock, CpuClock, CudaClock, Samples
 from profiler.worker.memory import DeviceMeter, HostMeter, declared_parts
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
-from profiler.worker.task import Task, check_inputs, graph_of, make_job
+from profiler.worker.task import Task, check_inputs, make_job
 
 _PROFILED_CALLS = 20
 """Profiling takes at least as long as this many calls, without its own set-up."""
@@ -203,7 +203,7 @@ def _set_up(task: Task, result: Result, phases: Phases, first_run_s: float) -> F
     precision, built = task.case.precision, result.proof.build if result.proof else None
     exported = ENGINES[task.case.engine].needs == "onnx"
     return {
-        "export_s": task.prepared.export_s.get(graph_of(precision)) if exported else None,
+        "export_s": task.prepared.exported_in(precision, task.case.batch_size) if exported else None,
         "build_s": built.seconds if built else phases.seconds.get(Phase.BUILD),
         "load_s": phases.seconds.get(Phase.LOAD),
         "first_run_s": first_run_s,

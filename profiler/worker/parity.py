@@ -29,7 +29,7 @@ class Difference:
     """Whether the reference is zero everywhere, so that what computes nothing agrees with it."""
 
 
-def compare(outputs: Sequence[Array], reference: Sequence[Array]) -> list[Difference]:
+def compare(outputs: Sequence[Array], reference: Sequence[Array], names: Sequence[str] = ()) -> list[Difference]:
     """Each output's difference. Both sides have items along the first axis; as many are compared as both have.
 
     Raises ValueError where the outputs' number or shapes differ from the reference's.
@@ -40,8 +40,9 @@ def compare(outputs: Sequence[Array], reference: Sequence[Array]) -> list[Differ
     for number, (output, expected) in enumerate(zip(outputs, reference, strict=True)):
         if output.ndim != expected.ndim or output.shape[1:] != expected.shape[1:]:
             raise ValueError(f"output {number} has shape {output.shape}, the reference {expected.shape}")
+        name = f"output {names[number]}" if len(outputs) > 1 and names else f"output {number}"
         # A layer's output at a large batch is gigabytes, of which a few items are compared.
-        found.append(_difference(f"output {number}", *_common(output, expected)))
+        found.append(_difference(name, *_common(output, expected)))
     return found
 
 

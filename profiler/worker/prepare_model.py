@@ -6,15 +6,15 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
 import engines
-from engines.base import BuiltAhead, Job, Unsupported
+from engines.base import BuiltAhead, Job, Named, Unsupported
 from engines.catalog import ENGINES, reference_of
 from engines.requirements import explain, missing
-from exporters import inputs
+from exporters import calls, inputs
 from exporters.cache import Cache, file_sha256, key_of
+from exporters.calls import chosen
 from exporters.errors import sentence
 from exporters.flops import Cost, cached_cost
 from exporters.gradient_reference import cached_gradients
@@ -26,7 +26,9 @@ from exporters.onnx_export import check_onnx, export_onnx
 from exporters.source import Identity, ModelError, ModelSource
 from exporters.weights import cached_state, checked, identified, identify, source_key
 from profiler.processes.messages import Entered, Progress, Report, Salvage
-from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, check_inputs, make_job
+from profiler.worker import outputs as kept
+from profiler.worker.outputs import read_outputs, write_outputs
+from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, check_inputs, is_static, make_job
 
 
 def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepared:
@@ -41,8 +43,7 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
     state = None if source.kind == "onnx" else cached_state(source, cache)
     produce = checked(source, lambda path: _write_reference(source, specs, state, path))
     reference, _ = cache.entry("reference", _reference_key(source), ".npz", produce)
-    with np.load(reference) as file:
-        outputs = tuple(file[name].shape for name in file.files)
+    outputs = tuple(array.shape for array in read_outputs(reference).values())
     if source.onnx is None:
         return Prepared(specs, state, reference, outputs, identity=source.identity)
     quantized = quantized_products(read_onnx(source.onnx).graph)
@@ -82,7 +83,8 @@ def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Path], repor
     gradient of its input if the fourth does."""
     source, prepared, trains, of_input, root = argument
     # FLOPs are the same in every precision's graph.
-    graph = prepared.onnx.get("fp32") or next(iter(prepared.onnx.values()), None)
+    free = {name: path for name, path in prepared.onnx.items() if not is_static(name)}
+    graph = free.get("fp32") or next(iter(free.values()), None)
     return cached_cost(source, prepared.specs, Cache(root), graph, trains, lambda cost: report(Salvage(cost)), of_input)
 
 
@@ -98,10 +100,14 @@ def prepare_gradients(
     )
 
 
-def prepare_export(argument: tuple[ModelSource, str, Path], report: Report) -> tuple[Path, float]:
-    """The exported graph and the seconds that its export took. Raises exporters.source.ModelError."""
-    source, precision, root = identified(argument[0]), *argument[1:]
-    export = quantize(source, Cache(root)) if precision == "int8" else export_onnx(source, precision, Cache(root))
+def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: Report) -> tuple[Path, float]:
+    """The exported graph, of any batch size or of that one, and the seconds that its export took.
+
+    Raises exporters.source.ModelError.
+    """
+    source, precision, batch, root = identified(argument[0]), *argument[1:]
+    cache = Cache(root)
+    export = quantize(source, cache) if precision == "int8" else export_onnx(source, precision, cache, batch)
     return export.path, export.seconds
 
 
@@ -117,7 +123,8 @@ def build_ahead(task: Task, report: Report) -> BuiltAhead:
 
 def _reference_key(source: ModelSource) -> str:
     """Everything that reference outputs depend on: the model, how inputs are seeded, how many, and what ran them."""
-    parts = [source_key(source), file_sha256(Path(inputs.__file__)), str(REFERENCE_ITEMS)]
+    code = [file_sha256(Path(module.__file__ or "")) for module in (inputs, calls, kept)]
+    parts = [source_key(source), *code, str(REFERENCE_ITEMS)]
     return key_of(*parts, str(importlib.import_module(reference_of(source.kind)[1].module).__version__))
 
 
@@ -127,13 +134,27 @@ def _write_reference(source: ModelSource, specs: tuple[TensorSpec, ...], state: 
     batch = fixed_batch(specs) or REFERENCE_ITEMS
     arrays = tuple(seeded_inputs(specs, batch))
     job = Job(
-        source, "inference", reference.precision, batch, "cpu", reference.options, arrays, state, onnx=source.onnx
+        source,
+        "inference",
+        reference.precision,
+        batch,
+        "cpu",
+        reference.options,
+        arrays,
+        state,
+        source.onnx,
+        specs=specs,
     )
     try:
         session = engines.open_session(engine, job)
         session.run(lambda name: None)
+        outputs = session.outputs()
+        names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(outputs))]
+        if not outputs:
+            raise ModelError(f"model {source.name!r}: it returns no tensor; return one, or some in a tuple or a dict")
+        chosen(source.outputs, names)
     except (ModelError, Unsupported):
         raise
     except Exception as error:
         raise no_reference(source, error, specs) from error
-    np.savez(path, *session.outputs())
+    write_outputs(path, names, outputs)

@@ -21,7 +21,10 @@ REFERENCE_ITEMS = 8
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the prepare phase made of one model, by content in the cache. `onnx` and `export_s` are by graph."""
+    """What the prepare phase made of one model, by content in the cache.
+
+    `onnx` and `export_s` are by graph: "fp16", or "fp16 at batch 8" of a model that can be exported for one size only.
+    """
 
     specs: tuple[TensorSpec, ...] = ()
     state: Path | None = None
@@ -40,6 +43,15 @@ class Prepared:
     identity: Identity | None = None
     quantized: tuple[int, int] = (0, 0)
     """How many convolutions and products a user's ONNX file has, and how many of them it quantizes."""
+
+    def graph(self, precision: str, batch: int) -> Path | None:
+        """The graph that a case of that precision and batch size runs."""
+        return self.onnx.get(graph_of(precision)) or self.onnx.get(static_graph(graph_of(precision), batch))
+
+    def exported_in(self, precision: str, batch: int) -> float | None:
+        """The seconds that its export took."""
+        seconds = self.export_s.get(graph_of(precision))
+        return self.export_s.get(static_graph(graph_of(precision), batch)) if seconds is None else seconds
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,16 @@ class Task:
 def graph_of(precision: str) -> str:
     """Which exported graph a precision runs: TF32 is a switch of the engine, not a type of the graph."""
     return "fp32" if precision == "tf32" else precision
+
+
+def static_graph(graph: str, batch: int) -> str:
+    """What a graph is called that is for one batch size."""
+    return f"{graph} at batch {batch}"
+
+
+def is_static(graph: str) -> bool:
+    """Whether that is a name that `static_graph` gave."""
+    return " at batch " in graph
 
 
 def has_checked_gradients(case: Case) -> bool:
@@ -114,8 +136,9 @@ def make_job(
         device=case.device,
         options=ENGINES[case.engine].options(**case.options),
         inputs=tuple(inputs),
+        specs=prepared.specs,
         state=prepared.state,
-        onnx=prepared.onnx.get(graph_of(case.precision)),
+        onnx=prepared.graph(case.precision, case.batch_size),
         phase=phase,
         at_peak=at_peak,
         progress=progress,

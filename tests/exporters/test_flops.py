@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper
 from exporters import flops
 from exporters.cache import Cache
 from exporters.catalog import CATALOG
+from exporters.declared_inputs import declared_inputs
 from exporters.flops import Cost, cached_cost
 from exporters.graph_flops import node_flops
 from exporters.inputs import input_specs
@@ -291,7 +293,8 @@ def test_integer_operators_by_hand(tmp_path: Path, operator: str, inputs: str, e
     integers = {"w": (2, 3, 3, 3), "m": (16, 5), "z": ()}
     weights = [weight("s"), *(weight(name, *shape, type_=TensorProto.UINT8) for name, shape in integers.items())]
     nodes = [helper.make_node(operator, inputs.split(), ["1"]), helper.make_node("Cast", ["1"], ["y"], to=1)]
-    found = cost_of(write(tmp_path / "q.onnx", nodes, x, *weights))
+    source = write(tmp_path / "q.onnx", nodes, x, *weights)
+    found = cost_of(replace(source, inputs=declared_inputs({"x": {"range": [0, 256]}})))
     assert found.inference_flops == expected
 
 

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from exporters.declared_inputs import declared_inputs
 from exporters.inputs import TensorSpec, fixed_batch, input_specs, seeded_inputs
 from exporters.source import ModelError, ModelSource
 
@@ -41,12 +42,17 @@ def test_canonical_and_factory() -> None:
 def test_onnx_batch_symbol_is_renamed_in_every_input(tmp_path: Path) -> None:
     types = (TensorProto.FLOAT16, TensorProto.INT64, TensorProto.BOOL)
     source = save(tmp_path / "m.onnx", ["N", 3, "H"], ["N", 4], ["H", "N"], types=types)
-    source = ModelSource(source.name, onnx=source.onnx, dimensions={"H": 8})
+    inputs = declared_inputs({"in1": {"range": [0, 30522]}})
+    source = ModelSource(source.name, onnx=source.onnx, dimensions={"H": 8}, inputs=inputs)
     assert input_specs(source) == [
         TensorSpec("in0", ("batch", 3, 8), "float16"),
-        TensorSpec("in1", ("batch", 4), "int64"),
+        TensorSpec("in1", ("batch", 4), "int64", range=(0, 30522)),
         TensorSpec("in2", (8, "batch"), "bool"),
     ]
+    with pytest.raises(ModelError, match=r"'in1' is int64, .*: give `inputs: {in1: {range: \[0, 1000\]}}`"):
+        input_specs(replace(source, inputs=()))
+    with pytest.raises(ModelError, match=r"m.onnx has no input 'ids', but \['in0', 'in1', 'in2'\]"):
+        input_specs(replace(source, inputs=declared_inputs({"ids": {"range": [0, 2]}})))
 
 
 def test_onnx_anonymous_leading_dimension_is_the_batch(tmp_path: Path) -> None:

@@ -571,11 +571,11 @@ def users(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Finished:
     (folder / "nets.py").write_text(TWICE)
     job = f"""
 models:
-  - {{name: two, onnx: two.onnx, dimensions: {{length: 5}}}}
+  - {{name: two, onnx: two.onnx, dimensions: {{length: 5}}, inputs: {{ids: {{range: [0, 2]}}}}}}
   - {{name: fixed, onnx: fixed.onnx}}
   - {{name: mine, factory: "nets:twice", input: [3]}}
   - {{name: compared, onnx: fixed.onnx, reference: mine}}
-  - {{name: misfit, onnx: two.onnx, dimensions: {{length: 5}}, reference: mine}}
+  - {{name: misfit, onnx: two.onnx, dimensions: {{length: 5}}, inputs: {{ids: {{range: [0, 2]}}}}, reference: mine}}
 engines: [eager, ort{", openvino" if OPENVINO else ""}]
 precisions: [fp32, bf16]
 batch_sizes: [1, 2]

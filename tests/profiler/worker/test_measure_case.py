@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engines.onnx_runtime.session import OrtSession
 from engines.pytorch.eager import EagerSession
+from exporters.declared_inputs import declared_inputs
 from exporters.source import ModelError, ModelSource
 from profiler.job.case import Budget, Case
 from profiler.processor import PROC
@@ -91,7 +92,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         source = ModelSource(factory, factory=f"worker_factories:{factory}", input_shape=(4, 8))
         prepared: Prepared = prepare_model((source, tmp_path / "cache"), lambda message: None)
         if engine == "ort":
-            path, export_s = prepare_export((source, "fp32", tmp_path / "cache"), lambda message: None)
+            path, export_s = prepare_export((source, "fp32", None, tmp_path / "cache"), lambda message: None)
             prepared = replace(prepared, onnx={"fp32": path}, export_s={"fp32": export_s})
         then()
         case = Case(factory, engine, engine, pass_, "fp32", 2, "cpu", 0, source)  # type: ignore[arg-type]
@@ -183,7 +184,7 @@ def tokens(path: Path, rows: int, factor: int = 1) -> ModelSource:
     constants.append(numpy_helper.from_array(np.array(factor, np.int64), "factor"))
     graph = helper.make_graph(nodes, "tokens", [ids], [following], constants)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
-    return ModelSource("tokens", onnx=path)
+    return ModelSource("tokens", onnx=path, inputs=declared_inputs({"ids": {"range": [0, 2]}}))
 
 
 def measure_graph(source: ModelSource, cache: Path) -> Result:
@@ -206,12 +207,12 @@ def test_token_ids_are_compared_place_by_place(tmp_path: Path, monkeypatch: pyte
 def test_token_ids_that_are_all_zero_name_the_inputs_that_are_seeded(tmp_path: Path) -> None:
     result = measure_graph(tokens(tmp_path / "tokens.onnx", rows=2, factor=0), tmp_path)
     (warning,) = (warning for warning in result.warnings if warning.kind == "unchecked-outputs")
-    assert "0 or 1 in the integer inputs `ids`, and no key of the job gives others" in warning.text
+    assert "`ids` is drawn from 0 to below 2; `inputs` of the job gives others" in warning.text
 
 
 def test_ids_that_are_out_of_range_name_the_inputs_that_are_seeded(tmp_path: Path) -> None:
     with pytest.raises(
-        ModelError, match=r"(?s)its reference outputs cannot be made: .*indices.* 0 or 1 in the integer inputs `ids`"
+        ModelError, match=r"(?s)its reference outputs cannot be made: .*indices.* `ids` is drawn from 0 to below 2"
     ):
         measure_graph(tokens(tmp_path / "tokens.onnx", rows=1), tmp_path)
 

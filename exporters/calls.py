@@ -1,0 +1,112 @@
+"""Call a module with its inputs, and name the tensors that it returns."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from exporters.inputs import TensorSpec, arguments
+from exporters.source import ModelError, nearest
+
+
+def call(model: Any, specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> Any:
+    """What the module, or what has been compiled of it, returns for the tensors, each at its place."""
+    positional, keywords = arguments(specs, tensors)
+    return model(*positional, **keywords)
+
+
+def named_outputs(result: Any) -> dict[str, Tensor]:
+    """The tensors in what a module returned, in its order: a tensor is "y", a tuple's are "y0", "y1", a dict's or a
+    dataclass's go by their keys, nested ones have a dot between. What is no tensor (None, a cache) is left out."""
+    return {_name(place): tensor for place, tensor in _tensors(result, ())}
+
+
+def _tensors(result: Any, place: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Tensor]]:
+    if isinstance(result, Tensor):
+        yield place, result
+        return
+    parts: Iterator[tuple[str | int, Any]] = iter(())
+    if isinstance(result, Mapping):
+        parts = ((str(key), part) for key, part in result.items())
+    elif hasattr(result, "_fields"):
+        parts = zip(result._fields, result, strict=True)
+    elif isinstance(result, list | tuple):
+        parts = enumerate(result)
+    elif dataclasses.is_dataclass(result):
+        parts = ((part.name, getattr(result, part.name)) for part in dataclasses.fields(result))
+    for key, part in parts:
+        yield from _tensors(part, (*place, key))
+
+
+def _name(place: tuple[str | int, ...]) -> str:
+    first = place[0] if place and isinstance(place[0], str) else "".join(["y", *map(str, place[:1])])
+    return ".".join([first, *map(str, place[1:])])
+
+
+def chosen(wanted: Sequence[str | int], names: Collection[str]) -> list[int]:
+    """The places of the wanted outputs among the names, in the order asked for; of all of them where none is wanted.
+
+    A dict's name stands for all that is in it. Raises ModelError for one that there is not.
+    """
+    known = list(names)
+    places: list[int] = []
+    for each in wanted:
+        if isinstance(each, int):
+            found = [each] if 0 <= each < len(known) else []
+        else:
+            found = [place for place, name in enumerate(known) if name == each or name.startswith(f"{each}.")]
+        if not found:
+            there = f"there are {len(known)}" if isinstance(each, int) else nearest(each, known)
+            raise ModelError(f"outputs: the model has no output {each!r}; {there}")
+        places += found
+    return places if wanted else list(range(len(known)))
+
+
+def trained_output(result: Any, wanted: Sequence[str | int] = ()) -> Tensor:
+    """The output from which the backward pass starts: the first, or the first that is wanted.
+
+    Raises ModelError where that one is not of floats, with what to write.
+    """
+    outputs = named_outputs(result)
+    if not outputs:
+        raise ModelError(f"the model returned {type(result).__qualname__}, in which there is no tensor")
+    place = chosen(wanted, outputs)[0]
+    name, tensor = list(outputs.items())[place]
+    if not tensor.is_floating_point():
+        floats = [each for each, value in outputs.items() if value.is_floating_point()]
+        mend = f"write `outputs: [{floats[0]}]`" if floats else "no output is of floats"
+        raise ModelError(f"training starts from output {name!r}, which is {tensor.dtype}: {mend}")
+    return tensor
+
+
+@contextlib.contextmanager
+def flattened(model: nn.Module, specs: Sequence[TensorSpec]) -> Iterator[list[str]]:
+    """Inside, the module takes its inputs by position and returns a tuple of tensors, as exporters want it.
+
+    Yields a list that has the outputs' names once the module has run. Parameters keep their names, since it is only
+    `forward` that is another function.
+    """
+    original, own, names = model.forward, vars(model).get("forward"), list[str]()
+
+    def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
+        positional, keywords = arguments(specs, tensors)
+        outputs = named_outputs(original(*positional, **keywords))
+        names[:] = outputs
+        return tuple(outputs.values())
+
+    model.forward = forward
+    try:
+        yield names
+    finally:
+        del model.forward  # The class has one.
+        if own is not None:
+            model.forward = own
+
+
+def no_tensors(result: Any) -> str:
+    """The error of a model whose result holds no tensor."""
+    return f"the model returned {type(result).__qualname__}, in which there is no tensor; return tensors"

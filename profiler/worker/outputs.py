@@ -1,0 +1,90 @@
+"""Find for each output that is compared the reference's, and the items that both have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from engines.base import Array
+from exporters.calls import chosen
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Arrays of the same shapes in the same order; `apart` says of others why they cannot be compared."""
+
+    names: list[str] = field(default_factory=list)
+    outputs: list[Array] = field(default_factory=list)
+    reference: list[Array] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)
+
+
+def write_outputs(path: Path, names: Sequence[str], arrays: Sequence[Array]) -> None:
+    """Save a reference's outputs with their names."""
+    keys = [f"{number} {name}" for number, name in enumerate(names)]
+    np.savez(path, **dict(zip(keys, arrays, strict=True)))  # type: ignore[arg-type]
+
+
+def read_outputs(path: Path) -> dict[str, Array]:
+    """What `write_outputs` saved."""
+    with np.load(path) as file:
+        return {key.partition(" ")[2]: file[key] for key in file.files}
+
+
+def align(
+    outputs: Sequence[Array],
+    names: Sequence[str],
+    reference: Mapping[str, Array],
+    wanted: Sequence[str | int],
+    batch: int,
+    reference_batch: int,
+) -> Aligned:
+    """The outputs that are compared, `wanted` of the reference's names, or all: as many items as both have.
+
+    Outputs are found by name where they have the reference's names, else by their order. One whose shape depends on
+    what is computed, or on the batch in another way than by having its items, is left out where the shapes differ.
+
+    Raises ValueError for another number of outputs, and where items have other shapes than the reference's.
+    """
+    by_name = dict(zip(names, outputs, strict=True)) if set(names) & set(reference) else {}
+    if not by_name:
+        if len(outputs) != len(reference):
+            raise ValueError(f"{len(outputs)} outputs, the reference has {len(reference)}")
+        by_name = dict(zip(reference, outputs, strict=True))
+    known, aligned = list(reference), Aligned()
+    for name in (known[place] for place in chosen(wanted, known)):
+        truth, ours = reference[name], by_name.get(name)
+        if ours is None:
+            if len(truth.shape) and len(truth) == reference_batch and len(outputs) < len(reference) == len(names):
+                raise ValueError(f"there is no output {name}, which the reference has")
+            aligned.apart.append(f"{name} is not among the outputs at this batch size")
+            continue
+        pair = _common(ours, truth, batch, reference_batch)
+        if pair is None and ours.shape[:1] == (batch,) and truth.shape[:1] == (reference_batch,):
+            raise ValueError(f"output {name} has shape {ours.shape}, the reference {truth.shape}")
+        if pair is None:
+            aligned.apart.append(f"{name} has shape {ours.shape}, the reference's is {truth.shape}")
+            continue
+        aligned.names.append(name)
+        aligned.outputs.append(pair[0])
+        aligned.reference.append(pair[1])
+    return aligned
+
+
+def _common(ours: Array, truth: Array, batch: int, reference_batch: int) -> tuple[Array, Array] | None:
+    """The items that both have, along the one axis that is the batch or a multiple of it; None if nothing fits."""
+    if ours.shape == truth.shape:
+        return ours, truth
+    if ours.ndim != truth.ndim:
+        return None
+    unlike = [axis for axis in range(ours.ndim) if ours.shape[axis] != truth.shape[axis]]
+    axis = unlike[0]
+    if len(unlike) > 1 or ours.shape[axis] * reference_batch != truth.shape[axis] * batch:
+        return None
+    # Of a batch's items one after another the first ones are those of a smaller batch.
+    taken = [slice(None)] * ours.ndim
+    taken[axis] = slice(min(ours.shape[axis], truth.shape[axis]))
+    return ours[tuple(taken)], truth[tuple(taken)]
