@@ -208,7 +208,9 @@ class ModelEntry(_Strict):
 
     def _check_inputs(self) -> None:
         """What can be said of a torch module's inputs without it."""
-        declared = declared_inputs(self.inputs) if self.inputs is not None else ()
+        if self.inputs is None:
+            return
+        declared = declared_inputs(self.inputs)
         for each in declared:
             name = name_of(each.place, len(declared))
             if each.shape is None and each.data is None:

@@ -150,7 +150,7 @@ def test_logits_that_are_masked_in_another_way_are_wrong(
     result = measure("masked", engine, then=spoil)
     assert result.status == "failed"
     assert result.reason == (
-        "the outputs are wrong where they are not finite: output 0 has +inf where the reference has −inf in 24 of 48 "
+        "the outputs are wrong where they are not finite: output y0 has +inf where the reference has −inf in 24 of 48 "
         "places"
     )
 
