@@ -290,6 +290,11 @@ class OpenVinoOptions(Options):
     threads: int = option(0, "inference threads; 0 lets OpenVINO choose", devices=_CPU)
 
 
+@dataclass(frozen=True)
+class JaxOptions(Options):
+    """Options of JAX: none."""
+
+
 _TRT_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
     ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "int8", "native"}),
 }
@@ -307,6 +312,8 @@ _UPGRADE_RTX = _INSTALL_RTX.replace("install", "install --upgrade")
 _PYCUDA = Requirement(
     "pycuda", "pip install pycuda (it is compiled: the CUDA toolkit's headers must be there)", to_build=False
 )
+_INSTALL_JAX = "pip install 'cnn-runtime-profiler[jax]'"
+_INSTALL_JAX_CUDA = "pip install 'cnn-runtime-profiler[jax-cuda]'"
 _NO_OPENVINO_ON_CUDA = "OpenVINO has no NVIDIA device"
 _TRT_NEEDS_A_GPU = "TensorRT runs only on NVIDIA GPUs"
 _TRT_REASONS: Mapping[tuple[Device, str], str] = {
@@ -458,6 +465,31 @@ ENGINES: dict[str, Engine] = {
             version=LibraryVersion("openvino_version", ("openvino",)),
             deployment=Deployment("engines.openvino_cpu.session:write_graph", {"cpu": ("openvino{release}",)}),
         ),
+        Engine(
+            name="jax",
+            module="engines.jax_xla.session",
+            library="JAX",
+            summary="JAX: the torch module's graph, compiled by XLA; timed on the host",
+            needs="torch",
+            precisions={
+                ("inference", "cpu"): frozenset({"fp32"}),
+                ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16"}),
+                ("training", "cpu"): frozenset({"fp32"}),
+                ("training", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16"}),
+            },
+            reasons={("cpu", "tf32"): _NO_TF32_ON_CPU},
+            requirements=(
+                Requirement("jax", _INSTALL_JAX, devices=_CPU),
+                Requirement("jax", _INSTALL_JAX_CUDA, devices=_CUDA),
+                Requirement("jax_cuda13_plugin|jax_cuda12_plugin", _INSTALL_JAX_CUDA, devices=_CUDA),
+            ),
+            options=JaxOptions,
+            spellings=("xla", "flax"),
+            version=LibraryVersion("jax_version", ("jax",)),
+            packages=("jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin"),
+            compiles=True,
+            uses_cudnn=True,
+        ),
     )
 }
 
@@ -483,6 +515,7 @@ PRESETS: dict[str, Preset] = {
         Preset("trt", "trt", "TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH),
         Preset("trt-rtx", "trt-rtx", "TensorRT for RTX with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH),
         Preset("openvino", "openvino", "OpenVINO as it comes", {}, _NO_OPENVINO_ON_CUDA),
+        Preset("jax", "jax", "JAX, compiled by XLA", {}, {}),
     )
 }
 

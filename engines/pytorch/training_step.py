@@ -20,12 +20,12 @@ from exporters.inputs import first_items
 from exporters.loss import prepare_to_train, seeded_target, start_of_backward
 
 AUTOCAST = {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
-_LEARNING_RATE = 1e-6
+LEARNING_RATE = 1e-6
 """So small that weights stay what they are over thousands of iterations on one batch: they neither overflow nor learn
 it by heart, after which gradients would be zeros, with which a GPU draws less power. No time depends on it."""
-_HALF_EPSILON = 1e-3
-"""AdamW's, for fp16 weights. With the usual 1e-8 it would divide by nearly nothing, since squares of gradients below
-0.008 underflow in its state."""
+SGD: Mapping[str, Any] = {"momentum": 0.9, "weight_decay": 1e-4}
+ADAMW: Mapping[str, Any] = {"betas": (0.9, 0.999), "weight_decay": 0.01}
+"""Torch's defaults."""
 _HALVINGS = 32
 """Of a loss scale that starts at 65536."""
 
@@ -163,20 +163,25 @@ class TrainingStep:
 def make_optimizer(job: Job[TorchOptions], model: torch.nn.Module) -> torch.optim.Optimizer | None:
     """One kernel a step (`fused`), whose work on a GPU can be captured.
 
-    SGD with momentum 0.9 and weight decay 1e-4, AdamW with torch's defaults.
+    SGD with momentum and weight decay, AdamW with torch's defaults.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     if job.training.optimizer == "sgd":
-        sgd = torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=0.9, weight_decay=1e-4, fused=True)
+        sgd = torch.optim.SGD(parameters, lr=LEARNING_RATE, **SGD, fused=True)
         for p in parameters:
             # Left to itself the fused step keeps it uninitialized when the first step of all is skipped (torch 2.13).
             sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         return sgd
     if job.training.optimizer == "adamw":
-        epsilon = _HALF_EPSILON if job.precision == "fp16" else 1e-8
-        captured = job.options.cuda_graph
-        return torch.optim.AdamW(parameters, lr=_LEARNING_RATE, eps=epsilon, fused=True, capturable=captured)
+        captured, eps = job.options.cuda_graph, epsilon(job.precision)
+        return torch.optim.AdamW(parameters, lr=LEARNING_RATE, eps=eps, **ADAMW, fused=True, capturable=captured)
     return None
+
+
+def epsilon(precision: str) -> float:
+    """AdamW's. For fp16 weights the usual 1e-8 would divide by nearly nothing, since squares of gradients below 0.008
+    underflow in its state."""
+    return 1e-3 if precision == "fp16" else 1e-8
 
 
 def _sample(gradient: Tensor) -> Array:

@@ -36,7 +36,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _OUT_OF_MEMORY = (
     *("out of memory", "can't allocate memory", "not enough memory", "Failed to allocate memory"),
     *("CUDNN_STATUS_ALLOC_FAILED", "_ALLOCATION_FAILED", "CUBLAS_STATUS_ALLOC_FAILED"),
-    *("std::bad_alloc", "OutOfMemory"),
+    *("std::bad_alloc", "OutOfMemory", "RESOURCE_EXHAUSTED"),
 )
 PRELOADED = "profiler.worker.preload"
 """What the forkserver imports."""

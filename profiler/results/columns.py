@@ -169,7 +169,11 @@ def _latency() -> Iterator[Column]:
     ends = "95 % block-bootstrap interval of the median, within this process; null below 30 effective samples"
     tail = "percentiles, null below 64, 130 and 662 samples"
     sampling = "how many samples, and why sampling stopped: `precision`, `plateau`, `budget`, `max_samples`"
-    yield _text("clock", "Clock", "the headline clock: `event` on a GPU, `host` on a CPU")
+    yield _text(
+        "clock",
+        "Clock",
+        "the headline clock: `event` on a GPU, `host` on a CPU and for an engine with a queue of its own (JAX)",
+    )
     median = "median of one call on that clock"
     yield _ms("latency_ms", "Latency", median, noun="latency", objective="latency", shown=Shown.TERMINAL)
     yield _ms("latency_mean_ms", "Mean", "mean and minimum", shown=Shown.FILES)
@@ -359,6 +363,7 @@ def _versions() -> Iterator[Column]:
     yield _text("onnxruntime_version", "ONNX Runtime", meaning)
     yield _text("tensorrt_version", "TensorRT", meaning)
     yield _text("openvino_version", "OpenVINO", meaning)
+    yield _text("jax_version", "JAX", meaning)
 
 
 _DECLARED = (

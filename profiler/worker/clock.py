@@ -39,6 +39,8 @@ class Clock(Protocol):
     """
 
     headline: str
+    returns_when_done: bool
+    """Whether a call has finished when it returns."""
 
     def synchronize(self) -> None:
         """Wait until the device has finished."""
@@ -78,6 +80,7 @@ class CpuClock(Clock):
     """Host time: on the CPU a call has finished when it returns."""
 
     headline = "host"
+    returns_when_done = True
 
     def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
         samples: Samples = {"host": []}
@@ -115,6 +118,7 @@ class CudaClock(Clock):
     """
 
     headline = "event"
+    returns_when_done = False
 
     def __init__(self) -> None:
         import torch
@@ -169,16 +173,7 @@ class CudaClock(Clock):
         return samples
 
     def time_synchronized(self, run: Run, calls: int) -> Samples:
-        samples: Samples = {"host": [], "enqueue": []}
-        for _ in range(calls):
-            self.synchronize()
-            start = time.perf_counter_ns()
-            run(ignore)
-            returned = time.perf_counter_ns()
-            self.synchronize()
-            samples["host"].append((time.perf_counter_ns() - start) / 1e6)
-            samples["enqueue"].append((returned - start) / 1e6)
-        return samples
+        return _synchronized(self, run, calls)
 
     def time_gated(self, run: Run, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
         """Hold the stream behind a spin kernel while one call is enqueued, as NVBench does (`gpu` in docs/method.md).
@@ -199,18 +194,7 @@ class CudaClock(Clock):
         return taken
 
     def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
-        # Counted beforehand: the device's queue takes far more than `seconds` of calls before it holds the host.
-        calls = max(1, math.ceil(seconds * 1000 / call_ms))
-        while True:
-            self.synchronize()
-            start = time.perf_counter()
-            for _ in range(calls):
-                run(ignore)
-            self.synchronize()
-            elapsed = time.perf_counter() - start
-            if elapsed >= seconds:
-                return calls / elapsed
-            calls = math.ceil(calls * min(1.05 * seconds / elapsed, 10))
+        return _queued(self, run, seconds, call_ms)
 
     def time_copies(self, h2d_bytes: int, d2h_bytes: int, calls: int = 20) -> Samples:
         """Pinned copies of that many bytes, to the device ("h2d") and back ("d2h")."""
@@ -289,6 +273,63 @@ class CudaClock(Clock):
             end.record(self.stream)
         self.synchronize()
         return float(cycles / start.elapsed_time(end))
+
+
+class QueueClock(Clock):
+    """Host time of calls that an engine queues on a stream of its own, where torch's events see nothing of them.
+
+    `wait` waits for the engine. A call is timed from its start to its finished work, with nothing queued before it.
+    """
+
+    headline = "host"
+    returns_when_done = False
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self._wait = wait
+
+    def synchronize(self) -> None:
+        self._wait()
+
+    def time_calls(self, run: Run, calls: int, block: int = 1) -> Samples:
+        def calls_of_block(mark: Mark) -> None:
+            for _ in range(block):
+                run(mark)
+
+        taken = _synchronized(self, calls_of_block, calls)
+        return {name: [ms / block for ms in values] for name, values in taken.items()}
+
+    def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
+        return _queued(self, run, seconds, call_ms)
+
+
+def _synchronized(clock: Clock, run: Run, calls: int) -> Samples:
+    """Each call's time until its work has finished ("host"), and until it returns ("enqueue")."""
+    samples: Samples = {"host": [], "enqueue": []}
+    for _ in range(calls):
+        clock.synchronize()
+        start = time.perf_counter_ns()
+        run(ignore)
+        returned = time.perf_counter_ns()
+        clock.synchronize()
+        samples["host"].append((time.perf_counter_ns() - start) / 1e6)
+        samples["enqueue"].append((returned - start) / 1e6)
+    return samples
+
+
+def _queued(clock: Clock, run: Run, seconds: float, call_ms: float) -> float:
+    """Calls per second of a loop that waits once, at its end."""
+    # Counted beforehand: the device's queue takes far more than `seconds` of calls before it holds the host.
+    calls = max(1, math.ceil(seconds * 1000 / call_ms))
+    while True:
+        clock.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            run(ignore)
+        clock.synchronize()
+        elapsed = time.perf_counter() - start
+        if elapsed >= seconds:
+            return calls / elapsed
+        calls = math.ceil(calls * min(1.05 * seconds / elapsed, 10))
 
 
 def _add_marks(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import engines
-from engines.base import Array, Job, Phase, Session, Warning
+from engines.base import Array, Job, OwnQueue, Phase, Session, Warning
 from engines.catalog import ENGINES, Options
 from exporters.errors import sentence
 from profiler.job.case import Budget, Case, Role
@@ -20,7 +20,7 @@ from profiler.processes.messages import Entered, Progress, Report, Salvage
 from profiler.results.result import Figures, Kept, Result, Stage, layer_warnings, sample_warnings
 from profiler.results.roofline import MIB
 from profiler.worker import checks, disturbance
-from profiler.worker.clock import Clock, CpuClock, CudaClock, Samples
+from profiler.worker.clock import Clock, CpuClock, CudaClock, QueueClock, Samples
 from profiler.worker.memory import DeviceMeter, HostMeter, declared_parts
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
 from profiler.worker.task import Task, check_inputs, make_job
@@ -109,6 +109,8 @@ class WarmUp:
 def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench) -> Result:
     """Warm up, measure and check a session that has just been opened for `job`."""
     case, phases = task.case, bench.phases
+    if case.device == "cuda" and isinstance(session, OwnQueue):
+        bench = replace(bench, clock=QueueClock(session.wait))
     warm = _warm_up(task.budget, session, bench)
     result = _measure(task, session, bench, warm.expected_ms)
     host_peak = bench.host.peak_mib()  # Before the engine reads its own files again to declare its weights.

@@ -128,7 +128,7 @@ class _Sampling:
         if self.block > 1:
             self.result.warnings.append(Warning("short-calls", f"timed in blocks of {self.block}"))
         name, budget = self.clock.headline, self.budget
-        seconds = budget.seconds * (1.0 if name == "host" else _SHARES["headline"])
+        seconds = budget.seconds * (_SHARES["headline"] if name == "event" else 1.0)
         longest = max(seconds, budget.timeout / 2)  # The other half is for the other clocks.
         rule = StopRule(budget.min_samples, budget.max_samples, seconds, min_seconds=seconds / 2, longest=longest)
         self.result.stop_reason = self._take(
@@ -137,12 +137,13 @@ class _Sampling:
         self.result.warnings += parts_contradict(self.result.samples, name)
 
     def other_clocks(self) -> None:
-        if self.clock.headline == "host":
+        if self.clock.returns_when_done:
             self.throughput_of_samples()
-        else:
+            return
+        if self.clock.headline == "event":
             self.synchronized()
             self.gated()
-            self.throughput()
+        self.throughput()
 
     def throughput_of_samples(self) -> None:
         """Calls on the CPU are synchronous, so the timed calls were a back-to-back loop already, if they lasted long
@@ -179,10 +180,14 @@ class _Sampling:
 
     def throughput(self) -> None:
         """The back-to-back loop's, with warnings where clocks contradict each other or the host is the limit."""
-        event_ms = median(self.result.samples[self.clock.headline]) or self.expected_ms
-        self.result.throughput = self.clock.throughput(self.session.run, _THROUGHPUT_SECONDS, event_ms)
-        self.result.warnings += host_bound(self.result.samples)
-        self.result.warnings += inconsistent(event_ms, "by events", 1000 / self.result.throughput, _IN_THE_LOOP)
+        call_ms = median(self.result.samples[self.clock.headline]) or self.expected_ms
+        self.result.throughput = self.clock.throughput(self.session.run, _THROUGHPUT_SECONDS, call_ms)
+        loop_ms = 1000 / self.result.throughput
+        if self.clock.headline == "event":
+            self.result.warnings += host_bound(self.result.samples)
+            self.result.warnings += inconsistent(call_ms, "by events", loop_ms, _IN_THE_LOOP)
+        else:
+            self.result.warnings += waited(self.result.samples, loop_ms)
 
     def _take(
         self,
@@ -251,6 +256,20 @@ def host_bound(samples: Samples) -> list[Warning]:
     return [Warning("host-bound", text)]
 
 
+def waited(samples: Samples, loop_ms: float) -> list[Warning]:
+    """The same of calls that are timed on the host, which starts each on an idle device: a loop of them, `loop_ms` a
+    call, waits once. Only a loop that is slower contradicts them."""
+    call_ms, enqueue = median(samples["host"]) or 0.0, median(samples["enqueue"]) or 0.0
+    if call_ms < loop_ms:
+        return inconsistent(call_ms, "in the median", loop_ms, _IN_THE_LOOP)
+    if _contradict(call_ms, loop_ms):
+        return [Warning("host-bound", f"of {milliseconds(call_ms)} a call {milliseconds(loop_ms)} {_IN_THE_LOOP}")]
+    if enqueue > 0.8 * loop_ms:
+        text = f"enqueueing takes {milliseconds(enqueue)} of {milliseconds(loop_ms)} a call; a slower host would show"
+        return [Warning("host-bound", text)]
+    return []
+
+
 def inconsistent(one_ms: float, one: str, other_ms: float, other: str) -> list[Warning]:
     """The warning that two figures of a call contradict each other by over 10 %, as after bursts of other work.
 
@@ -264,7 +283,8 @@ def inconsistent(one_ms: float, one: str, other_ms: float, other: str) -> list[W
 
 def parts_contradict(samples: Samples, whole: str) -> list[Warning]:
     """The same where an iteration's parts, all the other samples, come to something else than its whole."""
-    parts = {name.removeprefix(f"{whole}_"): median(values) or 0.0 for name, values in samples.items() if name != whole}
+    inner = {name: values for name, values in samples.items() if name not in (whole, "enqueue")}
+    parts = {name.removeprefix(f"{whole}_"): median(values) or 0.0 for name, values in inner.items()}
     whole_ms, sum_ms = median(samples.get(whole, [])), sum(parts.values())
     if not whole_ms or not sum_ms or not _contradict(whole_ms, sum_ms):
         return []

@@ -51,6 +51,10 @@ OPENVINO = pytest.param(
     marks=pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed"),
 )
 
+JAX = pytest.param(
+    "jax", marks=pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
+)
+
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cache]:
@@ -112,7 +116,7 @@ def error(actual: Any, expected: Any) -> float:
     return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.parametrize("engine", ["eager", COMPILED, "ort", OPENVINO])
+@pytest.mark.parametrize("engine", ["eager", COMPILED, "ort", OPENVINO, JAX])
 def test_every_engine_gives_the_modules_outputs(engine: str, open_session: Open, expected: Any) -> None:
     session = open_session(engine)
     assert error(outputs(session), expected) < 1e-5

@@ -40,7 +40,7 @@ class World:
         event_ms: float | None = None,
         durations: list[float] | None = None,
     ) -> None:
-        self.headline = headline
+        self.headline, self.returns_when_done = headline, headline == "host"
         self.call_ms, self.enqueue_ms = call_ms, enqueue_ms
         self.event_ms = call_ms if event_ms is None else event_ms
         self.durations = list(durations or [])

@@ -1,0 +1,1 @@
+"""Sessions of JAX, which compiles a network and its gradients with XLA."""

@@ -1,0 +1,470 @@
+"""Say in JAX what each ATen operator computes: torch's arguments in, torch's results out.
+
+What is missing here torch is asked to decompose into other operators; engines/jax_xla/program.py says what is left.
+Dimensions are in torch's order (NCHW): in which order they lie in memory is XLA's choice.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+Array = Any
+"""JAX's, of which a check of types without JAX knows nothing."""
+Ints = Sequence[int]
+
+OPERATORS: dict[str, Callable[..., Any]] = {}
+"""By the name of ATen's operator, for all its overloads."""
+
+
+def aten(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a function into OPERATORS."""
+
+    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+        OPERATORS.update(dict.fromkeys(names, function))
+        return function
+
+    return enter
+
+
+def dtype_of(dtype: torch.dtype) -> Any:
+    """The same type of JAX, which has 32 bits where 64 are not switched on."""
+    return jax.dtypes.canonicalize_dtype(str(dtype).removeprefix("torch."))
+
+
+# Convolutions and products
+
+
+@aten("convolution")
+def convolution(
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+) -> Array:
+    spatial = x.ndim - 2
+    stride, padding, dilation = (_each(value, spatial) for value in (stride, padding, dilation))
+    pads, dilate_input = [(p, p) for p in padding], None
+    if transposed:
+        # The gradient of a convolution, written as one: the kernel is flipped, and strides are gaps in the input.
+        own = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        pads = [(o - p, o - p + e) for o, p, e in zip(own, padding, _each(output_padding, spatial), strict=True)]
+        grouped = jnp.flip(weight, range(2, weight.ndim)).reshape(groups, -1, *weight.shape[1:])
+        weight = grouped.swapaxes(1, 2).reshape(-1, weight.shape[0] // groups, *weight.shape[2:])
+        stride, dilate_input = [1] * spatial, stride
+    out = lax.conv_general_dilated(x, weight, stride, pads, dilate_input, dilation, feature_group_count=groups)
+    return out if bias is None else out + bias.reshape(-1, *[1] * spatial)
+
+
+@aten("conv1d", "conv2d", "conv3d")
+def conv(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: Ints = (1,),
+    padding: Ints | str = (0,),
+    dilation: Ints = (1,),
+    groups: int = 1,
+) -> Array:
+    if isinstance(padding, str):
+        reach = [d * (k - 1) for d, k in zip(_each(dilation, x.ndim - 2), weight.shape[2:], strict=True)]
+        sides = [(r // 2, r - r // 2) if padding == "same" else (0, 0) for r in reach]
+        x, padding = jnp.pad(x, [(0, 0), (0, 0), *sides]), (0,)
+    return convolution(x, weight, bias, stride, padding, dilation, False, (0,), groups)
+
+
+@aten("linear")
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    out = x @ weight.T
+    return out if bias is None else out + bias
+
+
+@aten("addmm")
+def addmm(bias: Array, x: Array, y: Array, beta: float = 1, alpha: float = 1) -> Array:
+    return beta * bias + alpha * (x @ y)
+
+
+@aten("scaled_dot_product_attention")
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    attn_mask: Array | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Array:
+    scores = query @ key.swapaxes(-1, -2) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    mask = jnp.tril(jnp.ones(scores.shape[-2:], bool)) if is_causal else attn_mask
+    if mask is not None:
+        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == bool else scores + mask
+    return _dropped(softmax(scores, -1) @ value, dropout_p)
+
+
+OPERATORS |= {"mm": operator.matmul, "bmm": operator.matmul, "matmul": operator.matmul}
+
+
+# Pooling
+
+
+@aten("max_pool1d", "max_pool2d", "max_pool3d")
+def max_pool(
+    x: Array, kernel: Ints, stride: Ints = (), padding: Ints = (0,), dilation: Ints = (1,), ceil_mode: bool = False
+) -> Array:
+    window, strides, pads = _windows(x, kernel, stride, padding, dilation, ceil_mode)
+    least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+    dilations = (1, 1, *_each(dilation, x.ndim - 2))
+    return lax.reduce_window(x, np.array(least, x.dtype), lax.max, window, strides, pads, window_dilation=dilations)
+
+
+@aten("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def average_pool(
+    x: Array,
+    kernel: Ints,
+    stride: Ints = (),
+    padding: Ints = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Array:
+    window, strides, pads = _windows(x, kernel, stride, padding, (1,), ceil_mode)
+    total = lax.reduce_window(x, np.zeros((), x.dtype), lax.add, window, strides, pads)
+    if divisor_override is not None:
+        return total / divisor_override
+    for axis, (k, s, n, p) in enumerate(
+        zip(window[2:], strides[2:], x.shape[2:], _each(padding, x.ndim - 2), strict=True)
+    ):
+        # By hand, since XLA would sum windows of ones while it compiles, for minutes.
+        start = np.arange(total.shape[axis + 2]) * s - p
+        low, high = (-p, n + p) if count_include_pad else (0, n)
+        counts = np.minimum(start + k, high) - np.maximum(start, low)
+        total = total / counts.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 3 - axis))
+    return total
+
+
+@aten("adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d")
+def adaptive_average_pool(x: Array, size: Ints) -> Array:
+    """Each output is the mean of inputs from floor(i n / m) to ceil((i + 1) n / m)."""
+    for axis, (n, m) in enumerate(zip(x.shape[-len(size) :], size, strict=True), x.ndim - len(size)):
+        if m == 1:
+            x = x.mean(axis, keepdims=True)
+        elif n % m == 0:
+            x = x.reshape(*x.shape[:axis], m, n // m, *x.shape[axis + 1 :]).mean(axis + 1)
+        else:
+            parts = [lax.slice_in_dim(x, i * n // m, -(-(i + 1) * n // m), axis=axis) for i in range(m)]
+            x = jnp.stack([part.mean(axis) for part in parts], axis)
+    return x
+
+
+def _windows(
+    x: Array, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool
+) -> tuple[Ints, Ints, list[tuple[int, int]]]:
+    """Window, strides and padding of all dimensions; rounding up pads the end, if the last window starts inside."""
+    spatial = x.ndim - 2
+    kernel, padding, dilation = (_each(value, spatial) for value in (kernel, padding, dilation))
+    stride = _each(stride, spatial) if len(stride) else kernel
+    pads = []
+    for n, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True):
+        reach, rest = d * (k - 1) + 1, 0
+        if ceil_mode:
+            count = -(-(n + 2 * p - reach) // s) + 1
+            count -= (count - 1) * s >= n + p
+            rest = max((count - 1) * s + reach - n - 2 * p, 0)
+        pads.append((p, p + rest))
+    return (1, 1, *kernel), (1, 1, *stride), [(0, 0), (0, 0), *pads]
+
+
+# Normalization
+
+
+@aten("_native_batch_norm_legit_no_training")
+def batch_norm_by_statistics(
+    x: Array, weight: Array | None, bias: Array | None, mean: Array, var: Array, momentum: float, eps: float
+) -> tuple[Array]:
+    shape = (-1, *[1] * (x.ndim - 2))
+    return (_normalized(x, mean.reshape(shape), var.reshape(shape), weight, bias, eps, shape),)
+
+
+@aten("_native_batch_norm_legit_functional")
+def batch_norm(
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Array | None, ...]:
+    """The output, two results for torch's own backward pass, and the new statistics."""
+    if not training:
+        own = batch_norm_by_statistics(x, weight, bias, running_mean, running_var, momentum, eps)
+        return (*own, None, None, running_mean, running_var)
+    axes, shape = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
+    exact = _accumulated(x)
+    mean, var = exact.mean(axes), exact.var(axes)
+    out = _normalized(x, mean.reshape(shape), var.reshape(shape), weight, bias, eps, shape)
+    items = x.size // x.shape[1]
+    seen = (mean, var * (items / max(items - 1, 1)))
+    new = [
+        (1 - momentum) * old + momentum * s.astype(old.dtype)
+        for old, s in zip((running_mean, running_var), seen, strict=True)
+    ]
+    return (out, None, None, *new)
+
+
+@aten("layer_norm")
+def layer_norm(
+    x: Array, shape: Ints, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5, *_: bool
+) -> Array:
+    axes, exact = tuple(range(-len(shape), 0)), _accumulated(x)
+    mean, var = exact.mean(axes, keepdims=True), exact.var(axes, keepdims=True)
+    return _normalized(x, mean, var, weight, bias, eps, tuple(shape))
+
+
+@aten("group_norm")
+def group_norm(
+    x: Array, groups: int, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5, *_: bool
+) -> Array:
+    grouped = _accumulated(x).reshape(len(x), groups, -1)
+    mean, var = grouped.mean(-1, keepdims=True), grouped.var(-1, keepdims=True)
+    plain = ((grouped - mean) * lax.rsqrt(var + eps)).reshape(x.shape)
+    shape = (-1, *[1] * (x.ndim - 2))
+    return _normalized(plain, jnp.zeros(()), jnp.ones(()), weight, bias, 0.0, shape).astype(x.dtype)
+
+
+def _normalized(
+    x: Array, mean: Array, var: Array, weight: Array | None, bias: Array | None, eps: float, shape: Ints
+) -> Array:
+    """In float32 at least, as torch's kernels do; `weight` and `bias` have that shape against `x`."""
+    out = (_accumulated(x) - mean) * lax.rsqrt(_accumulated(var) + eps)
+    out = out if weight is None else out * weight.reshape(shape)
+    return (out if bias is None else out + bias.reshape(shape)).astype(x.dtype)
+
+
+def _accumulated(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+@aten("softmax", "_softmax")
+def softmax(x: Array, dim: int, dtype: Any = None) -> Array:
+    exact = jax.nn.softmax(_accumulated(x), dim)
+    return exact.astype(dtype_of(dtype) if isinstance(dtype, torch.dtype) else x.dtype)
+
+
+@aten("log_softmax", "_log_softmax")
+def log_softmax(x: Array, dim: int, dtype: Any = None) -> Array:
+    exact = jax.nn.log_softmax(_accumulated(x), dim)
+    return exact.astype(dtype_of(dtype) if isinstance(dtype, torch.dtype) else x.dtype)
+
+
+# Element by element
+
+
+@aten("gelu")
+def gelu(x: Array, approximate: str = "none") -> Array:
+    return jax.nn.gelu(x, approximate=approximate == "tanh")
+
+
+@aten("div")
+def divide(x: Array, y: Any, rounding_mode: str | None = None) -> Array:
+    out = jnp.true_divide(x, y) if rounding_mode is None else jnp.floor_divide(x, y)
+    return jnp.trunc(x / y).astype(jnp.result_type(x, y)) if rounding_mode == "trunc" else out
+
+
+@aten("clamp", "hardtanh")
+def clamp(x: Array, min: Any = None, max: Any = None) -> Array:
+    return jnp.clip(x, min, max)
+
+
+@aten("dropout")
+def dropout(x: Array, p: float, train: bool) -> Array:
+    return _dropped(x, p if train else 0.0)
+
+
+@aten("_to_copy", "to")
+def to_copy(x: Array, dtype: Any = None, **_: Any) -> Array:
+    return x if dtype is None else x.astype(dtype_of(dtype))
+
+
+def _dropped(x: Array, share: float) -> Array:
+    if share:
+        raise NotImplementedError("dropout")
+    return x
+
+
+OPERATORS |= {
+    "relu": lambda x: jnp.maximum(x, 0),
+    "sigmoid": jax.nn.sigmoid,
+    "silu": jax.nn.silu,
+    "hardswish": lambda x: x * jnp.clip(x + 3, 0, 6) / 6,
+    "hardsigmoid": lambda x: jnp.clip(x + 3, 0, 6) / 6,
+    "leaky_relu": lambda x, slope=0.01: jnp.where(x > 0, x, slope * x),
+    "elu": lambda x, alpha=1, *_: jax.nn.elu(x, alpha),
+    "add": lambda x, y, alpha=1: x + (y if alpha == 1 else alpha * y),
+    "sub": lambda x, y, alpha=1: x - (y if alpha == 1 else alpha * y),
+    "rsub": lambda x, y, alpha=1: y - alpha * x,
+    "pow": lambda x, y: x**y,
+    "mul": operator.mul,
+    "neg": operator.neg,
+    "bitwise_and": operator.and_,
+    "bitwise_not": operator.invert,
+    "bitwise_or": operator.or_,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "logical_not": jnp.logical_not,
+    "logical_and": jnp.logical_and,
+    "where": jnp.where,
+    "masked_fill": lambda x, mask, value: jnp.where(mask, value, x).astype(x.dtype),
+    "minimum": jnp.minimum,
+    "maximum": jnp.maximum,
+    "abs": jnp.abs,
+    "exp": jnp.exp,
+    "log": jnp.log,
+    "log1p": jnp.log1p,
+    "sqrt": jnp.sqrt,
+    "rsqrt": lax.rsqrt,
+    "reciprocal": jnp.reciprocal,
+    "tanh": jnp.tanh,
+    "erf": lax.erf,
+    "sin": jnp.sin,
+    "cos": jnp.cos,
+    "floor": jnp.floor,
+    "round": jnp.round,
+}
+
+
+# Over dimensions
+
+
+def _reduction(reduce: Callable[..., Array]) -> Callable[..., Array]:
+    def reduced(x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+        axes = None if dim is None or dim == [] else tuple(dim) if isinstance(dim, Sequence) else dim
+        return reduce(x if dtype is None else x.astype(dtype_of(dtype)), axis=axes, keepdims=keepdim)
+
+    return reduced
+
+
+@aten("var")
+def variance(x: Array, dim: Any = None, correction: float | None = 1, keepdim: bool = False) -> Array:
+    return jnp.var(
+        x, None if dim is None else tuple(dim), ddof=1 if correction is None else correction, keepdims=keepdim
+    )
+
+
+OPERATORS |= {
+    "mean": _reduction(jnp.mean),
+    "sum": _reduction(jnp.sum),
+    "amax": _reduction(jnp.max),
+    "amin": _reduction(jnp.min),
+    "any": _reduction(jnp.any),
+    "argmax": _reduction(jnp.argmax),
+    "cumsum": lambda x, dim, dtype=None: jnp.cumsum(x, dim),
+}
+
+
+# Shapes
+
+
+@aten("flatten")
+def flatten(x: Array, start_dim: int = 0, end_dim: int = -1) -> Array:
+    first, last = start_dim % x.ndim, end_dim % x.ndim
+    return x.reshape(*x.shape[:first], -1, *x.shape[last + 1 :])
+
+
+@aten("squeeze")
+def squeeze(x: Array, dim: Any = None) -> Array:
+    dims = range(x.ndim) if dim is None else dim if isinstance(dim, Sequence) else [dim]
+    return jnp.squeeze(x, tuple(d for d in dims if x.shape[d] == 1))
+
+
+@aten("expand")
+def expand(x: Array, size: Ints, implicit: bool = False) -> Array:
+    own = (1,) * (len(size) - x.ndim) + x.shape
+    return jnp.broadcast_to(x, [n if s == -1 else s for n, s in zip(own, size, strict=True)])
+
+
+@aten("slice")
+def slice_(x: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
+    return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]
+
+
+@aten("select")
+def select(x: Array, dim: int, index: int) -> Array:
+    return x[(slice(None),) * (dim % x.ndim) + (index,)]
+
+
+@aten("split", "split_with_sizes")
+def split(x: Array, size: int | Ints, dim: int = 0) -> Any:
+    sizes = size if isinstance(size, Sequence) else [size] * (x.shape[dim] // size)
+    return jnp.split(x, [sum(sizes[: i + 1]) for i in range(len(sizes)) if sum(sizes[: i + 1]) < x.shape[dim]], dim)
+
+
+@aten("chunk")
+def chunk(x: Array, chunks: int, dim: int = 0) -> Any:
+    return split(x, -(-x.shape[dim] // chunks), dim)
+
+
+@aten("pad", "constant_pad_nd")
+def pad(x: Array, pad: Ints, mode: Any = "constant", value: float | None = None) -> Array:
+    """Torch names the last dimension's sides first; negative ones cut off. `constant_pad_nd` has the value third."""
+    if isinstance(mode, str) and mode != "constant":
+        raise NotImplementedError(f"pad in mode {mode}")
+    filled = value if isinstance(mode, str) else mode
+    sides = [(pad[i], pad[i + 1], 0) for i in range(0, len(pad), 2)][::-1]
+    return lax.pad(x, jnp.array(filled or 0, x.dtype), [(0, 0, 0)] * (x.ndim - len(sides)) + sides)
+
+
+@aten("roll")
+def roll(x: Array, shifts: Ints, dims: Ints = ()) -> Array:
+    return jnp.roll(x, tuple(shifts), tuple(dims)) if len(dims) else jnp.roll(x, shifts[0])
+
+
+@aten("index")
+def index(x: Array, indices: Sequence[Array | None]) -> Array:
+    return x[tuple(slice(None) if i is None else i for i in indices)]
+
+
+OPERATORS |= {
+    "view": lambda x, shape: x.reshape(shape),
+    "unflatten": lambda x, dim, sizes: x.reshape(*x.shape[: dim % x.ndim], *sizes, *x.shape[dim % x.ndim + 1 :]),
+    "permute": lambda x, dims: jnp.transpose(x, dims),
+    "transpose": lambda x, one, other: jnp.swapaxes(x, one, other),
+    "t": lambda x: x.T,
+    "unsqueeze": lambda x, dim: jnp.expand_dims(x, dim),
+    "cat": lambda xs, dim=0: jnp.concatenate(xs, dim),
+    "stack": lambda xs, dim=0: jnp.stack(xs, dim),
+    "unbind": lambda x, dim=0: list(jnp.moveaxis(x, dim, 0)),
+    "flip": lambda x, dims: jnp.flip(x, dims),
+    "repeat": lambda x, times: jnp.tile(x, times),
+    "embedding": lambda weight, indices, *_: weight[indices],
+    "gather": lambda x, dim, where: jnp.take_along_axis(x, where, dim),
+    "arange": lambda *bounds, dtype=None, **_: jnp.arange(*bounds, dtype=dtype and dtype_of(dtype)),
+    "full": lambda size, value, dtype=None, **_: jnp.full(size, value, dtype and dtype_of(dtype)),
+    **dict.fromkeys(("clone", "contiguous", "detach", "alias", "lift_fresh_copy"), lambda x, **_: x),
+    "getitem": operator.getitem,
+}
+OPERATORS |= dict.fromkeys(("reshape", "_unsafe_view"), OPERATORS["view"])
+
+
+def _each(value: Ints | int, count: int) -> Ints:
+    """One number for every dimension, where torch names one for all."""
+    values = [value] if isinstance(value, int) else list(value)
+    return values * count if len(values) == 1 else values

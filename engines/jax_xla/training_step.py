@@ -1,0 +1,99 @@
+"""Make the function of one training iteration: forward and backward pass, and the optimizer's step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from engines.base import Job
+from engines.catalog import JaxOptions
+from engines.jax_xla.program import Program
+from engines.pytorch.training_step import ADAMW, LEARNING_RATE, SGD, epsilon
+from exporters.loss import seeded_target
+
+State = Mapping[str, Any]
+Step = Callable[[State, Sequence[jax.Array], jax.Array | None], tuple[jax.Array, dict[str, jax.Array], State]]
+
+
+def make_step(
+    job: Job[JaxOptions], program: Program, state: State, inputs: Sequence[jax.Array]
+) -> tuple[Step, jax.Array | None]:
+    """The iteration, and the target that its head needs.
+
+    It takes state, inputs and target, and returns the loss (with the head "logits" the network's first output), the
+    gradients by name, among them "input" where it is asked for, and the new state.
+    """
+    head = job.training.head
+    shapes = jax.eval_shape(lambda s, x: program(s["weights"], s["buffers"], x)[0][0], state, inputs)
+    like = torch.empty(shapes.shape, device="meta")
+    drawn = seeded_target(torch.empty(1, *like.shape[1:]), head, job.batch_size)
+    target = None if drawn is None else jnp.asarray(drawn.numpy(), shapes.dtype if head == "logits" else jnp.int32)
+    of_input = job.source.layer is not None
+
+    def step(state: State, inputs: Sequence[jax.Array], target: jax.Array | None) -> Any:
+        weights = state["weights"]
+        sought = {name: weight for name, weight in weights.items() if name in program.trained}
+        if of_input:
+            sought["input"] = inputs[0]
+
+        def forward(sought: Mapping[str, jax.Array]) -> Any:
+            items = [sought["input"], *inputs[1:]] if of_input else inputs
+            outputs, buffers = program({**weights, **sought}, state["buffers"], items)
+            return (outputs[0] if head == "logits" else loss(outputs[0], target)), buffers
+
+        result, pull, buffers = jax.vjp(forward, sought, has_aux=True)
+        (gradients,) = pull(target if head == "logits" else jnp.ones((), result.dtype))
+        trained = {name: gradient for name, gradient in gradients.items() if name in program.trained}
+        new, optimizer = _update(job, weights, trained, state["optimizer"])
+        return result, gradients, {"weights": {**weights, **new}, "buffers": buffers, "optimizer": optimizer}
+
+    return step, target
+
+
+def loss(first: jax.Array, target: jax.Array | None) -> jax.Array:
+    """What `exporters.loss.start_of_backward` computes: cross entropy of logits, else the mean square, in fp32."""
+    first = first.astype(jnp.promote_types(first.dtype, jnp.float32))
+    if target is None:
+        return jnp.square(first).mean()
+    return -jnp.take_along_axis(jax.nn.log_softmax(first), target[:, None], 1).mean()
+
+
+def start_of_optimizer(job: Job[JaxOptions], weights: Mapping[str, jax.Array]) -> dict[str, Any]:
+    """Its state before the first step."""
+
+    def zeros() -> dict[str, jax.Array]:
+        return {name: jnp.zeros_like(weight) for name, weight in weights.items()}
+
+    if job.training.optimizer == "sgd":
+        return {"momentum": zeros()}
+    if job.training.optimizer == "adamw":
+        return {"mean": zeros(), "square": zeros(), "steps": jnp.zeros((), jnp.float32)}
+    return {}
+
+
+def _update(
+    job: Job[JaxOptions], weights: Mapping[str, jax.Array], gradients: Mapping[str, jax.Array], state: Mapping[str, Any]
+) -> tuple[dict[str, jax.Array], Mapping[str, Any]]:
+    """The new weights and state, by torch's SGD or AdamW (their documentation has the formulas)."""
+    if job.training.optimizer == "sgd":
+        momentum = {
+            name: SGD["momentum"] * state["momentum"][name] + gradient + SGD["weight_decay"] * weights[name]
+            for name, gradient in gradients.items()
+        }
+        return {name: weights[name] - LEARNING_RATE * m for name, m in momentum.items()}, {"momentum": momentum}
+    if job.training.optimizer == "adamw":
+        one, two = ADAMW["betas"]
+        steps = state["steps"] + 1
+        mean = {n: one * state["mean"][n] + (1 - one) * g for n, g in gradients.items()}
+        square = {n: two * state["square"][n] + (1 - two) * g * g for n, g in gradients.items()}
+        new = {}
+        for name, m in mean.items():
+            root = jnp.sqrt(square[name] / (1 - two**steps)) + epsilon(job.precision)
+            kept = weights[name] * (1 - LEARNING_RATE * ADAMW["weight_decay"])
+            new[name] = (kept - LEARNING_RATE * m / (1 - one**steps) / root).astype(weights[name].dtype)
+        return new, {"mean": mean, "square": square, "steps": steps}
+    return {}, state
