@@ -52,15 +52,19 @@ class Filter(BaseModel):
         """Whether all of the conditions hold for a case."""
         return all(any(_value(case, column) in values for column in columns) for columns, values in self.tests())
 
-    def why_none(self, cases: Sequence[Case]) -> str:
-        """Why none of the cases matches: a value that none has, or which values go with the other conditions."""
+    def unknown(self, cases: Sequence[Case]) -> str | None:
+        """What to say of a value that none of the cases has, even beside others that some have; None without one."""
         for columns, values in self.tests():
             known = list(dict.fromkeys(str(_value(case, column)) for case in cases for column in reversed(columns)))
-            if not {*map(str, values)} & {*known}:
-                key, word = columns[0], str(values[0])
+            if missing := [word for word in map(str, values) if word not in known]:
+                key, word = columns[0], missing[0]
                 hint = nearest_engine(word, known) if key in ("engine", "variant") else nearest(word, known)
                 listed = f" It has {', '.join(known)}" if hint.endswith("?") else ""
-                return f"the config has no such {key}{hint}{listed}"
+                return f"the config has no {key} {word}{hint}{listed}"
+        return None
+
+    def why_none(self, cases: Sequence[Case]) -> str:
+        """Which values go with the other conditions, where none of the cases has all of these."""
         given = self._given()
         for key in reversed(given):
             others = {name: values for name, values in given.items() if name != key}

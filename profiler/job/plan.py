@@ -40,6 +40,8 @@ def make_plan(config: Config, device: Device, only: Filter | None = None, capabi
         if count > 1:
             raise ConfigError(f"{count} cases have the id {case_id}: {_why_twice(config)}")
     excluded = [case for case in cases if not any(condition.matches(case) for condition in config.exclude)]
+    if only and excluded and (unknown := only.unknown(excluded)):
+        raise ConfigError(f"--only {only}: {unknown}")
     chosen = [case for case in excluded if only is None or only.matches(case)]
     if not chosen:
         if only and excluded:

@@ -125,10 +125,16 @@ def quick_budget(budget: Budget) -> Budget:
 
 
 def _with_samples(budget: Budget, options: Options) -> Budget:
-    """The job's budget with the options' sampling time and fewest samples in place of its own."""
+    """The job's budget with the options' sampling time and fewest samples in place of its own.
+
+    What the options add to a case's warm-up and sampling, its time limit gets too: nobody asks for samples to have the
+    case ended while they are taken.
+    """
+    seconds = options.seconds or budget.seconds
     fewest = options.min_samples or budget.min_samples
     most = max(budget.max_samples, options.min_samples or 0)
-    return replace(budget, seconds=options.seconds or budget.seconds, min_samples=fewest, max_samples=most)
+    limit = budget.timeout + 2 * max(seconds - budget.seconds, 0)  # The warm-up may take as long as the sampling.
+    return replace(budget, seconds=seconds, min_samples=fewest, max_samples=most, timeout=limit)
 
 
 def _open_run(

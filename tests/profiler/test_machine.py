@@ -89,8 +89,3 @@ def test_what_is_told_stands_in_every_row_and_stays_on_resume(profiler: Profiler
     for row in rows.to_dicts():
         assert row["usd_per_million_items"] == pytest.approx(1e6 / row["throughput"] / 3600 * 2)
         assert row["items_per_usd"] * row["usd_per_million_items"] == pytest.approx(1e6)
-
-
-def test_the_terminal_has_a_column_for_the_price(profiler: Profiler, workplace: Path) -> None:
-    done = profiler("job.yaml", cwd=workplace, PROFILER_CACHE=str(workplace / "cache"))
-    assert "USD/1M" in done.stdout

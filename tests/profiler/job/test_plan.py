@@ -152,11 +152,13 @@ MINE = "models: [{name: mine, network: resnet18}, {name: theirs, onnx: theirs.on
 @pytest.mark.parametrize(
     ("only", "says"),
     [
-        ("model=mnie", "the config has no such model; did you mean 'mine'? It has mine, theirs"),
-        ("model=vgg16,batch_size=8", "the config has no such model; valid: mine, theirs"),
-        ("engine=ort2", "the config has no such engine; did you mean 'ort'? It has eager, ort"),
-        ("precision=fp23", "the config has no such precision; did you mean 'fp32'? It has fp32, bf16, native"),
-        ("batch_size=3", "the config has no such batch_size; valid: 1, 8"),
+        ("model=mnie", "the config has no model mnie; did you mean 'mine'? It has mine, theirs"),
+        ("model=mine,model=theri", "the config has no model theri; did you mean 'theirs'? It has mine, theirs"),
+        ("engine=ort,engine=eagr", "the config has no engine eagr; did you mean 'eager'? It has eager, ort"),
+        ("model=vgg16,batch_size=8", "the config has no model vgg16; valid: mine, theirs"),
+        ("engine=ort2", "the config has no engine ort2; did you mean 'ort'? It has eager, ort"),
+        ("precision=fp23", "the config has no precision fp23; did you mean 'fp32'? It has fp32, bf16, native"),
+        ("batch_size=3", "the config has no batch_size 3; valid: 1, 8"),
         (
             "precision=fp32,model=theirs",
             "no case has all of these; with model=theirs there is only precision native",

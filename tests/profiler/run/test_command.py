@@ -857,6 +857,10 @@ def test_seconds_and_min_samples_stand_in_for_the_jobs(command: Profiler, workpl
     ]
     budgets = [_read_job(options, path, "cpu").budget for options in given]
     assert [(b.seconds, b.min_samples, b.max_samples) for b in budgets] == [(8, 662, 662), (8, 5, 50), (1, 5, 50)]
+    # Seven seconds more for the sampling, and as many for a warm-up.
+    assert [b.timeout for b in budgets] == [300 + 14, 300 + 14, 300]
+    shorter = _read_job(Options(config=path, seconds=0.5), path, "cpu").budget
+    assert (shorter.seconds, shorter.timeout) == (0.5, 300)
     for other in (["job.yaml", "--quick"], ["--resume", "."]):
         done = command(*other, "--min-samples", "662", cwd=workplace)
         assert done.returncode == 2
@@ -912,7 +916,7 @@ WRONG: dict[str, tuple[str | None, list[str], list[str]]] = {
     ),
     "no time": (JOB + "budget: {seconds: 0}\n", ["job.yaml"], ["job.yaml:4", "budget.seconds", "greater than 0"]),
     "unknown key of --only": (JOB, ["job.yaml", "--only", "modle=good"], ["--only", "modle", "'model'"]),
-    "nothing left": (JOB, ["job.yaml", "--only", "model=other"], ["--only model=other", "no such model; valid: good"]),
+    "nothing left": (JOB, ["job.yaml", "--only", "model=other"], ["--only model=other", "no model other; valid: good"]),
     "no such run": (None, ["--resume", "nowhere"], ["--resume nowhere", "not a run folder"]),
     "config and resume": (JOB, ["job.yaml", "--resume", "nowhere"], ["not both"]),
     "device that is none": (JOB, ["job.yaml", "--device", "gpu"], ["--device", "gpu", "auto, cpu, cuda"]),

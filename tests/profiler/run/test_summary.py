@@ -181,6 +181,13 @@ def test_the_share_of_the_peak_is_a_column_where_it_is_known():
     assert "peak" not in printed(row("eager"), row("ort"))
 
 
+def test_the_price_is_a_column_where_it_is_known():
+    text = printed(row("eager", usd_per_million_items=12.5), row("ort", ms=0.5, usd_per_million_items=3.25))
+    assert "USD/1M" in heads(text)
+    assert [words(text, start)[-3] for start in ("eager ", "ort ")] == ["12.50", "3.25"]
+    assert "USD" not in printed(row("eager"), row("ort"))
+
+
 def test_the_note_on_intervals_within_processes_stands_where_one_is_shown():
     note = "Intervals cover noise within one process only"
     assert note in printed(row("eager", ms=6.0), row("ort", ms=3.0))
