@@ -24,6 +24,7 @@ from profiler.options import Submit
 from profiler.published.suites import FOLDER
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
+from profiler.submit.cleaning import Cleaner, read_run
 from profiler.submit.command import execute
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -94,6 +95,23 @@ def test_a_run_is_written_without_a_trace_of_whose_machine_it_was(make: Make, tm
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["command"] == ["python", "-m", "profiler", f"suites/{SUITE}.yaml", "--machine", "label=Tower"]
     assert load_config(folder / "bench.yaml", "cpu").machine.label == "Tower"
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        (f"{HOME}/profiler/__main__.py /elsewhere/suites/gpu-study.yaml", "suites/gpu-study.yaml"),
+        ("/opt/bin/cnn-profiler gpu-study --output=/x --device cuda:3", "gpu-study --device cuda"),
+        (f"{HOME}/profiler/__main__.py {HOME}/jobs/mine.yaml --output /x --quick", "jobs/mine.yaml --quick"),
+        ("/x/profiler/__main__.py --resume /y/20261122T154559Z-tower-7-bdff --retry", "--resume results/<run> --retry"),
+        ("python -m profiler gpu-study --only model=vgg16 --device=cpu", "gpu-study --only model=vgg16 --device cpu"),
+    ],
+)
+def test_a_recorded_command_is_one_that_a_reader_can_type(make: Make, words: str, typed: str) -> None:
+    clean = Cleaner([read_run(make())])
+    command = clean.command(words.split())
+    assert command == ["python", "-m", "profiler", *typed.split()]
+    assert clean.command(command) == command
 
 
 DISTURBED = Warning("disturbed", "other processes took 30 % of the processors")
