@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,18 +51,20 @@ def main() -> None:
 
 def publish(folder: Path) -> None:
     """Write every page anew."""
-    runs = list(submitted(folder))
+    runs = submitted(folder)
     for suite in sorted({run.suite for run in runs}):
         write_suite([run for run in runs if run.suite == suite], folder / suite)
     (folder / "README.md").write_text(index(runs))
 
 
-def submitted(folder: Path) -> Iterator[Submitted]:
-    """What lies in the folder, by suite, and of each suite by machine."""
-    for path in sorted(folder.glob("*/*/results.parquet"), key=lambda path: (path.parts[-2], path.parts[-3])):
+def submitted(folder: Path) -> list[Submitted]:
+    """What lies in the folder, by suite; of each the GPUs before the CPUs, and these by name."""
+    found = []
+    for path in folder.glob("*/*/results.parquet"):
         run = read_run(path.parent)
         machine = run.environment.get("machine") or {}
-        yield Submitted(machine.get("label") or path.parts[-3], path.parts[-2], path.parent, run)
+        found.append(Submitted(machine.get("label") or path.parts[-3], path.parts[-2], path.parent, run))
+    return sorted(found, key=lambda one: (one.suite, one.run.environment.get("device") == "cpu", one.machine))
 
 
 def write_suite(runs: Sequence[Submitted], into: Path) -> None:

@@ -13,7 +13,7 @@ from profiler.submit.checks import slug
 from profiler.submit.cleaning import FILES, Cleaner, read_run
 
 MEND = "run: PYTHONPATH=. python benchmarks/publish_suites.py"
-RUNS = list(submitted(SUITES))
+RUNS = submitted(SUITES)
 
 
 @pytest.mark.parametrize("suite", sorted({run.suite for run in RUNS}))

@@ -218,7 +218,7 @@ def test_a_foreign_run_stands_in_every_table_and_conclusion(make, tmp_path, chan
     assert set(own["machine"]) == {"H200", "Tower"}
     assert re.search(r"the H200 is \*\*[\d.,]+x.*\*\* faster than Tower", pages["conclusions.md"])
     index = (suites / "README.md").read_text()
-    assert "On 2 machines: H200, Tower" in index
+    assert "On 2 machines: H200, Tower." in index
     assert f"| [{SUITE}]({SUITE}/published.md) | [conclusions]" in index
     assert f"`python -m profiler suites/{SUITE}.yaml --machine label=Tower`" in index
     assert "Some Processor 9000" in index.partition("### Tower")[2]
