@@ -112,17 +112,7 @@ def compare(times: pl.DataFrame, name: str, also: Sequence[str] = ()) -> list[Co
     such as the machine where libraries are compared. Of several times of one value for a network the lowest counts of
     those that were not disturbed and that the host does not set.
     """
-    keys = [name, "network", *also]
-    calm = pl.col("disturbed").is_null()
-    good = calm & ~pl.col("host_set")
-    figures = [
-        pl.coalesce(pl.col("ms").filter(good).min(), pl.col("ms").min()),
-        pl.col("ours").any(),
-        pl.col("published_network").first(),
-        calm.any().alias("calm"),
-        good.any().alias("good"),
-    ]
-    rows = times.drop_nulls("ms").group_by(keys, maintain_order=True).agg(figures)
+    rows = _one_each(times, [name, "network", *also])
     places = {value: place for place, value in enumerate(rows[name].unique(maintain_order=True))}
     rows = rows.with_columns(place=pl.col(name).replace_strict(places, return_dtype=pl.Int64))
     pairs = rows.join(rows, on=["network", *also], suffix="_2").filter(pl.col("place") < pl.col("place_2"))
@@ -150,12 +140,25 @@ def compare(times: pl.DataFrame, name: str, also: Sequence[str] = ()) -> list[Co
     return found
 
 
+def _one_each(times: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
+    """The time by the keys, whether it was undisturbed (`calm`), and whether it counts (`good`)."""
+    calm = pl.col("disturbed").is_null()
+    good = calm & ~pl.col("host_set")
+    figures = [
+        pl.coalesce(pl.col("ms").filter(good).min(), pl.col("ms").min()),
+        pl.col("ours").any(),
+        pl.col("published_network").first(),
+        calm.any().alias("calm"),
+        good.any().alias("good"),
+    ]
+    return times.drop_nulls("ms").group_by(keys, maintain_order=True).agg(figures)
+
+
 def compare_machines(times: pl.DataFrame, by_release: bool) -> list[Comparison]:
     """Machines: the published ones with the newest release that ran a network, else the fastest library.
 
-    Of ours the variant counts that stands for the published library (studies.py).
-
-    The sources compared their GPUs so: where the newest cuDNN could not run a network, an older one takes its place.
+    Of ours the variant counts that stands for the published library (studies.py). The sources compared their GPUs so:
+    where the newest cuDNN could not run a network, an older one takes its place.
     """
     release = pl.col("library").replace("None", "")
     best = (

@@ -54,13 +54,7 @@ def efficiency(results: pl.DataFrame) -> pl.DataFrame:
             disturbed=disturbed(pl.col("warnings")),
             host_bound=OK & pl.col("warnings").list.contains(HOST_BOUND),
         )
-        .with_columns(held_up=pl.col("host_bound").any().over(FAMILY))
-        .with_columns(
-            on_device=pl.col("held_up") & pl.col("gpu_ms").is_not_null(),
-            judged_ms=pl.when("held_up")
-            .then(pl.coalesce("gpu_ms", pl.when(~pl.col("host_bound")).then("latency_ms")))
-            .otherwise("latency_ms"),
-        )
+        .with_columns(**_judged())
         .filter(pl.len().over(FAMILY) > 1, pl.col("latency_ms").is_not_null().any().over(FAMILY))
         .with_row_index("place")
         .with_columns(
@@ -73,6 +67,16 @@ def efficiency(results: pl.DataFrame) -> pl.DataFrame:
     order = [*FAMILY, "batch_size", "latency_ms", "throughput", *ends, "clock", "note", "disturbed"]
     judged = ["gpu_ms", "gpu_spread_ms", "host_bound", "on_device", "judged_ms"]
     return points.sort("place", "batch_size").select(*order, "ms_per_item", "efficiency", *judged, "warnings")
+
+
+def _judged() -> dict[str, pl.Expr]:
+    """Of each point the time on which knees and the like rest, and whether it is the device's own."""
+    held_up = pl.col("host_bound").any().over(FAMILY)
+    of_device = pl.coalesce("gpu_ms", pl.when(~pl.col("host_bound")).then("latency_ms"))
+    return {
+        "on_device": held_up & pl.col("gpu_ms").is_not_null(),
+        "judged_ms": pl.when(held_up).then(of_device).otherwise("latency_ms"),
+    }
 
 
 def knees(results: pl.DataFrame) -> pl.DataFrame:

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from engines.catalog import Device
+from exporters.single_layers import LAYERS
 from profiler import nvml
 from profiler.errors import ConfigError
 from profiler.job.case import Case, Role
@@ -108,6 +109,21 @@ def test_the_largest_batch_is_searched_for_a_few_alone() -> None:
     assert limits.covers("resnet50", "training")
     assert not limits.covers("resnet50", "inference")
     assert not limits.covers("vgg16", "training")
+
+
+@pytest.mark.parametrize("name", ["cnn-benchmarks", "cloud-gpus", "convnet-benchmarks"])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_what_stands_for_the_published_library_is_measured_on_every_network(name: str, device: str) -> None:
+    cases = [case for case in plan(name, device) if case.pass_ == "training"]
+    variant = STUDIES[name].counterpart[0] if device == "cuda" else "eager"
+    measured = {case.model for case in cases if (case.variant, case.precision) == (variant, "fp32")}
+    assert measured == {case.model for case in cases}
+
+
+def test_what_stands_for_the_published_library_is_measured_on_every_layer() -> None:
+    variant = STUDIES["convnet-benchmarks"].layer_counterpart[0]
+    cases = [case for case in plan("convnet-layers", "cuda") if case.pass_ == "training"]
+    assert {case.model for case in cases if case.variant == variant} == set(LAYERS)
 
 
 def test_on_a_gpu_all_of_them_are_few_enough_for_twenty_minutes() -> None:
