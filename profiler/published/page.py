@@ -32,7 +32,9 @@ _COUNTED = {
 """What is said of one statement with a verdict, and of several; what surprises comes first."""
 _INTRODUCTION = """\
 Each range is over all {noun} that both ran: the least and the greatest ratio of their times for {passes}, per
-image where batch sizes differ. Equal (`==`) are two that stay within 5 % of each other throughout.
+image where batch sizes differ. Own times on a GPU are the device's, without gaps between launches, where those could be
+kept out; where not, {noun} whose time the host sets are named and do not count. Equal (`==`) are two that stay within
+5 % of each other throughout.
 Own machines and libraries come first."""
 
 
