@@ -201,11 +201,10 @@ def best_published(times: pl.DataFrame) -> set[str]:
 
 
 def most_telling(times: pl.DataFrame, subject: Subject = MODELS) -> list[Comparison]:
-    """What a terminal has room for: our counterpart against the best published, then our other libraries against it."""
-    counterparts, best = set(times.filter("ours", "counterpart")["setup"]), best_published(times)
-    pairs = compare(times.filter(pl.col("ours") | pl.col("setup").is_in(best)), "setup")
-    chosen = [replace(c, subject=subject) for c in pairs if {c.faster, c.slower} & counterparts]
-    return shortened(sorted(chosen, key=lambda c: {c.faster, c.slower}.isdisjoint(best)), times)
+    """Our counterparts against the best published, then our other libraries against them, machine by machine."""
+    counterparts, ours = (set(times.filter("ours", which)["setup"]) for which in ("counterpart", "ours"))
+    libraries = between(times, counterparts, ours - counterparts, subject)
+    return between(times, counterparts, best_published(times), subject) + [pair for pair in libraries if pair.machine]
 
 
 def between(times: pl.DataFrame, mine: Collection[str], others: Collection[str], subject: Subject) -> list[Comparison]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 
 import polars as pl
@@ -11,7 +12,7 @@ from profiler.published import references
 from profiler.published.claims import libraries, networks, speed, sweeps
 from profiler.published.claims.evidence import PASSES, Evidence, sound
 from profiler.published.claims.kinds import KINDS
-from profiler.published.conclusions import best_published, between, most_telling
+from profiler.published.conclusions import best_published, between, compare_machines, most_telling
 from profiler.results.speedups import geometric_mean
 from profiler.tables.numbers import compact
 
@@ -40,6 +41,15 @@ def fastest(evidence: Evidence) -> list[str]:
         first = ranked.sort("count", "mean", "setup", descending=[True, False, False])["setup"].head(1).to_list()
         if mine.isdisjoint(first):
             found += [p.sentence() for p in between(times, first, best_published(times) or mine, subject)]
+    return found
+
+
+def own_machines(evidence: Evidence) -> list[str]:
+    """Own machines against each other, each with the variant that stands for the published library."""
+    found = []
+    for subject, times in evidence.times.items():
+        pairs = compare_machines(times.filter("ours"), evidence.row.by_release)
+        found += [replace(pair, subject=subject).sentence() for pair in pairs]
     return found
 
 
@@ -86,7 +96,16 @@ def _of_kind(kind: str) -> Callable[[Evidence], list[str]]:
 
 
 HEADLINES: Sequence[Callable[[Evidence], list[str]]] = (
-    *(machines, fastest, cost, without_cudnn, _of_kind("best_per_layer"), _of_kind("memory_use"), outdone),
+    *(
+        machines,
+        fastest,
+        own_machines,
+        cost,
+        without_cudnn,
+        _of_kind("best_per_layer"),
+        _of_kind("memory_use"),
+        outdone,
+    ),
     *(_of_kind("framework"), _of_kind("time_per_sample"), sweeps.knees, _of_kind("ms_above_twice")),
     *(_of_kind("curvature"), sweeps.largest, _of_kind("fit"), libraries.fastest),
 )

@@ -12,6 +12,7 @@ from profiler.published.layers import LAYERS
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.tables.numbers import compact, decimals, listed
 
+_REASONS = {"oom": "ran out of memory", "timeout": "took too long", "crashed": "crashed"}
 _FRAMEWORKS = {"neon": "Neon", "torch": "Torch", "caffe": "Caffe", "tensorflow": "TensorFlow"}
 
 
@@ -75,12 +76,16 @@ def fastest(evidence: Evidence) -> list[str]:
     """A sentence a machine, pass and precision in which several variants ran: who wins on how many networks."""
     keys = ["machine", "pass", "precision"]
     found = []
-    for (machine, pass_, precision), group in evidence.own.filter(sound()).group_by(keys, maintain_order=True):
+    # Training first, and of the precisions that in which the source computed.
+    rows = evidence.own.filter(sound()).sort(
+        "pass", pl.col("precision") == "fp32", descending=True, maintain_order=True
+    )
+    for (machine, pass_, precision), group in rows.group_by(keys, maintain_order=True):
         ran = dict(group.group_by("variant", maintain_order=True).agg(pl.col("model").n_unique()).iter_rows())
         if len(ran) < 2:
             continue
         first = group.sort("ms").unique("model", keep="first", maintain_order=True)
-        won = first["variant"].value_counts(sort=True).iter_rows()
+        won = first["variant"].value_counts().sort("count", "variant", descending=[True, False]).iter_rows()
         shares = [f"{variant} on {count} of {ran[variant]}" for variant, count in won]
         shares += [f"{variant} on 0 of {ran[variant]}" for variant in ran if variant not in set(first["variant"])]
         found.append(
@@ -94,11 +99,11 @@ def ran_everything(evidence: Evidence) -> list[str]:
     """A sentence a machine: what ran out of memory or failed, or that nothing did."""
     found = []
     for (machine,), rows in evidence.own.group_by("machine", maintain_order=True):
-        failed = rows.filter(pl.col("latency_ms").is_null())
+        failed = rows.filter(~pl.col("status").is_in(["ok", "unsupported"]))
         if failed.is_empty():
             found.append(f"On the {machine}, everything ran: nothing was out of memory.")
             continue
-        reason = pl.when(status="oom").then(pl.lit("ran out of memory")).otherwise(pl.lit("failed"))
+        reason = pl.col("status").replace_strict(_REASONS, default="failed")
         by = failed.with_columns(reason=reason).group_by("software", "pass", "reason", maintain_order=True)
         names = [
             f"{software}, {PASSES[pass_]}, {why} on {listed(dict.fromkeys(of))}"
@@ -134,7 +139,11 @@ def layers_own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
     single = sums.sort("total_ms").unique(keys, keep="first", maintain_order=True)
     best = best_per_layer(rows).filter(pl.col("layer") == ALL_LAYERS, pl.col("disturbed").is_null())
     several = sums.group_by(keys).agg(pl.len().alias("variants")).filter(pl.col("variants") > 1)
-    both = single.join(best, on=keys, suffix="_best").join(several, on=keys, how="semi").drop_nulls("total_ms_best")
+    both = (
+        single.join(best, on=keys, suffix="_best", maintain_order="left")
+        .join(several, on=keys, how="semi")
+        .drop_nulls("total_ms_best")
+    )
     return [
         f"On the {row['machine']} in {row['precision']}, the fastest variant for each layer and pass takes "
         f"{decimals(row['total_ms_best'], 2)} ms for L1 to L5; {row['variant']}, the fastest single one, "

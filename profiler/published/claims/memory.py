@@ -141,4 +141,6 @@ def _peaks(evidence: Evidence, network: str, batch_size: int) -> pl.DataFrame:
     peaks = peaks.group_by("model", "variant", "precision", "batch_size", "machine").agg(
         pl.col("peak_memory_mib").median()
     )
-    return mine.join(peaks, on=["model", "variant", "precision", "batch_size", "machine"]).drop_nulls("peak_memory_mib")
+    return mine.join(
+        peaks, on=["model", "variant", "precision", "batch_size", "machine"], maintain_order="left"
+    ).drop_nulls("peak_memory_mib")

@@ -126,7 +126,9 @@ def _outdone(times: pl.DataFrame, evidence: Evidence, where: str) -> list[Outdon
 def _published(evidence: Evidence) -> pl.DataFrame:
     """Of each published GPU a network's time with the newest release."""
     rows = evidence.published.filter(device="cuda").drop_nulls("ms")
-    newest = rows.with_columns(release=pl.col("library").replace("None", "")).sort("release", descending=True)
+    newest = rows.with_columns(release=pl.col("library").replace("None", "")).sort(
+        "release", descending=True, maintain_order=True
+    )
     return newest.unique(["machine", "network"], keep="first", maintain_order=True)
 
 

@@ -82,10 +82,13 @@ def without_cudnn(evidence: Evidence) -> list[Comparison]:
     """Own machines' variant that stands for the published library against the same without cuDNN."""
     found = []
     for subject, rows in evidence.times.items():
-        mine = rows.filter("ours", pl.col("counterpart") | pl.col("ending").str.contains("no cuDNN"))
+        none = pl.col("ending").str.contains("no cuDNN", literal=True)
+        ending = pl.col("ending").str.replace(", cuDNN", " with cuDNN", literal=True)
+        called = pl.when(none).then(pl.lit("without cuDNN")).otherwise(pl.format("{}{}", "software", ending))
+        mine = rows.filter("ours", pl.col("counterpart") | none).with_columns(called=called, none=none)
         for (machine,), both in mine.group_by("machine", maintain_order=True):
-            if both["ending"].n_unique() > 1:
-                pairs = compare(both, "called")
+            if both["none"].n_unique() > 1:
+                pairs = [pair for pair in compare(both, "called") if "without cuDNN" in (pair.faster, pair.slower)]
                 found += [replace(p, subject=subject, machine=str(machine), article="") for p in pairs]
     return found
 

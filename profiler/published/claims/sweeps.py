@@ -17,11 +17,13 @@ _ON_DEVICE = ", on the device's own time"
 _BY = ["machine", "pass", "variant", "precision"]
 
 
-def _groups(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
+def _groups(rows: pl.DataFrame, evidence: Evidence) -> Iterator[tuple[str, pl.DataFrame]]:
     """Those of one machine, pass and variant, with what to call it; training first."""
+    held_up = batch_sweeps.efficiency(evidence.results).filter("on_device").select(_BY).unique().rows()
     ordered = rows.sort("pass", descending=True, maintain_order=True)
-    for (machine, pass_, *_), group in ordered.group_by(_BY, maintain_order=True):
-        yield f"On the {machine}, {PASSES[str(pass_)]}", group
+    for key, group in ordered.group_by(_BY, maintain_order=True):
+        machine, pass_, *_ = key
+        yield f"On the {machine}, {PASSES[str(pass_)]}{_ON_DEVICE if key in held_up else ''}", group
 
 
 def per_sample_claimed(claim: Claim, _: Evidence) -> str:
@@ -48,13 +50,13 @@ def per_sample_own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
     steps = points.with_columns(less=each < last, calm=calm & calm.shift().over(FAMILY), step=last.is_not_null())
     steps = steps.filter("step", "calm")
     found = []
-    for where, group in _groups(steps):
+    for where, group in _groups(steps, evidence):
         rose = group.filter(~pl.col("less"))
         sizes = rose.group_by("model", maintain_order=True).agg("batch_size").iter_rows()
         not_at = [f"{evidence.name(model)} at {listed(of)}" for model, of in sizes]
         but = f"; not for {listed(not_at)}" if not_at else ""
         found.append(
-            f"{where}{_ON_DEVICE if group['on_device'].any() else ''}, a larger minibatch took less time per sample in "
+            f"{where}, a larger minibatch took less time per sample in "
             f"{len(group) - len(rose)} of {len(group)} steps from one minibatch to the next{but}."
         )
     return found
@@ -119,7 +121,7 @@ def bend_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
     (size,) = {claim["batch_size"] for claim in claims}
     bends = batch_sweeps.curvature(evidence.results)
     found = []
-    for where, group in _groups(bends):
+    for where, group in _groups(bends, evidence):
         there = group.filter(batch_size=size)
         shapes = {shape: there.filter(shape=shape)["model"].to_list() for shape in (DOWN, UP)}
         words = [f"{shape} at {size} for {listed(map(evidence.name, of))}" for shape, of in shapes.items() if of]
@@ -137,7 +139,7 @@ def bend_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
 def knees(evidence: Evidence) -> list[str]:
     """For each machine and pass the least and the greatest of the networks' smallest efficient minibatches."""
     found = []
-    for where, group in _groups(batch_sweeps.knees(evidence.results)):
+    for where, group in _groups(batch_sweeps.knees(evidence.results), evidence):
         low, high = (group.sort("knee", descending=down).row(0, named=True) for down in (False, True))
         ends = dict.fromkeys(f"{row['knee']} ({evidence.name(row['model'])})" for row in (low, high))
         found.append(f"{where}, the smallest minibatch with 90 % of the best throughput is {' to '.join(ends)}.")
@@ -148,9 +150,9 @@ def largest(evidence: Evidence) -> list[str]:
     """The largest minibatch that fits, where it was searched."""
     rows = batch_sweeps.largest(evidence.results).filter("searched").drop_nulls("largest")
     return [
-        f"{where}, the largest minibatch of {evidence.name(row['model'])} that fits is **{row['largest']:,}**."
-        for where, group in _groups(rows)
-        for row in group.to_dicts()
+        f"On the {row['machine']}, {PASSES[row['pass']]}, the largest minibatch of {evidence.name(row['model'])} that "
+        f"fits is **{row['largest']:,}**."
+        for row in rows.to_dicts()
     ]
 
 
