@@ -65,8 +65,10 @@ def notes(run: Run, folder: Path) -> list[str]:
     for kind in ("disturbed", "host-bound"):
         kinds = _DISTURBED if kind == "disturbed" else [kind]
         if number := _carrying(rows, kinds):
-            mend = f"; to measure those again: {_again(folder)}" if kind == "disturbed" else ", which the tables mark"
-            found.append(f"{number} of {counted(rows.height, 'row')} {kind}{mend}")
+            # What was submitted before has no journal to go on with.
+            can_go_on = kind == "disturbed" and (folder / "journal.jsonl").is_file()
+            mend = f"; to measure those again: {_again(folder)}" if can_go_on else ""
+            found.append(f"{number} of {counted(rows.height, 'row')} {kind}, which the tables mark{mend}")
     return found
 
 

@@ -44,6 +44,10 @@ def execute(options: Options, console: Console) -> int:
         refused += [f"{folder}: {sentence}" for sentence in wrong]
     for submission in accepted:
         _write(submission, console)
+    if accepted:
+        console.print(
+            Text("In a checkout PYTHONPATH=. python benchmarks/publish_suites.py writes the pages from these.")
+        )
     if refused:
         raise ConfigError("\n".join(refused))
     return 0
@@ -71,9 +75,10 @@ def _write(submission: Submission, console: Console) -> None:
     # The first start's job does not know what --machine said at a later one.
     job = {**cleaned.job, "machine": cleaned.environment.get("machine") or {}}
     write_data(target, cleaned.results, cleaned.environment, {FILES[-1]: job})
-    counts = without_probes(run.results)["status"].value_counts(sort=True).iter_rows()
+    rows = without_probes(run.results)
+    counts = rows["status"].value_counts(sort=True).iter_rows()
     size = sum((target / name).stat().st_size for name in FILES)
     listing = ", ".join(f"{number} {status}" for status, number in counts)
-    console.print(Text(f"{target}: {counted(run.results.height, 'row')} ({listing}), {size / 1024:.0f} KiB"))
+    console.print(Text(f"{target}: {counted(rows.height, 'row')} ({listing}), {size / 1024:.0f} KiB"))
     for note in notes(run, submission.folder):
         console.print(Text(f"  {note}", style="dim"), soft_wrap=True)

@@ -158,7 +158,9 @@ def test_a_job_of_no_study_and_a_rough_one_are_refused(make: Make, tmp_path: Pat
 
 def test_a_few_disturbed_rows_are_told_with_the_command_that_measures_them_again(make: Make, tmp_path: Path) -> None:
     run = make(DISTURBED, rows=1)
-    assert f"disturbed; to measure those again: python -m profiler --resume {run}" in submit(tmp_path / "suites", run)
+    assert f"disturbed, which the tables mark; to measure those again: python -m profiler --resume {run}" in submit(
+        tmp_path / "suites", run
+    )
 
 
 def test_of_several_runs_the_good_ones_are_written(make: Make, tmp_path: Path) -> None:
