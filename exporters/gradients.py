@@ -6,14 +6,16 @@ exporters.gradient_reference makes the reference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from exporters.distance import Array, relative_l2
+from exporters.inputs import BATCH, TensorSpec, first_items
 
 _WHOLE = 4096
 _SAMPLED = 4093
@@ -105,6 +107,22 @@ def input_names(count: int) -> list[str]:
 def is_input(name: str) -> bool:
     """Whether a gradient of that name is of an input."""
     return name.partition(" ")[0] == "input"
+
+
+def of_reference_items(
+    specs: Sequence[TensorSpec], gradients: Sequence[Any], batch: int
+) -> Iterator[tuple[str, Any, float]]:
+    """Of a batch's gradient of each input, None where there is none: its name, the part that is of the first items
+    (`reference_items`), and the factor that makes it what it were if the batch had only these.
+
+    Without `specs` each input's leading dimension is the batch. One without a batch dimension is of all items.
+    """
+    items = reference_items(batch)
+    for number, (name, gradient) in enumerate(zip(input_names(len(gradients)), gradients, strict=True)):
+        own = specs[number : number + 1]
+        if gradient is not None:
+            free = not own or BATCH in own[0].shape
+            yield name, first_items(own, [gradient], items)[0], batch / items if free else 1.0
 
 
 def positions(size: int) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ from engines.jax_xla.program import Program, trace
 from engines.jax_xla.training_step import make_step, start_of_optimizer
 from engines.pytorch.eager import DTYPES
 from exporters.build_model import restore
-from exporters.gradients import positions, reference_items
+from exporters.gradients import input_names, is_input, of_reference_items, positions
 from exporters.loss import prepare_to_train
 
 PLATFORMS = {"cpu": "cpu", "cuda": "cuda"}
@@ -104,11 +104,10 @@ class JaxSession:
             assert target is not None
             self.target = jax.device_put(jnp.asarray(target, self.target.dtype), self.device)
         self.run(ignore)
-        sampled = {name: _sample(gradient) for name, gradient in self.gradient.items() if name != "input"}
-        if "input" in self.gradient:
-            batch, items = self.job.batch_size, reference_items(self.job.batch_size)
-            sampled["input"] = _sample(self.gradient["input"][:items]) * np.float32(batch / items)
-        return self.outputs()[0], sampled
+        sampled = {name: _sample(gradient) for name, gradient in self.gradient.items() if not is_input(name)}
+        of_inputs = [self.gradient.get(name) for name in input_names(len(self.inputs))]
+        parts = of_reference_items(self.job.specs, of_inputs, self.job.batch_size)
+        return self.outputs()[0], sampled | {name: _sample(part) * np.float32(factor) for name, part, factor in parts}
 
     def proof(self) -> Proof:
         """The convolutions and products of the compiled program, as XLA prints it, with their types and precision."""

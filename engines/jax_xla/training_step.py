@@ -13,6 +13,7 @@ from engines.base import Job
 from engines.catalog import JaxOptions
 from engines.jax_xla.program import Program
 from engines.pytorch.training_step import ADAMW, LEARNING_RATE, SGD, epsilon
+from exporters.gradients import input_names
 from exporters.loss import seeded_target
 
 State = Mapping[str, Any]
@@ -25,23 +26,23 @@ def make_step(
     """The iteration, and the target that its head needs.
 
     It takes state, inputs and target, and returns the loss (with the head "logits" the network's first output), the
-    gradients by name, among them "input" where it is asked for, and the new state.
+    gradients by name, among them the inputs' where they are asked for, and the new state.
     """
     head = job.training.head
     shapes = jax.eval_shape(lambda s, x: program(s["weights"], s["buffers"], x)[0][0], state, inputs)
     like = torch.empty(shapes.shape, device="meta")
     drawn = seeded_target(torch.empty(1, *like.shape[1:]), head, job.batch_size)
     target = None if drawn is None else jnp.asarray(drawn.numpy(), shapes.dtype if head == "logits" else jnp.int32)
-    of_input = job.source.layer is not None
+    asked = job.training.input_gradient or job.source.layer is not None
+    names = input_names(len(inputs)) if asked else []
 
     def step(state: State, inputs: Sequence[jax.Array], target: jax.Array | None) -> Any:
         weights = state["weights"]
         sought = {name: weight for name, weight in weights.items() if name in program.trained}
-        if of_input:
-            sought["input"] = inputs[0]
+        sought |= dict(zip(names, inputs, strict=False))
 
         def forward(sought: Mapping[str, jax.Array]) -> Any:
-            items = [sought["input"], *inputs[1:]] if of_input else inputs
+            items = [sought[name] for name in names] or inputs
             outputs, buffers = program({**weights, **sought}, state["buffers"], items)
             return (outputs[0] if head == "logits" else loss(outputs[0], target)), buffers
 

@@ -15,7 +15,7 @@ from engines.base import Array, Job, Mark, ignore
 from engines.catalog import TorchOptions
 from exporters.calls import call as call_module
 from exporters.calls import trained_output
-from exporters.gradients import input_names, positions, reference_items
+from exporters.gradients import of_reference_items, positions
 from exporters.inputs import first_items
 from exporters.loss import prepare_to_train, seeded_target, start_of_backward
 
@@ -125,7 +125,8 @@ class TrainingStep:
             sampled = {name: _sample(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
             # The optimizer unscales them where they are, unless it skipped its step.
             unscaled = sampled if self.optimizer is not None else {k: g / np.float32(scale) for k, g in sampled.items()}
-            unscaled |= self._of_inputs(scale)
+            of_inputs = of_reference_items(self.specs, [x.grad for x in self.inputs], self.batch)
+            unscaled |= {name: _sample(part) * np.float32(factor / scale) for name, part, factor in of_inputs}
             if self._is_finite():
                 return unscaled
             self.scaler.update(scale / 2)
@@ -142,15 +143,6 @@ class TrainingStep:
                 break
             self.scaler.update(self.scaler.get_scale() / 2)
         return self.scaler.get_scale()
-
-    def _of_inputs(self, scale: float) -> dict[str, Array]:
-        items, names = reference_items(self.batch), input_names(len(self.inputs))
-        return {
-            name: _sample(first_items(self.specs[n : n + 1], [x.grad], items)[0])
-            * np.float32(self.batch / items / scale)
-            for n, (name, x) in enumerate(zip(names, self.inputs, strict=True))
-            if x.grad is not None
-        }
 
     def _is_finite(self) -> bool:
         gradients = [tensor.grad for tensor in (*self.model.parameters(), *self.inputs) if tensor.grad is not None]

@@ -22,14 +22,16 @@ from exporters.gradients import (
     Gradients,
     deviation,
     largest,
+    of_reference_items,
     positions,
     reference_items,
     tiled,
 )
-from exporters.inputs import input_specs, seeded_inputs
+from exporters.inputs import TensorSpec, input_specs, seeded_inputs
 from exporters.source import ModelSource
 from exporters.weights import cached_state
 
+SHAPES = {"rows": ("batch", 3), "unused": ("batch",), "columns": (3, "batch"), "shared": (4,)}
 FACTORIES = """
 import torch
 from torch import nn
@@ -153,6 +155,15 @@ def test_the_gradient_of_the_input_is_torchs_where_it_is_asked_for(cache: Cache)
     nn.functional.cross_entropy(module(x), torch.from_numpy(found.target)).backward()
     assert x.grad is not None
     np.testing.assert_allclose(found.samples["input"], x.grad.flatten(), rtol=1e-9, atol=1e-15)
+
+
+def test_of_a_batch_an_inputs_gradient_is_that_of_the_references_items() -> None:
+    gradients = [np.ones((6, 3)), None, np.ones((3, 6)), np.ones(4)]
+    specs = [TensorSpec(name, shape, "float32") for name, shape in SHAPES.items()]
+    found = {name: (part.shape, factor) for name, part, factor in of_reference_items(specs, gradients, 6)}
+    assert found == {"input 1": ((2, 3), 3.0), "input 3": ((3, 2), 3.0), "input 4": ((4,), 1.0)}
+    (alone,) = of_reference_items([], [np.ones((5, 2))], 5)
+    assert (alone[0], alone[1].shape, alone[2]) == ("input", (1, 2), 5.0)
 
 
 def test_what_has_no_gradient_is_left_out(cache: Cache) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import sys
@@ -44,6 +45,7 @@ PARAMETERS = 3 * 8 * 9 + 8 + 8 + 8 + 8 * 8 * 9 + 8 + 288 * 10 + 10
 BATCH = 6
 HAS_COMPILER = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), "g++"))
 COMPILED = pytest.param("compiled", marks=pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler"))
+JAX = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
 Open = Callable[..., Any]
 
 
@@ -230,6 +232,7 @@ def test_any_batch_and_memory_order_has_the_same_gradients(
         ("amp-fp16", "adamw", 6, {}),
         ("amp-fp16", "none", 4, {"name": "loud"}),
         pytest.param("fp32", "none", 6, {"engine": "compiled"}, marks=COMPILED.marks),
+        pytest.param("fp32", "sgd", 4, {"engine": "jax", "head": "logits"}, marks=JAX),
     ],
 )
 def test_the_gradient_of_the_input_is_the_references(
