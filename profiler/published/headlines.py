@@ -56,7 +56,8 @@ def own_machines(evidence: Evidence) -> list[str]:
 def cost(evidence: Evidence) -> list[str]:
     """What a million images cost at the least, of what ran the most networks; only where a price was given."""
     keys = ["pass", "setup", "usd_per_hour"]
-    priced = evidence.own.drop_nulls("usd_per_million_items").filter(sound())
+    # What the host holds up costs so much, too.
+    priced = evidence.own.drop_nulls("usd_per_million_items").filter(pl.col("disturbed").is_null())
     figure, name = pl.col("usd_per_million_items"), pl.col("published_network")
     ranked = priced.group_by(keys, maintain_order=True).agg(
         count=pl.col("model").n_unique(),

@@ -14,6 +14,7 @@ from profiler.tables.numbers import compact, counted, decimals, listed
 EVERY = "all"
 _ON_DEVICE = ", on the device's own time"
 """Said where the host holds some minibatches up."""
+_MEANING = {UP: "falls more slowly than before it", DOWN: "falls faster than before it"}
 _BY = ["machine", "pass", "variant", "precision"]
 
 
@@ -124,7 +125,9 @@ def bend_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
     for where, group in _groups(bends, evidence):
         there = group.filter(batch_size=size)
         shapes = {shape: there.filter(shape=shape)["model"].to_list() for shape in (DOWN, UP)}
-        words = [f"{shape} at {size} for {listed(map(evidence.name, of))}" for shape, of in shapes.items() if of]
+        words = [
+            f"{_MEANING[shape]} ({shape}) for {listed(map(evidence.name, of))}" for shape, of in shapes.items() if of
+        ]
         if not words:
             continue
         biggest = group.sort(pl.col("curvature").abs(), descending=True).unique(
@@ -132,7 +135,9 @@ def bend_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
         )
         places = biggest["batch_size"].value_counts().sort("batch_size").iter_rows()
         most = listed(f"{batch} ({counted(number, 'network')})" for batch, number in places)
-        found.append(f"{where}, the time per sample is {' and '.join(words)}; it bends most at {most}.")
+        found.append(
+            f"{where}, after a minibatch of {size} the time per sample {' and '.join(words)}; it bends most at {most}."
+        )
     return found
 
 

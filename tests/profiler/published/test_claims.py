@@ -197,9 +197,10 @@ def test_own_sweeps_answer_what_is_said_of_minibatches() -> None:
         "minibatch to the next; not for Oxford VGG at 32 and 128.",
         "On the H200, training Oxford VGG, 128 images take 85.00 ms: 5.00 ms more than twice the 40.00 ms of 64.",
     ]
-    assert found[2].startswith(
-        "On the H200, forward and backward, the time per sample is concave-up at 8 for Oxford VGG"
-    )
+    assert found[2:] == [
+        "On the H200, forward and backward, after a minibatch of 8 the time per sample falls more slowly than before "
+        "it (concave-up) for Oxford VGG; it bends most at 16 (1 network)."
+    ]
 
 
 def test_own_layers_say_what_the_best_of_each_is_worth_and_what_memory_they_take() -> None:
