@@ -199,7 +199,8 @@ def _bars(name: str, title: str, table: str, rows: pl.DataFrame) -> Picture:
     whole = max(map(len, sizes)) == 1
     unit = f"for {' or '.join(map(str, sorted({size for (size,) in sizes})))} images" if whole else "per image"
     ms = pl.col("ms")
-    fastest = rows.sort("ms", nulls_last=True, maintain_order=True).unique(["name", "network"], keep="first")
+    ranked = rows.sort("ms", nulls_last=True, maintain_order=True)
+    fastest = ranked.unique(["name", "network"], keep="first", maintain_order=True)
     figures = fastest.with_columns(
         share=(ms / ms.max().over("network")).fill_null(0),
         away=ms / ms.min().over("network"),
@@ -212,7 +213,7 @@ def _bars(name: str, title: str, table: str, rows: pl.DataFrame) -> Picture:
     places = figures.group_by("name", "ours").agg(mean=geometric_mean(pl.col("away")))
     places = places.sort("mean", "name", nulls_last=True).with_row_index("place")
     text = pl.coalesce(_figures("figure") + " ms", "brief", pl.lit("no figure"))
-    drawn = figures.join(places.select("name", "place"), on="name").select(
+    drawn = figures.join(places.select("name", "place"), on="name", maintain_order="left").select(
         *("name", "place", "share", "figure", "measured"),
         network="published_network",
         text=pl.format("{}: {}", "name", text),
@@ -223,7 +224,7 @@ def _bars(name: str, title: str, table: str, rows: pl.DataFrame) -> Picture:
     scale = "The scale is logarithmic." if far_apart else "Every network has a scale of its own, from zero."
     height = len(networks) * (_BAR * len(places) + _BETWEEN)
     note = f"Milliseconds {unit}. {scale}"
-    return Picture(name, title, note, table, spec, drawn.sort("place").to_dicts(), height=height)
+    return Picture(name, title, note, table, spec, drawn.sort("place", maintain_order=True).to_dicts(), height=height)
 
 
 def _over_batches(rows: pl.DataFrame) -> list[Picture]:
