@@ -78,7 +78,7 @@ def excess_checked(claim: Claim, evidence: Evidence) -> Answer:
     half, whole = _pair(evidence)
     excess = whole["total_ms"] - 2 * half["total_ms"]
     times = [f"{decimals(row['total_ms'], 2)} ms" for row in (whole, half)]
-    says = f"Of {times[0]} and {times[1]} it is {decimals(excess, 2)} ms."
+    says = f"The published {times[0]} are {decimals(excess, 2)} ms more than twice {times[1]}."
     return Answer(Verdict.HOLDS if claim["low"] - 1 < excess < claim["low"] else Verdict.FAILS, says)
 
 

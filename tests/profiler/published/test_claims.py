@@ -123,7 +123,7 @@ def test_of_the_speeds_those_do_not_hold_that_the_readme_of_references_lists() -
         ("gpu-study", "**Cannot be checked**: Neon is almost always the fastest framework on Maxwell Titan X, GTX 1080 "
          "and Pascal Titan X. The source printed the figures as pictures."),
         ("gpu-study", "**Holds**: Training Oxford VGG on the GTX 1080, 128 images take almost 60 ms more than twice "
-         "the time of 64. Of 899.86 ms and 420.28 ms it is 59.30 ms."),
+         "the time of 64. The published 899.86 ms are 59.30 ms more than twice 420.28 ms."),
         ("gpu-study", "**Holds**: A VGG with 19 layers is about as accurate as one with 16. cnn-benchmarks has a top-5 "
          "error of 9.00 % against 8.80 %."),
     ],
