@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import polars as pl
 
 from profiler.published import references, setups
-from profiler.published.printed import OWN, Printed, label, measures
+from profiler.published.printed import OWN, Printed, joined_kinds, label, measure, measures
 from profiler.published.studies import STUDIES
 from profiler.tables.numbers import listed, words
 from profiler.tables.table import figure
@@ -16,6 +18,7 @@ _FIELDS = [
     figure("Top-5 error (%)", "top5_error_percent", words),
     figure("Speed (ms)", "milliseconds", measures),
 ]
+_MARKS = pl.format("{}: marks", "column")
 
 
 def overview_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed]:
@@ -29,18 +32,29 @@ def overview_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printe
     if rows.is_empty():
         return []
     usual = study.batch_size or references.networks(name)["batch_size"][0]
-    several = pl.col("setup").n_unique().over("machine") > 1
+    several = (pl.len().over("machine", "network", "batch_size") > 1).any().over("machine")
     at = pl.when(pl.col("batch_size") != usual).then(pl.format(", {} images", "batch_size")).otherwise(pl.lit(""))
     called = pl.concat_str(pl.when(several).then("setup").otherwise("machine"), at)
     rows = rows.with_columns(column=pl.format("{} (ms)", called))
     wide = rows.pivot("column", index="network", values="total_ms", maintain_order=True, aggregate_function="min")
     columns = rows["column"].unique(maintain_order=True)
-    frame = published.join(wide, on="network", how="left", maintain_order="left")
+    marked = rows.with_columns(column=_MARKS, marks=setups.marks(pl.col("kinds")))
+    marks = marked.pivot("column", index="network", values="marks", maintain_order=True, aggregate_function="first")
+    kinds = rows.group_by("network").agg(joined_kinds())
+    frame = published
+    for more in (wide, marks, kinds):
+        frame = frame.join(more, on="network", how="left", maintain_order="left")
     frame = frame.with_columns(ours=pl.any_horizontal(pl.col(columns.to_list()).is_not_null()))
-    speeds = [figure(OWN.format(column), column, measures) for column in columns]
+    speeds = [figure(OWN.format(column), (column, f"{column}: marks"), _marked) for column in columns]
     found = rows["setup"].unique(maintain_order=True)
     note = f"Times are of a forward and a backward pass of {usual} images; ours: {listed(found)}."
     if frame["milliseconds"].count():
         note = f"{note} Speed is that of a Pascal Titan X with cuDNN 5.1."
     fields = [*_FIELDS, *speeds, label("citation", "Citation")]
     return [Printed("overview", "The networks", frame, fields, note=note, marked=None)]
+
+
+def _marked(times: Iterable[float | None], marks: Iterable[str | None]) -> list[str]:
+    """Times, each with the marks of its row's warnings."""
+    cells = (() if time is None else (measure(time), mark) for time, mark in zip(times, marks, strict=True))
+    return [" ".join(filter(None, parts)) for parts in cells]

@@ -253,7 +253,7 @@ def test_the_overview_has_the_published_speed_and_that_of_each_machine_of_ours()
         "cnn-benchmarks",
         "overview",
         case("vgg16", ms=9.0),
-        case("vgg16", "eager-benchmark", ms=8.0),
+        case("vgg16", "eager-benchmark", ms=8.0, warnings=["host-bound: a"]),
         case("vgg16", precision="tf32", ms=1.0),
         case("resnet50", ms=7.0, **other),
         case("alexnet", ms=5.0, batch_size=2, **other),
@@ -266,8 +266,23 @@ def test_the_overview_has_the_published_speed_and_that_of_each_machine_of_ours()
     own_columns = ["▸ a CPU, 2 images (ms)", "▸ H200 (ms)", "▸ a CPU (ms)"]
     assert lines[start] == f"| {' | '.join([*columns, *own_columns, 'Citation'])} |"
     assert "| AlexNet | 8 | 42.90 | 19.80 | 14.56 | 5.00 |  |  | \\[1] |" in lines
-    assert "| VGG-16 | 16 | 27.00 | 8.80 | 128.62 |  | 8.00 |  | \\[3] |" in lines
-    assert len(lines) == start + 12
+    assert "| VGG-16 | 16 | 27.00 | 8.80 | 128.62 |  | 8.00 h |  | \\[3] |" in lines
+    assert [line for line in lines[start + 12 :] if line] == [printed.legend]
+    assert printed.legend.startswith("h: ")
+
+
+def test_two_speeds_of_a_network_on_one_machine_are_two_columns():
+    rows = [case("vgg16", ms=9.0), case("mine", network="vgg16", ms=8.0), case("vgg19", ms=7.0)]
+    frame_ = table("cnn-benchmarks", "overview", *rows).frame.filter(network="vgg16")
+    software = "H200 with PyTorch 2.11 eager fp32, cuDNN 9.19"
+    assert frame_.select(f"{software} (ms)", f"{software}, as mine (ms)").row(0) == (9.0, 8.0)
+
+
+def test_what_a_row_did_not_compute_is_said_above_the_table_and_makes_no_column():
+    rows = [case("vgg16", input_gradient=True), case("resnet50"), case("alexnet", input_gradient=False)]
+    printed = table("cnn-benchmarks", "overview", *rows)
+    assert "H200 (ms)" in printed.frame.columns
+    assert "without the image's gradient" in printed.note
 
 
 def test_the_gpu_study_tells_the_history_of_its_networks():
