@@ -9,7 +9,7 @@ import polars as pl
 from profiler.published import references, setups
 from profiler.published.printed import OWN, Printed, joined_kinds, label, measure, measures
 from profiler.published.studies import STUDIES
-from profiler.tables.numbers import listed, words
+from profiler.tables.numbers import words
 from profiler.tables.table import figure
 
 _FIELDS = [
@@ -47,7 +47,7 @@ def overview_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printe
     frame = frame.with_columns(ours=pl.any_horizontal(pl.col(columns.to_list()).is_not_null()))
     speeds = [figure(OWN.format(column), (column, f"{column}: marks"), _marked) for column in columns]
     found = rows["setup"].unique(maintain_order=True)
-    note = f"Times are of a forward and a backward pass of {usual} images; ours: {listed(found)}."
+    note = f"Times are of a forward and a backward pass of {usual} images; ours: {'; '.join(found)}."
     if frame["milliseconds"].count():
         note = f"{note} Speed is that of a Pascal Titan X with cuDNN 5.1."
     fields = [*_FIELDS, *speeds, label("citation", "Citation")]

@@ -258,7 +258,7 @@ def test_the_overview_has_the_published_speed_and_that_of_each_machine_of_ours()
         case("resnet50", ms=7.0, **other),
         case("alexnet", ms=5.0, batch_size=2, **other),
     )
-    setups_ = "ours: a CPU with PyTorch 2.11 eager fp32 and H200 with PyTorch 2.11 eager-benchmark fp32, cuDNN 9.19."
+    setups_ = "ours: a CPU with PyTorch 2.11 eager fp32; H200 with PyTorch 2.11 eager-benchmark fp32, cuDNN 9.19."
     assert setups_ in printed.note
     lines = printed.markdown().splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("| Network"))
