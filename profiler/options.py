@@ -103,6 +103,9 @@ class Report:
         Path | None, Option(help="File or folder; else the run's own folder, for several runs this one")
     ] = None
     charts: Annotated[str | None, Option(help="Every chart as an image too: svg or png")] = None
+    study: Annotated[
+        str | None, Option(help="Next to a published benchmark's figures instead, such as cnn-benchmarks")
+    ] = None
     only: Only = ()
 
 

@@ -23,7 +23,7 @@ from profiler.published.tables import markdown, published_tables
 from profiler.results.reading import read_runs
 from profiler.tables.writers import print_table
 
-_NO_ROWS = "no row of these runs fits a table of {}: it has other networks, or measured other passes"
+NO_ROWS = "no row of these runs fits a table of {}: it has other networks, or measured other passes"
 
 
 def execute(options: Options, console: Console) -> int:
@@ -32,7 +32,7 @@ def execute(options: Options, console: Console) -> int:
     runs = read_runs(options.runs)
     environments = [run.environment for run in runs.runs]
     if not present(console, options.study, runs.results.collect(), environments, options.into):
-        raise ConfigError(_NO_ROWS.format(options.study))
+        raise ConfigError(NO_ROWS.format(options.study))
     return 0
 
 

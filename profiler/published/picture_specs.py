@@ -21,28 +21,34 @@ _ERRORS = [2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30]
 _SHAPES = ["diamond", "square", "triangle-up", "cross", "triangle-down", "triangle-right", "triangle-left"]
 """Of published machines; own ones are circles."""
 _SMALL = 10
-"""Pixels of the text on bars."""
+_LETTER = 5.4
+"""Pixels of the text on bars, and of one of its letters on average."""
 
 
 def bars(networks: Sequence[str], own: Sequence[str], others: Sequence[str], light: bool) -> Spec:
     """A group of bars a network, each from zero to its time as a share (`share`) of the longest of the group.
 
     A bar's name and figure (`text`) stand in it, or behind it where it is short. The bars of `own` have the data's
-    colours, `others` are muted; `light` says whether any is lighter.
+    colours, `others` are muted; `light` says whether any is lighter. The set "names" has the networks, at place 0.
     """
     x = alt.X("share:Q", title=None, axis=None, scale=alt.Scale(domain=[0, 1], nice=False))
-    drawn = _groups(networks).encode(x=x)
+    drawn = _groups(_ROWS, networks, len(own) + len(others), padding=0.12).encode(x=x)
     bar = drawn.mark_bar().encode(color=_colour(own, others, None), tooltip=_tips())
     on_bar = alt.condition(f"datum.measured === '{STATES[1]}'", alt.value(_COLOURS.ink), alt.value(_COLOURS.paper))
-    return finished(alt.layer(_lighter(bar, light), *_texts(drawn, 5, on_bar)))
+    fits = f"datum.share * width > {_LETTER} * length(datum.text) + 12"
+    texts = _texts(drawn, fits, 5, on_bar)
+    return finished(alt.layer(_lighter(bar, light), *texts, _headings(networks, len(own) + len(others))))
 
 
 def dots(networks: Sequence[str], own: Sequence[str], others: Sequence[str], light: bool) -> Spec:
     """The same as points on one logarithmic scale, for times that are too far apart for bars."""
-    drawn = _groups(networks).encode(x=alt.X(**logarithmic("figure", "Milliseconds", values=_ROUND)))
+    x = alt.X(**logarithmic("figure", "Milliseconds", values=_ROUND))
+    drawn = _groups(_ROWS, networks, len(own) + len(others)).encode(x=x)
     colour, shape = _colour(own, others, None), _shape(own, others, None, _SHAPES[:1])
     point = drawn.mark_point(size=55).encode(color=colour, shape=shape, tooltip=_tips())
-    return finished(alt.layer(_lighter(point, light), *_texts(drawn, 8, alt.value(_COLOURS.ink))))
+    ends = f"datum.share * width + {_LETTER} * length(datum.text) + 10 > width"
+    texts = _texts(drawn, ends, 8, alt.value(_COLOURS.ink))
+    return finished(alt.layer(_lighter(point, light), *texts, _headings(networks, len(own) + len(others))))
 
 
 def over_batches(
@@ -96,21 +102,28 @@ def errors(own: Sequence[str], others: Sequence[str], times: tuple[float, float]
     return finished(alt.layer(leader, line, _lighter(points, light), text).properties(height=ERRORS_HEIGHT))
 
 
-def _groups(networks: Sequence[str]) -> alt.Chart:
-    """A group of rows a network."""
-    bands = alt.Scale(domain=list(networks), paddingInner=0.16, paddingOuter=0.05)
-    chart: alt.Chart = alt.Chart(_ROWS).encode(
-        y=alt.Y("network:N", title=None, scale=bands, axis=alt.Axis(domain=False, ticks=False)),
-        yOffset=alt.YOffset("place:O", scale=alt.Scale(paddingInner=0.12)),
+def _groups(data: alt.NamedData, networks: Sequence[str], rows: int, padding: float | None = None) -> alt.Chart:
+    """A group a network: the row of its name, and `rows` more."""
+    bands = alt.Scale(domain=list(networks), paddingInner=0.1, paddingOuter=0)
+    places = alt.Scale(domain=list(range(rows + 1)), paddingInner=alt.Undefined if padding is None else padding)
+    chart: alt.Chart = alt.Chart(data).encode(
+        y=alt.Y("network:N", title=None, scale=bands, axis=None), yOffset=alt.YOffset("place:O", scale=places)
     )
     return chart
 
 
-def _texts(drawn: alt.Chart, away: int, inside: Any) -> list[alt.Chart]:
-    """The text of each mark, `away` pixels behind its end; of a long one before it, in the colour `inside`."""
-    before = drawn.transform_filter("datum.share > 0.5").mark_text(align="right", dx=-away, fontSize=_SMALL, aria=False)
-    behind = drawn.transform_filter("datum.share <= 0.5").mark_text(align="left", dx=away, fontSize=_SMALL, aria=False)
-    return [before.encode(text="text:N", color=inside), behind.encode(text="text:N", color=alt.value(_COLOURS.ink))]
+def _headings(networks: Sequence[str], rows: int) -> alt.Chart:
+    """The name of each network above its group."""
+    text = _groups(alt.NamedData("names"), networks, rows).mark_text(align="left", fontWeight="bold", aria=False)
+    headings: alt.Chart = text.encode(x=alt.value(0), text="network:N", color=alt.value(_COLOURS.ink))
+    return headings
+
+
+def _texts(drawn: alt.Chart, before: str, away: int, colour: Any) -> list[alt.Chart]:
+    """The text of each mark, `away` pixels behind its end; before it in that colour where the expression holds."""
+    left = drawn.transform_filter(before).mark_text(align="right", dx=-away, fontSize=_SMALL, aria=False)
+    right = drawn.transform_filter(f"!({before})").mark_text(align="left", dx=away, fontSize=_SMALL, aria=False)
+    return [left.encode(text="text:N", color=colour), right.encode(text="text:N", color=alt.value(_COLOURS.ink))]
 
 
 def _tips(*more: tuple[str, str]) -> list[alt.Tooltip]:
@@ -141,4 +154,4 @@ def _lighter(chart: alt.Chart, light: bool) -> alt.Chart:
     if not light:
         return chart
     scale = alt.Scale(domain=list(STATES), range=[1, 0.35])
-    return chart.encode(opacity=alt.Opacity("measured:N", title="Measured", scale=scale))
+    return chart.encode(opacity=alt.Opacity("measured:O", title=None, scale=scale))

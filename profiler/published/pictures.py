@@ -34,6 +34,8 @@ PANEL = 230
 """Pixels of a panel at least, its axis included."""
 PANEL_AXIS = 56
 """Of these, those of its axis and the space between panels."""
+LEGEND = 190
+"""Pixels of a column of a legend."""
 _BAR, _BETWEEN = 14, 10
 _MOST_APART = 100
 """Times of a network, by which factor: with more the shortest bars are no longer seen."""
@@ -69,13 +71,22 @@ class Picture:
         """It as a paragraph of Markdown, next to its file."""
         return f"![{escape_markdown(f'{self.title}. {self.note}')}]({self.file})"
 
+    @property
+    def data(self) -> dict[str, Rows]:
+        """What the specification draws, by name."""
+        return {"rows": self.rows, **self.more}
+
     def drawing(self) -> Spec:
         """The specification with data, colours and title, on white paper."""
         spec = palette.resolved(self.spec, palette.LIGHT)
         config = palette.config(palette.LIGHT)
-        config |= {"background": palette.LIGHT.paper, "padding": 16, "legend": {**config["legend"], "columns": 4}}
+        config |= {
+            "background": palette.LIGHT.paper,
+            "padding": 16,
+            "legend": {**config["legend"], "columns": WIDTH // LEGEND},
+        }
         spec |= {
-            "datasets": {**spec.get("datasets", {}), "rows": list(self.rows), **self.more},
+            "datasets": {**spec.get("datasets", {}), **self.data},
             "title": {"text": self.title, "subtitle": self.note, "anchor": "start", "offset": 16},
             "config": config,
         }
@@ -185,7 +196,9 @@ def _best_of_each_precision(rows: pl.DataFrame) -> pl.DataFrame:
     keys = ["machine", "precision"]
     means = {"count": pl.col("network").n_unique(), "mean": geometric_mean(pl.col("ms"))}
     ranked = rows.drop_nulls("ms").group_by(*keys, "short", maintain_order=True).agg(**means)
-    best = ranked.sort("count", "mean", descending=[True, False]).unique(keys, keep="first", maintain_order=True)
+    best = ranked.sort("count", "mean", "short", descending=[True, False, False]).unique(
+        keys, keep="first", maintain_order=True
+    )
     return rows.join(best, on=[*keys, "short"], how="semi", maintain_order="left")
 
 
@@ -211,7 +224,7 @@ def _bars(name: str, title: str, table: str, rows: pl.DataFrame) -> Picture:
         figure = pl.col("figure").log()
         figures = figures.drop_nulls("ms").with_columns(share=(figure - figure.min()) / (figure.max() - figure.min()))
     places = figures.group_by("name", "ours").agg(mean=geometric_mean(pl.col("away")))
-    places = places.sort("mean", "name", nulls_last=True).with_row_index("place")
+    places = places.sort("mean", "name", nulls_last=True).with_row_index("place", offset=1)
     text = pl.coalesce(_figures("figure") + " ms", "brief", pl.lit("no figure"))
     drawn = figures.join(places.select("name", "place"), on="name", maintain_order="left").select(
         *("name", "place", "share", "figure", "measured"),
@@ -222,9 +235,12 @@ def _bars(name: str, title: str, table: str, rows: pl.DataFrame) -> Picture:
     own, others = _names(figures)
     spec = (specs.dots if far_apart else specs.bars)(networks, own, others, _any_lighter(drawn))
     scale = "The scale is logarithmic." if far_apart else "Every network has a scale of its own, from zero."
-    height = len(networks) * (_BAR * len(places) + _BETWEEN)
+    names = [{"network": network, "place": 0} for network in networks]
+    height = len(networks) * (_BAR * (len(places) + 1) + _BETWEEN)
     note = f"Milliseconds {unit}. {scale}"
-    return Picture(name, title, note, table, spec, drawn.sort("place", maintain_order=True).to_dicts(), height=height)
+    return Picture(
+        name, title, note, table, spec, drawn.sort("place", maintain_order=True).to_dicts(), {"names": names}, height
+    )
 
 
 def _over_batches(rows: pl.DataFrame) -> list[Picture]:
@@ -272,8 +288,18 @@ def _errors(study: str, rows: pl.DataFrame) -> list[Picture]:
     names, ends = _labels(drawn)
     own, others = _names(both)
     spec = specs.errors(own, others, ends, _any_lighter(drawn))
-    note = "A forward and backward pass, per image. Errors as printed by the source. Both scales are logarithmic."
-    return [Picture("errors", "Top-5 error against time", note, "networks", spec, drawn.to_dicts(), {"names": names})]
+    note = "Errors of one crop, of VGG by dense prediction, as printed. Both scales are logarithmic."
+    return [
+        Picture(
+            "errors",
+            "Top-5 error against the time of a forward and backward pass",
+            note,
+            "networks",
+            spec,
+            drawn.to_dicts(),
+            {"names": names},
+        )
+    ]
 
 
 def _labels(points: pl.DataFrame) -> tuple[Rows, tuple[float, float]]:

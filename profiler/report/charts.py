@@ -37,8 +37,11 @@ class Chart:
     """One chart, drawn from the rows of its data set that have one of the fields `needs`.
 
     `keep`: of how many values of a key its rows may be; of more those are kept that spread over them, or the last ones
-    where it is negative. `data` names the set that it draws, and sets that it draws with it. `row_height` are
-    the pixels that each row of it takes, and the fields that tell these apart; None where the height is fixed.
+    where it is negative. `data` names the set that it draws, and sets that it draws with it; none where its data are in
+    the specification. `row_height` are the pixels that each row of it takes, and the fields that tell these apart; None
+    where the height is fixed. `caption` is what it says of itself, `height` its pixels, and `panel` the least width of
+    a panel, with the pixels of its axis, where it is made of panels.
+    `legend` are the pixels of a column of a legend.
     """
 
     name: str
@@ -48,6 +51,10 @@ class Chart:
     keep: Mapping[str, int]
     row_height: tuple[int, Sequence[str]] | None = None
     data: Sequence[str] = ("lines",)
+    caption: str = ""
+    height: int | None = None
+    panel: tuple[int, int] | None = None
+    legend: int = 120
 
 
 def make(domains: Domains) -> dict[str, Chart]:

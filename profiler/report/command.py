@@ -8,16 +8,16 @@ from typing import Literal, get_args
 import polars as pl
 from rich.console import Console
 
-from profiler.errors import ConfigError, check_choice
-from profiler.job.conditions import parse_only
+from profiler.errors import PROGRAM, ConfigError, check_choice
+from profiler.job.conditions import Filter, parse_only
 from profiler.options import Report as Options
-from profiler.report import images, markdown
+from profiler.report import images, markdown, study
 from profiler.report.data import MOST_CONFIGURATIONS, gather
 from profiler.report.images import Image, ImageFormat
 from profiler.report.page import page
 from profiler.report.sections import Report, compose
 from profiler.report.tables import tables
-from profiler.results.reading import read_runs
+from profiler.results.reading import Runs, read_runs
 from profiler.tables.writers import csv
 
 Format = Literal["html", "md", "csv"]
@@ -41,35 +41,60 @@ def write(options: Options, compared: pl.DataFrame | None = None) -> list[Path]:
         check_choice("--charts", options.charts, get_args(ImageFormat))
     only = parse_only(options.only)
     runs = read_runs(options.runs)
+    target = _target(options)
+    try:
+        if options.study is not None:
+            _check_form(options)
+            return [_write_page(target, page(study.compose(options.study, runs, only)))]
+        return _write_report(options, runs, only, compared, target)
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written: {error.strerror}; give another place by --output") from None
+
+
+def _write_report(
+    options: Options, runs: Runs, only: Filter | None, compared: pl.DataFrame | None, target: Path
+) -> list[Path]:
+    """Write the report of the runs alone, in any format. Raises ConfigError, OSError."""
     data = gather(runs, only, MOST_CONFIGURATIONS, compared)
     if not data.statuses:
         raise ConfigError(f"--only {' '.join(options.only)}: no case of {', '.join(map(str, options.runs))} is left")
-    target = _target(options)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if options.format == "csv":
-            # Files have room for every configuration, where a page or a drawing has not.
-            made = tables(gather(runs, only, None, compared))
-            target.mkdir(exist_ok=True)
-            for name, table in made.items():
-                (target / f"{name}.csv").write_text(csv(table), encoding="utf-8")
-            drawn = _images(options, target, compose(data)) if options.charts else []
-            return [*(target / f"{name}.csv" for name in made), *(image.path for image in drawn)]
-        report = compose(data)
-        drawn = _images(options, target.with_name(f"{target.stem}-charts"), report)
-        text = page(report) if options.format == "html" else markdown.text(report, drawn, target.parent)
-        # Written whole or not at all: a page may be there already.
-        scratch = target.with_name(f".{target.name}.tmp")
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(target)
-    except OSError as error:
-        raise ConfigError(f"{target}: cannot be written: {error.strerror}; give another place by --output") from None
-    return [target, *(image.path for image in drawn)]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if options.format == "csv":
+        # Files have room for every configuration, where a page or a drawing has not.
+        made = tables(gather(runs, only, None, compared))
+        target.mkdir(exist_ok=True)
+        for name, table in made.items():
+            (target / f"{name}.csv").write_text(csv(table), encoding="utf-8")
+        drawn = _images(options, target, compose(data)) if options.charts else []
+        return [*(target / f"{name}.csv" for name in made), *(image.path for image in drawn)]
+    report = compose(data)
+    drawn = _images(options, target.with_name(f"{target.stem}-charts"), report)
+    text = page(report) if options.format == "html" else markdown.text(report, drawn, target.parent)
+    return [_write_page(target, text), *(image.path for image in drawn)]
+
+
+def _write_page(target: Path, text: str) -> Path:
+    """Write it whole or not at all: a page may be there already. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.with_name(f".{target.name}.tmp")
+    scratch.write_text(text, encoding="utf-8")
+    return scratch.replace(target)
+
+
+def _check_form(options: Options) -> None:
+    """Raises ConfigError for a form that the report of a study has not."""
+    if options.format != "html" or options.charts is not None:
+        runs = " ".join(map(str, options.runs))
+        raise ConfigError(
+            f"--study gives a page of HTML; Markdown, CSV and SVG come from `{PROGRAM} published {runs} --study "
+            f"{options.study} --into FOLDER`"
+        )
 
 
 def _target(options: Options) -> Path:
     """The file, or the folder of CSV files, that is to be written."""
-    name = "report-tables" if options.format == "csv" else f"report.{options.format}"
+    of_study = f"-{options.study}" if options.study else ""
+    name = "report-tables" if options.format == "csv" else f"report{of_study}.{options.format}"
     if options.output is not None:
         is_file = options.output.suffix == f".{options.format}" and not options.output.is_dir()
         return options.output if is_file or options.format == "csv" else options.output / name

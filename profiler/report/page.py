@@ -95,8 +95,7 @@ def _filters(options: Options) -> str:
 
 
 def _section(section: Section, several_precisions: bool) -> str:
-    # What is between backticks is code.
-    parts = [re.sub("`([^`]+)`", r"<code>\1</code>", f"<p>{escape(text)}</p>") for text in section.text]
+    parts = [_paragraph(text) for text in section.text]
     if section.name == "answer" and several_precisions:
         parts.append('<p class="only-with">Choose a precision above to see the fastest in it.</p>')
     tables = [_table(table, section.open) for table in section.tables]
@@ -109,10 +108,16 @@ def _section(section: Section, several_precisions: bool) -> str:
     return f'<section id="{section.name}"><h2>{escape(section.title)}</h2>{"".join(parts)}</section>'
 
 
+def _paragraph(text: str) -> str:
+    """What is between backticks is code, and between two asterisks bold."""
+    coded = re.sub("`([^`]+)`", r"<code>\1</code>", f"<p>{escape(text)}</p>")
+    return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", coded)
+
+
 def _figure(chart: Chart, titled: bool) -> str:
     title = f"<h3>{escape(chart.title)}</h3>" if titled else ""
     return (
-        f'<figure id="chart-{chart.name}">{title}<p class="scope"></p><figcaption></figcaption>'
+        f'<figure id="chart-{chart.name}">{title}<p class="scope"></p><figcaption>{escape(chart.caption)}</figcaption>'
         f'<div class="chart" role="img" aria-label="{escape(chart.title)}; its figures are in the table below"></div>'
         '<p class="nothing" hidden>Nothing to draw for this choice.</p>'
         '<p class="only-without">The chart needs JavaScript; the table below has its figures.</p></figure>'
@@ -142,7 +147,7 @@ def _sentences(section: Section) -> list[str]:
 
 def _options(report: Report) -> dict[str, list[Any]]:
     """By key the values that a filter offers, in the order of the page."""
-    rows = report.rows["lines"]
+    rows = report.rows.get("lines", ())
     options = {key: list(dict.fromkeys(row[key] for row in rows)) for key in _FILTERS}
     options["batch_size"].sort()
     options["precision"] = list(dict.fromkeys(row["precision"] for row in sorted(rows, key=lambda row: row["step"])))
@@ -162,6 +167,9 @@ def _payload(report: Report, options: Options) -> dict[str, Any]:
                 "keep": c.keep,
                 "data": c.data,
                 "row_height": c.row_height,
+                "height": c.height,
+                "panel": c.panel,
+                "legend": c.legend,
             }
             for c in report.charts
         ],

@@ -19,6 +19,7 @@ from profiler.report.charts import Chart
 from profiler.report.data import KEY, TICKS, Data
 from profiler.report.findings import Finding, Lead
 from profiler.report.tables import tables
+from profiler.results.reading import Runs
 from profiler.results.sentences import group_sentence
 from profiler.results.wall_time import describe
 from profiler.results.warning_kinds import carried_by_all
@@ -147,7 +148,7 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
 
     measured = not configurations.is_empty()
     sized, trained = configurations["batch_size"].n_unique() > 1, "training" in configurations["pass"]
-    environment = [*_wall_time(data), *data.runs.notes]
+    environment = [*wall_time(data.runs), *data.runs.notes]
     return [
         section("answer", "What to deploy", _answer(data), "overview", open=True, sentences=_sentences(configurations)),
         section("speedups", "Speed-up by configuration", _speedups(configurations)),
@@ -163,7 +164,7 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
         section("energy", "Energy and cost"),
         section("not-measured", "Not measured", when("not-measured" not in made, "Every case succeeded."), open=True),
         section("warnings", "Warnings", _warnings(configurations, "warnings" in made), open=True),
-        section("environment", "Machine and versions", environment, open=True, code=_code(data)),
+        section("environment", "Machine and versions", environment, open=True, code=code(data.runs)),
         section("method", "Method", _METHOD),
     ]
 
@@ -293,23 +294,22 @@ def _samples(configurations: pl.DataFrame) -> str:
     )
 
 
-def _wall_time(data: Data) -> list[str]:
+def wall_time(runs: Runs) -> list[str]:
     """What each run's time went into."""
-    runs = data.runs.runs
-    times = [(run.name, run.environment["wall_seconds"]) for run in runs if run.environment.get("wall_seconds")]
-    return [f"{f'{name}: ' if len(runs) > 1 else ''}{describe(seconds)}." for name, seconds in times]
+    times = [(run.name, run.environment["wall_seconds"]) for run in runs.runs if run.environment.get("wall_seconds")]
+    return [f"{f'{name}: ' if len(runs.runs) > 1 else ''}{describe(seconds)}." for name, seconds in times]
 
 
-def _code(data: Data) -> list[tuple[str, str]]:
+def code(runs: Runs) -> list[tuple[str, str]]:
     """Titles and texts: the commands and the job of each run."""
-    code = []
-    for run in data.runs.runs[:_MOST_JOBS]:
+    found = []
+    for run in runs.runs[:_MOST_JOBS]:
         commands = [*(run.environment.get("earlier_commands") or []), run.environment.get("command")]
         text = "\n".join(shlex.join(map(str, words)) for words in commands if words)
-        name = f" of {run.name}" if len(data.runs.runs) > 1 else ""
+        name = f" of {run.name}" if len(runs.runs) > 1 else ""
         if text:
-            code.append((f"Command{name}", text))
+            found.append((f"Command{name}", text))
         job = Path(run.address) / "bench.yaml"
         if "://" not in run.address and job.is_file():
-            code.append((f"Job{name} (bench.yaml, as resolved)", job.read_text(encoding="utf-8", errors="replace")))
-    return code
+            found.append((f"Job{name} (bench.yaml, as resolved)", job.read_text(encoding="utf-8", errors="replace")))
+    return found

@@ -55,7 +55,7 @@ def tables(data: Data) -> dict[str, Table]:
         _table("energy", "Energy and cost", configurations, *_ENERGY, needs=("energy_mj_per_item", "usd_per_hour")),
         _problems(data.problems),
         _warnings(data.warnings),
-        _environment(data),
+        environment_table(data.environments),
         Table("notes", "Notes", {"note": [*data.runs.notes, *data.notes]}, [prose("Note", "note")]),
     ]
     return {table.name: table for table in made if table.rows}
@@ -187,9 +187,9 @@ def _largest(data: Data) -> Table:
     return Table("largest-batch", "The largest batch that fits", largest, fields, keys=keys)
 
 
-def _environment(data: Data) -> Table:
-    """Versions and machine, a column a run; then what the device reached."""
-    facts = {label: _facts(environment) for label, environment in data.environments.items()}
+def environment_table(environments: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Versions and machine, a column a label; then what the device reached."""
+    facts = {label: _facts(environment) for label, environment in environments.items()}
     every = dict.fromkeys(part for of in facts.values() for part in of)
     parts = [part for part in every if any(of.get(part) for of in facts.values())]
     places = {f"v{place}": [of.get(part) for part in parts] for place, of in enumerate(facts.values())}

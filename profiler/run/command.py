@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -222,8 +223,9 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
         config.budget.seconds,
         runner.repeats_used_up,
     )
-    if study is not None:
-        present(console, study, results, [flat_environment(environment)], run.tables)
+    if study is not None and present(console, study, results, [flat_environment(environment)], run.tables):
+        command = f"{PROGRAM} report {shlex.quote(str(run.path))} --study {study}"
+        console.print(Text(f"As a page with its pictures: {command}", style="dim"), soft_wrap=True)
     if wall is not None:
         # Only now: the time of writing and printing the tables counts, too.
         seconds = wall.split()

@@ -44,20 +44,16 @@
     return parts.join(", ");
   }
 
-  const views = new Map();
-  async function draw(chart, picks) {
-    const figure = document.getElementById("chart-" + chart.name);
-    const place = figure.querySelector(".chart");
+  // The rows of what is chosen by data set, with what the figure says of them; null where there are none.
+  function chosenRows(chart, figure, place, picks) {
     const main = chart.data[0];
     const rows = standing(chart, data[main].filter(row => matches(row, picks)));
     figure.querySelector(".nothing").hidden = rows.length > 0;
     place.hidden = rows.length === 0;
-    views.get(chart.name)?.finalize();
-    views.delete(chart.name);
     const caption = figure.querySelector("figcaption");
     caption.textContent = "";
     figure.querySelector(".scope").textContent = "";
-    if (!rows.length) return;
+    if (!rows.length) return null;
     const finding = (page.findings[chart.name] ?? []).find(
       ({run, model, pass}) => rows[0].run === run && rows[0].model === model && rows[0].pass === pass);
     caption.textContent = finding ? finding.text : "";
@@ -66,12 +62,30 @@
     for (const name of chart.data.slice(1)) {
       sets[name] = data[name].filter(row => row.run === rows[0].run && matches(row, picks));
     }
+    return sets;
+  }
+
+  const views = new Map();
+  async function draw(chart, picks) {
+    const figure = document.getElementById("chart-" + chart.name);
+    const place = figure.querySelector(".chart");
+    views.get(chart.name)?.finalize();
+    views.delete(chart.name);
+    const sets = chart.data.length ? chosenRows(chart, figure, place, picks) : {};
+    if (!sets) return;
     const spec = {...chart.spec, datasets: {...chart.spec.datasets, ...sets}};
+    if (chart.height) spec.height = chart.height;
+    if (chart.panel) {
+      const [least, axis] = chart.panel;
+      spec.columns = Math.max(1, Math.floor(place.clientWidth / least));
+      spec.spec = {...spec.spec, width: Math.floor(place.clientWidth / spec.columns) - axis};
+    }
     if (chart.row_height) {
+      const rows = sets[chart.data[0]];
       const [pixels, fields] = chart.row_height;
       spec.height = pixels * new Set(rows.map(row => JSON.stringify(fields.map(field => row[field])))).size + page.margin;
     }
-    const columns = Math.max(2, Math.floor((place.clientWidth - 80) / 120));
+    const columns = Math.max(1, Math.floor((place.clientWidth - 80) / chart.legend));
     const labelLimit = Math.min(page.config.axis.labelLimit, 0.42 * place.clientWidth);
     const config = {...page.config, legend: {...page.config.legend, columns}, axis: {...page.config.axis, labelLimit}};
     // An interpreter of expressions, so that the page's policy can forbid code that is made from text.
