@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from exporters.catalog import CLASSES, network_of
 from exporters.errors import sentence
+from exporters.libraries.catalog import build_from_library
 from exporters.packages import library_folders
 from exporters.single_layers import Conv2d, Layer
 from exporters.source import ModelError, ModelSource, nearest
@@ -133,8 +134,10 @@ def calibrate(model: nn.Module, items: Tensor) -> None:
 
 
 def call_factory(source: ModelSource) -> nn.Module:
-    """Import "package.module:function" and call it with the source's options."""
+    """Import "package.module:function" and call it with the source's options; or make a library's model."""
     assert source.factory is not None
+    if source.library is not None:
+        return build_from_library(source)
     module_name, _, function_name = source.factory.partition(":")
     if not module_name or not function_name:
         raise ModelError(f"model {source.name!r}: factory {source.factory!r} is not 'package.module:function'")

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from exporters.cache import file_sha256
 from exporters.catalog import network_of
 from exporters.declared_inputs import BATCH as BATCH
-from exporters.declared_inputs import DeclaredInput, Place, arrays_of, is_integer, name_of, no_values
-from exporters.source import WEIGHTS, ModelError, ModelSource
+from exporters.declared_inputs import DeclaredInput, Place, arrays_of, is_integer, name_of, no_values, symbols
+from exporters.source import WEIGHTS, ModelError, ModelSource, nearest
 
 if TYPE_CHECKING:
     import onnx
@@ -51,15 +51,18 @@ def input_specs(source: ModelSource) -> list[TensorSpec]:
     """The model's inputs, in its own order.
 
     A network of the catalog has one, named "x", of float32, whose batch is free; so has a factory with `input`. A
-    factory with `inputs` has those. An ONNX file's inputs are read from the file: the leading dimension of the first
-    input is the batch if it is symbolic, and every other symbolic dimension takes its size from `source.dimensions`. A
-    static leading dimension stays a number: the batch is fixed. What the file's inputs hold is in `source.inputs`.
+    factory with `inputs` has those, a library's model its own. An ONNX file's inputs are read from the file: the
+    leading dimension of the first input is the batch if it is symbolic, and every other symbolic dimension takes its
+    size from `source.dimensions`. A static leading dimension stays a number: the batch is fixed. What the file's inputs
+    hold is in `source.inputs`.
 
     Raises ModelError for an unknown network, a factory without inputs, an unreadable file, unnamed dimensions, and an
     integer input of which nothing says what it holds.
     """
     if source.onnx is not None:
         specs = _with_values(source, graph_specs(source, source.onnx))
+    elif source.library is not None:
+        specs = _library_specs(source)
     elif source.inputs:
         specs = _declared_specs(source, source.inputs)
     else:
@@ -106,6 +109,35 @@ def _declared_specs(source: ModelSource, declared: Sequence[DeclaredInput]) -> l
         spec = TensorSpec(name, sized, dtype, each.place, each.range, each.fill, each.data)
         specs.append(_checked_data(source, spec))
     return specs
+
+
+def _library_specs(source: ModelSource) -> list[TensorSpec]:
+    """What a library's model takes: by itself, or as the job says where it says so. Raises ModelError."""
+    from exporters.libraries.catalog import known_inputs
+
+    known = known_inputs(source)
+    own = {name_of(each.place, len(known.inputs)): each for each in known.inputs}
+    if strays := [name for name in source.dimensions if name not in (*known.sizes, *symbols(source.inputs))]:
+        raise ModelError(f"model {source.name!r}: dimensions: {nearest(strays[0], list(known.sizes))}")
+    declared = [_completed(each, own.get(name_of(each.place, len(source.inputs)))) for each in source.inputs]
+    taken = declared or list(known.inputs)
+    if source.input_shape is not None and taken:
+        taken[0] = replace(taken[0], shape=(BATCH, *source.input_shape))
+    if not taken:
+        raise ModelError(
+            f"model {source.name!r}: what {source.factory} takes is not known; write it down, for example "
+            "`inputs: {input_ids: {shape: [batch, 128], dtype: int64, range: [0, 1000]}}`"
+        )
+    return _declared_specs(replace(source, dimensions={**known.sizes, **source.dimensions}), taken)
+
+
+def _completed(each: DeclaredInput, known: DeclaredInput | None) -> DeclaredInput:
+    """What a job says of an input, and what it leaves open as the model knows it."""
+    if known is None or each.data is not None:
+        return each
+    typed = replace(each, shape=each.shape or known.shape, dtype=each.dtype or known.dtype)
+    has_values = each.range is not None or each.fill is not None
+    return typed if has_values else replace(typed, range=known.range, fill=known.fill)
 
 
 def _with_values(source: ModelSource, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
@@ -336,9 +368,9 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
     if source.onnx is not None:
         _check_dimensions(source, path, shapes, batches)
     specs, unnamed = [], set()
-    for value, symbols in zip(inputs, shapes.values(), strict=True):
+    for value, sizes in zip(inputs, shapes.values(), strict=True):
         shape: list[int | str] = []
-        for size in symbols:
+        for size in sizes:
             if size in batches:
                 shape.append(BATCH)
             elif isinstance(size, str) and size not in source.dimensions:
@@ -351,10 +383,10 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
         specs.append(TensorSpec(value.name, tuple(shape), str(onnx.helper.tensor_dtype_to_np_dtype(kind))))
     if unnamed:
         names = sorted(unnamed)
-        sizes = ", ".join(f"{name}: 1" if name.isidentifier() else f'"{name}": 1' for name in names)
+        example = ", ".join(f"{name}: 1" if name.isidentifier() else f'"{name}": 1' for name in names)
         raise ModelError(
             f"model {source.name!r}: {path} has dimensions of no fixed size: {', '.join(names)}; "
-            f"give their sizes next to `onnx`, for example:\n    dimensions: {{{sizes}}}"
+            f"give their sizes next to `onnx`, for example:\n    dimensions: {{{example}}}"
         )
     return specs
 

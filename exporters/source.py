@@ -79,12 +79,14 @@ class ModelSource:
     """Where a model comes from.
 
     Exactly one of four kinds: a canonical network of `exporters.catalog` (neither `factory` nor `onnx` nor `layer`), a
-    user's `factory` ("package.module:function", which returns a torch.nn.Module), a user's ONNX file, or a single
-    layer.
+    user's `factory` ("package.module:function", which returns a torch.nn.Module) or one of a `library`, a user's ONNX
+    file, or a single layer.
     """
 
     name: str
     factory: str | None = None
+    library: str | None = None
+    """Of a factory that is a library's model, such as "hf:BertModel": the row of exporters/libraries/catalog.py."""
     onnx: Path | None = None
     weights: Path | None = None
     """A .safetensors or .pt state dict; None means seeded weights (canonical) or the factory's own."""
@@ -117,6 +119,12 @@ class ModelSource:
         if self.onnx is not None:
             return "onnx"
         return "factory" if self.factory is not None else "canonical"
+
+    @property
+    def has_own_weights(self) -> bool:
+        """Whether the weights are from a file, so that what it predicts may mean something."""
+        folder = self.library is not None and Path((self.factory or "").partition(":")[2]).is_dir()
+        return self.onnx is not None or self.weights is not None or folder
 
     @property
     def catalog_name(self) -> str | None:

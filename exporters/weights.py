@@ -10,6 +10,7 @@ from typing import Any
 from exporters.cache import Cache, file_sha256
 from exporters.catalog import network_of
 from exporters.inputs import input_specs, read_onnx
+from exporters.libraries.catalog import LIBRARIES
 from exporters.packages import installed_version
 from exporters.source import Identity, ModelError, ModelSource
 
@@ -34,15 +35,16 @@ def identify(source: ModelSource) -> Identity:
 
     Canonical: the sources of its family and of build_model.py (which seeds), options, input shape and torch's version;
     no torch is imported. A layer: its numbers, build_model.py and torch's version. With a weights file: its bytes too.
-    A factory: what `exporters.fingerprint` says of its model, which means making it and running it. An ONNX file: its
-    bytes and those of its external data.
+    A library's model: its name and options, the versions of library and torch, and a folder's files. A factory: what
+    `exporters.fingerprint` says of its model, which means making it and running it. An ONNX file: its bytes and those
+    of its external data.
 
     Raises ModelError if the model or a file of it cannot be had.
     """
     if source.identity is not None:
         return source.identity
     parts = given(source)
-    if source.factory is None:
+    if source.factory is None or source.library is not None:
         return Identity(parts)
     from exporters.fingerprint import fingerprint
 
@@ -65,6 +67,8 @@ def given(source: ModelSource) -> dict[str, Any]:
             parts["weights in the file"] = [source.key, source.prefix]
     if source.factory is not None:
         parts["factory"] = source.factory
+        if source.library is not None:
+            parts["library"] = library_parts(source)
     elif source.layer is not None:
         parts["layer"] = repr(source.layer)
         parts["code"] = [file_sha256(PACKAGE / "build_model.py")]
@@ -73,6 +77,16 @@ def given(source: ModelSource) -> dict[str, Any]:
         modules = (f"models/{network.family}.py", "models/normalization.py", "models/plain.py", "build_model.py")
         parts["code"] = [file_sha256(PACKAGE / module) for module in modules]
     return parts
+
+
+def library_parts(source: ModelSource) -> list[str]:
+    """The library's version, the code that seeds, and a local folder's files: together with name and options they say
+    what the model is, so that it need not be made to find out."""
+    library = LIBRARIES[source.library or ""]
+    folder = Path((source.factory or "").partition(":")[2])
+    files = [*folder.glob("*.safetensors"), *folder.glob("config.json")] if folder.is_dir() else []
+    code = [PACKAGE / "build_model.py", PACKAGE / f"{library.module.partition('.')[2].replace('.', '/')}.py"]
+    return [f"{library.package} {installed_version(library.package)}", *map(file_sha256, [*code, *sorted(files)])]
 
 
 def checked(source: ModelSource, produce: Callable[[Path], None], runs: bool = True) -> Callable[[Path], None]:
@@ -87,7 +101,7 @@ def checked(source: ModelSource, produce: Callable[[Path], None], runs: bool = T
         if source.identity is None:
             return
         parts = given(source)
-        if source.factory is not None:
+        if source.factory is not None and source.library is None:
             from exporters.fingerprint import look
 
             parts |= look(source, runs)

@@ -33,6 +33,7 @@ from engines.catalog import (
 )
 from exporters.catalog import CATALOG
 from exporters.declared_inputs import InputMistake, declared_inputs, is_integer, name_of, no_values, symbols
+from exporters.libraries.catalog import library_of, model_entry
 from exporters.single_layers import LAYERS, Conv2d, Linear
 from exporters.source import ModelSource
 from profiler.errors import ConfigError, nearest
@@ -102,6 +103,13 @@ def _switch_or_names(data: Any) -> Any:
     return data
 
 
+def _library_folder(word: str, info: ValidationInfo) -> str:
+    """A library's model in a folder, with the folder's whole path."""
+    prefix, _, name = word.partition(":")
+    folder: Path = (info.context or {}).get("folder", Path.cwd()) / name
+    return f"{prefix}:{folder}" if library_of(word) and folder.is_dir() else word
+
+
 def _inputs(data: Any, info: ValidationInfo) -> Any:
     """What `declared_inputs` takes, files with their whole paths. Raises for what it refuses."""
     if data is None:
@@ -146,8 +154,8 @@ class ModelEntry(_Strict):
     """A model: a canonical network, a factory, or an ONNX file."""
 
     name: Annotated[str, _part_of_id("a model's name")]
-    network: str | None = None
-    """The canonical network, where it is to have another name."""
+    network: Annotated[str, AfterValidator(_library_folder)] | None = None
+    """The canonical network, where it is to have another name; or a library's model, such as hf:BertModel."""
     factory: Annotated[str, AfterValidator(_factory)] | None = None
     onnx: File | None = None
     weights: File | None = None
@@ -170,6 +178,21 @@ class ModelEntry(_Strict):
     reference: str | None = None
     """Another model of the job, whose base and outputs this one is compared with in place of its own."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _word(cls, data: Any) -> Any:
+        """A library's model needs no other name than its own."""
+        word = data.get("name") if isinstance(data, dict) else None
+        if not isinstance(word, str) or not library_of(word) or data.get("network"):
+            return data
+        return {**data, **model_entry(word)}
+
+    @property
+    def library(self) -> str | None:
+        """The library whose model it is."""
+        library = library_of(self.network or "")
+        return library.prefix if library else None
+
     @model_validator(mode="after")
     def _one_kind(self) -> ModelEntry:
         if sum(map(bool, (self.factory, self.onnx, self.network))) > 1:
@@ -187,11 +210,11 @@ class ModelEntry(_Strict):
             raise mistake("an onnx file brings its own weights and input shapes: leave out weights, options and input")
         if self.onnx and self.calibration:
             raise mistake("an onnx file runs as it is: leave out calibration, or give a file that has been quantized")
-        if self.dimensions and not self.onnx and not self.inputs:
+        if self.dimensions and not self.onnx and not self.inputs and not self.library:
             raise mistake("dimensions are of an onnx file or of inputs with named sizes; leave them out")
         if (self.key or self.prefix) and not self.weights:
             raise mistake("key and prefix say how weights are read; give weights, or leave them out")
-        if not self.factory and not self.onnx:
+        if not self.factory and not self.onnx and not self.library:
             self._check_network()
         return self
 
@@ -227,6 +250,8 @@ class ModelEntry(_Strict):
     def source(self) -> ModelSource:
         data = self.model_dump(exclude={"input", "inputs", "outputs", "batch_sizes", "reference"})
         declared = declared_inputs(self.inputs) if self.inputs is not None else ()
+        if self.library:
+            data |= {"factory": self.network, "network": None, "library": self.library}
         return ModelSource(**data, input_shape=self.input, inputs=declared, outputs=tuple(self.outputs))
 
 
@@ -367,10 +392,15 @@ class Config(_Strict):
     import_from: list[Folder] = Field(default=[Path()], validate_default=True)
     """Folders where factories are found, relative to the YAML."""
 
-    @field_validator("models", "layers", "engines", mode="before")
+    @field_validator("layers", "engines", mode="before")
     @classmethod
     def _words(cls, entries: Any) -> Any:
         return [{"name": e} if isinstance(e, str) else e for e in entries] if isinstance(entries, list) else entries
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _model_words(cls, entries: Any) -> Any:
+        return [model_entry(e) if isinstance(e, str) else e for e in entries] if isinstance(entries, list) else entries
 
     @model_validator(mode="after")
     def _subjects(self) -> Config:

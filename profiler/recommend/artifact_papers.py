@@ -59,7 +59,8 @@ def requirements(case: Case, row: Mapping[str, Any]) -> str:
 def _readme(candidate: Candidate, case: Case, contents: str) -> str:
     """One paragraph."""
     engine, latency = ENGINES[case.engine], significant(candidate.figures["latency_ms"], 4)
-    seeded = case.source.kind in ("canonical", "layer") and case.source.weights is None
+    drawn = case.source.kind in ("canonical", "layer") or case.source.library is not None
+    seeded = drawn and not case.source.has_own_weights
     sentences = [
         f"{case.model} in {case.precision} for {engine.name} ({engine.summary}), in batches of {case.batch_size}: the "
         f"variant {case.variant}, measured on {candidate.machine} with {latency} ms per call at the median.",

@@ -70,8 +70,7 @@ def _check_outputs(task: Task, own: Path, outputs: Sequence[Array], names: Seque
     if not differences:
         return
     result.reference = reference_of((case.reference or case.source).kind)[1].name
-    real_weights = case.source.kind == "onnx" or case.source.weights is not None
-    result.figures |= figures(differences, aligned.outputs, aligned.reference, real_weights)
+    result.figures |= figures(differences, aligned.outputs, aligned.reference, case.source.has_own_weights)
 
 
 def _some(reasons: Sequence[str]) -> str:

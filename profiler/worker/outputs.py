@@ -75,16 +75,11 @@ def align(
 
 
 def _common(ours: Array, truth: Array, batch: int, reference_batch: int) -> tuple[Array, Array] | None:
-    """The items that both have, along the one axis that is the batch or a multiple of it; None if nothing fits."""
-    if ours.shape == truth.shape:
-        return ours, truth
+    """The items that both have, along each axis that is the batch or a multiple of it; None if nothing fits."""
     if ours.ndim != truth.ndim:
         return None
-    unlike = [axis for axis in range(ours.ndim) if ours.shape[axis] != truth.shape[axis]]
-    axis = unlike[0]
-    if len(unlike) > 1 or ours.shape[axis] * reference_batch != truth.shape[axis] * batch:
-        return None
     # Of a batch's items one after another the first ones are those of a smaller batch.
-    taken = [slice(None)] * ours.ndim
-    taken[axis] = slice(min(ours.shape[axis], truth.shape[axis]))
-    return ours[tuple(taken)], truth[tuple(taken)]
+    if any(a != b and a * reference_batch != b * batch for a, b in zip(ours.shape, truth.shape, strict=True)):
+        return None
+    shared = tuple(slice(min(sizes)) for sizes in zip(ours.shape, truth.shape, strict=True))
+    return ours[shared], truth[shared]

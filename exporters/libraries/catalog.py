@@ -1,0 +1,117 @@
+"""List the libraries that models are taken from by name, and read such names; imports none of them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exporters.declared_inputs import DeclaredInput
+from exporters.errors import sentence
+from exporters.source import ModelError, ModelSource
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Library:
+    """A source of models by name.
+
+    `module` offers `build(name, options)`, which returns a torch.nn.Module with random weights (or those of a local
+    folder), and `inputs(name, options)`, which returns what the model takes, a `Known`. Both may raise ModelError; both
+    work offline.
+    """
+
+    prefix: str
+    package: str
+    """What is imported, whose version is a part of the model's identity."""
+    extra: str
+    """The extra of this project that installs it."""
+    module: str
+    example: str
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a library's model takes, and the sizes that are usual where a job's `dimensions` give no other."""
+
+    inputs: tuple[DeclaredInput, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+LIBRARIES = {
+    row.prefix: row
+    for row in (
+        Library("timm", "timm", "timm", "exporters.libraries.timm_models", "timm:vit_base_patch16_224"),
+        Library(
+            "torchvision",
+            "torchvision",
+            "torchvision",
+            "exporters.libraries.torchvision_models",
+            "torchvision:resnet50",
+        ),
+        Library("hf", "transformers", "hf", "exporters.libraries.transformers_models", "hf:BertModel"),
+    )
+}
+
+
+def library_of(word: str) -> Library | None:
+    """The library that a name such as timm:NAME is of; None of any other name."""
+    prefix, colon, name = word.partition(":")
+    return LIBRARIES.get(prefix) if colon and name else None
+
+
+def model_entry(word: str) -> dict[str, str]:
+    """The entry of a job's `models` that a single word stands for: a canonical network, a library's model, an .onnx
+    file or package.module:function. What is wrong with it the job's own checks say."""
+    if library_of(word):
+        return {"name": Path(word.partition(":")[2]).name, "network": word}
+    if word.endswith(".onnx"):
+        return {"name": Path(word).stem, "onnx": word}
+    if ":" in word:
+        return {"name": word.rpartition(":")[2], "factory": word}
+    return {"name": word}
+
+
+def build_from_library(source: ModelSource) -> nn.Module:
+    """The model with random weights, of torch's current seed. Raises ModelError."""
+    model: nn.Module = _asked(source, "build")
+    return model
+
+
+def known_inputs(source: ModelSource) -> Known:
+    """What the model takes by itself. Raises ModelError."""
+    known: Known = _asked(source, "inputs")
+    return known
+
+
+def _asked(source: ModelSource, function: str) -> Any:
+    assert source.library is not None
+    library = LIBRARIES[source.library]
+    name = (source.factory or "").partition(":")[2]
+    if importlib.util.find_spec(library.package) is None:
+        raise ModelError(
+            f"model {source.name!r}: {source.factory} needs {library.package}, which is not installed: "
+            f"pip install 'cnn-runtime-profiler[{library.extra}]'"
+        )
+    try:
+        call: Callable[[str, Mapping[str, Any]], Any] = getattr(importlib.import_module(library.module), function)
+        return call(name, source.options)
+    except ModelError as error:
+        raise ModelError(f"model {source.name!r}: {source.factory}: {error}") from error
+    except Exception as error:
+        raise ModelError(
+            f"model {source.name!r}: {source.factory}: {library.package} raised {sentence(error)}"
+        ) from error
+
+
+def closest(name: str, names: list[str]) -> str:
+    """A hint at the names of a library that were probably meant."""
+    import difflib
+
+    near = difflib.get_close_matches(name, names, n=3)
+    return f"did you mean {' or '.join(near)}?" if near else f"it has {len(names)} models, {names[0]} for one"
