@@ -279,7 +279,7 @@ def seeded_item(spec: TensorSpec, shape: Sequence[int], index: int, item: int) -
         found = array[item % len(array)] if array.ndim > len(shape) else array
         return np.array(found, dtype)
     if spec.fill is not None:
-        return np.ascontiguousarray(np.broadcast_to(_filled(spec.fill, shape, generator), shape)).astype(dtype)
+        return np.array(np.broadcast_to(_filled(spec.fill, shape, generator), shape), dtype)
     if spec.range is not None and is_integer(spec.dtype):
         first, last = map(math.ceil, spec.range)
         return generator.integers(first, max(last, first + 1), size=shape).astype(dtype)

@@ -50,7 +50,7 @@ def inputs(name: str, options: Mapping[str, Any]) -> Known:
         owner = owner[0]
     parameters = inspect.signature(owner.forward).parameters
     text, vision = config.get_text_config(), getattr(config, "vision_config", config)
-    words = int(getattr(text, "vocab_size", None) or getattr(config, "vocab_size", 0))
+    words = int(getattr(text, "vocab_size", None) or getattr(config, "vocab_size", 0) or 0)
     ids = {"dtype": "int64", "range": (0, words)}
     has_text = "input_ids" in parameters and words > 0
     has_image = owner.main_input_name == "pixel_values" or vision is not config

@@ -81,7 +81,18 @@ class RunFolder:
         for model in data["models"]:
             for key in [k for k in ("dimensions", "options", "prefix", "outputs") if not model.get(k)]:
                 del model[key]
+            if model.get("inputs"):
+                model["inputs"] = self._found_here(model["inputs"])
         (self.path / "bench.yaml").write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+
+    def _found_here(self, inputs: Any) -> Any:
+        """A job's inputs with files in this folder relative to it."""
+        if isinstance(inputs, dict):
+            return {key: self._found_here(part) for key, part in inputs.items()}
+        if isinstance(inputs, list):
+            return [self._found_here(part) for part in inputs]
+        here = isinstance(inputs, str) and Path(inputs).is_relative_to(self.path)
+        return str(Path(inputs).relative_to(self.path)) if here else inputs
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Results that are appended from now on were measured in this environment."""

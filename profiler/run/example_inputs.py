@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from exporters.declared_inputs import BATCH
 from exporters.source import ModelError
 from profiler.errors import ConfigError
+
+DATA = "inputs.npz"
+"""The file of the examples' integers, in the folder of what a run measures."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,8 @@ class Example:
     item: tuple[int, ...] | None
     batch: int | None = None
     dtype: str = "float32"
+    values: Any = field(default=None, compare=False, repr=False)
+    """The example itself."""
 
 
 def examples(inputs: Any) -> dict[str | int, Example]:
@@ -42,7 +48,28 @@ def _example(value: Any) -> Example:
     shape = tuple(map(int, value.shape))
     if not shape or 0 in shape:
         raise ConfigError(f"inputs: the first dimension of an example is the batch, and this one has the shape {shape}")
-    return Example(shape[1:], shape[0], str(value.dtype).removeprefix("torch."))
+    return Example(shape[1:], shape[0], str(value.dtype).removeprefix("torch."), value)
+
+
+def declared(given: Mapping[str | int, Example], names: Sequence[str], folder: Path) -> dict[str, Any] | list[Any]:
+    """A job's `inputs` with the shapes and types of the examples: by keyword, or in the order of positions.
+
+    Of integers and bools, which cannot be drawn without knowing what they mean, the examples' values are saved into
+    `folder`, under `names`, and measured; floats are seeded.
+    """
+    import numpy as np
+
+    arrays, tensors = {}, []
+    for name, example in zip(names, given.values(), strict=True):
+        tensor: dict[str, Any] = {"shape": [BATCH, *(example.item or ())], "dtype": example.dtype}
+        if example.values is not None and not example.dtype.startswith(("float", "bfloat")):
+            arrays[name] = np.asarray(getattr(example.values, "cpu", lambda e=example: e.values)())
+            tensor["data"] = str(folder / DATA)
+        tensors.append(tensor)
+    if arrays:
+        folder.mkdir(exist_ok=True)
+        np.savez(folder / DATA, **arrays)  # type: ignore[arg-type]
+    return tensors if 0 in given else {str(key): tensor for key, tensor in zip(given, tensors, strict=True)}
 
 
 def onnx_dimensions(path: Path, given: Mapping[str | int, Example]) -> dict[str, int]:

@@ -13,6 +13,8 @@ import polars as pl
 from rich.console import Console
 
 from exporters.cache import default_root, trim
+from exporters.declared_inputs import name_of
+from exporters.libraries.catalog import library_of, model_entry
 from exporters.source import ModelError
 from profiler.errors import ConfigError
 from profiler.job.config import Config, config_of
@@ -22,7 +24,7 @@ from profiler.processes.forkserver import leaving_no_trace, libraries
 from profiler.results.reading import load
 from profiler.results.run_folder import RunFolder
 from profiler.run.command import measure_cases, quick_budget
-from profiler.run.example_inputs import Example, examples, onnx_dimensions
+from profiler.run.example_inputs import Example, declared, examples, onnx_dimensions
 from profiler.run.prepare import cache_limit
 from profiler.run.progress import open_display
 from profiler.run.runner import Runner
@@ -47,11 +49,11 @@ def measure(
     """Measure a model as `python -m profiler` does; returns results and samples as `load` does.
 
     `model` is a torch.nn.Module; a function that returns one, or its name "package.module:function"; the path of an
-    .onnx file; or a canonical network's name. `inputs` is the shape of one item, such as (3, 224, 224), or an example,
-    a tensor or an array whose first dimension is the batch: its shape and type count, its values do not, since inputs
-    are seeded. A torch module has one input of floats. An .onnx file may have several: a tuple of examples or a dict of
-    them by name, from which its symbolic dimensions take their sizes; without symbolic ones it needs none. A canonical
-    network has its own.
+    .onnx file; or a name: a canonical network's, or a library's model such as "hf:BertModel". `inputs` is the shape of
+    one item, such as (3, 224, 224), or an example, a tensor or an array whose first dimension is the batch: of floats
+    its shape and type count, since they are seeded, of integers and bools its values too. A tuple holds several, a dict
+    several by name: a module's keyword arguments. An .onnx file takes the sizes of its symbolic dimensions from them;
+    without symbolic ones and integers it needs none. A network known by name has its own.
 
     `engines`, `precisions`, `passes`, `replicates`, `device` and `budget` are what docs/config.md says of a job's keys,
     an engine with options a dict. `batch_sizes` is the example's batch, or 1, if left out. `quick` is a fraction of the
@@ -128,41 +130,53 @@ def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], Examp
         path = Path(model).resolve()
         if not path.is_file():
             raise ConfigError(f"there is no file {model}")
-        return {"name": path.stem, "onnx": path, "dimensions": onnx_dimensions(path, given)}, first
-    if isinstance(model, str) and ":" not in model:
-        return {"name": model, "network": model, "input": first.item}, first
+        entry = {"name": path.stem, "onnx": path, "dimensions": onnx_dimensions(path, given)}
+        return entry | _held(path, given, folder), first
+    if isinstance(model, str) and (":" not in model or library_of(model)):
+        return {**model_entry(model), "network": model, "input": first.item}, first
     if not isinstance(model, str) and not callable(model):
         raise ConfigError(
             f"model: expected a torch.nn.Module, a function that returns one, the path of an .onnx file or a name, "
             f"got {type(model).__name__}"
         )
-    first = _only(given)
+    taken = _taken(given, folder)
     if isinstance(model, str):
-        return {"name": model.rpartition(":")[2], "factory": model, "input": first.item}, first
+        return {"name": model.rpartition(":")[2], "factory": model, **taken}, first
     from exporters.saved_module import save
 
     model = getattr(model, "_orig_mod", model)  # Of what torch.compile returned: it is the engines that compile here.
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     try:
         factory = save(model, folder)
     except ModelError as error:
         raise ConfigError(str(error)) from None
     name = getattr(model, "__name__", type(model).__name__).strip("<>")  # as of <lambda>
-    return {"name": name, "factory": factory, "input": first.item}, first
+    return {"name": name, "factory": factory, **taken}, first
 
 
-def _only(given: Mapping[str | int, Example]) -> Example:
-    """The input of a torch module. Raises ConfigError for what it cannot get."""
+def _taken(given: Mapping[str | int, Example], folder: Path) -> dict[str, Any]:
+    """A job's keys for the inputs of a torch module. Raises ConfigError where there is none."""
     if not given:
         raise ConfigError(
             "inputs: give the shape of one item, such as (3, 224, 224), or an example: torch.randn(8, 3, 224, 224)"
         )
-    way = "wrap it in a module that makes the rest of its `x`, or export it to ONNX and give the file's path"
-    if list(given) != [0]:
-        raise ConfigError(f"inputs: a torch module is measured with one, given by position: {way}")
-    if "float" not in given[0].dtype:
-        raise ConfigError(f"inputs: a torch module is measured with floats, not {given[0].dtype}: {way}")
-    return given[0]
+    if list(given) == [0] and given[0].dtype.startswith("float"):
+        return {"input": given[0].item}
+    names = [name_of((key,), len(given)) for key in given]
+    return {"inputs": declared(given, names, folder)}
+
+
+def _held(path: Path, given: Mapping[str | int, Example], folder: Path) -> dict[str, Any]:
+    """A job's `inputs` for an ONNX file: the examples' integers."""
+    from exporters.inputs import graph_inputs, read_onnx
+
+    if not given:
+        return {}
+    names = [value.name for value in graph_inputs(read_onnx(path).graph)] if 0 in given else list(map(str, given))
+    tensors = declared(dict(zip(names, given.values(), strict=True)), names, folder)
+    assert isinstance(tensors, dict)
+    held = {name: {"data": tensor["data"]} for name, tensor in tensors.items() if "data" in tensor}
+    return {"inputs": held} if held else {}
 
 
 def _listed(values: Any) -> Any:

@@ -1,0 +1,118 @@
+"""Modules are called with named and nested inputs, and what they return is named."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exporters.calls import call, chosen, flattened, named_outputs, trained_output
+from exporters.declared_inputs import declared_inputs
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.onnx_export import write_onnx
+from exporters.source import ModelError, ModelSource
+
+
+@dataclass
+class Output:
+    ids: Tensor
+    logits: Tensor
+    cache: object = None
+
+
+class Tagged(nn.Module):
+    """Embeds ids under a mask; `scale` is a list of dicts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, ids: Tensor, *, scale: Any, mask: Tensor | None = None) -> Output:
+        hidden = self.table(ids) * scale[0]["by"][:, None, None]
+        hidden = hidden if mask is None else hidden * mask[..., None]
+        logits = self.head(hidden.sum(1))
+        return Output(logits.argmax(1), logits, cache=object())
+
+
+INPUTS = {
+    "ids": {"shape": ["batch", 5], "dtype": "int64", "range": [0, 10]},
+    "scale": [{"by": {"shape": ["batch"]}}],
+    "mask": {"shape": ["batch", 5], "dtype": "int64", "fill": "lengths"},
+}
+SOURCE = ModelSource("tagged", factory="a:b", inputs=declared_inputs(INPUTS))
+
+
+def test_outputs_are_named_by_their_places() -> None:
+    a, b, pair = torch.ones(1), torch.zeros(2), namedtuple("pair", "left right")
+    assert list(named_outputs(a)) == ["y"]
+    assert list(named_outputs((a, [b, None, 3]))) == ["y0", "y1.0"]
+    assert list(named_outputs({"logits": a, "none": None, "more": (b, a)})) == ["logits", "more.0", "more.1"]
+    assert list(named_outputs([{"boxes": a}, {"boxes": b}])) == ["y0.boxes", "y1.boxes"]
+    assert list(named_outputs(pair(a, b))) == ["left", "right"]
+    assert list(named_outputs(Output(a, b, object()))) == ["ids", "logits"]
+    assert named_outputs("text") == {}
+
+
+def test_outputs_are_chosen_by_name_or_place() -> None:
+    names = ["logits", "states.0", "states.1"]
+    assert chosen([], names) == [0, 1, 2]
+    assert chosen(["states", 0], names) == [1, 2, 0]
+    with pytest.raises(ModelError, match="no output 'logit'; did you mean 'logits'"):
+        chosen(["logit"], names)
+    with pytest.raises(ModelError, match="no output 3; there are 3"):
+        chosen([3], names)
+
+
+def test_training_starts_from_the_first_wanted_output_of_floats() -> None:
+    output = Output(torch.ones(2, dtype=torch.int64), torch.ones(2, 3))
+    with pytest.raises(ModelError, match=r"from output 'ids', which is torch.int64: write `outputs: \[logits\]`"):
+        trained_output(output)
+    assert trained_output(output, ("logits",)) is output.logits
+    with pytest.raises(ModelError, match="returned str, in which there is no tensor"):
+        trained_output("text")
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+def test_an_export_takes_and_gives_the_models_names(tmp_path: Path, batch: int | None) -> None:
+    import onnxruntime
+
+    model, specs = Tagged().eval(), input_specs(SOURCE)
+    write_onnx("tagged", model, specs, "fp32", tmp_path / "m.onnx", batch)
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    assert [node.name for node in session.get_inputs()] == ["ids", "scale.0.by", "mask"]
+    assert [node.name for node in session.get_outputs()] == ["output.ids", "logits"]  # `ids` is an input's name.
+    assert session.get_inputs()[0].shape == [batch or "batch", 5]
+    arrays = seeded_inputs(specs, 3)
+    found = session.run(None, {spec.name: array for spec, array in zip(specs, arrays, strict=True)})
+    with torch.no_grad():
+        expected = named_outputs(call(model, specs, [torch.from_numpy(array) for array in arrays]))
+    np.testing.assert_allclose(found[1], expected["logits"].numpy(), rtol=1e-5, atol=1e-6)
+    assert "table.weight" in model.state_dict()
+    assert "forward" not in vars(model)
+
+
+class Looped(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([row.relu() for row in x])
+
+
+def test_a_batch_that_the_code_loops_over_is_an_error_unless_it_is_fixed(tmp_path: Path) -> None:
+    specs = input_specs(ModelSource("looped", factory="a:b", input_shape=(4,)))
+    with pytest.raises(ModelError, match="the batch of x cannot stay free"):
+        write_onnx("looped", Looped(), specs, "fp32", tmp_path / "m.onnx")
+    write_onnx("looped", Looped(), specs, "fp32", tmp_path / "m.onnx", 2)
+
+
+def test_a_forward_of_its_own_comes_back() -> None:
+    model = nn.Linear(2, 2)
+    own = model.forward = lambda x: x  # type: ignore[method-assign, assignment, misc]
+    with flattened(model, []) as names:
+        assert [t.shape for t in model(torch.ones(1, 2))] == [(1, 2)]
+    assert (model.forward, names) == (own, ["y"])

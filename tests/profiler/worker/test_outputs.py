@@ -1,0 +1,52 @@
+"""Outputs find the reference's by name, with the items that both have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from profiler.worker.outputs import align, read_outputs, write_outputs
+
+LOGITS = np.arange(24.0).reshape(8, 3)
+PAIRS = np.arange(64.0).reshape(8, 8)
+BOXES = np.ones((5, 4))
+
+
+def test_a_reference_keeps_names_and_order(tmp_path: Path) -> None:
+    write_outputs(tmp_path / "r.npz", ["b", "a", "file"], [LOGITS, PAIRS, BOXES])
+    assert [(name, array.shape) for name, array in read_outputs(tmp_path / "r.npz").items()] == [
+        ("b", (8, 3)),
+        ("a", (8, 8)),
+        ("file", (5, 4)),
+    ]
+
+
+def test_items_of_a_smaller_batch_are_compared_along_every_axis_that_is_the_batch() -> None:
+    reference = {"logits": LOGITS, "pairs": PAIRS, "boxes": BOXES, "steps": LOGITS.T}
+    ours = [LOGITS.T[:, :2], BOXES, PAIRS[:2, :2], LOGITS[:2]]
+    found = align(ours, ["steps", "boxes", "pairs", "logits"], reference, [], 2, 8)
+    assert (found.names, found.apart) == (["logits", "pairs", "boxes", "steps"], [])
+    for output, truth in zip(found.outputs, found.reference, strict=True):
+        np.testing.assert_array_equal(output, truth)
+    assert align(ours, ["steps", "boxes", "pairs", "logits"], reference, ["pairs"], 2, 8).names == ["pairs"]
+
+
+def test_outputs_without_the_references_names_go_by_their_order() -> None:
+    found = align([LOGITS, BOXES], ["0", "1"], {"logits": LOGITS, "boxes": BOXES}, ["boxes"], 8, 8)
+    assert (found.names, found.outputs[0].shape) == (["boxes"], (5, 4))
+    with pytest.raises(ValueError, match="1 outputs, the reference has 2"):
+        align([LOGITS], ["0"], {"logits": LOGITS, "boxes": BOXES}, [], 8, 8)
+
+
+def test_what_depends_on_the_values_is_left_out_where_shapes_differ() -> None:
+    found = align([LOGITS, BOXES[:3]], ["logits", "boxes"], {"logits": LOGITS, "boxes": BOXES}, [], 8, 8)
+    assert (found.names, found.apart) == (["logits"], ["boxes has shape (3, 4), the reference's is (5, 4)"])
+    found = align([BOXES], ["y0.boxes"], {"y0.boxes": BOXES, "y1.boxes": BOXES}, [], 1, 8)
+    assert (found.names, found.apart) == (["y0.boxes"], ["y1.boxes is not among the outputs at this batch size"])
+
+
+def test_items_of_another_shape_are_an_error() -> None:
+    with pytest.raises(ValueError, match=r"output logits has shape \(2, 4\), the reference \(8, 3\)"):
+        align([np.ones((2, 4))], ["logits"], {"logits": LOGITS}, [], 2, 8)
