@@ -15,6 +15,8 @@ from torch.fx import Node
 
 from engines.base import Array, Unsupported
 from engines.jax_xla.aten import OPERATORS
+from exporters.calls import flattened
+from exporters.inputs import TensorSpec
 from exporters.onnx_export import quiet
 
 
@@ -33,6 +35,8 @@ class Program:
     placeholders: Sequence[tuple[InputKind, str]]
     """What each argument of the graph is, and its name."""
     results: Sequence[tuple[OutputKind, str | None]]
+    names: Sequence[str]
+    """Of the outputs."""
 
     def __call__(self, weights: Mapping[str, Any], buffers: Mapping[str, Any], inputs: Sequence[Any]) -> Any:
         """The list of outputs, and the buffers after the call."""
@@ -61,12 +65,12 @@ class Program:
         return outputs, changed
 
 
-def trace(model: torch.nn.Module, inputs: Sequence[Array]) -> Program:
-    """Trace `model` for inputs of these shapes. Raises Unsupported for an operator that is not in OPERATORS."""
+def trace(model: torch.nn.Module, inputs: Sequence[Array], specs: Sequence[TensorSpec] = ()) -> Program:
+    """Trace `model` for inputs of these shapes, at the places that `specs` say. Raises Unsupported for an operator that is not in OPERATORS."""
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     example = tuple(torch.from_numpy(array) for array in inputs)
     example = tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in example)
-    with quiet():
+    with quiet(), flattened(model, specs) as names:
         exported = torch.export.export(model, example)
         # Functional: statistics that are updated in place become results. The rest of torch's table only where needed.
         exported = exported.run_decompositions({})
@@ -93,6 +97,7 @@ def trace(model: torch.nn.Module, inputs: Sequence[Array]) -> Program:
         frozenset(own[name] for name, parameter in model.named_parameters() if parameter.requires_grad),
         [(spec.kind, own.get(spec.target or "", spec.target or "")) for spec in signature.input_specs],
         [(spec.kind, spec.target) for spec in signature.output_specs],
+        names,
     )
 
 

@@ -52,7 +52,7 @@ class JaxSession:
         if job.pass_ == "training":
             prepare_to_train(model, job.training.dropout)
         job.phase(Phase.BUILD)
-        self.program = trace(model, job.inputs)
+        self.program = trace(model, job.inputs, job.specs)
         self.inputs = [self._to_device(array) for array in job.inputs]
         self.target: jax.Array | None = None
         self.state = self._start()
@@ -78,6 +78,9 @@ class JaxSession:
 
     def outputs(self) -> list[Array]:
         return [_to_numpy(array) for array in jax.tree.leaves(self.result)]
+
+    def output_names(self) -> list[str]:
+        return list(self.program.names)
 
     def memory(self) -> Memory:
         """Activations are the compiler's own plan, since the allocator's peak has its search for algorithms in it."""

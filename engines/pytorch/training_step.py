@@ -16,8 +16,9 @@ from engines.catalog import TorchOptions
 from exporters.calls import call as call_module
 from exporters.calls import trained_output
 from exporters.gradients import of_reference_items, positions
-from exporters.inputs import first_items
+from exporters.inputs import BATCH, first_items
 from exporters.loss import prepare_to_train, seeded_target, start_of_backward
+from exporters.source import ModelError
 
 AUTOCAST = {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
 LEARNING_RATE = 1e-6
@@ -47,6 +48,9 @@ class TrainingStep:
         with torch.no_grad(), self._autocast():
             # In eval mode, where one item will do and statistics stay as they are.
             first = self._trained(model.eval(), first_items(self.specs, inputs, 1))
+        if first.dim() and len(first) != 1 and any(BATCH in spec.shape for spec in self.specs):
+            shape = tuple(first.shape)
+            raise ModelError(f"training starts from an output of shape {shape} for one item: name another in `outputs`")
         self.target = seeded_target(first, self.head, self.batch)
         prepare_to_train(model, job.training.dropout)
         for x in inputs:
