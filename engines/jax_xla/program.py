@@ -66,7 +66,10 @@ class Program:
 
 
 def trace(model: torch.nn.Module, inputs: Sequence[Array], specs: Sequence[TensorSpec] = ()) -> Program:
-    """Trace `model` for inputs of these shapes, at the places that `specs` say. Raises Unsupported for an operator that is not in OPERATORS."""
+    """Trace `model` for inputs of these shapes, at the places in its call that `specs` say.
+
+    Raises Unsupported for an operator that is not in OPERATORS.
+    """
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     example = tuple(torch.from_numpy(array) for array in inputs)
     example = tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in example)

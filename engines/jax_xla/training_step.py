@@ -13,6 +13,7 @@ from engines.base import Job
 from engines.catalog import JaxOptions
 from engines.jax_xla.program import Program
 from engines.pytorch.training_step import ADAMW, LEARNING_RATE, SGD, epsilon
+from exporters.calls import chosen
 from exporters.gradients import input_names
 from exporters.loss import seeded_target
 
@@ -28,8 +29,8 @@ def make_step(
     It takes state, inputs and target, and returns the loss (with the head "logits" the network's first output), the
     gradients by name, among them the inputs' where they are asked for, and the new state.
     """
-    head = job.training.head
-    shapes = jax.eval_shape(lambda s, x: program(s["weights"], s["buffers"], x)[0][0], state, inputs)
+    head, first = job.training.head, chosen(job.source.outputs, program.names)[0]
+    shapes = jax.eval_shape(lambda s, x: program(s["weights"], s["buffers"], x)[0][first], state, inputs)
     like = torch.empty(shapes.shape, device="meta")
     drawn = seeded_target(torch.empty(1, *like.shape[1:]), head, job.batch_size)
     target = None if drawn is None else jnp.asarray(drawn.numpy(), shapes.dtype if head == "logits" else jnp.int32)
@@ -44,7 +45,7 @@ def make_step(
         def forward(sought: Mapping[str, jax.Array]) -> Any:
             items = [sought[name] for name in names] or inputs
             outputs, buffers = program({**weights, **sought}, state["buffers"], items)
-            return (outputs[0] if head == "logits" else loss(outputs[0], target)), buffers
+            return (outputs[first] if head == "logits" else loss(outputs[first], target)), buffers
 
         result, pull, buffers = jax.vjp(forward, sought, has_aux=True)
         (gradients,) = pull(target if head == "logits" else jnp.ones((), result.dtype))
