@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from profiler.job.config import Config, ConfigError, load_config
@@ -130,6 +131,31 @@ MISTAKES = [
     ),
     mistake(
         "dimensions of a factory", models("{name: x, factory: 'a:b', input: [3], dimensions: {n: 3}}"), 3, "leave them"
+    ),
+    mistake(
+        "integers without a range",
+        models("{name: x, factory: 'a:b', inputs: {ids: {shape: [batch, 4], dtype: int64}}}"),
+        *(3, "models[0].inputs.ids: ", "give `inputs: {ids: {range: [0, 1000]}}`"),
+    ),
+    mistake(
+        "misspelt key of an input",
+        models("{name: x, factory: 'a:b', inputs: {ids: {shape: [batch, 4], typ: int64}}}"),
+        *(3, "models[0].inputs.ids: ", "unknown key 'typ'", "dtype"),
+    ),
+    mistake(
+        "size without a number",
+        models("{name: x, factory: 'a:b', inputs: {ids: {shape: [batch, length]}}}"),
+        *(3, "models[0].inputs: ", "dimensions: {length: 128}"),
+    ),
+    mistake(
+        "dimension of no input",
+        models("{name: x, factory: 'a:b', inputs: [{shape: [batch, n]}], dimensions: {n: 3, m: 4}}"),
+        *(3, "models[0].dimensions.m: ", "no input has a dimension m"),
+    ),
+    mistake(
+        "input and inputs",
+        models("{name: x, factory: 'a:b', input: [3], inputs: [{shape: [batch]}]}"),
+        *(3, "give one of them"),
     ),
     mistake("negative batch", HEAD + "batch_sizes: [1, -4]\n", 3, "batch_sizes[1]", "greater than 0", "got -4"),
     mistake("batch in words", HEAD + "batch_sizes: [one]\n", 3, "batch_sizes[0]", "number", "'one'"),
@@ -333,6 +359,25 @@ def test_model_files_are_relative_to_the_yaml(write, elsewhere):
     assert [config.models[0].onnx, config.models[1].weights] == [elsewhere / "there.onnx"] * 2
 
 
+def test_a_word_is_a_network_a_librarys_model_or_a_file(write, elsewhere):
+    (elsewhere / "saved").mkdir()
+    words = ["resnet18", "hf:BertModel", "{name: 'timm:a.b_c', options: {num_classes: 3}}", "there.onnx", "hf:saved"]
+    named = "{name: tiny, network: 'hf:BertConfig', options: {num_hidden_layers: 2}, dimensions: {sequence: 8}}"
+    config = load_config(write(models(*words, named, "{name: m, factory: 'a.b:make', input: [3]}")))
+    sources = [entry.source() for entry in config.models]
+    assert [(each.name, each.kind, each.library, each.factory) for each in sources] == [
+        ("resnet18", "canonical", None, None),
+        ("BertModel", "factory", "hf", "hf:BertModel"),
+        ("a.b_c", "factory", "timm", "timm:a.b_c"),
+        ("there", "onnx", None, None),
+        ("saved", "factory", "hf", f"hf:{elsewhere / 'saved'}"),
+        ("tiny", "factory", "hf", "hf:BertConfig"),
+        ("m", "factory", None, "a.b:make"),
+    ]
+    assert (sources[2].options, sources[5].dimensions) == ({"num_classes": 3}, {"sequence": 8})
+    assert [each.has_own_weights for each in sources] == [False, False, False, True, True, False, False]
+
+
 def test_calibration_data_are_relative_to_the_yaml_and_reach_the_model(write, elsewhere):
     (entry,) = load_config(write(models("{name: vgg16, calibration: images}"))).models
     assert entry.source().calibration == elsewhere / "images"
@@ -354,7 +399,9 @@ def test_factories_are_found_in_the_folders_given(write, elsewhere):
 def test_a_config_as_resolved_reads_back_as_the_same(write, tmp_path):
     labelled = "{name: mine, network: resnet18, weights: there.onnx, key: state_dict, prefix: module., reference: x}"
     theirs = "{name: x, onnx: there.onnx, dimensions: {time: 4}}"
-    text = models("{name: resnet18, calibration: images}", theirs, labelled) + (
+    np.savez(tmp_path / "real.npz", ids=np.ones((2, 4), np.int64))
+    taking = "{name: y, factory: 'a:b', inputs: {ids: {data: real.npz}, t: [{shape: [batch, n]}]}, dimensions: {n: 3}}"
+    text = models("{name: resnet18, calibration: images}", theirs, labelled, taking, "hf:BertModel") + (
         "exclude: [{engine: ort, pass: training, batch_size: [1, 2]}]\nbudget: {seconds: 0.5}\noutput: out\n"
     )
     config = load_config(write(text.replace("[eager]", "[eager, {name: ort, label: two, threads: 2}]")))
@@ -372,6 +419,17 @@ def test_what_a_runs_own_folder_has_to_import_is_found_after_it_was_moved(write,
     run.write_config(config.model_copy(update={"import_from": [run.path / "model", Path("/opt")]}))
     moved = run.path.rename(tmp_path / "moved")
     assert load_config(moved / "bench.yaml").import_from == [moved / "model", Path("/opt")]
+
+
+def test_a_runs_own_inputs_are_found_after_it_was_moved(write, tmp_path):
+    run = RunFolder.create(tmp_path / "results")
+    (run.path / "model").mkdir()
+    np.savez(run.path / "model" / "inputs.npz", ids=np.ones((2, 4), np.int64))
+    text = models(f"{{name: x, factory: 'a:b', inputs: {{ids: {{data: '{run.path}/model/inputs.npz'}}}}}}")
+    run.write_config(load_config(write(text)))
+    moved = run.path.rename(tmp_path / "moved")
+    (declared,) = load_config(moved / "bench.yaml").models[0].source().inputs
+    assert declared.data == moved / "model" / "inputs.npz"
 
 
 def test_options_of_an_engine_are_kept_under_its_label(write):

@@ -1,0 +1,191 @@
+"""Models of libraries are made offline, seeded, with the inputs that they know; each test needs its library."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from exporters.build_model import build
+from exporters.calls import call, named_outputs
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.libraries.catalog import LIBRARIES, Library, library_of, model_entry
+from exporters.source import ModelError, ModelSource
+from exporters.weights import identify, source_key
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+TRANSFORMERS = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
+TIMM = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
+TORCHVISION = pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed")
+
+
+def model(word: str, **more: Any) -> ModelSource:
+    library = library_of(word)
+    assert library is not None
+    return ModelSource("mine", factory=word, library=library.prefix, **more)
+
+
+def outputs(source: ModelSource) -> dict[str, tuple[int, ...]]:
+    specs = input_specs(source)
+    tensors = [torch.from_numpy(array) for array in seeded_inputs(specs, 2)]
+    with torch.no_grad():
+        named = named_outputs(call(build(source), specs, tensors))
+    assert all(torch.isfinite(tensor).all() for tensor in named.values())
+    return {name: tuple(tensor.shape) for name, tensor in named.items()}
+
+
+def test_a_word_becomes_an_entry() -> None:
+    assert model_entry("timm:vit_tiny.in1k") == {"name": "vit_tiny.in1k", "network": "timm:vit_tiny.in1k"}
+    assert model_entry("hf:models/bert") == {"name": "bert", "network": "hf:models/bert"}
+    assert model_entry("nets/a.onnx") == {"name": "a", "onnx": "nets/a.onnx"}
+    assert model_entry("package.nets:make") == {"name": "make", "factory": "package.nets:make"}
+    assert model_entry("resnet50") == {"name": "resnet50"}
+
+
+def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Library("hf", "no_such_library", "hf", "exporters.libraries.transformers_models", "hf:BertModel")
+    monkeypatch.setitem(LIBRARIES, "hf", row)
+    with pytest.raises(ModelError, match=r"needs no_such_library, .* pip install 'cnn-runtime-profiler\[hf\]'"):
+        input_specs(model("hf:BertModel"))
+
+
+OWN = """
+from torch import nn
+
+from exporters.declared_inputs import BATCH, DeclaredInput
+from exporters.libraries.catalog import Known
+
+
+def build(name, options):
+    return nn.Embedding(options.get("words", 10), int(name))
+
+
+def inputs(name, options):
+    ids = DeclaredInput(("input",), (BATCH, "length"), "int64", (0, options.get("words", 10)))
+    return Known((ids,), {"length": 4})
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library of embeddings, as a row of the table."""
+    (tmp_path / "own_library.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_library", raising=False)
+    row = Library("own", "torch", "own", "own_library", "own:8")
+    monkeypatch.setitem(LIBRARIES, "own", row)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_library_is_a_row_and_two_functions() -> None:
+    (spec,) = input_specs(model("own:8"))
+    assert (spec.name, spec.shape, spec.range) == ("input", ("batch", 4), (0, 10))
+    assert outputs(model("own:8", dimensions={"length": 7})) == {"y": (2, 7, 8)}
+    with pytest.raises(ModelError, match="dimensions: did you mean 'length'"):
+        input_specs(model("own:8", dimensions={"lenght": 7}))
+    with pytest.raises(ModelError, match=r"own:eight: torch raised .*invalid literal"):
+        build(model("own:eight"))
+
+
+@pytest.mark.usefixtures("own")
+def test_what_a_job_leaves_open_of_an_input_the_model_knows() -> None:
+    from exporters.declared_inputs import declared_inputs
+
+    (spec,) = input_specs(model("own:8", inputs=declared_inputs({"input": {"range": [2, 3]}})))
+    assert (spec.shape, spec.dtype, spec.range) == (("batch", 4), "int64", (2, 3))
+
+
+@TRANSFORMERS
+@pytest.mark.parametrize(
+    ("word", "options", "taken", "given"),
+    [
+        ("hf:BertModel", SMALL, {"input_ids": (128,), "attention_mask": (128,)}, {"last_hidden_state": (2, 128, 32)}),
+        ("hf:BertConfig", SMALL, {"input_ids": (128,), "attention_mask": (128,)}, {"pooler_output": (2, 32)}),
+        (
+            "hf:CLIPModel",
+            {"text_config": SMALL, "vision_config": {**SMALL, "image_size": 64, "patch_size": 16}},
+            {"input_ids": (77,), "attention_mask": (77,), "pixel_values": (3, 64, 64)},
+            {"logits_per_image": (2, 2)},
+        ),
+        (
+            "hf:T5Model",
+            {"d_model": 32, "d_ff": 64, "num_layers": 1, "num_heads": 2, "d_kv": 16},
+            {"input_ids": (128,), "attention_mask": (128,), "decoder_input_ids": (16,)},
+            {"last_hidden_state": (2, 16, 32)},
+        ),
+    ],
+)
+def test_transformers(
+    word: str, options: Mapping[str, Any], taken: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]
+) -> None:
+    source = model(word, options=dict(options))
+    assert {spec.name: spec.shape[1:] for spec in input_specs(source)} == taken
+    assert given.items() <= outputs(source).items()
+
+
+@TRANSFORMERS
+def test_a_saved_folder_of_transformers_has_its_weights(tmp_path: Path) -> None:
+    saved = build(model("hf:BertModel", options=SMALL))
+    saved.save_pretrained(tmp_path / "bert")  # type: ignore[operator]
+    source = model(f"hf:{tmp_path / 'bert'}")
+    loaded = build(source).state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in saved.state_dict().items())
+    before = source_key(source)
+    assert source.has_own_weights
+    (tmp_path / "bert" / "config.json").write_text((tmp_path / "bert" / "config.json").read_text() + "\n")
+    assert source_key(source) != before
+    for file in (tmp_path / "bert").glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(ModelError, match=r"has no .safetensors file"):
+        build(source)
+
+
+@TRANSFORMERS
+@pytest.mark.parametrize(
+    ("word", "options", "says"),
+    [
+        ("hf:BertModell", {}, "transformers has no such class; did you mean BertModel"),
+        ("hf:BertModel", {"hidden_sise": 3}, "BertConfig has no option 'hidden_sise'; did you mean hidden_size"),
+        ("hf:google/bert", {}, "nothing is downloaded"),
+    ],
+)
+def test_what_transformers_lacks_is_named(word: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        build(model(word, options=options))
+
+
+@TRANSFORMERS
+def test_a_librarys_model_is_known_by_its_name_without_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exporters.build_model.build", lambda source: pytest.fail("was made"))
+    first = identify(model("hf:BertModel", options=SMALL))
+    assert first.repeatable
+    assert first.key != identify(model("hf:BertModel", options={**SMALL, "num_hidden_layers": 3})).key
+
+
+@TIMM
+@pytest.mark.gpu
+def test_timm() -> None:
+    source = model("timm:vit_tiny_patch16_224", options={"num_classes": 7})
+    assert input_specs(source)[0].shape == ("batch", 3, 224, 224)
+    assert outputs(source) == {"y": (2, 7)}
+    larger = model("timm:vit_tiny_patch16_224", options={"img_size": 96})
+    assert outputs(larger) == {"y": (2, 1000)}
+    with pytest.raises(ModelError, match="timm has no such model; did you mean vit_tiny_patch16_224"):
+        input_specs(model("timm:vit_tiny_patch16_22"))
+
+
+@TORCHVISION
+@pytest.mark.gpu
+def test_torchvision() -> None:
+    assert outputs(model("torchvision:resnet18", dimensions={"height": 64, "width": 64})) == {"y": (2, 1000)}
+    found = outputs(model("torchvision:fasterrcnn_mobilenet_v3_large_320_fpn", dimensions={"height": 64, "width": 64}))
+    assert list(found) == [f"y{item}.{name}" for item in range(2) for name in ("boxes", "labels", "scores")]
+    with pytest.raises(ModelError, match="torchvision has no such model; did you mean resnet18"):
+        input_specs(model("torchvision:resnet8"))
