@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from engines import run_frame
 from engines.base import Job
-from exporters.inputs import TensorSpec, fixed_batch, graph_specs, read_onnx
+from exporters.inputs import TensorSpec, fixed_batch, graph_specs, input_specs, read_onnx, seeded_inputs
 from exporters.onnx_export import check_onnx
-from exporters.source import ModelError
+from exporters.source import ModelError, ModelSource
 from exporters.weights import graph_files
 
 
@@ -31,6 +33,15 @@ class Deployed:
 def described_inputs(specs: Sequence[TensorSpec], batch: int) -> list[dict[str, Any]]:
     """The inputs as config.json has them."""
     return [{"name": spec.name, "shape": list(spec.at(batch)), "dtype": spec.dtype} for spec in specs]
+
+
+def save_inputs(source: ModelSource, batch: int, folder: Path) -> None:
+    """Save the inputs that a job says the values of as inputs.npz, since run.py could not draw them."""
+    specs = input_specs(source)
+    if all(spec.range is None and spec.fill is None and spec.data is None for spec in specs):
+        return
+    drawn = zip(specs, seeded_inputs(specs, batch), strict=True)
+    np.savez(folder / run_frame.INPUTS, **{spec.name: array for spec, array in drawn})  # type: ignore[arg-type]
 
 
 def copy_graph(job: Job[Any], folder: Path) -> dict[str, Any]:

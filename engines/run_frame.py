@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
+INPUTS = "inputs.npz"
 Array = np.ndarray[Any, Any]
 
 
@@ -21,7 +22,8 @@ def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
     """`open_model` takes config.json's content and the inputs; what it returns has `call`, which returns once the
     result is there, and `output`, the first one of the last call."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--input", nargs="*", help=".npy files in the order of the inputs; random ones if left out")
+    usual = "those of inputs.npz if there is one, else random ones, if left out"
+    parser.add_argument("--input", nargs="*", help=f".npy files in the order of the inputs; {usual}")
     parser.add_argument("--output", help="a .npy file for the first output")
     arguments = parser.parse_args()
     config = json.loads((HERE / "config.json").read_text())
@@ -44,15 +46,16 @@ def main(open_model: Callable[[dict[str, Any], list[Array]], Any]) -> None:
 
 
 def read_inputs(specs: list[dict[str, Any]], paths: list[str] | None) -> list[Array]:
-    """The arrays in these files, or random ones as what was measured was. Raises OSError, ValueError, EOFError."""
+    """The arrays in these files, or those in inputs.npz, or random ones. Raises OSError, ValueError, EOFError."""
     if paths and len(paths) != len(specs):
         raise ValueError(f"{len(paths)} files, but the inputs are {', '.join(spec['name'] for spec in specs)}")
     rng, arrays = np.random.default_rng(0), []
+    measured = dict(np.load(HERE / INPUTS)) if (HERE / INPUTS).is_file() else {}
     for number, spec in enumerate(specs):
         # NumPy has no bf16: a runtime that takes it rounds by itself.
         dtype = np.dtype("float32" if spec["dtype"] == "bfloat16" else spec["dtype"])
         drawn = rng.integers(0, 2, spec["shape"]) if dtype.kind in "biu" else rng.standard_normal(spec["shape"])
-        array = np.load(paths[number]) if paths else drawn
+        array = np.load(paths[number]) if paths else measured.get(spec["name"], drawn)
         if paths and list(array.shape) != spec["shape"]:
             shape = tuple(spec["shape"])
             raise ValueError(f"{paths[number]} has shape {array.shape}; {spec['name']} of this export takes {shape}")

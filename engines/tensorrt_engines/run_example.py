@@ -8,7 +8,16 @@ from cuda.bindings import runtime as cuda
 
 from engines.run_frame import HERE, Array, main
 
-TYPES = {"FLOAT": "f4", "HALF": "f2", "BF16": "u2", "INT8": "i1", "UINT8": "u1", "INT32": "i4", "INT64": "i8"}
+TYPES = {
+    "FLOAT": "f4",
+    "HALF": "f2",
+    "BF16": "u2",
+    "INT8": "i1",
+    "UINT8": "u1",
+    "INT32": "i4",
+    "INT64": "i8",
+    "BOOL": "?",
+}
 
 
 def check(answer: tuple[Any, ...]) -> Any:

@@ -16,7 +16,7 @@ from rich.console import Console
 import engines
 from engines.base import Job
 from engines.catalog import ENGINES, Device, known
-from engines.deployment import Deployed
+from engines.deployment import Deployed, save_inputs
 from exporters.cache import default_root
 from exporters.catalog import CATALOG
 from exporters.source import ModelSource
@@ -119,7 +119,9 @@ def write_files(order: FilesOrder, report: Report) -> Deployed:
     job = Job(
         case.source, case.pass_, case.precision, case.batch_size, case.device, options, inputs=(), onnx=order.onnx
     )
-    return engines.deploy(case.engine, job, order.folder, order.built)
+    deployed = engines.deploy(case.engine, job, order.folder, order.built)
+    save_inputs(case.source, case.batch_size, order.folder)
+    return deployed
 
 
 def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console: Console) -> Deployed:
