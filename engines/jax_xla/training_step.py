@@ -35,15 +35,16 @@ def make_step(
     drawn = seeded_target(torch.empty(1, *like.shape[1:]), head, job.batch_size)
     target = None if drawn is None else jnp.asarray(drawn.numpy(), shapes.dtype if head == "logits" else jnp.int32)
     asked = job.training.input_gradient or job.source.layer is not None
-    names = input_names(len(inputs)) if asked else []
+    names = input_names(len(inputs))
+    sought_inputs = {n for n, x in zip(names, inputs, strict=True) if asked and jnp.issubdtype(x.dtype, jnp.floating)}
 
     def step(state: State, inputs: Sequence[jax.Array], target: jax.Array | None) -> Any:
         weights = state["weights"]
         sought = {name: weight for name, weight in weights.items() if name in program.trained}
-        sought |= dict(zip(names, inputs, strict=False))
+        sought |= {name: x for name, x in zip(names, inputs, strict=True) if name in sought_inputs}
 
         def forward(sought: Mapping[str, jax.Array]) -> Any:
-            items = [sought[name] for name in names] or inputs
+            items = [sought.get(name, x) for name, x in zip(names, inputs, strict=True)]
             outputs, buffers = program({**weights, **sought}, state["buffers"], items)
             return (outputs[first] if head == "logits" else loss(outputs[first], target)), buffers
 
