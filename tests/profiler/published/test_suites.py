@@ -34,8 +34,12 @@ def plan(name: str, device: Device) -> list[Case]:
 
 
 def trained(name: str) -> list[Case]:
-    """On a GPU, eager in fp32: what the study itself measured."""
-    return [c for c in plan(name, "cuda") if (c.variant, c.precision, c.pass_) == ("eager", "fp32", "training")]
+    """On a GPU, eager in fp32, with or without the search for cuDNN's algorithms: what the study itself measured."""
+    return [c for c in plan(name, "cuda") if is_plain(c) and c.pass_ == "training"]
+
+
+def is_plain(case: Case) -> bool:
+    return case.variant in ("eager", "eager-benchmark") and case.precision == "fp32"
 
 
 def test_every_study_has_its_suites() -> None:
@@ -74,7 +78,7 @@ def test_the_gpu_study_measures_its_networks_forward_and_both_ways(name: str) ->
     rows = references.read("studies").filter(source="gpu-study", study=study)
     networks = set(rows["networks"][0].split("; "))
     for pass_ in ("inference", "training"):
-        cases = [c for c in plan(name, "cuda") if (c.variant, c.precision, c.pass_) == ("eager", "fp32", pass_)]
+        cases = [c for c in plan(name, "cuda") if is_plain(c) and c.pass_ == pass_]
         assert {case.model for case in cases} == networks
         batches = {case.batch_size for case in cases}
         assert batches == ({64} if name == "gpu-study" else {2**n for n in range(10)})
@@ -127,29 +131,22 @@ def test_what_stands_for_the_published_library_is_measured_on_every_layer() -> N
     assert {case.model for case in cases if case.variant == variant} == set(LAYERS)
 
 
-def test_on_a_gpu_all_of_them_are_few_enough_for_forty_minutes() -> None:
+def test_on_a_gpu_all_of_them_are_few_enough_for_half_an_hour() -> None:
     # The batch sizes of one network, engine and pass share a process.
     processes = Counter()
     for name in SUITES:
         for case in plan(name, "cuda"):
             processes[name, case.id.family if case.role is Role.SWEEP else str(case.id)] += 1
-    assert len(processes) < 275
-    deep = {"resnet101", "resnet152", "resnet200"}
-    deep_compiled = {
-        (name, case.pass_)
-        for name in SUITES
-        for case in plan(name, "cuda")
-        if case.engine == "compiled" and case.model in deep
-    }
-    assert deep_compiled == {("gpu-study", "training")}, "compiling those takes minutes"
+    assert len(processes) < 260
+    # Compiling a deep network's training takes minutes: one suite does.
+    trained = {name for name in SUITES for c in plan(name, "cuda") if (c.engine, c.model) == ("compiled", "resnet152")}
+    assert trained == {"gpu-study"}
 
 
 def test_the_gpu_study_compares_frameworks_on_all_seven_networks_in_the_published_precision() -> None:
     ran = Counter((c.engine, c.pass_) for c in plan("gpu-study", "cuda") if c.precision == "fp32")
     assert ran == {
-        **{(engine, pass_): 7 for engine in ("eager", "jax") for pass_ in ("inference", "training")},
-        ("compiled", "training"): 7,
-        ("compiled", "inference"): 3,
+        **{(engine, pass_): 7 for engine in ("eager", "compiled", "jax") for pass_ in ("inference", "training")},
         ("ort", "inference"): 7,
     }
 
