@@ -6,6 +6,7 @@ Dimensions are in torch's order (NCHW): in which order they lie in memory is XLA
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -126,8 +127,17 @@ def max_pool(
 ) -> Array:
     window, strides, pads = _windows(x, kernel, stride, padding, dilation, ceil_mode)
     least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
-    dilations = (1, 1, *_each(dilation, x.ndim - 2))
-    return lax.reduce_window(x, np.array(least, x.dtype), lax.max, window, strides, pads, window_dilation=dilations)
+    start, dilations = np.array(least, x.dtype), _each(dilation, x.ndim - 2)
+    if set(dilations) == {1}:
+        return lax.reduce_window(x, start, lax.max, window, strides, pads)
+    # By hand, since JAX has no gradient of a window with gaps.
+    padded = lax.pad(x, jnp.asarray(start), [(low, high, 0) for low, high in pads])
+    parts = []
+    for place in itertools.product(*(range(0, d * k, d) for d, k in zip(dilations, window[2:], strict=True))):
+        reaches = (d * (k - 1) for d, k in zip(dilations, window[2:], strict=True))
+        ends = [n - reach + p for n, reach, p in zip(padded.shape[2:], reaches, place, strict=True)]
+        parts.append(lax.slice(padded, (0, 0, *place), (*x.shape[:2], *ends), strides))
+    return jnp.stack(parts).max(0)
 
 
 @aten("avg_pool1d", "avg_pool2d", "avg_pool3d")
