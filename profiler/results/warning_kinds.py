@@ -167,9 +167,10 @@ _KINDS = (
     WarningKind(
         "mixed-precision",
         "8",
-        "int8 left some convolutions and products in float; the column warnings says how many",
+        "some convolutions and products were computed in a wider type; the column warnings says how many",
         "of an int8 graph, or of what a user's Q/DQ file quantizes, some convolutions or products were computed in "
-        "float, as counted; if all were at int8, the row is `failed`",
+        "float, as counted; if all were at int8, the row is `failed`. Of a factory's model in half precision, fewer "
+        "than half were computed in fp32",
         doubts="error",
     ),
     WarningKind(

@@ -283,8 +283,13 @@ def _strays(case: Case, types: Mapping[str, int]) -> dict[str, int]:
 
 def _mixed(case: Case, types: Mapping[str, int]) -> bool:
     """Whether strays are to be expected: with a Q/DQ graph the runtime decides what it computes in int8, and not every
-    operator has an integer kernel. Without a single one, int8 did not happen."""
-    return case.precision == "int8" and types.get("int8", 0) > 0
+    operator has an integer kernel. Without a single one, int8 did not happen. A user's model may itself compute a few
+    products in fp32, such as rotary embeddings, or as torch's plain attention does."""
+    if case.precision == "int8":
+        return types.get("int8", 0) > 0
+    strays = _strays(case, types)
+    own = types.get(_TYPES.get(case.precision, ""), 0)
+    return case.source.kind == "factory" and set(strays) == {"float32"} and own > sum(strays.values())
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -63,10 +63,11 @@ def _module(source: ModelSource) -> tuple[nn.Module, str]:
     if source.factory is None:
         with torch.device("meta"):
             return structure(source), "the network"
+    maker = "its library" if source.library else "its factory"
     with contextlib.suppress(ModelError), torch.device("meta"):
-        return call_factory(source), "its factory was called, without memory for weights"
+        return call_factory(source), f"{maker} was called, without memory for weights"
     # Its code may only need values, which there are none of on that device.
-    return build(source), "its factory was called"
+    return build(source), f"{maker} was called"
 
 
 def _open_header(source: ModelSource) -> str:

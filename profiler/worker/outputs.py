@@ -44,16 +44,18 @@ def align(
 ) -> Aligned:
     """The outputs that are compared, `wanted` of the reference's names, or all: as many items as both have.
 
-    Outputs are found by name where they have the reference's names, else by their order. One whose shape depends on
-    what is computed, or on the batch in another way than by having its items, is left out where the shapes differ.
+    Outputs go by name, or by their order where there are as many as the reference has under other names. One whose shape
+    depends on what is computed, or on the batch in another way than by having its items, is left out where the shapes
+    differ.
 
     Raises ValueError for another number of outputs, and where items have other shapes than the reference's.
     """
-    by_name = dict(zip(names, outputs, strict=True)) if set(names) & set(reference) else {}
-    if not by_name:
-        if len(outputs) != len(reference):
-            raise ValueError(f"{len(outputs)} outputs, the reference has {len(reference)}")
+    by_name = dict(zip(names, outputs, strict=True))
+    # An exporter gives an output another name where an input has its own.
+    if set(names) != set(reference) and len(outputs) == len(reference):
         by_name = dict(zip(reference, outputs, strict=True))
+    if not set(by_name) & set(reference):
+        raise ValueError(f"{len(outputs)} outputs, the reference has {len(reference)}")
     known, aligned = list(reference), Aligned()
     for name in (known[place] for place in chosen(wanted, known)):
         truth, ours = reference[name], by_name.get(name)

@@ -134,6 +134,17 @@ def test_int8_on_seeded_data_is_remarked():
     assert remarks(case("int8", calibration=Path("images")), proof("int8")) == []
 
 
+def test_a_factorys_model_may_compute_a_few_products_in_fp32():
+    few, most = Proof(compute_types={"bfloat16": 37, "float32": 12}, tf32=False), Proof(compute_types={"float32": 20})
+    own = replace(case("bf16"), source=ModelSource("mine", factory="a:b", input_shape=(3,)))
+    assert mismatch(own, few) is None
+    assert list(map(str, remarks(own, few))) == [
+        "mixed-precision: 12 of 49 convolutions and products computed in float32"
+    ]
+    assert mismatch(own, most) == "asked for bf16, computed in float32 (20×)"
+    assert mismatch(case("bf16"), few) == "asked for bf16, computed in bfloat16 (37×), float32 (12×)"
+
+
 def test_what_int8_left_in_float_is_remarked():
     ran = proof(compute_types={"int8": 52, "float32": 2})
     (remark,) = remarks(case("int8", calibration=Path("images")), ran)

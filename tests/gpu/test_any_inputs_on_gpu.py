@@ -1,0 +1,69 @@
+"""Models with several inputs, and of libraries, run in every engine that is installed on the GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+NETS = """
+import torch
+from torch import nn
+
+
+class Text(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(1000, 64)
+        self.layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        self.head = nn.Linear(64, 5)
+
+    def forward(self, ids, mask):
+        hidden = self.layer(self.table(ids)) * mask[..., None]
+        return {"logits": self.head(hidden.sum(1)), "hidden": hidden, "cache": None}
+
+
+def text():
+    torch.manual_seed(0)
+    return Text().eval()
+"""
+TEXT = """{name: text, factory: "nets:text", dimensions: {length: 32}, inputs: {
+    ids: {shape: [batch, length], dtype: int64, range: [0, 1000]},
+    mask: {shape: [batch, length], dtype: int64, fill: lengths}}}"""
+
+
+def needing(package: str, word: str) -> Any:
+    missing = importlib.util.find_spec(package) is None
+    return pytest.param(word, marks=pytest.mark.skipif(missing, reason=f"{package} is not installed"), id=word[:20])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(TEXT, id="own"),
+        needing("timm", "timm:vit_tiny_patch16_224"),
+        needing("torchvision", "torchvision:resnet18"),
+        needing("transformers", "{name: bert, network: 'hf:BertModel', options: {num_hidden_layers: 2}}"),
+    ],
+)
+def test_every_engine_runs_it_or_says_why(model: str, tmp_path: Path, command_line: Any) -> None:
+    (tmp_path / "nets.py").write_text(NETS)
+    engines = "[eager, eager-tuned, compiled, ort, ort-tuned, trt, trt-rtx]"
+    job = f"models:\n  - {model}\nengines: {engines}\nprecisions: [fp32, fp16]\nbatch_sizes: [1, 3]\ndevice: cuda\n"
+    (tmp_path / "job.yaml").write_text(job)
+    command_line("job.yaml", "--quick", cwd=tmp_path, timeout=1500)
+    (results,) = tmp_path.glob("results/*/results.parquet")
+    rows = pl.read_parquet(results).to_dicts()
+    wrong = {row["case_id"]: row["reason"] for row in rows if row["status"] not in ("ok", "unsupported")}
+    assert wrong == {}
+    compared = {row["variant"] for row in rows if row["rel_l2_error"] is not None}
+    assert compared >= {"eager", "eager-tuned", "compiled", "ort", "ort-tuned"}
+    tuned = [json.loads(row["proof"]) for row in rows if row["variant"] == "eager-tuned" and row["status"] == "ok"]
+    assert tuned
+    assert all(proof["cuda_graph"] for proof in tuned)
