@@ -44,9 +44,9 @@ def align(
 ) -> Aligned:
     """The outputs that are compared, `wanted` of the reference's names, or all: as many items as both have.
 
-    Outputs go by name, or by their order where there are as many as the reference has under other names. One whose shape
-    depends on what is computed, or on the batch in another way than by having its items, is left out where the shapes
-    differ.
+    Outputs go by name, or by their order where there are as many as the reference has under other names. One whose
+    shape depends on what is computed, or on the batch in another way than by having its items, is left out where the
+    shapes differ.
 
     Raises ValueError for another number of outputs, and where items have other shapes than the reference's.
     """

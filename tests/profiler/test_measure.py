@@ -22,7 +22,7 @@ import profiler
 import profiler.run.measure as run_measure
 from profiler.job.case import Budget
 from profiler.results.columns import RESULTS, SAMPLES
-from profiler.run.example_inputs import Example, examples
+from profiler.run.example_inputs import Example, declared, examples
 from profiler.run.progress import PlainDisplay
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,6 +171,24 @@ def test_an_interrupt_before_anything_was_measured_leaves_nothing(
 
 def test_the_sizes_of_a_shape_may_be_numpys() -> None:
     assert examples((np.int64(3), 8)) == {0: Example((3, 8))}
+
+
+def test_examples_become_inputs_by_name_or_place_and_integers_are_kept(tmp_path: Path) -> None:
+    ids = np.arange(6).reshape(2, 3)
+    given = examples({"ids": ids, "bias": np.ones((2, 4), np.float32)})
+    path = tmp_path / "model" / "inputs.npz"
+    assert declared(given, list(given), path.parent) == {
+        "ids": {"shape": ["batch", 3], "dtype": "int64", "data": str(path)},
+        "bias": {"shape": ["batch", 4], "dtype": "float32"},
+    }
+    with np.load(path) as file:
+        np.testing.assert_array_equal(file["ids"], ids)
+        assert file.files == ["ids"]
+    placed = declared(examples(((3, 8), ids)), ["x0", "x1"], path.parent)
+    assert placed == [
+        {"shape": ["batch", 3, 8], "dtype": "float32"},
+        {"shape": ["batch", 3], "dtype": "int64", "data": str(path)},
+    ]
 
 
 @pytest.mark.slow
