@@ -77,7 +77,7 @@ $(VENV)/.ready-bench: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.ready-test: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt --editable '.[test,openvino,tensorrt-rtx-build]'
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt --editable '.[test,openvino,jax,tensorrt-rtx-build]'
 	touch $@
 
 $(VENV)/.ready-verify: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 # Read by JAX as it is imported. Else it takes three quarters of a GPU's memory at once, and no figure of memory holds.
@@ -41,6 +42,8 @@ class JaxSession:
     def __init__(self, job: Job[JaxOptions]) -> None:
         self.job = job
         jax.config.update("jax_platforms", PLATFORMS[job.device])
+        # Read by XLA's CPU client as it starts. Else it takes every core, whatever OMP_NUM_THREADS says.
+        os.environ.setdefault("NPROC", str(torch.get_num_threads()))
         # A time to build that came out of a cache would be none.
         jax.config.update("jax_enable_compilation_cache", False)
         try:
@@ -121,7 +124,7 @@ class JaxSession:
             device=" and ".join(sorted({"cuda" if d.platform == "gpu" else d.platform for d in devices})),
             compute_types=dict(seen.types),
             tf32=self.job.device == "cuda" and seen.below_float32 > 0,
-            details={"calls": dict(seen.calls), "operators": len(self.program.graph.nodes)},
+            details={"calls": dict(seen.calls), "operators": len(self.program.graph.nodes), **self._threads()},
         )
 
     def layers(self) -> list[Layer]:
@@ -131,6 +134,11 @@ class JaxSession:
         self.result = self.gradient = self.state = self.inputs = self.target = None  # type: ignore[assignment]
         del self.compiled
         jax.clear_caches()
+
+    def _threads(self) -> dict[str, int]:
+        """How many threads XLA's CPU client computes with, by their names; nothing where there is no /proc."""
+        names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+        return {"threads": names.count("tf_XLAEigen")} if names and self.job.device == "cpu" else {}
 
     def _start(self) -> dict[str, Any]:
         """Weights, buffers and the optimizer's state as they are before the first iteration."""
