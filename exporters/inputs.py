@@ -300,6 +300,12 @@ def _filled(fill: str, shape: Sequence[int], generator: np.random.Generator) -> 
     return {"positions": positions, "zeros": np.zeros_like(positions), "ones": np.ones_like(positions)}[fill]
 
 
+def described(specs: Sequence[TensorSpec]) -> str:
+    """The inputs in words, like "input x float32 [batch, 3, 224, 224]"."""
+    inputs = [f"{spec.name} {spec.dtype} [{', '.join(map(str, spec.shape))}]" for spec in specs]
+    return f"{'input' if len(inputs) == 1 else 'inputs'} {', '.join(inputs)}"
+
+
 def how_seeded(specs: Sequence[TensorSpec]) -> str:
     """What the inputs hold, and what a user can do who needs other values, as part of a sentence."""
     held = [f"`{spec.name}` {_held(spec)}" for spec in specs if _held(spec)]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from exporters.build_model import build, call_factory, fill, structure
-from exporters.inputs import TensorSpec, input_specs, read_onnx
+from exporters.inputs import described, input_specs, read_onnx
 from exporters.int8 import calibration_files
 from exporters.source import ModelError, ModelSource
 from profiler.processes.messages import Outcome, Report
@@ -39,12 +38,6 @@ def look_at_model(argument: tuple[ModelSource, bool], report: Report) -> Look:
             failures["int8"] = Outcome("failed", str(error))
     seen = _open_header(source) if source.onnx is not None else _look_at_module(source)
     return Look(Prepared(specs, failures=failures), f"{seen}; {described(specs)}")
-
-
-def described(specs: Sequence[TensorSpec]) -> str:
-    """The inputs in words, like "input x float32 [batch, 3, 224, 224]"."""
-    inputs = [f"{spec.name} {spec.dtype} [{', '.join(map(str, spec.shape))}]" for spec in specs]
-    return f"{'input' if len(inputs) == 1 else 'inputs'} {', '.join(inputs)}"
 
 
 def _look_at_module(source: ModelSource) -> str:

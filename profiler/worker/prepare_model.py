@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 import engines
-from engines.base import BuiltAhead, Job, Named, Unsupported
+from engines.base import BuiltAhead, Job, Named, Session, Unsupported
 from engines.catalog import ENGINES, reference_of
 from engines.requirements import explain, missing
 from exporters import calls, inputs
@@ -20,7 +21,16 @@ from exporters.flops import Cost, cached_cost
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import GradientReference
 from exporters.graph_flops import quantized_products
-from exporters.inputs import TensorSpec, fixed_batch, how_seeded, input_specs, numpy_dtype, read_onnx, seeded_inputs
+from exporters.inputs import (
+    TensorSpec,
+    described,
+    fixed_batch,
+    how_seeded,
+    input_specs,
+    numpy_dtype,
+    read_onnx,
+    seeded_inputs,
+)
 from exporters.int8 import quantize
 from exporters.onnx_export import check_onnx, export_onnx
 from exporters.source import Identity, ModelError, ModelSource
@@ -63,11 +73,16 @@ def check_source(source: ModelSource) -> None:
         raise Unsupported(f"outputs of an ONNX file are checked against {maker.library}'s: {explain(lacking)}")
 
 
-def no_reference(source: ModelSource, error: Exception, specs: Sequence[TensorSpec] = ()) -> ModelError:
-    """The error that the model does not run where its reference outputs are made."""
+def no_reference(
+    source: ModelSource, error: Exception, specs: Sequence[TensorSpec] = (), taken: Sequence[str] = ()
+) -> ModelError:
+    """The error that the model does not run where its reference outputs are made; `taken` are forward's parameters."""
     # An index that is out of range, for one.
     has_integers = any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs)
     why = f"{sentence(error)}; {how_seeded(specs)}" if has_integers else sentence(error)
+    if source.inputs:
+        why += f"; the job gives {described(specs)}"
+        why += f", and forward takes {', '.join(taken)}" if taken and isinstance(error, TypeError) else ""
     if len(source.input_shape or ()) == 4:  # Right for convolutions in three dimensions only.
         why += f"; `input: {list(source.input_shape or ())}` must be the shape of one item, without the batch"
     return ModelError(f"model {source.name!r}: its reference outputs cannot be made: {why}")
@@ -128,6 +143,12 @@ def _reference_key(source: ModelSource) -> str:
     return key_of(*parts, str(importlib.import_module(reference_of(source.kind)[1].module).__version__))
 
 
+def _parameters(session: Session | None) -> list[str]:
+    """What the session's module takes; nothing where it has none."""
+    model = getattr(session, "model", None)
+    return list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
+
+
 def _write_reference(source: ModelSource, specs: tuple[TensorSpec, ...], state: Path | None, path: Path) -> None:
     """Outputs of an ordinary session on the CPU, by the engine that the catalog names."""
     engine, reference = reference_of(source.kind)
@@ -145,6 +166,7 @@ def _write_reference(source: ModelSource, specs: tuple[TensorSpec, ...], state: 
         source.onnx,
         specs=specs,
     )
+    session: Session | None = None
     try:
         session = engines.open_session(engine, job)
         session.run(lambda name: None)
@@ -156,5 +178,5 @@ def _write_reference(source: ModelSource, specs: tuple[TensorSpec, ...], state: 
     except (ModelError, Unsupported):
         raise
     except Exception as error:
-        raise no_reference(source, error, specs) from error
+        raise no_reference(source, error, specs, _parameters(session)) from error
     write_outputs(path, names, outputs)
