@@ -158,16 +158,20 @@ class JaxSession:
 
     def _to_device(self, thing: Array | torch.Tensor) -> jax.Array:
         """An array there, floats in the job's type."""
-        tensor = (torch.from_numpy(thing) if isinstance(thing, np.ndarray) else thing).detach()
-        is_float = tensor.is_floating_point()
-        dtype = jnp.dtype(str(DTYPES[self.job.precision]).removeprefix("torch."))
-        array = (tensor.float() if is_float else tensor).numpy()
-        return jax.device_put(array.astype(dtype) if is_float else array, self.device)
+        return jax.device_put(converted(thing, self.job.precision), self.device)
 
 
 def inference(program: Program) -> Any:
     """The function of state and inputs that JAX compiles."""
     return lambda state, inputs: program(state["weights"], state["buffers"], inputs)[0]
+
+
+def converted(thing: Array | torch.Tensor, precision: str) -> Array:
+    """The same on the host, floats in the type of that precision."""
+    tensor = (torch.from_numpy(thing) if isinstance(thing, np.ndarray) else thing).detach()
+    if not tensor.is_floating_point():
+        return tensor.numpy()
+    return tensor.float().numpy().astype(jnp.dtype(str(DTYPES[precision]).removeprefix("torch.")))
 
 
 def _sample(gradient: jax.Array) -> Array:

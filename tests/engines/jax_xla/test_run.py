@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import numpy as np
 import polars as pl
 import pytest
+import torch
 
+from engines.base import Job
+from engines.catalog import JaxOptions
+from exporters.build_model import restore
+from exporters.cache import Cache
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.source import ModelSource
+from exporters.weights import cached_state
 from profiler import load
 
 pytestmark = [
@@ -61,3 +74,30 @@ def test_a_run_compares_jax_with_eager(
         proof = json.loads(row["proof"])
         assert proof["compute_types"].keys() == {"float32"}
         assert proof["threads"] == 1
+
+
+def test_what_is_exported_runs_without_this_project_and_gives_the_modules_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engines.jax_xla.deploy import write_program
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "net_to_export.py").write_text(NETWORK)
+    source = ModelSource("tiny", factory="net_to_export:tiny", input_shape=(3, 16, 16))
+    folder = tmp_path / "out"
+    folder.mkdir()
+    job = Job(source, "inference", "fp32", 2, "cpu", JaxOptions(), ())
+    deployed = write_program(job, folder, None)
+    config = {"model": "tiny", "device": "cpu", "precision": "fp32", **deployed.config}
+    (folder / "config.json").write_text(json.dumps(config))
+    (items,) = seeded_inputs(input_specs(source), 2)
+    np.save(folder / "x.npy", items)
+    command = [sys.executable, "-P", "run.py", "--input", "x.npy", "--output", "y.npy"]
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=outside)
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        expected = restore(source, cached_state(source, Cache()))(torch.from_numpy(items)).numpy()
+    assert np.linalg.norm(np.load(folder / "y.npy") - expected) < 1e-5 * np.linalg.norm(expected)
+    # For a GPU that is not there.
+    write_program(replace(job, precision="bf16", device="cuda"), folder, None)
