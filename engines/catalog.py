@@ -173,6 +173,8 @@ class Preset:
     summary: str
     cpu: Mapping[str, object] | str
     cuda: Mapping[str, object] | str
+    usual: bool = False
+    """Whether a model that is named without engines is measured in it."""
     base_at: str | None = None
     """The precision at which it is what other cases' speed-ups are relative to."""
 
@@ -507,18 +509,27 @@ _CUDA_PROVIDERS = "NHWC and CUDA graphs are options of ONNX Runtime's CUDA provi
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
-        Preset("eager", "eager", "PyTorch eager as it comes", {}, {}, base_at="fp32"),
-        Preset("eager-tuned", "eager", "channels_last, and on a GPU a CUDA graph", _NHWC, {**_NHWC, **_GRAPH}),
+        Preset("eager", "eager", "PyTorch eager as it comes", {}, {}, usual=True, base_at="fp32"),
+        Preset(
+            "eager-tuned", "eager", "channels_last, and on a GPU a CUDA graph", _NHWC, {**_NHWC, **_GRAPH}, usual=True
+        ),
         Preset("eager-nocudnn", "eager", "PyTorch eager without cuDNN", _NO_CUDNN, {"cudnn": False}),
         Preset("eager-benchmark", "eager", "PyTorch eager with cuDNN's algorithm search", _NO_CUDNN, _BENCHMARK),
         Preset("eager-channels-last", "eager", "channels_last only", _NHWC, _NHWC),
-        Preset("compiled", "compiled", "torch.compile, mode reduce-overhead", {}, {}),
+        Preset("compiled", "compiled", "torch.compile, mode reduce-overhead", {}, {}, usual=True),
         # A user's ONNX file, for which there is no eager.
-        Preset("ort", "ort", "ONNX Runtime as it comes", {}, {}, base_at="native"),
-        Preset("ort-tuned", "ort", "NHWC, CUDA graph, exhaustive convolution search", _CUDA_PROVIDERS, _ORT_TUNED),
-        Preset("trt", "trt", "TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH),
-        Preset("trt-rtx", "trt-rtx", "TensorRT for RTX with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH),
-        Preset("openvino", "openvino", "OpenVINO as it comes", {}, _NO_OPENVINO_ON_CUDA),
+        Preset("ort", "ort", "ONNX Runtime as it comes", {}, {}, usual=True, base_at="native"),
+        Preset(
+            "ort-tuned",
+            "ort",
+            "NHWC, CUDA graph, exhaustive convolution search",
+            _CUDA_PROVIDERS,
+            _ORT_TUNED,
+            usual=True,
+        ),
+        Preset("trt", "trt", "TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True),
+        Preset("trt-rtx", "trt-rtx", "TensorRT for RTX with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True),
+        Preset("openvino", "openvino", "OpenVINO as it comes", {}, _NO_OPENVINO_ON_CUDA, usual=True),
         Preset("jax", "jax", "JAX, compiled by XLA", {}, {}),
     )
 }

@@ -15,11 +15,11 @@ class ConfigError(Exception):
     """A config, file or argument that cannot be used; the message says where and how to mend it. Exit code 2."""
 
 
-def nearest(word: str, valid: Iterable[str]) -> str:
-    """A hint at the valid word that was probably meant, or at all of them."""
+def nearest(word: str, valid: Iterable[str], otherwise: str | None = None) -> str:
+    """A hint at the valid word that was probably meant; else `otherwise`, or all of them."""
     words = list(valid)
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.7)
-    return f"; did you mean '{close[0]}'?" if close else f"; valid: {', '.join(words)}"
+    return f"; did you mean '{close[0]}'?" if close else f"; {otherwise or 'valid: ' + ', '.join(words)}"
 
 
 def check_choice(option: str, word: str, valid: Iterable[str]) -> None:

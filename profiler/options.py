@@ -20,9 +20,31 @@ ListedDevice = Annotated[str, Option(help="auto, cpu or cuda")]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Run a job: prepare the models, measure every case, print the tables."""
+    """Measure a model, or run a job: prepare the models, measure every case, print the tables."""
 
-    config: Annotated[Path | None, Argument(help="The job: a YAML file such as bench.yaml, or a suite's name")] = None
+    config: Annotated[
+        Path | None,
+        Argument(
+            metavar="MODEL|JOB",
+            help="model.onnx, resnet50, package.module:factory, hf:BertModel, timm:NAME or torchvision:NAME; or a job: "
+            "a YAML file, or a suite's name",
+        ),
+    ] = None
+    batch: Annotated[str | None, Option(help="Of a model: batch sizes, such as 1,16")] = None
+    precision: Annotated[str | None, Option(help="Of a model: number formats, such as fp32,fp16")] = None
+    engine: Annotated[
+        Sequence[str], Option(help="Of a model: presets, such as eager,ort (profiler engines); may be repeated")
+    ] = ()
+    pass_: Annotated[str | None, Option("--pass", help="Of a model: inference, training or both, by a comma")] = None
+    inputs: Annotated[
+        Sequence[str],
+        Option(
+            "--input",
+            metavar="[NAME=]SHAPE[:DTYPE[:VALUES]]",
+            help="Of a model: what it takes, without the batch: 3,224,224 or ids=128:int64:0,30522; may be repeated",
+        ),
+    ] = ()
+    write_yaml: Annotated[Path | None, Option(metavar="FILE", help="Of a model: write the job as a YAML file")] = None
     device: Annotated[str | None, Option(help="auto, cpu, cuda or cuda:1, in place of the file's")] = None
     output: Annotated[Path | None, Option(help="Folder for the run's folder, in place of the file's")] = None
     only: Only = ()
@@ -236,7 +258,7 @@ class Environment:
 
 
 COMMANDS: dict[str, tuple[type, str]] = {
-    "run": (Run, "profiler.run.command:execute"),
+    "run": (Run, "profiler.recommend.after_run:execute"),
     "build": (Build, "profiler.build:execute"),
     "layers": (Layers, "profiler.layers:execute"),
     "report": (Report, "profiler.report.command:execute"),

@@ -93,11 +93,8 @@ def _asked(source: ModelSource, function: str) -> Any:
     assert source.library is not None
     library = LIBRARIES[source.library]
     name = (source.factory or "").partition(":")[2]
-    if importlib.util.find_spec(library.package) is None:
-        raise ModelError(
-            f"model {source.name!r}: {source.factory} needs {library.package}, which is not installed: "
-            f"pip install 'cnn-runtime-profiler[{library.extra}]'"
-        )
+    if why := not_installed(library):
+        raise ModelError(f"model {source.name!r}: {source.factory} {why}")
     try:
         call: Callable[[str, Mapping[str, Any]], Any] = getattr(importlib.import_module(library.module), function)
         return call(name, source.options)
@@ -107,6 +104,13 @@ def _asked(source: ModelSource, function: str) -> Any:
         raise ModelError(
             f"model {source.name!r}: {source.factory}: {library.package} raised {sentence(error)}"
         ) from error
+
+
+def not_installed(library: Library) -> str | None:
+    """What a model of the library needs and how to install it; None where it is there."""
+    if importlib.util.find_spec(library.package) is not None:
+        return None
+    return f"needs {library.package}, which is not installed: pip install 'cnn-runtime-profiler[{library.extra}]'"
 
 
 def closest(name: str, names: list[str]) -> str:

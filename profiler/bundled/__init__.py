@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from profiler.errors import ConfigError, nearest
+from exporters.catalog import CATALOG
+from profiler.errors import PROGRAM, ConfigError, nearest
 from profiler.options import COMMANDS
 
+_YAML = (".yaml", ".yml")
 _FOLDER = Path(__file__).resolve().parent
 
 
@@ -25,12 +27,26 @@ def jobs() -> dict[str, Path]:
     return {path.stem: path for path in paths if path.is_file()}
 
 
-def job_file(word: str) -> Path:
-    """The file that is given, or the job of this name. Raises ConfigError for what is neither, such as a misspelt
-    command."""
+def job_file(word: str) -> Path | None:
+    """The file that is given, or the job of this name; None for a model's name.
+
+    A file comes first, then the names: of a suite, of a canonical network; what has a colon is a model's source. Raises
+    ConfigError for what is none of these, such as a misspelt command.
+    """
     path, named = Path(word), jobs()
+    if path.is_file():
+        return None if path.suffix == ".onnx" else path
+    if word in named:
+        return named[word]
+    if is_model(word):
+        return None
     if path.suffix or path.exists():
         return path
-    if word not in named:
-        raise ConfigError(f"'{word}' is neither a file nor a suite nor a command{nearest(word, [*COMMANDS, *named])}")
-    return named[word]
+    hint = nearest(word, [*COMMANDS, *named, *CATALOG], f"{PROGRAM} --help says what can be given")
+    raise ConfigError(f"'{word}' is neither a file nor a model nor a suite nor a command{hint}")
+
+
+def is_model(word: str) -> bool:
+    """Whether a word that names no file is a model's: a canonical network, or has the form of a source."""
+    suffix = Path(word).suffix
+    return word in CATALOG or suffix == ".onnx" or (":" in word and "://" not in word and suffix not in _YAML)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,7 +51,7 @@ from profiler.job.config_errors import (
     validate_option,
     yaml_text,
 )
-from profiler.job.yaml_lines import Lines, read
+from profiler.job.yaml_lines import Lines, Location, read
 from profiler.machine import DEVICES, is_device
 from profiler.published.studies import STUDIES
 
@@ -482,12 +482,15 @@ def load_config(path: Path, device_kind: str = "", overrides: dict[str, Any] | N
         raise explain(error, Config, path, lines) from None
 
 
-def config_of(job: dict[str, Any]) -> Config:
-    """Check a job that is data already, of which paths are relative to the current folder. Raises ConfigError."""
+def config_of(job: dict[str, Any], typed: Mapping[Location, str] | None = None) -> Config:
+    """Check a job that is data already, of which paths are relative to the current folder.
+
+    Raises ConfigError, which names what was `typed` for a place in the job, where that is known.
+    """
     try:
         return Config.model_validate(job)
     except ValidationError as error:
-        raise explain(error, Config) from None
+        raise explain(error, Config, typed=typed) from None
 
 
 def _merge_block(path: Path, data: dict[str, Any], lines: Lines, kind: str, block: Any) -> None:

@@ -73,10 +73,15 @@ def yaml_text(value: Any) -> str:
 
 
 def explain(
-    error: ValidationError, model: type[BaseModel], path: Path | None = None, lines: Lines | None = None
+    error: ValidationError,
+    model: type[BaseModel],
+    path: Path | None = None,
+    lines: Lines | None = None,
+    typed: Mapping[Location, str] | None = None,
 ) -> ConfigError:
-    """Every mistake in the job, a line each, with its place in the file `path` if it comes from one."""
-    problems = sorted({_problem(details, model, lines or {}) for details in error.errors()})
+    """Every mistake in the job, a line each, with its place in the file `path` if it comes from one, or with what was
+    `typed` there."""
+    problems = sorted({_problem(details, model, lines or {}, typed or {}) for details in error.errors()})
     return ConfigError("\n".join(f"{path}:{line}: {message}" if path else message for line, message in problems))
 
 
@@ -100,7 +105,9 @@ def validate_option(option: str, model: type[_Model], given: Mapping[str, Any]) 
         raise ConfigError(f"{option}: {first['loc'][0]}: {_expected(first)}, got '{first['input']}'") from None
 
 
-def _problem(error: ErrorDetails, model: type[BaseModel], lines: Lines) -> tuple[int, str]:
+def _problem(
+    error: ErrorDetails, model: type[BaseModel], lines: Lines, typed: Mapping[Location, str]
+) -> tuple[int, str]:
     """The line of a validation error, and what to say of it."""
     context = error.get("ctx", {})
     location = tuple(_YAML_KEYS.get(str(part), part) for part in error["loc"])
@@ -119,6 +126,7 @@ def _problem(error: ErrorDetails, model: type[BaseModel], lines: Lines) -> tuple
     elif not context.get("own"):
         message = f"{_expected(error)}, got {yaml_text(error['input'])}"
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).lstrip(".")
+    path = next((typed[location[:n]] for n in range(len(location), 0, -1) if location[:n] in typed), path)
     return lines.get(known, 1), f"{path + ': ' if path else ''}{message}"
 
 

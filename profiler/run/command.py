@@ -6,8 +6,8 @@ import contextlib
 import shlex
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
+from engines.catalog import Device
 from exporters.cache import default_root, trim
 from profiler.bundled import job_file
 from profiler.errors import PROGRAM, ConfigError
@@ -39,6 +40,14 @@ from profiler.results.wall_time import describe as describe_time
 from profiler.run.dry_run import check_output, dry_run
 from profiler.run.estimate import Estimates
 from profiler.run.largest_batch import probes_among, searched
+from profiler.run.model_job import (
+    ModelJob,
+    check_model,
+    check_new_file,
+    model_job,
+    refuse_model_options,
+    write_job,
+)
 from profiler.run.prepare import cache_limit
 from profiler.run.progress import open_display
 from profiler.run.resume import check_machine, check_measured_models
@@ -47,21 +56,27 @@ from profiler.run.summary import print_results
 from profiler.tables.numbers import counted
 
 _QUICK_SAMPLES = 3
+Conclude = Callable[[Path, pl.DataFrame, Console], None]
+"""Called with the run's folder and its results."""
 
 
-def execute(options: Options, console: Console) -> int:
-    """Run the job; returns the exit code. Raises ConfigError."""
+def execute(options: Options, console: Console, conclude: Conclude | None = None) -> int:
+    """Run the job; returns the exit code. Raises ConfigError.
+
+    After a model that the command line names `conclude` says what follows from the run.
+    """
     _check_budget(options)
-    path, only = _job_file(options), parse_only(options.only)
+    job, only = _open_job(options), parse_only(options.only)
     limit = cache_limit()
-    requested = check_device(options.device) if options.device else load_config(path).device
     for kind in DEVICE_BLOCKS:
-        _read_job(options, path, kind)  # A mistake in the other device's block should show here too.
+        job.read(kind)  # A mistake in the other device's block should show here too.
     with libraries() as facts:
-        target = resolve_device(requested, facts)
-        config = _read_job(options, path, target.kind)
+        target = resolve_device(job.device, facts)
+        config = job.read(target.kind, target.compute_capability)
         require(config.published)
         cases = make_plan(config, target.kind, only, target.compute_capability)
+        if job.model is not None:
+            _before(options, job.model, config, target, cases, console)
         environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
         if options.dry_run:
             return _dry_run(options, config, target, cases, environment, console)
@@ -76,8 +91,60 @@ def execute(options: Options, console: Console) -> int:
     if interrupted:
         console.print(Text(f"Interrupted; go on with: {_resuming(options, run)}"), soft_wrap=True)
         return 130
+    if job.model is not None:
+        if conclude is not None:
+            conclude(run.path, results, console)
+        _say_yaml(options, run, console)
     statuses = set(without_probes(results)["status"])
     return int("ok" not in statuses or (options.strict and bool(statuses - {"ok", "unsupported"})))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What to measure on which device; `model` is the job of a model that the command line names."""
+
+    device: str
+    read: Callable[..., Config]
+    """Takes the kind of device and a GPU's compute capability."""
+    model: ModelJob | None = None
+
+
+def _open_job(options: Options) -> _Job:
+    """The job that is given by its file's or its model's name. Raises ConfigError."""
+    path = _job_file(options)
+    if path is not None:
+        refuse_model_options(options, f"{path.name} has the keys itself, and --only measures a part of it")
+        device = check_device(options.device) if options.device else load_config(path).device
+        return _Job(device, lambda kind, _=None: _read_job(options, path, kind))
+    if options.write_yaml is not None:
+        check_new_file(options.write_yaml)
+    model = model_job(str(options.config), options)
+
+    def read(kind: Device, capability: str | None = None) -> Config:
+        return _with_options(options, model.config(kind, _overrides(options), capability))
+
+    return _Job(check_device(options.device or "auto"), read, model)
+
+
+def _before(
+    options: Options, model: ModelJob, config: Config, target: Target, cases: Sequence[Case], console: Console
+) -> None:
+    """Look at a model that the command line names, say what is left out, and write the YAML. Raises ConfigError."""
+    if not options.dry_run:
+        check_model(cases, config)
+    if text := model.not_installed(config, target.kind, target.compute_capability):
+        console.print(Text(text, style="dim"), soft_wrap=True)
+    if options.write_yaml is not None:
+        write_job(config, options.write_yaml)
+        console.print(Text(f"Written: {options.write_yaml}; {PROGRAM} {options.write_yaml} measures the same"))
+
+
+def _say_yaml(options: Options, run: RunFolder, console: Console) -> None:
+    """How to say the same by a YAML file."""
+    text = "The same as a YAML file, to extend: add --write-yaml job.yaml"
+    if options.write_yaml is not None:
+        text = f"The same again: {PROGRAM} {options.write_yaml}"
+    console.print(Text(f"{text} (the run's own is {run.path / 'bench.yaml'})", style="dim"), soft_wrap=True)
 
 
 def _check_budget(options: Options) -> None:
@@ -90,8 +157,8 @@ def _check_budget(options: Options) -> None:
         raise ConfigError(f"give {names[0]} or --resume, not both: all cases of a run are sampled for equally long")
 
 
-def _job_file(options: Options) -> Path:
-    """The YAML to read: the one that is given, or the resumed run's own."""
+def _job_file(options: Options) -> Path | None:
+    """The YAML to read: the one that is given, or the resumed run's own; None where a model is named instead."""
     if options.resume is not None:
         if options.config is not None:
             raise ConfigError("give a config or --resume, not both: a resumed run has its own bench.yaml")
@@ -100,12 +167,18 @@ def _job_file(options: Options) -> Path:
     if options.retry:
         raise ConfigError("--retry goes with --resume and a run's folder")
     if options.config is None:
-        raise ConfigError(f"no config was given; try: {PROGRAM} bench.yaml")
+        raise ConfigError(f"no model or job was given; try: {PROGRAM} resnet18, or {PROGRAM} bench.yaml")
     return job_file(str(options.config))
 
 
 def _read_job(options: Options, path: Path, kind: str) -> Config:
-    """The job on a device of this kind, with the command's options in place of its own."""
+    """The file's job on a device of this kind, with the command's options in place of its own."""
+    config = _with_options(options, load_config(path, kind, _overrides(options)))
+    return config.model_copy(update={"suite": config.suite or path.stem})
+
+
+def _overrides(options: Options) -> dict[str, Any]:
+    """Keys of a job that the command's options give."""
     overrides: dict[str, Any] = {}
     if options.device:
         overrides["device"] = options.device
@@ -114,10 +187,14 @@ def _read_job(options: Options, path: Path, kind: str) -> Config:
     if options.profile:
         # Recorded in the run's bench.yaml, so that resuming it goes on profiling.
         overrides["profile"] = True
-    config = load_config(path, kind, overrides)
+    return overrides
+
+
+def _with_options(options: Options, config: Config) -> Config:
+    """The job with the machine and the sampling time that the command's options say."""
     machine = config.machine.model_copy(update=parse_machine(options.machine))
     budget = quick_budget(config.budget) if options.quick else _with_samples(config.budget, options)
-    return config.model_copy(update={"suite": config.suite or path.stem, "machine": machine, "budget": budget})
+    return config.model_copy(update={"machine": machine, "budget": budget})
 
 
 def quick_budget(budget: Budget) -> Budget:

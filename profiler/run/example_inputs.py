@@ -1,4 +1,4 @@
-"""Read the shapes of inputs off what `profiler.measure` is given: shapes, tensors and arrays."""
+"""Read the shapes of inputs off what a command or `profiler.measure` is given: words, shapes, tensors and arrays."""
 
 from __future__ import annotations
 
@@ -18,13 +18,22 @@ DATA = "inputs.npz"
 
 @dataclass(frozen=True)
 class Example:
-    """One input: the shape of an item, and of an example how many items it has and numpy's name of their type."""
+    """One input: the shape of an item, and of an example how many items it has and numpy's name of their type.
+
+    On the command line shape and type may be left out, where the model knows them."""
 
     item: tuple[int, ...] | None
     batch: int | None = None
     dtype: str = "float32"
     values: Any = field(default=None, compare=False, repr=False)
     """The example itself."""
+    held: Mapping[str, Any] = field(default_factory=dict)
+    """What a job says that it holds: a range, a fill or data."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a job says it by `input`: floats, and nothing of what they hold."""
+        return (not self.dtype or self.dtype.startswith("float")) and not self.held
 
 
 def examples(inputs: Any) -> dict[str | int, Example]:
@@ -61,7 +70,10 @@ def declared(given: Mapping[str | int, Example], names: Sequence[str], folder: P
 
     arrays, tensors = {}, []
     for name, example in zip(names, given.values(), strict=True):
-        tensor: dict[str, Any] = {"shape": [BATCH, *(example.item or ())], "dtype": example.dtype}
+        tensor: dict[str, Any] = {"shape": [BATCH, *(example.item or ())], "dtype": example.dtype, **example.held}
+        for key, is_known in (("shape", example.item is not None), ("dtype", example.dtype)):
+            if not is_known:
+                del tensor[key]
         if example.values is not None and not example.dtype.startswith(("float", "bfloat")):
             arrays[name] = np.asarray(getattr(example.values, "cpu", lambda e=example: e.values)())
             tensor["data"] = str(folder / DATA)
@@ -72,7 +84,7 @@ def declared(given: Mapping[str | int, Example], names: Sequence[str], folder: P
     return tensors if 0 in given else {str(key): tensor for key, tensor in zip(given, tensors, strict=True)}
 
 
-def onnx_dimensions(path: Path, given: Mapping[str | int, Example]) -> dict[str, int]:
+def onnx_dimensions(path: Path, given: Mapping[str | int, Example], option: str = "inputs") -> dict[str, int]:
     """The sizes that an ONNX file's symbolic dimensions have in the examples. Raises ConfigError where one differs."""
     if not given:
         return {}
@@ -83,12 +95,14 @@ def onnx_dimensions(path: Path, given: Mapping[str | int, Example]) -> dict[str,
     except ModelError as error:
         raise ConfigError(str(error)) from None
     shapes = dict(zip(known, given.values(), strict=False)) if 0 in given else dict(given)
-    if len(given) != len(known) or set(shapes) != set(known):
-        raise ConfigError(f"inputs: {path.name} has the inputs {', '.join(known)}: give an example of each, or none")
+    if len(shapes) != len(given) or (0 in given and len(given) != len(known)) or not set(shapes) <= set(known):
+        raise ConfigError(f"{option}: {path.name} has the inputs {', '.join(known)}: give an example of each, or none")
     batches = batch_symbols(known)
     sizes: dict[str, int] = {}
     for name, example in shapes.items():
-        symbols, item = known[str(name)], example.item or ()
+        if example.item is None:
+            continue
+        symbols, item = known[str(name)], example.item
         shape = (example.batch, *item) if example.batch else (*symbols[:1], *item)
         fits = len(shape) == len(symbols)
         for symbol, size in zip(symbols, shape, strict=False):
@@ -97,6 +111,6 @@ def onnx_dimensions(path: Path, given: Mapping[str | int, Example]) -> dict[str,
             elif symbol not in batches and isinstance(size, int):
                 fits &= sizes.setdefault(symbol, size) == size
         if not fits:
-            dimensions = ", ".join(map(str, symbols))
-            raise ConfigError(f"inputs: {name} of {path.name} has the shape ({dimensions}), which {shape} does not fit")
+            own = ", ".join(map(str, symbols))
+            raise ConfigError(f"{option}: {name} of {path.name} has the shape ({own}), which {shape} does not fit")
     return sizes

@@ -13,8 +13,6 @@ import polars as pl
 from rich.console import Console
 
 from exporters.cache import default_root, trim
-from exporters.declared_inputs import name_of
-from exporters.libraries.catalog import library_of, model_entry
 from exporters.source import ModelError
 from profiler.errors import ConfigError
 from profiler.job.config import Config, config_of
@@ -24,7 +22,8 @@ from profiler.processes.forkserver import leaving_no_trace, libraries
 from profiler.results.reading import load
 from profiler.results.run_folder import RunFolder
 from profiler.run.command import measure_cases, quick_budget
-from profiler.run.example_inputs import Example, declared, examples, onnx_dimensions
+from profiler.run.example_inputs import Example, examples
+from profiler.run.named_models import named_entry, taken_by_module
 from profiler.run.prepare import cache_limit
 from profiler.run.progress import open_display
 from profiler.run.runner import Runner
@@ -126,22 +125,14 @@ def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], Examp
     """The job's entry of the model, with a name for it, and its first input; a live module is saved into `folder`."""
     given = examples(inputs)
     first = next(iter(given.values()), Example(None))
-    if isinstance(model, Path) or (isinstance(model, str) and model.endswith(".onnx")):
-        path = Path(model).resolve()
-        if not path.is_file():
-            raise ConfigError(f"there is no file {model}")
-        entry = {"name": path.stem, "onnx": path, "dimensions": onnx_dimensions(path, given)}
-        return entry | _held(path, given, folder), first
-    if isinstance(model, str) and (":" not in model or library_of(model)):
-        return {**model_entry(model), "network": model, "input": first.item}, first
-    if not isinstance(model, str) and not callable(model):
+    if isinstance(model, str | Path):
+        return named_entry(model, given, folder), first
+    if not callable(model):
         raise ConfigError(
             f"model: expected a torch.nn.Module, a function that returns one, the path of an .onnx file or a name, "
             f"got {type(model).__name__}"
         )
-    taken = _taken(given, folder)
-    if isinstance(model, str):
-        return {"name": model.rpartition(":")[2], "factory": model, **taken}, first
+    taken = taken_by_module(given, folder)
     from exporters.saved_module import save
 
     model = getattr(model, "_orig_mod", model)  # Of what torch.compile returned: it is the engines that compile here.
@@ -152,31 +143,6 @@ def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], Examp
         raise ConfigError(str(error)) from None
     name = getattr(model, "__name__", type(model).__name__).strip("<>")  # as of <lambda>
     return {"name": name, "factory": factory, **taken}, first
-
-
-def _taken(given: Mapping[str | int, Example], folder: Path) -> dict[str, Any]:
-    """A job's keys for the inputs of a torch module. Raises ConfigError where there is none."""
-    if not given:
-        raise ConfigError(
-            "inputs: give the shape of one item, such as (3, 224, 224), or an example: torch.randn(8, 3, 224, 224)"
-        )
-    if list(given) == [0] and given[0].dtype.startswith("float"):
-        return {"input": given[0].item}
-    names = [name_of((key,), len(given)) for key in given]
-    return {"inputs": declared(given, names, folder)}
-
-
-def _held(path: Path, given: Mapping[str | int, Example], folder: Path) -> dict[str, Any]:
-    """A job's `inputs` for an ONNX file: the examples' integers."""
-    from exporters.inputs import graph_inputs, read_onnx
-
-    if not given:
-        return {}
-    names = [value.name for value in graph_inputs(read_onnx(path).graph)] if 0 in given else list(map(str, given))
-    tensors = declared(dict(zip(names, given.values(), strict=True)), names, folder)
-    assert isinstance(tensors, dict)
-    held = {name: {"data": tensor["data"]} for name, tensor in tensors.items() if "data" in tensor}
-    return {"inputs": held} if held else {}
 
 
 def _listed(values: Any) -> Any:

@@ -21,7 +21,9 @@ def test_the_default_job_and_every_suite_have_a_name(tmp_path: Path, monkeypatch
     assert _job_file(Run(config=Path("gpu-study"))) == ROOT / "suites" / "gpu-study.yaml"
     Path("gpu-study").write_text("models: [alexnet]\n")
     assert _job_file(Run(config=Path("gpu-study"))) == Path("gpu-study"), "a file of the user's own comes first"
-    with pytest.raises(ConfigError, match="neither a file nor a suite nor a command; did you mean 'cloud-gpus'"):
+    with pytest.raises(
+        ConfigError, match="neither a file nor a model nor a suite nor a command; did you mean 'cloud-gpus'"
+    ):
         _job_file(Run(config=Path("cloud-gpu")))
 
 

@@ -39,7 +39,9 @@ def test_what_is_not_given_is_the_default_of_the_class(given: list[Any]) -> None
 
 
 def test_a_misspelt_command_is_the_mistake_and_not_what_follows_it() -> None:
-    with pytest.raises(ConfigError, match="neither a file nor a suite nor a command; did you mean 'recommend'"):
+    with pytest.raises(
+        ConfigError, match="neither a file nor a model nor a suite nor a command; did you mean 'recommend'"
+    ):
         CliRunner().invoke(cli.app, ["recomend", "results/x"], catch_exceptions=False)
 
 

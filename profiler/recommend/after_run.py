@@ -1,0 +1,75 @@
+"""Run a job, and end the run of a model that the command line names with what to deploy."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+from rich.console import Console
+from rich.text import Text
+
+from engines.catalog import known
+from profiler.errors import PROGRAM
+from profiler.options import Recommend, Run
+from profiler.recommend.answer import make_answer
+from profiler.recommend.choice import Recommendation, recommend
+from profiler.recommend.options import make_request
+from profiler.recommend.reasons import amount
+from profiler.results.replicates import without_probes
+from profiler.run.command import execute as run_job
+
+_FEW = 2
+"""So many sentences of each answer."""
+
+
+def execute(options: Run, console: Console) -> int:
+    """Run the job and say what to deploy; returns the exit code. Raises ConfigError."""
+    return run_job(options, console, conclude)
+
+
+def conclude(run: Path, results: pl.DataFrame, console: Console) -> None:
+    """Print what to deploy for single calls and for throughput, and the commands that say why and export it."""
+    rows = without_probes(results).filter(status="ok")
+    if rows.is_empty():
+        return
+    passes = rows["pass"].unique(maintain_order=True).to_list()
+    sizes = sorted(rows["batch_size"].unique())
+    one = Recommend(runs=[str(run)], pass_="inference" if "inference" in passes else passes[0])
+    aims = [replace(one, batch=str(sizes[0]))] if len(sizes) > 1 else [one]
+    aims += [replace(one, objective="throughput")] if len(sizes) > 1 else []
+    console.print(Text("\nWhat to deploy", style="bold"))
+    for aim in aims:
+        _print_answer(console, aim, recommend(results, make_request(aim, results)))
+    why = f"\nWhy not the others: {PROGRAM} recommend {shlex.quote(str(run))}{_options(aims[0])}"
+    console.print(Text(f"{why} (--help: limits, other objectives)", style="dim"), soft_wrap=True)
+
+
+def _print_answer(console: Console, asked: Recommend, found: Recommendation) -> None:
+    """The choice with its figure and error, how it compares with the runner-up, and the command that exports it."""
+    answer, choice = make_answer(found, ""), found.choice
+    if choice is None:
+        console.print(Text(f"  {answer.headline}", style="yellow"))
+        return
+    figures = [name for name in (found.request.figure, "error") if name in choice.figures]
+    facts = ", ".join(f"{'error ' * (name == 'error')}{amount(name, choice.figures[name])}" for name in figures)
+    per_call = " per call" if found.request.figure == "latency_ms" else ""
+    facts = facts.replace(" ms", f" ms{per_call}", 1) if per_call else facts
+    aim = "Lowest latency" if asked.objective == "latency" else "Highest throughput"
+    console.print(Text(f"\n{aim}: {choice.name} ({facts})", style="bold green"))
+    for sentence in [*answer.sentences[:_FEW], *answer.doubts]:
+        console.print(Text(sentence))
+    if asked.pass_ == "inference" and known(choice.row["engine"]).deployment is not None:
+        command = f"{PROGRAM} recommend {shlex.quote(asked.runs[0])}{_options(asked)} --export deploy/"
+        console.print(Text(f"Export it: {command}"), soft_wrap=True)
+
+
+def _options(asked: Recommend) -> str:
+    """The options that ask `recommend` the same."""
+    usual = Recommend(runs=())
+    given = {"--pass": "pass_", "--batch": "batch", "--objective": "objective"}
+    values = {
+        flag: getattr(asked, name) for flag, name in given.items() if getattr(asked, name) != getattr(usual, name)
+    }
+    return "".join(f" {flag} {value}" for flag, value in values.items())

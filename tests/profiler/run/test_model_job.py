@@ -1,0 +1,262 @@
+"""The job that a command line with a model makes: its keys, what it leaves to the device, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+from onnx import TensorProto, helper
+
+from engines.catalog import ENGINES, PRESETS, Device
+from profiler.errors import ConfigError
+from profiler.job.config import Config, load_config
+from profiler.options import Run
+from profiler.run import command, model_job
+
+NET = """
+from torch import nn
+
+
+def make():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
+"""
+IDS = "--input input_ids=128:int64:0,1000"
+MASK = "--input attention_mask=128:int64:lengths"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the command is called: with a factory, a graph of words, and one whose batch is fixed."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NET)
+    write_graph("words.onnx", {"input_ids": TensorProto.INT64, "attention_mask": TensorProto.INT64}, ["n", "sequence"])
+    write_graph("fixed.onnx", {"x": TensorProto.FLOAT}, [2, 3])
+    write_graph("free.onnx", {"x": TensorProto.FLOAT}, ["n", 3])
+    np.savez("inputs.npz", input_ids=np.ones((2, 64), np.int64))
+    return tmp_path
+
+
+def write_graph(name: str, inputs: dict[str, int], shape: list[Any]) -> None:
+    """A graph that returns its first input."""
+    values = [helper.make_tensor_value_info(each, kind, shape) for each, kind in inputs.items()]
+    first, kind = next(iter(inputs.items()))
+    output = helper.make_tensor_value_info("y", kind, shape)
+    graph = helper.make_graph([helper.make_node("Identity", [first], ["y"])], "g", values, [output])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), name)
+
+
+def options(line: str) -> Run:
+    """The command's options, as the words of a command line give them."""
+    word, *rest = line.split()
+    given: dict[str, Any] = {"inputs": [], "engine": []}
+    for flag, value in zip(rest[::2], rest[1::2], strict=True):
+        name = {"--input": "inputs", "--pass": "pass_", "--write-yaml": "write_yaml"}.get(flag, flag.strip("-"))
+        given[name] = [*given[name], value] if name in ("inputs", "engine") else value
+    if "write_yaml" in given:
+        given["write_yaml"] = Path(given["write_yaml"])
+    return Run(config=Path(word), **given)
+
+
+def job(line: str, device: Device = "cpu") -> Config:
+    return command._open_job(options(line)).read(device)
+
+
+@pytest.mark.parametrize(
+    ("line", "entry"),
+    [
+        ("resnet18", {"name": "resnet18"}),
+        ("net:make --input 3,2,2", {"name": "make", "factory": "net:make", "input": (3, 2, 2)}),
+        ("net:make --input x=batch,3,2,2", {"inputs": {"x": {"shape": ["batch", 3, 2, 2]}}}),
+        (
+            "net:make --input 8:int32:0,9 --input 4:float16",
+            {
+                "inputs": [
+                    {"shape": ["batch", 8], "dtype": "int32", "range": [0, 9]},
+                    {"shape": ["batch", 4], "dtype": "float16"},
+                ]
+            },
+        ),
+        (f"words.onnx {IDS} {MASK}", {"name": "words", "dimensions": {"sequence": 128}}),
+        (
+            f"words.onnx {IDS} {MASK}",
+            {"inputs": {"input_ids": {"range": [0, 1000]}, "attention_mask": {"fill": "lengths"}}},
+        ),
+    ],
+)
+def test_the_model_and_its_inputs(line: str, entry: dict[str, Any]) -> None:
+    (model,) = job(line).models
+    assert {key: getattr(model, key) for key in entry} == entry
+
+
+def test_an_array_of_a_file_is_found_from_the_current_folder(folder: Path) -> None:
+    (model,) = job(f"words.onnx --input input_ids=64:int64:inputs.npz {MASK.replace('128', '64')}").models
+    assert model.inputs["input_ids"] == {"data": str(folder / "inputs.npz")}
+    assert model.dimensions == {"sequence": 64}
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["timm:vit_base_patch16_224.augreg", "hf:BertModel", "torchvision:resnet50", "hf:BertModel --input input_ids=64"],
+)
+def test_a_librarys_model(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_job, "not_installed", lambda library: None)
+    (model,) = job(word).models
+    assert (model.network, model.library) == (word.split()[0], word.partition(":")[0])
+    assert model.inputs == ({"input_ids": {"shape": ["batch", 64]}} if "--input" in word else None)
+
+
+def test_what_is_usual_depends_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_job, "missing", lambda engine, device: [])
+    on_cpu, on_gpu = job("resnet18"), job("resnet18", "cuda")
+    assert (on_cpu.precisions, on_cpu.batch_sizes, on_cpu.passes) == (["fp32"], [1, 16], ["inference"])
+    assert (on_gpu.precisions, on_gpu.batch_sizes) == (["fp32", "tf32", "fp16"], [1, 64])
+    labels = {kind: [entry.label for entry in config.engines] for kind, config in (("cpu", on_cpu), ("cuda", on_gpu))}
+    # What compiles for long comes last.
+    assert labels["cpu"] == ["eager", "eager-tuned", "ort", "openvino", "compiled"]
+    assert labels["cuda"] == ["eager", "eager-tuned", "ort", "ort-tuned", "trt", "trt-rtx", "compiled"]
+    h100 = command._open_job(options("resnet18")).read("cuda", "9.0")
+    assert "trt-rtx" not in [entry.label for entry in h100.engines], "which does not run there"
+
+
+def test_what_is_not_installed_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = ENGINES["openvino"].requirements
+    monkeypatch.setattr(model_job, "missing", lambda engine, device: lacking if engine.name == "openvino" else [])
+    given = model_job.model_job("resnet18", options("resnet18"))
+    config = given.config("cpu", {})
+    assert "openvino" not in [entry.label for entry in config.engines]
+    assert given.not_installed(config, "cpu", None) == (
+        "Left out: openvino (openvino is not installed: pip install 'cnn-runtime-profiler[openvino]')"
+    )
+    asked = model_job.model_job("resnet18", options("resnet18 --engine openvino"))
+    assert [entry.label for entry in asked.config("cpu", {}).engines] == ["openvino"], "a row will say that it lacks"
+    assert asked.not_installed(config, "cpu", None) is None
+
+
+def test_an_onnx_file_is_measured_in_what_takes_graphs() -> None:
+    config = job("free.onnx")
+    assert {PRESETS[entry.label].engine for entry in config.engines} <= {"ort", "openvino"}
+    assert config.batch_sizes == [1, 16]
+    assert job("fixed.onnx").batch_sizes == job("fixed.onnx --batch 2").batch_sizes == [2]
+
+
+def test_what_is_given_is_taken() -> None:
+    line = "resnet18 --batch 4,8 --precision fp32,bf16 --engine ort,eager --engine jax --pass training --device cpu"
+    config = job(line)
+    assert (config.batch_sizes, config.precisions, config.passes) == ([4, 8], ["fp32", "bf16"], ["training"])
+    assert [entry.name for entry in config.engines] == ["ort", "eager", "jax"]
+    assert config.device == "cpu"
+
+
+def test_the_other_options_of_a_run_have_effect() -> None:
+    given = Run(config=Path("resnet18"), seconds=5.0, min_samples=40, machine="label=Desk", output=Path("out"))
+    config = command._open_job(given).read("cpu")
+    assert (config.budget.seconds, config.budget.min_samples) == (5.0, 40)
+    assert (config.machine.label, config.output) == ("Desk", Path("out").resolve())
+
+
+REFUSED = [
+    ("nope.onnx", "^there is no file nope.onnx$"),
+    ("resnet05", "'resnet05' is neither a file nor a model nor a suite nor a command; did you mean 'resnet50'"),
+    ("qqq", "nor a command; .* --help says what can be given"),
+    ("net:make", "net:make needs the shape of one item, for example --input 3,224,224"),
+    ("net.py:make --input 3", "leave out .py: 'net:make'"),
+    ("timmm:resnet50", "unknown source 'timmm'; did you mean 'timm:resnet50'"),
+    ("transformers:BertModel", "unknown source 'transformers'; did you mean 'hf:BertModel'"),
+    ("resnet18 --engine ort,tensort", "^--engine: unknown engine 'tensort'; did you mean 'trt'"),
+    ("resnet18 --precision fp23", "^--precision: unknown precision 'fp23'; did you mean 'fp32'"),
+    ("resnet18 --batch 1,x", "^--batch: must be a whole number, got 'x'"),
+    ("resnet18 --batch 0", "^--batch: "),
+    ("resnet18 --pass infer", "^--pass: unknown pass 'infer'"),
+    ("resnet18 --device gpu", "'gpu'|--device gpu"),
+    ("resnet18 --input 3,32,32", "--input 3,32,32: resnet18 has its own input shape; leave it out"),
+    ("net:make --input 3,2x", "--input 3,2x: is not of the form"),
+    ("net:make --input 0,2", "--input 0,2: is not of the form"),
+    ("net:make --input =3", "--input =3: is not of the form"),
+    ("net:make --input 3:float23", "unknown type 'float23'; did you mean 'float"),
+    ("net:make --input 3:int64", "nothing says which values it may have; for example --input 3:int64:0,1000"),
+    ("net:make --input 3:int64:9,0", "'9,0' is no range such as 0,30522"),
+    ("net:make --input 3:int64:length", "'length' is no range .* nor one of lengths"),
+    ("net:make --input a=:float32", "--input a=: give a shape, for example a=128"),
+    ("net:make --input a=3 --input 3", "give every input a name, or none of them"),
+    ("net:make --input a=3 --input a=4", "a is given twice"),
+    ("words.onnx", f"not known; for example {IDS} {MASK}$"),
+    (f"words.onnx {IDS}", f"for example {MASK}$"),
+    (f"words.onnx {IDS} --input mask=3", "--input: words.onnx has the inputs input_ids, attention_mask"),
+    (f"words.onnx {IDS} {MASK.replace('128', '64')}", "--input: attention_mask of words.onnx has the shape"),
+    ("fixed.onnx --batch 1,16", "--batch 1,16: the batch of fixed.onnx is fixed to 2"),
+    ("free.onnx --precision fp16", "--precision fp16: free.onnx runs as it is"),
+    ("fake.onnx", "no ONNX model, or a truncated one"),
+    ("resnet18 --write-yaml net.py", "--write-yaml net.py: there is such a file already"),
+    ("resnet18 --write-yaml no/job.yaml", "--write-yaml no/job.yaml: there is no folder no"),
+    ("job.yaml --batch 1", "--batch goes with a model, .*; job.yaml has the keys itself"),
+    ("cnn-benchmarks --write-yaml j.yaml", "--write-yaml goes with a model"),
+]
+
+
+@pytest.mark.parametrize(("line", "sentence"), REFUSED)
+def test_what_cannot_be_used_is_one_sentence_that_names_what_was_typed(line: str, sentence: str) -> None:
+    Path("fake.onnx").write_text("no graph")
+    Path("job.yaml").write_text("models: [resnet18]\nengines: [eager]\n")
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        job(line)
+    assert "\n" not in str(caught.value)
+
+
+def test_two_mistakes_are_both_said() -> None:
+    with pytest.raises(ConfigError, match=r"--pass: unknown pass 'x'.*\n--precision: unknown precision 'y'"):
+        job("resnet18 --pass x --precision y")
+
+
+def test_a_factory_of_the_users_own_may_be_called_as_a_source_is_nearly() -> None:
+    Path("timmy.py").write_text(NET)
+    assert job("timmy:make --input 3,2,2").models[0].factory == "timmy:make"
+
+
+def test_a_file_comes_before_a_suite_and_a_suite_before_a_network(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = folder / "suite.yaml"
+    suite.write_text("models: [alexnet]\nengines: [eager]\n")
+    monkeypatch.setattr("profiler.bundled.jobs", lambda: {"resnet18": suite})
+    assert [model.name for model in job("resnet18").models] == ["alexnet"]
+    Path("resnet18").write_text("models: [vgg16]\nengines: [eager]\n")
+    assert [model.name for model in job("resnet18").models] == ["vgg16"]
+    Path("resnet50").mkdir()
+    assert [model.name for model in job("resnet50").models] == ["resnet50"], "a folder is no job"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "resnet18 --batch 2 --precision fp32,bf16",
+        "net:make --input x=3,2,2 --pass training,inference",
+        f"words.onnx --input input_ids=64:int64:inputs.npz {MASK.replace('128', '64')} --engine ort",
+    ],
+)
+@pytest.mark.parametrize("place", ["job.yaml", "elsewhere/job.yaml"])
+def test_the_yaml_says_the_same(folder: Path, line: str, place: str) -> None:
+    (folder / "elsewhere").mkdir()
+    config = job(line)
+    model_job.write_job(config, folder / place)
+    again = load_config(folder / place, "cpu")
+    left_out = {"suite", "import_from"} if "net:" not in line else {"suite"}
+    assert again.model_dump(exclude=left_out) == config.model_dump(exclude=left_out)
+    if place == "job.yaml":
+        assert str(folder) not in (folder / place).read_text(), "it can be moved along with its files"
+
+
+@pytest.mark.parametrize("word", ["resnet18", "timm:vit_tiny_patch16_224"])
+def test_the_yaml_is_short(folder: Path, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_job, "not_installed", lambda library: None)
+    model_job.write_job(job(f"{word} --engine eager --batch 1"), folder / "job.yaml")
+    assert yaml.safe_load((folder / "job.yaml").read_text()) == {
+        "models": [word],
+        "engines": ["eager"],
+        "precisions": ["fp32"],
+        "batch_sizes": [1],
+        "budget": {"seconds": 1.0},
+    }
