@@ -108,7 +108,7 @@ def write_onnx(
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     with quiet(), flattened(model, specs) as outputs:
         try:
-            program = torch.onnx.export(
+            program = to_program(
                 model,
                 example,
                 dynamo=True,
@@ -117,7 +117,6 @@ def write_onnx(
                 opset_version=OPSETS[precision],
                 verbose=False,
             )
-            assert program is not None
             name_outputs(program.model.graph, outputs)
             if precision == "bf16":
                 restore_folded_types(program.model)
@@ -128,14 +127,30 @@ def write_onnx(
                 check_batch(specs, path)
         except Exception as error:
             # The class is not public.
-            is_captured = type(error).__name__ != "TorchExportError"
-            hint = (
-                "" if is_captured or batch else f"; torch.export must take the model at batch sizes of 1 to {MAX_BATCH}"
-            )
+            free_failed = batch is None and type(error).__name__ == "TorchExportError"
+            hint = f"; torch.export must take the model at batch sizes of 1 to {MAX_BATCH}" if free_failed else ""
             at = f" at batch size {batch}" if batch else ""
             raise ModelError(
                 f"model {name!r}: the export to ONNX in {precision}{at} failed: {sentence(error)}{hint}"
             ) from error
+
+
+def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> Any:
+    """What torch.onnx.export makes of the model, in a second way where the first fails over attention.
+
+    A fused kernel of attention gives its result in another memory order than the products that the exporter makes of
+    it (torch 2.13): what views it fails then, unless it has been recorded with the products' order.
+    """
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    try:
+        return torch.onnx.export(model, example, **options)
+    except Exception as error:
+        if "Cannot view a tensor" not in sentence(error):
+            raise
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.onnx.export(model, example, **options)
 
 
 def check_batch(specs: Sequence[TensorSpec], path: Path) -> None:

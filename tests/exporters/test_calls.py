@@ -116,3 +116,31 @@ def test_a_forward_of_its_own_comes_back() -> None:
     with flattened(model, []) as names:
         assert [t.shape for t in model(torch.ones(1, 2))] == [(1, 2)]
     assert (model.forward, names) == (own, ["y"])
+
+
+class Biased(nn.Module):
+    """Attention with a learned bias by distance, as T5 and Swin have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+        self.bias = nn.Embedding(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.view(*x.shape[:2], 2, 4).transpose(1, 2) for part in self.project(x).chunk(3, -1))
+        places = torch.arange(5, device=x.device)
+        bias = self.bias((places[:, None] - places).abs()).permute(2, 0, 1).expand(len(x), -1, -1, -1)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return mixed.transpose(1, 2).contiguous().view(*x.shape)
+
+
+def test_attention_with_a_bias_is_exported(tmp_path: Path) -> None:
+    import onnxruntime
+
+    model, specs = Biased().eval(), input_specs(ModelSource("biased", factory="a:b", input_shape=(5, 8)))
+    write_onnx("biased", model, specs, "fp32", tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    (x,) = seeded_inputs(specs, 3)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5, atol=1e-6)
