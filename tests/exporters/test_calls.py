@@ -129,7 +129,7 @@ class Biased(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (part.view(*x.shape[:2], 2, 4).transpose(1, 2) for part in self.project(x).chunk(3, -1))
         places = torch.arange(5, device=x.device)
-        bias = self.bias((places[:, None] - places).abs()).permute(2, 0, 1).expand(len(x), -1, -1, -1)
+        bias = self.bias((places[:, None] - places).abs()).permute(2, 0, 1).expand(x.shape[0], -1, -1, -1)
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         return mixed.transpose(1, 2).contiguous().view(*x.shape)
 
