@@ -21,7 +21,7 @@ DOT = (
 CUBLAS = (
     "%custom-call.1 = (f32[8,512,512]{2,1,0}, s8[33554432]{0}) custom-call(%bitcast.1.0, %bitcast.2), "
     'custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":{"precision_config":'
-    '{"operand_precision":["HIGHEST","HIGHEST"],"algorithm":"ALG_UNSET"}}}'
+    '{"algorithm":"ALG_UNSET","operand_precision":["HIGHEST","HIGHEST"]},"rhs_stride":"131072"}}'
 )
 
 
