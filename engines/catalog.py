@@ -530,7 +530,7 @@ PRESETS: dict[str, Preset] = {
         Preset("trt", "trt", "TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True),
         Preset("trt-rtx", "trt-rtx", "TensorRT for RTX with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True),
         Preset("openvino", "openvino", "OpenVINO as it comes", {}, _NO_OPENVINO_ON_CUDA, usual=True),
-        Preset("jax", "jax", "JAX, compiled by XLA", {}, {}),
+        Preset("jax", "jax", "JAX, compiled by XLA", {}, {}, usual=True),
     )
 }
 

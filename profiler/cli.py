@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _DefaultsToRun(TyperGroup):
-    """`python -m profiler bench.yaml` is `python -m profiler run bench.yaml`."""
+    """`python -m profiler bench.yaml` is `python -m profiler run bench.yaml`; so is a model in place of the job."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
@@ -80,7 +80,7 @@ def _print_version(requested: bool) -> None:
 @app.callback(
     help="Measures PyTorch and ONNX models in PyTorch, torch.compile, ONNX Runtime, OpenVINO and TensorRT, and says "
     "which to deploy.\n\n"
-    f"A job: {PROGRAM} bench.yaml\n\nIts options: {PROGRAM} run --help"
+    f"A model: {PROGRAM} model.onnx\n\nA job: {PROGRAM} bench.yaml\n\nTheir options: {PROGRAM} run --help"
 )
 def _options(
     version: Annotated[

@@ -18,10 +18,12 @@ from profiler.recommend.choice import Recommendation, recommend
 from profiler.recommend.options import make_request
 from profiler.recommend.reasons import amount
 from profiler.results.replicates import without_probes
+from profiler.results.warning_kinds import disturbed
 from profiler.run.command import execute as run_job
 
 _FEW = 2
 """So many sentences of each answer."""
+_PER = {"latency": " per call", "throughput": ""}
 
 
 def execute(options: Run, console: Console) -> int:
@@ -52,17 +54,20 @@ def _print_answer(console: Console, asked: Recommend, found: Recommendation) -> 
     if choice is None:
         console.print(Text(f"  {answer.headline}", style="yellow"))
         return
-    figures = [name for name in (found.request.figure, "error") if name in choice.figures]
-    facts = ", ".join(f"{'error ' * (name == 'error')}{amount(name, choice.figures[name])}" for name in figures)
-    per_call = " per call" if found.request.figure == "latency_ms" else ""
-    facts = facts.replace(" ms", f" ms{per_call}", 1) if per_call else facts
     aim = "Lowest latency" if asked.objective == "latency" else "Highest throughput"
+    facts = f"{amount(found.request.figure, choice.figures[found.request.figure])}{_PER[asked.objective]}"
+    if "error" in choice.figures:
+        facts += f", error {amount('error', choice.figures['error'])}"
     console.print(Text(f"\n{aim}: {choice.name} ({facts})", style="bold green"))
-    for sentence in [*answer.sentences[:_FEW], *answer.doubts]:
+    compared = [one for one in (choice, found.runner_up) if one is not None]
+    sentences = [*answer.sentences[:_FEW], *answer.doubts]
+    if noisy := " and ".join(disturbed(one.name, one.warnings) for one in compared if one.is_disturbed):
+        sentences = [f"Not certain: {noisy}. Measure again before you rely on it."]
+    for sentence in sentences:
         console.print(Text(sentence))
     if asked.pass_ == "inference" and known(choice.row["engine"]).deployment is not None:
         command = f"{PROGRAM} recommend {shlex.quote(asked.runs[0])}{_options(asked)} --export deploy/"
-        console.print(Text(f"Export it: {command}"), soft_wrap=True)
+        console.print(Text(f"Export: {command}"), soft_wrap=True)
 
 
 def _options(asked: Recommend) -> str:

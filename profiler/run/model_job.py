@@ -84,9 +84,9 @@ class ModelJob:
         if "engines" in self.given:
             return None
         job = {"passes": config.passes, "precisions": config.precisions}
-        lacking = [preset.name for preset in self._usual_presets(job, device, capability)[1]]
-        needs = {explain(missing(ENGINES[PRESETS[name].engine], device)): name for name in lacking}
-        return f"Left out: {'; '.join(f'{name} ({why})' for why, name in needs.items())}" if needs else None
+        lacking = dict.fromkeys(preset.engine for preset in self._usual_presets(job, device, capability)[1])
+        needs = [f"{name} ({explain(missing(ENGINES[name], device))})" for name in lacking]
+        return f"Left out: {'; '.join(needs)}" if needs else None
 
     def _usual_presets(
         self, job: Mapping[str, Any], device: Device, capability: str | None

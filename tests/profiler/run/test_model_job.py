@@ -116,8 +116,8 @@ def test_what_is_usual_depends_on_the_device(monkeypatch: pytest.MonkeyPatch) ->
     assert (on_gpu.precisions, on_gpu.batch_sizes) == (["fp32", "tf32", "fp16"], [1, 64])
     labels = {kind: [entry.label for entry in config.engines] for kind, config in (("cpu", on_cpu), ("cuda", on_gpu))}
     # What compiles for long comes last.
-    assert labels["cpu"] == ["eager", "eager-tuned", "ort", "openvino", "compiled"]
-    assert labels["cuda"] == ["eager", "eager-tuned", "ort", "ort-tuned", "trt", "trt-rtx", "compiled"]
+    assert labels["cpu"] == ["eager", "eager-tuned", "ort", "openvino", "compiled", "jax"]
+    assert labels["cuda"] == ["eager", "eager-tuned", "ort", "ort-tuned", "trt", "trt-rtx", "compiled", "jax"]
     h100 = command._open_job(options("resnet18")).read("cuda", "9.0")
     assert "trt-rtx" not in [entry.label for entry in h100.engines], "which does not run there"
 
