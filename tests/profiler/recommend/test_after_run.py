@@ -1,7 +1,8 @@
-"""The first answer: `python -m profiler model.onnx` to the end, and that its commands are what a user goes on with."""
+"""The first answer: what it says of results, and `python -m profiler model.onnx` to the end."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
@@ -14,11 +15,65 @@ import onnx
 import polars as pl
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from rich.console import Console
 
 from profiler.job.config import load_config
+from profiler.recommend.after_run import conclude
+from profiler.results.reading import load
 from profiler.run import model_job
 
+ROOT = Path(__file__).resolve().parents[3]
+
 Profiler = Callable[..., CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def resnet50() -> pl.DataFrame:
+    """The rows of one model on an H200."""
+    return load(ROOT / "tests" / "golden" / "h200")[0].filter(model="resnet50").collect()
+
+
+def said(results: pl.DataFrame) -> str:
+    """What follows the tables of a run with these results."""
+    output = io.StringIO()
+    conclude(Path("a run"), results, Console(file=output, width=200))
+    return output.getvalue()
+
+
+def test_what_to_deploy_for_each_aim(resnet50: pl.DataFrame) -> None:
+    text = said(resnet50)
+    assert "Lowest latency: compiled fp16, batch 1 (0.460 ms per call, error 1.5e-3)" in text
+    assert "The runner-up, ort-tuned fp16, batch 1, is 1.127× slower (1.126–1.127)." in text
+    assert "as long as 130,000 items save." in text
+    assert "Highest throughput: compiled fp16, batch 16 (16,984 items/s, error 1.6e-3)" in text
+    assert "python -m profiler recommend 'a run' --objective throughput --export deploy/" in text
+    assert text.count("\n") < 16, "a few lines"
+
+
+def test_training_has_nothing_to_export(resnet50: pl.DataFrame) -> None:
+    text = said(resnet50.filter(pl.col("pass") == "training"))
+    assert "Lowest latency: eager fp32, batch 1 (8.02 ms per call)" in text
+    assert "--pass training --batch 1" in text
+    assert "--export" not in text
+
+
+def test_one_batch_size_has_one_answer(resnet50: pl.DataFrame) -> None:
+    text = said(resnet50.filter(batch_size=16))
+    assert "Lowest latency: compiled fp16, batch 16" in text
+    assert "throughput" not in text
+
+
+def test_a_disturbed_choice_is_not_certain(resnet50: pl.DataFrame) -> None:
+    noisy = pl.when(variant="ort-tuned").then(pl.lit(["disturbed: others"], pl.List(pl.String))).otherwise("warnings")
+    text = said(resnet50.with_columns(warnings=noisy))
+    latency, throughput = text.split("Highest throughput")
+    assert "Not certain: ort-tuned fp16, batch 1 was disturbed. Measure again before you rely on it." in latency
+    assert "slower" not in latency
+    assert "has 1.469× lower throughput" in throughput, "there another one is the runner-up"
+
+
+def test_nothing_is_said_of_a_run_without_figures(resnet50: pl.DataFrame) -> None:
+    assert said(resnet50.with_columns(status=pl.lit("failed"))) == ""
 
 
 @pytest.fixture
