@@ -26,7 +26,10 @@ class _Loader(yaml.SafeLoader):
 
 def read(path: Path) -> tuple[dict[str, Any], Lines]:
     """The file's data and its lines. Raises ConfigError for a file that cannot be read or does not hold keys."""
-    if path.suffix in (".onnx", ".py", *WEIGHTS) and path.is_file():
+    if path.suffix == ".py" and path.is_file():
+        name = path.stem if path.is_absolute() else ".".join(path.with_suffix("").parts)
+        raise ConfigError(f"{path}: name the function in it that returns the model: {name}:make --input 3,224,224")
+    if path.suffix in (".onnx", *WEIGHTS) and path.is_file():
         raise ConfigError(f"{path}: a job is a YAML file that names it (README, 'Your own model')")
     try:
         text = path.read_text(encoding="utf-8")

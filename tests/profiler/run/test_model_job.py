@@ -164,6 +164,8 @@ REFUSED = [
     ("qqq", "nor a command; .* --help says what can be given"),
     ("net:make", "net:make needs the shape of one item, for example --input 3,224,224"),
     ("net.py:make --input 3", "leave out .py: 'net:make'"),
+    ("net.py", "net.py: name the function in it that returns the model: net:make --input"),
+    ("w.pt", "w.pt: a job is a YAML file that names it"),
     ("timmm:resnet50", "unknown source 'timmm'; did you mean 'timm:resnet50'"),
     ("transformers:BertModel", "unknown source 'transformers'; did you mean 'hf:BertModel'"),
     ("resnet18 --engine ort,tensort", "^--engine: unknown engine 'tensort'; did you mean 'trt'"),
@@ -200,6 +202,7 @@ REFUSED = [
 @pytest.mark.parametrize(("line", "sentence"), REFUSED)
 def test_what_cannot_be_used_is_one_sentence_that_names_what_was_typed(line: str, sentence: str) -> None:
     Path("fake.onnx").write_text("no graph")
+    Path("w.pt").write_bytes(b"weights")
     Path("job.yaml").write_text("models: [resnet18]\nengines: [eager]\n")
     with pytest.raises(ConfigError, match=sentence) as caught:
         job(line)
