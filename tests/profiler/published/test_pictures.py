@@ -13,7 +13,7 @@ import pytest
 from handmade import row, run
 
 from profiler.published import picture_specs as specs
-from profiler.published import pictures, references
+from profiler.published import pictures
 from profiler.published.command import write
 from profiler.published.pictures import Picture, published_pictures
 from profiler.published.tables import published_tables
