@@ -160,14 +160,8 @@ def compare_machines(times: pl.DataFrame, by_release: bool) -> list[Comparison]:
     Of ours the variant counts that stands for the published library (studies.py). The sources compared their GPUs so:
     where the newest cuDNN could not run a network, an older one takes its place.
     """
-    release = pl.col("library").replace("None", "")
-    best = (
-        times.drop_nulls("ms")
-        .filter(~pl.col("ours") | pl.col("counterpart"))
-        .sort(release if by_release else pl.col("ms"), descending=by_release, maintain_order=True)
-        .unique(["machine", "network"], keep="first", maintain_order=True)
-    )
-    return compare(best, "machine")
+    standing = times.filter(~pl.col("ours") | pl.col("counterpart"))
+    return compare(setups.one_each(standing, by_release), "machine")
 
 
 def compare_libraries(times: pl.DataFrame) -> list[Comparison]:
@@ -186,25 +180,30 @@ def compare_setups(times: pl.DataFrame) -> list[Comparison]:
     return shortened(compare(times, "setup"), times)
 
 
-def best_published(times: pl.DataFrame) -> set[str]:
-    """The published setups to hold ours against: for our GPUs the fastest GPU's, for our CPUs the CPU's.
+def by_device(times: pl.DataFrame) -> list[pl.DataFrame]:
+    """The rows of GPUs and those of CPUs, as far as some are ours: no headline holds a GPU against a CPU."""
+    kinds = times.filter("ours")["device"].unique()
+    return [times.filter(device=kind) for kind in ("cuda", "cpu") if kind in kinds]
 
-    The fastest is that with the lowest geometric mean, among those that ran the most of the networks that we ran.
-    """
-    found: set[str] = set()
-    for device in times.filter("ours")["device"].unique():
-        mine = times.filter(pl.col("ours"), device=device).drop_nulls("ms")
-        rivals = times.filter(~pl.col("ours"), device=device).drop_nulls("ms").join(mine, on="network", how="semi")
-        ranked = rivals.group_by("setup").agg(count=pl.col("network").n_unique(), mean=geometric_mean(pl.col("ms")))
-        found |= set(ranked.sort("count", "mean", "setup", descending=[True, False, False])["setup"].head(1))
-    return found
+
+def fastest(rows: pl.DataFrame) -> set[str]:
+    """The setup with the lowest geometric mean of times, among those that ran the most networks; none of no rows."""
+    means = rows.group_by("setup").agg(count=pl.col("network").n_unique(), mean=geometric_mean(pl.col("ms")))
+    return set(means.sort("count", "mean", "setup", descending=[True, False, False])["setup"].head(1))
+
+
+def best_published(times: pl.DataFrame) -> set[str]:
+    """The published setup to hold ours against: the fastest on the networks that we ran. `times` are `by_device`'s."""
+    known = times.drop_nulls("ms")
+    return fastest(known.filter(~pl.col("ours")).join(known.filter("ours"), on="network", how="semi"))
 
 
 def most_telling(times: pl.DataFrame, subject: Subject = MODELS) -> list[Comparison]:
     """Our counterparts against the best published, then our other libraries against them, machine by machine."""
     counterparts, ours = (set(times.filter("ours", which)["setup"]) for which in ("counterpart", "ours"))
+    published = [one for of in by_device(times) for one in between(of, counterparts, best_published(of), subject)]
     libraries = between(times, counterparts, ours - counterparts, subject)
-    return between(times, counterparts, best_published(times), subject) + [pair for pair in libraries if pair.machine]
+    return published + [pair for pair in libraries if pair.machine]
 
 
 def between(times: pl.DataFrame, mine: Collection[str], others: Collection[str], subject: Subject) -> list[Comparison]:

@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 import polars as pl
 
-from profiler.published import references
+from profiler.published import conclusions, references
 from profiler.published.claims import libraries, networks, speed, sweeps
 from profiler.published.claims.evidence import PASSES, Evidence, sound
 from profiler.published.claims.kinds import KINDS
@@ -35,12 +35,11 @@ def fastest(evidence: Evidence) -> list[str]:
     """The fastest own setup against the fastest published one, or against the own one that stands for it."""
     found = []
     for subject, times in evidence.times.items():
-        mine = set(times.filter("ours", "counterpart")["setup"])
-        ours = times.filter("ours").filter(sound())
-        ranked = ours.group_by("setup").agg(count=pl.col("network").n_unique(), mean=geometric_mean(pl.col("ms")))
-        first = ranked.sort("count", "mean", "setup", descending=[True, False, False])["setup"].head(1).to_list()
-        if mine.isdisjoint(first):
-            found += [p.sentence() for p in between(times, first, best_published(times) or mine, subject)]
+        for of in conclusions.by_device(times):
+            mine = set(of.filter("ours", "counterpart")["setup"])
+            first = conclusions.fastest(of.filter("ours").filter(sound()))
+            if mine.isdisjoint(first):
+                found += [pair.sentence() for pair in between(of, first, best_published(of) or mine, subject)]
     return found
 
 
@@ -48,8 +47,9 @@ def own_machines(evidence: Evidence) -> list[str]:
     """Own machines against each other, each with the variant that stands for the published library."""
     found = []
     for subject, times in evidence.times.items():
-        pairs = compare_machines(times.filter("ours"), evidence.row.by_release)
-        found += [replace(pair, subject=subject).sentence() for pair in pairs]
+        for of in conclusions.by_device(times):
+            pairs = compare_machines(of.filter("ours"), evidence.row.by_release)
+            found += [replace(pair, subject=subject).sentence() for pair in pairs]
     return found
 
 

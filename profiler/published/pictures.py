@@ -185,10 +185,7 @@ def _published(study: str, rows: pl.DataFrame) -> pl.DataFrame:
     known = rows.drop_nulls("ms")
     several = known["machine"].n_unique() > 1
     name = pl.col("machine" if several else "library")
-    newest = STUDIES[study].by_release
-    order = pl.col("library").replace("None", "") if newest else pl.col("ms")
-    ranked = known.with_columns(name=name).sort(order, descending=newest, maintain_order=True)
-    return ranked.unique(["name", "network"], keep="first", maintain_order=True)
+    return setups.one_each(known.with_columns(name=name), STUDIES[study].by_release, "name")
 
 
 def _best_of_each_precision(rows: pl.DataFrame) -> pl.DataFrame:

@@ -7,6 +7,7 @@ published table has a row for.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -152,6 +153,21 @@ def counterpart(variants: Sequence[str]) -> pl.Expr:
     place = pl.when(precision="fp32").then(place)
     first = place.filter(pl.col("status") == "ok").min().over("machine", "device", "pass")
     return pl.coalesce((place == first).fill_null(value=False) | first.is_null() & pl.col("is_base"), False)
+
+
+def one_each(rows: pl.DataFrame, by_release: bool, name: str = "machine") -> pl.DataFrame:
+    """Of each value of the column `name` and network the row with the newest release of its library, else the fastest.
+
+    `rows` have `ms`; those without a time are left out, so that an older release stands for one that could not run.
+    """
+    order = pl.col("library").map_elements(_release_order, return_dtype=pl.String) if by_release else pl.col("ms")
+    ordered = rows.drop_nulls("ms").sort(order, descending=by_release, maintain_order=True)
+    return ordered.unique([name, "network"], keep="first", maintain_order=True)
+
+
+def _release_order(library: str) -> str:
+    """A text that sorts 2.9 before 2.11, and no library before all."""
+    return "" if library == "None" else re.sub(r"\d+", lambda number: number[0].zfill(9), library)
 
 
 def ranked(rows: pl.DataFrame, total: str, *within: str) -> pl.DataFrame:

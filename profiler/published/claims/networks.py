@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from profiler.published import references
+from profiler.published import references, setups
 from profiler.published.claims.evidence import Answer, Claim, Evidence, Verdict, span
 from profiler.published.claims.speed import verdict
 from profiler.published.conclusions import MODELS, Comparison, Subject, compare
@@ -125,11 +125,7 @@ def _outdone(times: pl.DataFrame, evidence: Evidence, where: str) -> list[Outdon
 
 def _published(evidence: Evidence) -> pl.DataFrame:
     """Of each published GPU a network's time with the newest release."""
-    rows = evidence.published.filter(device="cuda").drop_nulls("ms")
-    newest = rows.with_columns(release=pl.col("library").replace("None", "")).sort(
-        "release", descending=True, maintain_order=True
-    )
-    return newest.unique(["machine", "network"], keep="first", maintain_order=True)
+    return setups.one_each(evidence.published.filter(device="cuda"), by_release=True)
 
 
 def _errors(study: str) -> dict[str, float]:

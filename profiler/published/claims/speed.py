@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import polars as pl
 
+from profiler.published import setups
 from profiler.published.claims.evidence import Answer, Claim, Evidence, Verdict, span
 from profiler.published.conclusions import (
     EQUAL,
@@ -113,11 +114,11 @@ def _pair(claim: Claim, evidence: Evidence) -> Comparison:
     if claim["from"].startswith("cudnn"):
         pairs = compare_libraries(with_releases(evidence.study, rows))
     elif claim["from"] == "nn":
-        # With the newest release that ran a network.
-        on_it = rows.filter(machine=claim["gpu"][0]).sort("library", descending=True, maintain_order=True)
         none = pl.col("library") == "None"
-        named = on_it.with_columns(called=pl.when(none).then(pl.lit(_NONE)).otherwise(pl.lit("cuDNN")))
-        pairs = compare(named.unique(["called", "network"], keep="first", maintain_order=True), "called")
+        named = rows.filter(machine=claim["gpu"][0]).with_columns(
+            called=pl.when(none).then(pl.lit(_NONE)).otherwise(pl.lit("cuDNN"))
+        )
+        pairs = compare(setups.one_each(named, by_release=True, name="called"), "called")
     else:
         pairs = compare_machines(rows, evidence.row.by_release)
     names = {_name(claim["from"]), _name(claim["to"])}

@@ -9,7 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from profiler.published import conclusions, page, references
+from profiler.published import conclusions, headlines, page, references
+from profiler.published.claims.evidence import Evidence
 from profiler.published.conclusions import (
     FORWARD_ONLY,
     MODELS,
@@ -191,11 +192,32 @@ def test_ours_are_compared_with_the_best_published_and_with_plain_fp32() -> None
 def test_a_cpu_of_ours_is_compared_with_the_published_cpu() -> None:
     rows = frame(case("resnet50", ms=6627.25 / 2, machine="Mine", device="cpu", cudnn=None))
     (found,) = conclusions.times_of("cnn-benchmarks", rows).values()
-    assert conclusions.best_published(found) == {"Dual Xeon E5-2630 v3"}
+    (cpus,) = conclusions.by_device(found)
+    assert conclusions.best_published(cpus) == {"Dual Xeon E5-2630 v3"}
     (pair,) = most_telling(found)
     assert pair.sentence() == (
         "On ResNet-50 only, the Mine with PyTorch 2.11 eager fp32 is **2.0x** faster than Dual Xeon E5-2630 v3."
     )
+
+
+def test_a_gpu_is_not_held_against_a_cpu() -> None:
+    rows = frame(*ours(10.0), case("resnet50", ms=300.0, machine="Mine", device="cpu", cudnn=None))
+    (found,) = conclusions.times_of("cnn-benchmarks", rows).values()
+    assert [{pair.faster.split(" with ")[0], pair.slower.split(" with ")[0]} for pair in most_telling(found)] == [
+        {"H200", "GTX 1080 Ti"},
+        {"Mine", "Dual Xeon E5-2630 v3"},
+    ]
+    evidence = Evidence("cnn-benchmarks", rows)
+    kinds = headlines.machines, headlines.fastest, headlines.own_machines
+    told = [sentence for kind in kinds for sentence in kind(evidence)]
+    assert told and not any("H200" in one and ("Xeon" in one or "Mine" in one) for one in told)
+
+
+def test_of_a_machine_that_was_measured_twice_the_newer_release_counts() -> None:
+    rows = frame(*ours(10.0, torch_version="2.9.0"), *ours(20.0, torch_version="2.11.0"))
+    times = conclusions.times_of("cnn-benchmarks", rows)[MODELS]
+    (pair,) = (p for p in compare_machines(times, by_release=True) if {p.faster, p.slower} == {"H200", "GTX 1080 Ti"})
+    assert pair.low == pytest.approx(20.0)
 
 
 def test_of_a_machine_without_plain_fp32_nothing_is_said_of_the_machine() -> None:
