@@ -121,12 +121,6 @@ class ModelSource:
         return "factory" if self.factory is not None else "canonical"
 
     @property
-    def has_own_weights(self) -> bool:
-        """Whether the weights are from a file, so that what it predicts may mean something."""
-        folder = self.library is not None and Path((self.factory or "").partition(":")[2]).is_dir()
-        return self.onnx is not None or self.weights is not None or folder
-
-    @property
     def catalog_name(self) -> str | None:
         """What the catalog calls the canonical network; None of another model."""
         return (self.network or self.name) if self.kind == "canonical" else None

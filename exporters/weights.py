@@ -10,7 +10,7 @@ from typing import Any
 from exporters.cache import Cache, file_sha256
 from exporters.catalog import network_of
 from exporters.inputs import input_specs, read_onnx
-from exporters.libraries.catalog import LIBRARIES
+from exporters.libraries.catalog import LIBRARIES, folder_of
 from exporters.packages import installed_version
 from exporters.source import Identity, ModelError, ModelSource
 
@@ -79,12 +79,18 @@ def given(source: ModelSource) -> dict[str, Any]:
     return parts
 
 
+def has_own_weights(source: ModelSource) -> bool:
+    """Whether the weights are from a file, so that what it predicts may mean something."""
+    in_folder = source.library is not None and folder_of(source.factory or "") is not None
+    return source.onnx is not None or source.weights is not None or in_folder
+
+
 def library_parts(source: ModelSource) -> list[str]:
     """The library's version, the code that seeds, and a local folder's files: together with name and options they say
     what the model is, so that it need not be made to find out."""
     library = LIBRARIES[source.library or ""]
-    folder = Path((source.factory or "").partition(":")[2])
-    files = [*folder.glob("*.safetensors"), *folder.glob("config.json")] if folder.is_dir() else []
+    folder = folder_of(source.factory or "")
+    files = [*folder.glob("*.safetensors"), folder / "config.json"] if folder else []
     code = [PACKAGE / "build_model.py", PACKAGE / f"{library.module.partition('.')[2].replace('.', '/')}.py"]
     return [f"{library.package} {installed_version(library.package)}", *map(file_sha256, [*code, *sorted(files)])]
 

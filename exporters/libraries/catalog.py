@@ -33,6 +33,8 @@ class Library:
     """The extra of this project that installs it."""
     module: str
     example: str
+    folders: bool = False
+    """Whether a name may be that of a local folder with a config.json, which has the model's weights."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ LIBRARIES = {
             "exporters.libraries.torchvision_models",
             "torchvision:resnet50",
         ),
-        Library("hf", "transformers", "hf", "exporters.libraries.transformers_models", "hf:BertModel"),
+        Library("hf", "transformers", "hf", "exporters.libraries.transformers_models", "hf:BertModel", folders=True),
     )
 }
 
@@ -63,6 +65,12 @@ def library_of(word: str) -> Library | None:
     """The library that a name such as timm:NAME is of; None of any other name."""
     prefix, colon, name = word.partition(":")
     return LIBRARIES.get(prefix) if colon and name else None
+
+
+def folder_of(word: str, base: Path | None = None) -> Path | None:
+    """The local folder that a library's name such as hf:bert stands for, relative to `base`; None of any other name."""
+    library, folder = library_of(word), (base or Path()) / word.partition(":")[2]
+    return folder if library and library.folders and (folder / "config.json").is_file() else None
 
 
 def model_entry(word: str) -> dict[str, str]:

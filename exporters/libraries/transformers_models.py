@@ -18,7 +18,7 @@ import transformers
 from torch import nn
 
 from exporters.declared_inputs import BATCH, DeclaredInput
-from exporters.libraries.catalog import Known, closest
+from exporters.libraries.catalog import Known, closest, folder_of
 from exporters.source import ModelError
 
 _SEQUENCE, _DECODER_SEQUENCE, _SAMPLES, _IMAGE = 128, 16, 16000, 224
@@ -28,7 +28,7 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
 def build(name: str, options: Mapping[str, Any]) -> nn.Module:
     """`options` are those of the configuration, such as num_hidden_layers or attn_implementation."""
     config, cls = _config(name, options)
-    if not _is_folder(name):
+    if folder_of(f"hf:{name}") is None:
         made: nn.Module = cls(config) if cls is not None else transformers.AutoModel.from_config(config)
         return made
     if not list(Path(name).glob("*.safetensors")):
@@ -81,16 +81,12 @@ def inputs(name: str, options: Mapping[str, Any]) -> Known:
     return Known(taken, {size: value for size, value in sizes.items() if size in used})
 
 
-def _is_folder(name: str) -> bool:
-    return (Path(name) / "config.json").is_file()
-
-
 def _config(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     """The configuration with these options, and the model's class; None where the configuration alone says it.
 
     One call needs no cache of keys and values, so a decoder makes none unless it is asked to.
     """
-    if _is_folder(name):
+    if folder_of(f"hf:{name}"):
         config = transformers.AutoConfig.from_pretrained(name, local_files_only=True)
         config_class, cls = type(config), getattr(transformers, (config.architectures or [""])[0], None)
         given: dict[str, Any] = config.to_dict()

@@ -33,7 +33,7 @@ from engines.catalog import (
 )
 from exporters.catalog import CATALOG
 from exporters.declared_inputs import InputMistake, declared_inputs, is_integer, name_of, no_values, symbols
-from exporters.libraries.catalog import library_of, model_entry
+from exporters.libraries.catalog import folder_of, library_of, model_entry
 from exporters.single_layers import LAYERS, Conv2d, Linear
 from exporters.source import ModelSource
 from profiler.errors import ConfigError, nearest
@@ -105,9 +105,8 @@ def _switch_or_names(data: Any) -> Any:
 
 def _library_folder(word: str, info: ValidationInfo) -> str:
     """A library's model in a folder, with the folder's whole path."""
-    prefix, _, name = word.partition(":")
-    folder: Path = (info.context or {}).get("folder", Path.cwd()) / name
-    return f"{prefix}:{folder}" if library_of(word) and folder.is_dir() else word
+    folder = folder_of(word, (info.context or {}).get("folder", Path.cwd()))
+    return word if folder is None else f"{word.partition(':')[0]}:{folder}"
 
 
 def _inputs(data: Any, info: ValidationInfo) -> Any:

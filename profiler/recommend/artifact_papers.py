@@ -11,6 +11,7 @@ from typing import Any
 
 from engines.catalog import ENGINES
 from engines.deployment import Deployed
+from exporters.weights import has_own_weights
 from profiler.job.case import Case
 from profiler.recommend.candidates import Candidate
 from profiler.results.columns import Group, names
@@ -60,7 +61,7 @@ def _readme(candidate: Candidate, case: Case, contents: str) -> str:
     """One paragraph."""
     engine, latency = ENGINES[case.engine], significant(candidate.figures["latency_ms"], 4)
     drawn = case.source.kind in ("canonical", "layer") or case.source.library is not None
-    seeded = drawn and not case.source.has_own_weights
+    seeded = drawn and not has_own_weights(case.source)
     sentences = [
         f"{case.model} in {case.precision} for {engine.name} ({engine.summary}), in batches of {case.batch_size}: the "
         f"variant {case.variant}, measured on {candidate.machine} with {latency} ms per call at the median.",

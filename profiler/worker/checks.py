@@ -15,6 +15,7 @@ from engines.catalog import ENGINES, reference_of
 from exporters.distance import unlike
 from exporters.gradients import Deviation, GradientReference, Gradients, deviation, is_input, reference_items, tiled
 from exporters.inputs import fixed_batch, how_seeded, repeated_inputs
+from exporters.weights import has_own_weights
 from profiler.job.case import Case
 from profiler.results.result import Finding, Result
 from profiler.tables import numbers
@@ -70,7 +71,7 @@ def _check_outputs(task: Task, own: Path, outputs: Sequence[Array], names: Seque
     if not differences:
         return
     result.reference = reference_of((case.reference or case.source).kind)[1].name
-    result.figures |= figures(differences, aligned.outputs, aligned.reference, case.source.has_own_weights)
+    result.figures |= figures(differences, aligned.outputs, aligned.reference, has_own_weights(case.source))
 
 
 def _some(reasons: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exporters.weights import has_own_weights
 from profiler.job.config import Config, ConfigError, load_config
 from profiler.results.run_folder import RunFolder
 
@@ -361,6 +362,7 @@ def test_model_files_are_relative_to_the_yaml(write, elsewhere):
 
 def test_a_word_is_a_network_a_librarys_model_or_a_file(write, elsewhere):
     (elsewhere / "saved").mkdir()
+    (elsewhere / "saved" / "config.json").write_text("{}")
     words = ["resnet18", "hf:BertModel", "{name: 'timm:a.b_c', options: {num_classes: 3}}", "there.onnx", "hf:saved"]
     named = "{name: tiny, network: 'hf:BertConfig', options: {num_hidden_layers: 2}, dimensions: {sequence: 8}}"
     config = load_config(write(models(*words, named, "{name: m, factory: 'a.b:make', input: [3]}")))
@@ -375,7 +377,16 @@ def test_a_word_is_a_network_a_librarys_model_or_a_file(write, elsewhere):
         ("m", "factory", None, "a.b:make"),
     ]
     assert (sources[2].options, sources[5].dimensions) == ({"num_classes": 3}, {"sequence": 8})
-    assert [each.has_own_weights for each in sources] == [False, False, False, True, True, False, False]
+    assert [has_own_weights(each) for each in sources] == [False, False, False, True, True, False, False]
+
+
+def test_a_folder_that_is_called_like_a_librarys_model_is_not_taken_for_it(write, elsewhere):
+    for name, file in {"resnet50": "config.json", "BertModel": "notes.txt"}.items():
+        (elsewhere / name).mkdir()
+        (elsewhere / name / file).write_text("{}")
+    config = load_config(write(models("timm:resnet50", "hf:BertModel")))
+    assert [entry.source().factory for entry in config.models] == ["timm:resnet50", "hf:BertModel"]
+    assert not any(has_own_weights(entry.source()) for entry in config.models)
 
 
 def test_calibration_data_are_relative_to_the_yaml_and_reach_the_model(write, elsewhere):
