@@ -93,18 +93,12 @@ def network_times(name: str, own: pl.DataFrame) -> pl.DataFrame:
     """A study's published rows, and after them the `own` ones of its networks and passes, in the networks' order.
 
     A row has `total_ms` and perhaps its parts, `per_item_ms` (the total per image), `ours`, and `counterpart`: whether
-    it stands for the published library. Of a setup's own rows
-    those at the published batch size are there, or where it has none all, and every row of a batch sweep.
+    it stands for the published library.
     """
     study, names, published = STUDIES[name], references.network_names(name), published_times(name)
     # At the usual batch size a row of a sweep is one of the plain table, too.
     both = published.filter(pl.col("swept"), pl.col("batch_size") == pl.lit(study.batch_size))
-    usual = dict(published.select("network", "batch_size").rows())
-    is_usual = pl.col("batch_size") == (study.batch_size or pl.col("model").replace_strict(usual, default=None))
-    mine = own.filter(
-        pl.col("model").is_in(list(names)), pl.col("pass").is_in(study.passes), ~pl.col("updates")
-    ).filter(pl.col("swept") | is_usual | ~is_usual.any().over("setup", "model", "pass", "swept"))
-    mine = with_differences(mine, study)
+    mine = with_differences(of_study(name, own), study)
     mine = mine.rename({"model": "network", "latency_ms": "total_ms"}).with_columns(
         ours=pl.lit(True),
         implementation="variant",
@@ -119,6 +113,19 @@ def network_times(name: str, own: pl.DataFrame) -> pl.DataFrame:
         per_item_ms=pl.col("total_ms") / pl.col("batch_size"),
         published_network=pl.col("network").replace_strict(names),
     ).sort(references.place(name, "network"), maintain_order=True)
+
+
+def of_study(name: str, own: pl.DataFrame) -> pl.DataFrame:
+    """The `own` rows of a study's networks and passes, without an optimizer's step.
+
+    Of a setup those at the published batch size, or where it has none all; and every row of a batch sweep.
+    """
+    study = STUDIES[name]
+    usual = dict(references.networks(name).select("network", "batch_size").rows())
+    is_usual = pl.col("batch_size") == (study.batch_size or pl.col("model").replace_strict(usual, default=None))
+    networks = pl.col("model").is_in(list(references.network_names(name)))
+    rows = own.filter(networks, pl.col("pass").is_in(study.passes), ~pl.col("updates"))
+    return rows.filter(pl.col("swept") | is_usual | ~is_usual.any().over("setup", "model", "pass", "swept"))
 
 
 def with_differences(own: pl.DataFrame, study: Study) -> pl.DataFrame:

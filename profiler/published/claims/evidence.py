@@ -66,14 +66,9 @@ class Evidence:
 
     @cached_property
     def own(self) -> pl.DataFrame:
-        """Own cells of its networks and passes, measured or not, without those of batch sweeps; `ms` is judged on."""
-        cells = setups.times(self.results).filter(
-            pl.col("model_kind") != "layer",
-            pl.col("model").is_in(list(self.names)),
-            pl.col("pass").is_in(self.row.passes),
-            ~pl.col("swept"),
-            ~pl.col("updates"),
-        )
+        """Own rows of its networks, measured or not, without those of batch sweeps; sentences rest on `ms`."""
+        own = setups.times(self.results).filter(pl.col("model_kind") != "layer", ~pl.col("swept"))
+        cells = setups.of_study(self.study, own)
         named = pl.col("model").replace_strict(self.names, default=None, return_dtype=pl.String)
         return cells.with_columns(
             ms="judged_ms", published_network=named, counterpart=setups.counterpart(self.row.counterpart)
