@@ -20,6 +20,7 @@ from profiler.published.tables import link, published_tables
 from profiler.results.problems import warned
 from profiler.results.reading import read_runs
 from profiler.results.wall_time import describe
+from profiler.submit.checks import label_of
 from profiler.submit.cleaning import Run, read_run
 
 SUITES = DOCS / "results" / "suites"
@@ -62,8 +63,7 @@ def submitted(folder: Path) -> list[Submitted]:
     found = []
     for path in folder.glob("*/*/results.parquet"):
         run = read_run(path.parent)
-        machine = run.environment.get("machine") or {}
-        found.append(Submitted(machine.get("label") or path.parts[-3], path.parts[-2], path.parent, run))
+        found.append(Submitted(label_of(run) or path.parts[-3], path.parts[-2], path.parent, run))
     return sorted(found, key=lambda one: (one.suite, one.run.environment.get("device") == "cpu", one.machine))
 
 

@@ -73,7 +73,7 @@ def trained_output(result: Any, wanted: Sequence[str | int] = ()) -> Tensor:
     """
     outputs = named_outputs(result)
     if not outputs:
-        raise ModelError(f"the model returned {type(result).__qualname__}, in which there is no tensor")
+        raise ModelError(f"the model returned {type(result).__qualname__}, in which there is no tensor; return tensors")
     place = chosen(wanted, outputs)[0]
     name, tensor = list(outputs.items())[place]
     if not tensor.is_floating_point():
@@ -105,8 +105,3 @@ def flattened(model: nn.Module, specs: Sequence[TensorSpec]) -> Iterator[list[st
         del model.forward  # The class has one.
         if own is not None:
             model.forward = own
-
-
-def no_tensors(result: Any) -> str:
-    """The error of a model whose result holds no tensor."""
-    return f"the model returned {type(result).__qualname__}, in which there is no tensor; return tensors"

@@ -73,8 +73,7 @@ class Comparison:
             why = [f"{listed(self.disturbed)} {self._were} disturbed"] if self.disturbed else []
             why += [f"the host sets the time of {listed(self.host_set)}"] if self.host_set else []
             return f"No factor {who}{self._setting}: {', and '.join(why)}."
-        ends = dict.fromkeys(numbers.times(end, sign="x") for end in (self.low, self.high))
-        ratio = f"{bold}{' to '.join(ends)}{bold}"
+        ratio = f"{bold}{span(self.low, self.high)}{bold}"
         where = self._where()
         if self.relation == ">":
             return f"{where}, {self.article}{self.faster} is {ratio} faster than {self.slower}."
@@ -102,6 +101,11 @@ class Comparison:
         but = [f"{listed(self.disturbed)}, which {self._were} disturbed"] if self.disturbed else []
         but += [f"{listed(self.host_set)}, whose time the host sets"] if self.host_set else []
         return f"{over}{self._setting}" + (f" but {', and '.join(but)}" if but else "")
+
+
+def span(low: float, high: float) -> str:
+    """A range of ratios, like "1.01x to 1.32x", or one where both ends read the same."""
+    return " to ".join(dict.fromkeys(numbers.times(end, sign="x") for end in (low, high)))
 
 
 def compare(times: pl.DataFrame, name: str, also: Sequence[str] = ()) -> list[Comparison]:

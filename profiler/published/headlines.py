@@ -10,9 +10,10 @@ import polars as pl
 
 from profiler.published import conclusions, references
 from profiler.published.claims import libraries, networks, speed, sweeps
-from profiler.published.claims.evidence import PASSES, Evidence, sound
+from profiler.published.claims.evidence import Evidence, sound
 from profiler.published.claims.kinds import KINDS
 from profiler.published.conclusions import best_published, between, compare_machines, most_telling
+from profiler.published.studies import PASSES
 from profiler.results.speedups import geometric_mean
 from profiler.tables.numbers import compact
 
@@ -97,17 +98,21 @@ def _of_kind(kind: str) -> Callable[[Evidence], list[str]]:
 
 
 HEADLINES: Sequence[Callable[[Evidence], list[str]]] = (
-    *(
-        machines,
-        fastest,
-        own_machines,
-        cost,
-        without_cudnn,
-        _of_kind("best_per_layer"),
-        _of_kind("memory_use"),
-        outdone,
-    ),
-    *(_of_kind("framework"), _of_kind("time_per_sample"), sweeps.knees, _of_kind("ms_above_twice")),
-    *(_of_kind("curvature"), sweeps.largest, _of_kind("fit"), libraries.fastest),
+    machines,
+    fastest,
+    own_machines,
+    cost,
+    without_cudnn,
+    _of_kind("best_per_layer"),
+    _of_kind("memory_use"),
+    outdone,
+    _of_kind("framework"),
+    _of_kind("time_per_sample"),
+    sweeps.knees,
+    _of_kind("ms_above_twice"),
+    _of_kind("curvature"),
+    sweeps.largest,
+    _of_kind("fit"),
+    libraries.fastest,
 )
 """In the order in which they are told; what a study did not ask gives none."""

@@ -10,13 +10,13 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from profiler.published import conclusions, references
+from profiler.published import conclusions
 from profiler.published.claims.evidence import Evidence, Verdict
 from profiler.published.claims.kinds import Group, groups
 from profiler.published.conclusions import Comparison, Subject
 from profiler.published.headlines import headlines
 from profiler.results.sentences import sweep_sentences
-from profiler.tables.numbers import counted, decimals, listed
+from profiler.tables.numbers import counted, listed
 from profiler.tables.writers import escape_markdown
 
 STATEMENTS = "What the source states, and what its rows say"
@@ -47,7 +47,7 @@ def markdown(study: str, results: pl.DataFrame) -> str:
     parts += _statements(groups(evidence))
     for subject, times in evidence.times.items():
         parts += _folded(subject, _comparisons(evidence, subject, times))
-    if "minibatch" in evidence.row.tables and (findings := _minibatch(evidence)):
+    if "minibatch" in evidence.row.tables and (findings := sweep_sentences(results)):
         parts += _details(f"Every batch sweep: {counted(len(findings), 'finding')}", [_bullets(findings)])
     return "\n\n".join(parts) + "\n"
 
@@ -129,17 +129,3 @@ def _details(summary: str, body: Sequence[str]) -> list[str]:
 
 def _bullets(sentences: Sequence[str]) -> str:
     return "\n".join(f"- {sentence}" for sentence in sentences)
-
-
-def _minibatch(evidence: Evidence) -> list[str]:
-    """What a batch sweep found, and the published excess over twice the time of half the batch."""
-    if not (findings := sweep_sentences(evidence.results)):
-        return []
-    half, whole = references.networks(evidence.study).sort("batch_size").to_dicts()
-    excess = whole["total_ms"] - 2 * half["total_ms"]
-    published = (
-        f"Published: {whole['published_network']} training, {whole['library']} on {whole['machine']}: a batch of "
-        f"{whole['batch_size']} takes {decimals(whole['total_ms'], 2)} ms, {decimals(excess, 2)} ms more than twice "
-        f"the {decimals(half['total_ms'], 2)} ms of {half['batch_size']}."
-    )
-    return [*findings, published]

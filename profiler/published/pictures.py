@@ -19,7 +19,7 @@ from engines.catalog import PRECISIONS
 from profiler.published import picture_specs as specs
 from profiler.published import references, setups
 from profiler.published.layers import layer_times
-from profiler.published.studies import STUDIES
+from profiler.published.studies import PASSES, STUDIES
 from profiler.report import palette
 from profiler.report.chart_specs import Spec
 from profiler.results.speedups import geometric_mean
@@ -39,7 +39,6 @@ LEGEND = 190
 _BAR, _BETWEEN = 14, 10
 _MOST_APART = 100
 """Times of a network, by which factor: with more the shortest bars are no longer seen."""
-_PASSES = {"training": "forward and backward pass", "inference": "forward pass"}
 _APART = 0.042
 """Names of networks, as a share of the logarithmic range of errors: a line's height."""
 
@@ -153,7 +152,7 @@ def _by_machine(study: str, rows: pl.DataFrame) -> list[Picture]:
             continue
         machines = published["machine"].unique(maintain_order=True).to_list()
         them = machines[0] if len(machines) == 1 else f"the published {'GPUs' if device == 'cuda' else 'CPUs'}"
-        title = f"{listed([*mine['machine'].unique(maintain_order=True), them])}: {_PASSES[str(pass_)]}"
+        title = f"{listed([*mine['machine'].unique(maintain_order=True), them])}: {PASSES[str(pass_)]} pass"
         both = pl.concat([mine, published], how="diagonal_relaxed")
         made.append(_bars(f"machines-{device}-{pass_}", title, "networks", both))
     return made
@@ -165,7 +164,7 @@ def _by_library(study: str, rows: pl.DataFrame) -> list[Picture]:
     made = []
     for (machine, pass_), part in rows.filter("ours").group_by("machine", "pass", maintain_order=True):
         if part["short"].n_unique() > 1:
-            title = f"{machine}, by engine and precision: {_PASSES[str(pass_)]}"
+            title = f"{machine}, by engine and precision: {PASSES[str(pass_)]} pass"
             named = part.with_columns(name="short")
             made.append(_bars(f"engines-{machine}-{pass_}", title, table, named))
     return made
@@ -258,7 +257,7 @@ def _over_batches(rows: pl.DataFrame) -> list[Picture]:
         spec = specs.over_batches(
             networks, own, others, part["batch_size"].unique().sort().to_list(), _any_lighter(drawn)
         )
-        title = f"Milliseconds per sample by samples per minibatch: {_PASSES[str(pass_)]}"
+        title = f"Milliseconds per sample by samples per minibatch: {PASSES[str(pass_)]} pass"
         note = "Both scales are logarithmic. Every network has a scale of its own."
         made.append(Picture(f"minibatch-{pass_}", title, note, "minibatch", spec, drawn.to_dicts(), panels=True))
     return made
@@ -266,16 +265,9 @@ def _over_batches(rows: pl.DataFrame) -> list[Picture]:
 
 def _errors(study: str, rows: pl.DataFrame) -> list[Picture]:
     """The published top-5 error of each network against its time, for the networks whose errors are of one set."""
-    known = (
-        references.read("networks")
-        .filter(source="cnn-benchmarks")
-        .select("network", error=pl.col("top5_error_percent").cast(pl.Float64))
-    )
-    rows = (
-        rows.filter(pl.col("pass") == "training")
-        .join(known, on="network", maintain_order="left")
-        .drop_nulls(["ms", "error"])
-    )
+    errors = references.top5_errors(STUDIES[study].releases_of or study)
+    error = pl.col("network").replace_strict(errors, default=None, return_dtype=pl.Float64)
+    rows = rows.filter(pl.col("pass") == "training").with_columns(error=error).drop_nulls(["ms", "error"])
     published = _published(study, rows.filter(~pl.col("ours")))
     if published.is_empty() or not STUDIES[study].by_release:
         return []

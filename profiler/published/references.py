@@ -184,6 +184,12 @@ def overview(study: str) -> pl.DataFrame:
     return frame.select("network", "published_network", "year", "depth", *errors, "milliseconds", "citation")
 
 
+def top5_errors(study: str) -> dict[str, float]:
+    """The study's own list of top-5 errors in percent, by network."""
+    rows = read("networks").filter(source=study).drop_nulls(["network", "top5_error_percent"])
+    return dict(rows.select("network", pl.col("top5_error_percent").cast(pl.Float64)).iter_rows())
+
+
 def claims(study: str) -> list[dict[str, Any]]:
     """What the study states, a row of conclusions.csv each; `gpu`, `networks` and `pass` are lists."""
     rows = read("conclusions").filter(source=study)

@@ -107,3 +107,5 @@ STUDIES = {
     ),
 }
 """By the name that a config's `published` and the column `source` have."""
+PASSES = {"training": "forward and backward", "inference": "forward"}
+"""What the sources call our passes."""

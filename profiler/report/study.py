@@ -23,12 +23,13 @@ from profiler.report.findings import Lead
 from profiler.report.sections import Report, Section, code, wall_time
 from profiler.report.tables import environment_table
 from profiler.results.reading import Runs, chosen
-from profiler.tables.numbers import counted, listed, times
+from profiler.tables.numbers import counted, listed
+from profiler.tables.writers import MARK
 
 _LEADS = 3
 _READING = (
     "Grey bars and points are the published ones; coloured ones are our own, lighter where the host sets the time or "
-    "other work disturbed it. In tables own rows are marked ▸."
+    f"other work disturbed it. In tables own rows are marked {MARK}."
 )
 
 
@@ -64,9 +65,8 @@ def _leads(evidence: Evidence) -> list[Lead]:
 
 
 def _lead(one: Comparison) -> Lead:
-    ends = dict.fromkeys(times(end, sign="x") for end in (one.low, one.high))
     over = counted(len(one.networks), one.subject.noun.removesuffix("s"))
-    return Lead(one.faster, " to ".join(ends), f"as fast as {one.slower}, over {over}")
+    return Lead(one.faster, conclusions.span(one.low, one.high), f"as fast as {one.slower}, over {over}")
 
 
 def _section(printed: Printed, pictures: Sequence[Picture]) -> Section:

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from engines.catalog import Device, known
 from profiler.bundled import jobs
 from profiler.errors import PROGRAM, ConfigError
-from profiler.job.case import Case
-from profiler.job.config import Config, load_config
+from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.published.references import networks
 from profiler.published.studies import STUDIES
 from profiler.results.columns import kind_of_warning
 from profiler.results.replicates import OK, without_probes
-from profiler.results.warning_kinds import KINDS
+from profiler.results.warning_kinds import HOST_BOUND, KINDS
 from profiler.submit.cleaning import Cleaner, Run
 from profiler.tables.numbers import counted, listed, percent
 
 _FACTS = {"cuda": ("gpu", "driver", "cuda", "cpu", "python"), "cpu": ("cpu", "cpu_cores", "python")}
 """What environment.json must say of the machine, by its device."""
 _DISTURBED = [kind.kind for kind in KINDS.values() if kind.first_taken]
+_MARKED = {"disturbed": _DISTURBED, HOST_BOUND: [HOST_BOUND]}
+"""What the tables mark: a word for it, and the kinds of warnings."""
 
 
 def label_of(run: Run) -> str | None:
@@ -62,20 +62,20 @@ def notes(run: Run, folder: Path) -> list[str]:
     """What the tables will mark, and how it could be had better."""
     rows = without_probes(run.results).filter(OK)
     found = []
-    for kind in ("disturbed", "host-bound"):
-        kinds = _DISTURBED if kind == "disturbed" else [kind]
+    for what, kinds in _MARKED.items():
         if number := _carrying(rows, kinds):
             # What was submitted before has no journal to go on with.
-            can_go_on = kind == "disturbed" and (folder / "journal.jsonl").is_file()
+            can_go_on = kinds is _DISTURBED and (folder / "journal.jsonl").is_file()
             mend = f"; to measure those again: {_again(folder)}" if can_go_on else ""
-            found.append(f"{number} of {counted(rows.height, 'row')} {kind}, which the tables mark{mend}")
+            found.append(f"{number} of {counted(rows.height, 'row')} {what}, which the tables mark{mend}")
     return found
 
 
 def _incomplete(run: Run, folder: Path) -> Iterator[str]:
     """Cases of the job without a row, and a run in which nothing could be measured."""
     try:
-        _, cases = _planned(run, folder)
+        device, config = _device(run), load_config(folder / "bench.yaml", _device(run))
+        cases = make_plan(config, device, capability=run.environment.get("compute_capability"))
     except ConfigError as error:
         yield f"its job cannot be planned by this version ({error}): submit it with the version that measured it"
         return
@@ -137,22 +137,12 @@ def _without_versions(run: Run) -> Iterator[str]:
         )
 
 
-def _planned(run: Run, folder: Path) -> tuple[Config, list[Case]]:
-    """The job and its cases. Raises ConfigError for a job of another version that this one does not understand."""
-    config = load_config(folder / "bench.yaml", _device(run))
-    return config, make_plan(config, _device(run), capability=run.environment.get("compute_capability"))
-
-
 def _device(run: Run) -> Device:
-    return "cpu" if _fact(run.environment, run.results, "device") == "cpu" else "cuda"
+    device = run.environment.get("device") or run.results["device"].drop_nulls().first()
+    return "cpu" if device == "cpu" else "cuda"
 
 
-def _fact(environment: Mapping[str, Any], results: pl.DataFrame, key: str) -> Any:
-    """What environment.json says, else the rows."""
-    return environment.get(key) or results[key].drop_nulls().first()
-
-
-def _carrying(rows: pl.DataFrame, kinds: list[str]) -> int:
+def _carrying(rows: pl.DataFrame, kinds: Sequence[str]) -> int:
     """How many rows carry a warning of one of the kinds."""
     carried = rows["warnings"].list.eval(kind_of_warning(pl.element())).list.set_intersection(kinds)
     return int((carried.list.len() > 0).sum())

@@ -13,7 +13,6 @@ import polars as pl
 from profiler.published import conclusions, references, setups
 from profiler.published.conclusions import Subject
 from profiler.published.studies import STUDIES, Study
-from profiler.tables.numbers import times
 
 Claim = Mapping[str, Any]
 """A row of references/conclusions.csv: what is named in several is a list."""
@@ -60,6 +59,11 @@ class Evidence:
         return conclusions.published_times(self.study)
 
     @cached_property
+    def errors(self) -> dict[str, float]:
+        """Top-5 errors in percent by network, of its own list or of that of the study whose releases it needs."""
+        return references.top5_errors(self.row.releases_of or self.study)
+
+    @cached_property
     def times(self) -> dict[Subject, pl.DataFrame]:
         """Published and own times of one image, by what they are of; only where some are own."""
         return conclusions.times_of(self.study, self.results)
@@ -82,11 +86,3 @@ class Evidence:
 def sound() -> pl.Expr:
     """Whether a row has a time that may be held against another: undisturbed, and not set by the host."""
     return pl.col("ms").is_not_null() & pl.col("disturbed").is_null() & ~pl.col("host_set")
-
-
-def span(low: float, high: float) -> str:
-    """A range of ratios, like "1.01x to 1.32x", or one where both ends read the same."""
-    return " to ".join(dict.fromkeys(times(end, sign="x") for end in (low, high)))
-
-
-PASSES = {"training": "forward and backward", "inference": "forward"}

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import polars as pl
 
 from profiler.published import references
-from profiler.published.claims.evidence import NO_FIGURES, PASSES, Answer, Claim, Evidence, Verdict, sound
+from profiler.published.claims.evidence import NO_FIGURES, Answer, Claim, Evidence, Verdict, sound
 from profiler.published.layers import LAYERS
+from profiler.published.studies import PASSES
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.tables.numbers import compact, decimals, listed
 

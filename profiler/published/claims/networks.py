@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from profiler.published import references, setups
-from profiler.published.claims.evidence import Answer, Claim, Evidence, Verdict, span
+from profiler.published.claims.evidence import Answer, Claim, Evidence, Verdict
 from profiler.published.claims.speed import verdict
-from profiler.published.conclusions import MODELS, Comparison, Subject, compare
+from profiler.published.conclusions import MODELS, Comparison, Subject, compare, span
 from profiler.tables.numbers import counted, decimals, listed
 
 ALIKE = 0.5
@@ -47,10 +47,10 @@ def accuracy_claimed(claim: Claim, evidence: Evidence) -> str:
 
 def accuracy_checked(claim: Claim, evidence: Evidence) -> Answer:
     """Both top-5 errors, of this source or of another that has both."""
-    known = _errors(evidence.study)
+    known = references.top5_errors(evidence.study)
     source = "Its table has"
     if not {claim["from"], claim["to"]} <= set(known):
-        known, source = _errors("cnn-benchmarks"), "cnn-benchmarks has"
+        known, source = references.top5_errors("cnn-benchmarks"), "cnn-benchmarks has"
     mine, other = known[claim["to"]], known[claim["from"]]
     says = f"{source} a top-5 error of {_percent(mine)} against {_percent(other)}."
     if claim["relation"] == "equal":
@@ -97,7 +97,7 @@ def against_each_other(times: pl.DataFrame) -> list[Comparison]:
 
 def _everywhere(evidence: Evidence) -> list[list[Outdone]]:
     """What is outdone on the published GPUs, then on each own machine."""
-    found = [_outdone(_published(evidence), evidence, "On every published GPU")] if _has_errors(evidence) else []
+    found = [_outdone(_published(evidence), evidence, "On every published GPU")] if len(evidence.errors) > 1 else []
     rows = evidence.times.get(MODELS)
     if not found or rows is None:
         return found
@@ -107,13 +107,8 @@ def _everywhere(evidence: Evidence) -> list[list[Outdone]]:
     return found
 
 
-def _has_errors(evidence: Evidence) -> bool:
-    return len(_errors(evidence.row.releases_of or evidence.study)) > 1 and not evidence.published.is_empty()
-
-
 def _outdone(times: pl.DataFrame, evidence: Evidence, where: str) -> list[Outdone]:
-    errors = _errors(evidence.row.releases_of or evidence.study)
-    of = {evidence.name(network): error for network, error in errors.items()}
+    of = {evidence.name(network): error for network, error in evidence.errors.items()}
     pairs = [pair for pair in against_each_other(times) if pair.low > 1 and {pair.faster, pair.slower} <= set(of)]
     found = []
     for network, error in of.items():
@@ -126,12 +121,6 @@ def _outdone(times: pl.DataFrame, evidence: Evidence, where: str) -> list[Outdon
 def _published(evidence: Evidence) -> pl.DataFrame:
     """Of each published GPU a network's time with the newest release."""
     return setups.one_each(evidence.published.filter(device="cuda"), by_release=True)
-
-
-def _errors(study: str) -> dict[str, float]:
-    """Top-5 errors in percent, by network."""
-    rows = references.read("networks").filter(source=study).drop_nulls(["network", "top5_error_percent"])
-    return dict(rows.select("network", pl.col("top5_error_percent").cast(pl.Float64)).iter_rows())
 
 
 def _percent(error: float) -> str:

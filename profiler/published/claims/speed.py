@@ -9,13 +9,14 @@ from itertools import pairwise
 import polars as pl
 
 from profiler.published import setups
-from profiler.published.claims.evidence import Answer, Claim, Evidence, Verdict, span
+from profiler.published.claims.evidence import Answer, Claim, Evidence, Verdict
 from profiler.published.conclusions import (
     EQUAL,
     Comparison,
     compare,
     compare_libraries,
     compare_machines,
+    span,
     with_releases,
 )
 from profiler.tables.numbers import compact, counted, listed
@@ -87,6 +88,7 @@ def without_cudnn(evidence: Evidence) -> list[Comparison]:
         ending = pl.col("ending").str.replace(", cuDNN", " with cuDNN", literal=True)
         called = pl.when(none).then(pl.lit("without cuDNN")).otherwise(pl.format("{}{}", "software", ending))
         mine = rows.filter("ours", pl.col("counterpart") | none).with_columns(called=called, none=none)
+        mine = mine.sort("none", maintain_order=True)  # A sentence without a factor names them in this order.
         for (machine,), both in mine.group_by("machine", maintain_order=True):
             if both["none"].n_unique() > 1:
                 pairs = [pair for pair in compare(both, "called") if "without cuDNN" in (pair.faster, pair.slower)]

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import polars as pl
 
-from profiler.published.claims.evidence import NO_FIGURES, PASSES, Answer, Claim, Evidence, Verdict
+from profiler.published.claims.evidence import NO_FIGURES, Answer, Claim, Evidence, Verdict
+from profiler.published.studies import PASSES
 from profiler.results import batch_sweeps
 from profiler.results.batch_sweeps import DOWN, FAMILY, UP
 from profiler.tables.numbers import compact, counted, decimals, listed
