@@ -273,7 +273,7 @@ def compared(name: str, own: Prepared, other: str, its: Prepared) -> Prepared:
         if ours != theirs:
             why = f"reference {other} has the {what} {theirs}, not {ours}; name a model with the same, or leave it out"
             return replace(own, failures={"model": Outcome("failed", f"model {name!r}: {why}")})
-    return replace(own, other_reference=its.reference)
+    return replace(own, other=its)
 
 
 def _inputs(model: Prepared, batch: int) -> str:

@@ -6,7 +6,6 @@ A row whose proof does not match its request is `failed`: nothing falls back in 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -14,14 +13,15 @@ from engines.base import Array, Named, Proof, Session, Trainable, Warning
 from engines.catalog import ENGINES, reference_of
 from exporters.distance import unlike
 from exporters.gradients import Deviation, GradientReference, Gradients, deviation, is_input, reference_items, tiled
-from exporters.inputs import fixed_batch, how_seeded, repeated_inputs
+from exporters.inputs import how_seeded, repeated_inputs
+from exporters.source import ModelSource
 from exporters.weights import has_own_weights
 from profiler.job.case import Case
 from profiler.results.result import Finding, Result
 from profiler.tables import numbers
-from profiler.worker.outputs import align, read_outputs
+from profiler.worker.outputs import Aligned, align, read_outputs
 from profiler.worker.parity import WRONG, Difference, compare, figures, judge
-from profiler.worker.task import REFERENCE_ITEMS, Task, graph_of, has_checked_gradients
+from profiler.worker.task import Prepared, Task, graph_of, has_checked_gradients
 
 _TYPES = {
     "fp32": "float32",
@@ -43,7 +43,7 @@ def verify(task: Task, session: Session, outputs: Sequence[Array], result: Resul
     case = task.case
     if case.pass_ == "inference" and task.prepared.reference is not None:
         names = session.output_names() if isinstance(session, Named) else []
-        _check_outputs(task, task.prepared.reference, outputs, names, result)
+        _check_outputs(task, outputs, names, result)
     elif case.pass_ == "training":
         _check_training(task, session, outputs, result)
     elif not all(np.isfinite(output).all() for output in outputs):
@@ -53,25 +53,33 @@ def verify(task: Task, session: Session, outputs: Sequence[Array], result: Resul
     result.take(mismatch(case, proof))
 
 
-def _check_outputs(task: Task, own: Path, outputs: Sequence[Array], names: Sequence[str], result: Result) -> None:
+def _check_outputs(task: Task, outputs: Sequence[Array], names: Sequence[str], result: Result) -> None:
     """Judge the outputs by the model's own reference; the errors are to that of the model that it is compared with."""
-    case, specs = task.case, task.prepared.specs
-    names = names or [str(number) for number in range(len(outputs))]
-    batches = case.batch_size, fixed_batch(specs) or REFERENCE_ITEMS
-    aligned = align(outputs, names, read_outputs(own), case.source.outputs, *batches)
-    differences = compare(aligned.outputs, aligned.reference, aligned.names)
-    finding = judge(case.precision, differences, how_seeded(specs))
+    case, model, other = task.case, task.prepared, task.prepared.other
+    aligned, differences = _compared(case, case.source, model, outputs, names)
+    finding = judge(case.precision, differences, how_seeded(model.specs))
     result.take(f"{finding}{why_unlike_itself(case, differences)}" if isinstance(finding, str) else finding)
-    if aligned.apart:
-        result.warnings.append(Warning("no-parity", _some(aligned.apart)))
-    if task.prepared.other_reference is not None:
-        wanted = (case.reference or case.source).outputs
-        aligned = align(outputs, names, read_outputs(task.prepared.other_reference), wanted, *batches)
-        differences = compare(aligned.outputs, aligned.reference, aligned.names)
+    apart = aligned.apart
+    if other is not None:
+        aligned, differences = _compared(case, case.reference or case.source, other, outputs, names)
+        apart = [*apart, *(one for one in aligned.apart if one not in apart)]
+    if apart:
+        result.warnings.append(Warning("no-parity", _some(apart)))
     if not differences:
         return
     result.reference = reference_of((case.reference or case.source).kind)[1].name
     result.figures |= figures(differences, aligned.outputs, aligned.reference, has_own_weights(case.source))
+
+
+def _compared(
+    case: Case, source: ModelSource, model: Prepared, outputs: Sequence[Array], names: Sequence[str]
+) -> tuple[Aligned, list[Difference]]:
+    """The outputs next to a model's reference, and how far they are from it."""
+    assert model.reference is not None
+    names = names or [str(number) for number in range(len(outputs))]
+    reference = read_outputs(model.reference)
+    aligned = align(outputs, names, reference, source.outputs, case.batch_size, model.reference_items)
+    return aligned, compare(aligned.outputs, aligned.reference, aligned.names)
 
 
 def _some(reasons: Sequence[str]) -> str:

@@ -31,8 +31,8 @@ class Prepared:
     reference: Path | None = None
     outputs: tuple[tuple[int, ...], ...] = ()
     """The shapes of the reference's arrays."""
-    other_reference: Path | None = None
-    """The outputs of the model that errors are relative to, where that is another."""
+    other: Prepared | None = None
+    """The model that errors are relative to, where that is another."""
     onnx: Mapping[str, Path] = field(default_factory=dict)
     export_s: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, Outcome] = field(default_factory=dict)
@@ -43,6 +43,11 @@ class Prepared:
     identity: Identity | None = None
     quantized: tuple[int, int] = (0, 0)
     """How many convolutions and products a user's ONNX file has, and how many of them it quantizes."""
+
+    @property
+    def reference_items(self) -> int:
+        """How many items the reference outputs have."""
+        return fixed_batch(self.specs) or REFERENCE_ITEMS
 
     def graph(self, precision: str, batch: int) -> Path | None:
         """The graph that a case of that precision and batch size runs."""
