@@ -175,11 +175,10 @@ class Job(Generic[OptionsT]):
     `inputs` are the host arrays of one batch, in the order of `specs`, which say their names and their places in a call
     (without specs all are positional); floats are float32: the engine casts them to the precision. `state` is a
     file with the model's fp32 state dict, `onnx` the exported graph, each None where the engine does not need it.
-    All work must be enqueued on torch's current stream (the worker has set a non-default one), except by an `OwnQueue`;
-    `phase` is to be called
-    with Phase.BUILD before an engine builds or compiles, and with Phase.LOAD after it; `progress` with how far a build
-    is, in words for the display; `at_peak` before memory is given back that may have been the most in use. `engine` is
-    the catalog's key, for a module that serves several.
+    All work must be enqueued on torch's current stream (the worker has set a non-default one), except by an `OwnQueue`.
+    `phase` is to be called with Phase.BUILD before an engine builds or compiles, and with Phase.LOAD after it;
+    `progress` with how far a build is, in words for the display; `at_peak` before memory is given back that may have
+    been the most in use. `engine` is the catalog's key, for a module that serves several.
     """
 
     source: ModelSource

@@ -226,7 +226,7 @@ def counterparts(times: pl.DataFrame) -> str:
 
 def times_of(study: str, results: pl.DataFrame) -> dict[Subject, pl.DataFrame]:
     """Published and own times of one image, by what they are of; only where some are ours."""
-    own = setups.times(results).filter(pl.col("model_kind") != "layer")
+    own = setups.network_cells(results)
     rows = _per_image(study, setups.network_times(study, own).filter(~pl.col("swept")))
     subjects = {"training": MODELS, "inference": FORWARD_ONLY}
     found = {subjects[pass_]: rows.filter(pl.col("pass") == pass_) for pass_ in STUDIES[study].passes}

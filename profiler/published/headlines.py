@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from typing import Any
 
 import polars as pl
 
@@ -15,7 +16,7 @@ from profiler.published.claims.kinds import KINDS
 from profiler.published.conclusions import best_published, between, compare_machines, most_telling
 from profiler.published.studies import PASSES
 from profiler.results.speedups import geometric_mean
-from profiler.tables.numbers import compact
+from profiler.tables.numbers import compact, counted
 
 MOST = 5
 
@@ -55,7 +56,7 @@ def own_machines(evidence: Evidence) -> list[str]:
 
 
 def cost(evidence: Evidence) -> list[str]:
-    """What a million images cost at the least, of what ran the most networks; only where a price was given."""
+    """What a million images cost by the cheapest setup of those that ran the most networks, where a price was given."""
     keys = ["pass", "setup", "usd_per_hour"]
     # What the host holds up costs so much, too.
     priced = evidence.own.drop_nulls("usd_per_million_items").filter(pl.col("disturbed").is_null())
@@ -70,11 +71,16 @@ def cost(evidence: Evidence) -> list[str]:
     )
     best = ranked.sort("count", "mean", descending=[True, False]).unique("pass", keep="first", maintain_order=True)
     return [
-        f"A million images, {PASSES[row['pass']]}, cost **{compact(row['low'], 3)} USD** ({row['cheapest']}) to "
-        f"**{compact(row['high'], 3)} USD** ({row['dearest']}) on the {row['setup']}, the cheapest, at "
-        f"{compact(row['usd_per_hour'])} USD an hour."
+        f"A million images, {PASSES[row['pass']]}, cost {_prices(row)} on the {row['setup']}, the cheapest with "
+        f"undisturbed times of {counted(row['count'], 'network')}, at {compact(row['usd_per_hour'])} USD an hour."
         for row in best.to_dicts()
     ]
+
+
+def _prices(row: Mapping[str, Any]) -> str:
+    """The least and the greatest, each with its network; one where both are of the same."""
+    ends = ((row["low"], row["cheapest"]), (row["high"], row["dearest"]))
+    return " to ".join(dict.fromkeys(f"**{compact(usd, 3)} USD** ({network})" for usd, network in ends))
 
 
 def without_cudnn(evidence: Evidence) -> list[str]:

@@ -48,8 +48,8 @@ def overview_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printe
     speeds = [figure(OWN.format(column), (column, f"{column}: marks"), _marked) for column in columns]
     found = rows["setup"].unique(maintain_order=True)
     note = f"Times are of a forward and a backward pass of {usual} images; ours: {'; '.join(found)}."
-    if frame["milliseconds"].count():
-        note = f"{note} Speed is that of a Pascal Titan X with cuDNN 5.1."
+    if study.speed_of:
+        note += f" Speed is that of {study.speed_of}."
     fields = [*_FIELDS, *speeds, label("citation", "Citation")]
     return [Printed("overview", "The networks", frame, fields, note=note, marked=None)]
 

@@ -97,7 +97,7 @@ class Picture:
 
 def published_pictures(study: str, results: pl.DataFrame) -> list[Picture]:
     """Every picture to which the results have something to say."""
-    times = setups.network_times(study, setups.times(results).filter(pl.col("model_kind") != "layer"))
+    times = setups.network_times(study, setups.network_cells(results))
     host_bound = pl.col("kinds").list.contains(HOST_BOUND)
     plain, swept = (_prepared(times.filter(pl.col("swept") == which), host_bound) for which in (False, True))
     made = [*_by_machine(study, plain), *_by_library(study, plain), *_over_batches(swept), *_errors(study, plain)]

@@ -72,6 +72,11 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
     return cells.drop("warnings").with_columns(setup=pl.format("{} with {}", "machine", "library"))
 
 
+def network_cells(results: pl.DataFrame) -> pl.DataFrame:
+    """`times` of networks, without those of single layers."""
+    return times(results).filter(pl.col("model_kind") != "layer")
+
+
 def marks(kinds: pl.Expr) -> pl.Expr:
     """The marks of what a table says of rows with lists of kinds of warnings, such as "h x"; null without any."""
     found = [pl.when(kinds.list.contains(kind.kind)).then(pl.lit(kind.mark)) for kind in qualifying()]

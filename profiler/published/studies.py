@@ -29,6 +29,8 @@ class Study:
     """Empty where the source gives none of its own."""
     tables: tuple[str, ...] = ("networks",)
     """Names of profiler.published.tables.TABLES; every study also has its machines and what the images cost."""
+    speed_of: str = ""
+    """Whose times its overview's column of speeds has."""
     columns: Mapping[str, str] = field(default_factory=lambda: _COLUMNS)
     """Headings of its tables' first columns. `implementation`, where it is one, names the variant, not `library`."""
     passes: tuple[Pass, ...] = ("training",)
@@ -59,6 +61,7 @@ _CNN_BENCHMARKS = Study(
     "https://github.com/jcjohnson/cnn-benchmarks",
     columns={**_COLUMNS, "library": "cuDNN"},
     tables=("overview", "networks"),
+    speed_of="a Pascal Titan X with cuDNN 5.1",
     library=("{library_version}", "None"),
     called=("cuDNN {library_version}", "Torch without cuDNN"),
     setup=("{gpu} with cuDNN {library_version}", "{cpu}", "{gpu} without cuDNN"),

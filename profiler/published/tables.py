@@ -42,7 +42,7 @@ def published_tables(name: str, results: pl.DataFrame, environments: Sequence[En
 
     Raises ConfigError where references/ is missing.
     """
-    own = setups.times(results).filter(pl.col("model_kind") != "layer")
+    own = setups.network_cells(results)
     tables = [table for form in STUDIES[name].tables for table in TABLES[form](name, own, results)]
     tables += [table(name, own, environments) for table in (hardware_table, host_table, cost_table)]
     return [table for table in tables if table.frame["ours"].any()]

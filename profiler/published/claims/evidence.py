@@ -71,7 +71,7 @@ class Evidence:
     @cached_property
     def own(self) -> pl.DataFrame:
         """Own rows of its networks, measured or not, without those of batch sweeps; sentences rest on `ms`."""
-        own = setups.times(self.results).filter(pl.col("model_kind") != "layer", ~pl.col("swept"))
+        own = setups.network_cells(self.results).filter(~pl.col("swept"))
         cells = setups.of_study(self.study, own)
         named = pl.col("model").replace_strict(self.names, default=None, return_dtype=pl.String)
         return cells.with_columns(
