@@ -82,17 +82,8 @@ class RunFolder:
             for key in [k for k in ("dimensions", "options", "prefix", "outputs") if not model.get(k)]:
                 del model[key]
             if model.get("inputs"):
-                model["inputs"] = self._found_here(model["inputs"])
+                model["inputs"] = relative_to(self.path, model["inputs"])
         (self.path / "bench.yaml").write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
-
-    def _found_here(self, inputs: Any) -> Any:
-        """A job's inputs with files in this folder relative to it."""
-        if isinstance(inputs, dict):
-            return {key: self._found_here(part) for key, part in inputs.items()}
-        if isinstance(inputs, list):
-            return [self._found_here(part) for part in inputs]
-        here = isinstance(inputs, str) and Path(inputs).is_relative_to(self.path)
-        return str(Path(inputs).relative_to(self.path)) if here else inputs
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Results that are appended from now on were measured in this environment."""
@@ -200,3 +191,13 @@ def _samples(run_id: str, results: Iterable[Result]) -> pl.DataFrame:
     index = pl.int_ranges(pl.col("ms").list.len())
     # A clock without samples has no rows.
     return frame.with_columns(index=index).explode("index", "ms").drop_nulls("ms").select(*SAMPLES)
+
+
+def relative_to(folder: Path, value: Any) -> Any:
+    """A part of a job, in which the paths of files in the folder are relative to it."""
+    if isinstance(value, dict):
+        return {key: relative_to(folder, part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [relative_to(folder, part) for part in value]
+    inside = isinstance(value, str) and Path(value).is_absolute() and Path(value).is_relative_to(folder.absolute())
+    return str(Path(value).relative_to(folder.absolute())) if inside else value

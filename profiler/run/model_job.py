@@ -25,6 +25,7 @@ from profiler.job.case import Budget, Case
 from profiler.job.config import Config, config_of
 from profiler.job.yaml_lines import Location
 from profiler.options import Run as Options
+from profiler.results.run_folder import relative_to
 from profiler.run.dry_run import look_at_models
 from profiler.run.example_inputs import Example
 from profiler.run.named_models import named_entry
@@ -172,7 +173,7 @@ def write_job(config: Config, path: Path) -> None:
     data["budget"] = {key: value for key, value in data["budget"].items() if value != getattr(usual, key)}
     if any("factory" in each for each in data["models"] if isinstance(each, dict)):
         data["import_from"] = list(map(str, config.import_from))
-    here = {key: _relative(value, path.resolve().parent) for key, value in data.items()}
+    here = relative_to(path.resolve().parent, data)
     said = {key: value for key, value in here.items() if value not in ({}, ["."])}
     text = yaml.safe_dump(said, sort_keys=False, default_flow_style=None, allow_unicode=True, width=110)
     path.write_text(f"# Run it with: {PROGRAM} {path.name}\n{text}")
@@ -182,15 +183,6 @@ def _as_word(entry: dict[str, Any]) -> Any:
     """A model's entry as the word that says it all, where there is one."""
     word = entry.get("network") or entry["name"]
     return word if model_entry(word) == entry else entry
-
-
-def _relative(value: Any, folder: Path) -> Any:
-    if isinstance(value, dict):
-        return {key: _relative(part, folder) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_relative(part, folder) for part in value]
-    inside = isinstance(value, str) and value.startswith("/") and Path(value).is_relative_to(folder)
-    return str(Path(value).relative_to(folder)) if inside else value
 
 
 def _words(text: str) -> list[str]:
