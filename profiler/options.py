@@ -58,7 +58,9 @@ class Run:
     ] = None
     dry_run: Annotated[bool, Option("--dry-run", help="Print the plan and a time estimate; measure nothing")] = False
     resume: Annotated[Path | None, Option(help="A run's folder: measure the cases that it lacks")] = None
-    retry: Annotated[bool, Option("--retry", help="With --resume: measure again what is not ok, too")] = False
+    retry: Annotated[
+        bool, Option("--retry", help="With --resume: measure again what is not ok or is still disturbed, too")
+    ] = False
     strict: Annotated[bool, Option("--strict", help="Exit with 1 if any case failed, not only if all did")] = False
     profile: Annotated[
         bool, Option("--profile", help="Also time each layer of every measured case: see profiler layers")

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from engines.base import Warning
 from profiler.job.case import CaseId
 from profiler.results.result import Result
-from profiler.results.warning_kinds import REMEASURED, disturbances, first_taken, is_measured_again
+from profiler.results.warning_kinds import REMEASURED, disturbances, first_taken
 
 
 class Takes:
@@ -24,8 +24,7 @@ class Takes:
         self._first: dict[CaseId, Result] = {}
         self._seconds = {True: 0.0, False: 0.0}
         for result in known.values():
-            if is_measured_again(result.warnings):
-                self._count(result)
+            self._count(result)
 
     @property
     def disturbed(self) -> Collection[CaseId]:

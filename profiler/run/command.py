@@ -254,7 +254,8 @@ def _waiting(journal: Mapping[CaseId, Result], cases: Sequence[Case], budget: Bu
 
 
 def _nothing_left(cases: Sequence[Case]) -> str:
-    return f"Nothing is left to measure of {counted(len(cases), 'case')}; --retry measures again what is not ok"
+    of = counted(len(cases), "case")
+    return f"Nothing is left to measure of {of}; --retry measures again what is not ok or is still disturbed"
 
 
 def _measure(runner: Runner, cases: Sequence[Case], retry: bool, console: Console) -> tuple[bool, WallTime | None]:

@@ -17,7 +17,7 @@ from profiler.machine import Target, available_memory_mib
 from profiler.results.result import Result, log_name
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import WallTime
-from profiler.results.warning_kinds import is_measured_again
+from profiler.results.warning_kinds import disturbances, is_measured_again
 from profiler.run.again import Takes
 from profiler.run.device_lock import DeviceLock
 from profiler.run.largest_batch import Search, probe_of, short
@@ -32,9 +32,14 @@ from profiler.worker.task import Task
 
 
 def is_done(result: Result, budget: Budget, retry: bool) -> bool:
-    """Whether a resumed run leaves a result as it is: not one that its warnings say is to be measured again."""
+    """Whether a resumed run leaves a result as it is: not one that its warnings say is to be measured again.
+
+    With `retry` that is whatever is not ok or is still disturbed, however often it was measured.
+    """
+    if retry:
+        return result.status == "ok" and not disturbances(result.warnings)
     again = budget.repeats > 0 and result.status != "failed" and is_measured_again(result.warnings)
-    return not again and (not retry or result.status == "ok")
+    return not again
 
 
 class Runner:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import polars as pl
 
 from engines.catalog import Device, known
-from profiler.bundled import jobs
+from profiler.bundled import bundled, jobs
 from profiler.errors import PROGRAM, ConfigError
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
@@ -50,6 +51,9 @@ def problems(run: Run, folder: Path, clean: Cleaner, most_disturbed: float) -> l
             f"no published benchmark has a table for it: run a suite, which {PROGRAM} suites lists, or give the job "
             f"the key `published` ({', '.join(STUDIES)})"
         ]
+    suites = sorted(path.stem for path in bundled("suites").glob("*.yaml"))
+    if (suite := str(run.job.get("suite"))) not in suites:
+        return [f"its job '{suite}' is no suite, so its rows have no page: run one of {', '.join(suites)}"]
     # What is to be measured anew needs no gaps filled.
     found = [*_rough(run)] or [*_incomplete(run, folder), *_disturbed(run, folder, most_disturbed)]
     found += [*_nameless(run, folder), *_without_versions(run)]
@@ -103,7 +107,7 @@ def _disturbed(run: Run, folder: Path, most: float) -> Iterator[str]:
 def _rough(run: Run) -> Iterator[str]:
     """A shipped suite that was sampled for less than it says, as by --quick."""
     suite, seconds = str(run.job.get("suite")), (run.job.get("budget") or {}).get("seconds")
-    if suite not in jobs() or seconds is None:
+    if seconds is None:
         return
     asked = load_config(jobs()[suite], _device(run)).budget.seconds
     if seconds < asked:
@@ -115,12 +119,19 @@ def _rough(run: Run) -> Iterator[str]:
 
 def _nameless(run: Run, folder: Path) -> Iterator[str]:
     name = label_of(run)
-    again = f"{PROGRAM} --resume {folder} --machine label=H200"
+    again = f"{PROGRAM} --resume {folder} --machine {shlex.quote(f'label={_usual_name(run)}')}"
     taken = networks(str(run.job["published"]))["machine"].unique().str.strip_prefix("CPU: ").to_list()
     if not name or not slug(name):
         yield f"its machine has no name: give one, without measuring again, by {again}"
     elif name in taken or slug(name) in map(slug, (*taken, *jobs())):
         yield f"'{name}' is a published machine or a suite, so its rows could not be told apart: rename it by {again}"
+
+
+def _usual_name(run: Run) -> str:
+    """What people call its GPU or processor: "NVIDIA H200" is H200, "Intel(R) Xeon(R) CPU @ 2.70GHz" is Xeon."""
+    name = run.environment.get("gpu" if _device(run) == "cuda" else "cpu") or "NAME"
+    without = re.sub(r"\((?:R|TM)\)|\b(?:NVIDIA|Intel|AMD|CPU|Processor|\d+-Core)\b|@.*|,", " ", str(name))
+    return " ".join(without.split()) or "NAME"
 
 
 def _without_versions(run: Run) -> Iterator[str]:
@@ -149,4 +160,5 @@ def _carrying(rows: pl.DataFrame, kinds: Sequence[str]) -> int:
 
 
 def _again(folder: Path) -> str:
-    return f"{PROGRAM} --resume {folder} --wait-for-idle 10"
+    """Without --retry a resumed run leaves what it measured twice as it is."""
+    return f"{PROGRAM} --resume {folder} --retry --wait-for-idle 10"

@@ -51,6 +51,14 @@ def test_a_take_says_what_disturbed_the_first_one_though_others_were_between() -
     assert not takes.disturbed
 
 
+def test_what_a_resumed_run_measures_a_third_time_replaces_only_what_was_disturbed_more() -> None:
+    second = take(0.3)
+    second.warnings.append(Warning("remeasured", "first taken while other processes took 0.5"))
+    takes = Takes({ID: second}, share=1.0)
+    assert not takes.add(take(0.4), again=False)
+    assert takes.add(take(0.0, doubtful=False), again=False)
+
+
 def test_what_failed_is_not_measured_again_though_it_was_disturbed() -> None:
     takes = Takes({}, share=1.0)
     assert takes.add(take(0.5, "failed"), again=False)

@@ -292,6 +292,8 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(
         ("failed", ["throttled"], 0.5, False, True),
         ("failed", [], 0.5, True, False),
         ("ok", [], 0.5, True, True),
+        ("ok", ["throttled", "remeasured"], 0.5, True, False),
+        ("ok", ["outliers", "remeasured"], 0.5, True, True),
     ],
 )
 def test_a_resumed_run_measures_what_was_slowed_down_and_not_yet_again(

@@ -122,8 +122,8 @@ DISTURBED = Warning("disturbed", "other processes took 30 % of the processors")
     [
         ({"lacking": 1}, r"1 of \d+ cases have no row, such as .*: measure them by .* --resume"),
         ({"lacking": 99}, "no row has figures"),
-        ({"warning": DISTURBED, "rows": 99}, r"(\d+) of \1 rows were disturbed .* --wait-for-idle 10"),
-        ({"machine": {}}, "its machine has no name: .* --resume .* --machine label="),
+        ({"warning": DISTURBED, "rows": 99}, r"(\d+) of \1 rows were disturbed .* --retry --wait-for-idle 10"),
+        ({"machine": {}}, "its machine has no name: .* --resume .* --machine 'label=Some 9000'"),
         ({"machine": {"label": "Titan Black"}}, "'Titan Black' is a published machine"),
         ({"machine": {"label": "cnn-benchmarks"}}, "is a published machine or a suite"),
         ({"cpu": "unknown", "python": None}, "does not say what cpu and python it ran on"),
@@ -148,6 +148,7 @@ def test_a_job_of_no_study_and_a_rough_one_are_refused(make: Make, tmp_path: Pat
     rough = edited(make(), budget=budget | {"seconds": 0.01})
     for run, why in [
         (edited(make(), published=None), "no published benchmark has a table for it"),
+        (edited(make(), suite="train"), "its job 'train' is no suite, .* run one of cloud-gpus, cnn-benchmarks, "),
         (rough, "sampled for 0.01 s, the suite asks for"),
         (edited(make(), models=["no-such-network"]), "its job cannot be planned by this version"),
         (tmp_path, "not a whole run: it lacks results.parquet"),
