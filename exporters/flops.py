@@ -1,7 +1,8 @@
 """Count the FLOPs of one item of a model, and the weights that it reads.
 
 Convolutions and matrix products are counted, two FLOPs a multiply-add; what else a network does counts 0. That is the
-convention of the roofline and of the published counts (MAC counts, doubled), and it never counts too much.
+convention of the roofline and of the published counts (MAC counts, doubled), and it never counts too much but for a
+causal mask, which saves nothing in it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import itertools
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporters import graph_flops as graph_cost
-from exporters import inputs
+from exporters import graph_shapes, inputs
 from exporters.cache import Cache, file_sha256, key_of
-from exporters.graph_flops import drop_data, graph_flops, graph_weights
+from exporters.graph_flops import graph_flops, graph_weights
+from exporters.graph_shapes import drop_data
 from exporters.inputs import TensorSpec, fixed_batch, read_onnx, seeded_inputs
 from exporters.packages import installed_version
 from exporters.source import ModelSource
@@ -31,12 +34,19 @@ if TYPE_CHECKING:
 Part = Callable[[], dict[str, int]]
 """Counts some of a Cost's fields."""
 
-_CODE = (Path(__file__), Path(graph_cost.__file__), Path(inputs.__file__))
+_CODE = tuple(Path(str(module)) for module in (__file__, graph_cost.__file__, graph_shapes.__file__, inputs.__file__))
 """What a count depends on besides the model, which holds the rest in its key."""
+_COMPUTES = re.compile(
+    r"(?:^|_)(?:\w*mm|\w*mv|v?dot|matmul|linear|attention|lstm|gru|rnn|transformer|einsum"
+    r"|conv(?:olution|\dd|_\w+)?|conv_transpose\dd)(?:_|$)"
+)
+"""Parts of the names of torch's operators that multiply matrices."""
 _BYTES = {"fp16": 2, "bf16": 2, "int8": 1}
 """Of a weight, at the precisions that do not hold it in four."""
 _BATCHES = (2, 3)
 """Two sizes, to see that the count grows with the batch; not 1, which batch normalization refuses in training."""
+_MORE_BATCHES = (4, 5)
+"""Where it grows otherwise."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +58,28 @@ class Cost:
     """
 
     inference_flops: int | None = None
+    inference_pair_flops: int = 0
+    """Of each pair of items, where every item meets every one, as CLIP's images and texts do."""
+    inference_fixed_flops: int = 0
+    """Of a call, whatever the batch, as of a position bias that is computed."""
     training_flops: int | None = None
     """Forward and backward pass, with the gradient of a layer's input, of a network's only where it is computed."""
+    training_pair_flops: int = 0
+    training_fixed_flops: int = 0
     float_weights: int | None = None
     """Elements that are held in the precision's type."""
     other_weight_bytes: int | None = None
     """Weights whose type no precision changes: integers, and everything in a user's ONNX file."""
 
-    def flops(self, pass_: str) -> int | None:
-        """FLOPs of one item in that pass."""
-        return self.training_flops if pass_ == "training" else self.inference_flops
+    def flops(self, pass_: str, batch: int = 1) -> float | None:
+        """FLOPs of one item in that pass, its share of what a call of this batch computes."""
+        trains = pass_ == "training"
+        item = self.training_flops if trains else self.inference_flops
+        if item is None:
+            return None
+        pair = self.training_pair_flops if trains else self.inference_pair_flops
+        fixed = self.training_fixed_flops if trains else self.inference_fixed_flops
+        return item + pair * batch + (fixed / batch if fixed else 0)
 
     def weight_bytes(self, precision: str) -> int | None:
         """Bytes of the weights that one call reads; under AMP they are fp32, at int8 all are counted as quantized."""
@@ -135,14 +157,14 @@ def count_module(source: ModelSource, part: Callable[[nn.Module], dict[str, int]
 
 def inference_part(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, int]:
     flops = per_item(lambda batch: forward_flops(model, specs, batch), _batches(specs))
-    return {"inference_flops": flops, **weights_read(model, specs)}
+    return {**named("inference", flops), **weights_read(model, specs)}
 
 
 def training_part(
     model: nn.Module, specs: Sequence[TensorSpec], wrt_input: bool, outputs: Sequence[str | int]
 ) -> dict[str, int]:
     flops = per_item(lambda batch: training_flops(model, specs, batch, wrt_input, outputs), _batches(specs))
-    return {"training_flops": flops}
+    return named("training", flops)
 
 
 def _batches(specs: Sequence[TensorSpec]) -> tuple[int, ...]:
@@ -162,12 +184,30 @@ def meta_module(source: ModelSource) -> nn.Module:
         return structure(source).eval()
 
 
-def per_item(flops: Callable[[int], int], batches: Sequence[int] = _BATCHES) -> int:
-    """The FLOPs of one item. Raises ValueError where they are not proportional to the batch."""
+def per_item(flops: Callable[[int], int], batches: Sequence[int] = _BATCHES) -> tuple[int, int, int]:
+    """FLOPs of one item, of a pair of items, and of a call whatever its batch: a call of b items costs the first b
+    times, the second b times b, the third once.
+
+    Raises ValueError where the counts of four batches follow no such law.
+    """
     counts = [flops(batch) for batch in batches]
-    if any(total * batches[0] != counts[0] * batch for batch, total in zip(batches, counts, strict=True)):
+    if all(total * batches[0] == counts[0] * batch for batch, total in zip(batches, counts, strict=True)):
+        return counts[0] // batches[0], 0, 0
+    batches = (*batches, *_MORE_BATCHES)  # 2, 3, 4, 5: the second differences of a square are twice its factor
+    counts += [flops(batch) for batch in _MORE_BATCHES]
+    first = [after - before for before, after in itertools.pairwise(counts)]
+    pair, odd = divmod(first[1] - first[0], 2)
+    item = first[0] - pair * (batches[0] + batches[1])
+    fixed = counts[0] - item * batches[0] - pair * batches[0] ** 2
+    if odd or first[2] - first[1] != first[1] - first[0] or min(item, pair, fixed) < 0:
         raise ValueError(f"batches of {batches} cost {counts} FLOPs: no cost of one item follows from that")
-    return counts[0] // batches[0]
+    return item, pair, fixed
+
+
+def named(pass_: str, flops: tuple[int, int, int]) -> dict[str, int]:
+    """The fields of a Cost that say what `per_item` found."""
+    fields = (f"{pass_}_flops", f"{pass_}_pair_flops", f"{pass_}_fixed_flops")
+    return dict(zip(fields, flops, strict=True))
 
 
 def forward_flops(model: nn.Module, specs: Sequence[TensorSpec], batch: int) -> int:
@@ -197,18 +237,76 @@ def training_flops(
 
 @contextlib.contextmanager
 def counting() -> Iterator[Any]:
-    """torch's counter, with attention taken apart into products, and with a formula of our own for one operator.
+    """torch's counter, with attention, transformers' layers and LSTMs taken apart into products, which torch would run
+    as one kernel each, and with formulas of our own.
 
     torch 2.13 counts the weights' gradient of a grouped convolution as if it had one group, AlexNet's twice too much
-    and a depthwise one by its number of channels (https://github.com/pytorch/pytorch/pull/183405).
+    and a depthwise one by its number of channels (https://github.com/pytorch/pytorch/pull/183405). Raises ValueError
+    for an operator that multiplies matrices and has no formula.
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    formulas = {torch.ops.aten.convolution_backward: convolution_backward_flops}
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
-        yield counter
+    counter = FlopCounterMode(display=False, custom_mapping=_formulas())
+    mha, mkldnn = torch.backends.mha, torch.backends.mkldnn
+    fast = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    enabled, *_ = mkldnn.set_flags(_enabled=False, _fp32_precision=None)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), _uncounted(counter), counter:
+            yield counter
+    finally:
+        mha.set_fastpath_enabled(fast)
+        mkldnn.set_flags(_enabled=enabled, _fp32_precision=None)
+
+
+def _formulas() -> dict[Any, Any]:
+    """Counts by operator, from the shapes of its arguments; those of attention for a model that chooses its kernel."""
+    import torch
+
+    aten = torch.ops.aten
+    fused = [f"_scaled_dot_product_{kind}" for kind in ("flash_attention", "efficient_attention", "cudnn_attention")]
+    fused += ["_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable"]
+    return {
+        aten.convolution_backward: convolution_backward_flops,
+        **{getattr(aten, name): attention_flops for name in fused},
+        **{getattr(aten, f"{name}_backward"): attention_backward_flops for name in fused},
+        **dict.fromkeys((aten.mv, aten.dot, aten.vdot, aten._int_mm), product_flops),
+        **dict.fromkeys((aten.addmv, aten.addbmm), lambda added, *factors, **_: product_flops(*factors)),
+    }
+
+
+def _uncounted(counter: Any) -> Any:
+    """A mode around the counter that sees what the counter leaves whole, and refuses what it would take for nothing."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Uncounted(TorchDispatchMode):
+        supports_higher_order_operators = True
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            operator = getattr(func, "overloadpacket", func)
+            if operator not in counter.flop_registry and _COMPUTES.search(operator.__name__):
+                raise ValueError(f"there is no count of torch's operator {operator}")
+            return func(*args, **(kwargs or {}))
+
+    return Uncounted()  # type: ignore[no-untyped-call]
+
+
+def product_flops(x: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of matrices, of stacks of them, and of vectors: (…, n, k) times (…, k, m), (n, k) times (k), (k) times (k)."""
+    return 2 * math.prod(x) * (other[-1] if len(other) > 1 else 1)
+
+
+def attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
+    """Arguments are shapes (items, heads, length, size). Two products, with or without a mask: a causal one, of which
+    fused kernels skip nearly half, costs as much as where it is written out."""
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def attention_backward_flops(gradient: Sequence[int], *shapes: Any, **_: Any) -> int:
+    """Each of the two products has two gradients; the scores that a kernel computes again count 0."""
+    return 2 * attention_flops(*shapes[:3])
 
 
 def convolution_backward_flops(
@@ -267,7 +365,7 @@ def count_graph(path: Path, specs: Sequence[TensorSpec], is_export: bool) -> dic
     weights = graph_weights(model)
     others = {dtype: elements for dtype, elements in weights.items() if not is_export or dtype.kind in "biu"}
     return {
-        "inference_flops": flops,
+        **named("inference", flops),
         "float_weights": weights.total() - sum(others.values()),
         "other_weight_bytes": sum(dtype.itemsize * elements for dtype, elements in others.items()),
     }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -35,8 +37,11 @@ FIRST_LAYERS = {
 """Output channels, kernel and output size of the convolution that sees the image; see the networks' papers."""
 
 FACTORIES = """
+import contextlib
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 def plain():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 196, 5))
@@ -59,9 +64,73 @@ class Raising(nn.Module):
         raise ValueError("no luck")
 
 class Mixing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.weight = nn.Linear(32, 16), nn.Parameter(torch.ones(16, 16))
     def forward(self, x):
-        x = x.flatten(1)
-        return x @ x.T
+        x = self.layer(x.flatten(1))
+        return x @ x.T + (self.weight @ self.weight).mean()
+
+class Cubic(nn.Module):
+    def forward(self, x):
+        square = x @ x.T
+        return square @ square
+
+class Sequences(nn.Module):
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.layer = getattr(nn, kind)(6, 10, 2, batch_first=True, bidirectional=True, **options)
+    def forward(self, x):
+        return self.layer(x)[0]
+
+def lstm(): return Sequences("LSTM")
+def gru(): return Sequences("GRU")
+def rnn(): return Sequences("RNN")
+
+class Attending(nn.Module):
+    # Queries of four heads, keys and values of as many.
+    def __init__(self, kernel=None, **options):
+        super().__init__()
+        self.kernel, self.options = kernel, options
+    def forward(self, x):
+        with sdpa_kernel(self.kernel) if self.kernel else contextlib.nullcontext():
+            return F.scaled_dot_product_attention(x, x[:, :, :5], x[:, :, :5], **self.options)
+
+def attending(): return Attending()
+def causal(): return Attending(is_causal=True)
+def flash(): return Branching(Attending(SDPBackend.FLASH_ATTENTION))
+
+class Written(nn.Module):
+    def forward(self, x):
+        scores = torch.einsum("bhqd,bhkd->bhqk", x, x[:, :, :5])
+        return torch.einsum("bhqk,bhkd->bhqd", scores.softmax(-1), x[:, :, :5])
+
+class SelfAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.MultiheadAttention(32, 4, batch_first=True)
+    def forward(self, x):
+        return self.layer(x, x, x, need_weights=False)[0]
+
+class WithoutGradients(nn.Module):
+    # torch would run the whole layer as one kernel.
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    def forward(self, x):
+        with torch.no_grad():
+            return self.layer(x)
+
+class Packed(nn.Module):
+    def forward(self, x):
+        return torch._weight_int8pack_mm(x, torch.ones(3, 8, dtype=torch.int8), torch.ones(3))
+
+class Vector(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(7))
+    def forward(self, x):
+        return x @ self.weight
 
 class Pairing(nn.Module):
     def forward(self, x):
@@ -110,6 +179,11 @@ def from_factory(factory: str, *shape: int) -> ModelSource:
 def cost_of(source: ModelSource, graph: Path | None = None, trains: bool = True) -> Cost:
     with tempfile.TemporaryDirectory() as folder:
         return cached_cost(source, input_specs(source), Cache(Path(folder)), graph, trains)
+
+
+def cost_with_inputs_gradient(source: ModelSource) -> Cost:
+    with tempfile.TemporaryDirectory() as folder:
+        return cached_cost(source, input_specs(source), Cache(Path(folder)), None, trains=True, of_input=True)
 
 
 def of(factory: str, *shape: int) -> Cost:
@@ -178,6 +252,52 @@ def test_attention_by_hand(factory: str) -> None:
     assert found.inference_flops == 2 * (projections + products + feedforward)
 
 
+@pytest.mark.parametrize("factory", ["attending", "causal", "flash", "Written"])
+def test_attention_costs_the_same_however_it_is_written(factory: str) -> None:
+    """4 heads of size 8, 9 queries, 5 keys; a backward pass has two gradients of each product."""
+    found = cost_of(from_factory(factory, 4, 9, 8), trains=factory != "Written")
+    assert found.inference_flops == 2 * 4 * 9 * 5 * (8 + 8)
+
+
+def test_gradients_of_attention_by_hand() -> None:
+    for kind in ("attending", "flash"):
+        source = from_factory(kind, 4, 9, 8)
+        assert cost_with_inputs_gradient(source).training_flops == 3 * 2 * 4 * 9 * 5 * (8 + 8), kind
+
+
+@pytest.mark.parametrize(("factory", "gates"), [("lstm", 4), ("gru", 3), ("rnn", 1)])
+def test_recurrent_layers_by_hand(factory: str, gates: int) -> None:
+    """Two layers of two directions over 7 steps; the second sees both directions of the first."""
+    weights = 2 * gates * 10 * ((6 + 10) + (20 + 10))
+    found = of(factory, 7, 6)
+    assert found.inference_flops == 2 * 7 * weights
+    assert found.training_flops is not None
+    assert 2.5 * found.inference_flops < found.training_flops < 3 * found.inference_flops
+
+
+@pytest.mark.parametrize(("factory", "shape"), [("lstm", (7, 6)), ("SelfAttention", (6, 32)), ("Written", (4, 9, 8))])
+def test_graph_of_attention_and_steps_costs_what_its_module_does(
+    factory: str, shape: tuple[int, ...], cache: Cache
+) -> None:
+    source = from_factory(factory, *shape)
+    graph = ModelSource("graph", onnx=export_onnx(source, "fp32", cache).path)
+    assert cost_of(graph).inference_flops == cost_of(source, trains=False).inference_flops
+
+
+def test_a_layer_that_torch_would_fuse_is_taken_apart() -> None:
+    projections, products, feedforward = 4 * 32**2 * 6, 2 * 32 * 6**2, 2 * 32 * 64 * 6
+    assert of("WithoutGradients", 6, 32).inference_flops == 2 * (projections + products + feedforward)
+
+
+def test_torchs_operators_without_a_formula_are_not_counted_as_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert of("Packed", 8).inference_flops is None
+    assert "no count of torch's operator aten._weight_int8pack_mm" in capsys.readouterr().err
+
+
+def test_product_with_a_vector_of_a_module_by_hand() -> None:
+    assert of("Vector", 5, 7).inference_flops == 2 * 5 * 7
+
+
 def test_what_cannot_run_on_the_meta_device_is_counted_on_the_cpu() -> None:
     assert of("branching_plain") == of("plain")
 
@@ -188,8 +308,22 @@ def test_what_cannot_be_counted_is_unknown(capsys: pytest.CaptureFixture[str]) -
     assert of("Raising").weight_bytes("fp32") is None
 
 
-def test_no_item_has_a_cost_where_items_meet() -> None:
-    assert of("Mixing").inference_flops is None
+def test_items_that_meet_cost_by_the_pair() -> None:
+    """As CLIP's images and texts do: each item's features, each pair's product, and one product for all."""
+    found = of("Mixing", 4, 8)
+    assert (found.inference_flops, found.inference_pair_flops, found.inference_fixed_flops) == (
+        2 * 32 * 16,
+        2 * 16,
+        2 * 16**3,
+    )
+    assert found.flops("inference", 4) == 2 * 32 * 16 + 4 * 2 * 16 + 2 * 16**3 / 4
+    assert found.training_flops is not None
+    assert found.training_pair_flops == 3 * 2 * 16
+
+
+def test_no_item_has_a_cost_where_the_batch_follows_no_law(capsys: pytest.CaptureFixture[str]) -> None:
+    assert of("Cubic", 4).inference_flops is None
+    assert "batches of (2, 3, 4, 5) cost" in capsys.readouterr().err
 
 
 def test_tables_and_unused_layers_are_not_read() -> None:
@@ -219,6 +353,7 @@ def test_work_that_reaches_no_output_is_left_out(cache: Cache) -> None:
 
 # ONNX files.
 
+MS = "com.microsoft"
 OPSETS = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
 
 
@@ -322,10 +457,9 @@ def test_fused_operators_of_onnx_runtime(
 @pytest.mark.parametrize(
     "node",
     [
-        helper.make_node("Einsum", ["x", "a"], ["y"], equation="ij,jk->ik"),
-        helper.make_node("LSTM", ["x", "a", "a"], ["y"]),
-        helper.make_node("Attention", ["x", "a", "a"], ["y"]),
-        helper.make_node("MatMulNBits", ["x", "a"], ["y"], domain="com.microsoft"),
+        helper.make_node("Einsum", ["x", "a", "x"], ["y"], equation="ij,jk,li->lk"),
+        helper.make_node("GroupQueryAttention", ["x", "a", "a"], ["y"], domain="com.microsoft"),
+        helper.make_node("MoE", ["x", "a"], ["y"], domain="com.microsoft"),
         helper.make_node("Conv", ["x", "a"], ["y"], domain="com.microsoft.nchwc"),
         helper.make_node("Own", ["x"], ["y"], domain="mine"),
     ],
@@ -336,6 +470,90 @@ def test_operators_without_a_formula_are_not_counted_as_nothing(node: onnx.NodeP
     branch = helper.make_graph([node], "branch", [], [])
     with pytest.raises(ValueError, match=r"no count of .*If"):
         node_flops(helper.make_node("If", ["x"], ["y"], then_branch=branch, else_branch=branch), {})
+
+
+B, S, K, H, D = 2, 6, 9, 4, 8
+HIDDEN = H * D
+PRODUCTS = 2 * 2 * B * HIDDEN * S * K
+"""Of B items' S queries with K keys, of H heads of size D: scores, and their sums of values."""
+NONE: tuple[int, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("operator", "domain", "inputs", "y", "attributes", "expected"),
+    [
+        ("Attention", "", [(B, H, S, D), (B, H, K, D), (B, H, K, D)], (B, H, S, D), {}, PRODUCTS),
+        ("Attention", "", [(B, S, HIDDEN), (B, K, 16), (B, K, 16)], (B, S, HIDDEN), {"kv_num_heads": 2}, PRODUCTS),
+        (
+            "Attention",  # one new key after eight
+            "",
+            [(B, H, S, D), (B, H, 1, D), (B, H, 1, D), NONE, (B, H, 8, D), (B, H, 8, D)],
+            (B, H, S, D),
+            {"is_causal": 1},
+            PRODUCTS,
+        ),
+        ("MultiHeadAttention", MS, [(B, S, HIDDEN), (B, K, HIDDEN), (B, K, HIDDEN)], (B, S, HIDDEN), {}, PRODUCTS),
+        ("MultiHeadAttention", MS, [(B, S, HIDDEN), (B, H, K, D), (B, H, K, D)], (B, S, HIDDEN), {}, PRODUCTS),
+        ("MultiHeadAttention", MS, [(B, S, H, 3, D)], (B, S, HIDDEN), {}, PRODUCTS * S // K),
+        (
+            "Attention",
+            MS,
+            [(B, S, 20), (20, 3 * HIDDEN)],
+            (B, S, HIDDEN),
+            {"num_heads": H},
+            2 * B * S * 20 * 3 * HIDDEN + PRODUCTS * S // K,
+        ),
+        (
+            "Attention",
+            MS,
+            [(B, S, 20), (20, 2 * 16 + HIDDEN)],
+            (B, S, HIDDEN),
+            {"qkv_hidden_sizes": [16, 16, HIDDEN]},
+            2 * B * S * 20 * (32 + HIDDEN) + 2 * B * S * S * (16 + HIDDEN),
+        ),
+        ("LSTM", "", [(7, B, 6), (2, 40, 6), (2, 40, 10)], (7, 2, B, 10), {}, 2 * 7 * B * 2 * 40 * 16),
+        ("GRU", "", [(7, B, 6), (1, 30, 6), (1, 30, 10)], (7, 1, B, 10), {}, 2 * 7 * B * 30 * 16),
+        ("Einsum", "", [(B, 3, 4), (B, 4, 5)], (B, 3, 5), {"equation": "bij,bjk->bik"}, 2 * B * 3 * 4 * 5),
+        ("Einsum", "", [(B, 1, 3, 4), (4, 5)], (B, 1, 3, 5), {"equation": "...j, jk -> ...k"}, 2 * B * 3 * 4 * 5),
+        ("Einsum", "", [(3, 4), (4, 5)], (3, 5), {"equation": "ij,jk"}, 2 * 3 * 4 * 5),
+        ("Einsum", "", [(3, 4), (4, 5)], (3,), {"equation": "ij,jk->i"}, 2 * 3 * 4),
+        ("Einsum", "", [(3,), (4,)], (3, 4), {"equation": "i,j->ij"}, 0),
+        ("Einsum", "", [(3, 3)], (3,), {"equation": "ii->i"}, 0),
+        ("MatMulNBits", MS, [(B, S, 32), (16, 1, 16), (16,)], (B, S, 16), {"K": 32, "N": 16}, 2 * B * S * 32 * 16),
+    ],
+)
+def test_operators_of_transformers_and_sequences_by_hand(
+    operator: str,
+    domain: str,
+    inputs: list[tuple[int, ...]],
+    y: tuple[int, ...],
+    attributes: dict[str, Any],
+    expected: int,
+) -> None:
+    names = [f"i{i}" if shape else "" for i, shape in enumerate(inputs)]
+    node = helper.make_node(operator, names, ["y"], domain=domain, **attributes)
+    assert node_flops(node, {**dict(zip(names, inputs, strict=True)), "y": y}) == expected
+
+
+def test_graph_of_onnx_runtimes_own_operators_by_hand(tmp_path: Path) -> None:
+    """As its optimizer makes of BERT: shapes are inferred through operators that onnx does not know, and an embedding's
+    tables are not read as a whole."""
+    made = partial(helper.make_node, domain=MS)
+    nodes = [
+        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT32),
+        made("EmbedLayerNormalization", ["i", "", "words", "places", "", "g", "g"], ["e", "m"]),
+        made("Attention", ["e", "qkv", "b"], ["a"], num_heads=4),
+        made("SkipLayerNormalization", ["a", "e", "g", "g"], ["n", "", "", "sum"]),
+        made("FusedMatMul", ["sum", "up"], ["f"], transB=1),
+        made("BiasGelu", ["f", "up_b"], ["h"]),
+        made("MultiHeadAttention", ["h", "h", "h"], ["y"], num_heads=4),
+    ]
+    sizes = {"words": (5000, 32), "places": (512, 32), "g": (32,), "qkv": (32, 96), "b": (96,), "up": (64, 32)}
+    weights = [weight(name, *shape) for name, shape in {**sizes, "up_b": (64,)}.items()]
+    found = cost_of(write(tmp_path / "own.onnx", nodes, value("x", "n", 6), *weights))
+    first, second = 6 * 32 * 96 + 2 * 6 * 6 * 32, 6 * 32 * 64 + 2 * 6 * 6 * 64
+    assert found.inference_flops == 2 * (first + second)
+    assert found.weight_bytes("native") == 4 * (32 + 32 * 96 + 96 + 64 * 32 + 64)
 
 
 def test_other_operators_cost_nothing() -> None:
@@ -356,7 +574,7 @@ def test_rows_of_a_table_and_integers_of_a_graph(tmp_path: Path) -> None:
     assert found.weight_bytes("native") == 12 + 4
 
 
-@pytest.mark.parametrize(("operator", "domain"), [("NonZero", ""), ("Gelu", "com.microsoft")])
+@pytest.mark.parametrize(("operator", "domain"), [("NonZero", ""), ("Inverse", "com.microsoft")])
 def test_graph_whose_shapes_cannot_be_inferred_is_unknown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], operator: str, domain: str
 ) -> None:
@@ -369,7 +587,7 @@ def test_graph_whose_shapes_cannot_be_inferred_is_unknown(
 
 
 def test_result_of_unknown_rank_is_no_scalar(tmp_path: Path) -> None:
-    node = helper.make_node("FusedMatMul", ["x", "a"], ["y"], domain="com.microsoft")
+    node = helper.make_node("FusedMatMul", ["x", "a"], ["y"], domain="com.microsoft", transBatchA=1)
     assert cost_of(write(tmp_path / "fused.onnx", [node], value("x", 3, 4), weight("a", 4, 2))) == Cost()
 
 
@@ -382,7 +600,7 @@ def test_cost_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_cost_is_counted_again_after_a_change_of_what_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {path.name for path in flops._CODE} == {"flops.py", "graph_flops.py", "inputs.py"}
+    assert {path.name for path in flops._CODE} == {"flops.py", "graph_flops.py", "graph_shapes.py", "inputs.py"}
     source, code = from_factory("plain"), tmp_path / "graph_flops.py"
     code.write_text("one")
     monkeypatch.setattr(flops, "_CODE", (code,))
