@@ -40,9 +40,10 @@ def job_file(word: str) -> Path | None:
         return named[word]
     if is_model(word):
         return None
-    if path.suffix or path.exists():
+    if word and (path.suffix in _YAML or path.exists()):
         return path
-    hint = nearest(word, [*COMMANDS, *named, *CATALOG], f"{PROGRAM} --help says what can be given")
+    files = [str(each) for each in path.parent.glob("*") if each.suffix in (*_YAML, ".onnx")]
+    hint = nearest(word, [*files, *COMMANDS, *named, *CATALOG], f"{PROGRAM} --help says what can be given")
     raise ConfigError(f"'{word}' is neither a file nor a model nor a suite nor a command{hint}")
 
 

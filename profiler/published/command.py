@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from profiler.published.references import network_names
 from profiler.published.studies import STUDIES
 from profiler.published.tables import markdown, published_tables
 from profiler.results.reading import read_runs
+from profiler.tables.numbers import listed
 from profiler.tables.writers import print_table
 
 NO_ROWS = "no row of these runs fits a table of {}: it has other networks, or measured other passes"
@@ -70,6 +71,16 @@ def write(folder: Path, study: str, results: pl.DataFrame, tables: Sequence[Prin
     images = {table.name: [picture.image for picture in drawn if picture.table == table.name] for table in tables}
     (folder / "published.md").write_text(markdown(study, tables, images))
     (folder / "conclusions.md").write_text(page.markdown(study, results))
+
+
+def nothing_compared(study: str, passes: Iterable[str]) -> str:
+    """Say why no row of a run that measured these passes is in the study's tables."""
+    compared = STUDIES[study].passes
+    if set(passes) & set(compared):
+        why = f"{study} has other networks: {listed(network_names(study))}"
+    else:
+        why = f"{study} compares {listed(compared)}; add `passes: [{', '.join(compared)}]`"
+    return f"Nothing of this run is comparable: {why}"
 
 
 def require(study: str | None) -> None:

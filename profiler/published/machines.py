@@ -52,7 +52,9 @@ def hardware_table(name: str, own: pl.DataFrame, environments: Sequence[Environm
     rows = []
     for machine in _machines(own):
         facts = _environment_of(machine["machine"], environments)
-        roofs, price = facts.get("roofs") or {}, machine["usd_per_hour"]
+        # `roofs` are raised to what a network reached.
+        roofs = facts.get("measured_roofs") or facts.get("roofs") or {}
+        price = machine["usd_per_hour"]
         rows.append(
             {
                 "gpu": machine["machine"],

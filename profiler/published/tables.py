@@ -40,10 +40,14 @@ _SECTIONS = {"inference": "forward", "training": "forward + backward"}
 def published_tables(name: str, results: pl.DataFrame, environments: Sequence[Environment] = ()) -> list[Printed]:
     """Every table of the study to which the results have something to say; `environments` are the runs' own.
 
+    Without an own row among the figures there are none, of the machines neither.
+
     Raises ConfigError where references/ is missing.
     """
     own = setups.network_cells(results)
     tables = [table for form in STUDIES[name].tables for table in TABLES[form](name, own, results)]
+    if not any(table.frame["ours"].any() for table in tables):
+        return []
     tables += [table(name, own, environments) for table in (hardware_table, host_table, cost_table)]
     return [table for table in tables if table.frame["ours"].any()]
 

@@ -27,7 +27,7 @@ from profiler.job.plan import make_plan
 from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries
-from profiler.published.command import covers, present, require
+from profiler.published.command import covers, nothing_compared, present, require
 from profiler.results.configurations import summary
 from profiler.results.reading import flat_environment
 from profiler.results.replicates import without_probes
@@ -113,8 +113,9 @@ def _open_job(options: Options) -> _Job:
     """The job that is given by its file's or its model's name. Raises ConfigError."""
     path = _job_file(options)
     if path is not None:
+        its_device = load_config(path).device  # Of what is no job that is to be said, not that it has keys.
         refuse_model_options(options, f"{path.name} has the keys itself, and --only measures a part of it")
-        device = check_device(options.device) if options.device else load_config(path).device
+        device = check_device(options.device) if options.device else its_device
         return _Job(device, lambda kind, _=None: _read_job(options, path, kind))
     if options.write_yaml is not None:
         check_new_file(options.write_yaml)
@@ -301,9 +302,12 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
         config.budget.seconds,
         runner.repeats_used_up,
     )
-    if study is not None and present(console, study, results, [flat_environment(environment)], run.tables):
-        command = f"{PROGRAM} report {shlex.quote(str(run.path))} --study {study}"
-        console.print(Text(f"As a page with its pictures: {command}", style="dim"), soft_wrap=True)
+    if study is not None and not results.is_empty():
+        text = Text(f"\n{nothing_compared(study, results['pass'])}", style="yellow")
+        if present(console, study, results, [flat_environment(environment)], run.tables):
+            command = f"{PROGRAM} report {shlex.quote(str(run.path))} --study {study}"
+            text = Text(f"As a page with its pictures: {command}", style="dim")
+        console.print(text, soft_wrap=True)
     if wall is not None:
         # Only now: the time of writing and printing the tables counts, too.
         seconds = wall.split()
@@ -367,9 +371,22 @@ def _dry_run(
         if not cases:
             console.print(Text(_nothing_left(everything)), soft_wrap=True)
             return 0
+    doubt = _incomparable(config.published, cases)
     estimates = Estimates(config.output, environment, config.budget)
     path = tuple(map(str, config.import_from))
     code = dry_run(console, target.name, cases, config.budget, path, estimates)
     if config.largest_batch is not None:
         console.print(Text("The search for the largest batch comes on top."))
+    if doubt:
+        console.print(Text(doubt, style="yellow"), soft_wrap=True)
     return code
+
+
+def _incomparable(study: str | None, cases: Sequence[Case]) -> str:
+    """That no case has a row in the study's tables, and why; empty where one has."""
+    groups = (
+        {"model": c.model, "network": c.source.catalog_name, "pass": c.pass_, "setting": c.setting} for c in cases
+    )
+    if study is None or any(covers(study, group) for group in groups):
+        return ""
+    return nothing_compared(study, [case.pass_ for case in cases])

@@ -83,6 +83,8 @@ def no_reference(
     if source.inputs:
         why += f"; the job gives {described(specs)}"
         why += f", and forward takes {', '.join(taken)}" if taken and isinstance(error, TypeError) else ""
+    elif len(taken) > 1 and isinstance(error, TypeError):
+        why += f"; forward takes {', '.join(taken)}: give `inputs` for each (--input, once for each)"
     if len(source.input_shape or ()) == 4:  # Right for convolutions in three dimensions only.
         why += f"; `input: {list(source.input_shape or ())}` must be the shape of one item, without the batch"
     return ModelError(f"model {source.name!r}: its reference outputs cannot be made: {why}")

@@ -14,7 +14,16 @@ from rich.console import Console
 from exporters.single_layers import LAYERS as SHAPES
 from profiler.errors import ConfigError
 from profiler.published import references, setups
-from profiler.published.command import Options, covers, execute, present, print_published, require, write
+from profiler.published.command import (
+    Options,
+    covers,
+    execute,
+    nothing_compared,
+    present,
+    print_published,
+    require,
+    write,
+)
 from profiler.published.printed import Printed, label, measures, milliseconds, money, rates
 from profiler.published.studies import STUDIES
 from profiler.published.tables import markdown, published_tables
@@ -204,7 +213,7 @@ def test_several_machines_stand_in_one_table():
 ENVIRONMENT = {
     "machine": "H200", "gpu_memory_mib": 143_771.0, "compute_capability": "9.0", "cpu": "Xeon", "cpu_cores": 24,
     "memory_mib": 65_536.0, "platform": "Linux-6", "cuda": "13.0",
-    "roofs": {"fp32_tflops": 51.0, "copy_gb_s": 4230.8},
+    "measured_roofs": {"fp32_tflops": 51.0, "copy_gb_s": 4230.8}, "roofs": {"fp32_tflops": 61.5, "copy_gb_s": 4230.8},
 }  # fmt: skip
 
 
@@ -689,6 +698,15 @@ def test_runs_of_an_older_version_lack_columns_and_are_read(tmp_path):
 )
 def test_a_group_is_printed_once(study, group, expected):
     assert covers(study, group) is expected
+
+
+def test_a_run_of_another_pass_has_no_tables_not_even_of_its_machine_and_is_told_what_to_add(tmp_path):
+    forward = frame(case("alexnet", **{"pass": "inference"}))
+    assert present(Console(file=io.StringIO()), "cnn-benchmarks", forward, [ENVIRONMENT], tmp_path) is False
+    assert nothing_compared("cnn-benchmarks", ["inference"]) == (
+        "Nothing of this run is comparable: cnn-benchmarks compares training; add `passes: [training]`"
+    )
+    assert "cnn-benchmarks has other networks: alexnet, " in nothing_compared("cnn-benchmarks", ["training"])
 
 
 @pytest.mark.parametrize("study", STUDIES)

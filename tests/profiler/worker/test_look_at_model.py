@@ -142,3 +142,9 @@ def test_an_opset_that_the_runtime_does_not_know_is_told(tmp_path: Path, monkeyp
         look(write(tmp_path / "a.onnx"))
     assert [(each.domain, each.version) for each in opened[0].opset_import] == [("", 20)]
     assert opened[0].ir_version == 9
+
+
+def test_a_forward_that_takes_more_than_the_one_input_given_is_named_with_the_option() -> None:
+    source = ModelSource("mine", factory="a:b", input_shape=(8,))
+    error = no_reference(source, TypeError("forward() missing 1 required positional argument: 'y'"), taken=["x", "y"])
+    assert str(error).endswith("; forward takes x, y: give `inputs` for each (--input, once for each)")
