@@ -198,10 +198,15 @@ class Job(Generic[OptionsT]):
     specs: tuple[TensorSpec, ...] = ()
 
     def named_inputs(self, names: Sequence[str]) -> list[Array]:
-        """The arrays of a graph's inputs, which are the model's or, where an exporter left some out, some of them."""
+        """The arrays of a graph's inputs, which are the model's or, where an exporter left some out, some of them.
+
+        Those of a user's graph that has other names go by their order.
+        """
         if not self.specs:
             return list(self.inputs)
         own = dict(zip((spec.name for spec in self.specs), self.inputs, strict=True))
+        if self.source.own_graph is not None and not set(names) <= set(own) and len(names) == len(own):
+            return list(self.inputs)
         return [own[name] for name in names]
 
     @property

@@ -175,8 +175,8 @@ class Preset:
     cuda: Mapping[str, object] | str
     usual: bool = False
     """Whether a model that is named without engines is measured in it."""
-    base_at: str | None = None
-    """The precision at which it is what other cases' speed-ups are relative to."""
+    base_at: tuple[str, ...] = ()
+    """The precisions at which it is what other cases' speed-ups are relative to."""
 
     @property
     def options(self) -> dict[Device, Mapping[str, object]]:
@@ -509,7 +509,7 @@ _CUDA_PROVIDERS = "NHWC and CUDA graphs are options of ONNX Runtime's CUDA provi
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
-        Preset("eager", "eager", "PyTorch eager as it comes", {}, {}, usual=True, base_at="fp32"),
+        Preset("eager", "eager", "PyTorch eager as it comes", {}, {}, usual=True, base_at=("fp32",)),
         Preset(
             "eager-tuned", "eager", "channels_last, and on a GPU a CUDA graph", _NHWC, {**_NHWC, **_GRAPH}, usual=True
         ),
@@ -518,7 +518,7 @@ PRESETS: dict[str, Preset] = {
         Preset("eager-channels-last", "eager", "channels_last only", _NHWC, _NHWC),
         Preset("compiled", "compiled", "torch.compile, mode reduce-overhead", {}, {}, usual=True),
         # A user's ONNX file, for which there is no eager.
-        Preset("ort", "ort", "ONNX Runtime as it comes", {}, {}, usual=True, base_at="native"),
+        Preset("ort", "ort", "ONNX Runtime as it comes", {}, {}, usual=True, base_at=("native", "fp32")),
         Preset(
             "ort-tuned",
             "ort",
@@ -534,8 +534,16 @@ PRESETS: dict[str, Preset] = {
     )
 }
 
-BASES = tuple((preset.name, preset.base_at) for preset in PRESETS.values() if preset.base_at)
-"""Variant and precision that speed-ups are relative to, in the order of preference."""
+BASES = tuple((preset.name, preset.base_at[0]) for preset in PRESETS.values() if preset.base_at)
+"""Variant and precision that speed-ups of old results are relative to, which do not say it themselves."""
+
+
+def is_base(variant: str, precision: str, kind: str) -> bool:
+    """Whether speed-ups of a model source of that kind are relative to the preset: PyTorch's of a torch module, ONNX
+    Runtime's of a user's .onnx file."""
+    preset = PRESETS.get(variant)
+    needs = "onnx" if kind == "onnx" else "torch"
+    return preset is not None and precision in preset.base_at and ENGINES[preset.engine].needs == needs
 
 
 def reference_of(kind: str) -> tuple[str, Reference]:

@@ -49,7 +49,7 @@ def copy_graph(job: Job[Any], folder: Path) -> dict[str, Any]:
 
     Raises ModelError for a file that ONNX cannot take, and for another batch than its fixed one.
     """
-    if job.source.kind == "onnx":
+    if job.source.own_graph is not None:
         check_onnx(job.graph)
     specs = graph_specs(job.source, job.graph)
     fixed = fixed_batch(specs)

@@ -24,6 +24,7 @@ from exporters.cache import Cache, file_sha256, key_of
 from exporters.graph_flops import graph_flops, graph_weights
 from exporters.graph_shapes import drop_data
 from exporters.inputs import TensorSpec, fixed_batch, read_onnx, seeded_inputs
+from exporters.onnx_files import is_float32
 from exporters.packages import installed_version
 from exporters.source import ModelSource
 from exporters.weights import checked, identified, source_key
@@ -69,7 +70,7 @@ class Cost:
     float_weights: int | None = None
     """Elements that are held in the precision's type."""
     other_weight_bytes: int | None = None
-    """Weights whose type no precision changes: integers, and everything in a user's ONNX file."""
+    """Weights whose type no precision changes: integers, and everything in a user's ONNX file that runs as it is."""
 
     def flops(self, pass_: str, batch: int = 1) -> float | None:
         """FLOPs of one item in that pass, its share of what a call of this batch computes."""
@@ -132,10 +133,10 @@ def parts(
     smaller value holds. Training comes last: it is the slowest, and the likeliest to fail."""
     if source.onnx is not None:
         file = source.onnx
-        return {"file": lambda: count_graph(file, specs, is_export=False)}
+        return {"file": lambda: count_graph(file, specs, keeps_types=not is_float32(file))}
     ways: dict[str, Part] = {"inference": lambda: count_module(source, lambda model: inference_part(model, specs))}
     if graph is not None:
-        ways["graph"] = lambda: count_graph(graph, specs, is_export=True)
+        ways["graph"] = lambda: count_graph(graph, specs, keeps_types=False)
     if trains:
         wrt_input = of_input or source.layer is not None
         ways["training"] = lambda: count_module(
@@ -357,13 +358,13 @@ def tensors(model: nn.Module, specs: Sequence[TensorSpec], batch: int) -> list[A
     return [torch.from_numpy(array).to(device) for array in seeded_inputs(specs, batch)]
 
 
-def count_graph(path: Path, specs: Sequence[TensorSpec], is_export: bool) -> dict[str, int]:
-    """An ONNX graph, from the shapes in it. A user's file keeps its types, an export's floats are of its precision."""
+def count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> dict[str, int]:
+    """An ONNX graph, from the shapes in it. Its floats are of the row's precision, unless it `keeps_types`."""
     model = read_onnx(path)
     drop_data(model)
     flops = per_item(lambda batch: graph_flops(model, specs, batch), _batches(specs))
     weights = graph_weights(model)
-    others = {dtype: elements for dtype, elements in weights.items() if not is_export or dtype.kind in "biu"}
+    others = {dtype: elements for dtype, elements in weights.items() if keeps_types or dtype.kind in "biu"}
     return {
         **named("inference", flops),
         "float_weights": weights.total() - sum(others.values()),

@@ -1,4 +1,4 @@
-"""Quantize a model: its fp32 graph with int8 Q/DQ pairs, an ONNX file in the cache.
+"""Quantize a model: its fp32 graph, exported or the user's, with int8 Q/DQ pairs, an ONNX file in the cache.
 
 One graph serves TensorRT, TensorRT for RTX and ONNX Runtime: int8 is a property of the graph, not a mode of an engine.
 """
@@ -9,6 +9,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,17 @@ import numpy as np
 from exporters import inputs
 from exporters.cache import Cache, file_sha256, key_of
 from exporters.errors import sentence
-from exporters.inputs import BATCH, TensorSpec, fixed_batch, input_specs, seeded_inputs
-from exporters.onnx_export import Export, export_key, export_onnx, seconds_of
+from exporters.inputs import (
+    BATCH,
+    TensorSpec,
+    fixed_batch,
+    graph_inputs,
+    input_specs,
+    read_onnx,
+    seeded_inputs,
+)
+from exporters.onnx_export import Export, export_key, seconds_of
+from exporters.onnx_files import fp32_graph
 from exporters.source import ModelError, ModelSource
 from exporters.weights import external_locations, identified
 
@@ -57,20 +67,27 @@ def quantize(source: ModelSource, cache: Cache) -> Export:
 
     Raises ModelError for calibration data that do not fit and for a model that cannot be exported or quantized.
     """
-    if source.onnx is not None:
-        raise ModelError(f"model {source.name!r} is an ONNX file, which runs as it is: {source.onnx}")
     source = identified(source)
     specs = input_specs(source)
     files = [] if source.calibration is None else calibration_files(source.calibration, specs)
 
     def produce(path: Path) -> None:
-        fp32 = export_onnx(source, "fp32", cache)
+        fp32 = fp32_graph(source, cache)
         start = time.perf_counter()
-        write_quantized(source.name, fp32.path, feeds(files, specs), path)
+        write_quantized(source.name, fp32.path, feeds(files, named(source, fp32.path, specs)), path)
         seconds_of(path).write_text(str(fp32.seconds + time.perf_counter() - start))
 
     path, cached = cache.entry("onnx", quantized_key(source, files), ".onnx", produce)
     return Export(path, float(seconds_of(path).read_text()), cached)
+
+
+def named(source: ModelSource, graph: Path, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """The model's inputs as its graph calls them, which a user's may do in its own way."""
+    names = [value.name for value in graph_inputs(read_onnx(graph).graph)]
+    own = {spec.name for spec in specs}
+    if source.own_graph is None or own == set(names):
+        return list(specs)
+    return [replace(spec, name=name) for spec, name in zip(specs, names, strict=True)]
 
 
 def quantized_key(source: ModelSource, files: list[Path]) -> str:

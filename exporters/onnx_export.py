@@ -47,6 +47,8 @@ class Export:
     seconds: float
     """What exporting and checking took when the graph was made, in this call or in an earlier one."""
     cached: bool
+    kept: str = ""
+    """Operators that stay float32 in a graph of fewer bits, as in "Resize (2×)"."""
 
 
 def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | None = None) -> Export:

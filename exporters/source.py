@@ -20,6 +20,7 @@ Kind = Literal["canonical", "factory", "onnx", "layer"]
 
 _CHANGES = {
     "files": "its ONNX file, or the data next to that",
+    "graphs": "its ONNX files for single precisions",
     "weights": "its weights file",
     "weights in the file": "which weights of their file are read",
     "code": "its source code",
@@ -88,6 +89,9 @@ class ModelSource:
     library: str | None = None
     """Of a factory that is a library's model, such as "hf:BertModel": the row of exporters/libraries/catalog.py."""
     onnx: Path | None = None
+    graphs: dict[str, Path] = field(default_factory=dict)
+    """By precision a user's .onnx file that graph engines run at it, in place of one that is made; of a torch module
+    "fp32" is the graph of which others are made."""
     weights: Path | None = None
     """A .safetensors or .pt state dict; None means seeded weights (canonical) or the factory's own."""
     key: str | None = None
@@ -119,6 +123,11 @@ class ModelSource:
         if self.onnx is not None:
             return "onnx"
         return "factory" if self.factory is not None else "canonical"
+
+    @property
+    def own_graph(self) -> Path | None:
+        """The user's .onnx file at fp32, or as it is; None of a model whose graphs are exported."""
+        return self.onnx or self.graphs.get("fp32")
 
     @property
     def catalog_name(self) -> str | None:

@@ -55,8 +55,10 @@ def identify(source: ModelSource) -> Identity:
 def given(source: ModelSource) -> dict[str, Any]:
     """The parts of the identity that no torch is needed for: all of them but a factory's."""
     parts: dict[str, Any] = {"kind": source.kind, "options": source.options, "inputs": repr(input_specs(source))}
+    if source.graphs:
+        parts["graphs"] = {precision: files_of(path) for precision, path in source.graphs.items()}
     if source.onnx is not None:
-        parts["files"] = [file_sha256(path) for path in graph_files(source.onnx).values() if path.is_file()]
+        parts["files"] = files_of(source.onnx)
         return parts
     parts["torch"] = installed_version("torch")
     if source.weights is not None:
@@ -83,6 +85,14 @@ def has_own_weights(source: ModelSource) -> bool:
     """Whether the weights are from a file, so that what it predicts may mean something."""
     in_folder = source.library is not None and folder_of(source.factory or "") is not None
     return source.onnx is not None or source.weights is not None or in_folder
+
+
+def files_of(path: Path) -> list[str]:
+    """The hashes of an ONNX file and of those with its external data; none of one that cannot be read."""
+    try:
+        return [file_sha256(file) for file in graph_files(path).values() if file.is_file()]
+    except ModelError:
+        return []
 
 
 def library_parts(source: ModelSource) -> list[str]:

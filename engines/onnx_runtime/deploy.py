@@ -18,7 +18,7 @@ def write_graph(job: Job[OrtOptions], folder: Path, built: Path | None) -> Deplo
         "threads": job.options.threads,
         "optimize": job.options.optimize,
         "session": session_entries(job.precision, job.device),
-        "dimensions": symbol_sizes(job.source, job.batch_size),
+        "dimensions": symbol_sizes(job),
     }
     write_run(__file__, folder)
     return Deployed({**copy_graph(job, folder), "settings": settings}, "model.onnx is the model.")

@@ -27,7 +27,6 @@ from engines.layer_profile.node_mapping import covered_nodes, steps_of
 from engines.layer_profile.torch_trace import ITERATIONS, record
 from engines.onnx_runtime.node_profile import device_layers, host_layers, read_runs
 from exporters.inputs import BATCH, graph_inputs, read_onnx
-from exporters.source import ModelSource
 
 _TYPES = {
     "tensor(float)": (torch.float32, onnx.TensorProto.FLOAT),
@@ -223,7 +222,7 @@ def _session_options(job: Job[OrtOptions], optimized: Path | None = None) -> onn
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     for key, value in session_entries(job.precision, job.device).items():
         options.add_session_config_entry(key, value)
-    for dimension, size in symbol_sizes(job.source, job.batch_size).items():
+    for dimension, size in symbol_sizes(job).items():
         options.add_free_dimension_override_by_name(dimension, size)
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
@@ -257,13 +256,13 @@ def session_entries(precision: str, device: Device) -> dict[str, str]:
     return {}
 
 
-def symbol_sizes(source: ModelSource, batch_size: int) -> dict[str, int]:
+def symbol_sizes(job: Job[OrtOptions]) -> dict[str, int]:
     """Sizes of the graph's symbolic dimensions; the batch is the leading one of the first input."""
     batch = BATCH
-    if source.onnx is not None:
-        shapes = [value.type.tensor_type.shape.dim for value in graph_inputs(read_onnx(source.onnx).graph)]
+    if job.source.own_graph is not None:
+        shapes = [value.type.tensor_type.shape.dim for value in graph_inputs(read_onnx(job.graph).graph)]
         batch = shapes[0][0].dim_param if shapes and shapes[0] else ""
-    return {**source.dimensions, **({batch: batch_size} if batch else {})}
+    return {**job.source.dimensions, **({batch: job.batch_size} if batch else {})}
 
 
 def cuda_settings(precision: str, options: OrtOptions) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
 
-from engines.catalog import BASES, PLAIN, Device, Pass, Training
+from engines.catalog import PLAIN, Device, Pass, Training, is_base
 from exporters.source import ModelSource
 
 Seconds = Annotated[float, Gt(0)]
@@ -143,7 +143,15 @@ class Case:
     @property
     def is_base(self) -> bool:
         """Whether speed-ups are relative to this case."""
-        return (self.variant, self.precision) in BASES and self.role is not Role.PROBE and self.reference is None
+        relative = self.role is not Role.PROBE and self.reference is None
+        return relative and is_base(self.variant, self.precision, self.source.kind)
+
+    @property
+    def calibrated(self) -> bool | None:
+        """Of int8 whether its ranges are of data that the user chose: those of a file quantized by others count so."""
+        if self.precision != "int8":
+            return None
+        return self.source.calibration is not None or "int8" in self.source.graphs
 
     @property
     def options_json(self) -> str:

@@ -139,6 +139,7 @@ Count = Annotated[int, Field(gt=0)]
 BatchSizes = Annotated[list[Count], Field(min_length=1)]
 Passes = list[Annotated[Pass, _word(PASSES, "pass")]]
 Precision = Annotated[str, _word([p for p in PRECISIONS if p != "native"], "precision")]
+Variant = Annotated[str, _word(("fp16", "bf16", "int8"), "precision")]
 BelowYaml = Annotated[Path, Field(strict=False), AfterValidator(_below_yaml)]
 """A path that is relative to the YAML."""
 File = Annotated[BelowYaml, AfterValidator(_file)]
@@ -157,6 +158,9 @@ class ModelEntry(_Strict):
     """The canonical network, where it is to have another name; or a library's model, such as hf:BertModel."""
     factory: Annotated[str, AfterValidator(_factory)] | None = None
     onnx: File | None = None
+    """The model, or next to a factory or a network the graph that engines of graphs run in place of an export."""
+    variants: dict[Variant, File] = {}
+    """By precision a file of the model that others made, such as a quantized one."""
     weights: File | None = None
     key: str | None = None
     """Under which a checkpoint has the state dict."""
@@ -187,6 +191,11 @@ class ModelEntry(_Strict):
         return {**data, **model_entry(word)}
 
     @property
+    def is_file(self) -> bool:
+        """Whether the model is an .onnx file, with no torch module next to it."""
+        return self.onnx is not None and not self.factory and not self.network
+
+    @property
     def library(self) -> str | None:
         """The library whose model it is."""
         library = library_of(self.network or "")
@@ -194,8 +203,8 @@ class ModelEntry(_Strict):
 
     @model_validator(mode="after")
     def _one_kind(self) -> ModelEntry:
-        if sum(map(bool, (self.factory, self.onnx, self.network))) > 1:
-            raise mistake("a model has a factory, an onnx file or a network, only one of them")
+        if self.factory and self.network:
+            raise mistake("a model has a factory or a network, only one of them")
         if self.input is not None and self.inputs is not None:
             raise mistake("input is short for inputs with one tensor of floats: give one of them")
         if self.factory and self.input is None and self.inputs is None:
@@ -205,15 +214,13 @@ class ModelEntry(_Strict):
             )
         if self.factory:
             self._check_inputs()
-        if self.onnx and (self.weights or self.options or self.input):
+        if self.is_file and (self.weights or self.options or self.input):
             raise mistake("an onnx file brings its own weights and input shapes: leave out weights, options and input")
-        if self.onnx and self.calibration:
-            raise mistake("an onnx file runs as it is: leave out calibration, or give a file that has been quantized")
         if self.dimensions and not self.onnx and not self.inputs and not self.library:
             raise mistake("dimensions are of an onnx file or of inputs with named sizes; leave them out")
         if (self.key or self.prefix) and not self.weights:
             raise mistake("key and prefix say how weights are read; give weights, or leave them out")
-        if not self.factory and not self.onnx and not self.library:
+        if not self.factory and not self.is_file and not self.library:
             self._check_network()
         return self
 
@@ -247,7 +254,10 @@ class ModelEntry(_Strict):
             raise mistake(f"no input has a dimension {strays[0]}{nearest(strays[0], sizes)}", "dimensions", strays[0])
 
     def source(self) -> ModelSource:
-        data = self.model_dump(exclude={"input", "inputs", "outputs", "batch_sizes", "reference"})
+        data = self.model_dump(exclude={"input", "inputs", "outputs", "batch_sizes", "reference", "variants"})
+        data["graphs"] = dict(self.variants)
+        if self.onnx and not self.is_file:
+            data |= {"onnx": None, "graphs": {"fp32": self.onnx, **self.variants}}
         declared = declared_inputs(self.inputs) if self.inputs is not None else ()
         if self.library:
             data |= {"factory": self.network, "network": None, "library": self.library}

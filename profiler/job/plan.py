@@ -11,6 +11,7 @@ from typing import Any
 from engines.catalog import ENGINES, PLAIN, PRESETS, Device, Training, unsupported
 from engines.requirements import explain, missing
 from exporters.catalog import network_of
+from exporters.onnx_files import not_made, precisions_of
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, Role
 from profiler.job.conditions import Filter
@@ -89,12 +90,14 @@ def estimate_total(cases: Sequence[Case], budget: Budget) -> float:
 def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capability: str | None) -> Iterator[Case]:
     """The cells of one model or layer, of the first replicate."""
     source, reference = entry.source(), config.reference_of(entry)
-    precisions = ["native"] if source.kind == "onnx" else config.precisions
+    precisions = precisions_of(source, config.precisions)
     trainings = config.training.settings(entry.name) if source.layer is None else [_LAYERS]
     for batch_size, pass_, precision in product(entry.batch_sizes or config.batch_sizes, config.passes, precisions):
         for engine_entry, training in product(config.engines, trainings if pass_ == "training" else [PLAIN]):
             engine, options, reason = _resolve(engine_entry, device)
             reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind, capability)
+            if ENGINES[engine].needs == "onnx":
+                reason = reason or not_made(source, precision)
             lacking = missing(ENGINES[engine], device, graph=precision)
             if reason is None and lacking:
                 reason = explain(lacking)

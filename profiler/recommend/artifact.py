@@ -139,11 +139,7 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
             prepared = prepare_graphs([case], Budget(), logs, folders, display.preparing)[case.model]
             if why_not := failure(case, prepared):
                 raise _not_made(why_not)
-            onnx = (
-                prepared.onnx["native"]
-                if case.source.kind == "onnx"
-                else prepared.graph(case.precision, case.batch_size)
-            )
+            onnx = prepared.graph(case.precision, case.batch_size)
         if task is not None:
             gpu = None if task.target else find_gpu(engine, None)
             tick = partial(display.building, task.name, done=0, total=1)

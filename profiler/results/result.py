@@ -154,7 +154,7 @@ class Result:
             "reference_model": case.reference.name if case.reference else None,
             **(dataclasses.asdict(case.training) if case.pass_ == "training" else {}),
             "options": case.options_json,
-            "calibrated": None if case.precision != "int8" else case.source.calibration is not None,
+            "calibrated": case.calibrated,
             "status": self.status,
             "reason": self.reason,
             "log": self.log,

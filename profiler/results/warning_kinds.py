@@ -158,6 +158,12 @@ _KINDS = (
         doubts="error",
     ),
     WarningKind(
+        "kept-float",
+        "K",
+        "operators of a user's .onnx file that ONNX Runtime's converter does not take to fp16 stay float32; the column "
+        "warnings names them",
+    ),
+    WarningKind(
         "static-graph",
         "S",
         "the model could be exported for one batch size at a time only; the column warnings says why",

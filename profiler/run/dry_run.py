@@ -165,5 +165,6 @@ def _refusal(case: Case, looks: Mapping[str, Look], budget: Budget) -> tuple[Sta
 
 def _found(look: Look) -> str:
     if look.prepared.failures:
-        return "cannot be prepared" if "model" in look.prepared.failures else f"{look.seen}; int8 cannot be made"
+        lacking = " and ".join(look.prepared.failures)
+        return "cannot be prepared" if "model" in look.prepared.failures else f"{look.seen}; no {lacking}"
     return look.seen or look.unseen

@@ -19,6 +19,7 @@ from engines.requirements import explain, missing
 from exporters.catalog import CATALOG
 from exporters.declared_inputs import BATCH, DTYPES, FILLS, is_integer
 from exporters.libraries.catalog import LIBRARIES, library_of, model_entry, not_installed
+from exporters.onnx_files import is_float32
 from exporters.source import ModelError, ModelSource
 from profiler.errors import PROGRAM, ConfigError, nearest
 from profiler.job.case import Budget, Case
@@ -66,13 +67,18 @@ class ModelJob:
         entry: Mapping[str, Any] = self.given["models"][0]
         return entry
 
+    @property
+    def _runs_as_it_is(self) -> bool:
+        """Whether it is an .onnx file of which no other precisions are made."""
+        return "onnx" in self._entry and not is_float32(Path(self._entry["onnx"]))
+
     def config(self, device: Device, more: Mapping[str, Any], capability: str | None = None) -> Config:
         """The job on such a device, with `more` keys, checked as a YAML is. Raises ConfigError, which names options."""
         usual = dict(_USUAL[device])
         if self.fixed_batch is not None:
             usual["batch_sizes"] = [self.fixed_batch]
-        if "onnx" in self._entry:
-            del usual["precisions"]  # It runs as it is.
+        if self._runs_as_it_is:
+            del usual["precisions"]
         job = {"suite": self._entry["name"], **usual, "budget": _BUDGET, **self.given, **more}
         if "engines" not in job:
             job["engines"] = [preset.name for preset in self._usual_presets(job, device, capability)[0]]
@@ -97,7 +103,7 @@ class ModelJob:
         What compiles for long comes last.
         """
         kind = "onnx" if "onnx" in self._entry else "factory"
-        precisions = ["native"] if kind == "onnx" else job["precisions"]
+        precisions = ["native"] if self._runs_as_it_is else job["precisions"]
         cells = list(product(job.get("passes", ["inference"]), precisions))
 
         def does(preset: Preset) -> bool:
@@ -125,8 +131,9 @@ def model_job(word: str, options: Options) -> ModelJob:
     if word in CATALOG:
         del entry["network"]
     fixed = _check_graph(entry, options.batch) if "onnx" in entry else None
-    if "onnx" in entry and options.precision:
-        raise ConfigError(f"--precision {options.precision}: {word} runs as it is, with its own types; leave it out")
+    if "onnx" in entry and options.precision and not is_float32(entry["onnx"]):
+        why = f"{word} is not float32 throughout, so that it runs as it is, with its own types; leave it out"
+        raise ConfigError(f"--precision {options.precision}: {why}")
     lists = {
         "engines": [name for text in options.engine for name in _words(text)] or None,
         "passes": None if options.pass_ is None else _words(options.pass_),

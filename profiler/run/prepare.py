@@ -17,13 +17,14 @@ from exporters.catalog import network_of
 from exporters.flops import Cost
 from exporters.gradients import reference_items
 from exporters.inputs import fixed_batch, numpy_dtype
+from exporters.onnx_export import Export
 from exporters.source import Identity, ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, Role
 from profiler.machine import available_memory_mib, usable_cores
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_all
-from profiler.worker.task import Prepared, graph_of, has_checked_gradients, static_graph
+from profiler.worker.task import Prepared, graph_of, has_checked_gradients, own_graphs, static_graph
 
 Key = TypeVar("Key", bound=Hashable)
 Tick = Callable[[str, int, int], None]
@@ -82,7 +83,7 @@ def prepare_graphs(
     `option` is what the user raises to give an export longer; None is the job's budget.
     """
     sources = {case.model: case.source for case in cases}
-    prepared = {name: Prepared(onnx={"native": s.onnx} if s.onnx else {}) for name, s in sources.items()}
+    prepared = {name: Prepared(onnx=own_graphs(source)) for name, source in sources.items()}
     _Stages(sources, budget, logs, path, tick, option).exports(cases, prepared)
     return prepared
 
@@ -129,10 +130,11 @@ class _Stages:
         needed = dict.fromkeys(
             (case.model, graph_of(case.precision))
             for case in cases
-            if ENGINES[case.engine].needs == "onnx" and case.source.kind != "onnx" and not prepared[case.model].failures
+            if ENGINES[case.engine].needs == "onnx" and _lacks(prepared[case.model], graph_of(case.precision))
         )
         quantized = [name for name, graph in needed if graph == "int8"]
-        floats = [key for key in needed if key[1] != "int8"] + [(name, "fp32") for name in quantized]
+        floats = [key for key in needed if key[1] != "int8"]
+        floats += [(name, "fp32") for name in quantized if _lacks(prepared[name], "fp32")]
         self._export(dict.fromkeys(floats), prepared, "exports to ONNX")
         self._export_by_batch(cases, prepared)
         for name in quantized:
@@ -150,14 +152,13 @@ class _Stages:
             and case.role is Role.CELL
             and prepared[case.model].failures.get(graph_of(case.precision), _OK).status == "failed"
             and graph_of(case.precision) != "int8"
+            and case.source.own_graph is None
         )
         calls = {key: self._call("prepare_export", f"export-{key[0]}-{key[1]}-{key[2]}", *key) for key in needed}
         for (name, graph, batch), outcome in self._run(calls, "exports to ONNX, each for a batch size").items():
             old, key = prepared[name], static_graph(graph, batch)
             if outcome.status == "ok":
-                path, seconds = outcome.value
-                onnx, exported = {**old.onnx, key: path}, {**old.export_s, key: seconds}
-                prepared[name] = replace(old, onnx=onnx, export_s=exported)
+                prepared[name] = _with_graph(old, key, outcome.value)
             else:
                 free = old.failures[graph]
                 tries = f"{free.reason}; with a graph for batch size {batch} only, too: {failed(outcome).reason}"
@@ -171,8 +172,7 @@ class _Stages:
         }
         for (name, graph), outcome in self._run(calls, what).items():
             if outcome.status == "ok":
-                (onnx, seconds), old = outcome.value, prepared[name]
-                prepared[name] = replace(old, onnx={**old.onnx, graph: onnx}, export_s={**old.export_s, graph: seconds})
+                prepared[name] = _with_graph(prepared[name], graph, outcome.value)
             else:
                 _fail(prepared, name, graph, failed(outcome))
 
@@ -285,6 +285,20 @@ def _inputs(model: Prepared, batch: int) -> str:
 def _outputs(model: Prepared) -> str:
     """Like "(batch, 1000)"."""
     return ", ".join(str(("batch", *shape[1:]) if shape else ()).replace("'", "") for shape in model.outputs)
+
+
+def _lacks(model: Prepared, graph: str) -> bool:
+    """Whether the graph is still to be made."""
+    return "model" not in model.failures and graph not in model.failures and graph not in model.onnx
+
+
+def _with_graph(model: Prepared, graph: str, export: Export) -> Prepared:
+    return replace(
+        model,
+        onnx={**model.onnx, graph: export.path},
+        export_s={**model.export_s, graph: export.seconds},
+        kept={**model.kept, graph: export.kept},
+    )
 
 
 def _fail(prepared: dict[str, Prepared], model: str, graph: str, why: Outcome) -> None:

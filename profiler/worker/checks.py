@@ -49,7 +49,12 @@ def verify(task: Task, session: Session, outputs: Sequence[Array], result: Resul
     elif not all(np.isfinite(output).all() for output in outputs):
         result.fail("the outputs are not finite")
     result.proof = proof = session.proof()
-    result.warnings += [*remarks(case, proof), *left_in_float(task.prepared.quantized, proof), *_exported(task)]
+    result.warnings += [
+        *remarks(case, proof),
+        *left_in_float(task.prepared.quantized, proof),
+        *_exported(task),
+        *_kept_float(task),
+    ]
     result.take(mismatch(case, proof))
 
 
@@ -239,7 +244,7 @@ def remarks(case: Case, proof: Proof) -> list[Warning]:
     """Warnings for what is no contradiction but should be known."""
     warnings = []
     types = proof.compute_types
-    if case.precision == "int8" and case.source.calibration is None:
+    if case.calibrated is False:
         warnings.append(Warning("calibration", "seeded data, so accuracy says nothing"))
     if types and _mixed(case, types) and (strays := _strays(case, types)):
         share = f"{sum(strays.values())} of {sum(types.values())}"
@@ -269,6 +274,12 @@ def _exported(task: Task) -> list[Warning]:
         return []
     reason = f"the graph is for batch size {task.case.batch_size} only, since with a free one {why.reason}"
     return [Warning("static-graph", reason)]
+
+
+def _kept_float(task: Task) -> list[Warning]:
+    """The warning that a converter left operators in float32, by name."""
+    kept = task.prepared.kept.get(graph_of(task.case.precision), "")
+    return [Warning("kept-float", f"{kept} stayed float32 between casts")] if kept else []
 
 
 def left_in_float(quantized: tuple[int, int], proof: Proof) -> list[Warning]:

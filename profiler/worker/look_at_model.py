@@ -14,7 +14,7 @@ from exporters.int8 import calibration_files
 from exporters.source import ModelError, ModelSource
 from profiler.processes.messages import Outcome, Report
 from profiler.tables.numbers import count
-from profiler.worker.prepare_model import check_source, no_reference
+from profiler.worker.prepare_model import check_source, no_reference, refusals
 from profiler.worker.task import Look, Prepared
 
 
@@ -30,7 +30,7 @@ def look_at_model(argument: tuple[ModelSource, bool], report: Report) -> Look:
     source, quantized = argument
     check_source(source)
     specs = tuple(input_specs(source))
-    failures = {}
+    failures = refusals(source, specs)
     if quantized and source.calibration is not None:
         try:
             calibration_files(source.calibration, specs)

@@ -32,13 +32,14 @@ from exporters.inputs import (
     seeded_inputs,
 )
 from exporters.int8 import quantize
-from exporters.onnx_export import check_onnx, export_onnx
+from exporters.onnx_export import Export, check_onnx, export_onnx
+from exporters.onnx_files import fp32_graph, refused_graphs, to_fp16
 from exporters.source import Identity, ModelError, ModelSource
 from exporters.weights import cached_state, checked, identified, identify, source_key
-from profiler.processes.messages import Entered, Progress, Report, Salvage
+from profiler.processes.messages import Entered, Outcome, Progress, Report, Salvage
 from profiler.worker import outputs as kept
 from profiler.worker.outputs import read_outputs, write_outputs
-from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, check_inputs, is_static, make_job
+from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, check_inputs, is_static, make_job, own_graphs
 
 
 def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepared:
@@ -54,11 +55,23 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
     produce = checked(source, lambda path: _write_reference(source, specs, state, path))
     reference, _ = cache.entry("reference", _reference_key(source), ".npz", produce)
     outputs = tuple(array.shape for array in read_outputs(reference).values())
-    if source.onnx is None:
-        return Prepared(specs, state, reference, outputs, identity=source.identity)
-    quantized = quantized_products(read_onnx(source.onnx).graph)
-    onnx = {"native": source.onnx}
-    return Prepared(specs, None, reference, outputs, onnx=onnx, identity=source.identity, quantized=quantized)
+    quantized = (0, 0) if source.onnx is None else quantized_products(read_onnx(source.onnx).graph)
+    failures = refusals(source, specs)
+    return Prepared(
+        specs,
+        state,
+        reference,
+        outputs,
+        onnx={precision: path for precision, path in own_graphs(source).items() if precision not in failures},
+        failures=failures,
+        identity=source.identity,
+        quantized=quantized,
+    )
+
+
+def refusals(source: ModelSource, specs: Sequence[TensorSpec]) -> dict[str, Outcome]:
+    """By precision why the file that a job gives for it cannot run."""
+    return {precision: Outcome("failed", why) for precision, why in refused_graphs(source, specs).items()}
 
 
 def check_source(source: ModelSource) -> None:
@@ -117,15 +130,18 @@ def prepare_gradients(
     )
 
 
-def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: Report) -> tuple[Path, float]:
-    """The exported graph, of any batch size or of that one, and the seconds that its export took.
+def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: Report) -> Export:
+    """The exported graph, of any batch size or of that one; of a model with a graph of its own one made of that.
 
     Raises exporters.source.ModelError.
     """
     source, precision, batch, root = identified(argument[0]), *argument[1:]
     cache = Cache(root)
-    export = quantize(source, cache) if precision == "int8" else export_onnx(source, precision, cache, batch)
-    return export.path, export.seconds
+    if precision == "int8":
+        return quantize(source, cache)
+    if source.own_graph is None:
+        return export_onnx(source, precision, cache, batch)
+    return to_fp16(source, cache) if precision == "fp16" else fp32_graph(source, cache)
 
 
 def build_ahead(task: Task, report: Report) -> BuiltAhead:

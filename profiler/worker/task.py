@@ -11,7 +11,7 @@ from engines.catalog import ENGINES, Options
 from exporters.flops import Cost
 from exporters.gradients import GradientReference
 from exporters.inputs import TensorSpec, fixed_batch, numpy_dtype, repeated_inputs, seeded_inputs
-from exporters.source import Identity
+from exporters.source import Identity, ModelSource
 from profiler.job.case import Budget, Case, Role
 from profiler.processes.messages import Outcome
 
@@ -35,6 +35,8 @@ class Prepared:
     """The model that errors are relative to, where that is another."""
     onnx: Mapping[str, Path] = field(default_factory=dict)
     export_s: Mapping[str, float] = field(default_factory=dict)
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """By graph the operators that stay float32 in it."""
     failures: Mapping[str, Outcome] = field(default_factory=dict)
     """How something could not be made: "model" for all of it, or a graph's name."""
     cost: Cost = field(default_factory=Cost)
@@ -88,6 +90,12 @@ class Task:
 def graph_of(precision: str) -> str:
     """Which exported graph a precision runs: TF32 is a switch of the engine, not a type of the graph."""
     return "fp32" if precision == "tf32" else precision
+
+
+def own_graphs(source: ModelSource) -> dict[str, Path]:
+    """The graphs that the user gives: a file, at whichever of fp32 and `native` it is planned, and its variants."""
+    file = {} if source.onnx is None else dict.fromkeys(("native", "fp32"), source.onnx)
+    return {**file, **source.graphs}
 
 
 def static_graph(graph: str, batch: int) -> str:

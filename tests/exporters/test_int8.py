@@ -155,9 +155,11 @@ def test_a_file_that_is_no_array_is_refused(small: ModelSource, folder: Path, ca
             quantize(replace(small, calibration=folder), cache)
 
 
-def test_an_onnx_file_is_not_quantized(cache: Cache, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is an ONNX file, which runs as it is"):
-        quantize(ModelSource("theirs", onnx=tmp_path / "m.onnx"), cache)
+def test_a_users_file_is_quantized_as_an_export_is(small: ModelSource, cache: Cache, folder: Path) -> None:
+    theirs = ModelSource("theirs", onnx=export_onnx(small, "fp32", cache).path)
+    assert outputs(quantize(theirs, cache), small) == pytest.approx(outputs(quantize(small, cache), small))
+    np.save(folder / "wide.npy", 100 * GOOD)
+    assert input_scale(quantize(replace(theirs, calibration=folder), cache)) > 10 * input_scale(quantize(theirs, cache))
 
 
 def test_a_model_that_cannot_be_exported_says_so(factories: Path, cache: Cache) -> None:

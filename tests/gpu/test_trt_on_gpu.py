@@ -405,7 +405,8 @@ def measure(library: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         source = source if onnx is None else ModelSource("theirs", onnx=onnx)
         prepared: Prepared = prepare_model((source, tmp_path / "cache"), tell)
         if onnx is None:
-            graph, seconds = prepare_export((source, precision, None, tmp_path / "cache"), tell)
+            export = prepare_export((source, precision, None, tmp_path / "cache"), tell)
+            graph, seconds = export.path, export.seconds
             prepared = replace(prepared, onnx={precision: graph}, export_s={precision: seconds})
         case = Case("tiny", "trt", "trt", "inference", precision, 8, "cuda", 0, source, options)  # type: ignore[arg-type]
         return measure_case(Task(case, prepared, Budget(seconds=0.5), visible_gpus()[0].uuid), tell)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -50,13 +51,15 @@ def test_an_id_is_a_file_name() -> None:
 
 
 def test_speed_ups_are_relative_to_eager_in_fp32_or_to_onnx_runtime_for_an_onnx_file() -> None:
-    def is_base(variant: str, precision: str, role: Role = Role.CELL) -> bool:
-        source = ModelSource("net")
+    def is_base(variant: str, precision: str, role: Role = Role.CELL, onnx: Path | None = None) -> bool:
+        source = ModelSource("net", onnx=onnx)
         return Case("net", "eager", variant, "inference", precision, 1, "cpu", 0, source, role=role).is_base
 
     assert is_base("eager", "fp32")
     assert is_base("eager", "fp32", Role.SWEEP)
-    assert is_base("ort", "native")
+    found = [is_base("ort", precision, onnx=Path("net.onnx")) for precision in ("native", "fp32", "fp16")]
+    assert found == [True, True, False]
+    assert not is_base("ort", "native")
     assert not is_base("eager", "fp16")
     assert not is_base("ort", "fp32")
     assert not is_base("eager", "fp32", Role.PROBE), "a probe is no cell that was asked for"

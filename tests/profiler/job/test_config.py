@@ -80,9 +80,9 @@ MISTAKES = [
         "no such calibration", models("{name: alexnet, calibration: empty}"), 3, "models[0].calibration", "no .npy"
     ),
     mistake(
-        "calibration beside onnx",
-        models("{name: x, onnx: there.onnx, calibration: images}"),
-        *(3, "models[0]", "runs as it is", "leave out calibration"),
+        "a variant at no such precision",
+        models("{name: x, onnx: there.onnx, variants: {int4: there.onnx}}"),
+        *(3, "models[0].variants", "'int4'", "int8"),
     ),
     mistake("onnx a number", models("{name: x, onnx: 3}"), 3, "models[0].onnx", "path", "got 3"),
     mistake(
@@ -101,7 +101,7 @@ MISTAKES = [
     mistake("factory with two colons", models("{name: x, factory: 'a:b:c', input: [3]}"), 3, "factory", "'a:b:c'"),
     mistake("factory without input", models("{name: x, factory: 'a:b'}"), 3, "models[0]", "input: [3, 224, 224]"),
     mistake("input no list", models("{name: x, factory: 'a:b', input: 3}"), 3, "models[0].input", "list", "got 3"),
-    mistake("factory and onnx", models("{name: x, factory: 'a:b', onnx: there.onnx, input: [3]}"), 3, "only one"),
+    mistake("factory and network", models("{name: x, factory: 'a:b', network: vgg16, input: [3]}"), 3, "only one"),
     mistake("input beside onnx", models("{name: x, onnx: there.onnx, input: [3]}"), 3, "models[0]", "leave out"),
     mistake("input of a known network", models("{name: alexnet, input: [3]}"), 3, "models[0]", "input", "leave out"),
     mistake(

@@ -255,6 +255,19 @@ def test_a_case_knows_the_model_that_it_is_compared_with_and_is_no_base(config):
     assert alone.is_base
 
 
+def test_a_module_with_a_graph_next_to_it_is_a_module_whose_graph_is_given(config):
+    theirs = "onnx: theirs.onnx, variants: {int8: theirs.onnx}"
+    models = f"{{name: x, factory: 'a:b', input: [3], {theirs}}}, {{name: y, {theirs}}}"
+    text = f"models: [{models}]\nengines: [eager, ort]\n"
+    pair, alone = make_plan(config(text), "cpu")[0], make_plan(config(text), "cpu")[-1]
+    assert (pair.source.kind, pair.source.onnx, set(pair.source.graphs)) == ("factory", None, {"fp32", "int8"})
+    assert (alone.source.kind, alone.precision, alone.calibrated) == ("onnx", "int8", True)
+    assert [case.precision for case in make_plan(config(text), "cpu") if case.variant == "ort"] == [
+        *("fp32", "int8"),
+        *("native", "int8"),
+    ]
+
+
 def test_an_onnx_file_runs_once_at_its_own_precision(config):
     text = "models: [{name: x, onnx: theirs.onnx}]\nengines: [eager, ort]\nprecisions: [fp32, fp16]\n"
     cases = make_plan(config(text, "cuda"), "cuda")

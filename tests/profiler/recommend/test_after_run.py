@@ -100,8 +100,8 @@ def test_a_model_to_the_end(model: Path, profiler: Profiler, monkeypatch: pytest
         ("tiny", "tiny", "ort", size, "ok") for size in (1, 4)
     ]
     answer = done.stdout.partition("What to deploy")[2]
-    assert re.search(r"Lowest latency: ort native, batch 1 \([\d.]+ ms per call, error", answer), done.stdout
-    assert re.search(r"Highest throughput: ort native, batch \d \([\d,.]+ items/s, error", answer)
+    assert re.search(r"Lowest latency: ort fp32, batch 1 \([\d.]+ ms per call, error", answer), done.stdout
+    assert re.search(r"Highest throughput: ort fp32, batch \d \([\d,.]+ items/s, error", answer)
     assert "The same again: python -m profiler job.yaml" in answer
     # What it says to go on with is what it was of.
     commands = [shlex.split(text) for text in re.findall(r"python -m profiler (recommend \S+[^(\n]*)", answer)]
@@ -110,7 +110,7 @@ def test_a_model_to_the_end(model: Path, profiler: Profiler, monkeypatch: pytest
         asked = [word for word in words if word not in ("--export", "deploy/")]
         found = profiler(*asked, "--format", "json", cwd=folder, **variables)
         batches.append(json.loads(found.stdout)["choice"]["batch_size"])
-    named = [int(size) for size in re.findall(r"ort native, batch (\d) \(", answer)]
+    named = [int(size) for size in re.findall(r"ort fp32, batch (\d) \(", answer)]
     assert batches == [*named, named[0]]
     assert [" --export deploy/" in shlex.join(words) for words in commands] == [True, True, False]
     # Both files say the same job again.

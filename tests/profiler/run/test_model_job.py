@@ -30,12 +30,13 @@ MASK = "--input attention_mask=128:int64:lengths"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the command is called: with a factory, a graph of words, and one whose batch is fixed."""
+    """Where the command is called: with a factory, a graph of words, one whose batch is fixed, one in fp16."""
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NET)
     write_graph("words.onnx", {"input_ids": TensorProto.INT64, "attention_mask": TensorProto.INT64}, ["n", "sequence"])
     write_graph("fixed.onnx", {"x": TensorProto.FLOAT}, [2, 3])
     write_graph("free.onnx", {"x": TensorProto.FLOAT}, ["n", 3])
+    write_graph("half.onnx", {"x": TensorProto.FLOAT16}, ["n", 3])
     np.savez("inputs.npz", input_ids=np.ones((2, 64), np.int64))
     return tmp_path
 
@@ -140,6 +141,7 @@ def test_an_onnx_file_is_measured_in_what_takes_graphs() -> None:
     config = job("free.onnx")
     assert {PRESETS[entry.label].engine for entry in config.engines} <= {"ort", "openvino"}
     assert config.batch_sizes == [1, 16]
+    assert job("free.onnx --precision fp32,int8").precisions == ["fp32", "int8"]
     assert job("fixed.onnx").batch_sizes == job("fixed.onnx --batch 2").batch_sizes == [2]
 
 
@@ -190,7 +192,7 @@ REFUSED = [
     (f"words.onnx {IDS} --input mask=3", "--input: words.onnx has the inputs input_ids, attention_mask"),
     (f"words.onnx {IDS} {MASK.replace('128', '64')}", "--input: attention_mask of words.onnx has the shape"),
     ("fixed.onnx --batch 1,16", "--batch 1,16: the batch of fixed.onnx is fixed to 2"),
-    ("free.onnx --precision fp16", "--precision fp16: free.onnx runs as it is"),
+    ("half.onnx --precision fp16", "--precision fp16: half.onnx is not float32 throughout"),
     ("fake.onnx", "no ONNX model, or a truncated one"),
     ("resnet18 --write-yaml net.py", "--write-yaml net.py: there is such a file already"),
     ("resnet18 --write-yaml no/job.yaml", "--write-yaml no/job.yaml: there is no folder no"),

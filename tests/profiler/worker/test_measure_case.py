@@ -92,8 +92,8 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         source = ModelSource(factory, factory=f"worker_factories:{factory}", input_shape=(4, 8))
         prepared: Prepared = prepare_model((source, tmp_path / "cache"), lambda message: None)
         if engine == "ort":
-            path, export_s = prepare_export((source, "fp32", None, tmp_path / "cache"), lambda message: None)
-            prepared = replace(prepared, onnx={"fp32": path}, export_s={"fp32": export_s})
+            export = prepare_export((source, "fp32", None, tmp_path / "cache"), lambda message: None)
+            prepared = replace(prepared, onnx={"fp32": export.path}, export_s={"fp32": export.seconds})
         then()
         case = Case(factory, engine, engine, pass_, "fp32", 2, "cpu", 0, source)  # type: ignore[arg-type]
         return measure_case(Task(case, prepared, Budget(seconds=seconds, min_samples=3)), lambda message: None)

@@ -1,0 +1,207 @@
+"""Make the graphs of other precisions of a model that comes as an .onnx file, and check the files that a job names."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from exporters.cache import Cache, file_sha256, key_of
+from exporters.errors import sentence
+from exporters.inputs import BATCH, TensorSpec, graph_specs, read_onnx
+from exporters.onnx_export import Export, check_onnx, export_onnx, seconds_of
+from exporters.packages import installed_version
+from exporters.source import ModelError, ModelSource
+from exporters.weights import external_locations, identified, source_key, tensors
+
+MADE = ("fp32", "tf32", "fp16", "int8")
+"""At which precisions a float32 file runs; of any other there is no converter."""
+_INTEGER_OPERATORS = ("QLinear", "Quantize", "Dequantize", "DynamicQuantize", "ConvInteger", "MatMulInteger", "QGemm")
+_FLOAT = 1  # onnx.TensorProto.FLOAT
+
+
+def precisions_of(source: ModelSource, requested: Sequence[str]) -> list[str]:
+    """At which precisions a model is measured: as requested, and where it has a file of its own.
+
+    An .onnx file that is not float32 throughout, or cannot be read, has one, `native`.
+    """
+    as_it_is = source.onnx is not None and not is_float32(source.onnx)
+    own = ["native"] if as_it_is else list(requested)
+    return [*own, *(precision for precision in source.graphs if precision not in ("fp32", *own))]
+
+
+def not_made(source: ModelSource, precision: str) -> str | None:
+    """Why there is no graph of that precision of a model with a graph of its own; None if there is, or will be."""
+    if source.own_graph is None or precision in (*MADE, "native", *source.graphs):
+        return None
+    return f"of an .onnx file no {precision} graph can be made; give one: variants: {{{precision}: FILE}}"
+
+
+def is_float32(path: Path) -> bool:
+    """Whether all floats of an .onnx file are float32 and nothing is quantized; False of a file that cannot be read."""
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError:
+        return False
+    return _is_float32(path, changed)
+
+
+@lru_cache(maxsize=64)
+def _is_float32(path: Path, changed: int) -> bool:
+    from onnx import TensorProto
+
+    try:
+        model = read_onnx(path)
+    except ModelError:
+        return False
+    graphs: list[Any] = [model.graph, *model.functions]
+    types = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    # A single double is a constant that PyTorch's exporter leaves; it makes no double model.
+    held = [t for graph in graphs for t in tensors(graph)]
+    types |= {t.data_type for t in held if t.data_type != TensorProto.DOUBLE or len(t.dims)}
+    nodes = [node for graph in graphs for node in _nodes(graph)]
+    types |= {a.i for node in nodes if node.op_type == "Cast" for a in node.attribute if a.name == "to"} - {
+        TensorProto.DOUBLE
+    }
+    exact = {getattr(TensorProto, name) for name in ("FLOAT", "INT64", "INT32", "BOOL", "STRING", "UNDEFINED")}
+    exact |= {TensorProto.UINT8}  # An image's bytes.
+    quantized = any(node.op_type.startswith(_INTEGER_OPERATORS) for node in nodes)
+    return _FLOAT in types and types <= exact and not quantized
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    yield from graph.node
+    for inner in _subgraphs(graph):
+        yield from _nodes(inner)
+
+
+def _subgraphs(graph: Any) -> list[Any]:
+    return [g for node in graph.node for a in node.attribute for g in (a.g, *a.graphs) if g.node]
+
+
+def fp32_graph(source: ModelSource, cache: Cache) -> Export:
+    """The model's graph at fp32: the file that the job names, else an export. Raises ModelError."""
+    if source.own_graph is None:
+        return export_onnx(source, "fp32", cache)
+    return Export(source.own_graph, 0.0, cached=True)
+
+
+def to_fp16(source: ModelSource, cache: Cache) -> Export:
+    """The model's own graph in half precision, inputs and outputs too, by ONNX Runtime's converter, once for all runs.
+
+    Operators that the converter's list says must stay float32 do, between casts; `Export.kept` names them.
+
+    Raises ModelError for a graph that cannot be converted.
+    """
+    source = identified(source)
+    assert source.own_graph is not None, "an export is made in its precision"
+    graph = source.own_graph
+    versions = [f"{package} {installed_version(package)}" for package in ("onnx", "onnxruntime", "onnxruntime-gpu")]
+    key = key_of("fp16", source_key(source), file_sha256(Path(__file__)), *versions)
+
+    def produce(path: Path) -> None:
+        start = time.perf_counter()
+        kept = _write_fp16(source.name, graph, path)
+        _kept_in(path).write_text(kept)
+        seconds_of(path).write_text(str(time.perf_counter() - start))
+
+    path, cached = cache.entry("onnx", key, ".onnx", produce)
+    return Export(path, float(seconds_of(path).read_text()), cached, _kept_in(path).read_text())
+
+
+def _kept_in(path: Path) -> Path:
+    return path.with_suffix(".kept")
+
+
+def _write_fp16(name: str, graph: Path, path: Path) -> str:
+    """Convert and check the file; returns the operators that stay float32, like "Resize (2×), TopK (1×)"."""
+    import onnx
+    from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
+
+    external = bool(external_locations(graph))
+    try:
+        # Without the weights, since what is passed in memory has protobuf's limit of 2 GiB.
+        inferred = onnx.shape_inference.infer_shapes(read_onnx(graph))
+        if external:
+            onnx.load_external_data_for_model(inferred, str(graph.parent))
+        kept = _blocked(inferred, DEFAULT_OP_BLOCK_LIST)
+        model = convert_float_to_float16(inferred, disable_shape_infer=True)
+        _sort(model.graph)
+        location = f"{path.name}.data" if external else None
+        onnx.save(model, path, save_as_external_data=external, location=location)
+        onnx.checker.check_model(str(path), full_check=True)
+    except Exception as error:
+        raise ModelError(
+            f"model {name!r}: converting {graph.name} to fp16 failed: {sentence(error)}; convert it yourself and "
+            "give the file: variants: {fp16: FILE}"
+        ) from error
+    return kept
+
+
+def _sort(graph: Any) -> None:
+    """Put each node behind those that it needs: the converter appends its casts at the end (onnxruntime 1.31)."""
+    for inner in _subgraphs(graph):
+        _sort(inner)
+    nodes = list(graph.node)
+    maker = {name: place for place, node in enumerate(nodes) for name in node.output}
+    needs = {place: {maker[name] for name in _read(node) if name in maker} for place, node in enumerate(nodes)}
+    order = list(TopologicalSorter(needs).static_order())
+    del graph.node[:]
+    graph.node.extend(nodes[place] for place in order)
+
+
+def _read(node: Any) -> Iterator[str]:
+    """What a node reads, the nodes of its subgraphs among it."""
+    yield from node.input
+    for graph in (g for a in node.attribute for g in (a.g, *a.graphs)):
+        for inner in graph.node:
+            yield from _read(inner)
+        yield from (value.name for value in graph.output)
+
+
+def _blocked(model: Any, operators: Sequence[str]) -> str:
+    """The nodes with floats among those operators, counted."""
+    values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
+    floats = {value.name for value in values if value.type.tensor_type.elem_type == _FLOAT}
+    floats |= {tensor.name for tensor in model.graph.initializer if tensor.data_type == _FLOAT}
+    found = Counter(
+        node.op_type for node in model.graph.node if node.op_type in operators and floats & {*node.input, *node.output}
+    )
+    return ", ".join(f"{operator} ({count}×)" for operator, count in sorted(found.items()))
+
+
+def refused_graphs(source: ModelSource, specs: Sequence[TensorSpec]) -> Mapping[str, str]:
+    """By precision why a file of `source.graphs` cannot stand for the model whose inputs are `specs`."""
+    reasons = {}
+    for precision, path in source.graphs.items():
+        try:
+            check_onnx(path)
+            theirs = matched(graph_specs(source, path), [spec.name for spec in specs])
+            if why := _unlike(theirs, specs):
+                reasons[precision] = f"model {source.name!r}: {path.name} at {precision}: {why}"
+        except ModelError as error:
+            reasons[precision] = str(error)
+    return reasons
+
+
+def matched(specs: Sequence[TensorSpec], names: Sequence[str]) -> list[TensorSpec]:
+    """The inputs in the order of `names`, where they are called so; else in their own."""
+    own = {spec.name: spec for spec in specs}
+    return [own[name] for name in names] if set(own) == set(names) else list(specs)
+
+
+def _unlike(theirs: Sequence[TensorSpec], specs: Sequence[TensorSpec]) -> str | None:
+    if len(theirs) != len(specs):
+        return f"it has {len(theirs)} inputs, and the model {len(specs)}; export it again with the same"
+    for its, own in zip(theirs, specs, strict=True):
+        same = len(its.shape) == len(own.shape) and all(
+            a == b or BATCH in (a, b) for a, b in zip(its.shape, own.shape, strict=True)
+        )
+        if not same:
+            shapes = [str(list(spec.shape)).replace("'", "") for spec in (its, own)]
+            return f"its input {its.name} has the shape {shapes[0]}, and the model's {own.name} {shapes[1]}"
+    return None
