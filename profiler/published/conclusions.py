@@ -7,8 +7,9 @@ pass, worded like the source's: "Across all models, the Quadro P5000 is 2.2x to 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import polars as pl
 
@@ -16,11 +17,19 @@ from profiler.published import references, setups
 from profiler.published.layers import LAYERS, layer_times
 from profiler.published.studies import STUDIES
 from profiler.results.speedups import geometric_mean
+from profiler.results.warning_kinds import DISTURBED
 from profiler.tables import numbers
 from profiler.tables.numbers import listed
 
 EQUAL = 0.05
 """Two whose ratio stays within this of 1 on every network are called equal."""
+
+_REASONS = {
+    "disturbed": ("{names}, which {were} disturbed", "{names} {were} disturbed"),
+    "inconsistent": ("{names}, whose clocks disagree", "the clocks of {names} disagree"),
+    "host_set": ("{names}, whose time the host sets", "the host sets the time of {names}"),
+}
+"""Why networks do not count in a comparison: after "but", and as a clause."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +51,9 @@ class Comparison:
     """`slower`'s times over `faster`'s: least and greatest over the `networks` that both ran, of which there are `of`.
 
     `faster` is the one with the lower geometric mean of its times. `machine` is named where both ran on it, `ours` says
-    whether either is one of ours. Networks on which either was `disturbed`, or whose time the host sets (`host_set`),
-    do not count; where none is left, `low` and `high` are no numbers, and the two in no order.
+    whether either is one of ours. Left out, by the reasons of `_REASONS`, are networks on which either was `disturbed`
+    or `inconsistent`, or whose time the host sets (`host_set`), and whose ratio as measured would widen the range;
+    where no network is left, `low` and `high` are no numbers, and the two in no order.
     """
 
     faster: str
@@ -54,6 +64,7 @@ class Comparison:
     of: int
     ours: bool = False
     disturbed: tuple[str, ...] = ()
+    inconsistent: tuple[str, ...] = ()
     host_set: tuple[str, ...] = ()
     subject: Subject = MODELS
     machine: str = ""
@@ -70,9 +81,7 @@ class Comparison:
         """In Markdown, or with another mark around what is bold."""
         if not self.networks:
             who = f"between {self.faster} and {self.slower}"
-            why = [f"{listed(self.disturbed)} {self._were} disturbed"] if self.disturbed else []
-            why += [f"the host sets the time of {listed(self.host_set)}"] if self.host_set else []
-            return f"No factor {who}{self._setting}: {', and '.join(why)}."
+            return f"No factor {who}{self._setting}: {', and '.join(self._left_out(1))}."
         ratio = f"{bold}{span(self.low, self.high)}{bold}"
         where = self._where()
         if self.relation == ">":
@@ -81,9 +90,11 @@ class Comparison:
             return f"{where}, {bold}{self.faster} == {self.slower}{bold}: within 5 % of each other."
         return f"{where}, {self.article}{self.faster} is {ratio} as fast as {self.slower}: neither is faster on all."
 
-    @property
-    def _were(self) -> str:
-        return "was" if len(self.disturbed) == 1 else "were"
+    def _left_out(self, form: int) -> list[str]:
+        """What does not count and why, in one of the forms of `_REASONS`."""
+        found = ((texts[form], getattr(self, name)) for name, texts in _REASONS.items())
+        given = [(text, names) for text, names in found if names]
+        return [text.format(names=listed(of), were="was" if len(of) == 1 else "were") for text, of in given]
 
     @property
     def _setting(self) -> str:
@@ -91,15 +102,14 @@ class Comparison:
         return f"{on}{f', {self.subject.manner}' if self.subject.manner else ''}"
 
     def _where(self) -> str:
-        noun, both = self.subject.noun, len(self.networks) + len(self.disturbed) + len(self.host_set)
+        noun, both = self.subject.noun, len(self.networks) + sum(len(getattr(self, name)) for name in _REASONS)
         if both == self.of:
             over = f"Across all {noun}"
         elif both == 1:
             over = f"On {self.networks[0]} only"
         else:
             over = f"Across the {both} {noun} that both ran"
-        but = [f"{listed(self.disturbed)}, which {self._were} disturbed"] if self.disturbed else []
-        but += [f"{listed(self.host_set)}, whose time the host sets"] if self.host_set else []
+        but = self._left_out(0)
         return f"{over}{self._setting}" + (f" but {', and '.join(but)}" if but else "")
 
 
@@ -111,51 +121,71 @@ def span(low: float, high: float) -> str:
 def compare(times: pl.DataFrame, name: str, also: Sequence[str] = ()) -> list[Comparison]:
     """Every two values of the column `name`, compared over the networks that both have; the clearest first.
 
-    `times` has `network`, `published_network`, `ms` (for one image), `ours`, `of`, how many networks there are,
-    `disturbed`, the kinds of warnings with which no factor counts, and `host_set`; `also` are columns that must agree,
-    such as the machine where libraries are compared. Of several times of one value for a network the lowest counts of
-    those that were not disturbed and that the host does not set.
+    `times` has `network`, `published_network`, `machine`, `ms` (for one image), `wall_ms` (the same by the clock of the
+    latency), `ours`, `of`, how many networks there are, `disturbed`, the kinds of warnings with which no factor counts,
+    and `host_set`; `also` are columns that must agree, such as the machine where libraries are compared. Of several
+    times of one value for a network the lowest counts of those that were not disturbed and that the host does not set.
+    Of one machine a network counts only where both clocks give the same ratio, within 5 %: elsewhere the host sets it.
     """
     rows = _one_each(times, [name, "network", *also])
     places = {value: place for place, value in enumerate(rows[name].unique(maintain_order=True))}
     rows = rows.with_columns(place=pl.col(name).replace_strict(places, return_dtype=pl.Int64))
     pairs = rows.join(rows, on=["network", *also], suffix="_2").filter(pl.col("place") < pl.col("place_2"))
-    calm, good = (pl.col(which) & pl.col(f"{which}_2") for which in ("calm", "good"))
-    ratio, network = (pl.col("ms_2") / pl.col("ms")).filter(good), pl.col("published_network")
+    ratio, measured = (pl.col(f"{ms}_2") / pl.col(ms) for ms in ("ms", "wall_ms"))
+    same = pl.lit(value=True) if "machine" in also else pl.col("machine") == pl.col("machine_2")
+    agree = ~same | (measured / ratio).is_between(1 - EQUAL, 1 + EQUAL)
+    calm, steady, good = (pl.col(which) & pl.col(f"{which}_2") for which in ("calm", "steady", "good"))
+    pairs = pairs.with_columns(ratio=ratio, measured=measured, calm=calm, steady=steady, good=good & agree)
+    ratio, network = pl.col("ratio").filter("good"), pl.col("published_network")
+    # What does not count is not named where it would not widen the range.
+    inside = pl.col("good") | pl.col("measured").is_between(ratio.min(), ratio.max()).fill_null(value=False)
+    out = {
+        "disturbed": ~pl.col("calm"),
+        "inconsistent": pl.col("calm") & ~pl.col("steady"),
+        "host_set": pl.col("calm") & pl.col("steady"),
+    }
     ranges = pairs.group_by(name, f"{name}_2", maintain_order=True).agg(
         mean=geometric_mean(ratio).log(),
         low=ratio.min(),
         high=ratio.max(),
-        networks=network.filter(good).unique(maintain_order=True),
-        disturbed=network.filter(~calm).unique(maintain_order=True),
-        host_set=network.filter(calm & ~good).unique(maintain_order=True),
         ours=(pl.col("ours") | pl.col("ours_2")).any(),
+        networks=network.filter(inside).unique(maintain_order=True),
+        **{reason: network.filter(~inside & which).unique(maintain_order=True) for reason, which in out.items()},
     )
     ranges = ranges.with_columns(pl.col("mean", "low", "high").fill_null(math.nan))
     ranges = ranges.sort(pl.col("mean").abs().fill_nan(-1.0), descending=True, maintain_order=True)
-    found = []
-    for first, second, mean, low, high, networks, disturbed, host_set, ours in ranges.iter_rows():
-        if mean < 0:
-            first, second, low, high = second, first, 1 / high, 1 / low
-        # Of a pair on several machines a network may be undisturbed on another one.
-        lost = dict.fromkeys(one for one in disturbed if one not in networks)
-        held = tuple(one for one in host_set if one not in networks and one not in lost)
-        found.append(Comparison(first, second, low, high, tuple(networks), times["of"][0], ours, tuple(lost), held))
-    return found
+    return [_comparison(row, name, times["of"][0]) for row in ranges.iter_rows(named=True)]
+
+
+def _comparison(row: Mapping[str, Any], name: str, of: int) -> Comparison:
+    """The pair in its order. Of one on several machines a network may count on another one, or for another reason."""
+    names = (row[name], row[f"{name}_2"])
+    ends = (row["low"], row["high"])
+    if row["mean"] < 0:
+        names, ends = (names[1], names[0]), (1 / ends[1], 1 / ends[0])
+    left, known = {}, set(row["networks"])
+    for reason in _REASONS:
+        left[reason] = tuple(one for one in row[reason] if one not in known)
+        known |= set(left[reason])
+    return Comparison(*names, *ends, tuple(row["networks"]), of, row["ours"], **left)
 
 
 def _one_each(times: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
-    """The time by the keys, whether it was undisturbed (`calm`), and whether it counts (`good`)."""
-    calm = pl.col("disturbed").is_null()
-    good = calm & ~pl.col("host_set")
+    """The time by the keys, whether it was undisturbed (`calm`, `steady`), and whether it counts (`good`)."""
+    steady = pl.col("disturbed").is_null()
+    rows = times.drop_nulls("ms").with_columns(
+        calm=~pl.col("disturbed").str.contains(DISTURBED, literal=True).fill_null(value=False),
+        steady=steady,
+        good=steady & ~pl.col("host_set"),
+    )
     figures = [
-        pl.coalesce(pl.col("ms").filter(good).min(), pl.col("ms").min()),
+        pl.col("ms", "wall_ms").sort_by(~pl.col("good"), "ms").first(),
         pl.col("ours").any(),
         pl.col("published_network").first(),
-        calm.any().alias("calm"),
-        good.any().alias("good"),
+        *([] if "machine" in keys else [pl.col("machine").first()]),
+        pl.col("calm", "steady", "good").any(),
     ]
-    return times.drop_nulls("ms").group_by(keys, maintain_order=True).agg(figures)
+    return rows.group_by(keys, maintain_order=True).agg(figures)
 
 
 def compare_machines(times: pl.DataFrame, by_release: bool) -> list[Comparison]:
@@ -270,5 +300,6 @@ def _per_image(study: str, rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(
         pl.col("machine", "setup").str.strip_prefix("CPU: "),
         ms=pl.col("judged_ms") / pl.col("batch_size"),
+        wall_ms=pl.col("total_ms") / pl.col("batch_size"),
         of=pl.lit(len(references.network_names(study))),
     )

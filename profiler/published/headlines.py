@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any
 
 import polars as pl
 
@@ -56,31 +55,47 @@ def own_machines(evidence: Evidence) -> list[str]:
 
 
 def cost(evidence: Evidence) -> list[str]:
-    """What a million images cost by the cheapest setup of those that ran the most networks, where a price was given."""
-    keys = ["pass", "setup", "usd_per_hour"]
+    """What a million images cost as the published library computed, and in the cheapest way; only where priced.
+
+    Of each machine and pass. Two ways are compared over the networks that both ran, and only over half of them or more.
+    """
     # What the host holds up costs so much, too.
     priced = evidence.own.drop_nulls("usd_per_million_items").filter(pl.col("disturbed").is_null())
-    figure, name = pl.col("usd_per_million_items"), pl.col("published_network")
-    ranked = priced.group_by(keys, maintain_order=True).agg(
-        count=pl.col("model").n_unique(),
-        mean=geometric_mean(figure),
-        low=figure.min(),
-        high=figure.max(),
-        cheapest=name.sort_by(figure).first(),
-        dearest=name.sort_by(figure).last(),
+    found = []
+    for (pass_, _, price), rows in priced.group_by("pass", "machine", "usd_per_hour", maintain_order=True):
+        figure = pl.col("usd_per_million_items")
+        setup = conclusions.fastest(
+            (rows.filter("counterpart") if rows["counterpart"].any() else rows).with_columns(network="model", ms=figure)
+        )
+        base = rows.filter(pl.col("setup").is_in(setup)).sort(figure, maintain_order=True)
+        found.append(
+            f"A million images, {PASSES[str(pass_)]}, cost {_prices(base)} on the {base['setup'][0]}, at "
+            f"{compact(price)} USD an hour{_cheapest(base, rows)}."
+        )
+    return found
+
+
+def _prices(rows: pl.DataFrame) -> str:
+    """The least and the greatest of sorted rows, each with its network; one where both are of the same."""
+    ends = rows.select("usd_per_million_items", "published_network").rows()
+    least, most = ends[0], next(end for end in ends if end[0] == ends[-1][0])
+    return " to ".join(dict.fromkeys(f"**{compact(usd, 3)} USD** ({network})" for usd, network in (least, most)))
+
+
+def _cheapest(base: pl.DataFrame, rows: pl.DataFrame) -> str:
+    """Which setup costs least in comparison, like "; eager amp-fp16 costs 0.25x to 0.90x as much, …", or nothing."""
+    both = rows.join(base, on="model", suffix="_base").filter(pl.col("setup") != pl.col("setup_base"))
+    both = both.with_columns(ratio=pl.col("usd_per_million_items") / pl.col("usd_per_million_items_base"))
+    means = both.group_by("setup").agg(mean=geometric_mean(pl.col("ratio")), count=pl.col("model").n_unique())
+    cheaper = means.filter(pl.col("mean") < 1, 2 * pl.col("count") >= base["model"].n_unique()).sort("mean", "setup")
+    if cheaper.is_empty():
+        return ""
+    best = both.filter(setup=cheaper["setup"][0]).sort("ratio")
+    low, high = best["ratio"][0], best["ratio"][-1]
+    return (
+        f"; with {best['library'][0]}, **{conclusions.span(low, high)}** as much, on the "
+        f"{counted(cheaper['count'][0], 'network')} that both ran undisturbed"
     )
-    best = ranked.sort("count", "mean", descending=[True, False]).unique("pass", keep="first", maintain_order=True)
-    return [
-        f"A million images, {PASSES[row['pass']]}, cost {_prices(row)} on the {row['setup']}, the cheapest with "
-        f"undisturbed times of {counted(row['count'], 'network')}, at {compact(row['usd_per_hour'])} USD an hour."
-        for row in best.to_dicts()
-    ]
-
-
-def _prices(row: Mapping[str, Any]) -> str:
-    """The least and the greatest, each with its network; one where both are of the same."""
-    ends = ((row["low"], row["cheapest"]), (row["high"], row["dearest"]))
-    return " to ".join(dict.fromkeys(f"**{compact(usd, 3)} USD** ({network})" for usd, network in ends))
 
 
 def without_cudnn(evidence: Evidence) -> list[str]:

@@ -91,8 +91,9 @@ def layer_times(results: pl.DataFrame) -> pl.DataFrame:
     )
     rows = pl.concat([published, _own(results)], how="diagonal_relaxed")
     rows = rows.with_columns(network="layer", published_network="layer", ms=pl.col("total_ms") / pl.col("batch_size"))
+    rows = rows.with_columns(wall_ms="ms")
     host_set = pl.col("kinds").list.contains(HOST_BOUND).fill_null(value=False)
-    return rows.select(*columns, "ms", "ours", "counterpart", "disturbed", host_set=host_set)
+    return rows.select(*columns, "ms", "wall_ms", "ours", "counterpart", "disturbed", host_set=host_set)
 
 
 def _own(results: pl.DataFrame) -> pl.DataFrame:

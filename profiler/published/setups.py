@@ -34,9 +34,10 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
     """One row a cell of the matrix: keys, medians over its replicates, and in `note` and `brief` why it has no figures.
 
     `kinds` has those of its warnings that a table marks, whose marks are in the notes, and `disturbed`, as text, those
-    with which no factor counts. `judged_ms` is the time on which sentences rest: the device's own where it is known.
-    `host_set` says that it is not, and the host sets the row's time or nearly. `low_ms` and `high_ms` are the ends of
-    the interval of `latency_ms`, or null; of several replicates the widest, and no closer than they are apart.
+    with which no factor counts. `judged_ms` is the time on which sentences rest: the device's own where it is known,
+    and no more than the latency. `host_set` says that it is not known, and the host sets the row's time or nearly.
+    `low_ms` and `high_ms` are the ends of the interval of `latency_ms`, or null; of several replicates the widest, and
+    no closer than they are apart.
 
     `library` names the `software` (runtime, version, variant and precision) with its `ending`, such as ", cuDNN 9.19";
     `runtime` is the software without the variant. `swept` marks the rows of a batch sweep, `updates` those with an
@@ -66,7 +67,8 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
         brief=pl.coalesce(brief, marks(kinds)),
         disturbed=disturbed(kinds),
         kinds=kinds.list.set_intersection(pl.lit([kind.kind for kind in qualifying()])),
-        judged_ms=pl.coalesce("gpu_ms", "latency_ms"),
+        # The device cannot take longer than the call.
+        judged_ms=pl.min_horizontal("gpu_ms", "latency_ms"),
         host_set=kinds.list.contains(HOST_BOUND) & pl.col("gpu_ms").is_null(),
     )
     return cells.drop("warnings").with_columns(setup=pl.format("{} with {}", "machine", "library"))

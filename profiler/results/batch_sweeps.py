@@ -72,7 +72,9 @@ def efficiency(results: pl.DataFrame) -> pl.DataFrame:
 def _judged() -> dict[str, pl.Expr]:
     """Of each point the time on which knees and the like rest, and whether it is the device's own."""
     held_up = pl.col("host_bound").any().over(FAMILY)
-    of_device = pl.coalesce("gpu_ms", pl.when(~pl.col("host_bound")).then("latency_ms"))
+    # The device cannot take longer than the call.
+    device = pl.when(pl.col("gpu_ms").is_not_null()).then(pl.min_horizontal("gpu_ms", "latency_ms"))
+    of_device = pl.coalesce(device, pl.when(~pl.col("host_bound")).then("latency_ms"))
     return {
         "on_device": held_up & pl.col("gpu_ms").is_not_null(),
         "judged_ms": pl.when(held_up).then(of_device).otherwise("latency_ms"),

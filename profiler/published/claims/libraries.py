@@ -78,9 +78,10 @@ def fastest(evidence: Evidence) -> list[str]:
     keys = ["machine", "pass", "precision"]
     found = []
     # Training first, and of the precisions that in which the source computed.
-    rows = evidence.own.filter(sound()).sort(
-        "pass", pl.col("precision") == "fp32", descending=True, maintain_order=True
-    )
+    # A time that the host sets is the most that the device can take: it counts where it wins all the same.
+    least = pl.col("ms").filter(pl.col("disturbed").is_null()).min().over(*keys, "model")
+    counts = sound() | (pl.col("disturbed").is_null() & (pl.col("ms") == least))
+    rows = evidence.own.filter(counts).sort("pass", pl.col("precision") == "fp32", descending=True, maintain_order=True)
     for (machine, pass_, precision), group in rows.group_by(keys, maintain_order=True):
         ran = dict(group.group_by("variant", maintain_order=True).agg(pl.col("model").n_unique()).iter_rows())
         if len(ran) < 2:

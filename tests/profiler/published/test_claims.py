@@ -16,6 +16,7 @@ from profiler.published import page, references
 from profiler.published.claims.evidence import Evidence, Verdict
 from profiler.published.claims.kinds import KINDS, Checked, groups
 from profiler.published.headlines import MOST, headlines
+from profiler.published.headlines import cost as headlines_cost
 from profiler.published.studies import STUDIES
 from profiler.results.columns import RESULTS
 from profiler.results.reading import with_all_columns
@@ -193,6 +194,29 @@ def test_own_rows_say_which_variant_is_the_fastest_and_what_did_not_run() -> Non
     assert not [line for line in own("gpu-study", "The fastest library", *disturbed) if "fastest" in line]
 
 
+def test_a_time_that_the_host_sets_counts_where_it_wins_all_the_same() -> None:
+    """It is the most that the device can take: a win stays one, and of a loss nothing is known."""
+    shape = {"batch_size": 64, "pass": "inference"}
+    rows = [case(name, "eager", ms=4.0, **shape) for name in ("alexnet", "vgg16")]
+    jax = {"engine": "jax", "jax_version": "0.11.0", "warnings": HOST_BOUND, **shape}
+    rows += [case("alexnet", "jax", ms=3.0, **jax), case("vgg16", "jax", ms=5.0, **jax)]
+    said, _ = own("gpu-study", "The fastest library", *rows)
+    assert said.endswith("the fastest variant is eager on 1 of 2 networks that it ran, jax on 1 of 1.")
+
+
+def test_what_costs_least_is_held_against_the_published_librarys_way_on_the_networks_of_both() -> None:
+    """A setup of which some rows were disturbed may be the cheapest all the same."""
+    priced = {"usd_per_hour": 3.0}
+    rows = [case(name, usd_per_million_items=4.0, **priced) for name in ("alexnet", "vgg16", "resnet50")]
+    amp = {"precision": "amp-fp16", "variant": "eager", **priced}
+    rows += [case(name, usd_per_million_items=usd, **amp) for name, usd in (("alexnet", 1.0), ("vgg16", 5.0))]
+    (said,) = headlines_cost(evidence("cnn-benchmarks", *rows, case("resnet50", warnings=["disturbed: a"], **amp)))
+    assert said.endswith(
+        "fp32, cuDNN 9.19, at 3 USD an hour; with PyTorch 2.11 eager amp-fp16, cuDNN 9.19, **0.25x to 1.25x** as much, "
+        "on the 2 networks that both ran undisturbed."
+    )
+
+
 def test_own_sweeps_answer_what_is_said_of_minibatches() -> None:
     rows = swept("vgg16", {4: 4.0, 8: 6.0, 16: 10.0, 32: 24.0, 64: 40.0, 128: 85.0}, gpu_ms=None)
     found = own("gpu-study", "Minibatches", *rows)
@@ -245,8 +269,9 @@ def test_the_page_opens_with_the_five_that_tell_most_and_folds_the_pairs() -> No
         "to 12.9x** faster than Pascal Titan X with cuDNN 5.1.05.",
         "2. Across the 3 models that both ran, the H200 with PyTorch 2.11 eager-tuned fp16, cuDNN 9.19 is **51.8x to "
         "148x** faster than Pascal Titan X with cuDNN 5.1.05.",
-        "3. A million images, forward and backward, cost **0.25 USD** (VGG-16) on the H200 with PyTorch 2.11 "
-        "eager-tuned fp16, cuDNN 9.19, the cheapest with undisturbed times of 3 networks, at 3 USD an hour.",
+        "3. A million images, forward and backward, cost **0.5 USD** (VGG-16) on the H200 with "
+        "PyTorch 2.11 eager-benchmark fp32, cuDNN 9.19, at 3 USD an hour; with PyTorch 2.11 eager-tuned fp16, "
+        "cuDNN 9.19, **0.50x** as much, on the 3 networks that both ran undisturbed.",
         "4. On VGG-16 only on the H200, PyTorch 2.11 eager-benchmark fp32 with cuDNN 9.19 is **2.0x** faster than "
         "without cuDNN.",
         "5. On the H200, 1 network is both faster and more accurate than VGG-16 (top-5 error 8.80 %): ResNet-50 (2.0x "
