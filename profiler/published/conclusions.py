@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import polars as pl
@@ -51,7 +51,8 @@ class Comparison:
     """`slower`'s times over `faster`'s: least and greatest over the `networks` that both ran, of which there are `of`.
 
     `faster` is the one with the lower geometric mean of its times. `machine` is named where both ran on it, `ours` says
-    whether either is one of ours. Left out, by the reasons of `_REASONS`, are networks on which either was `disturbed`
+    whether either is one of ours; `mean` is the geometric mean of the ratios, `lost` are networks on which `slower` is
+    the faster one. Left out, by the reasons of `_REASONS`, are networks on which either was `disturbed`
     or `inconsistent`, or whose time the host sets (`host_set`), and whose ratio as measured would widen the range;
     where no network is left, `low` and `high` are no numbers, and the two in no order.
     """
@@ -69,6 +70,8 @@ class Comparison:
     subject: Subject = MODELS
     machine: str = ""
     article: str = "the "
+    mean: float = field(default=1.0, compare=False)
+    lost: tuple[str, ...] = ()
 
     @property
     def relation(self) -> str:
@@ -88,7 +91,9 @@ class Comparison:
             return f"{where}, {self.article}{self.faster} is {ratio} faster than {self.slower}."
         if self.relation == "==":
             return f"{where}, {bold}{self.faster} == {self.slower}{bold}: within 5 % of each other."
-        return f"{where}, {self.article}{self.faster} is {ratio} as fast as {self.slower}: neither is faster on all."
+        on = f", {self.slower} is faster on {listed(self.lost)}" if self.lost else ""
+        mean = f"{numbers.times(self.mean, sign='x')} in the geometric mean"
+        return f"{where}, {self.article}{self.faster} is {ratio} as fast as {self.slower}: {mean}{on}."
 
     def _left_out(self, form: int) -> list[str]:
         """What does not count and why, in one of the forms of `_REASONS`."""
@@ -149,6 +154,8 @@ def compare(times: pl.DataFrame, name: str, also: Sequence[str] = ()) -> list[Co
         low=ratio.min(),
         high=ratio.max(),
         ours=(pl.col("ours") | pl.col("ours_2")).any(),
+        faster_on=network.filter(pl.col("good"), pl.col("ratio") > 1).unique(maintain_order=True),
+        slower_on=network.filter(pl.col("good"), pl.col("ratio") < 1).unique(maintain_order=True),
         networks=network.filter(inside).unique(maintain_order=True),
         **{reason: network.filter(~inside & which).unique(maintain_order=True) for reason, which in out.items()},
     )
@@ -159,15 +166,24 @@ def compare(times: pl.DataFrame, name: str, also: Sequence[str] = ()) -> list[Co
 
 def _comparison(row: Mapping[str, Any], name: str, of: int) -> Comparison:
     """The pair in its order. Of one on several machines a network may count on another one, or for another reason."""
-    names = (row[name], row[f"{name}_2"])
-    ends = (row["low"], row["high"])
+    faster, slower, low, high = row[name], row[f"{name}_2"], row["low"], row["high"]
     if row["mean"] < 0:
-        names, ends = (names[1], names[0]), (1 / ends[1], 1 / ends[0])
-    left, known = {}, set(row["networks"])
+        faster, slower, low, high = slower, faster, 1 / high, 1 / low
+    left: dict[str, tuple[str, ...]] = {}
+    known = set(row["networks"])
     for reason in _REASONS:
         left[reason] = tuple(one for one in row[reason] if one not in known)
         known |= set(left[reason])
-    return Comparison(*names, *ends, tuple(row["networks"]), of, row["ours"], **left)
+    wins = tuple(one for one in row["slower_on"] if one not in row["faster_on"])
+    losses = tuple(one for one in row["faster_on"] if one not in row["slower_on"])
+    return Comparison(
+        *(faster, slower, low, high, tuple(row["networks"]), of, row["ours"]),
+        disturbed=left["disturbed"],
+        inconsistent=left["inconsistent"],
+        host_set=left["host_set"],
+        mean=math.exp(abs(row["mean"])),
+        lost=losses if row["mean"] < 0 else wins,
+    )
 
 
 def _one_each(times: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:

@@ -84,6 +84,8 @@ def _judged() -> dict[str, pl.Expr]:
 def knees(results: pl.DataFrame) -> pl.DataFrame:
     """One row a family: `knee`, the smallest batch whose throughput reaches 90 % of the sweep's best, and that best.
 
+    `largest_batch` is where the sweep ends.
+
     The definition is this project's own, chosen to be read off a table; https://doi.org/10.1109/ICDCSW.2011.20
     (Kneedle) defines a knee by the distance from a chord, which moves with the ends of the sweep. `open_ended` tells
     that the largest batch measured is the best: larger ones may be better still. Of a family that the host held up the
@@ -99,6 +101,7 @@ def knees(results: pl.DataFrame) -> pl.DataFrame:
         knee_throughput=pl.col("rate").filter(reaches).first(),
         best_batch=pl.col("batch_size").get(best),
         best_throughput=pl.col("rate").max(),
+        largest_batch=pl.col("batch_size").max(),
         open_ended=pl.col("batch_size").get(best) == pl.col("batch_size").max(),
     )
 

@@ -103,7 +103,15 @@ def ran_everything(evidence: Evidence) -> list[str]:
     for (machine,), rows in evidence.own.group_by("machine", maintain_order=True):
         failed = rows.filter(~pl.col("status").is_in(["ok", "unsupported"]))
         if failed.is_empty():
-            found.append(f"On the {machine}, everything ran: nothing was out of memory.")
+            number = rows["model"].n_unique()
+            which = f"all {number} networks" if number > 1 else "the one network"
+            # Rows that a library does not support are missing.
+            ran = (
+                f"{which} that {'were' if number > 1 else 'was'} asked for ran: "
+                if (rows["status"] == "ok").all()
+                else ""
+            )
+            found.append(f"On the {machine}, {ran}nothing was out of memory.")
             continue
         reason = pl.col("status").replace_strict(_REASONS, default="failed")
         by = failed.with_columns(reason=reason).group_by("software", "pass", "reason", maintain_order=True)

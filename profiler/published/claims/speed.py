@@ -24,6 +24,7 @@ from profiler.tables.numbers import compact, counted, listed
 ROUNDING = 0.05
 """A printed end of a range and the computed one agree if they are closer than this, or than 1 %."""
 _NONE = "Torch without cuDNN"
+_WITHOUT = "without cuDNN"
 
 
 def claimed(claim: Claim, _: Evidence) -> str:
@@ -86,12 +87,18 @@ def without_cudnn(evidence: Evidence) -> list[Comparison]:
     for subject, rows in evidence.times.items():
         none = pl.col("ending").str.contains("no cuDNN", literal=True)
         ending = pl.col("ending").str.replace(", cuDNN", " with cuDNN", literal=True)
-        called = pl.when(none).then(pl.lit("without cuDNN")).otherwise(pl.format("{}{}", "software", ending))
+        graph = pl.col("implementation").str.contains("graph", literal=True)
+        bare = pl.when(graph).then(pl.lit(f"{_WITHOUT} (in a CUDA graph)")).otherwise(pl.lit(_WITHOUT))
+        called = pl.when(none).then(bare).otherwise(pl.format("{}{}", "software", ending))
         mine = rows.filter("ours", pl.col("counterpart") | none).with_columns(called=called, none=none)
         mine = mine.sort("none", maintain_order=True)  # A sentence without a factor names them in this order.
         for (machine,), both in mine.group_by("machine", maintain_order=True):
             if both["none"].n_unique() > 1:
-                pairs = [pair for pair in compare(both, "called") if "without cuDNN" in (pair.faster, pair.slower)]
+                sides = (
+                    (pair, {name.startswith(_WITHOUT) for name in (pair.faster, pair.slower)})
+                    for pair in compare(both, "called")
+                )
+                pairs = [pair for pair, bare in sides if len(bare) > 1]
                 found += [replace(p, subject=subject, machine=str(machine), article="") for p in pairs]
     return found
 

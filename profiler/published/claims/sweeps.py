@@ -10,7 +10,7 @@ from profiler.published.claims.evidence import NO_FIGURES, Answer, Claim, Eviden
 from profiler.published.studies import PASSES
 from profiler.results import batch_sweeps
 from profiler.results.batch_sweeps import DOWN, FAMILY, UP
-from profiler.tables.numbers import compact, counted, decimals, listed
+from profiler.tables.numbers import compact, decimals, listed
 
 EVERY = "all"
 _ON_DEVICE = ", on the device's own time"
@@ -44,19 +44,20 @@ def per_sample_checked(_: Claim, evidence: Evidence) -> Answer:
 
 def per_sample_own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
     """For each machine, pass and variant: at how many steps to a larger minibatch the time per sample fell."""
-    points = batch_sweeps.efficiency(evidence.results).drop_nulls("judged_ms")
-    if points.is_empty():
-        return []
-    each = pl.col("judged_ms") / pl.col("batch_size")
-    last, calm = each.shift().over(FAMILY), pl.col("disturbed").is_null()
-    steps = points.with_columns(less=each < last, calm=calm & calm.shift().over(FAMILY), step=last.is_not_null())
-    steps = steps.filter("step", "calm")
+    points = batch_sweeps.efficiency(evidence.results).drop_nulls("latency_ms")
+    calm = pl.col("disturbed").is_null()
+    each = pl.when(calm).then(pl.col("judged_ms") / pl.col("batch_size"))
+    steps = points.with_columns(less=each < each.shift().over(FAMILY), step=pl.int_range(pl.len()).over(FAMILY) > 0)
     found = []
-    for where, group in _groups(steps, evidence):
-        rose = group.filter(~pl.col("less"))
+    for where, every in _groups(steps.filter("step"), evidence):
+        group = every.drop_nulls("less")
+        if group.is_empty():
+            continue
+        rose, left = group.filter(~pl.col("less")), len(every) - len(group)
         sizes = rose.group_by("model", maintain_order=True).agg("batch_size").iter_rows()
         not_at = [f"{evidence.name(model)} at {listed(of)}" for model, of in sizes]
         but = f"; not for {listed(not_at)}" if not_at else ""
+        but += f"; {left} more {'does' if left == 1 else 'do'} not count: disturbed, or set by the host" if left else ""
         found.append(
             f"{where}, a larger minibatch took less time per sample in "
             f"{len(group) - len(rose)} of {len(group)} steps from one minibatch to the next{but}."
@@ -131,15 +132,21 @@ def bend_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
         ]
         if not words:
             continue
-        biggest = group.sort(pl.col("curvature").abs(), descending=True).unique(
-            "model", keep="first", maintain_order=True
-        )
-        places = biggest["batch_size"].value_counts().sort("batch_size").iter_rows()
-        most = listed(f"{batch} ({counted(number, 'network')})" for batch, number in places)
         found.append(
-            f"{where}, after a minibatch of {size} the time per sample {' and '.join(words)}; it bends most at {most}."
+            f"{where}, after a minibatch of {size} the time per sample {' and '.join(words)}; it bends most at "
+            f"{_most(group.join(there, on='model', how='semi', maintain_order='left'), evidence)}."
         )
     return found
+
+
+def _most(bends: pl.DataFrame, evidence: Evidence) -> str:
+    """Where each network bends most, like "2 (AlexNet and Overfeat) and 4 (VGG)"."""
+    biggest = bends.sort(pl.col("curvature").abs(), descending=True, maintain_order=True)
+    places = biggest.unique("model", keep="first").group_by("batch_size").agg("model").sort("batch_size").iter_rows()
+    in_order = list(evidence.names)
+    return listed(
+        f"{batch} ({listed(evidence.name(model) for model in sorted(of, key=in_order.index))})" for batch, of in places
+    )
 
 
 def knees(evidence: Evidence) -> list[str]:
@@ -148,7 +155,11 @@ def knees(evidence: Evidence) -> list[str]:
     for where, group in _groups(batch_sweeps.knees(evidence.results), evidence):
         low, high = (group.sort("knee", descending=down).row(0, named=True) for down in (False, True))
         ends = dict.fromkeys(f"{row['knee']} ({evidence.name(row['model'])})" for row in (low, high))
-        found.append(f"{where}, the smallest minibatch with 90 % of the best throughput is {' to '.join(ends)}.")
+        tried = max(group["largest_batch"].to_list())
+        found.append(
+            f"{where}, the smallest minibatch with 90 % of the best throughput of those up to {tried} is "
+            f"{' to '.join(ends)}."
+        )
     return found
 
 
@@ -157,9 +168,17 @@ def largest(evidence: Evidence) -> list[str]:
     rows = batch_sweeps.largest(evidence.results).filter("searched").drop_nulls("largest")
     return [
         f"On the {row['machine']}, {PASSES[row['pass']]}, the largest minibatch of {evidence.name(row['model'])} that "
-        f"fits is **{row['largest']:,}**."
+        f"fits is {_range(row)} ({row['variant']} {row['precision']})."
         for row in rows.to_dicts()
     ]
+
+
+def _range(row: Claim) -> str:
+    """Between which minibatches the largest is: one that ran, and the one before the first that did not."""
+    if row["refused_status"] != "oom":
+        return f"**{row['largest']:,}** or more"
+    below = row["refused"] - 1
+    return f"**{row['largest']:,}**" if below == row["largest"] else f"between **{row['largest']:,}** and **{below:,}**"
 
 
 def _pair(evidence: Evidence) -> list[Claim]:

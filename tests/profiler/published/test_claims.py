@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from profiler.published import page, references
+from profiler.published.claims import sweeps
 from profiler.published.claims.evidence import Evidence, Verdict
 from profiler.published.claims.kinds import KINDS, Checked, groups
 from profiler.published.headlines import MOST, headlines
@@ -171,10 +172,46 @@ def test_own_rows_say_what_fits() -> None:
     rows = [case("resnet200"), case("vgg16", ms=None), case("alexnet"), without_cudnn("alexnet", 4.5)]
     assert own("cnn-benchmarks", "Memory", *rows) == [
         "ResNet-200 with 16 images, which ran out of memory on the GTX 1080 (8 GB), takes **2.0 GiB** at its peak on "
-        "the H200 (PyTorch 2.11 eager-benchmark fp32).",
+        "the H200 (PyTorch 2.11 eager-benchmark fp32, workspaces of cuDNN's search included).",
         "On the H200, PyTorch 2.11 eager-benchmark fp32, forward and backward, ran out of memory on VGG-16.",
         "On the H200, AlexNet runs without cuDNN, too: PyTorch 2.11 eager-nocudnn fp32 takes 4.5 ms.",
     ]
+
+
+def test_of_a_network_that_did_not_fit_the_least_memory_in_fp32_counts() -> None:
+    rows = [case("resnet200", peak_memory_mib=9830.4), case("resnet200", "eager", peak_memory_mib=5632.0)]
+    said, ran = own("cnn-benchmarks", "Memory", *rows)
+    assert said.endswith("takes **5.5 GiB** at its peak on the H200 (PyTorch 2.11 eager fp32, the least in fp32).")
+    assert ran == "On the H200, the one network that was asked for ran: nothing was out of memory."
+    missing = case("vgg16", "ort", status="unsupported", latency_ms=None)
+    assert own("cnn-benchmarks", "Memory", *rows, missing)[1] == "On the H200, nothing was out of memory."
+
+
+def test_a_cuda_graph_without_cudnn_is_called_one() -> None:
+    rows = [case("vgg16"), case("vgg16", "eager-nocudnn-graph", ms=6.0, options='{"cudnn": false}')]
+    (said,) = own("cnn-benchmarks", "Machines and libraries", *rows)
+    assert said.endswith("is **2.0x** faster than without cuDNN (in a CUDA graph).")
+
+
+def test_own_sweeps_say_what_was_left_out_and_where_they_end() -> None:
+    rows = swept("vgg16", {4: 4.0, 8: 6.0, 16: 10.0, 32: 24.0})
+    rows += swept("alexnet", {16: 4.0, 32: 6.0, 64: 30.0, 128: 40.0})
+    rows[2]["warnings"] = ["disturbed: a"]
+    steps, bends = own("gpu-study", "Minibatches", *rows)
+    assert steps.endswith("; 2 more do not count: disturbed, or set by the host.") and "3 of 4 steps" in steps
+    assert "(Oxford VGG)" in bends and "AlexNet" not in bends, "of AlexNet nothing is known at 8"
+    found = evidence("gpu-study", *rows)
+    (knee,) = sweeps.knees(found)
+    assert "90 % of the best throughput of those up to 128 is " in knee
+    probe = {"extra": "head=logits/probe=largest", "clock": "event"}
+    probes = [
+        case("resnet50", "eager", batch_size=1571, **probe),
+        case("resnet50", "eager", ms=None, batch_size=1713, **probe),
+    ]
+    (said,) = sweeps.largest(evidence("gpu-study", *probes))
+    assert said.endswith(
+        "the largest minibatch of ResNet-50 that fits is between **1,571** and **1,712** (eager fp32)."
+    )
 
 
 def test_own_rows_say_which_variant_is_the_fastest_and_what_did_not_run() -> None:
@@ -227,7 +264,7 @@ def test_own_sweeps_answer_what_is_said_of_minibatches() -> None:
     ]
     assert found[2:] == [
         "On the H200, forward and backward, after a minibatch of 8 the time per sample falls more slowly than before "
-        "it (concave-up) for Oxford VGG; it bends most at 16 (1 network)."
+        "it (concave-up) for Oxford VGG; it bends most at 16 (Oxford VGG)."
     ]
 
 
