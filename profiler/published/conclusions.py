@@ -69,7 +69,7 @@ class Comparison:
     host_set: tuple[str, ...] = ()
     subject: Subject = MODELS
     machine: str = ""
-    article: str = "the "
+    article: bool = True
     mean: float = field(default=1.0, compare=False)
     lost: tuple[str, ...] = ()
 
@@ -88,12 +88,12 @@ class Comparison:
         ratio = f"{bold}{span(self.low, self.high)}{bold}"
         where = self._where()
         if self.relation == ">":
-            return f"{where}, {self.article}{self.faster} is {ratio} faster than {self.slower}."
+            return f"{where}, {self._first} is {ratio} faster than {self.slower}."
         if self.relation == "==":
             return f"{where}, {bold}{self.faster} == {self.slower}{bold}: within 5 % of each other."
         on = f", {self.slower} is faster on {listed(self.lost)}" if self.lost else ""
         mean = f"{numbers.times(self.mean, sign='x')} in the geometric mean"
-        return f"{where}, {self.article}{self.faster} is {ratio} as fast as {self.slower}: {mean}{on}."
+        return f"{where}, {self._first} is {ratio} as fast as {self.slower}: {mean}{on}."
 
     def _left_out(self, form: int) -> list[str]:
         """What does not count and why, in one of the forms of `_REASONS`."""
@@ -102,8 +102,12 @@ class Comparison:
         return [text.format(names=listed(of), were="was" if len(of) == 1 else "were") for text, of in given]
 
     @property
+    def _first(self) -> str:
+        return the(self.faster) if self.article else self.faster
+
+    @property
     def _setting(self) -> str:
-        on = f" on the {self.machine}" if self.machine else ""
+        on = f" on {the(self.machine)}" if self.machine else ""
         return f"{on}{f', {self.subject.manner}' if self.subject.manner else ''}"
 
     def _where(self) -> str:
@@ -116,6 +120,11 @@ class Comparison:
             over = f"Across the {both} {noun} that both ran"
         but = self._left_out(0)
         return f"{over}{self._setting}" + (f" but {', and '.join(but)}" if but else "")
+
+
+def the(label: str) -> str:
+    """The name of a machine after a preposition or at the start: without article where it has its own word."""
+    return label if label.partition(" ")[0].lower() in ("my", "our", "your", "the") else f"the {label}"
 
 
 def span(low: float, high: float) -> str:
@@ -216,7 +225,7 @@ def compare_machines(times: pl.DataFrame, by_release: bool) -> list[Comparison]:
 
 def compare_libraries(times: pl.DataFrame) -> list[Comparison]:
     """Libraries, each pair over all machines and networks on which both ran."""
-    return [replace(c, article="") for c in compare(times, "called", also=("machine",))]
+    return [replace(c, article=False) for c in compare(times, "called", also=("machine",))]
 
 
 def compare_shared_libraries(times: pl.DataFrame) -> list[Comparison]:
@@ -306,7 +315,7 @@ def shortened(comparisons: Iterable[Comparison], times: pl.DataFrame) -> list[Co
         (machine, ending), (other_machine, other_ending) = ((side["machine"], side["ending"]) for side in sides)
         if machine == other_machine:
             faster, slower = (side["software" if ending == other_ending else "called"] for side in sides)
-            comparison = replace(comparison, faster=faster, slower=slower, machine=machine, article="")
+            comparison = replace(comparison, faster=faster, slower=slower, machine=machine, article=False)
         found.append(comparison)
     return found
 

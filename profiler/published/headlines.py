@@ -69,7 +69,7 @@ def cost(evidence: Evidence) -> list[str]:
         )
         base = rows.filter(pl.col("setup").is_in(setup)).sort(figure, maintain_order=True)
         found.append(
-            f"A million images, {PASSES[str(pass_)]}, cost {_prices(base)} on the {base['setup'][0]}, at "
+            f"A million images, {PASSES[str(pass_)]}, cost {_prices(base)} on {conclusions.the(base['setup'][0])}, at "
             f"{compact(price)} USD an hour{_cheapest(base, rows)}."
         )
     return found

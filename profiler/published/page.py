@@ -53,21 +53,15 @@ def markdown(study: str, results: pl.DataFrame) -> str:
 
 
 def show(console: Console, study: str, results: pl.DataFrame) -> None:
-    """Print the conclusions that tell most, and the statements that the published rows decide."""
+    """Print the conclusions that tell most, and how many of the source's statements hold."""
     evidence = Evidence(study, results)
     if first := headlines(evidence):
         _heading(console, "Conclusions")
     for number, sentence in enumerate(first, start=1):
         console.print(Text(f"{number}. {sentence.replace('**', '')}"))
-    checked = [one for group in groups(evidence) for one in group.checked]
-    if checked:
+    if counts := _counts(groups(evidence)):
         _heading(console, STATEMENTS)
-    decided = [one for one in checked if one.answer.verdict is not Verdict.UNDECIDED]
-    for one in sorted(decided, key=lambda one: list(_COUNTED).index(one.answer.verdict)):
-        console.print(Text(f"- {one.brief()}"))
-    if left := len(checked) - len(decided):
-        more = f"- {Verdict.UNDECIDED}: {counted(left, 'other statement')}, for which the source gives no figures."
-        console.print(Text(more))
+        console.print(Text(f"{counts} conclusions.md has each of them."))
 
 
 def _heading(console: Console, text: str) -> None:
@@ -77,21 +71,25 @@ def _heading(console: Console, text: str) -> None:
 
 def _statements(found: Sequence[Group]) -> list[str]:
     """Its statements by heading, each with its verdict, and then what own rows say."""
-    verdicts = Counter(one.answer.verdict for group in found for one in group.checked)
-    if not verdicts:
+    counts = _counts(found)
+    if not counts:
         return []
-    counts = listed(
-        f"{verdicts[verdict]} {words[verdicts[verdict] > 1]}"
-        for verdict, words in _COUNTED.items()
-        if verdicts[verdict]
-    )
-    explained = f"\n{_VERDICTS}" if verdicts[Verdict.IN_PART] else ""
-    parts = [f"## {STATEMENTS}", f"Of {counted(verdicts.total(), 'statement')}, {counts}.{explained}"]
+    in_part = any(one.answer.verdict is Verdict.IN_PART for group in found for one in group.checked)
+    parts = [f"## {STATEMENTS}", f"{counts}\n{_VERDICTS}" if in_part else counts]
     for group in found:
         parts += [f"### {group.heading}", _bullets([one.sentence() for one in group.checked])]
         if group.own:
             parts += ["The rows also say:", _bullets(group.own)]
     return parts
+
+
+def _counts(found: Sequence[Group]) -> str:
+    """How many statements have which verdict, in a sentence; empty without any."""
+    verdicts = Counter(one.answer.verdict for group in found for one in group.checked)
+    counts = listed(
+        f"{verdicts[which]} {words[verdicts[which] > 1]}" for which, words in _COUNTED.items() if verdicts[which]
+    )
+    return f"Of {counted(verdicts.total(), 'statement')}, {counts}." if counts else ""
 
 
 def _comparisons(evidence: Evidence, subject: Subject, times: pl.DataFrame) -> Mapping[str, list[Comparison]]:

@@ -79,10 +79,6 @@ class Checked:
         """In Markdown, or with another mark around what is bold."""
         return f"{bold}{self.answer.verdict}{bold}: {self.claimed}. {self.answer.says}"
 
-    def brief(self) -> str:
-        """For a terminal: of what holds, no more than that."""
-        return f"{self.answer.verdict}: {self.claimed}." if self.answer.verdict is Verdict.HOLDS else self.sentence("")
-
 
 @dataclass(frozen=True)
 class Group:

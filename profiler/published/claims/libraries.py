@@ -8,6 +8,7 @@ import polars as pl
 
 from profiler.published import references
 from profiler.published.claims.evidence import NO_FIGURES, Answer, Claim, Evidence, Verdict, sound
+from profiler.published.conclusions import the
 from profiler.published.layers import LAYERS
 from profiler.published.studies import PASSES
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
@@ -91,7 +92,7 @@ def fastest(evidence: Evidence) -> list[str]:
         shares = [f"{variant} on {count} of {ran[variant]}" for variant, count in won]
         shares += [f"{variant} on 0 of {ran[variant]}" for variant in ran if variant not in set(first["variant"])]
         found.append(
-            f"On the {machine}, {PASSES[str(pass_)]} in {precision}, the fastest variant is {shares[0]} networks that "
+            f"On {the(machine)}, {PASSES[str(pass_)]} in {precision}, the fastest variant is {shares[0]} networks that "
             f"it ran, {listed(shares[1:])}."
         )
     return found
@@ -111,7 +112,7 @@ def ran_everything(evidence: Evidence) -> list[str]:
                 if (rows["status"] == "ok").all()
                 else ""
             )
-            found.append(f"On the {machine}, {ran}nothing was out of memory.")
+            found.append(f"On {the(machine)}, {ran}nothing was out of memory.")
             continue
         reason = pl.col("status").replace_strict(_REASONS, default="failed")
         by = failed.with_columns(reason=reason).group_by("software", "pass", "reason", maintain_order=True)
@@ -119,7 +120,7 @@ def ran_everything(evidence: Evidence) -> list[str]:
             f"{software}, {PASSES[pass_]}, {why} on {listed(dict.fromkeys(of))}"
             for software, pass_, why, of in by.agg("published_network").iter_rows()
         ]
-        found.append(f"On the {machine}, {'; '.join(names)}.")
+        found.append(f"On {the(machine)}, {'; '.join(names)}.")
     return found
 
 
@@ -155,7 +156,7 @@ def layers_own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
         .drop_nulls("total_ms_best")
     )
     return [
-        f"On the {row['machine']} in {row['precision']}, the fastest variant for each layer and pass takes "
+        f"On {the(row['machine'])} in {row['precision']}, the fastest variant for each layer and pass takes "
         f"{decimals(row['total_ms_best'], 2)} ms for L1 to L5; {row['variant']}, the fastest single one, "
         f"{decimals(row['total_ms'], 2)} ms."
         for row in both.to_dicts()

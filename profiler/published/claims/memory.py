@@ -9,6 +9,7 @@ import polars as pl
 from profiler.published import references
 from profiler.published.claims.evidence import Answer, Claim, Evidence, Verdict
 from profiler.published.claims.libraries import ran_everything
+from profiler.published.conclusions import the
 from profiler.published.layers import LAYERS
 from profiler.results.replicates import without_probes
 from profiler.tables.numbers import compact, count, decimals, listed, milliseconds
@@ -66,7 +67,7 @@ def fit_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
         where = listed(f"the {gpu} ({count(sizes[gpu])} GB)" for gpu in gpus)
         found += [
             f"{evidence.name(network)} with {row['batch_size']} images, which ran out of memory on {where}, takes "
-            f"**{decimals(row['peak_memory_mib'] / 1024, 1)} GiB** at its peak on the {row['machine']} "
+            f"**{decimals(row['peak_memory_mib'] / 1024, 1)} GiB** at its peak on {the(row['machine'])} "
             f"({row['software']}{row['least']})."
             for row in _peaks(evidence, network, failing[0]["batch_size"]).to_dicts()
         ]
@@ -91,7 +92,7 @@ def support_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
     networks = [network for claim in claims for network in claim["networks"]]
     rows = evidence.own.filter(pl.col("model").is_in(networks), pl.col("ending").str.contains("no cuDNN"))
     return [
-        f"On the {row['machine']}, {row['published_network']} runs without cuDNN, too: {row['software']} takes "
+        f"On {the(row['machine'])}, {row['published_network']} runs without cuDNN, too: {row['software']} takes "
         f"{milliseconds(row['ms'])}."
         for row in rows.drop_nulls("ms").to_dicts()
     ]
@@ -121,7 +122,7 @@ def use_own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
         return []
     factor, machine, layer, least, most = max(found, key=lambda one: one[0])
     return [
-        f"On the {machine}, {layer} takes from {count(least['peak_memory_mib'])} MiB ({_variant(least)}) to "
+        f"On {the(machine)}, {layer} takes from {count(least['peak_memory_mib'])} MiB ({_variant(least)}) to "
         f"{count(most['peak_memory_mib'])} MiB ({_variant(most)}): {compact(factor, 2)} times as much."
     ]
 

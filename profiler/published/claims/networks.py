@@ -10,7 +10,7 @@ import polars as pl
 from profiler.published import references, setups
 from profiler.published.claims.evidence import Answer, Claim, Evidence, Verdict
 from profiler.published.claims.speed import verdict
-from profiler.published.conclusions import MODELS, Comparison, Subject, compare, span
+from profiler.published.conclusions import MODELS, Comparison, Subject, compare, span, the
 from profiler.tables.numbers import counted, decimals, listed
 
 ALIKE = 0.5
@@ -92,7 +92,7 @@ def against_each_other(times: pl.DataFrame) -> list[Comparison]:
     rows = times.with_columns(
         name=name, network=machine, published_network=machine, of=pl.lit(times["machine"].n_unique())
     )
-    return [replace(pair, subject=_MACHINES, article="") for pair in compare(rows, "name")]
+    return [replace(pair, subject=_MACHINES, article=False) for pair in compare(rows, "name")]
 
 
 def _everywhere(evidence: Evidence) -> list[list[Outdone]]:
@@ -103,7 +103,7 @@ def _everywhere(evidence: Evidence) -> list[list[Outdone]]:
         return found
     mine = rows.filter("ours", "counterpart")
     for (machine,), of_it in mine.group_by("machine", maintain_order=True):
-        found.append(_outdone(of_it, evidence, f"On the {machine}"))
+        found.append(_outdone(of_it, evidence, f"On {the(machine)}"))
     return found
 
 

@@ -99,7 +99,7 @@ def without_cudnn(evidence: Evidence) -> list[Comparison]:
                     for pair in compare(both, "called")
                 )
                 pairs = [pair for pair, bare in sides if len(bare) > 1]
-                found += [replace(p, subject=subject, machine=str(machine), article="") for p in pairs]
+                found += [replace(p, subject=subject, machine=str(machine), article=False) for p in pairs]
     return found
 
 

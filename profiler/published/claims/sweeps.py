@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import polars as pl
 
 from profiler.published.claims.evidence import NO_FIGURES, Answer, Claim, Evidence, Verdict
+from profiler.published.conclusions import the
 from profiler.published.studies import PASSES
 from profiler.results import batch_sweeps
 from profiler.results.batch_sweeps import DOWN, FAMILY, UP
@@ -25,7 +26,7 @@ def _groups(rows: pl.DataFrame, evidence: Evidence) -> Iterator[tuple[str, pl.Da
     ordered = rows.sort("pass", descending=True, maintain_order=True)
     for key, group in ordered.group_by(_BY, maintain_order=True):
         machine, pass_, *_ = key
-        yield f"On the {machine}, {PASSES[str(pass_)]}{_ON_DEVICE if key in held_up else ''}", group
+        yield f"On {the(machine)}, {PASSES[str(pass_)]}{_ON_DEVICE if key in held_up else ''}", group
 
 
 def per_sample_claimed(claim: Claim, _: Evidence) -> str:
@@ -96,7 +97,7 @@ def excess_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
             if {half, whole} <= set(ms):
                 excess, row = ms[whole] - 2 * ms[half], group.row(0, named=True)
                 found.append(
-                    f"On the {row['machine']}, training {evidence.name(row['model'])}, {whole} images take "
+                    f"On {the(row['machine'])}, training {evidence.name(row['model'])}, {whole} images take "
                     f"{decimals(ms[whole], 2)} ms: {decimals(abs(excess), 2)} ms {'more' if excess > 0 else 'less'} "
                     f"than twice the {decimals(ms[half], 2)} ms of {half}."
                 )
@@ -167,7 +168,7 @@ def largest(evidence: Evidence) -> list[str]:
     """The largest minibatch that fits, where it was searched."""
     rows = batch_sweeps.largest(evidence.results).filter("searched").drop_nulls("largest")
     return [
-        f"On the {row['machine']}, {PASSES[row['pass']]}, the largest minibatch of {evidence.name(row['model'])} that "
+        f"On {the(row['machine'])}, {PASSES[row['pass']]}, the largest minibatch of {evidence.name(row['model'])} that "
         f"fits is {_range(row)} ({row['variant']} {row['precision']})."
         for row in rows.to_dicts()
     ]
