@@ -13,15 +13,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import polars as pl
+
 from benchmarks.publish import DOCS, MACHINE, MADE, commands, facts, statuses, table_lines
+from engines.catalog import Device
+from profiler.bundled import jobs
+from profiler.job.config import load_config
+from profiler.job.plan import make_plan
 from profiler.published.command import write
 from profiler.published.studies import STUDIES
 from profiler.published.tables import link, published_tables
 from profiler.results.problems import warned
 from profiler.results.reading import read_runs
+from profiler.results.replicates import OK, without_probes
 from profiler.results.wall_time import describe
 from profiler.submit.checks import label_of
 from profiler.submit.cleaning import Run, read_run
+from profiler.tables.numbers import listed, whole
 
 SUITES = DOCS / "results" / "suites"
 PAGES = ("published.md", "conclusions.md", "published-*.csv", "*.svg")
@@ -87,7 +95,8 @@ def index(runs: Sequence[Submitted]) -> str:
         "\n".join(_suites(runs)),
         "## The runs",
         "The folder of a run has every row (`results.parquet`), the machine (`environment.json`) and the job "
-        "(`bench.yaml`). Counted are the rows that [were disturbed, or wait for the host](../../method.md).",
+        "(`bench.yaml`). Counted are the rows that [were disturbed, or wait for the host](../../method.md). Samples "
+        "are the fewest of a row, and the median. What a suite got after a run is not among the cases that were run.",
         "\n".join(_runs(runs)),
         "## The machines",
     ]
@@ -114,11 +123,42 @@ def _runs(runs: Sequence[Submitted]) -> list[str]:
         folder = f"[{one.suite}]({'/'.join(one.folder.parts[-2:])})"
         rows.append(
             [
-                *(folder, one.machine, statuses(one.run.results), marks),
-                *(commands(one.run.environment), describe(took) if took else ""),
+                *(folder, one.machine, statuses(one.run.results), _lacking(one), _samples(one.run.results), marks),
+                *(commands(one.run.environment), describe(took) if took else "not recorded"),
             ]
         )
-    return _table(["run", "machine", "rows", "marked", "command", "wall time"], rows)
+    heads = ["run", "machine", "rows", "of the suite's cases", "samples", "marked", "command", "wall time"]
+    return _table(heads, rows)
+
+
+def _samples(results: pl.DataFrame) -> str:
+    """The fewest samples of a row, and the median."""
+    samples = without_probes(results).filter(OK)["samples"].drop_nulls()
+    return "" if samples.is_empty() else f"{samples.min()} ({whole([samples.median()])[0]})"
+
+
+def _lacking(one: Submitted) -> str:
+    """How many cases that today's suite has were run, and the networks and variants that are not among them."""
+    device: Device = "cpu" if one.run.environment.get("device") == "cpu" else "cuda"
+    suite = load_config(jobs()[one.suite], device)
+    cases = make_plan(suite, device, capability=one.run.environment.get("compute_capability"))
+    # Not by their ids, to which versions add settings.
+    keys = ["model", "variant", "pass", "precision", "batch_size"]
+    planned = pl.DataFrame(
+        [(c.model, c.variant, c.pass_, c.precision, c.batch_size) for c in cases], keys, orient="row"
+    )
+    there = without_probes(one.run.results)
+    lacks = planned.join(there, on=keys, how="anti")
+    if lacks.is_empty():
+        return "all"
+    absent = [
+        word
+        for key in ("model", "variant")
+        for word in lacks[key].unique(maintain_order=True)
+        if word not in there[key]
+    ]
+    count = f"{planned.height - lacks.height} of {planned.height}"
+    return f"{count}; without {listed(absent)}" if absent else count
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -98,8 +98,9 @@ class Picture:
 def published_pictures(study: str, results: pl.DataFrame) -> list[Picture]:
     """Every picture to which the results have something to say."""
     times = setups.network_times(study, setups.network_cells(results))
-    host_bound = pl.col("kinds").list.contains(HOST_BOUND)
-    plain, swept = (_prepared(times.filter(pl.col("swept") == which), host_bound) for which in (False, True))
+    plain = _prepared(times.filter(~pl.col("swept")), pl.col("kinds").list.contains(HOST_BOUND))
+    on_device = times.filter("swept").with_columns(total_ms="judged_ms")
+    swept = _prepared(on_device, pl.col("host_set"))
     made = [*_by_machine(study, plain), *_by_library(study, plain), *_over_batches(swept), *_errors(study, plain)]
     if "layers" in STUDIES[study].tables:
         more = {"pass": pl.lit("training"), "brief": pl.lit(None, pl.String)}
@@ -259,6 +260,7 @@ def _over_batches(rows: pl.DataFrame) -> list[Picture]:
         )
         title = f"Milliseconds per sample by samples per minibatch: {PASSES[str(pass_)]} pass"
         note = "Both scales are logarithmic. Every network has a scale of its own."
+        note += " Own times are the device's own where it is known." if part["gpu_ms"].count() else ""
         made.append(Picture(f"minibatch-{pass_}", title, note, "minibatch", spec, drawn.to_dicts(), panels=True))
     return made
 

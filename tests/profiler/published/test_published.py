@@ -24,6 +24,7 @@ from profiler.published.command import (
     require,
     write,
 )
+from profiler.published.pictures import published_pictures
 from profiler.published.printed import Printed, label, measures, milliseconds, money, rates
 from profiler.published.studies import STUDIES
 from profiler.published.tables import markdown, published_tables
@@ -513,6 +514,17 @@ def test_the_study_of_minibatches_gives_the_time_per_sample():
     assert ours["note"] == "out of memory at 128"
     names = {t.name for t in published_tables("gpu-study", frame(*rows))}
     assert "frameworks" not in names, "its rows had a process each"
+
+
+def test_a_sweep_is_printed_and_drawn_on_the_time_on_which_its_sentences_rest():
+    rows = [swept("vgg16", 32, 320.0, gpu_ms=64.0, warnings=["host-bound: so it is"]), swept("vgg16", 64, 64.0)]
+    found = table("gpu-study", "minibatch", *rows)
+    (ours,) = own(found)
+    assert (ours["32"], ours["64"], ours["brief"]) == (2.0, 1.0, "h at 32")
+    assert "Own times are the device's own" in found.note
+    (picture,) = [one for one in published_pictures("gpu-study", frame(*rows)) if one.name == "minibatch-training"]
+    drawn = {one["batch_size"]: (one["ms"], one["measured"]) for one in picture.rows if "H200" in one["name"]}
+    assert drawn == {32: (2.0, "undisturbed"), 64: (1.0, "undisturbed")}
 
 
 def test_runs_of_one_machine_at_two_prices_are_one_row_the_faster():

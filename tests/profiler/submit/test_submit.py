@@ -182,6 +182,14 @@ def test_another_machine_of_the_same_name_is_refused_and_the_same_one_replaced(m
         submit(tmp_path / "suites", make(cpu="Another"))
 
 
+def test_the_list_of_runs_has_what_a_run_lacks_of_its_suite_and_its_samples(make: Make, tmp_path: Path) -> None:
+    shutil.copytree(make(lacking=1), tmp_path / "suites" / "tower" / SUITE)
+    (line,) = publish_suites._runs(publish_suites.submitted(tmp_path / "suites"))[2:]
+    cells = [cell.strip() for cell in line.split("|")]
+    had, planned = map(int, re.findall(r"\d+", cells[4])[:2])
+    assert (had + 1, cells[5]) == (planned, "40 (40)")
+
+
 def as_older(folder: Path) -> None:
     """What a version without these columns and facts left."""
     results = pl.read_parquet(folder / "results.parquet")
