@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median_low
 
 import polars as pl
 
@@ -29,7 +30,7 @@ from profiler.results.replicates import OK, without_probes
 from profiler.results.wall_time import describe
 from profiler.submit.checks import label_of
 from profiler.submit.cleaning import Run, read_run
-from profiler.tables.numbers import listed, whole
+from profiler.tables.numbers import listed
 
 SUITES = DOCS / "results" / "suites"
 PAGES = ("published.md", "conclusions.md", "published-*.csv", "*.svg")
@@ -133,8 +134,8 @@ def _runs(runs: Sequence[Submitted]) -> list[str]:
 
 def _samples(results: pl.DataFrame) -> str:
     """The fewest samples of a row, and the median."""
-    samples = without_probes(results).filter(OK)["samples"].drop_nulls()
-    return "" if samples.is_empty() else f"{samples.min()} ({whole([samples.median()])[0]})"
+    samples = without_probes(results).filter(OK)["samples"].drop_nulls().to_list()
+    return f"{min(samples)} ({median_low(samples)})" if samples else ""
 
 
 def _lacking(one: Submitted) -> str:
