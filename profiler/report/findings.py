@@ -98,7 +98,7 @@ def _of_each_model(
 
 
 def _doubt(named: Sequence[Row]) -> str:
-    """Which rows that a sentence rests on were disturbed, like "; ort fp32 at batch 1 was disturbed (inconsistent)"."""
+    """Which rows that a sentence rests on were disturbed, like "; ort fp32 at batch 1 was inconsistent"."""
     doubts = [
         disturbed(f"{row['configuration']} at batch {row['batch_size']}", row["warnings"])
         for row in named

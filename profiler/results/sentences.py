@@ -147,7 +147,7 @@ def _host_bound_batches(points: pl.DataFrame) -> dict[tuple[Any, ...], str]:
 
 
 def _disturbed_batches(points: pl.DataFrame) -> dict[tuple[Any, ...], str]:
-    """By family which of its batches were disturbed, like "; batch 8 was disturbed (inconsistent)"."""
+    """By family which of its batches were disturbed, like "; batch 8 was inconsistent"."""
     found: dict[tuple[Any, ...], dict[str, list[int]]] = {}
     for row in points.drop_nulls("disturbed").to_dicts():
         found.setdefault(_family_key(row), {}).setdefault(was_disturbed(row["warnings"]), []).append(row["batch_size"])

@@ -342,13 +342,12 @@ def carried_by_all(rows: Iterable[Iterable[str]]) -> frozenset[str]:
 
 
 def was_disturbed(kinds: Iterable[str]) -> str:
-    """Like "was disturbed (inconsistent)", of a row that carries some kinds without a factor."""
-    others = [kind for kind in without_factor(kinds) if kind != DISTURBED]
-    return "was disturbed" + (f" ({', '.join(others)})" if others else "")
+    """Like "was inconsistent", of a row that carries some kinds without a factor: each by its name."""
+    return f"was {' and '.join(sorted(without_factor(kinds))) or DISTURBED}"
 
 
 def disturbed(name: str, kinds: Iterable[str]) -> str:
-    """Like "ort fp32 was disturbed (inconsistent)"."""
+    """Like "ort fp32 was inconsistent"."""
     return f"{name} {was_disturbed(kinds)}"
 
 

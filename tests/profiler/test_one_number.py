@@ -111,7 +111,7 @@ def test_no_command_names_the_factor_of_a_row_that_was_disturbed(kind: str, tmp_
     assert headline(data.configurations) == "ort fp32 is the fastest; 1 more was disturbed"
     said = {finding["model"]: finding["text"] for finding in findings(data)["speedups"]}
     assert said["calm"].endswith("the fastest is ort fp32 at 2.0×.")
-    was = "was disturbed" + (" (inconsistent)" if kind == "inconsistent" else "")
+    was = f"was {kind}"
     assert said["busy"].endswith(f"the fastest is ort fp32, which {was}.")
     answer = tables(data)["answer"].frame.filter(pl.col("restricted_to").is_null())
     shown = pl.DataFrame(answer).select("model", "speedup", "margin").to_dicts()

@@ -878,7 +878,7 @@ def test_a_throughput_of_64_times_is_not_given_away_for_a_shorter_set_up() -> No
 def test_of_a_disturbed_candidate_no_factor_is_given_and_the_first_sentence_says_so(kind: str) -> None:
     found = choose(*thrice("ort", 1.0, warnings=[f"{kind}: x"]), *thrice("eager", 2.0))
     answer = make_answer(found, "")
-    was = "was disturbed" + (" (inconsistent)" if kind == "inconsistent" else "")
+    was = f"was {kind}"
     (first, second, *_) = answer.sentences
     assert first == f"ort fp16, batch 1 was disturbed: {meaning(kind, '')}. Measure it again before you rely on it."
     assert f"is slower (no factor: ort fp16, batch 1 {was})." in second

@@ -259,10 +259,10 @@ def test_where_nothing_was_disturbed_charts_say_nothing_of_it(h200_report: Repor
 def test_a_sentence_of_a_chart_says_which_of_its_rows_were_disturbed(doubted: Data) -> None:
     found = findings(doubted)
     said = {(name, one["pass"]): one["text"] for name, texts in found.items() for one in texts}
-    doubt = "; ort fp32 at batch 16 was disturbed (inconsistent)."
+    doubt = "; ort fp32 at batch 16 was inconsistent."
     for name in ("latency", "throughput", "efficiency", "samples", "setup"):
         assert said[name, "inference"].endswith(doubt), said[name, "inference"]
-    assert said["speedups", "inference"].endswith("the fastest is ort fp32, which was disturbed (inconsistent).")
+    assert said["speedups", "inference"].endswith("the fastest is ort fp32, which was inconsistent.")
     assert said["speedups", "training"] == (
         "Over fp32 eager at batch 16: compiled fp32; the fastest is compiled fp32; fp32 eager was disturbed."
     )

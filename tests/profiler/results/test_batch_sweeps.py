@@ -299,7 +299,7 @@ def test_what_rests_on_a_disturbed_batch_says_so_in_the_same_sentence() -> None:
     rows = sweep({1: 9.0, 2: 7.0, 4: 5.6, 8: 5.2, 16: 4.0, 32: 3.9})
     rows[2]["warnings"], rows[5]["warnings"] = ["inconsistent: a"], ["disturbed: b", "drift: c"]
     knee, curve = sweep_sentences(frame(rows))
-    doubt = "; batch 4 was disturbed (inconsistent) and batch 32 was disturbed."
+    doubt = "; batch 4 was inconsistent and batch 32 was disturbed."
     assert knee.endswith(f", where the sweep ends{doubt}")
     assert curve.endswith(f"it turns at 8 and 16{doubt}")
     (fits,) = [s for s in sweep_sentences(frame([*rows, row(64, None)])) if "largest batch" in s]

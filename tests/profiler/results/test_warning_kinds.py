@@ -86,4 +86,4 @@ def test_what_every_row_carries_needs_to_be_said_only_once():
 
 def test_disturbed_is_not_said_to_be_disturbed_twice():
     assert was_disturbed(["drift", "disturbed"]) == "was disturbed"
-    assert was_disturbed(["disturbed", "inconsistent"]) == "was disturbed (inconsistent)"
+    assert was_disturbed(["disturbed", "inconsistent"]) == "was disturbed and inconsistent"
