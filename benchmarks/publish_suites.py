@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,7 @@ def index(runs: Sequence[Submitted]) -> str:
         "with its tables in the published form, the rows of all machines among the published ones (marked ▸; as CSV "
         "files in the same folder, too), and one with every comparison. [Add your machine](../../../CONTRIBUTING.md).",
         "\n".join(_suites(runs)),
+        "\n".join(_answers(runs)),
         "## The runs",
         "The folder of a run has every row (`results.parquet`), the machine (`environment.json`) and the job "
         "(`bench.yaml`). Counted are the rows that [were disturbed, or wait for the host](../../method.md). Samples "
@@ -113,6 +115,13 @@ def _suites(runs: Sequence[Submitted]) -> list[str]:
         pages = f"[{suite}]({suite}/published.md)", f"[conclusions]({suite}/conclusions.md)"
         rows.append([*pages, link(STUDIES[of_it[0].study]), ", ".join(run.machine for run in of_it)])
     return _table(["suite", "comparisons", "after", "machines"], rows)
+
+
+def _answers(runs: Sequence[Submitted]) -> list[str]:
+    """The first conclusion of each suite, as its page has it."""
+    pages = {one.suite: one.folder.parents[1] / one.suite / "conclusions.md" for one in runs}
+    first = {suite: re.search(r"^1\. (.+)$", page.read_text(), re.MULTILINE) for suite, page in pages.items()}
+    return [f"- {suite}: {found[1]}" for suite, found in first.items() if found]
 
 
 def _runs(runs: Sequence[Submitted]) -> list[str]:

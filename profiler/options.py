@@ -229,7 +229,7 @@ class Published:
     """Print finished runs next to a published benchmark's figures, and who is how many times faster."""
 
     runs: Annotated[Sequence[str], Argument(help="Folders of finished runs, of one or several machines")]
-    study: Annotated[str, Option(help="cnn-benchmarks, cloud-gpus, convnet-benchmarks or gpu-study")]
+    study: Annotated[str | None, Option(help="cnn-benchmarks, cloud-gpus, convnet-benchmarks or gpu-study")] = None
     into: Annotated[Path | None, Option(help="Folder for the tables; without it they are only printed")] = None
 
 

@@ -29,6 +29,8 @@ NO_ROWS = "no row of these runs fits a table of {}: it has other networks, or me
 
 def execute(options: Options, console: Console) -> int:
     """Print runs next to a study's figures. Raises ConfigError for an unknown study, or a folder that holds no run."""
+    if options.study is None:
+        raise ConfigError(f"--study: say next to which figures: {', '.join(STUDIES)}")
     check_choice("--study", options.study, STUDIES)
     runs = read_runs(options.runs)
     environments = [run.environment for run in runs.runs]

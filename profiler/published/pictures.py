@@ -184,7 +184,8 @@ def _published(study: str, rows: pl.DataFrame) -> pl.DataFrame:
     """Each machine at its best for each network, as sentences compare them; of one machine every library."""
     known = rows.drop_nulls("ms")
     several = known["machine"].n_unique() > 1
-    name = pl.col("machine" if several else "library")
+    without = pl.when(library="None").then(pl.format("{}, without cuDNN", "machine"))
+    name = pl.col("machine") if several else without.otherwise("library")
     return setups.one_each(known.with_columns(name=name), STUDIES[study].by_release, "name")
 
 

@@ -112,6 +112,12 @@ def test_what_did_not_fit_is_a_bar_that_says_so() -> None:
     assert found == {"compiled fp32: 9 ms": 1.0, "eager fp32: out of memory": 0.0}
 
 
+def test_a_processor_with_no_library_is_called_by_its_name() -> None:
+    mine = trained("resnet50", 20.0, device="cpu", gpu=None)
+    (picture,) = [one for one in published_pictures("cnn-benchmarks", run(mine)[0]) if one.name.startswith("machines")]
+    assert {one["name"] for one in picture.rows} == {"eager fp32", "Dual Xeon E5-2630 v3, without cuDNN"}
+
+
 def test_machines_of_ours_are_named_where_there_are_several() -> None:
     rows = [trained("resnet50", 20.0, machine=machine) for machine in ("Card", "Other")]
     first = published_pictures("cnn-benchmarks", run(*rows)[0])[0]

@@ -712,6 +712,11 @@ def test_a_group_is_printed_once(study, group, expected):
     assert covers(study, group) is expected
 
 
+def test_without_a_study_the_valid_ones_are_listed():
+    with pytest.raises(ConfigError, match="--study: say next to which figures: cnn-benchmarks, cloud-gpus, "):
+        execute(Options(runs=["results"]), Console())
+
+
 def test_a_run_of_another_pass_has_no_tables_not_even_of_its_machine_and_is_told_what_to_add(tmp_path):
     forward = frame(case("alexnet", **{"pass": "inference"}))
     assert present(Console(file=io.StringIO()), "cnn-benchmarks", forward, [ENVIRONMENT], tmp_path) is False

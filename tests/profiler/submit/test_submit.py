@@ -230,6 +230,9 @@ def test_a_foreign_run_stands_in_every_table_and_conclusion(make, tmp_path, chan
     assert re.search(r"the H200 is \*\*[\d.,]+x.*\*\* faster than Tower", pages["conclusions.md"])
     index = (suites / "README.md").read_text()
     assert "On 2 machines: H200, Tower." in index
+    first = re.search(r"^1\. (.*)$", pages["conclusions.md"], re.MULTILINE)
+    assert first is not None
+    assert f"\n- {SUITE}: {first[1]}\n" in index
     assert f"| [{SUITE}]({SUITE}/published.md) | [conclusions]" in index
     assert f"`python -m profiler suites/{SUITE}.yaml --machine label=Tower`" in index
     assert "Some Processor 9000" in index.partition("### Tower")[2]
