@@ -86,10 +86,8 @@ def _statements(found: Sequence[Group]) -> list[str]:
 def _counts(found: Sequence[Group]) -> str:
     """How many statements have which verdict, in a sentence; empty without any."""
     verdicts = Counter(one.answer.verdict for group in found for one in group.checked)
-    counts = listed(
-        f"{verdicts[which]} {words[verdicts[which] > 1]}" for which, words in _COUNTED.items() if verdicts[which]
-    )
-    return f"Of {counted(verdicts.total(), 'statement')}, {counts}." if counts else ""
+    counts = [f"{verdicts[which]} {words[verdicts[which] > 1]}" for which, words in _COUNTED.items() if verdicts[which]]
+    return f"Of {counted(verdicts.total(), 'statement')}, {listed(counts)}." if counts else ""
 
 
 def _comparisons(evidence: Evidence, subject: Subject, times: pl.DataFrame) -> Mapping[str, list[Comparison]]:
