@@ -235,7 +235,7 @@ def _bars(name: str, title: str, table: str, rows: pl.DataFrame) -> Picture:
     scale = "The scale is logarithmic." if far_apart else "Every network has a scale of its own, from zero."
     names = [{"network": network, "place": 0} for network in networks]
     height = len(networks) * (_BAR * (len(places) + 1) + _BETWEEN)
-    note = f"Milliseconds {unit}. {scale}"
+    note = f"Milliseconds {unit}, lowest mean over the networks first. {scale}"
     return Picture(
         name, title, note, table, spec, drawn.sort("place", maintain_order=True).to_dicts(), {"names": names}, height
     )

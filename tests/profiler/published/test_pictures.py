@@ -121,6 +121,7 @@ def test_a_processor_with_no_library_is_called_by_its_name() -> None:
 def test_machines_of_ours_are_named_where_there_are_several() -> None:
     rows = [trained("resnet50", 20.0, machine=machine) for machine in ("Card", "Other")]
     first = published_pictures("cnn-benchmarks", run(*rows)[0])[0]
+    assert "lowest mean over the networks first" in first.note
     assert {"Card eager fp32", "Other eager fp32", "GTX 1080"} <= {one["name"] for one in first.rows}
     assert first.title == "Card, Other and the published GPUs: forward and backward pass"
 
