@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engines.base import Job
 from engines.catalog import TrtOptions
-from exporters.inputs import input_specs, seeded_inputs
+from exporters.declared_inputs import DeclaredInput, is_integer
+from exporters.inputs import graph_specs, input_specs, seeded_inputs
 from exporters.source import ModelSource
 
 BATCH = 4
@@ -65,9 +67,16 @@ def mixed(path: Path, width: int = 6) -> Path:
     return _save(helper.make_graph(nodes, "mixed", inputs, outputs, [zero]), path)
 
 
+def source_of(onnx: Path, **more: Any) -> ModelSource:
+    """A user's ONNX file, whose integer inputs hold 0 and 1."""
+    source = ModelSource("net", onnx=onnx, **more)
+    integers = [spec.name for spec in graph_specs(source, onnx) if is_integer(spec.dtype)]
+    return replace(source, inputs=tuple(DeclaredInput((name,), range=(0, 2)) for name in integers))
+
+
 def job_of(onnx: Path, precision: str = "native", batch: int = BATCH, **options: Any) -> Job:
     """A job of TensorRT's for a user's ONNX file, with seeded inputs."""
-    source = ModelSource("net", onnx=onnx)
+    source = source_of(onnx)
     inputs = tuple(seeded_inputs(input_specs(source), batch))
     return Job(source, "inference", precision, batch, "cuda", TrtOptions(**options), inputs, onnx=onnx, engine="trt")
 

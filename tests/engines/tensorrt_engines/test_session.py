@@ -27,7 +27,6 @@ from engines.catalog import ENGINES, TrtOptions
 from engines.tensorrt_engines import session as trt
 from engines.tensorrt_engines.buffers import ALIGNMENT
 from exporters.inputs import input_specs, seeded_inputs
-from exporters.source import ModelSource
 from profiler.job.case import Budget, Case
 from profiler.worker import checks, measure_case, prepare_model
 from profiler.worker.task import Task
@@ -306,7 +305,7 @@ def test_dimensions_that_the_user_named_are_in_the_profile(machine: None, librar
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[1].dim_param = "width"
     onnx.save(model, path)
-    source = ModelSource("net", onnx=path, dimensions={"width": 5})
+    source = graphs.source_of(path, dimensions={"width": 5})
     inputs = tuple(seeded_inputs(input_specs(source), 2))
     run(trt.open_session(Job(source, "inference", "native", 2, "cuda", TrtOptions(), inputs, onnx=path, engine="trt")))
     assert library.builds[0].shapes == {"numbers": ((2, 5),) * 3, "halves": ((2, 5),) * 3}
@@ -588,7 +587,7 @@ def measure(machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     monkeypatch.setattr(measure_case, "open_bench", open_on_the_cpu)
 
     def run_case(onnx: Path, precision: str = "native", graph: Path | None = None, **options: Any) -> Any:
-        source = ModelSource("net", onnx=onnx)
+        source = graphs.source_of(onnx)
         prepared = prepare_model.prepare_model((source, tmp_path / "cache"), lambda message: None)
         prepared = replace(prepared, onnx={precision: graph or onnx})
         case = Case("net", "trt", "trt", "inference", precision, graphs.BATCH, "cuda", 0, source, options)  # type: ignore[arg-type]
