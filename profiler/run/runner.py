@@ -34,12 +34,13 @@ from profiler.worker.task import Task
 def is_done(result: Result, budget: Budget, retry: bool) -> bool:
     """Whether a resumed run leaves a result as it is: not one that its warnings say is to be measured again.
 
-    With `retry` that is whatever is not ok or is still disturbed, however often it was measured.
+    With `retry` that is whatever is not ok or is still disturbed, however often it was measured. A budget whose
+    `repeats` are 0 never has a disturbed one measured again.
     """
+    repeats = budget.repeats > 0
     if retry:
-        return result.status == "ok" and not disturbances(result.warnings)
-    again = budget.repeats > 0 and result.status != "failed" and is_measured_again(result.warnings)
-    return not again
+        return result.status == "ok" and not (repeats and disturbances(result.warnings))
+    return result.status == "failed" or not (repeats and is_measured_again(result.warnings))
 
 
 class Runner:

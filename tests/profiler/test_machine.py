@@ -77,7 +77,7 @@ def test_what_is_told_stands_in_every_row_and_stays_on_resume(profiler: Profiler
     assert machines(folder) == {("mine", "Some Cloud", "small", 1.0)}
     told = {"label": "mine", "cloud": "Some Cloud", "instance": "small", "usd_per_hour": 1.0}
     assert json.loads((folder / "environment.json").read_text())["machine"] == told
-    assert load_config(folder / "bench.yaml").machine.model_dump() == told
+    assert load_config(folder / "bench.yaml").machine.model_dump(exclude_none=True) == told
 
     run("--resume", str(folder), "--machine", "usd_per_hour=2")
     assert machines(folder) == {("mine", "Some Cloud", "small", 2.0)}

@@ -293,6 +293,7 @@ def test_an_engine_that_builds_does_so_before_in_a_process_of_its_own(
         ("failed", [], 0.5, True, False),
         ("ok", [], 0.5, True, True),
         ("ok", ["throttled", "remeasured"], 0.5, True, False),
+        ("ok", ["throttled"], 0, True, True),
         ("ok", ["outliers", "remeasured"], 0.5, True, True),
     ],
 )
