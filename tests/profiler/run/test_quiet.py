@@ -243,8 +243,8 @@ def test_what_was_disturbed_is_measured_again_once_the_other_work_has_ended(
     for line in (run / "journal.jsonl").read_text().splitlines():
         result = Result.from_json(line)
         takes.setdefault(result.case_id, []).append(result)
+    # On a machine that others keep busy, too, a later take may be no less disturbed, and then it does not count.
     assert len(takes) == 2
-    assert any(len(of_case) > 1 for of_case in takes.values())
     for first, *others in takes.values():  # An inconsistent one may have more reasons.
         (why,) = (warning.text for warning in first.warnings if warning.kind == "disturbed")
         shares = [result.figures["disturbance"] for result in (first, *others) if disturbances(result.warnings)]
@@ -253,7 +253,6 @@ def test_what_was_disturbed_is_measured_again_once_the_other_work_has_ended(
             (reason,) = (warning.text for warning in result.warnings if warning.kind == "remeasured")
             assert reason.startswith("first taken while ")
             assert f"while {why}" in reason
-    # On a machine that others keep busy, too, none may recover.
     remain = sum(bool(disturbances(of_case[-1].warnings)) for of_case in takes.values())
     ends = rf"\n2 of 2 cases were disturbed( or [a-z]+)*: {2 - remain} came right when measured again, {remain} remain"
     assert re.search(ends, done.stdout)
