@@ -6,7 +6,6 @@ lighter.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
@@ -25,7 +24,7 @@ from profiler.report.chart_specs import Spec
 from profiler.results.speedups import geometric_mean
 from profiler.results.warning_kinds import HOST_BOUND
 from profiler.tables.numbers import compact, listed
-from profiler.tables.writers import escape_markdown
+from profiler.tables.writers import escape_markdown, slug
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -63,7 +62,7 @@ class Picture:
     @property
     def file(self) -> str:
         """Its name in a folder."""
-        return f"published-{re.sub(r'[^a-z0-9]+', '-', self.name.lower()).strip('-')}.svg"
+        return f"published-{slug(self.name)}.svg"
 
     @property
     def image(self) -> str:

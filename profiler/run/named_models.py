@@ -9,7 +9,7 @@ from typing import Any
 from exporters.declared_inputs import name_of
 from exporters.libraries.catalog import model_entry
 from exporters.source import ModelError
-from profiler.errors import ConfigError
+from profiler.errors import ConfigError, nearest
 from profiler.run.example_inputs import Example, declared, onnx_dimensions
 
 _VALUES = ("range", "fill", "data")
@@ -24,7 +24,8 @@ def named_entry(word: str | Path, given: Inputs, folder: Path, option: str = "in
     if str(word).endswith(".onnx"):
         path = Path(word).resolve()
         if not path.is_file():
-            raise ConfigError(f"there is no file {word}")
+            there = sorted(each.name for each in path.parent.glob("*.onnx"))
+            raise ConfigError(f"there is no file {word}{nearest(path.name, there, 'give its path')}")
         entry = {"name": path.stem, "onnx": path, "dimensions": onnx_dimensions(path, given, option)}
         return entry | _held(path, given, folder)
     named: dict[str, Any] = dict(model_entry(str(word)))

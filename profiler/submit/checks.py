@@ -21,6 +21,7 @@ from profiler.results.replicates import OK, without_probes
 from profiler.results.warning_kinds import HOST_BOUND, KINDS
 from profiler.submit.cleaning import Cleaner, Run
 from profiler.tables.numbers import counted, listed, percent
+from profiler.tables.writers import slug
 
 _FACTS = {"cuda": ("gpu", "driver", "cuda", "cpu", "python"), "cpu": ("cpu", "cpu_cores", "python")}
 """What environment.json must say of the machine, by its device."""
@@ -33,11 +34,6 @@ def label_of(run: Run) -> str | None:
     """What the user calls the machine."""
     machine = run.environment.get("machine")
     return (machine.get("label") if isinstance(machine, dict) else machine) or None
-
-
-def slug(name: str) -> str:
-    """A name as a folder is called: "Xeon, 2 cores" is xeon-2-cores."""
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
 
 
 def problems(run: Run, folder: Path, clean: Cleaner, most_disturbed: float) -> list[str]:

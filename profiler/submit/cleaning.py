@@ -16,7 +16,8 @@ from profiler.bundled import jobs
 from profiler.errors import ConfigError
 from profiler.results.reading import with_all_columns
 
-FILES = ("results.parquet", "environment.json", "bench.yaml")
+JOB = "bench.yaml"
+FILES = ("results.parquet", "environment.json", JOB)
 """What is published of a run: no raw samples, which are large, no logs, no journal."""
 _PRIVATE = ("host", "variables", "gpu_uuid")
 """Keys of environment.json that are left out."""

@@ -13,9 +13,10 @@ from rich.text import Text
 from profiler.errors import ConfigError
 from profiler.options import Submit as Options
 from profiler.results.replicates import without_probes
-from profiler.submit.checks import label_of, notes, problems, slug
-from profiler.submit.cleaning import FILES, Cleaner, Run, read_run, write_data
+from profiler.submit.checks import label_of, notes, problems
+from profiler.submit.cleaning import FILES, JOB, Cleaner, Run, read_run, write_data
 from profiler.tables.numbers import counted
+from profiler.tables.writers import slug
 
 _SAME_MACHINE = ("gpu", "cpu", "device")
 """Of two runs that are called by one label, what they must agree in."""
@@ -74,7 +75,7 @@ def _write(submission: Submission, console: Console) -> None:
     cleaned = Cleaner([run]).run(run)
     # The first start's job does not know what --machine said at a later one.
     job = {**cleaned.job, "machine": cleaned.environment.get("machine") or {}}
-    write_data(target, cleaned.results, cleaned.environment, {FILES[-1]: job})
+    write_data(target, cleaned.results, cleaned.environment, {JOB: job})
     rows = without_probes(run.results)
     counts = rows["status"].value_counts(sort=True).iter_rows()
     size = sum((target / name).stat().st_size for name in FILES)

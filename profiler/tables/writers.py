@@ -167,6 +167,11 @@ def escape_markdown(text: str) -> str:
     return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
+def slug(name: str) -> str:
+    """A name as files and folders are called: "Xeon, 2 cores" is xeon-2-cores."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
+
+
 def markdown(table: Table) -> str:
     """Write the table as GitHub's Markdown, without its title; a row that is marked begins with a sign."""
     columns = table.columns()

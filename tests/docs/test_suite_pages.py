@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.publish_suites import SUITES, submitted, write_suite
 from benchmarks.publish_suites import index as index_of
-from profiler.submit.checks import slug
 from profiler.submit.cleaning import FILES, Cleaner, read_run
+from profiler.tables.writers import slug
 
 MEND = "run: PYTHONPATH=. python benchmarks/publish_suites.py"
 RUNS = submitted(SUITES)

@@ -161,7 +161,8 @@ def test_the_other_options_of_a_run_have_effect() -> None:
 
 
 REFUSED = [
-    ("nope.onnx", "^there is no file nope.onnx$"),
+    ("nope.onnx", "^there is no file nope.onnx; "),
+    ("word.onnx", "^there is no file word.onnx; did you mean .words.onnx"),
     ("resnet05", "'resnet05' is neither a file nor a model nor a suite nor a command; did you mean 'resnet50'"),
     ("qqq", "nor a command; .* --help says what can be given"),
     ("net:make", "net:make needs the shape of one item, for example --input 3,224,224"),
