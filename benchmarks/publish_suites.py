@@ -25,18 +25,24 @@ from profiler.job.plan import make_plan
 from profiler.published.command import write
 from profiler.published.studies import STUDIES
 from profiler.published.tables import link, published_tables
+from profiler.results.columns import kind_of_warning
 from profiler.results.problems import warned
 from profiler.results.reading import read_runs
 from profiler.results.replicates import OK, without_probes
 from profiler.results.wall_time import describe
 from profiler.submit.checks import label_of
 from profiler.submit.cleaning import Run, read_run
-from profiler.tables.numbers import listed
+from profiler.tables.numbers import compact, counted, listed, times
 
 SUITES = DOCS / "results" / "suites"
 PAGES = ("published.md", "conclusions.md", "published-*.csv", "*.svg")
 MARKED = ("disturbed", "inconsistent", "host-bound")
 """Kinds of warnings that the list of runs counts."""
+SAME_CASE = [
+    *("model", "variant", "pass", "precision", "batch_size", "optimizer", "head", "dropout", "input_gradient"),
+    *("torch_version", "onnxruntime_version"),
+]
+"""What rows of two suites must agree in to be the same case, measured again."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ def index(runs: Sequence[Submitted]) -> str:
         "## The machines",
     ]
     for machine, of_it in machines.items():
-        page += [f"### {machine}", "\n".join(table_lines(MACHINE, _machine(of_it)))]
+        page += [f"### {machine}", "\n".join(table_lines(MACHINE, _machine(of_it))), *repeated(of_it)]
     return "\n\n".join(page) + "\n"
 
 
@@ -185,6 +191,30 @@ def _machine(runs: Sequence[Submitted]) -> list[tuple[str, str]]:
     return [
         (part, "; ".join(what if len(values) == 1 else f"{what} ({', '.join(who)})" for what, who in values.items()))
         for part, values in found.items()
+    ]
+
+
+def repeated(runs: Sequence[Submitted]) -> list[str]:
+    """How far apart the latencies are of a case that several suites measured on the machine; without marked rows."""
+    marked = pl.col("warnings").list.eval(kind_of_warning(pl.element()).is_in(MARKED)).list.any()
+    rows = [without_probes(one.run.results).filter(OK, ~marked).with_columns(named=pl.lit(one.suite)) for one in runs]
+    same = (
+        pl.concat([found.select(*SAME_CASE, "named", "latency_ms") for found in rows])
+        .sort("latency_ms")
+        .group_by(SAME_CASE, maintain_order=True)
+        .agg("named", pl.col("latency_ms").alias("ms"), apart=pl.col("latency_ms").max() / pl.col("latency_ms").min())
+        .filter(pl.col("named").list.n_unique() > 1)
+        .sort("apart", *SAME_CASE, descending=[True, *[False] * len(SAME_CASE)], nulls_last=True)
+    )
+    if same.is_empty():
+        return []
+    most = same.row(0, named=True)
+    ends = (f"{compact(most['ms'][end])} ms in {most['named'][end]}" for end in (0, -1))
+    case = f"{most['model']} {most['pass']}, {most['variant']} {most['precision']}, batch {most['batch_size']}"
+    return [
+        f"{counted(same.height, 'case')} ran in several suites here, undisturbed as far as could be told. The greatest "
+        f"of its latencies is {times(same['apart'].median())} the least in the median, and {times(most['apart'])} at "
+        f"most: {case}, took {' and '.join(ends)}. Between two runs on this machine a smaller factor says nothing."
     ]
 
 

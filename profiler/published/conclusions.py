@@ -119,7 +119,8 @@ class Comparison:
         else:
             over = f"Across the {both} {noun} that both ran"
         but = self._left_out(0)
-        return f"{over}{self._setting}" + (f" but {', and '.join(but)}" if but else "")
+        without = ", without" if self.subject.manner else " but"
+        return f"{over}{self._setting}" + (f"{without} {', and '.join(but)}" if but else "")
 
 
 def the(label: str) -> str:
@@ -229,14 +230,20 @@ def compare_libraries(times: pl.DataFrame) -> list[Comparison]:
 
 
 def compare_shared_libraries(times: pl.DataFrame) -> list[Comparison]:
-    """Libraries; ours only where several machines of ours ran: of one machine they are among the setups."""
-    several = times.filter("ours")["machine"].n_unique() > 1
-    return [c for c in compare_libraries(times) if several or not c.ours]
+    """Libraries; ours only where several machines ran both: of one machine they are among the setups."""
+    machines = {called: set(of["machine"]) for (called,), of in times.drop_nulls("ms").group_by("called")}
+    return [c for c in compare_libraries(times) if not c.ours or len(machines[c.faster] & machines[c.slower]) > 1]
 
 
 def compare_setups(times: pl.DataFrame) -> list[Comparison]:
-    """Machines with their libraries; what both have in common is left out."""
-    return shortened(compare(times, "setup"), times)
+    """Machines with their libraries; what both have in common is left out.
+
+    Of ours only GPUs among GPUs and CPUs among CPUs: the two differ by so much that the library hardly counts, and
+    `compare_machines` has the one ratio that tells.
+    """
+    device = dict(times.select("setup", "device").unique().rows())
+    pairs = [pair for pair in compare(times, "setup") if not pair.ours or device[pair.faster] == device[pair.slower]]
+    return shortened(pairs, times)
 
 
 def by_device(times: pl.DataFrame) -> list[pl.DataFrame]:

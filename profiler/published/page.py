@@ -35,7 +35,7 @@ Each range is over all {noun} that both ran: the least and the greatest ratio of
 image where batch sizes differ. Own times on a GPU are the device's, without gaps between launches, where those could be
 kept out; where not, {noun} whose time the host sets are named and do not count. Equal (`==`) are two that stay within
 5 % of each other throughout.
-Own machines and libraries come first."""
+Own machines and libraries come first. An own GPU and a CPU, or an own CPU and a GPU, are compared as machines only."""
 
 
 def markdown(study: str, results: pl.DataFrame) -> str:

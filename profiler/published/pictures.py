@@ -146,16 +146,23 @@ def _by_machine(study: str, rows: pl.DataFrame) -> list[Picture]:
     Of a study with one machine, its libraries.
     """
     made = []
-    for (pass_, device), part in rows.group_by("pass", "device", maintain_order=True):
+    for pass_, device, part in _by_device(rows):
         published, mine = _published(study, part.filter(~pl.col("ours"))), _best_of_each_precision(part.filter("ours"))
         if published.is_empty() or mine.is_empty() or "networks" not in STUDIES[study].tables:
             continue
         machines = published["machine"].unique(maintain_order=True).to_list()
         them = machines[0] if len(machines) == 1 else f"the published {'GPUs' if device == 'cuda' else 'CPUs'}"
-        title = f"{listed([*mine['machine'].unique(maintain_order=True), them])}: {PASSES[str(pass_)]} pass"
+        title = f"{listed([*mine['machine'].unique(maintain_order=True), them])}: {PASSES[pass_]} pass"
         both = pl.concat([mine, published], how="diagonal_relaxed")
         made.append(_bars(f"machines-{device}-{pass_}", title, "networks", both))
     return made
+
+
+def _by_device(rows: pl.DataFrame) -> list[tuple[str, str, pl.DataFrame]]:
+    """Rows by pass and kind of device, of the networks that one of ours ran there."""
+    parts = rows.group_by("pass", "device", maintain_order=True)
+    known = [(*map(str, keys), part.filter(pl.col("ours").any().over("network"))) for keys, part in parts]
+    return [(pass_, device, part) for pass_, device, part in known if not part.is_empty()]
 
 
 def _by_library(study: str, rows: pl.DataFrame) -> list[Picture]:
@@ -241,9 +248,9 @@ def _bars(name: str, title: str, table: str, rows: pl.DataFrame) -> Picture:
 
 
 def _over_batches(rows: pl.DataFrame) -> list[Picture]:
-    """A picture a pass: the time of a sample by the minibatch, a panel a network, a line a machine and library."""
+    """A picture a pass and kind of device: a sample's time by the minibatch, a panel a network, a line a machine."""
     made = []
-    for (pass_,), part in rows.drop_nulls("ms").group_by("pass", maintain_order=True):
+    for pass_, device, part in _by_device(rows.drop_nulls("ms")):
         line = (
             pl.when("ours")
             .then(pl.format("{} {}", "machine", "short"))
@@ -253,15 +260,17 @@ def _over_batches(rows: pl.DataFrame) -> list[Picture]:
         drawn = part.select(
             *("name", "batch_size", "ms", "measured"), network="published_network", figure=_figures("ms")
         )
-        networks = rows["published_network"].unique(maintain_order=True).to_list()
+        networks = part["published_network"].unique(maintain_order=True).to_list()
         own, others = _names(part)
         spec = specs.over_batches(
             networks, own, others, part["batch_size"].unique().sort().to_list(), _any_lighter(drawn)
         )
-        title = f"Milliseconds per sample by samples per minibatch: {PASSES[str(pass_)]} pass"
+        title = f"Milliseconds per sample by samples per minibatch: {PASSES[pass_]} pass"
         note = "Both scales are logarithmic. Every network has a scale of its own."
         note += " Own times are the device's own where it is known." if part["gpu_ms"].count() else ""
-        made.append(Picture(f"minibatch-{pass_}", title, note, "minibatch", spec, drawn.to_dicts(), panels=True))
+        made.append(
+            Picture(f"minibatch-{device}-{pass_}", title, note, "minibatch", spec, drawn.to_dicts(), panels=True)
+        )
     return made
 
 

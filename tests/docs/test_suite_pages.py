@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from handmade import row, run
 
-from benchmarks.publish_suites import SUITES, submitted, write_suite
+from benchmarks.publish_suites import SUITES, Submitted, repeated, submitted, write_suite
 from benchmarks.publish_suites import index as index_of
-from profiler.submit.cleaning import FILES, Cleaner, read_run
+from profiler.submit.cleaning import FILES, Cleaner, Run, read_run
 from profiler.tables.writers import slug
 
 MEND = "run: PYTHONPATH=. python benchmarks/publish_suites.py"
@@ -30,14 +31,29 @@ def test_the_list_of_runs_and_machines_is_that_of_the_data() -> None:
     assert index_of(RUNS) == (SUITES / "README.md").read_text(), MEND
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.machine}, {run.suite}")
-def test_a_run_lies_where_submit_writes_it_and_names_nothing_private(run) -> None:
-    assert run.folder.parts[-2:] == (slug(run.machine), slug(run.suite))
-    assert {path.name for path in run.folder.iterdir()} == set(FILES)
-    read = read_run(run.folder)
+@pytest.mark.parametrize("one", RUNS, ids=lambda one: f"{one.machine}, {one.suite}")
+def test_a_run_lies_where_submit_writes_it_and_names_nothing_private(one: Submitted) -> None:
+    assert one.folder.parts[-2:] == (slug(one.machine), slug(one.suite))
+    assert {path.name for path in one.folder.iterdir()} == set(FILES)
+    read = read_run(one.folder)
     clean = Cleaner([read])
     assert clean.left(read) == []
     assert clean.environment(read.environment) == read.environment
+
+
+def test_the_page_says_how_far_apart_two_runs_of_one_case_are() -> None:
+    def suite(name: str, *cases: dict[str, object]) -> Submitted:
+        return Submitted("Mine", name, SUITES / "mine" / name, Run(run(*cases)[0], {}, {}))
+
+    busy = row("eager", model="busy", ms=90.0, warnings=["disturbed: so it was"])
+    one = suite("one", row("eager", ms=2.0), row("eager", model="other", ms=4.0), busy)
+    other = suite(
+        "other", row("eager", ms=2.2), row("eager", model="other", ms=8.0), row("eager", model="busy", ms=1.0)
+    )
+    (said,) = repeated([one, other])
+    assert said.startswith("2 cases ran in several suites here")
+    assert "1.55× the least in the median, and 2.0× at most: other inference, eager fp32, batch 1, took 4 ms" in said
+    assert repeated([one, suite("third", row("eager", model="third", ms=1.0))]) == []
 
 
 def test_a_folder_that_is_no_run_is_none(tmp_path: Path) -> None:

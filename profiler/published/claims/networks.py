@@ -109,7 +109,9 @@ def _everywhere(evidence: Evidence) -> list[list[Outdone]]:
 
 def _outdone(times: pl.DataFrame, evidence: Evidence, where: str) -> list[Outdone]:
     of = {evidence.name(network): error for network, error in evidence.errors.items()}
-    pairs = [pair for pair in against_each_other(times) if pair.low > 1 and {pair.faster, pair.slower} <= set(of)]
+    # Within 5 % two are equal, as everywhere.
+    faster = [pair for pair in against_each_other(times) if pair.relation == ">"]
+    pairs = [pair for pair in faster if {pair.faster, pair.slower} <= set(of)]
     found = []
     for network, error in of.items():
         better = [(pair, of[pair.faster]) for pair in pairs if pair.slower == network and of[pair.faster] < error]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,18 @@ def test_the_faster_comes_first_whichever_was_first_in_the_table() -> None:
     assert one == other
 
 
+@pytest.mark.parametrize(
+    ("passes", "start"),
+    [("", "Across all models but C, whose time the host sets, "),
+     ("forward only", "Across all models, forward only, without C, whose time the host sets, ")],
+)  # fmt: skip
+def test_what_does_not_count_is_named_after_what_the_times_are_of(passes: str, start: str) -> None:
+    rows = times(fast=[1.0, 2.0, 3.0], slow=[2.0, 4.0, 30.0])
+    rows = rows.with_columns(host_set=pl.col("network") == "c", wall_ms="ms")
+    (pair,) = compare(rows, "setup")
+    assert replace(pair, subject=replace(MODELS, manner=passes)).sentence().startswith(start)
+
+
 def test_those_that_have_no_network_in_common_are_not_compared() -> None:
     rows = pl.concat([times(a=[1.0]), times(b=[None, 2.0]).drop_nulls("ms")])
     assert compare(rows, "setup") == []
@@ -214,6 +227,41 @@ def test_a_gpu_is_not_held_against_a_cpu() -> None:
     kinds = headlines.machines, headlines.fastest, headlines.own_machines
     told = [sentence for kind in kinds for sentence in kind(evidence)]
     assert told and not any("H200" in one and ("Xeon" in one or "Mine" in one) for one in told)
+
+
+CPU = {"machine": "Mine", "device": "cpu", "cudnn": None}
+"""What makes a row one of our own processor."""
+
+
+def test_a_gpu_and_a_processor_of_ours_are_compared_once_as_machines() -> None:
+    rows = frame(*ours(10.0), *ours(20.0, precision="tf32"), case("resnet50", ms=300.0, **CPU))
+    times = conclusions.times_of("cnn-benchmarks", rows)[MODELS]
+    as_machines = [p for p in compare_machines(times, by_release=True) if "Mine" in (p.faster, p.slower)]
+    assert {p.faster for p in as_machines} >= {"H200", "Pascal Titan X"}
+    with_libraries = [pair.sentence() for pair in compare_setups(times) if pair.ours]
+    assert {one for one in with_libraries if "Mine" in one} == {
+        "On ResNet-50 only, the Mine with PyTorch 2.11 eager fp32 is **22.1x** faster than Dual Xeon E5-2630 v3."
+    }
+    assert any("tf32" in one for one in with_libraries)
+
+
+def test_libraries_of_ours_are_compared_over_machines_only_where_several_ran_both() -> None:
+    both = [*ours(10.0), *ours(20.0, precision="tf32")]
+    others = ours(5.0, machine="H100"), ours(9.0, machine="H100", precision="tf32")
+    counts = []
+    for rows in (both, [*both, *others[0]], [*both, *others[0], *others[1]]):
+        times = conclusions.times_of("cnn-benchmarks", frame(*rows))[MODELS]
+        counts.append(sum(pair.ours for pair in conclusions.compare_shared_libraries(times)))
+    assert counts == [0, 0, 1]
+
+
+def test_a_network_of_about_the_same_time_is_not_called_faster() -> None:
+    def said(resnet: float) -> list[str]:
+        rows = frame(case("vgg16", ms=100.0), case("resnet50", ms=resnet))
+        return headlines.outdone(Evidence("cnn-benchmarks", rows))
+
+    assert said(97.0) == []
+    assert "ResNet-50 (1.11x as fast" in said(90.0)[0]
 
 
 def test_of_a_machine_that_was_measured_twice_the_newer_release_counts() -> None:
@@ -283,7 +331,8 @@ def test_the_page_has_every_pair_ours_first() -> None:
         for start in ("Machines, each with its newest cuDNN", "Libraries", "Machines with their libraries")
     )
     setups = references.networks("cnn-benchmarks")["setup"].n_unique()
-    assert len(both) == (setups + 2) * (setups + 1) // 2, "every two have a network in common"
+    every_two = (setups + 2) * (setups + 1) // 2
+    assert len(both) == every_two - 2, "every two have a network in common; ours are on a GPU, one published is a CPU"
     assert all("H200" in line for line in both[: 2 * setups + 1])
     assert not any("H200" in line for line in both[2 * setups + 1 :])
     assert "H200" in machines[0]

@@ -47,7 +47,7 @@ def trained(network: str, ms: float, variant: str = "eager", **more: object) -> 
         ("convnet-benchmarks", ["machines-cuda-training", "engines-H200-training"]),
         ("convnet-layers", ["layers"]),
         ("gpu-study", ["engines-H200-inference", "engines-H200-training"]),
-        ("minibatch-efficiency", ["minibatch-inference", "minibatch-training"]),
+        ("minibatch-efficiency", ["minibatch-cuda-inference", "minibatch-cuda-training"]),
     ],
 )
 def test_every_suite_has_its_pictures_and_each_is_vega_lite(suite: str, names: list[str]) -> None:
@@ -81,6 +81,18 @@ def test_machines_are_the_newest_release_and_the_best_of_ours_at_each_precision(
 def test_a_network_that_was_not_measured_is_not_drawn() -> None:
     first = published_pictures("cnn-benchmarks", run(trained("resnet50", 20.0))[0])[0]
     assert {one["network"] for one in first.rows} == {"ResNet-50"}
+
+
+def test_a_gpu_and_a_processor_have_pictures_of_their_own() -> None:
+    cpu = {"device": "cpu", "machine": "Mine"}
+    rows = [trained("resnet50", 20.0), trained("vgg16", 40.0), trained("resnet50", 900.0, **cpu)]
+    made = {one.name: one for one in published_pictures("cnn-benchmarks", run(*rows)[0])}
+    assert {one["network"] for one in made["machines-cuda-training"].rows} == {"ResNet-50", "VGG-16"}
+    assert {one["network"] for one in made["machines-cpu-training"].rows} == {"ResNet-50"}
+    swept = [one | {"role": "sweep", "extra": "head=logits/sweep=batch"} for one in rows]
+    made = {one.name: one for one in published_pictures("gpu-study", run(*swept)[0])}
+    assert list(made) == ["minibatch-cuda-training", "minibatch-cpu-training"]
+    assert {one["name"] for one in made["minibatch-cpu-training"].rows} == {"Mine eager fp32"}
 
 
 def test_times_too_far_apart_for_bars_are_points_on_a_logarithmic_scale() -> None:
@@ -127,7 +139,7 @@ def test_machines_of_ours_are_named_where_there_are_several() -> None:
 
 
 def test_the_published_minibatches_stand_in_the_panel_of_their_network() -> None:
-    rows = pl.DataFrame(drawn("minibatch-efficiency")["minibatch-training"].rows)
+    rows = pl.DataFrame(drawn("minibatch-efficiency")["minibatch-cuda-training"].rows)
     theirs = rows.filter(pl.col("name").str.starts_with("GTX 1080"))
     assert theirs.select("network", "batch_size", pl.col("ms").round(2)).rows() == [
         ("Oxford VGG", 64, 6.57),

@@ -522,7 +522,7 @@ def test_a_sweep_is_printed_and_drawn_on_the_time_on_which_its_sentences_rest():
     (ours,) = own(found)
     assert (ours["32"], ours["64"], ours["brief"]) == (2.0, 1.0, "h at 32")
     assert "Own times are the device's own" in found.note
-    (picture,) = [one for one in published_pictures("gpu-study", frame(*rows)) if one.name == "minibatch-training"]
+    (picture,) = [one for one in published_pictures("gpu-study", frame(*rows)) if one.name == "minibatch-cuda-training"]
     drawn = {one["batch_size"]: (one["ms"], one["measured"]) for one in picture.rows if "H200" in one["name"]}
     assert drawn == {32: (2.0, "undisturbed"), 64: (1.0, "undisturbed")}
 
