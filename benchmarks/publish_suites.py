@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median_low
+from statistics import median, median_low
 
 import polars as pl
 
@@ -213,7 +213,8 @@ def repeated(runs: Sequence[Submitted]) -> list[str]:
     case = f"{most['model']} {most['pass']}, {most['variant']} {most['precision']}, batch {most['batch_size']}"
     return [
         f"{counted(same.height, 'case')} ran in several suites here, undisturbed as far as could be told. The greatest "
-        f"of its latencies is {times(same['apart'].median())} the least in the median, and {times(most['apart'])} at "
+        f"of its latencies is {times(median(same['apart'].to_list()))} the least in the median, and "
+        f"{times(most['apart'])} at "
         f"most: {case}, took {' and '.join(ends)}. Between two runs on this machine a smaller factor says nothing."
     ]
 

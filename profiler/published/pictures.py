@@ -160,9 +160,11 @@ def _by_machine(study: str, rows: pl.DataFrame) -> list[Picture]:
 
 def _by_device(rows: pl.DataFrame) -> list[tuple[str, str, pl.DataFrame]]:
     """Rows by pass and kind of device, of the networks that one of ours ran there."""
-    parts = rows.group_by("pass", "device", maintain_order=True)
-    known = [(*map(str, keys), part.filter(pl.col("ours").any().over("network"))) for keys, part in parts]
-    return [(pass_, device, part) for pass_, device, part in known if not part.is_empty()]
+    of_ours = rows.filter(pl.col("ours").any().over("network", "pass", "device"))
+    return [
+        (str(pass_), str(device), part)
+        for (pass_, device), part in of_ours.group_by("pass", "device", maintain_order=True)
+    ]
 
 
 def _by_library(study: str, rows: pl.DataFrame) -> list[Picture]:
