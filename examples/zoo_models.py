@@ -1,0 +1,226 @@
+"""Make the zoo's own models: plain torch, random weights of torch's current seed, no library."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Attention(nn.Module):
+    """Attention of `x` to `context`, or to itself: (batch, tokens, width) in and out."""
+
+    def __init__(self, width: int, heads: int, context: int | None = None) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(context or width, 2 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        key, value = self.key_value(x if context is None else context).chunk(2, -1)
+        query, key, value = (
+            each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.query(x), key, value)
+        )
+        found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.out(found.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """A transformer's layer, normalized before each part (https://arxiv.org/abs/2002.04745)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention, self.norm1, self.norm2 = Attention(width, heads), nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self.attention(self.norm1(x), mask=mask)
+        return x + self.mlp(self.norm2(x))
+
+
+class SentenceEncoder(nn.Module):
+    """Token ids and a mask of padding to unit vectors: the mean of the last layer over each sentence's tokens."""
+
+    def __init__(self, layers: int, width: int, heads: int, words: int, longest: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(longest, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        mask = attention_mask.bool()
+        x = self.words(input_ids) + self.places(torch.arange(input_ids.shape[1], device=input_ids.device))
+        for block in self.blocks:
+            x = block(x, mask[:, None, None, :])
+        weight = attention_mask[..., None].to(x.dtype)
+        return F.normalize((self.norm(x) * weight).sum(1) / weight.sum(1), dim=-1)
+
+
+def sentence_encoder(
+    layers: int = 12, width: int = 384, heads: int = 12, words: int = 30522, longest: int = 512
+) -> nn.Module:
+    """The sizes of a small sentence encoder, 12 layers of 384, such as MiniLM-L12's."""
+    return SentenceEncoder(layers, width, heads, words, longest)
+
+
+class Residual(nn.Module):
+    """Two convolutions with the time step between them, then attention to the text, as in a diffusion U-Net."""
+
+    def __init__(self, before: int, after: int, time: int, text: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.norm3 = (nn.GroupNorm(16, width) for width in (before, after, after))
+        self.conv1, self.conv2 = nn.Conv2d(before, after, 3, padding=1), nn.Conv2d(after, after, 3, padding=1)
+        self.time = nn.Linear(time, after)
+        self.skip = nn.Conv2d(before, after, 1) if before != after else nn.Identity()
+        self.own, self.other = Attention(after, heads), Attention(after, heads, text)
+
+    def forward(self, x: Tensor, time: Tensor, text: Tensor) -> Tensor:
+        inner = self.conv1(F.silu(self.norm1(x))) + self.time(F.silu(time))[:, :, None, None]
+        x = self.skip(x) + self.conv2(F.silu(self.norm2(inner)))
+        pixels = self.norm3(x).flatten(2).transpose(1, 2)
+        pixels = pixels + self.own(pixels)
+        pixels = pixels + self.other(pixels, text)
+        return x + pixels.transpose(1, 2).unflatten(2, x.shape[2:])
+
+
+class UNetStep(nn.Module):
+    """One step of a latent diffusion model: noisy latents, a time step an item and a text's vectors to the noise."""
+
+    def __init__(self, widths: list[int], text: int, heads: int) -> None:
+        super().__init__()
+        self.first, self.time = nn.Conv2d(4, widths[0], 3, padding=1), nn.Linear(widths[0], 4 * widths[0])
+        more = (4 * widths[0], text, heads)
+        pairs = list(zip([widths[0], *widths], widths, strict=False))
+        self.down = nn.ModuleList(Residual(before, after, *more) for before, after in pairs)
+        self.pools = nn.ModuleList(nn.Conv2d(width, width, 3, 2, 1) for width in widths[:-1])
+        self.middle = Residual(widths[-1], widths[-1], *more)
+        self.up = nn.ModuleList(Residual(2 * after, before, *more) for before, after in reversed(pairs))
+        self.last = nn.Conv2d(widths[0], 4, 3, padding=1)
+
+    def forward(self, sample: Tensor, timestep: Tensor, encoder_hidden_states: Tensor) -> Tensor:
+        half = self.time.in_features // 2
+        rates = torch.exp(-math.log(10000) / half * torch.arange(half, device=timestep.device))
+        angles = timestep[:, None] * rates
+        time = self.time(torch.cat([angles.sin(), angles.cos()], -1).to(sample.dtype))
+        x, skips = self.first(sample), []
+        for level, block in enumerate(self.down):
+            x = block(x, time, encoder_hidden_states)
+            skips.append(x)
+            if level < len(self.pools):
+                x = self.pools[level](x)
+        x = self.middle(x, time, encoder_hidden_states)
+        for block in self.up:
+            x = block(torch.cat([x, skips.pop()], 1), time, encoder_hidden_states)
+            if skips:
+                x = F.interpolate(x, scale_factor=2.0)
+        return self.last(x)
+
+
+def unet_step(widths: tuple[int, ...] = (320, 640, 1280), text: int = 768, heads: int = 8) -> nn.Module:
+    """The widths of Stable Diffusion 1's U-Net (https://arxiv.org/abs/2112.10752), with fewer blocks."""
+    return UNetStep(list(widths), text, heads)
+
+
+class UNet3d(nn.Module):
+    """A U-Net of volumes (https://arxiv.org/abs/1606.06650): (batch, 1, depth, height, width) to a class a voxel."""
+
+    def __init__(self, widths: list[int], classes: int) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(_twice(b, a) for b, a in zip([1, *widths], widths, strict=False))
+        self.grow = nn.ModuleList(nn.ConvTranspose3d(2 * w, w, 2, 2) for w in reversed(widths[:-1]))
+        self.up = nn.ModuleList(_twice(2 * w, w) for w in reversed(widths[:-1]))
+        self.last = nn.Conv3d(widths[0], classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = []
+        for level, block in enumerate(self.down):
+            x = block(F.max_pool3d(x, 2) if level else x)
+            skips.append(x)
+        skips.pop()
+        for grow, block in zip(self.grow, self.up, strict=True):
+            x = block(torch.cat([grow(x), skips.pop()], 1))
+        return self.last(x)
+
+
+def _twice(before: int, after: int) -> nn.Sequential:
+    def layers(width: int) -> list[nn.Module]:
+        return [nn.Conv3d(width, after, 3, padding=1), nn.InstanceNorm3d(after, affine=True), nn.ReLU()]
+
+    return nn.Sequential(*layers(before), *layers(after))
+
+
+def unet_3d(levels: int = 4, width: int = 32, classes: int = 4) -> nn.Module:
+    return UNet3d([width * 2**level for level in range(levels)], classes)
+
+
+class Lstm(nn.Module):
+    """Frames of a signal, (batch, frames, features), to a class a frame."""
+
+    def __init__(self, features: int, width: int, layers: int, classes: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(features, width, layers, batch_first=True)
+        self.last = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.lstm(x)[0])
+
+
+def lstm(features: int = 80, width: int = 1024, layers: int = 3, classes: int = 512) -> nn.Module:
+    return Lstm(features, width, layers, classes)
+
+
+class Recommender(nn.Module):
+    """A recommender after DLRM (https://arxiv.org/abs/1906.00091): dense features, and an id of each table."""
+
+    pairs: Tensor
+    starts: Tensor
+
+    def __init__(self, tables: int, rows: int, width: int, dense: int) -> None:
+        super().__init__()
+        # All tables in one, each from a row of its own on: one lookup for all of them.
+        self.tables = nn.Embedding(tables * rows, width)
+        self.register_buffer("starts", torch.arange(tables) * rows)
+        self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1))
+        self.bottom = _mlp([dense, 512, 256, width])
+        self.top = _mlp([width + self.pairs.shape[1], 1024, 512, 256, 1])
+
+    def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
+        found = self.bottom(dense)
+        every = torch.cat([found[:, None], self.tables(ids + self.starts)], 1)
+        products = torch.bmm(every, every.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
+        return torch.sigmoid(self.top(torch.cat([found, products], 1)))
+
+
+def _mlp(widths: list[int]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for before, after in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def recommender(tables: int = 26, rows: int = 200_000, width: int = 64, dense: int = 13) -> nn.Module:
+    """26 tables and 13 dense features, as Criteo's data have: 1.3 GB of embeddings."""
+    return Recommender(tables, rows, width, dense)
+
+
+class Stack(nn.Module):
+    """A transformer's layers over vectors, (batch, tokens, width) in and out."""
+
+    def __init__(self, layers: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+def large(layers: int = 12, width: int = 2048, heads: int = 16) -> nn.Module:
+    """2.4 GB in fp32: more than the 2 GB that one protobuf may have, so that an ONNX graph keeps its weights beside
+    it."""
+    return Stack(layers, width, heads)
