@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.base import Array, Job, Layer, Mark, Memory, Proof, ignore
@@ -28,6 +29,8 @@ DTYPES = {
     "amp-bf16": torch.float32,
 }
 """Of weights and inputs."""
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""By a tensor's dimensions: those of images, and of volumes or clips."""
 _COMPUTE = {"convolution", "conv2d", "addmm", "mm", "bmm", "baddbmm", "linear", "matmul", "convolution_backward"}
 _WARM_UPS_BEFORE_CAPTURE = 3
 _PROOF_ITEMS = 2
@@ -58,7 +61,9 @@ class EagerSession:
         set_switches(job)
         self.job = job
         self.dtype = DTYPES[job.precision]
-        self.format = torch.channels_last if job.options.channels_last else torch.contiguous_format
+        self.formats = (
+            CHANNELS_LAST if job.options.channels_last else dict.fromkeys(CHANNELS_LAST, torch.contiguous_format)
+        )
         assert job.state is not None, "an engine that needs torch gets the prepared weights"
         self.model = self._to_device(restore(job.source, job.state))
         self.inputs: list[torch.Tensor] = []
@@ -139,10 +144,11 @@ class EagerSession:
         """What the process's switches and the session's state say, with the types that were seen."""
         cuda = self.job.device == "cuda"
         tf32 = torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
-        images = [w for w in self.model.parameters() if w.dim() == 4]
+        images = [w for w in self.model.parameters() if w.dim() in CHANNELS_LAST]
         own = {
             "weight_types": dict(Counter(_name(p.dtype) for p in self.model.parameters())),
-            "channels_last": bool(images) and all(w.is_contiguous(memory_format=torch.channels_last) for w in images),
+            "channels_last": bool(images)
+            and all(w.is_contiguous(memory_format=CHANNELS_LAST[w.dim()]) for w in images),
         }
         return Proof(
             library=f"torch {torch.__version__}",
@@ -200,9 +206,13 @@ class EagerSession:
         """A module or tensor on the job's device, floats in the job's type, images in the job's memory order."""
         if isinstance(thing, torch.Tensor):
             dtype = self.dtype if thing.is_floating_point() else thing.dtype
-            memory_format = self.format if thing.dim() == 4 else torch.contiguous_format
-            return thing.to(self.job.device, dtype, memory_format=memory_format)
-        return thing.to(self.job.device, self.dtype).to(memory_format=self.format)
+            order = self.formats.get(thing.dim(), torch.contiguous_format)
+            return thing.to(self.job.device, dtype, memory_format=order)
+        module: nn.Module = thing.to(self.job.device, self.dtype)
+        for tensor in (*module.parameters(), *module.buffers()):  # Module.to takes one order, for images alone.
+            if tensor.dim() in self.formats:
+                tensor.data = tensor.data.contiguous(memory_format=self.formats[tensor.dim()])
+        return module
 
 
 class Recorder(TorchDispatchMode):

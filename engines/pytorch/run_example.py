@@ -18,17 +18,20 @@ class Model:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config["precision"] == "tf32"
         torch.backends.cudnn.enabled = options.get("cudnn", True)
         torch.backends.cudnn.benchmark = options.get("cudnn_benchmark", False)
-        order = torch.channels_last if options.get("channels_last") else torch.contiguous_format
+        orders = {4: torch.channels_last, 5: torch.channels_last_3d} if options.get("channels_last") else {}
         program = torch.export.load(HERE / "model.pt2")
         if self.device == "cuda":
             program = move_to_device_pass(program, self.device)
-        model: Callable[..., Any] = program.module().to(memory_format=order)  # type: ignore[call-overload]
+        module = program.module()
+        for weight in module.parameters():
+            weight.data = weight.data.contiguous(memory_format=orders.get(weight.dim(), torch.contiguous_format))
+        model: Callable[..., Any] = module
         if config["engine"] == "compiled":
             model = torch.compile(model, mode=options.get("mode", "reduce-overhead"), dynamic=False)
         inputs = []
         for tensor in [torch.from_numpy(array).to(self.device) for array in arrays]:
             typed = tensor.to(dtype) if tensor.is_floating_point() else tensor
-            inputs.append(typed.contiguous(memory_format=order if tensor.dim() == 4 else torch.contiguous_format))
+            inputs.append(typed.contiguous(memory_format=orders.get(tensor.dim(), torch.contiguous_format)))
         self.run: Callable[[], Any] = lambda: model(*inputs)
         self.result = self.run()
         self.graph: torch.cuda.CUDAGraph | None = None

@@ -36,6 +36,9 @@ def tiny():
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(),
         nn.Linear(288, 10),
     )
+
+def volumes():
+    return nn.Sequential(nn.Conv3d(2, 4, 3), nn.ReLU(), nn.Conv3d(4, 2, 1))
 """
 SOURCE = ModelSource("tiny", factory="tiny_for_sessions:tiny", input_shape=(3, 16, 16))
 BATCH = 2
@@ -200,6 +203,17 @@ def test_channels_last_really_is(open_session: Open) -> None:
     plain: Any = open_session("eager")
     assert plain.inputs[0].is_contiguous()
     assert not plain.proof().details["channels_last"]
+
+
+def test_channels_last_of_volumes_is_an_order_of_its_own(cache: Cache) -> None:
+    source = ModelSource("volumes", factory="tiny_for_sessions:volumes", input_shape=(2, 4, 4, 4))
+    inputs, own = tuple(seeded_inputs(input_specs(source), 1)), ENGINES["eager"].options(channels_last=True)
+    job = Job(source, "inference", "fp32", 1, "cpu", own, inputs, cached_state(source, cache), None, lambda name: None)
+    session: Any = engines.open_session("eager", job)
+    session.run(lambda name: None)
+    for tensor in (*session.inputs, session.model[0].weight):
+        assert tensor.is_contiguous(memory_format=torch.channels_last_3d)
+    assert session.proof().details["channels_last"]
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("fp16", "float16"), ("bf16", "bfloat16")])
