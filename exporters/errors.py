@@ -32,14 +32,20 @@ def sentence(error: BaseException, characters: int = 300) -> str:
     text = _named(first, characters)
     if own is not first:
         text = f"{_named(own, characters)}, after {text}"
-    place = next(filter(None, map(_frame_of_user, reversed(errors))), None)
-    place = place or next(filter(None, map(_line_named, reversed(errors))), None)
-    if place is None:
-        return text
-    file, number = place
+    return text + place(error)
+
+
+def place(error: BaseException) -> str:
+    """Like " at /home/me/stem.py:14 (`raise ValueError(text)`)", a line of the user's own code; empty without one."""
+    errors = chain(error)
+    found = next(filter(None, map(_frame_of_user, reversed(errors))), None)
+    found = found or next(filter(None, map(_line_named, reversed(errors))), None)
+    if found is None:
+        return ""
+    file, number = found
     code = linecache.getline(file, number).strip()
     code = code if len(code) <= _LINE_CHARACTERS else code[: _LINE_CHARACTERS - 1] + "…"
-    return f"{text} at {file}:{number}" + (f" (`{code}`)" if code else "")
+    return f" at {file}:{number}" + (f" (`{code}`)" if code else "")
 
 
 def text_of(error: BaseException, characters: int = 300) -> str:

@@ -28,7 +28,7 @@ from exporters.inputs import (
     read_onnx,
     seeded_inputs,
 )
-from exporters.onnx_export import Export, export_key, seconds_of
+from exporters.onnx_export import Export, export_key, note
 from exporters.onnx_files import fp32_graph
 from exporters.source import ModelError, ModelSource
 from exporters.weights import external_locations, identified
@@ -75,10 +75,9 @@ def quantize(source: ModelSource, cache: Cache) -> Export:
         fp32 = fp32_graph(source, cache)
         start = time.perf_counter()
         write_quantized(source.name, fp32.path, feeds(files, named(source, fp32.path, specs)), path)
-        seconds_of(path).write_text(str(fp32.seconds + time.perf_counter() - start))
+        note(path, fp32.seconds + time.perf_counter() - start, f"{fp32.how}, quantized by ONNX Runtime")
 
-    path, cached = cache.entry("onnx", quantized_key(source, files), ".onnx", produce)
-    return Export(path, float(seconds_of(path).read_text()), cached)
+    return Export.read(*cache.entry("onnx", quantized_key(source, files), ".onnx", produce))
 
 
 def named(source: ModelSource, graph: Path, specs: Sequence[TensorSpec]) -> list[TensorSpec]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
+import re
+import sys
 import time
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporters.cache import Cache, file_sha256, key_of
-from exporters.errors import sentence, text_of
+from exporters.errors import chain, place, sentence, text_of
 from exporters.inputs import (
     BATCH,
     TensorSpec,
@@ -49,6 +53,26 @@ class Export:
     cached: bool
     kept: str = ""
     """Operators that stay float32 in a graph of fewer bits, as in "Resize (2×)"."""
+    how: str = "the file"
+    """Who made it and for which batches, such as "torch.export, any batch"; "the file" is the user's own."""
+
+    @classmethod
+    def read(cls, path: Path, cached: bool) -> Export:
+        """The graph in the cache, with what `note` wrote next to it."""
+        return cls(path, cached=cached, **json.loads(path.with_suffix(".json").read_text()))
+
+
+def note(path: Path, seconds: float, how: str, kept: str = "") -> None:
+    """Write what `Export.read` reads, as a file of its own in the cache's entry: the next run wants to know, too."""
+    path.with_suffix(".json").write_text(json.dumps({"seconds": seconds, "how": how, "kept": kept}))
+
+
+class ExportError(ModelError):
+    """An export that failed; `why` says at what, without the model's name."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+        self.why = why
 
 
 def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | None = None) -> Export:
@@ -72,16 +96,10 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | 
 
         model = restore(source, cached_state(source, cache))
         start = time.perf_counter()
-        write_onnx(source.name, model, input_specs(source), precision, path, batch)
-        # A file of its own in the cache's entry: the next run wants to know too.
-        seconds_of(path).write_text(str(time.perf_counter() - start))
+        how = write_onnx(source.name, model, input_specs(source), precision, path, batch)
+        note(path, time.perf_counter() - start, how)
 
-    path, cached = cache.entry("onnx", export_key(source, precision, batch), ".onnx", checked(source, produce))
-    return Export(path, float(seconds_of(path).read_text()), cached)
-
-
-def seconds_of(path: Path) -> Path:
-    return path.with_suffix(".seconds")
+    return Export.read(*cache.entry("onnx", export_key(source, precision, batch), ".onnx", checked(source, produce)))
 
 
 def export_key(source: ModelSource, precision: str, batch: int | None = None) -> str:
@@ -93,8 +111,11 @@ def export_key(source: ModelSource, precision: str, batch: int | None = None) ->
 
 def write_onnx(
     name: str, model: nn.Module, specs: Sequence[TensorSpec], precision: str, path: Path, batch: int | None = None
-) -> None:
-    """Export the model and check the file: types, shapes and the operators' schemas."""
+) -> str:
+    """Export the model and check the file: types, shapes and the operators' schemas. Returns `Export.how`.
+
+    Raises ExportError; what each way of tracing said is printed.
+    """
     import onnx
     import torch
 
@@ -108,17 +129,21 @@ def write_onnx(
     free = torch.export.Dim(BATCH, min=1, max=MAX_BATCH)
     shapes = tuple({spec.shape.index(BATCH): free} if BATCH in spec.shape else {} for spec in specs)
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    with quiet(), flattened(model, specs) as outputs:
-        try:
+    only = batch or fixed_batch(specs)
+    try:
+        with quiet(), flattened(model, specs) as outputs:
             program = to_program(
                 model,
                 example,
                 dynamo=True,
-                dynamic_shapes=None if batch or fixed_batch(specs) is not None else (shapes,),
+                dynamic_shapes=None if only is not None else (shapes,),
                 input_names=[spec.name for spec in specs],
                 opset_version=OPSETS[precision],
                 verbose=False,
             )
+            if len(outputs) != len(program.model.graph.outputs):  # Traced strictly: `forward` itself did not run.
+                with torch.no_grad():
+                    model(*example)
             name_outputs(program.model.graph, outputs)
             if precision == "bf16":
                 restore_folded_types(program.model)
@@ -127,14 +152,45 @@ def write_onnx(
             onnx.checker.check_model(str(path), full_check=True)
             if batch is None:
                 check_batch(specs, path)
-        except Exception as error:
-            # The class is not public.
-            free_failed = batch is None and type(error).__name__ == "TorchExportError"
-            hint = f"; torch.export must take the model at batch sizes of 1 to {MAX_BATCH}" if free_failed else ""
-            at = f" at batch size {batch}" if batch else ""
-            raise ModelError(
-                f"model {name!r}: the export to ONNX in {precision}{at} failed: {sentence(error)}{hint}"
-            ) from error
+    except Exception as error:
+        for way, failure in tries(error):
+            print(
+                f"{way}, {'any batch' if only is None else f'batch {only} only'}: {sentence(failure)}", file=sys.stderr
+            )
+        at = f" at batch size {batch}" if batch else ""
+        raise ExportError(f"model {name!r}: the export to ONNX in {precision}{at} failed", at_fault(error)) from error
+    # Kept by torch for its own tests (2.13); without it nobody knows.
+    way = _WAYS.get(getattr(program, "_capture_strategy", ""), "torch.export")
+    return f"{way}, {'any batch' if only is None else f'batch {only} only'}"
+
+
+_WAYS = {"TorchExportNonStrictStrategy": "torch.export", "TorchExportStrictStrategy": "torch.export (strict)"}
+_MISSING = re.compile(r"No ONNX function found for <OpOverload\(op='(?P<operator>[\w.]+)'")
+_MENDS = {
+    "GuardOnDataDependentSymNode": "a computed value decides which code runs: write it with torch.where or torch.cond",
+    "DispatchError": "write it with others",
+}
+"""By the error that came first."""
+_FAULT_CHARACTERS = 160
+"""Of torch's own words in a row; its log has all of them."""
+
+
+def at_fault(error: BaseException) -> str:
+    """The operator or the line of the user's code at which the export failed, and how to mend that."""
+    first = chain(error)[-1]
+    text = sentence(error, _FAULT_CHARACTERS)
+    if missing := _MISSING.search(str(first)):
+        text = f"ONNX has no operator for {missing['operator']}{place(error)}"
+    mends = [_MENDS[type(first).__name__]] if type(first).__name__ in _MENDS else []
+    return f"{text}; {' or '.join([*mends, 'give a graph of your own (`onnx: FILE`)'])}"
+
+
+def tries(error: BaseException) -> list[tuple[str, BaseException]]:
+    """What each way of tracing the model failed at, which only the exporter's own frames know (torch 2.13)."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if failed := frame.f_locals.get("failed_results"):
+            return [(_WAYS.get(each.strategy, each.strategy), each.exception) for each in failed]
+    return [("torch.export", error)]
 
 
 def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> Any:

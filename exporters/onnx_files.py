@@ -13,7 +13,7 @@ from typing import Any
 from exporters.cache import Cache, file_sha256, key_of
 from exporters.errors import sentence
 from exporters.inputs import BATCH, TensorSpec, graph_specs, read_onnx
-from exporters.onnx_export import Export, check_onnx, export_onnx, seconds_of
+from exporters.onnx_export import Export, check_onnx, export_onnx, note
 from exporters.packages import installed_version
 from exporters.source import ModelError, ModelSource
 from exporters.weights import external_locations, identified, source_key, tensors
@@ -106,15 +106,9 @@ def to_fp16(source: ModelSource, cache: Cache) -> Export:
     def produce(path: Path) -> None:
         start = time.perf_counter()
         kept = _write_fp16(source.name, graph, path)
-        _kept_in(path).write_text(kept)
-        seconds_of(path).write_text(str(time.perf_counter() - start))
+        note(path, time.perf_counter() - start, "the file, converted by ONNX Runtime", kept)
 
-    path, cached = cache.entry("onnx", key, ".onnx", produce)
-    return Export(path, float(seconds_of(path).read_text()), cached, _kept_in(path).read_text())
-
-
-def _kept_in(path: Path) -> Path:
-    return path.with_suffix(".kept")
+    return Export.read(*cache.entry("onnx", key, ".onnx", produce))
 
 
 def _write_fp16(name: str, graph: Path, path: Path) -> str:

@@ -158,6 +158,12 @@ def _outcome() -> Iterator[Column]:
         "of a row that is not `ok`: the file in the run's folder that has the whole traceback, or what was printed",
     )
     yield _text(
+        "graph",
+        "Graph",
+        "who made the ONNX graph that ran, and for which batches: `torch.export, any batch`, `torch.export (strict), "
+        "batch 8 only`, `the file` (a user's), then by whom it was converted or quantized; null where the module ran",
+    )
+    yield _text(
         "reference",
         "Reference",
         "what the errors are relative to: `eager-fp32-cpu`, `ort-cpu-unoptimized` for a user's ONNX file, or in "

@@ -31,8 +31,9 @@ _JOURNAL = {
 
 
 _ENVIRONMENT = "telemetry"
-"""The group of a journal's line that has the environment and the log, too: earlier versions read no new key."""
-_JOURNALED = ("reasons", "figures", "environment", "log")
+"""The group of a journal's line that has the environment and _FACTS, too: earlier versions read no new key."""
+_FACTS = ("log", "graph")
+_JOURNALED = ("reasons", "figures", "environment", *_FACTS)
 """What the journal's line has in a form of its own."""
 
 Finding = str | Warning | None
@@ -67,6 +68,8 @@ class Result:
     """When each phase was entered first, in seconds on the clock of telemetry.csv."""
     environment: dict[str, Any] = field(default_factory=dict)
     """What `measured_in` takes from environment.json, as it was when this was measured."""
+    graph: str | None = None
+    """Who made the ONNX graph that ran, and for which batches."""
     log: str | None = None
     """What a case that is not ok printed, traceback and all, as a path in the run's folder."""
 
@@ -98,7 +101,7 @@ class Result:
         from profiler.results.columns import COLUMNS
 
         values = {key: value for key, value in vars(self).items() if key not in _JOURNALED}
-        facts = {**self.environment, **({"log": self.log} if self.log else {})}
+        facts = {**self.environment, **{name: fact for name in _FACTS if (fact := getattr(self, name))}}
         values |= {name: {} for name in _JOURNAL.values()} | {_ENVIRONMENT: facts}
         for name, figure in self.figures.items():
             if figure is not None:
@@ -114,13 +117,13 @@ class Result:
         proof, warnings = values.pop("proof", None), values.pop("warnings", [])
         groups = [values.pop(name, {}) for name in (*_JOURNAL.values(), "figures")]
         named = [(name, value) for group in groups for name, value in group.items()]
-        columns = [*_columns_of_environment(), "log"]
+        columns = [*_columns_of_environment(), *_FACTS]
         facts = {name: value for name, value in named if name in columns}
         return cls(
             case_id,
             **values,
             figures={name: value for name, value in named if value is not None and name not in columns},
-            log=facts.pop("log", None),
+            **{name: facts.pop(name, None) for name in _FACTS},
             environment=facts,
             reasons=[reason] if reason else [],
             warnings=list(map(Warning.parse, warnings)),
@@ -158,6 +161,7 @@ class Result:
             "status": self.status,
             "reason": self.reason,
             "log": self.log,
+            "graph": self.graph,
             "reference": self.reference,
             "warnings": list(map(str, self.warnings)),
             "proof": json.dumps(self.proof.to_dict(), sort_keys=True) if self.proof else None,

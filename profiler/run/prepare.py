@@ -160,9 +160,7 @@ class _Stages:
             if outcome.status == "ok":
                 prepared[name] = _with_graph(old, key, outcome.value)
             else:
-                free = old.failures[graph]
-                tries = f"{free.reason}; with a graph for batch size {batch} only, too: {failed(outcome).reason}"
-                _fail(prepared, name, static_graph(graph, batch), replace(outcome, reason=tries))
+                _fail(prepared, name, key, _neither(name, graph, batch, old.failures[graph], failed(outcome)))
 
     def _export(self, graphs: Iterable[tuple[str, str]], prepared: dict[str, Prepared], what: str) -> None:
         """One process a model and graph."""
@@ -298,12 +296,26 @@ def _with_graph(model: Prepared, graph: str, export: Export) -> Prepared:
         onnx={**model.onnx, graph: export.path},
         export_s={**model.export_s, graph: export.seconds},
         kept={**model.kept, graph: export.kept},
+        made={**model.made, graph: export.how},
     )
 
 
 def _fail(prepared: dict[str, Prepared], model: str, graph: str, why: Outcome) -> None:
     old = prepared[model]
     prepared[model] = replace(old, failures={**old.failures, graph: why})
+
+
+def _neither(name: str, graph: str, batch: int, free: Outcome, fixed: Outcome) -> Outcome:
+    """How it ended that there is a graph neither for any batch nor for this one; the last try's log tells of both."""
+    whys = [str(outcome.salvage or outcome.reason) for outcome in (free, fixed)]
+    what = f"model {name!r}: no ONNX graph in {graph}"
+    reason = f"{what} for any batch: {whys[0]}; nor for batch {batch} only: {whys[1]}"
+    if whys[0] == whys[1]:
+        reason = f"{what}, neither for any batch nor for batch {batch} only: {whys[0]}"
+    if fixed.log and free.log:
+        with fixed.log.open("a") as log:
+            log.write(f"the graph for any batch, before this one: {whys[0]}; see {free.log}\n")
+    return replace(fixed, reason=reason)
 
 
 def failed(outcome: Outcome) -> Outcome:

@@ -272,7 +272,9 @@ def _exported(task: Task) -> list[Warning]:
     why = task.prepared.failures.get(graph)
     if why is None or ENGINES[task.case.engine].needs != "onnx":
         return []
-    reason = f"the graph is for batch size {task.case.batch_size} only, since with a free one {why.reason}"
+    reason = (
+        f"the graph is for batch size {task.case.batch_size} only, since with a free one {why.salvage or why.reason}"
+    )
     return [Warning("static-graph", reason)]
 
 

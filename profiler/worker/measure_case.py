@@ -122,6 +122,8 @@ def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench) 
         _add_memory(case, session, bench.device, host_peak, warm, result)
     if case.role is not Role.CELL:
         bench.report(Salvage(Kept(result, Stage.FITTED)))  # Whether or not there is memory for the checks next to it.
+    if ENGINES[case.engine].needs == "onnx":
+        result.graph = task.prepared.made_by(case.precision, case.batch_size)
     outputs = session.outputs()
     checks.verify(task, session, outputs, result)
     copied = _bytes(case, job.inputs), _bytes(case, outputs)

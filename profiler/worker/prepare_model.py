@@ -32,7 +32,7 @@ from exporters.inputs import (
     seeded_inputs,
 )
 from exporters.int8 import quantize
-from exporters.onnx_export import Export, check_onnx, export_onnx
+from exporters.onnx_export import Export, ExportError, check_onnx, export_onnx
 from exporters.onnx_files import fp32_graph, refused_graphs, to_fp16
 from exporters.source import Identity, ModelError, ModelSource
 from exporters.weights import cached_state, checked, identified, identify, source_key
@@ -140,7 +140,11 @@ def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: 
     if precision == "int8":
         return quantize(source, cache)
     if source.own_graph is None:
-        return export_onnx(source, precision, cache, batch)
+        try:
+            return export_onnx(source, precision, cache, batch)
+        except ExportError as error:
+            report(Salvage(error.why))  # What a row says that several tries came to.
+            raise
     return to_fp16(source, cache) if precision == "fp16" else fp32_graph(source, cache)
 
 

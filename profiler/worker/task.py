@@ -37,6 +37,8 @@ class Prepared:
     export_s: Mapping[str, float] = field(default_factory=dict)
     kept: Mapping[str, str] = field(default_factory=dict)
     """By graph the operators that stay float32 in it."""
+    made: Mapping[str, str] = field(default_factory=dict)
+    """By graph who made it and for which batches; one that is not there is the user's file."""
     failures: Mapping[str, Outcome] = field(default_factory=dict)
     """How something could not be made: "model" for all of it, or a graph's name."""
     cost: Cost = field(default_factory=Cost)
@@ -54,6 +56,11 @@ class Prepared:
     def graph(self, precision: str, batch: int) -> Path | None:
         """The graph that a case of that precision and batch size runs."""
         return self.onnx.get(graph_of(precision)) or self.onnx.get(static_graph(graph_of(precision), batch))
+
+    def made_by(self, precision: str, batch: int) -> str:
+        """Who made the graph of that precision and batch size, as the column `graph` says it."""
+        name = graph_of(precision)
+        return self.made.get(name if name in self.onnx else static_graph(name, batch), "the file")
 
     def exported_in(self, precision: str, batch: int) -> float | None:
         """The seconds that its export took."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -95,15 +96,53 @@ def test_large_weights_go_beside_the_file(small: ModelSource, tmp_path: Path, mo
     assert not export_onnx(small, "fp32", cache).cached
 
 
-def test_model_that_cannot_be_exported(factories: Path, cache: Cache) -> None:
+def test_model_that_cannot_be_exported(factories: Path, cache: Cache, capfd: pytest.CaptureFixture[str]) -> None:
     source = ModelSource("mine", factory="small_factories:branching", input_shape=(3,))
     assert load(source) is not None
     line = re.escape(f"at {factories}:18 (`return x + 1 if x.sum() > 0 else x`)")
-    failed = (
-        rf"model 'mine': the export to ONNX in fp32 failed: GuardOnDataDependent[^\x1b]* {line}; torch\.export must"
-    )
+    mend = r"write it with torch\.where or torch\.cond or give a graph of your own \(`onnx: FILE`\)$"
+    failed = rf"model 'mine': the export to ONNX in fp32 failed: GuardOnDataDependent[^\x1b]* {line}; .*{mend}"
     with pytest.raises(ModelError, match=failed):
         export_onnx(source, "fp32", cache)
+    printed = capfd.readouterr().err.splitlines()
+    assert [line.partition(": ")[0] for line in printed if line.startswith("torch.export")] == [
+        "torch.export, any batch",
+        "torch.export (strict), any batch",
+    ]
+
+
+HARD = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, then):
+        super().__init__()
+        self.head, self.then = nn.Linear(4, 4), then
+
+    def forward(self, x):
+        return self.then(self.head(x))
+
+def number():
+    return Net(lambda y: y * float(y.mean()))
+
+def bessel():
+    return Net(lambda y: torch.special.bessel_j0(y))
+"""
+
+
+def test_the_row_knows_who_made_the_graph_or_which_operator_kept_it(tmp_path, monkeypatch, cache: Cache) -> None:
+    (tmp_path / "hard_exports.py").write_text(HARD)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = ModelSource("mine", factory="hard_exports:number", input_shape=(4,))
+    export = export_onnx(source, "fp32", cache)
+    # A number that is taken out of a tensor is followed by the strict way only, which does not run `forward`.
+    assert export.how == "torch.export (strict), any batch"
+    assert relative_error(source, export.path, cache, "float32") < 1e-5
+    assert export_onnx(source, "fp32", cache, 2).how == "torch.export (strict), batch 2 only"
+    at = re.escape(f"at {tmp_path / 'hard_exports.py'}:11 (`return self.then(self.head(x))`); write it with others or")
+    with pytest.raises(ModelError, match=rf"failed: ONNX has no operator for prims\.bessel_j0 {at}"):
+        export_onnx(replace(source, factory="hard_exports:bessel"), "fp32", cache)
 
 
 def test_refusals(cache: Cache, tmp_path: Path) -> None:

@@ -35,14 +35,24 @@ gradients_mib optimizer_mib loss_error gradient_error
 machine cloud instance usd_per_hour usd_per_million_items items_per_usd
 """
 NAMED = ["network", "reference_model", "openvino_version", "jax_version"]
-ADDED = [*SINCE.split(), "moved_mib", "baseline_mib", "set_up_peak_mib", "disturbance", "calibrated", "log", *NAMED]
+ADDED = [
+    *SINCE.split(),
+    "moved_mib",
+    "baseline_mib",
+    "set_up_peak_mib",
+    "disturbance",
+    "calibrated",
+    "log",
+    "graph",
+    *NAMED,
+]
 """Parts of other_mib; what else distinguishes a case; training in depth; layers; the price; bytes; others' share;
 names."""
 
 TEXTS = """
 run_id case_id suite model engine variant pass precision device options status reason reference clock stop_reason proof
 gpu host cuda driver cudnn torch_version onnxruntime_version tensorrt_version
-model_kind extra setting role optimizer head machine cloud instance log
+model_kind extra setting role optimizer head machine cloud instance log graph
 """
 NOT_MEASURES = {
     **dict.fromkeys([*TEXTS.split(), *NAMED], TEXT),
