@@ -151,6 +151,8 @@ class Engine:
     """Further distributions whose versions environment.json records."""
     compiles: bool = False
     """Whether it compiles in the process that measures, for the better part of a minute."""
+    compile_cache: str = ""
+    """The variable that names a folder in which the library keeps what it compiled for later processes."""
     uses_cudnn: bool = False
     layers_are_modules: bool = False
     """Whether its profiled layers have the paths of PyTorch's modules as names."""
@@ -359,6 +361,7 @@ ENGINES: dict[str, Engine] = {
             version=_TORCH_VERSION,
             packages=("triton",),
             compiles=True,
+            compile_cache="TORCHINDUCTOR_CACHE_DIR",
             uses_cudnn=True,
             deployment=_TORCH_DEPLOYMENT,
         ),

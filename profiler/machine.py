@@ -26,8 +26,8 @@ _OWN_PACKAGES = ("onnx", "onnxscript", "numpy", "polars")
 
 DEVICES = "auto, cpu, cuda, cuda:1"
 """What a device may be called, for messages."""
-_OWN_VARIABLES = ("PROFILER_FORKSERVER_LOG", "TORCHINDUCTOR_CACHE_DIR")
-"""Which a run sets itself, to folders that are others every time."""
+_OWN_VARIABLES = ("PROFILER_FORKSERVER_LOG", "PROFILER_PRELOAD", "TORCHINDUCTOR_CACHE_DIR")
+"""Which a run sets itself, to what is another every time."""
 
 
 @dataclass(frozen=True)

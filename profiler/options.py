@@ -57,6 +57,9 @@ class Run:
         Option(min=3, metavar="N", help="Fewest samples of each case, in place of the file's"),
     ] = None
     dry_run: Annotated[bool, Option("--dry-run", help="Print the plan and a time estimate; measure nothing")] = False
+    prepare: Annotated[
+        bool, Option("--prepare", help="Fill the caches on all cores, for a run that measures later; measure nothing")
+    ] = False
     resume: Annotated[Path | None, Option(help="A run's folder: measure the cases that it lacks")] = None
     retry: Annotated[
         bool, Option("--retry", help="With --resume: measure again what is not ok or is still disturbed, too")

@@ -59,7 +59,13 @@ class CompiledSession(EagerSession):
             raise RuntimeError("torch.compile compiled nothing: the model ran in eager")
         types = self.operators_seen().types
         return replace(
-            self.facts(types, mode=self.mode, compiled_graphs=counters["stats"]["unique_graphs"]),
+            self.facts(
+                types,
+                mode=self.mode,
+                compiled_graphs=counters["stats"]["unique_graphs"],
+                compiled_before=counters["aot_autograd"]["autograd_cache_hit"]
+                + counters["inductor"]["fxgraph_cache_hit"],
+            ),
             graph_breaks=sum(counters["graph_break"].values()),
             cuda_graph_wanted=self._wants_graph,
             cuda_graph=self._wants_graph and _recorded_graphs() > 0,

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from engines.catalog import Device
 from exporters.cache import default_root, trim
+from exporters.libraries.catalog import library_of
 from profiler.bundled import job_file
 from profiler.errors import PROGRAM, ConfigError
 from profiler.job.case import Budget, Case, CaseId, Role
@@ -37,6 +38,7 @@ from profiler.results.run_tables import write_tables
 from profiler.results.sentences import ROUGH_SECONDS
 from profiler.results.wall_time import WallTime
 from profiler.results.wall_time import describe as describe_time
+from profiler.run.ahead import compile_caches, prepare_ahead
 from profiler.run.dry_run import check_output, dry_run
 from profiler.run.estimate import Estimates
 from profiler.run.largest_batch import probes_among, searched
@@ -67,10 +69,10 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     """
     _check_budget(options)
     job, only = _open_job(options), parse_only(options.only)
-    limit = cache_limit()
-    for kind in DEVICE_BLOCKS:
-        job.read(kind)  # A mistake in the other device's block should show here too.
-    with libraries() as facts:
+    limit, caches = cache_limit(), compile_caches()
+    # A mistake in the other device's block should show here too.
+    configs = [job.read(kind) for kind in DEVICE_BLOCKS]
+    with libraries(_modules(configs)) as facts:
         target = resolve_device(job.device, facts)
         config = job.read(target.kind, target.compute_capability)
         require(config.published)
@@ -80,6 +82,8 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
         if options.dry_run:
             return _dry_run(options, config, target, cases, environment, console)
+        if options.prepare:
+            return prepare_ahead(config, target, cases, caches, console)
         run = _open_run(options, config, target, cases, environment)
         runner = Runner(run, config, target, environment, open_display(console), options.wait_for_idle)
         interrupted, results = measure_cases(runner, cases, console, options.retry)
@@ -97,6 +101,12 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         _say_yaml(options, run, console)
     statuses = set(without_probes(results)["status"])
     return int("ok" not in statuses or (options.strict and bool(statuses - {"ok", "unsupported"})))
+
+
+def _modules(configs: Sequence[Config]) -> set[str]:
+    """What makes the models that are libraries', which every worker would have to import."""
+    words = {entry.network or "" for config in configs for entry in config.models}
+    return {library.module for library in map(library_of, words) if library}
 
 
 @dataclass(frozen=True)
@@ -160,6 +170,8 @@ def _check_budget(options: Options) -> None:
 
 def _job_file(options: Options) -> Path | None:
     """The YAML to read: the one that is given, or the resumed run's own; None where a model is named instead."""
+    if options.prepare and (options.resume is not None or options.dry_run):
+        raise ConfigError("--prepare measures nothing: give it without --resume and --dry-run")
     if options.resume is not None:
         if options.config is not None:
             raise ConfigError("give a config or --resume, not both: a resumed run has its own bench.yaml")

@@ -7,6 +7,7 @@ the forkserver itself would swallow it.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import tempfile
@@ -45,6 +46,10 @@ try:
 
     import profiler.worker.measure_case
     import profiler.worker.prepare_model  # noqa: F401
+
+    for _module in filter(None, os.environ.get("PROFILER_PRELOAD", "").split(",")):
+        with contextlib.suppress(Exception):  # Who needs it says why it cannot be imported.
+            importlib.import_module(_module)
 
     if torch.cuda.is_initialized():
         raise RuntimeError("the forkserver has initialized CUDA, so no process that it forks could use it")

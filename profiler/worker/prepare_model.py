@@ -158,6 +158,16 @@ def build_ahead(task: Task, report: Report) -> BuiltAhead:
     return engines.build(case.engine, job)
 
 
+def open_ahead(task: Task, report: Report) -> None:
+    """Open the case's session for nothing but what its library then keeps of it for later processes."""
+    check_inputs(task)
+    if task.case.device == "cuda":
+        torch.cuda.init()
+    # A pool of compilers next to each of many processes would be far more of them than cores.
+    torch._inductor.config.compile_threads = torch.get_num_threads()
+    engines.open_session(task.case.engine, make_job(task, phase=lambda phase: report(Entered(phase))))
+
+
 def _reference_key(source: ModelSource) -> str:
     """Everything that reference outputs depend on: the model, how inputs are seeded, how many, and what ran them."""
     code = [file_sha256(Path(module.__file__ or "")) for module in (inputs, calls, kept)]

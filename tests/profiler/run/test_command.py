@@ -905,6 +905,20 @@ def test_dry_run_prints_every_case_and_makes_nothing(profiler: Profiler, workpla
     assert [path for path in sorted(workplace.iterdir()) if path.name != "__pycache__"] == before
 
 
+@pytest.mark.skipif(not COMPILER, reason="no C++ compiler")
+def test_prepare_fills_the_caches_and_measures_nothing(profiler: Profiler, workplace: Path) -> None:
+    (workplace / "job.yaml").write_text(
+        f"models: [{GOOD}, {RAISING}]\nengines: [eager, compiled, ort]\ndevice: cpu\nbudget: {FAST}\n"
+    )
+    folders = {"PROFILER_CACHE": str(workplace / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(workplace / "inductor")}
+    done = profiler("job.yaml", "--prepare", cwd=workplace, **folders)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no luck with this one" in done.stdout
+    assert "3 of 6 cases can run, 1 of them compiled" in done.stdout
+    assert len(list((workplace / "cache" / "onnx").glob("*.onnx"))) == 1
+    assert not (workplace / "results").exists()
+
+
 @pytest.mark.skipif(bool(visible_gpus()), reason="there is a GPU")
 def test_cuda_without_a_gpu_gives_2(profiler: Profiler, workplace: Path) -> None:
     (workplace / "job.yaml").write_text(f"models: [{GOOD}]\nengines: [eager]\n")
@@ -921,6 +935,7 @@ JOB = f"models: [{GOOD}]\nengines: [eager]\ndevice: cpu\n"
 WRONG: dict[str, tuple[str | None, list[str], list[str]]] = {
     "no such file": (None, ["job.yaml"], ["job.yaml", "cannot be read"]),
     "no YAML": ("models: [", ["job.yaml"], ["job.yaml:", "YAML"]),
+    "prepared and resumed": (JOB, ["job.yaml", "--prepare", "--dry-run"], ["--prepare", "--dry-run"]),
     "unknown key": (JOB + "precision: [fp32]\n", ["job.yaml"], ["job.yaml:4", "precision", "precisions"]),
     "unknown engine": (JOB.replace("eager", "eagre"), ["job.yaml"], ["job.yaml:2", "engines[0]", "eagre", "'eager'"]),
     "unknown model": ("models: [resnet5]\nengines: [eager]\n", ["job.yaml"], ["job.yaml:1", "resnet5", "resnet50"]),
