@@ -38,6 +38,8 @@ SUITES = DOCS / "results" / "suites"
 PAGES = ("published.md", "conclusions.md", "published-*.csv", "*.svg")
 MARKED = ("disturbed", "inconsistent", "host-bound")
 """Kinds of warnings that the list of runs counts."""
+NAMED_CASES = 3
+"""So many cases that a run lacks are named one by one."""
 SAME_CASE = [
     *("model", "variant", "pass", "precision", "batch_size", "optimizer", "head", "dropout", "input_gradient"),
     *("torch_version", "onnxruntime_version"),
@@ -173,6 +175,8 @@ def _lacking(one: Submitted) -> str:
         for word in lacks[key].unique(maintain_order=True)
         if word not in there[key]
     ]
+    if lacks.height <= NAMED_CASES:
+        absent = [" ".join(case) for case in lacks.select("model", "variant", "precision", "pass").rows()]
     count = f"{planned.height - lacks.height} of {planned.height}"
     return f"{count}; without {listed(absent)}" if absent else count
 

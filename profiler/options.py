@@ -247,6 +247,9 @@ class Submit:
     most_disturbed: Annotated[
         float, Option(min=0, max=1, help="Refuse a run of whose rows other work disturbed a larger share")
     ] = 0.2
+    incomplete: Annotated[
+        bool, Option(help="Take a run that was cut off, too; the list of runs says which cases it lacks")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,11 +36,14 @@ def label_of(run: Run) -> str | None:
     return (machine.get("label") if isinstance(machine, dict) else machine) or None
 
 
-def problems(run: Run, folder: Path, clean: Cleaner, most_disturbed: float) -> list[str]:
+def problems(
+    run: Run, folder: Path, clean: Cleaner, most_disturbed: float, incomplete: bool = False
+) -> list[str]:
     """One sentence for everything that must be mended before the run, which lies in `folder`, can be published.
 
     A disturbed row is marked and no factor rests on it, so a few do no harm; where it is a larger share of the rows
-    than `most_disturbed`, the machine was in use, and rows that no check caught are wrong, too.
+    than `most_disturbed`, the machine was in use, and rows that no check caught are wrong, too. Cases without a row are
+    no problem where the run may be `incomplete`: the list of the published runs names them.
     """
     if str(run.job.get("published")) not in STUDIES:
         return [
@@ -51,7 +54,7 @@ def problems(run: Run, folder: Path, clean: Cleaner, most_disturbed: float) -> l
     if (suite := str(run.job.get("suite"))) not in suites:
         return [f"its job '{suite}' is no suite, so its rows have no page: run one of {', '.join(suites)}"]
     # What is to be measured anew needs no gaps filled.
-    found = [*_rough(run)] or [*_incomplete(run, folder), *_disturbed(run, folder, most_disturbed)]
+    found = [*_rough(run)] or [*_incomplete(run, folder, incomplete), *_disturbed(run, folder, most_disturbed)]
     found += [*_nameless(run, folder), *_without_versions(run)]
     if left := clean.left(clean.run(run)):
         found.append(f"after cleaning it still names {listed(left)}: take that out of the job, and measure again")
@@ -71,7 +74,7 @@ def notes(run: Run, folder: Path) -> list[str]:
     return found
 
 
-def _incomplete(run: Run, folder: Path) -> Iterator[str]:
+def _incomplete(run: Run, folder: Path, may_lack: bool) -> Iterator[str]:
     """Cases of the job without a row, and a run in which nothing could be measured."""
     try:
         device, config = _device(run), load_config(folder / "bench.yaml", _device(run))
@@ -81,10 +84,10 @@ def _incomplete(run: Run, folder: Path) -> Iterator[str]:
         return
     measured = set(run.results["case_id"])
     missing = [str(case.id) for case in cases if str(case.id) not in measured]
-    if missing:
+    if missing and not may_lack:
         yield (
             f"{len(missing)} of {counted(len(cases), 'case')} have no row, such as {missing[0]}: "
-            f"measure them by {PROGRAM} --resume {folder}"
+            f"measure them by {PROGRAM} --resume {folder}, or submit what there is by --incomplete"
         )
     if not without_probes(run.results).filter(OK).height:
         yield f"no row has figures: see why in its tables, then {PROGRAM} --resume {folder} --retry"

@@ -23,7 +23,7 @@ _SAME_MACHINE = ("gpu", "cpu", "device")
 
 
 @dataclass(frozen=True)
-class Submission:
+class Accepted:
     """A run, the folder that it lies in, and the one that it would be published in."""
 
     run: Run
@@ -34,17 +34,17 @@ class Submission:
 def execute(options: Options, console: Console) -> int:
     """Write what can be published of each run. Raises ConfigError with a line for everything that must be mended."""
     refused: list[str] = []
-    accepted: list[Submission] = []
+    accepted: list[Accepted] = []
     for folder in map(Path, options.runs):
         run = read_run(folder)
-        wrong = problems(run, folder, Cleaner([run]), options.most_disturbed)
+        wrong = problems(run, folder, Cleaner([run]), options.most_disturbed, options.incomplete)
         if not wrong:
             target = options.into / slug(label_of(run) or "") / slug(str(run.job["suite"]))
             wrong = _clashes(run, target, accepted)
-            accepted += [] if wrong else [Submission(run, folder, target)]
+            accepted += [] if wrong else [Accepted(run, folder, target)]
         refused += [f"{folder}: {sentence}" for sentence in wrong]
-    for submission in accepted:
-        _write(submission, console)
+    for one in accepted:
+        _write(one, console)
     if accepted:
         console.print(
             Text("In a checkout PYTHONPATH=. python benchmarks/publish_suites.py writes the pages from these.")
@@ -54,7 +54,7 @@ def execute(options: Options, console: Console) -> int:
     return 0
 
 
-def _clashes(run: Run, target: Path, accepted: Sequence[Submission]) -> list[str]:
+def _clashes(run: Run, target: Path, accepted: Sequence[Accepted]) -> list[str]:
     """Why the run cannot lie in `target`: another run, or another machine of this name, does."""
     if target in [other.target for other in accepted]:
         return [f"another of these runs is of {target.name} on {label_of(run)}, too: give one of the two"]
@@ -70,8 +70,8 @@ def _clashes(run: Run, target: Path, accepted: Sequence[Submission]) -> list[str
     return []
 
 
-def _write(submission: Submission, console: Console) -> None:
-    run, target = submission.run, submission.target
+def _write(accepted: Accepted, console: Console) -> None:
+    run, target = accepted.run, accepted.target
     cleaned = Cleaner([run]).run(run)
     # The first start's job does not know what --machine said at a later one.
     job = {**cleaned.job, "machine": cleaned.environment.get("machine") or {}}
@@ -81,5 +81,5 @@ def _write(submission: Submission, console: Console) -> None:
     size = sum((target / name).stat().st_size for name in FILES)
     listing = ", ".join(f"{number} {status}" for status, number in counts)
     console.print(Text(f"{target}: {counted(rows.height, 'row')} ({listing}), {size / 1024:.0f} KiB"))
-    for note in notes(run, submission.folder):
+    for note in notes(run, accepted.folder):
         console.print(Text(f"  {note}", style="dim"), soft_wrap=True)
