@@ -36,9 +36,7 @@ def label_of(run: Run) -> str | None:
     return (machine.get("label") if isinstance(machine, dict) else machine) or None
 
 
-def problems(
-    run: Run, folder: Path, clean: Cleaner, most_disturbed: float, incomplete: bool = False
-) -> list[str]:
+def problems(run: Run, folder: Path, clean: Cleaner, most_disturbed: float, incomplete: bool = False) -> list[str]:
     """One sentence for everything that must be mended before the run, which lies in `folder`, can be published.
 
     A disturbed row is marked and no factor rests on it, so a few do no harm; where it is a larger share of the rows
