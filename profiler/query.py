@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from profiler.results.reading import Runs, read_runs
 from profiler.tables.numbers import count, counted
 from profiler.tables.output import deliver
 from profiler.tables.table import of_frame
-from profiler.tables.writers import TEXTS, print_table
+from profiler.tables.writers import TEXTS, parquet, print_table
 
 FORMATS = ("text", *TEXTS, "json", "parquet")
 _READS = ("select", "with", "show", "explain", "describe", "values", "from")
@@ -109,9 +108,7 @@ def _print(console: Console, found: pl.DataFrame, most: int) -> None:
 
 def _document(found: pl.DataFrame, format_: str) -> str | bytes:
     if format_ == "parquet":
-        file = io.BytesIO()
-        found.write_parquet(file)
-        return file.getvalue()
+        return parquet(found)
     if format_ == "json":
         return found.write_json() + "\n"
     return TEXTS["md" if format_ == "text" else format_](of_frame("", "", found))

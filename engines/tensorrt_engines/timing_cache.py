@@ -10,12 +10,12 @@ https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/timin
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
 from engines.base import Warning
 from exporters.cache import locked
+from exporters.whole_file import write_whole
 
 _DIGEST_BYTES = 32
 
@@ -44,9 +44,7 @@ def keep_timings(config: Any, path: Path) -> None:
         if others is not None:
             timings.combine(others, ignore_mismatch=False)
         merged = bytes(timings.serialize())
-        scratch = path.with_name(f".{path.name}.tmp")
-        scratch.write_bytes(hashlib.sha256(merged).digest() + merged)
-        os.replace(scratch, path)
+        write_whole(path, hashlib.sha256(merged).digest() + merged)
 
 
 def _read(path: Path) -> tuple[bytes, bool]:

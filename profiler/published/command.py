@@ -10,6 +10,7 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
+from exporters.whole_file import write_whole
 from profiler.errors import ConfigError, check_choice
 from profiler.job.case import settings
 from profiler.options import Published as Options
@@ -71,8 +72,8 @@ def write(folder: Path, study: str, results: pl.DataFrame, tables: Sequence[Prin
     drawn = pictures.published_pictures(study, results)
     pictures.write(folder, drawn)
     images = {table.name: [picture.image for picture in drawn if picture.table == table.name] for table in tables}
-    (folder / "published.md").write_text(markdown(study, tables, images))
-    (folder / "conclusions.md").write_text(page.markdown(study, results))
+    write_whole(folder / "published.md", markdown(study, tables, images))
+    write_whole(folder / "conclusions.md", page.markdown(study, results))
 
 
 def nothing_compared(study: str, passes: Iterable[str]) -> str:

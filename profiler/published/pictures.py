@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 
 from engines.catalog import PRECISIONS
+from exporters.whole_file import write_whole
 from profiler.published import picture_specs as specs
 from profiler.published import references, setups
 from profiler.published.layers import layer_times
@@ -112,7 +113,7 @@ def write(folder: Path, pictures: Sequence[Picture]) -> None:
     import vl_convert
 
     for picture in pictures:
-        (folder / picture.file).write_text(vl_convert.vegalite_to_svg(picture.drawing()), encoding="utf-8")
+        write_whole(folder / picture.file, vl_convert.vegalite_to_svg(picture.drawing()))
 
 
 def _prepared(times: pl.DataFrame, host_bound: pl.Expr) -> pl.DataFrame:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
+from exporters.whole_file import write_whole
 from profiler.results.warning_kinds import qualifying
 from profiler.tables.numbers import compact, count, decimals, each, spread, whole
 from profiler.tables.table import Field, Table, figure, of_frame, prose, words
@@ -87,7 +88,7 @@ class Printed:
         """published-<name>.csv, with all digits and the column `ours`."""
         data = self.frame if self.data is None else self.data
         table = of_frame(self.name, self.title, data.drop("brief", strict=False))
-        (folder / f"published-{self.name}.csv").write_text(csv(table), encoding="utf-8")
+        write_whole(folder / f"published-{self.name}.csv", csv(table))
 
 
 def joined_notes() -> list[pl.Expr]:

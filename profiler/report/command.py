@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import polars as pl
 from rich.console import Console
 
+from exporters.whole_file import write_whole
 from profiler.errors import PROGRAM, ConfigError, check_choice
 from profiler.job.conditions import Filter, parse_only
 from profiler.options import Report as Options
@@ -64,7 +65,7 @@ def _write_report(
         made = tables(gather(runs, only, None, compared))
         target.mkdir(exist_ok=True)
         for name, table in made.items():
-            (target / f"{name}.csv").write_text(csv(table), encoding="utf-8")
+            write_whole(target / f"{name}.csv", csv(table))
         drawn = _images(options, target, compose(data)) if options.charts else []
         return [*(target / f"{name}.csv" for name in made), *(image.path for image in drawn)]
     report = compose(data)
@@ -74,11 +75,10 @@ def _write_report(
 
 
 def _write_page(target: Path, text: str) -> Path:
-    """Write it whole or not at all: a page may be there already. Raises OSError."""
+    """Write it into a folder that need not be there. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_name(f".{target.name}.tmp")
-    scratch.write_text(text, encoding="utf-8")
-    return scratch.replace(target)
+    write_whole(target, text)
+    return target
 
 
 def _check_form(options: Options) -> None:

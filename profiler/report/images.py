@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from exporters.whole_file import write_whole
 from profiler.report import charts, palette
 from profiler.report.charts import Chart
 from profiler.report.sections import Report
@@ -41,9 +42,9 @@ def write(report: Report, folder: Path, kind: ImageFormat) -> list[Image]:
                 name += "-"
             path = folder / f"{name}.{kind}"
             if kind == "svg":
-                path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
+                write_whole(path, vl_convert.vegalite_to_svg(spec))
             else:
-                path.write_bytes(vl_convert.vegalite_to_png(spec, scale=_SCALE))
+                write_whole(path, vl_convert.vegalite_to_png(spec, scale=_SCALE))
             drawn[name] = Image(chart, about, path)
     return list(drawn.values())
 

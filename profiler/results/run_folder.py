@@ -16,6 +16,7 @@ import polars as pl
 import yaml
 
 from exporters.source import Identity
+from exporters.whole_file import write_whole
 from profiler.errors import ConfigError
 from profiler.job.case import Case, CaseId
 from profiler.job.config import Config
@@ -23,6 +24,7 @@ from profiler.results import columns, warning_kinds
 from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, whole_row
 from profiler.results.result import Result, measured_in
 from profiler.results.roofline import placed
+from profiler.tables.writers import parquet
 
 OLDER_ROWS = "older_rows"
 """A key of environment.json: where those results were measured whose lines in the journal do not say it."""
@@ -83,13 +85,13 @@ class RunFolder:
                 del model[key]
             if model.get("inputs"):
                 model["inputs"] = relative_to(self.path, model["inputs"])
-        (self.path / "bench.yaml").write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+        write_whole(self.path / "bench.yaml", yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Results that are appended from now on were measured in this environment."""
         self._here = measured_in(environment)
         self._older = environment.get(OLDER_ROWS) or self._here
-        (self.path / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
+        write_whole(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 
     def read_environment(self) -> dict[str, Any]:
         """What environment.json says. Raises ConfigError where it cannot be read."""
@@ -106,7 +108,7 @@ class RunFolder:
             if name not in known or known[name].identity.changes(identity):
                 known[name] = RecordedModel(identity, now)
         lines = {name: {"since": model.since, **asdict(model.identity)} for name, model in known.items()}
-        self._models.write_text(json.dumps(lines, indent=2, default=repr) + "\n")
+        write_whole(self._models, json.dumps(lines, indent=2, default=repr) + "\n")
 
     def read_models(self) -> dict[str, RecordedModel]:
         """What models.json says, nothing in a run that has none. Raises ConfigError where it cannot be read."""
@@ -162,11 +164,11 @@ class RunFolder:
         rows = [result.row(self.run_id, suite, case, environment) for case, result in done]
         results = pl.DataFrame(list(map(whole_row, rows)), schema=RESULTS)
         samples = _samples(self.run_id, [result for _, result in done])
-        results.write_parquet(self.path / "results.parquet")
-        samples.write_parquet(self.path / "samples.parquet")
+        write_whole(self.path / "results.parquet", parquet(results))
+        write_whole(self.path / "samples.parquet", parquet(samples))
         layers = [row for _, result in done for row in _layers(self.run_id, result)]
         if layers:
-            pl.DataFrame(layers, schema=LAYERS).write_parquet(self.path / "layers.parquet")
+            write_whole(self.path / "layers.parquet", parquet(pl.DataFrame(layers, schema=LAYERS)))
         return results, samples
 
 

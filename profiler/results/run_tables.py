@@ -6,6 +6,7 @@ from pathlib import Path
 
 import polars as pl
 
+from exporters.whole_file import write_whole
 from profiler.job.case import Role
 from profiler.results import batch_sweeps
 from profiler.results.columns import Group, names
@@ -48,4 +49,4 @@ def write_tables(folder: Path, results: pl.DataFrame, lines: pl.DataFrame) -> No
     for name, frame in tables.items():
         for ending in ("csv", "md"):
             text = TEXTS[ending](of_frame(name, name, frame))
-            (folder / f"{name}.{ending}").write_text(text, encoding="utf-8")
+            write_whole(folder / f"{name}.{ending}", text)

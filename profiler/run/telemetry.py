@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
+from exporters.whole_file import write_whole
 from profiler.nvml import Nvml, Reading
 from profiler.processes.messages import Report
 from profiler.processes.process import Call, Child
@@ -44,7 +45,7 @@ class Watcher:
         self._ended = False
         if uuid is not None:
             if not path.exists():  # A resumed run goes on with its file.
-                path.write_text(",".join(_FIELDS) + "\n")
+                write_whole(path, ",".join(_FIELDS) + "\n")
             self._file = path.open("rb")
             self._file.seek(0, os.SEEK_END)
             self._child = Child(Call("profiler.run.telemetry:watch", (uuid, path), log, math.inf, math.inf))

@@ -12,9 +12,11 @@ from typing import Any
 import polars as pl
 import yaml
 
+from exporters.whole_file import write_whole
 from profiler.bundled import jobs
 from profiler.errors import ConfigError
 from profiler.results.reading import with_all_columns
+from profiler.tables.writers import parquet
 
 JOB = "bench.yaml"
 FILES = ("results.parquet", "environment.json", JOB)
@@ -162,10 +164,10 @@ def write_data(
 ) -> None:
     """Write every row, the machine and the jobs, by the names of their files."""
     folder.mkdir(parents=True, exist_ok=True)
-    results.write_parquet(folder / "results.parquet", compression="zstd")
-    (folder / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
+    write_whole(folder / "results.parquet", parquet(results))
+    write_whole(folder / "environment.json", json.dumps(environment, indent=2) + "\n")
     for name, job in jobs.items():
-        (folder / name).write_text(yaml.safe_dump(dict(job), sort_keys=False, allow_unicode=True))
+        write_whole(folder / name, yaml.safe_dump(dict(job), sort_keys=False, allow_unicode=True))
 
 
 def _any_of(names: set[str]) -> re.Pattern[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from exporters.whole_file import write_whole
 from profiler.errors import ConfigError
 
 
@@ -21,7 +22,7 @@ def deliver(document: str | bytes, output: Path | None, console: Console, about:
         sys.stdout.write(document)
         return
     try:
-        output.write_bytes(document.encode() if isinstance(document, str) else document)
+        write_whole(output, document)
     except OSError as error:
         raise ConfigError(f"--output {output}: {error.strerror}; give another file") from None
     console.print(Text(f"Written: {output}{about}"), soft_wrap=True)

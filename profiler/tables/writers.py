@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.cells import cell_len
@@ -14,6 +16,9 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from profiler.tables.table import Field, Section, Table, name
+
+if TYPE_CHECKING:
+    import polars as pl
 
 # On a terminal: rich's Text, not str, for a name may look like its markup.
 
@@ -208,6 +213,13 @@ def csv(table: Table) -> str:
         frame = pl.DataFrame(table.frame).select(*names)
     lists = [name for name, dtype in frame.schema.items() if dtype == pl.List]
     return frame.with_columns(pl.col(lists).cast(pl.List(pl.String)).list.join("; ")).write_csv()
+
+
+def parquet(frame: pl.DataFrame) -> bytes:
+    """Write the frame as a Parquet file's bytes, which `write_whole` puts on the disk."""
+    file = io.BytesIO()
+    frame.write_parquet(file)
+    return file.getvalue()
 
 
 # As HTML.

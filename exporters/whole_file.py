@@ -1,0 +1,33 @@
+"""Write a file whole or not at all, so that a kill or a full disk leaves the one that was there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Replace the file; its content is on the disk before its name is, so that a reader finds the old or the new one.
+
+    A link stays one, and what is no regular file, as /dev/stdout, is written to. A character that UTF-8 lacks, as half
+    of a pair, becomes its escape. Raises OSError, which names `path`, where that fails; what was there stays.
+    """
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    target = path.resolve()
+    # Of this process: another one that writes the same file has its own.
+    scratch = target.with_name(f".{target.name[:200]}.{os.getpid()}.tmp")
+    try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+            return
+        with scratch.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
