@@ -229,6 +229,54 @@ def test_a_module_opens_with_a_sentence(module):
     assert not source or ast.get_docstring(ast.parse(source))
 
 
+WRITERS = {"write_text", "write_bytes", "write_parquet", "write_csv", "write_json", "write_ipc"}
+NOT_WHOLE = {
+    # A file of a cache's entry or of an artifact is put into place with its folder, once all of it is there.
+    **dict.fromkeys(("exporters.cache", "exporters.flops", "exporters.gradient_reference", "exporters.int8"), "entry"),
+    **dict.fromkeys(("exporters.onnx_export", "exporters.onnx_files", "exporters.saved_module"), "entry"),
+    **dict.fromkeys(("engines.tensorrt_engines.build", "profiler.report.page"), "entry"),
+    **dict.fromkeys(("engines.deployment", "engines.jax_xla.deploy", "profiler.recommend.artifact_papers"), "artifact"),
+    # Settings of the kernel.
+    **dict.fromkeys(("engines.tensorrt_engines.build_monitor", "profiler.worker.memory"), "proc"),
+    "profiler.processes.process": "proc",
+    # What is only ever appended to: a line that is cut off is known as such.
+    **dict.fromkeys(("profiler.results.run_folder", "profiler.run.telemetry", "profiler.run.prepare"), "log"),
+    # A log of what failed, which nobody reads back; and the one place where the others write.
+    "profiler.run.command": "log",
+    # Never in place of a file that is there: opened with "x".
+    "profiler.run.model_job": "new",
+    # Into the memory.
+    "profiler.tables.writers": "bytes",
+    "exporters.whole_file": "itself",
+}
+"""Modules that may write a file in place, and what it is."""
+
+
+def writes_in_place(module: str) -> set[str]:
+    """The calls with which a module writes a file: a path's or a frame's, and `open` to write or append."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+            if (name in WRITERS and arguments) or (name == "open" and any(map(_is_mode_to_write, arguments))):
+                found.add(name)
+    return found
+
+
+def _is_mode_to_write(argument: ast.expr) -> bool:
+    return (
+        isinstance(argument, ast.Constant)
+        and re.fullmatch(r"[rwaxbt+]*[wax+][rwaxbt+]*", str(argument.value)) is not None
+    )
+
+
+def test_files_are_replaced_whole():
+    packages = ("exporters", "engines", "profiler")
+    writing = {module for module in MODULES if module.partition(".")[0] in packages and writes_in_place(module)}
+    assert writing == set(NOT_WHOLE)
+
+
 LOADED = ("exporters.catalog", "engines.catalog", "profiler", "profiler.cli")
 """What must not be slow to import, the lightest first."""
 PARENT = (

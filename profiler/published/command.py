@@ -68,7 +68,7 @@ def write(folder: Path, study: str, results: pl.DataFrame, tables: Sequence[Prin
 
     folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
-        table.write_csv(folder)
+        table.write(folder)
     drawn = pictures.published_pictures(study, results)
     pictures.write(folder, drawn)
     images = {table.name: [picture.image for picture in drawn if picture.table == table.name] for table in tables}

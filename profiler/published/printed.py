@@ -84,7 +84,7 @@ class Printed:
         carried = set(self.frame["kinds"].explode()) if "kinds" in self.frame.columns else set()
         return "; ".join(f"{kind.mark}: {kind.meaning}" for kind in qualifying() if kind.kind in carried)
 
-    def write_csv(self, folder: Path) -> None:
+    def write(self, folder: Path) -> None:
         """published-<name>.csv, with all digits and the column `ours`."""
         data = self.frame if self.data is None else self.data
         table = of_frame(self.name, self.title, data.drop("brief", strict=False))

@@ -813,7 +813,7 @@ def test_an_own_row_has_its_spread_and_a_published_one_none() -> None:
 
 
 def test_the_csv_has_the_number_of_samples(tmp_path: Path) -> None:
-    table("cnn-benchmarks", "networks", case("resnet50", samples=12)).write_csv(tmp_path)
+    table("cnn-benchmarks", "networks", case("resnet50", samples=12)).write(tmp_path)
     found = pl.read_csv(tmp_path / "published-networks.csv").filter("ours")
     assert found["samples"].to_list() == [12]
 

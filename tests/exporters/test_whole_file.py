@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import errno
+import os
+import resource
+
+import pytest
+
+from exporters.whole_file import write_whole
+
+
+def test_text_and_bytes_are_written_and_nothing_is_left_beside_them(tmp_path):
+    write_whole(tmp_path / "a", "12 µs\n")
+    write_whole(tmp_path / "b", b"\x00\xff")
+    assert (tmp_path / "a").read_bytes() == "12 µs\n".encode()
+    assert (tmp_path / "b").read_bytes() == b"\x00\xff"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_half_of_a_pair_is_written_as_its_escape(tmp_path):
+    write_whole(tmp_path / "a", "x\ud800y")
+    assert (tmp_path / "a").read_text() == "x\\ud800y"
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "link").symlink_to("target")
+    write_whole(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == "new"
+
+
+def test_what_is_no_regular_file_is_written_to(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(tmp_path / "pipe", "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+
+
+@pytest.fixture
+def files_of_1_kb():
+    """A limit on the size of files stands for a full disk: both end a write in its middle."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path, files_of_1_kb):
+    kept = tmp_path / "results.parquet"
+    kept.write_text("old")
+    with pytest.raises(OSError, match="too large") as raised:
+        write_whole(kept, "n" * 5000)
+    assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(kept))
+    assert kept.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["results.parquet"]
+
+
+def test_a_folder_that_is_missing_is_an_error_that_names_the_file(tmp_path):
+    with pytest.raises(OSError, match="No such file") as raised:
+        write_whole(tmp_path / "none" / "a", "x")
+    assert raised.value.filename == str(tmp_path / "none" / "a")
