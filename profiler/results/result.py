@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from engines.base import Proof, Warning
 from engines.catalog import ENGINES
@@ -30,6 +31,7 @@ _JOURNAL = {
 """What a journal's line calls the figures of a group of columns; those of any other group are its `figures`."""
 
 
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _ENVIRONMENT = "telemetry"
 """The group of a journal's line that has the environment and _FACTS, too: earlier versions read no new key."""
 _FACTS = ("log", "graph")
@@ -38,6 +40,21 @@ _JOURNALED = ("reasons", "figures", "environment", *_FACTS)
 
 Finding = str | Warning | None
 """What a check found: why the row is failed, a warning, or nothing."""
+
+
+def printable(value: Any) -> Any:
+    """A value of JSON in whose texts what no table, terminal or file can take is written as its escape.
+
+    Control characters but line breaks and tabs would move a terminal's cursor or colour what follows; halves of a pair
+    are in no encoding. Texts come from models, libraries and journals.
+    """
+    if isinstance(value, str):
+        return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
+    if isinstance(value, dict):
+        return {printable(key): printable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple) and not (value and isinstance(value[0], float)):  # Samples are many.
+        return list(map(printable, value))
+    return value
 
 
 @dataclass
@@ -96,7 +113,7 @@ class Result:
         return {f"{clock}_ms": values for clock, values in self.samples.items() if clock != "event"}
 
     def to_json(self) -> str:
-        """The journal's line, which every version of this program can read."""
+        """The journal's line; its texts are `printable`."""
         # Not at the top: with polars it would be in the memory of every worker.
         from profiler.results.columns import COLUMNS
 
@@ -107,19 +124,19 @@ class Result:
             if figure is not None:
                 values.setdefault(_JOURNAL.get(COLUMNS[name].group, "figures"), {})[name] = figure
         values |= {"case_id": str(self.case_id), "reason": self.reason, "warnings": list(map(str, self.warnings))}
-        return json.dumps(values | {"proof": self.proof.to_dict() if self.proof else {}})
+        return json.dumps(printable(values | {"proof": self.proof.to_dict() if self.proof else {}}))
 
     @classmethod
     def from_json(cls, line: str) -> Result:
-        """Raises ValueError or TypeError for a line that `to_json` did not write whole."""
-        values = dict(json.loads(line))
+        """Raises ValueError, TypeError, KeyError or AttributeError for a line that `to_json` did not write."""
+        values = dict(printable(json.loads(line)))
         case_id, reason = CaseId.parse(values.pop("case_id", "")), values.pop("reason", None)
         proof, warnings = values.pop("proof", None), values.pop("warnings", [])
         groups = [values.pop(name, {}) for name in (*_JOURNAL.values(), "figures")]
         named = [(name, value) for group in groups for name, value in group.items()]
         columns = [*_columns_of_environment(), *_FACTS]
         facts = {name: value for name, value in named if name in columns}
-        return cls(
+        result = cls(
             case_id,
             **values,
             figures={name: value for name, value in named if value is not None and name not in columns},
@@ -129,6 +146,18 @@ class Result:
             warnings=list(map(Warning.parse, warnings)),
             proof=Proof.from_dict(proof) if proof else None,
         )
+        result._check()
+        return result
+
+    def _check(self) -> None:
+        """Raises TypeError for a value that is none of its field's, as a line may have that somebody edited."""
+        words = (self.status, self.reason, self.reference, self.clock, self.stop_reason, self.log)
+        numbers = [self.throughput, *self.figures.values(), *self.phases.values(), *self.entered.values()]
+        numbers += [ms for values in self.samples.values() for ms in values] + [each["ms"] for each in self.layers]
+        if self.status not in get_args(Status) or not all(word is None or isinstance(word, str) for word in words):
+            raise TypeError(f"{self.case_id}: a status or text is none")
+        if not all(number is None or isinstance(number, int | float) for number in numbers):
+            raise TypeError(f"{self.case_id}: a figure is no number")
 
     def row(self, run_id: str, suite: str, case: Case, environment: Mapping[str, Any]) -> dict[str, Any]:
         """The row of results.parquet; columns that this version does not fill are left out (null).

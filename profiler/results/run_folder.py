@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from profiler.job.case import Case, CaseId
 from profiler.job.config import Config
 from profiler.results import columns, warning_kinds
 from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, whole_row
+from profiler.results.journal import Journal
 from profiler.results.result import Result, measured_in
 from profiler.results.roofline import placed
 from profiler.tables.writers import parquet
@@ -121,35 +121,39 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise ConfigError(f"{self._models}: cannot be read; start a new run") from None
 
-    def append(self, result: Result) -> None:
-        """Add one line to the journal and flush it to the disk: what has been measured survives a crash.
+    def append(self, result: Result) -> Result:
+        """Add one line to the journal, on the disk when this returns; returns the result as the journal has it.
 
         A result that says nothing of where it was measured was measured here.
         """
         result = replace(result, environment=result.environment or self._here)
         warning_kinds.check(result.warnings)
         columns.check([*result.figures, *result.clocks])
-        with self.journal.open("ab+") as file:
-            # A line that a crash cut off must not swallow this one.
-            if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
-                file.write(b"\n")
-            file.write(result.to_json().encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        line = result.to_json()
+        Journal(self.journal).append(line)
+        return Result.from_json(line)
 
     def results(self) -> dict[CaseId, Result]:
-        """The journal's results by case id; the last line of a case counts, a line cut off by a crash does not."""
+        """The journal's results by case id; the last line of a case counts, one that cannot be read does not."""
+        return self._read_journal()[0]
+
+    def unreadable_lines(self) -> int:
+        """How many of the journal's lines are damaged, or are no results that this version knows."""
+        return self._read_journal()[1]
+
+    def _read_journal(self) -> tuple[dict[CaseId, Result], int]:
         known: dict[CaseId, Result] = {}
-        if self.journal.exists():
-            for line in self.journal.read_text().splitlines():
-                try:
-                    result = Result.from_json(line)
-                    columns.check([*result.figures, *result.clocks])
-                except (ValueError, TypeError, KeyError):
-                    continue
-                result.environment = result.environment or self._older
-                known[result.case_id] = result
-        return known
+        lines, unreadable = Journal(self.journal).lines()
+        for line in lines:
+            try:
+                result = Result.from_json(line)
+                columns.check([*result.figures, *result.clocks])
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                unreadable += 1
+                continue
+            result.environment = result.environment or self._older
+            known[result.case_id] = result
+        return known, unreadable
 
     @property
     def _models(self) -> Path:
@@ -161,8 +165,10 @@ class RunFolder:
         """Write and return results and samples of every case that has ended, in the plan's order."""
         known, roofs = self.results(), environment.get("roofs") or {}
         done = [(case, placed(case, known[case.id], roofs)) for case in cases if case.id in known]
-        rows = [result.row(self.run_id, suite, case, environment) for case, result in done]
-        results = pl.DataFrame(list(map(whole_row, rows)), schema=RESULTS)
+        try:
+            results = _frame([result.row(self.run_id, suite, case, environment) for case, result in done])
+        except _NO_ROW:
+            results = _frame([self._row(suite, case, result, environment) for case, result in done])
         samples = _samples(self.run_id, [result for _, result in done])
         write_whole(self.path / "results.parquet", parquet(results))
         write_whole(self.path / "samples.parquet", parquet(samples))
@@ -170,6 +176,24 @@ class RunFolder:
         if layers:
             write_whole(self.path / "layers.parquet", parquet(pl.DataFrame(layers, schema=LAYERS)))
         return results, samples
+
+    def _row(self, suite: str, case: Case, result: Result, environment: Mapping[str, Any]) -> dict[str, Any]:
+        """The result's row; a failed one where what it holds is no value of a column."""
+        try:
+            row = result.row(self.run_id, suite, case, environment)
+            _frame([row])
+        except _NO_ROW as error:
+            why = f"its figures cannot be written as a row: {str(error).splitlines()[0]}"
+            return Result(case.id, "failed", [why]).row(self.run_id, suite, case, environment)
+        return row
+
+
+_NO_ROW = (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError)
+"""What is raised for rows of which a value is none of its column's."""
+
+
+def _frame(rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
+    return pl.DataFrame(list(map(whole_row, rows)), schema=RESULTS)
 
 
 def _layers(run_id: str, result: Result) -> list[dict[str, Any]]:

@@ -192,8 +192,8 @@ class Runner:
         if not counts:
             return
         with self.wall.span("write"):
-            self.run.append(result)
-        self.display.ended(case, result)
+            kept = self.run.append(result)
+        self.display.ended(case, kept)
 
 
 class _Pace:

@@ -14,7 +14,7 @@ from exporters.source import ModelSource
 from profiler.job.case import Case, CaseId
 from profiler.results.columns import RESULTS
 from profiler.results.reading import load
-from profiler.results.result import Result, layer_warnings, sample_warnings
+from profiler.results.result import Result, layer_warnings, printable, sample_warnings
 from profiler.results.run_folder import RunFolder
 
 CASE = Case(
@@ -146,7 +146,7 @@ def test_what_is_appended_after_a_line_that_was_cut_off_is_kept(run):
 @pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0c"])
 def test_a_reason_with_any_line_separator_stays_one_journal_line(run, separator):
     run.append(Result(CASE.id, "failed", [f"first{separator}second"]))
-    assert run.results()[CASE.id].reason == f"first{separator}second"
+    assert run.results()[CASE.id].reason == printable(f"first{separator}second")
 
 
 def test_the_last_line_of_a_case_counts(run):

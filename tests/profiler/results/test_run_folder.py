@@ -85,6 +85,71 @@ def test_what_comes_after_a_cut_off_line_counts(run: RunFolder) -> None:
     assert run.results()[third.case_id] == third
 
 
+@pytest.mark.parametrize("damage", [b"\xff", b"5", b'"', b"}"])
+def test_a_damaged_byte_costs_its_own_line_alone(run: RunFolder, damage: bytes) -> None:
+    run.append(first := measured("a", 1.0))
+    end = run.journal.stat().st_size
+    run.append(measured("b", 2.0))
+    run.append(third := measured("c", 3.0))
+    written = bytearray(run.journal.read_bytes())
+    written[end + 30 : end + 31] = damage
+    run.journal.write_bytes(written)
+    assert run.results() == {first.case_id: first, third.case_id: third}
+    assert run.unreadable_lines() == 1
+
+
+def test_a_digit_that_flipped_is_noticed(run: RunFolder) -> None:
+    run.append(measured("a", 1.25))
+    run.journal.write_text(run.journal.read_text().replace("1.25", "1.35"))
+    assert run.results() == {}
+    assert run.unreadable_lines() == 1
+
+
+def test_lines_of_a_version_without_checksums_count(run: RunFolder) -> None:
+    run.journal.write_text(measured("a", 1.0).to_json() + "\n")
+    assert run.results() == {case("a").id: measured("a", 1.0)}
+    assert run.unreadable_lines() == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "null",
+        "[]",
+        "{}",
+        '{"case_id": 5}',
+        "[" * 5000,
+        '"\\ud800"',
+        measured("a", 1.0).to_json().replace('"host": [1.0]', '"host": ["x"]'),
+        measured("a", 1.0).to_json().replace('"host": [1.0]', '"host": 7'),
+        measured("a", 1.0).to_json().replace('"ok"', '"fine"'),
+        measured("a", 1.0).to_json().replace('"warnings": [', '"warnings": [5, '),
+    ],
+)
+def test_a_line_that_is_no_result_is_left_out(run: RunFolder, line: str) -> None:
+    run.journal.write_text(line + "\n")
+    run.append(second := measured("b", 2.0))
+    assert run.results() == {second.case_id: second}
+    assert run.unreadable_lines() == 1
+
+
+def test_texts_that_no_table_can_take_are_escaped(run: RunFolder) -> None:
+    kept = run.append(Result(case("a").id, "failed", ["half \ud800, red \x1b[31m, two\nlines"]))
+    assert kept.reason == "half \\ud800, red \\x1b[31m, two\nlines"
+    results, _ = run.write_parquet("t", [case("a")], {})
+    assert results["reason"].to_list() == [kept.reason]
+
+
+def test_a_row_that_cannot_be_written_is_a_failed_one(run: RunFolder) -> None:
+    run.append(measured("a", 1.0))
+    run.append(Result(case("b").id, "ok", clock="host", samples={"host": [2.0]}, figures={"flops_per_item": 1e300}))
+    odd = Result(case("b").id, "ok", clock="host", samples={"host": [2.0]}, environment={"driver": {"a": 1}})
+    run.append(odd)
+    results, _ = run.write_parquet("t", [case("a"), case("b")], {})
+    assert results["status"].to_list() == ["ok", "failed"]
+    assert "cannot be written as a row" in results["reason"][1]
+
+
 def test_rows_are_in_the_plans_order_with_every_column(run: RunFolder) -> None:
     for model in "cab":
         run.append(measured(model, 3.0, 1.0, 2.0))

@@ -1,0 +1,56 @@
+"""Keep lines of text in a file that is only ever appended to, each of them safe from what happens to the others."""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from pathlib import Path
+
+_SEAL = re.compile(rb', "crc32": "([0-9a-f]{8})"\}')
+
+
+class Journal:
+    """A file of lines, each a JSON object whose last key is the CRC-32 of what stands before it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, line: str) -> None:
+        """Add a JSON object, on the disk when this returns. Raises OSError."""
+        with self.path.open("ab+") as file:
+            # A line that a crash cut off must not swallow this one.
+            if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                file.write(b"\n")
+            file.write(_sealed(line.encode()) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def lines(self) -> tuple[list[str], int]:
+        """Every line that is as it was written, and how many are not; one of a version without checksums counts as it.
+
+        A last line that a crash cut off is none.
+        """
+        if not self.path.exists():
+            return [], 0
+        *ended, last = self.path.read_bytes().split(b"\n")
+        read = [_unsealed(line) for line in ended if line]
+        lines = [line for line in [*read, _unsealed(last)] if line]
+        return lines, read.count(None)
+
+
+def _sealed(line: bytes) -> bytes:
+    return line[:-1] + b', "crc32": "%08x"}' % zlib.crc32(line)
+
+
+def _unsealed(line: bytes) -> str | None:
+    """The line without its checksum; None if it is not what was written."""
+    seal = _SEAL.fullmatch(line, len(line) - 22)
+    if seal is not None:
+        line = line[: seal.start()] + b"}"
+        if int(seal[1], 16) != zlib.crc32(line):
+            return None
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        return None
