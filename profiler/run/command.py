@@ -25,6 +25,7 @@ from profiler.job.conditions import parse_only
 from profiler.job.config import Config, load_config, parse_machine
 from profiler.job.config_errors import DEVICE_BLOCKS
 from profiler.job.plan import make_plan
+from profiler.job.probes import probes_among, searched
 from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries
@@ -41,7 +42,6 @@ from profiler.results.wall_time import describe as describe_time
 from profiler.run.ahead import compile_caches, prepare_ahead
 from profiler.run.dry_run import check_output, dry_run
 from profiler.run.estimate import Estimates
-from profiler.run.largest_batch import probes_among, searched
 from profiler.run.model_job import (
     ModelJob,
     check_model,

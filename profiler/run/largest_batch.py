@@ -11,12 +11,13 @@ same.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from exporters.inputs import TensorSpec
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import LargestBatch
+from profiler.job.probes import probe_of
 from profiler.nvml import Gpu
 from profiler.processes.messages import Status
 from profiler.results.result import Result
@@ -42,29 +43,6 @@ class Probe:
     @property
     def fits(self) -> bool:
         return self.status == "ok"
-
-
-def searched(plan: Iterable[Case]) -> list[Case]:
-    """One case, any of its batches, for each family in which the largest batch is searched: the first replicate's."""
-    found: dict[str, Case] = {}
-    for case in plan:
-        if case.role is Role.SWEEP and case.unsupported is None and case.replicate == 0:
-            found.setdefault(case.id.family, case)
-    return list(found.values())
-
-
-def probe_of(case: Case, batch_size: int) -> Case:
-    """The probe of this batch in the family of `case`."""
-    return replace(case, batch_size=batch_size, role=Role.PROBE)
-
-
-def probes_among(plan: Iterable[Case], case_ids: Iterable[CaseId]) -> list[Case]:
-    """The probes that `case_ids` name, family by family, smaller batches first."""
-    batches: dict[str, list[int]] = {}
-    for case_id in case_ids:
-        if case_id.role is Role.PROBE:
-            batches.setdefault(case_id.family, []).append(case_id.batch_size)
-    return [probe_of(case, batch) for case in searched(plan) for batch in sorted(batches.get(case.id.family, []))]
 
 
 def short(budget: Budget) -> Budget:

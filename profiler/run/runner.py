@@ -13,6 +13,7 @@ from typing import Any
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import Config, LargestBatch
 from profiler.job.plan import estimate_seconds
+from profiler.job.probes import probe_of
 from profiler.machine import Target, available_memory_mib
 from profiler.results.result import Result, log_name
 from profiler.results.run_folder import RunFolder
@@ -20,7 +21,7 @@ from profiler.results.wall_time import WallTime
 from profiler.results.warning_kinds import disturbances, is_measured_again
 from profiler.run.again import Takes
 from profiler.run.device_lock import DeviceLock
-from profiler.run.largest_batch import Search, probe_of, short
+from profiler.run.largest_batch import Search, short
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
 from profiler.run.quiet import Quiet
