@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import polars as pl
 
 from engines.catalog import BASES
-from profiler.errors import PROGRAM, ConfigError
+from profiler.errors import ConfigError
 from profiler.job.case import MARKS, Role
 from profiler.job.conditions import Filter
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES, Group, kind_of_warning, names
+from profiler.results.unfinished import is_unfinished, so_far
 
 ENVIRONMENT = ("machine", *names(Group.PLACE, Group.VERSIONS), "device")
 """Columns of the results that tell of the machine, for a run whose environment.json cannot be read."""
@@ -72,7 +73,9 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
     known: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}
     tables: dict[str, list[pl.LazyFrame]] = {"results": [], "samples": [], "layers": []}
     for address in _folders(addresses, notes):
-        results = _scan(f"{address}/results.parquet", RESULTS)
+        written = _tables(address, notes)
+        results = written["results"]
+        assert results is not None, "a run has results, or cannot be read"
         facts = _run_facts(results, address)
         twice = [run_id for run_id in facts if any(run_id in run_ids for run_ids, _ in known.values())]
         if twice:
@@ -86,8 +89,8 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
         machine = pl.coalesce("machine", "gpu", pl.lit(environment["machine"]))
         frames = {
             "results": with_all_columns(results).with_columns(machine=machine),
-            "samples": _scan_if_there(f"{address}/samples.parquet", SAMPLES),
-            "layers": _scan_if_there(f"{address}/layers.parquet", LAYERS),
+            "samples": written["samples"],
+            "layers": written["layers"],
         }
         if frames["samples"] is None:
             notes.append(f"{address}: there is no samples.parquet that can be read")
@@ -182,12 +185,8 @@ def _matching(pattern: str, notes: list[str]) -> list[str]:
 def _check_folder(folder: Path) -> None:
     if not folder.exists():
         raise ConfigError(f"{folder}: there is no such folder; {_GIVE}")
-    if (folder / "results.parquet").is_file():
+    if (folder / "results.parquet").is_file() or is_unfinished(folder):
         return
-    if (folder / "journal.jsonl").is_file():
-        raise ConfigError(
-            f"{folder}: this run was ended before its results were written; finish it: {PROGRAM} --resume {folder}"
-        )
     raise ConfigError(f"{folder}: not a run folder (no results.parquet); {_GIVE}")
 
 
@@ -201,6 +200,19 @@ def _in_a_store(address: str) -> list[str]:
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ConfigError(f"{address}: cannot be read: {_first_line(error)}; {_GIVE}") from None
     return [path.removesuffix("/results.parquet") for path in found]
+
+
+def _tables(address: str, notes: list[str]) -> dict[str, pl.LazyFrame | None]:
+    """The files of a run, or what its journal holds so far; a table that a run may lack is None where it does."""
+    if "://" not in address and is_unfinished(Path(address)):
+        frames, lacking = so_far(Path(address))
+        notes.extend(lacking)
+        return {name: None if name == "layers" and frame.is_empty() else frame.lazy() for name, frame in frames.items()}
+    return {
+        "results": _scan(f"{address}/results.parquet", RESULTS),
+        "samples": _scan_if_there(f"{address}/samples.parquet", SAMPLES),
+        "layers": _scan_if_there(f"{address}/layers.parquet", LAYERS),
+    }
 
 
 def _scan(path: str, schema: Schema) -> pl.LazyFrame:

@@ -94,12 +94,12 @@ class RunFolder:
         write_whole(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 
     def read_environment(self) -> dict[str, Any]:
-        """What environment.json says. Raises ConfigError where it cannot be read."""
+        """What environment.json says, nothing where it cannot be read: lines of the journal say it of themselves."""
         try:
-            environment: dict[str, Any] = json.loads((self.path / "environment.json").read_text())
-        except (OSError, ValueError):
-            raise ConfigError(f"--resume {self.path}: its environment.json cannot be read; start a new run") from None
-        return environment
+            environment = json.loads((self.path / "environment.json").read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return environment if isinstance(environment, dict) else {}
 
     def write_models(self, identities: Mapping[str, Identity]) -> None:
         """Record in models.json what each model is; one that has not changed stays as it was recorded first."""
@@ -162,7 +162,15 @@ class RunFolder:
     def write_parquet(
         self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Write and return results and samples of every case that has ended, in the plan's order."""
+        """Write `frames`, layers only where there are any; returns results and samples. Raises OSError."""
+        frames = self.frames(suite, cases, environment)
+        for name, frame in frames.items():
+            if name != "layers" or not frame.is_empty():
+                write_whole(self.path / f"{name}.parquet", parquet(frame))
+        return frames["results"], frames["samples"]
+
+    def frames(self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]) -> dict[str, pl.DataFrame]:
+        """Results, samples and layers of every case that has ended, in the plan's order."""
         known, roofs = self.results(), environment.get("roofs") or {}
         done = [(case, placed(case, known[case.id], roofs)) for case in cases if case.id in known]
         try:
@@ -170,12 +178,8 @@ class RunFolder:
         except _NO_ROW:
             results = _frame([self._row(suite, case, result, environment) for case, result in done])
         samples = _samples(self.run_id, [result for _, result in done])
-        write_whole(self.path / "results.parquet", parquet(results))
-        write_whole(self.path / "samples.parquet", parquet(samples))
         layers = [row for _, result in done for row in _layers(self.run_id, result)]
-        if layers:
-            write_whole(self.path / "layers.parquet", parquet(pl.DataFrame(layers, schema=LAYERS)))
-        return results, samples
+        return {"results": results, "samples": samples, "layers": pl.DataFrame(layers, schema=LAYERS)}
 
     def _row(self, suite: str, case: Case, result: Result, environment: Mapping[str, Any]) -> dict[str, Any]:
         """The result's row; a failed one where what it holds is no value of a column."""
@@ -186,6 +190,17 @@ class RunFolder:
             why = f"its figures cannot be written as a row: {str(error).splitlines()[0]}"
             return Result(case.id, "failed", [why]).row(self.run_id, suite, case, environment)
         return row
+
+
+def damages(run: RunFolder) -> list[str]:
+    """What of the run's files cannot be read, one sentence each."""
+    notes = []
+    if count := run.unreadable_lines():
+        lines = "1 line" if count == 1 else f"{count} lines"
+        notes.append(f"{run.journal}: {lines} cannot be read and left out; what they measured is measured again")
+    if run.journal.exists() and not run.read_environment():
+        notes.append(f"{run.path / 'environment.json'}: cannot be read, so the machine is not compared")
+    return notes
 
 
 _NO_ROW = (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError)

@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ from profiler.results.configurations import summary
 from profiler.results.reading import flat_environment
 from profiler.results.replicates import without_probes
 from profiler.results.result import Result, measured_in
-from profiler.results.run_folder import OLDER_ROWS, RunFolder
+from profiler.results.run_folder import OLDER_ROWS, RunFolder, damages
+from profiler.results.run_lock import writing
 from profiler.results.run_tables import write_tables
 from profiler.results.sentences import ROUGH_SECONDS
 from profiler.results.wall_time import WallTime
@@ -84,9 +85,9 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
             return _dry_run(options, config, target, cases, environment, console)
         if options.prepare:
             return prepare_ahead(config, target, cases, caches, console)
-        run = _open_run(options, config, target, cases, environment)
-        runner = Runner(run, config, target, environment, open_display(console), options.wait_for_idle)
-        interrupted, results = measure_cases(runner, cases, console, options.retry)
+        with _open_run(options, config, target, cases, environment, console) as run:
+            runner = Runner(run, config, target, environment, open_display(console), options.wait_for_idle)
+            interrupted, results = measure_cases(runner, cases, console, options.retry)
     if removed := trim(default_root(), limit):
         console.print(Text(f"\nCache: {counted(len(removed), 'artifact')} removed, those not used for longest"))
     console.print(Text(f"\nResults: {run.path}"), soft_wrap=True)
@@ -228,27 +229,51 @@ def _with_samples(budget: Budget, options: Options) -> Budget:
     return replace(budget, seconds=seconds, min_samples=fewest, max_samples=most, timeout=limit)
 
 
+@contextlib.contextmanager
 def _open_run(
-    options: Options, config: Config, target: Target, cases: Sequence[Case], environment: dict[str, Any]
-) -> RunFolder:
-    """A new run's folder, or the resumed one's, whose earlier `environment` is carried on."""
-    if options.resume is None:
-        run = RunFolder.create(config.output)
-        run.write_config(config.model_copy(update={"device": str(target), "output": config.output.resolve()}))
-    else:
-        run = RunFolder.resume(options.resume)
-        before = run.read_environment()
-        check_machine(options.resume, before, environment)
-        check_measured_models(run, options.resume, config, cases)
-        kept = ("roofs", "measured_roofs", "wall_seconds")
-        environment |= {key: before[key] for key in kept if before.get(key)}
-        if not all(result.environment for result in run.results().values()):
-            environment[OLDER_ROWS] = before.get(OLDER_ROWS) or measured_in(before)
-        # The run's bench.yaml is the first start's; what later ones said of the machine is only in here.
-        environment["machine"] |= before.get("machine", {}) | parse_machine(options.machine)
-        environment["earlier_commands"] = [*before.get("earlier_commands", []), before.get("command")]
-    run.write_environment(environment)
-    return run
+    options: Options,
+    config: Config,
+    target: Target,
+    cases: Sequence[Case],
+    environment: dict[str, Any],
+    console: Console,
+) -> Iterator[RunFolder]:
+    """A new run's folder, or the resumed one's, whose earlier `environment` is carried on; nobody else writes into it.
+
+    Raises ConfigError for a run that cannot be resumed, and where the disk takes no more.
+    """
+    run = RunFolder.create(config.output) if options.resume is None else RunFolder.resume(options.resume)
+    with writing(run.path):
+        if options.resume is None:
+            run.write_config(config.model_copy(update={"device": str(target), "output": config.output.resolve()}))
+        else:
+            _carry_on(run, options, config, cases, environment, console)
+        run.write_environment(environment)
+        yield run
+
+
+def _carry_on(
+    run: RunFolder,
+    options: Options,
+    config: Config,
+    cases: Sequence[Case],
+    environment: dict[str, Any],
+    console: Console,
+) -> None:
+    """Put into `environment` what the run says of its earlier rows. Raises ConfigError where it cannot go on here."""
+    assert options.resume is not None
+    for note in damages(run):
+        console.print(Text(f"Note: {note}", style="yellow"), soft_wrap=True)
+    before = run.read_environment()
+    check_machine(options.resume, before, environment)
+    check_measured_models(run, options.resume, config, cases)
+    kept = ("roofs", "measured_roofs", "wall_seconds")
+    environment |= {key: before[key] for key in kept if before.get(key)}
+    if not all(result.environment for result in run.results().values()):
+        environment[OLDER_ROWS] = before.get(OLDER_ROWS) or measured_in(before)
+    # The run's bench.yaml is the first start's; what later ones said of the machine is only in here.
+    environment["machine"] |= before.get("machine", {}) | parse_machine(options.machine)
+    environment["earlier_commands"] = [*before.get("earlier_commands", []), before.get("command")]
 
 
 def measure_cases(

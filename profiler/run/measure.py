@@ -21,6 +21,7 @@ from profiler.machine import describe, resolve_device
 from profiler.processes.forkserver import leaving_no_trace, libraries
 from profiler.results.reading import load
 from profiler.results.run_folder import RunFolder
+from profiler.results.run_lock import writing
 from profiler.run.command import measure_cases, quick_budget
 from profiler.run.example_inputs import Example, examples
 from profiler.run.named_models import named_entry, taken_by_module
@@ -96,7 +97,7 @@ def measure(
         )
         if quick:
             config = config.model_copy(update={"budget": quick_budget(config.budget)})
-        with leaving_no_trace():
+        with leaving_no_trace(), writing(run.path):
             interrupted = _run(run, config, _console(progress), report=output is not None)
         trim(default_root(), most)
         if interrupted:

@@ -1,0 +1,61 @@
+"""Keep a run's folder to the one process that measures into it, and tell readers of it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shlex
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from profiler.errors import PROGRAM, ConfigError
+from profiler.processes.file_lock import FileLock
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""A disk that takes no more: full, over quota or its largest file, read-only, broken."""
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Be the only process that writes into a run's folder.
+
+    Raises ConfigError where another one does, and where the disk takes no more: what the journal holds stays.
+    """
+    lock = FileLock(_file(folder))
+    since = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    if not lock.take(fcntl.LOCK_EX, {"pid": os.getpid(), "since": since}):
+        raise ConfigError(f"{folder}: {_words(lock)} measures into it; wait until that ends, or end it")
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise ConfigError(
+            f"{error.filename or folder}: {error.strerror}; the journal keeps what has been measured: make room, then "
+            f"go on with: {PROGRAM} --resume {shlex.quote(str(folder))}"
+        ) from None
+    finally:
+        lock.close()
+
+
+def writer(folder: Path) -> str | None:
+    """Which other process measures into the run's folder, like "process 7, since 2026-01-02 12:00 UTC,", if any."""
+    if not _file(folder).exists():
+        return None
+    lock = FileLock(_file(folder))
+    try:
+        return None if lock.take(fcntl.LOCK_SH) or lock.who().get("pid") == os.getpid() else _words(lock)
+    finally:
+        lock.close()
+
+
+def _file(folder: Path) -> Path:
+    return folder / "lock"
+
+
+def _words(lock: FileLock) -> str:
+    who = lock.who()
+    return f"process {who['pid']}, since {who['since']}," if {"pid", "since"} <= set(who) else "another process"
