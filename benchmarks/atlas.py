@@ -1,0 +1,272 @@
+"""Measure examples/atlas.yaml on all GPUs of a machine, prepared ahead on all of its cores, and write its page.
+
+    python benchmarks/atlas.py measure --output results/atlas     again after a cut-off: goes on where it was
+    python benchmarks/atlas.py page results/atlas/*/* --into docs/results/atlas
+
+Each GPU has its share of the models and of the cores. All of them prepare first, so that nothing else runs while they
+measure. The page needs timm, which knows the families.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from profiler.job.config import load_config
+from profiler.nvml import visible_gpus
+from profiler.results.run_folder import RunFolder
+from profiler.submit.cleaning import Cleaner, read_run, write_data
+from profiler.tables import numbers
+from profiler.tables.table import Table, figure, name, prose
+from profiler.tables.writers import markdown
+
+ROOT = Path(__file__).resolve().parents[1]
+MADE = "<!-- Made by benchmarks/atlas.py; do not edit. -->"
+OPERATOR = re.compile(
+    r"(?P<aten>aten[.:]+\w+)|an implementation for (?P<lacking>\w+)|while running (?P<running>\w+) node"
+)
+"""Where a reason names one: torch's, or ONNX Runtime's."""
+
+
+def main() -> None:
+    """Carry out the subcommand. Exits with 1 where a GPU's run did."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, dest="command")
+    given = commands.add_parser("measure")
+    given.add_argument("--job", type=Path, default=ROOT / "examples" / "atlas.yaml")
+    given.add_argument("--output", type=Path, default=Path("results/atlas"), help="a folder a device goes here")
+    given.add_argument("--devices", help="cuda:0,cuda:1 or cpu; all GPUs if left out")
+    given = commands.add_parser("page")
+    given.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
+    given.add_argument("--into", required=True, type=Path, metavar="FOLDER")
+    options = parser.parse_args()
+    if options.command == "page":
+        write_page(options.runs, families(), options.into)
+        return
+    devices = options.devices.split(",") if options.devices else [f"cuda:{n}" for n in range(len(visible_gpus()))]
+    if not devices:
+        sys.exit("atlas: no NVIDIA GPU answers here; give --devices cpu")
+    sys.exit(measure(options.job, options.output, devices))
+
+
+def measure(job: Path, output: Path, devices: Sequence[str]) -> int:
+    """Prepare all shares side by side, then measure them side by side; returns the largest exit code."""
+    models = [entry.name for entry in load_config(job).models]
+    only = {device: ",".join(f"model={each}" for each in share) for device, share in shares(models, devices).items()}
+    cores = shares(sorted(os.sched_getaffinity(0)), devices)
+    prepared = output / "prepared"
+    if not prepared.exists():
+        output.mkdir(parents=True, exist_ok=True)
+        common = [str(job), "--prepare", "--only"]
+        _side_by_side({device: [*common, only[device], "--device", device] for device in devices}, cores, output)
+        prepared.touch()
+    return _side_by_side({device: _measuring(job, output, device, only[device]) for device in devices}, cores, output)
+
+
+def shares(items: Sequence[Any], devices: Sequence[str]) -> dict[str, list[Any]]:
+    """Every device's part, in turn; of cores that are fewer than devices all."""
+    return {device: list(items[place :: len(devices)]) or list(items) for place, device in enumerate(devices)}
+
+
+def _measuring(job: Path, output: Path, device: str, only: str) -> list[str]:
+    """What measures a device's share, or goes on with it."""
+    folder = output / device.replace(":", "")
+    runs = sorted(path.parent for path in folder.glob("*/bench.yaml"))
+    start = ["--resume", str(runs[-1])] if runs else [str(job), "--output", str(folder)]
+    return [*start, "--device", device, "--only", only]
+
+
+def _side_by_side(commands: dict[str, list[str]], cores: dict[str, list[int]], output: Path) -> int:
+    """Run the profiler once a device, on that device's cores; what it prints is in `<device>.txt`."""
+    # Compiled code is kept where the measuring processes find it, too.
+    kept = {"TORCHINDUCTOR_CACHE_DIR": str((output / "inductor").resolve())}
+    running = []
+    for device, command in commands.items():
+        with (output / f"{device.replace(':', '')}.txt").open("a") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "profiler", *command],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**kept, **os.environ},
+                preexec_fn=partial(os.sched_setaffinity, 0, cores[device]),
+            )
+        running.append(process)
+    return max(process.wait() for process in running)
+
+
+def families() -> Callable[[str], str]:
+    """What says of a model's name in which of timm's families it is: the file that has it."""
+    from timm.models import _registry
+
+    known: dict[str, str] = _registry._model_to_module
+    return lambda model: known[model.partition(".")[0]]
+
+
+def write_page(folders: Sequence[Path], family_of: Callable[[str], str], into: Path) -> None:
+    """Write README.md, results.parquet and the job of the shares' runs."""
+    runs = [read_run(folder) for folder in folders]
+    clean = Cleaner(runs)
+    rows = clean.results(pl.concat([run.results for run in runs])).with_columns(
+        family=pl.col("model").map_elements(family_of, pl.String)
+    )
+    job = clean.job(runs[0].job)
+    into.mkdir(parents=True, exist_ok=True)
+    write_data(into, rows.drop("family"), clean.environment(runs[0].environment), {"bench.yaml": job})
+    (into / "README.md").write_text(page(rows, seconds_of(folders)))
+
+
+def seconds_of(folders: Sequence[Path]) -> pl.DataFrame:
+    """Wall seconds of each case by phase, as journals have them: columns engine, phase, seconds."""
+    results = [result for folder in folders for result in RunFolder(folder).results().values()]
+    return pl.DataFrame(
+        [(result.case_id.variant, phase, spent) for result in results for phase, spent in result.phases.items()],
+        schema={"engine": pl.String, "phase": pl.String, "seconds": pl.Float64},
+        orient="row",
+    )
+
+
+def page(rows: pl.DataFrame, seconds: pl.DataFrame) -> str:
+    """The page as Markdown; `rows` are results with the column family."""
+    models, of = rows["model"].n_unique(), rows["family"].n_unique()
+    first = rows.row(0, named=True)
+    ok = (rows["status"] == "ok").sum()
+    where = f"{first['gpu'] or first['cpu']}, {first['precision']}, batch {first['batch_size']}"
+    parts = [
+        MADE,
+        "# Atlas of timm",
+        f"{models} models of {of} of timm's families, with random weights: {where}. {ok} of {rows.height} cells were "
+        "measured. The data is in [results.parquet](results.parquet), the job in [bench.yaml](bench.yaml).",
+        *_section("How many run", passes(rows)),
+        *_section("Why some do not, by operator", failures(rows)),
+        *_section(
+            "The fastest runtime by family",
+            fastest(rows),
+            "Milliseconds of a call, the geometric mean over a family's models that ran in all of them; the ratio is "
+            "that of the second fastest to the fastest. A ratio below 1.02 is no difference.",
+        ),
+        *_section(
+            "Seconds that a cell took, by phase",
+            spent(seconds),
+            "Mean wall seconds of a cell's own process. Graphs and references were prepared ahead, and so was what "
+            "torch.compile keeps on disk: `build` is what it still has to do with that.",
+        ),
+        *_section("Every model", cells(rows), "Milliseconds of a call; without one the row's status."),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(title: str, table: Table, text: str = "") -> list[str]:
+    return [f"## {title}", *([text] if text else []), markdown(table).strip() if table.rows else "None."]
+
+
+def passes(rows: pl.DataFrame) -> Table:
+    """By engine how many cells are of each status."""
+    statuses = rows["status"].unique().sort().to_list()
+    counts = rows.group_by("variant", maintain_order=True).agg(
+        pl.len().alias("cells"),
+        *((pl.col("status") == status).sum().alias(status) for status in statuses),
+        share=(pl.col("status") == "ok").mean(),
+        static=pl.col("warnings").list.eval(pl.element().str.starts_with("static-graph")).list.any().sum(),
+    )
+    fields = [
+        name("Runtime", "variant"),
+        figure("Cells", "cells", numbers.whole),
+        *(figure(status, status, numbers.whole) for status in statuses),
+        figure("ok, %", "share", numbers.each(numbers.percent)),
+        figure("with a graph for this batch only", "static", numbers.whole),
+    ]
+    return Table("passes", "", counts, fields)
+
+
+def operator(reason: str) -> str:
+    """The operator that a reason names, else how it begins."""
+    if match := OPERATOR.search(reason):
+        return match[str(match.lastgroup)]
+    return re.split(r"[;.(]", re.sub(r"^model '[^']*': ", "", reason))[0][:80].strip()
+
+
+def failures(rows: pl.DataFrame) -> Table:
+    """What is not ok, by runtime and operator, with one whole reason."""
+    bad = rows.filter(pl.col("status") != "ok").with_columns(
+        pl.col("reason").fill_null(""), operator=pl.col("reason").fill_null("").map_elements(operator, pl.String)
+    )
+    groups = bad.group_by("variant", "status", "operator", maintain_order=True).agg(
+        pl.len().alias("cells"), pl.col("model").unique().sort().str.join(", "), pl.col("reason").first()
+    )
+    fields = [
+        name("Runtime", "variant"),
+        name("Status", "status"),
+        name("Operator", "operator"),
+        figure("Cells", "cells", numbers.whole),
+        prose("Models", "model"),
+        prose("A reason", "reason"),
+    ]
+    return Table("failures", "", groups.sort("cells", descending=True, maintain_order=True), fields)
+
+
+def _wide(rows: pl.DataFrame, index: Sequence[str]) -> tuple[pl.DataFrame, list[str]]:
+    """A row a model with each variant's latency, and the variants."""
+    variants = rows["variant"].unique(maintain_order=True).to_list()
+    ok = rows.with_columns(ms=pl.when(pl.col("status") == "ok").then("latency_ms"))
+    return ok.pivot("variant", index=index, values="ms", aggregate_function="median"), variants
+
+
+def fastest(rows: pl.DataFrame) -> Table:
+    """By family the geometric mean of each variant, over models that ran in all, the fastest, and by how much."""
+    wide, variants = _wide(rows, ["family", "model"])
+    means = (
+        wide.drop_nulls(variants)
+        .group_by("family")
+        .agg(pl.len().alias("models"), *(pl.col(variant).log().mean().exp() for variant in variants))
+        .with_columns(least=pl.min_horizontal(variants), ordered=pl.concat_list(variants).list.sort())
+    )
+    winner = pl.coalesce(pl.when(pl.col(v) == pl.col("least")).then(pl.lit(v)) for v in variants)
+    second = pl.col("ordered").list.get(1, null_on_oob=True)
+    table = means.with_columns(winner=winner, ratio=second / pl.col("least")).sort("winner", "family")
+    fields = [
+        name("Family", "family"),
+        figure("Models", "models", numbers.whole),
+        *(figure(variant, variant) for variant in variants),
+        name("Fastest", "winner"),
+        figure("Ratio", "ratio", numbers.each(lambda value: numbers.decimals(value, 2))),
+    ]
+    return Table("fastest", "", table, fields)
+
+
+def spent(seconds: pl.DataFrame) -> Table:
+    """By phase the mean seconds of a cell in each variant, and their sums."""
+    variants = seconds["engine"].unique(maintain_order=True).to_list()
+    cells_of = dict(seconds.filter(phase="open").group_by("engine").len().iter_rows())
+    sums = seconds.group_by("engine", "phase", maintain_order=True).agg(pl.col("seconds").sum())
+    means = sums.with_columns(pl.col("seconds") / pl.col("engine").replace_strict(cells_of, default=None))
+    wide = means.pivot("engine", index="phase", values="seconds")
+    total = wide.select(pl.lit("all").alias("phase"), *(pl.col(variant).sum() for variant in variants))
+    two = numbers.each(lambda value: numbers.decimals(value, 2))
+    fields = [name("Phase", "phase"), *(figure(variant, variant, two) for variant in variants)]
+    return Table("spent", "", pl.concat([wide.select(total.columns), total]), fields, totals=1)
+
+
+def cells(rows: pl.DataFrame) -> Table:
+    """A row a model."""
+    wide, variants = _wide(rows, ["family", "model"])
+    status = rows.pivot("variant", index="model", values="status", aggregate_function="first")
+    both = wide.join(status, on="model", suffix=" status")
+    shown = [
+        pl.col(v).map_elements(lambda value: numbers.ms([value])[0], pl.String).fill_null(pl.col(f"{v} status"))
+        for v in variants
+    ]
+    fields = [name("Family", "family"), name("Model", "model"), *(name(variant, variant) for variant in variants)]
+    return Table("cells", "", both.with_columns(shown).sort("family", "model"), fields)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The atlas: its job's shares, and its page made of rows by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import handmade
+import polars as pl
+
+from benchmarks.atlas import ROOT, operator, page, shares
+from profiler.job.config import load_config
+
+FAMILY = pl.col("model").str.split("_").list.first().alias("family")
+LACKING = "Fail: NOT_IMPLEMENTED: Could not find an implementation for Foo(20) node with name 'node_foo'"
+
+
+def test_the_job_has_the_names_and_every_device_a_share() -> None:
+    models = [entry.name for entry in load_config(ROOT / "examples" / "atlas.yaml").models]
+    assert len(set(models)) == len(models) >= 120
+    parts = shares(models, ["cuda:0", "cuda:1"])
+    assert sorted(name for part in parts.values() for name in part) == sorted(models)
+    assert shares([0], ["cuda:0", "cuda:1"]) == {"cuda:0": [0], "cuda:1": [0]}
+
+
+def test_a_reason_s_operator() -> None:
+    assert operator(LACKING) == "Foo"
+    assert operator("model 'm': the export failed: no conversion of aten.foo.default") == "aten.foo"
+    assert operator("model 'm': no luck (at all)") == "no luck"
+
+
+def test_the_page_says_what_fails_what_is_fastest_and_what_a_cell_took(tmp_path: Path) -> None:
+    rows = [
+        handmade.row(variant, "fp16", ms, model=model, gpu="H200", reason=None if ms else LACKING)
+        for model, times in {"a_1": (4.0, 1.0, 2.0), "a_2": (4.0, 4.0, 2.0), "b_1": (1.0, 3.0, None)}.items()
+        for variant, ms in zip(("eager", "compiled", "ort"), times, strict=True)
+    ]
+    results, _ = handmade.run(*rows)
+    seconds = pl.DataFrame(
+        [("eager", "open", 1.0), ("eager", "open", 2.0), ("eager", "load", 1.0), ("ort", "open", 0.5)],
+        schema=["engine", "phase", "seconds"],
+        orient="row",
+    )
+    text = page(results.with_columns(FAMILY), seconds)
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    assert ["ort", "3", "1", "2", "67", "0"] in lines
+    assert next(line for line in lines if line[2] == "Foo")[:5] == ["ort", "failed", "Foo", "1", "b_1"]
+    assert ["a", "2", "4.00", "2.00", "2.00", "compiled", "1.00"] in lines
+    assert ["all", "2.00", "0.50"] in lines
+    assert ["b", "b_1", "1.00", "3.00", "failed"] in lines
