@@ -22,7 +22,19 @@ if TYPE_CHECKING:
     import onnx
 
 SEED = 20240229
+SPACE = ("depth", "height", "width")
+"""What the last axes of an image or a volume are called."""
 Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class NamedAxis:
+    """An axis that a job measures at several sizes, from the least to the largest."""
+
+    axis: int
+    name: str
+    least: int
+    largest: int
 
 
 @dataclass(frozen=True)
@@ -41,10 +53,17 @@ class TensorSpec:
     """What it holds, where that is not drawn from a normal distribution: as in exporters/declared_inputs.py."""
     digest: str = ""
     """The sha256 of `data`."""
+    named: tuple[NamedAxis, ...] = field(default=(), repr=False)
+    """The axes whose sizes are others in other cases; in an export they stay free."""
 
     def at(self, batch: int) -> tuple[int, ...]:
         """Its shape at a batch size."""
         return tuple(batch if size == BATCH else int(size) for size in self.shape)
+
+    def end(self, batch: int, largest: bool) -> tuple[int, ...]:
+        """Its shape at a batch size and the least, or the largest, size of each named axis."""
+        ends = {each.axis: each.largest if largest else each.least for each in self.named}
+        return tuple(ends.get(axis, size) for axis, size in enumerate(self.at(batch)))
 
 
 def input_specs(source: ModelSource) -> list[TensorSpec]:
@@ -66,11 +85,31 @@ def input_specs(source: ModelSource) -> list[TensorSpec]:
     elif source.inputs:
         specs = _declared_specs(source, source.inputs)
     else:
-        return [TensorSpec("x", (BATCH, *_item_shape(source)), "float32")]
+        names = (BATCH, *named_axes(_item_shape(source)))
+        return [TensorSpec("x", sized(source, names), "float32", named=_named(source, names))]
     for spec in specs:
         if is_integer(spec.dtype) and not (spec.range or spec.fill or spec.data):
             raise ModelError(f"model {source.name!r}: {no_values(spec.name, spec.dtype)}")
     return specs
+
+
+def named_axes(item: Sequence[int]) -> tuple[int | str, ...]:
+    """The shape of an item with names for the sizes of an image, such as (3, "height", "width"), or of a volume."""
+    names = SPACE[-(len(item) - 1) :] if len(item) in (3, 4) else ()
+    return (*item[: len(item) - len(names)], *names)
+
+
+def sized(source: ModelSource, shape: Sequence[int | str]) -> tuple[int | str, ...]:
+    """The shape with numbers for the sizes that have names, all but the batch."""
+    item = _item_shape(source)
+    sizes = {str(size): number for size, number in zip(named_axes(item), item, strict=True)} | source.dimensions
+    return tuple(sizes.get(size, size) if isinstance(size, str) else size for size in shape)
+
+
+def _named(source: ModelSource, shape: Sequence[int | str]) -> tuple[NamedAxis, ...]:
+    """The axes that the job measures at several sizes."""
+    ranges = {axis: (size, *source.varied[size]) for axis, size in enumerate(shape) if size in source.varied}
+    return tuple(NamedAxis(axis, *each) for axis, each in ranges.items() if each[1] < each[2])
 
 
 def _item_shape(source: ModelSource) -> tuple[int, ...]:
@@ -104,9 +143,11 @@ def _declared_specs(source: ModelSource, declared: Sequence[DeclaredInput]) -> l
                 f"model {source.name!r}: input {name!r} has sizes that nobody gives: {', '.join(lacking)}; add "
                 f"`dimensions: {{{sizes}}}` next to inputs"
             )
-        sized = tuple(source.dimensions.get(size, size) if isinstance(size, str) else size for size in shape)
         dtype = each.dtype or ("float32" if found is None or found.dtype.kind in "fV" else str(found.dtype))
-        spec = TensorSpec(name, sized, dtype, each.place, each.range, each.fill, each.data)
+        own_sizes = tuple(source.dimensions.get(size, size) if isinstance(size, str) else size for size in shape)
+        spec = TensorSpec(
+            name, own_sizes, dtype, each.place, each.range, each.fill, each.data, named=_named(source, shape)
+        )
         specs.append(_checked_data(source, spec))
     return specs
 
@@ -386,7 +427,8 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
         kind = value.type.tensor_type.elem_type
         if kind in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
             raise ModelError(f"model {source.name!r}: input {value.name!r} of {path} is no tensor of numbers")
-        specs.append(TensorSpec(value.name, tuple(shape), str(onnx.helper.tensor_dtype_to_np_dtype(kind))))
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(kind))
+        specs.append(TensorSpec(value.name, tuple(shape), dtype, named=_named(source, sizes)))
     if unnamed:
         names = sorted(unnamed)
         example = ", ".join(f"{name}: 1" if name.isidentifier() else f'"{name}": 1' for name in names)

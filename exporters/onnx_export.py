@@ -78,8 +78,9 @@ class ExportError(ModelError):
 def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | None = None) -> Export:
     """Export a canonical network or a factory's model in the type that `precision` names: fp32, fp16 or bf16.
 
-    Its batch is symbolic; with `batch` the graph is for that size only, as some models can be exported only so. tf32
-    is the fp32 graph. The same model is exported once; concurrent calls wait for the first.
+    Its batch is symbolic, and so are the dimensions that the job varies (`source.varied`); with `batch` the graph is
+    for that size only, as some models can be exported only so. tf32 is the fp32 graph. The same model is exported once;
+    concurrent calls wait for the first.
 
     Raises ModelError for a model that cannot be loaded or exported, and for an ONNX file, which needs no export.
     """
@@ -105,6 +106,7 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | 
 def export_key(source: ModelSource, precision: str, batch: int | None = None) -> str:
     code = [file_sha256(Path(__file__).with_name(name)) for name in ("onnx_export.py", "calls.py", "inputs.py")]
     parts = [source_key(source), precision, str(OPSETS[precision]), *code, *([] if batch is None else [str(batch)])]
+    parts += [repr(source.varied)] if source.varied else []
     parts += [f"{package} {installed_version(package)}" for package in ("torch", "onnx", "onnxscript")]
     return key_of(*parts)
 
@@ -126,17 +128,16 @@ def write_onnx(
     # Two items, since torch.export specializes dimensions of size 1.
     items = [torch.from_numpy(array) for array in seeded_inputs(specs, batch or fixed_batch(specs) or 2)]
     example = tuple(item.to(dtype) if item.is_floating_point() else item for item in items)
-    free = torch.export.Dim(BATCH, min=1, max=MAX_BATCH)
-    shapes = tuple({spec.shape.index(BATCH): free} if BATCH in spec.shape else {} for spec in specs)
+    shapes = _free_axes(specs)
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    only = batch or fixed_batch(specs)
+    sizes = _free_sizes(specs, batch or fixed_batch(specs))
     try:
         with quiet(), flattened(model, specs) as outputs:
             program = to_program(
                 model,
                 example,
                 dynamo=True,
-                dynamic_shapes=None if only is not None else (shapes,),
+                dynamic_shapes=None if batch or not any(shapes) else (shapes,),
                 input_names=[spec.name for spec in specs],
                 opset_version=OPSETS[precision],
                 verbose=False,
@@ -151,17 +152,15 @@ def write_onnx(
             # Checks from the file, which knows no size limit; `full_check` infers shapes strictly.
             onnx.checker.check_model(str(path), full_check=True)
             if batch is None:
-                check_batch(specs, path)
+                check_free(specs, path)
     except Exception as error:
         for way, failure in tries(error):
-            print(
-                f"{way}, {'any batch' if only is None else f'batch {only} only'}: {sentence(failure)}", file=sys.stderr
-            )
+            print(f"{way}, {sizes}: {sentence(failure)}", file=sys.stderr)
         at = f" at batch size {batch}" if batch else ""
         raise ExportError(f"model {name!r}: the export to ONNX in {precision}{at} failed", at_fault(error)) from error
     # Kept by torch for its own tests (2.13); without it nobody knows.
     way = _WAYS.get(getattr(program, "_capture_strategy", ""), "torch.export")
-    return f"{way}, {'any batch' if only is None else f'batch {only} only'}"
+    return f"{way}, {sizes}"
 
 
 _WAYS = {"TorchExportNonStrictStrategy": "torch.export", "TorchExportStrictStrategy": "torch.export (strict)"}
@@ -211,14 +210,39 @@ def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> An
         return torch.onnx.export(model, example, **options)
 
 
-def check_batch(specs: Sequence[TensorSpec], path: Path) -> None:
-    """Raises ValueError where the batch became the example's: code that goes through items one by one does that."""
+def _free_axes(specs: Sequence[TensorSpec]) -> tuple[dict[int, Any], ...]:
+    """Of each input the axes that stay symbolic: the batch, and those that the job varies."""
+    import torch
+
+    batch = torch.export.Dim(BATCH, min=1, max=MAX_BATCH)
+    named = {
+        each.name: torch.export.Dim(each.name, min=each.least, max=each.largest)
+        for spec in specs
+        for each in spec.named
+    }
+    return tuple(
+        ({spec.shape.index(BATCH): batch} if BATCH in spec.shape else {})
+        | {each.axis: named[each.name] for each in spec.named}
+        for spec in specs
+    )
+
+
+def _free_sizes(specs: Sequence[TensorSpec], batch: int | None) -> str:
+    """For which sizes an export is, in words: "any batch, sequence 32 to 128"."""
+    named = dict.fromkeys(f"{each.name} {each.least} to {each.largest}" for spec in specs for each in spec.named)
+    return ", ".join([f"batch {batch} only" if batch else "any batch", *(named if batch is None else ())])
+
+
+def check_free(specs: Sequence[TensorSpec], path: Path) -> None:
+    """Raises ValueError where a free size became the example's: code that goes through items one by one does that."""
     shapes = {value.name: symbolic_shape(value) for value in graph_inputs(read_onnx(path).graph)}
     for spec in specs:
-        if BATCH in spec.shape and isinstance(shapes[spec.name][spec.shape.index(BATCH)], int):
-            raise ValueError(
-                f"the batch of {spec.name} cannot stay free: the model's code depends on it, as by a loop over items"
-            )
+        free = {spec.shape.index(BATCH): "batch"} if BATCH in spec.shape else {}
+        for axis, name in (free | {each.axis: each.name for each in spec.named}).items():
+            if isinstance(shapes[spec.name][axis], int):
+                raise ValueError(
+                    f"the {name} of {spec.name} cannot stay free: the model's code depends on it, as by a loop over it"
+                )
 
 
 def name_outputs(graph: Any, names: Sequence[str]) -> None:

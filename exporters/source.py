@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -105,7 +105,9 @@ class ModelSource:
     outputs: tuple[str | int, ...] = ()
     """Names or places of the outputs that are compared, of which training takes the first; none means all."""
     dimensions: dict[str, int] = field(default_factory=dict)
-    """Sizes of symbolic dimensions other than the batch, of an ONNX file or of `inputs`."""
+    """Sizes of symbolic dimensions other than the batch, of an ONNX file or of `inputs`; height and width of images."""
+    varied: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By dimension that a job measures at several sizes the least and the largest: one graph is exported for all."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the architecture or of the factory."""
     calibration: Path | None = None
@@ -125,6 +127,16 @@ class ModelSource:
         return "factory" if self.factory is not None else "canonical"
 
     @property
+    def shape(self) -> dict[str, int]:
+        """The sizes that it has here of the dimensions that the job varies."""
+        return {name: self.dimensions[name] for name in self.varied}
+
+    @property
+    def subject(self) -> str:
+        """What is prepared: the model, or the model at a shape, like "bert/sequence=128"."""
+        return "/".join([self.name, *shape_words(self.shape)])
+
+    @property
     def own_graph(self) -> Path | None:
         """The user's .onnx file at fp32, or as it is; None of a model whose graphs are exported."""
         return self.onnx or self.graphs.get("fp32")
@@ -133,6 +145,11 @@ class ModelSource:
     def catalog_name(self) -> str | None:
         """What the catalog calls the canonical network; None of another model."""
         return (self.network or self.name) if self.kind == "canonical" else None
+
+
+def shape_words(shape: Mapping[str, int]) -> list[str]:
+    """Like ["height=224", "width=224"], as ids have them."""
+    return [f"{name}={size}" for name, size in shape.items()]
 
 
 class ModelError(Exception):

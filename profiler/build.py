@@ -250,7 +250,7 @@ def _build_all(
     prepared = prepare_graphs([task.case for task in tasks], budget, logs, (), display.preparing, "--timeout")
     outcomes = []
     for number, task in enumerate(tasks):
-        of_model = prepared[task.case.model]
+        of_model = prepared[task.case.subject]
         why_not = failure(task.case, of_model)
         if why_not is not None:
             outcomes.append(why_not)

@@ -31,6 +31,14 @@ class Run:
         ),
     ] = None
     batch: Annotated[str | None, Option(help="Of a model: batch sizes, such as 1,16")] = None
+    shapes: Annotated[
+        Sequence[str],
+        Option(
+            metavar="NAME=SIZES",
+            help="Of a model: sizes of a dimension of its inputs, such as sequence=32,128 or height=224,448; may be "
+            "repeated",
+        ),
+    ] = ()
     precision: Annotated[str | None, Option(help="Of a model: number formats, such as fp32,fp16")] = None
     engine: Annotated[
         Sequence[str], Option(help="Of a model: presets, such as eager,ort (profiler engines); may be repeated")

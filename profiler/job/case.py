@@ -60,8 +60,8 @@ MARKS = {Role.SWEEP: "sweep=batch", Role.PROBE: "probe=largest"}
 class CaseId:
     """What tells a case apart from the others of its run; as text like `resnet50/ort-tuned/inference/fp16/b16/r0`.
 
-    `setting` is whatever else distinguishes it, such as "optimizer=sgd/head=logits"; empty for nothing. In the text it
-    follows after the replicate, and then the role's mark.
+    `setting` is whatever else distinguishes it, such as "optimizer=sgd/head=logits" or "sequence=128"; empty for
+    nothing. In the text it follows after the replicate, and then the role's mark.
     """
 
     model: str
@@ -145,6 +145,16 @@ class Case:
         """Whether speed-ups are relative to this case."""
         relative = self.role is not Role.PROBE and self.reference is None
         return relative and is_base(self.variant, self.precision, self.source.kind)
+
+    @property
+    def subject(self) -> str:
+        """What is prepared for it: the model, or the model at its shape."""
+        return self.source.subject
+
+    @property
+    def shape(self) -> Mapping[str, int]:
+        """The sizes of the dimensions that the job varies besides the batch."""
+        return self.source.shape
 
     @property
     def calibrated(self) -> bool | None:

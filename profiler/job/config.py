@@ -137,6 +137,8 @@ def _device(device: str) -> str:
 
 Count = Annotated[int, Field(gt=0)]
 BatchSizes = Annotated[list[Count], Field(min_length=1)]
+Shapes = dict[str, BatchSizes]
+"""By named dimension the sizes at which a model is measured."""
 Passes = list[Annotated[Pass, _word(PASSES, "pass")]]
 Precision = Annotated[str, _word([p for p in PRECISIONS if p != "native"], "precision")]
 Variant = Annotated[str, _word(("fp16", "bf16", "int8"), "precision")]
@@ -173,6 +175,8 @@ class ModelEntry(_Strict):
     outputs: list[str | int] = []
     """Those that are compared, of which training takes the first, by name or place."""
     dimensions: dict[str, Count] = {}
+    shapes: Shapes | None = None
+    """In place of the job's."""
     options: dict[str, Any] = {}
     calibration: Annotated[BelowYaml, AfterValidator(_folder_of_arrays)] | None = None
     """A folder of inputs, as .npy files, from which int8 takes its ranges."""
@@ -247,14 +251,12 @@ class ModelEntry(_Strict):
             if is_integer(each.dtype or "") and not (each.range or each.fill or each.data):
                 raise mistake(no_values(name, str(each.dtype)), "inputs", *each.place)
         sizes = symbols(declared)
-        if lacking := [size for size in sizes if size not in self.dimensions]:
-            example = ", ".join(f"{size}: 128" for size in lacking)
-            raise mistake(f"{', '.join(lacking)} has no size; give dimensions: {{{example}}}", "inputs")
         if strays := [name for name in self.dimensions if name not in sizes]:
             raise mistake(f"no input has a dimension {strays[0]}{nearest(strays[0], sizes)}", "dimensions", strays[0])
 
     def source(self) -> ModelSource:
-        data = self.model_dump(exclude={"input", "inputs", "outputs", "batch_sizes", "reference", "variants"})
+        others = {"input", "inputs", "outputs", "batch_sizes", "shapes", "reference", "variants"}
+        data = self.model_dump(exclude=others)
         data["graphs"] = dict(self.variants)
         if self.onnx and not self.is_file:
             data |= {"onnx": None, "graphs": {"fp32": self.onnx, **self.variants}}
@@ -385,6 +387,8 @@ class Config(_Strict):
     passes: Annotated[Passes, Field(min_length=1)] = ["inference"]
     precisions: Annotated[list[Precision], Field(min_length=1)] = ["fp32"]
     batch_sizes: BatchSizes = [1]
+    shapes: Shapes = {}
+    """By named dimension of the inputs the sizes that are measured, every combination; of a model those that it has."""
     training: TrainingEntry = TrainingEntry()
     largest_batch: LargestBatch | None = None
     published: Annotated[str, _word(STUDIES, "published benchmark")] | None = None
@@ -445,6 +449,20 @@ class Config(_Strict):
             reference = self.reference_of(entry)
             if reference is not None and reference.reference is not None:
                 raise mistake(f"{entry.reference} has a reference itself; name the model that is compared with", *place)
+        return self
+
+    @model_validator(mode="after")
+    def _sizes(self) -> Config:
+        """Every named size of a factory's inputs has numbers, from the model or from the job."""
+        for number, entry in enumerate(self.models):
+            given = {**entry.dimensions, **(self.shapes if entry.shapes is None else entry.shapes)}
+            declared = declared_inputs(entry.inputs) if entry.factory and entry.inputs is not None else ()
+            if lacking := [size for size in symbols(declared) if size not in given]:
+                example = ", ".join(f"{size}: 128" for size in lacking)
+                text = f"{', '.join(lacking)} has no size; give dimensions: {{{example}}}"
+                raise mistake(f"{text}, or shapes: {{{lacking[0]}: [128, 512]}}", "models", number, "inputs")
+        if "batch" in self.shapes:
+            raise mistake("the sizes of the batch are in batch_sizes", "shapes", "batch")
         return self
 
     @model_validator(mode="after")

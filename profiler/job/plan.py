@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
@@ -12,6 +12,8 @@ from engines.catalog import ENGINES, PLAIN, PRESETS, Device, Training, unsupport
 from engines.requirements import explain, missing
 from exporters.catalog import network_of
 from exporters.onnx_files import not_made, precisions_of
+from exporters.shapes import at_shape
+from exporters.source import ModelSource, shape_words
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, Role
 from profiler.job.conditions import Filter
@@ -52,6 +54,10 @@ def make_plan(config: Config, device: Device, only: Filter | None = None, capabi
 
 
 def _why_twice(config: Config) -> str:
+    for entry in config.models:
+        for name, sizes in (entry.shapes or {}).items():
+            if doubled := [size for size in sizes if sizes.count(size) > 1]:
+                return f"shapes: {name} has {doubled[0]} twice; keep one"
     for key in ("batch_sizes", "precisions", "passes", "training.optimizers"):
         values = config.training.optimizers if key == "training.optimizers" else getattr(config, key)
         twice = next((value for value in values if values.count(value) > 1), None)
@@ -89,10 +95,14 @@ def estimate_total(cases: Sequence[Case], budget: Budget) -> float:
 
 def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capability: str | None) -> Iterator[Case]:
     """The cells of one model or layer, of the first replicate."""
-    source, reference = entry.source(), config.reference_of(entry)
-    precisions = precisions_of(source, config.precisions)
-    trainings = config.training.settings(entry.name) if source.layer is None else [_LAYERS]
-    for batch_size, pass_, precision in product(entry.batch_sizes or config.batch_sizes, config.passes, precisions):
+    of_job, reference = entry.source(), config.reference_of(entry)
+    precisions = precisions_of(of_job, config.precisions)
+    trainings = config.training.settings(entry.name) if of_job.layer is None else [_LAYERS]
+    varied = (entry.shapes or {}) if isinstance(entry, ModelEntry) else {}
+    shapes = [dict(zip(varied, sizes, strict=True)) for sizes in product(*varied.values())]
+    batches = entry.batch_sizes or config.batch_sizes
+    for shape, batch_size, pass_, precision in product(shapes, batches, config.passes, precisions):
+        source = at_shape(of_job, shape, varied)
         for engine_entry, training in product(config.engines, trainings if pass_ == "training" else [PLAIN]):
             engine, options, reason = _resolve(engine_entry, device)
             reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind, capability)
@@ -112,12 +122,18 @@ def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capab
                 replicate=0,
                 source=source,
                 options=options,
-                setting=_setting(config, training),
+                setting="/".join(filter(None, [_setting(config, training), *shape_words(shape)])),
                 role=Role.SWEEP if config.kind == "minibatch" else Role.CELL,
                 training=training,
                 unsupported=reason,
-                reference=reference.source() if reference else None,
+                reference=_at_same_shape(reference, shape) if reference else None,
             )
+
+
+def _at_same_shape(reference: ModelEntry, shape: Mapping[str, int]) -> ModelSource:
+    """The model that is compared with, at these sizes of the dimensions that it has."""
+    varied = reference.shapes or {}
+    return at_shape(reference.source(), {name: size for name, size in shape.items() if name in varied}, varied)
 
 
 def _setting(config: Config, training: Training) -> str:

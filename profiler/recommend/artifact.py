@@ -134,9 +134,11 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
     onnx = built = None
     with libraries(), open_display(console) as display:
         why = "what would be exported is not what was measured"
-        check_models(RunFolder(Path(run.address)), {case.model: case.source}, folders, Budget(), logs, "--export", why)
+        check_models(
+            RunFolder(Path(run.address)), {case.subject: case.source}, folders, Budget(), logs, "--export", why
+        )
         if engine.needs == "onnx":
-            prepared = prepare_graphs([case], Budget(), logs, folders, display.preparing)[case.model]
+            prepared = prepare_graphs([case], Budget(), logs, folders, display.preparing)[case.subject]
             if why_not := failure(case, prepared):
                 raise _not_made(why_not)
             onnx = prepared.graph(case.precision, case.batch_size)

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from engines.base import Proof, Warning
 from engines.catalog import ENGINES
+from exporters.source import shape_words
 from profiler.job.case import Case, CaseId
 from profiler.processes.messages import Outcome, Status
 from profiler.stats import samples as statistics
@@ -181,6 +182,7 @@ class Result:
             "network": case.source.catalog_name,
             "extra": case.id.extra or None,
             "setting": case.setting,
+            "shape": "/".join(shape_words(case.shape)) or None,
             "role": case.role,
             "is_base": case.is_base,
             "reference_model": case.reference.name if case.reference else None,

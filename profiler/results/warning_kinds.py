@@ -166,7 +166,7 @@ _KINDS = (
     WarningKind(
         "static-graph",
         "S",
-        "the model could be exported for one batch size at a time only; the column warnings says why",
+        "the model could be exported for one batch size or one shape at a time only; the column warnings says why",
     ),
     WarningKind("calibration", "k", "int8 was calibrated on seeded data, so its accuracy says nothing", doubts="error"),
     WarningKind("unproven", "?", "the types in which convolutions and products ran could not be seen", doubts="error"),

@@ -55,6 +55,7 @@ from profiler.run.prepare import cache_limit
 from profiler.run.progress import open_display
 from profiler.run.resume import check_machine, check_measured_models
 from profiler.run.runner import Runner, is_done
+from profiler.run.shapes import with_shapes
 from profiler.run.summary import print_results
 from profiler.tables.numbers import counted
 
@@ -75,7 +76,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     configs = [job.read(kind) for kind in DEVICE_BLOCKS]
     with libraries(_modules(configs)) as facts:
         target = resolve_device(job.device, facts)
-        config = job.read(target.kind, target.compute_capability)
+        config = with_shapes(job.read(target.kind, target.compute_capability))
         require(config.published)
         cases = make_plan(config, target.kind, only, target.compute_capability)
         if job.model is not None:

@@ -48,7 +48,7 @@ def look_at_models(cases: Sequence[Case], budget: Budget, path: tuple[str, ...],
     `path`.
     """
     runnable, limit = [case for case in cases if case.unsupported is None], min(_SECONDS, budget.build_timeout)
-    quantized = {case.model for case in runnable if case.precision == "int8"}
+    quantized = {case.subject for case in runnable if case.precision == "int8"}
     references, sources = models_of(runnable)
     unknown = {model: source for model, source in sources.items() if not _is_known(source)}
     calls = [
@@ -68,9 +68,9 @@ def look_at_models(cases: Sequence[Case], budget: Budget, path: tuple[str, ...],
         model: Look(Prepared(tuple(input_specs(source)))) for model, source in sources.items() if model not in looks
     }
     for model, reference in references.items():
-        own, other = looks[model], looks[reference.name]
+        own, other = looks[model], looks[reference.subject]
         if not own.unseen and not other.unseen:
-            looks[model] = replace(own, prepared=compared(model, own.prepared, reference.name, other.prepared))
+            looks[model] = replace(own, prepared=compared(model, own.prepared, reference.subject, other.prepared))
     return looks
 
 
@@ -153,7 +153,7 @@ def _look(outcome: Outcome, as_in_a_run: bool) -> Look:
 def _refusal(case: Case, looks: Mapping[str, Look], budget: Budget) -> tuple[Status, str] | None:
     if case.unsupported is not None:
         return "unsupported", case.unsupported
-    prepared = looks[case.model].prepared
+    prepared = looks[case.subject].prepared
     if why := failure(case, prepared):
         return why.status, str(why.reason)
     try:

@@ -22,7 +22,7 @@ class Example:
 
     On the command line shape and type may be left out, where the model knows them."""
 
-    item: tuple[int, ...] | None
+    item: tuple[int | str, ...] | None
     batch: int | None = None
     dtype: str = "float32"
     values: Any = field(default=None, compare=False, repr=False)

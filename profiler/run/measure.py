@@ -28,6 +28,7 @@ from profiler.run.named_models import named_entry, taken_by_module
 from profiler.run.prepare import cache_limit
 from profiler.run.progress import open_display
 from profiler.run.runner import Runner
+from profiler.run.shapes import with_shapes
 
 
 def measure(
@@ -37,6 +38,7 @@ def measure(
     engines: Sequence[str | dict[str, Any]] = ("eager", "ort"),
     precisions: Sequence[str] = ("fp32",),
     batch_sizes: Sequence[int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
     passes: Sequence[str] = ("inference",),
     device: str = "auto",
     replicates: int = 1,
@@ -56,7 +58,8 @@ def measure(
     without symbolic ones and integers it needs none. A network known by name has its own.
 
     `engines`, `precisions`, `passes`, `replicates`, `device` and `budget` are what docs/config.md says of a job's keys,
-    an engine with options a dict. `batch_sizes` is the example's batch, or 1, if left out. `quick` is a fraction of the
+    an engine with options a dict. `batch_sizes` is the example's batch, or 1, if left out; `shapes` sizes of named
+    dimensions, such as {"height": [224, 448]}. `quick` is a fraction of the
     sampling time. `name` is what the rows call the model.
 
     Each case is measured in a process of its own, which gets a copy of the module: in eval mode for inference, in fp32
@@ -87,6 +90,7 @@ def measure(
                 "engines": _listed(engines),
                 "precisions": _listed(precisions),
                 "batch_sizes": [example.batch or 1] if batch_sizes is None else _listed(batch_sizes),
+                "shapes": {name: _listed(sizes) for name, sizes in (shapes or {}).items()},
                 "passes": _listed(passes),
                 "device": device,
                 "replicates": replicates,
@@ -113,6 +117,7 @@ def measure(
 def _run(run: RunFolder, config: Config, console: Console, report: bool) -> bool:
     """Measure every case of the job into the run's folder; returns whether that was interrupted."""
     with libraries() as facts:
+        config = with_shapes(config)
         target = resolve_device(config.device, facts)
         cases = make_plan(config, target.kind, capability=target.compute_capability)
         environment = describe(target, facts) | {"machine": {}}

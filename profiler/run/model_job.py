@@ -45,11 +45,19 @@ _OPTIONS: Mapping[Location, str] = {
     ("passes",): "--pass",
     ("precisions",): "--precision",
     ("batch_sizes",): "--batch",
+    ("shapes",): "--shapes",
     ("device",): "--device",
 }
 """By place in a job the option that fills it."""
 _FORM = "[name=]shape[:dtype[:values]], such as 3,224,224 or ids=128:int64:0,30522"
-_FLAGS = {"--batch": "batch", "--precision": "precision", "--engine": "engine", "--pass": "pass_", "--input": "inputs"}
+_FLAGS = {
+    "--batch": "batch",
+    "--shapes": "shapes",
+    "--precision": "precision",
+    "--engine": "engine",
+    "--pass": "pass_",
+    "--input": "inputs",
+}
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class ModelJob:
         job = {"suite": self._entry["name"], **usual, "budget": _BUDGET, **self.given, **more}
         if "engines" not in job:
             job["engines"] = [preset.name for preset in self._usual_presets(job, device, capability)[0]]
-        keys = ("models", "engines", "passes", "precisions", "batch_sizes")
+        keys = ("models", "engines", "passes", "precisions", "batch_sizes", "shapes")
         in_order = {key: job.pop(key) for key in keys if key in job}
         return config_of(in_order | job, self.typed)
 
@@ -130,11 +138,13 @@ def model_job(word: str, options: Options) -> ModelJob:
     entry = {key: value for key, value in named_entry(word, given, Path(), "--input").items() if value}
     if word in CATALOG:
         del entry["network"]
-    fixed = _check_graph(entry, options.batch) if "onnx" in entry else None
+    shapes = _shapes(options.shapes)
+    fixed = _check_graph(entry, options.batch, shapes) if "onnx" in entry else None
     if "onnx" in entry and options.precision and not is_float32(entry["onnx"]):
         why = f"{word} is not float32 throughout, so that it runs as it is, with its own types; leave it out"
         raise ConfigError(f"--precision {options.precision}: {why}")
-    lists = {
+    lists: dict[str, Any] = {
+        "shapes": shapes or None,
         "engines": [name for text in options.engine for name in _words(text)] or None,
         "passes": None if options.pass_ is None else _words(options.pass_),
         "precisions": None if options.precision is None else _words(options.precision),
@@ -196,6 +206,17 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def _shapes(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """ "sequence=32,128" as sizes by name. Raises ConfigError."""
+    shapes: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, sizes = (part.strip() for part in text.partition("="))
+        if not equals or not name or not _words(sizes):
+            raise ConfigError(f"--shapes {text}: is not of the form NAME=SIZES, such as sequence=32,128")
+        shapes.setdefault(name, []).extend(int(word) if word.isdigit() else word for word in _words(sizes))
+    return shapes
+
+
 def _check_source(word: str) -> None:
     """Raises ConfigError for a library that is not installed, and for a source's name that is misspelt."""
     prefix, colon, name = word.partition(":")
@@ -232,11 +253,11 @@ def _input(text: str) -> tuple[str | None, Example]:
     sizes = _words(shape)
     if sizes[:1] == [BATCH]:
         sizes = sizes[1:]
-    if (equals and not name) or not all(size.isdigit() and int(size) for size in sizes):
+    if (equals and not name) or not all(int(size) if size.isdigit() else size.isidentifier() for size in sizes):
         raise ConfigError(f"--input {text}: is not of the form {_FORM}; the batch is left out, and comes first")
     if dtype and dtype not in DTYPES:
         raise ConfigError(f"--input {text}: unknown type '{dtype}'{nearest(dtype, DTYPES)}")
-    item = tuple(map(int, sizes)) if shape else None
+    item = tuple(int(size) if size.isdigit() else size for size in sizes) if shape else None
     return name.strip() or None, Example(item, dtype=dtype, held=_held(text, values) if values else {})
 
 
@@ -278,17 +299,19 @@ def _integers(typed: str, dtype: str) -> str:
     return f"{typed}:{dtype}:{'lengths' if 'mask' in typed else '0,1000'}"
 
 
-def _check_graph(entry: Mapping[str, Any], batch: str | None) -> int | None:
+def _check_graph(entry: Mapping[str, Any], batch: str | None, varied: Mapping[str, Sequence[Any]]) -> int | None:
     """The only batch size of an ONNX file, or None if it is free. Raises ConfigError where more must be said of it."""
     import onnx
 
     from exporters.inputs import batch_symbols, fixed_batch, graph_inputs, graph_specs, read_onnx, symbolic_shape
 
-    path, sizes, held = entry["onnx"], entry.get("dimensions", {}), entry.get("inputs", {})
+    path, held = entry["onnx"], entry.get("inputs", {})
     try:
         inputs = graph_inputs(read_onnx(path).graph)
         shapes = {value.name: symbolic_shape(value) for value in inputs}
         batches, lacking = batch_symbols(shapes), []
+        symbols = {size for shape in shapes.values() for size in shape}
+        sizes = {**entry.get("dimensions", {}), **{name: own[0] for name, own in varied.items() if name in symbols}}
         for value in inputs:
             free = [s for s in shapes[value.name] if isinstance(s, str) and s not in batches and s not in sizes]
             dtype = str(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
@@ -300,7 +323,7 @@ def _check_graph(entry: Mapping[str, Any], batch: str | None) -> int | None:
             raise ConfigError(
                 f"{path.name}: sizes or values of its inputs are not known; for example {' '.join(lacking)}"
             )
-        fixed = fixed_batch(graph_specs(ModelSource(entry["name"], onnx=path, dimensions=dict(sizes)), path))
+        fixed = fixed_batch(graph_specs(ModelSource(entry["name"], onnx=path, dimensions=sizes), path))
     except ModelError as error:
         raise ConfigError(str(error)) from None
     if fixed is not None and batch is not None and _words(batch) != [str(fixed)]:

@@ -24,7 +24,7 @@ from profiler.job.case import Budget, Case, Role
 from profiler.machine import available_memory_mib, usable_cores
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_all
-from profiler.worker.task import Prepared, graph_of, has_checked_gradients, own_graphs, static_graph
+from profiler.worker.task import Prepared, graph_of, graphs_of, has_checked_gradients, own_graphs, static_graph
 
 Key = TypeVar("Key", bound=Hashable)
 Tick = Callable[[str, int, int], None]
@@ -61,7 +61,7 @@ def prepare(
     stages = _Stages(sources, budget, logs, path, tick)
     prepared = stages.models()
     for name, reference in references.items():
-        prepared[name] = compared(name, prepared[name], reference.name, prepared[reference.name])
+        prepared[name] = compared(name, prepared[name], reference.subject, prepared[reference.subject])
     stages.exports(runnable, prepared)
     # After the exports, which show what of a model reaches an output.
     stages.costs(runnable, prepared)
@@ -70,9 +70,10 @@ def prepare(
 
 
 def models_of(cases: Sequence[Case]) -> tuple[dict[str, ModelSource], dict[str, ModelSource]]:
-    """By model what its errors are relative to, where that is another model; and by name all models that it takes."""
-    references = {case.model: case.reference for case in cases if case.reference}
-    return references, {each.name: each for each in references.values()} | {case.model: case.source for case in cases}
+    """By subject what its errors are relative to, where that is another model; and all subjects that it takes."""
+    references = {case.subject: case.reference for case in cases if case.reference}
+    named = {each.subject: each for each in references.values()}
+    return references, named | {case.subject: case.source for case in cases}
 
 
 def prepare_graphs(
@@ -82,7 +83,7 @@ def prepare_graphs(
 
     `option` is what the user raises to give an export longer; None is the job's budget.
     """
-    sources = {case.model: case.source for case in cases}
+    sources = {case.subject: case.source for case in cases}
     prepared = {name: Prepared(onnx=own_graphs(source)) for name, source in sources.items()}
     _Stages(sources, budget, logs, path, tick, option).exports(cases, prepared)
     return prepared
@@ -97,7 +98,8 @@ def identities(
 
 @dataclass(frozen=True)
 class _Stages:
-    """The stages of preparing `sources`, the models by name; each runs a process a thing, side by side."""
+    """The stages of preparing `sources`: the models by name, each shape of one by itself (`ModelSource.subject`). Each
+    runs a process a thing, side by side."""
 
     sources: dict[str, ModelSource]
     budget: Budget
@@ -128,29 +130,47 @@ class _Stages:
     def exports(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
         """The graphs that the cases' engines need; int8's are made of fp32's."""
         needed = dict.fromkeys(
-            (case.model, graph_of(case.precision))
+            (case.subject, graph_of(case.precision))
             for case in cases
-            if ENGINES[case.engine].needs == "onnx" and _lacks(prepared[case.model], graph_of(case.precision))
+            if ENGINES[case.engine].needs == "onnx" and _lacks(prepared[case.subject], graph_of(case.precision))
         )
         quantized = [name for name, graph in needed if graph == "int8"]
         floats = [key for key in needed if key[1] != "int8"]
         floats += [(name, "fp32") for name in quantized if _lacks(prepared[name], "fp32")]
         self._export(dict.fromkeys(floats), prepared, "exports to ONNX")
+        self._export_by_shape(prepared)
         self._export_by_batch(cases, prepared)
         for name in quantized:
-            if "fp32" in prepared[name].failures:
+            if prepared[name].graph("fp32", 0) is None and "fp32" in prepared[name].failures:
                 _fail(prepared, name, "int8", prepared[name].failures["fp32"])
         ready = [(name, "int8") for name in quantized if "int8" not in prepared[name].failures]
         self._export(ready, prepared, "graphs quantized to int8")
 
+    def _export_by_shape(self, prepared: dict[str, Prepared]) -> None:
+        """A graph a shape, of the models whose export with all sizes free failed."""
+        calls: dict[tuple[str, str], Call] = {}
+        for name, model in prepared.items():
+            source = self.sources[name]
+            failed_ = [g for g, why in model.failures.items() if why.status == "failed" and g not in ("model", "int8")]
+            if failed_ and any(least < largest for least, largest in source.varied.values()) and not source.own_graph:
+                self.sources[name] = replace(source, varied={})
+                calls |= {(name, g): self._call("prepare_export", f"export-{name}-{g}", name, g, None) for g in failed_}
+        for (name, graph), outcome in self._run(calls, "exports to ONNX, each for a shape").items():
+            if outcome.status == "ok":
+                prepared[name] = _with_graph(prepared[name], static_graph(graph), outcome.value)
+            else:
+                tries = f"{prepared[name].failures[graph].reason}; for this shape only: {failed(outcome).reason}"
+                _fail(prepared, name, graph, replace(failed(outcome), reason=tries))
+
     def _export_by_batch(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
         """A graph a batch size, of the models whose export with a free one failed."""
         needed = dict.fromkeys(
-            (case.model, graph_of(case.precision), case.batch_size)
+            (case.subject, graph_of(case.precision), case.batch_size)
             for case in cases
             if ENGINES[case.engine].needs == "onnx"
             and case.role is Role.CELL
-            and prepared[case.model].failures.get(graph_of(case.precision), _OK).status == "failed"
+            and prepared[case.subject].failures.get(graph_of(case.precision), _OK).status == "failed"
+            and prepared[case.subject].graph(case.precision, case.batch_size) is None
             and graph_of(case.precision) != "int8"
             and case.source.own_graph is None
         )
@@ -163,20 +183,25 @@ class _Stages:
                 _fail(prepared, name, key, _neither(name, graph, batch, old.failures[graph], failed(outcome)))
 
     def _export(self, graphs: Iterable[tuple[str, str]], prepared: dict[str, Prepared], what: str) -> None:
-        """One process a model and graph."""
+        """One process a model and graph; the shapes of a model share one, which is exported at the first of them."""
+        sharing: dict[tuple[str, str], list[str]] = {}
+        for name, graph in graphs:
+            own = name if graph == "int8" else self.sources[name].name
+            sharing.setdefault((own, graph), []).append(name)
         calls = {
-            (name, graph): self._call("prepare_export", f"export-{name}-{graph}", name, graph, None)
-            for name, graph in graphs
+            (*names, graph): self._call("prepare_export", f"export-{names[0]}-{graph}", names[0], graph, None)
+            for (_, graph), names in sharing.items()
         }
-        for (name, graph), outcome in self._run(calls, what).items():
-            if outcome.status == "ok":
-                prepared[name] = _with_graph(prepared[name], graph, outcome.value)
-            else:
-                _fail(prepared, name, graph, failed(outcome))
+        for (*names, graph), outcome in self._run(calls, what).items():
+            for name in names:
+                if outcome.status == "ok":
+                    prepared[name] = _with_graph(prepared[name], graph, outcome.value)
+                else:
+                    _fail(prepared, name, graph, failed(outcome))
 
     def costs(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
         """FLOPs and bytes; a model that hangs while it is counted is measured all the same."""
-        trained = {case.model for case in cases if case.pass_ == "training"}
+        trained = {case.subject for case in cases if case.pass_ == "training"}
         to_input = _with_input_gradient(cases)
         calls = {
             name: self._call(
@@ -204,8 +229,8 @@ class _Stages:
         """What the first training step gives; a model of which that cannot be had is measured all the same."""
         needed: dict[tuple[str, str, int], list[Case]] = {}
         for case in cases:
-            if has_checked_gradients(case) and "model" not in prepared[case.model].failures:
-                key = case.model, case.training.head, reference_items(case.batch_size)
+            if has_checked_gradients(case) and "model" not in prepared[case.subject].failures:
+                key = case.subject, case.training.head, reference_items(case.batch_size)
                 needed.setdefault(key, []).append(case)
         calls, to_input = {}, _with_input_gradient(cases)
         for (name, head, items), own in needed.items():
@@ -242,7 +267,7 @@ class _Stages:
 
 def _with_input_gradient(cases: Sequence[Case]) -> set[str]:
     """Models whose training goes on to the gradient of the input; a job says so of all of a model's cases."""
-    return {case.model for case in cases if case.training.input_gradient}
+    return {case.subject for case in cases if case.training.input_gradient}
 
 
 def failure(case: Case, prepared: Prepared) -> Outcome | None:
@@ -251,8 +276,8 @@ def failure(case: Case, prepared: Prepared) -> Outcome | None:
         return prepared.failures["model"]
     if ENGINES[case.engine].needs != "onnx" or prepared.graph(case.precision, case.batch_size) is not None:
         return None
-    graph = graph_of(case.precision)
-    return prepared.failures.get(static_graph(graph, case.batch_size)) or prepared.failures.get(graph)
+    names = reversed(graphs_of(case.precision, case.batch_size))
+    return next((prepared.failures[name] for name in names if name in prepared.failures), None)
 
 
 def compared(name: str, own: Prepared, other: str, its: Prepared) -> Prepared:

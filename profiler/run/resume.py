@@ -52,7 +52,7 @@ def check_measured_models(run: RunFolder, folder: Path, config: Config, cases: S
     """
     measured = {case_id.model for case_id, result in run.results().items() if result.status == "ok"}
     compared = [case for case in cases if case.unsupported is None and case.model in measured]
-    sources = {each.name: each for case in compared for each in (case.reference, case.source) if each}
+    sources = {each.subject: each for case in compared for each in (case.reference, case.source) if each}
     why, path = "figures of two networks cannot be mixed in one table", tuple(map(str, config.import_from))
     check_models(run, sources, path, config.budget, run.logs, f"--resume {folder}", why)
 

@@ -101,9 +101,9 @@ class Runner:
             self.run.write_models({name: each.identity for name, each in prepared.items() if each.identity})
         quiet.start()
         with self.wall.span("roofs"):
-            self.roofs.measure([c for c in (*waiting, *searched) if failure(c, prepared[c.model]) is None])
+            self.roofs.measure([c for c in (*waiting, *searched) if failure(c, prepared[c.subject]) is None])
         energy, profile = self.config.energy, self.config.profile
-        return lambda case: Task(case, prepared[case.model], self.budget, self._uuid, energy, profile)
+        return lambda case: Task(case, prepared[case.subject], self.budget, self._uuid, energy, profile)
 
     def _measure_all(self, tasks: Sequence[Task], supervisor: Supervisor) -> None:
         """Measure every task, and what was disturbed again until it is not, or the time for that is spent."""

@@ -14,14 +14,14 @@ from engines.catalog import ENGINES, reference_of
 from exporters.distance import unlike
 from exporters.gradients import Deviation, GradientReference, Gradients, deviation, is_input, reference_items, tiled
 from exporters.inputs import how_seeded, repeated_inputs
-from exporters.source import ModelSource
+from exporters.source import ModelSource, shape_words
 from exporters.weights import has_own_weights
 from profiler.job.case import Case
 from profiler.results.result import Finding, Result
 from profiler.tables import numbers
 from profiler.worker.outputs import Aligned, align, read_outputs
 from profiler.worker.parity import WRONG, Difference, compare, figures, judge
-from profiler.worker.task import Prepared, Task, graph_of, has_checked_gradients
+from profiler.worker.task import Prepared, Task, graph_of, has_checked_gradients, static_graph
 
 _TYPES = {
     "fp32": "float32",
@@ -267,14 +267,16 @@ def remarks(case: Case, proof: Proof) -> list[Warning]:
 
 
 def _exported(task: Task) -> list[Warning]:
-    """The warning that a graph is for one batch size only, and why."""
+    """The warning that a graph is for one batch size or one shape only, and why."""
     graph = graph_of(task.case.precision)
     why = task.prepared.failures.get(graph)
     if why is None or ENGINES[task.case.engine].needs != "onnx":
         return []
-    reason = (
-        f"the graph is for batch size {task.case.batch_size} only, since with a free one {why.salvage or why.reason}"
-    )
+    shape = " ".join(shape_words(task.case.shape))
+    only = f"batch size {task.case.batch_size} only, since with a free one"
+    if static_graph(graph) in task.prepared.onnx:
+        only = f"{shape} only, since with free sizes"
+    reason = f"the graph is for {only} {why.salvage or why.reason}"
     return [Warning("static-graph", reason)]
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from exporters.build_model import build, call_factory, fill, structure
 from exporters.inputs import described, input_specs, read_onnx
 from exporters.int8 import calibration_files
+from exporters.shapes import dimensions_of
 from exporters.source import ModelError, ModelSource
 from profiler.processes.messages import Outcome, Report
 from profiler.tables.numbers import count
@@ -38,6 +39,11 @@ def look_at_model(argument: tuple[ModelSource, bool], report: Report) -> Look:
             failures["int8"] = Outcome("failed", str(error))
     seen = _open_header(source) if source.onnx is not None else _look_at_module(source)
     return Look(Prepared(specs, failures=failures), f"{seen}; {described(specs)}")
+
+
+def look_at_dimensions(source: ModelSource, report: Report) -> list[str]:
+    """The names of sizes in the inputs of a library's model. Raises exporters.source.ModelError."""
+    return dimensions_of(source)
 
 
 def _look_at_module(source: ModelSource) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from engines.base import Job, Phase, Unsupported
 from engines.catalog import ENGINES, Options
@@ -15,6 +16,7 @@ from exporters.source import Identity, ModelSource
 from profiler.job.case import Budget, Case, Role
 from profiler.processes.messages import Outcome
 
+Value = TypeVar("Value")
 REFERENCE_ITEMS = 8
 """How many items reference outputs have."""
 
@@ -23,7 +25,8 @@ REFERENCE_ITEMS = 8
 class Prepared:
     """What the prepare phase made of one model, by content in the cache.
 
-    `onnx` and `export_s` are by graph: "fp16", or "fp16 at batch 8" of a model that can be exported for one size only.
+    `onnx` and `export_s` are by graph: "fp16", or "fp16 at its shape" or "fp16 at batch 8" of a model that can be
+    exported for one shape or one batch size only.
     """
 
     specs: tuple[TensorSpec, ...] = ()
@@ -55,17 +58,15 @@ class Prepared:
 
     def graph(self, precision: str, batch: int) -> Path | None:
         """The graph that a case of that precision and batch size runs."""
-        return self.onnx.get(graph_of(precision)) or self.onnx.get(static_graph(graph_of(precision), batch))
+        return _first(self.onnx, precision, batch)
 
     def made_by(self, precision: str, batch: int) -> str:
         """Who made the graph of that precision and batch size, as the column `graph` says it."""
-        name = graph_of(precision)
-        return self.made.get(name if name in self.onnx else static_graph(name, batch), "the file")
+        return _first(self.made, precision, batch) or "the file"
 
     def exported_in(self, precision: str, batch: int) -> float | None:
         """The seconds that its export took."""
-        seconds = self.export_s.get(graph_of(precision))
-        return self.export_s.get(static_graph(graph_of(precision), batch)) if seconds is None else seconds
+        return _first(self.export_s, precision, batch)
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,19 @@ def own_graphs(source: ModelSource) -> dict[str, Path]:
     return {**file, **source.graphs}
 
 
-def static_graph(graph: str, batch: int) -> str:
-    """What a graph is called that is for one batch size."""
-    return f"{graph} at batch {batch}"
+def static_graph(graph: str, batch: int | None = None) -> str:
+    """What a graph is called that is for one batch size, or else for the model's shape and any batch size."""
+    return f"{graph} at its shape" if batch is None else f"{graph} at batch {batch}"
+
+
+def graphs_of(precision: str, batch: int) -> tuple[str, ...]:
+    """The names of the graphs that a case could run, the freest first."""
+    graph = graph_of(precision)
+    return graph, static_graph(graph), static_graph(graph, batch)
+
+
+def _first(found: Mapping[str, Value], precision: str, batch: int) -> Value | None:
+    return next((found[name] for name in graphs_of(precision, batch) if name in found), None)
 
 
 def is_static(graph: str) -> bool:

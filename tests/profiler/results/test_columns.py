@@ -34,7 +34,7 @@ grad_input_ms grad_weight_ms gpu_forward_ms gpu_backward_ms gpu_step_ms gpu_grad
 gradients_mib optimizer_mib loss_error gradient_error
 machine cloud instance usd_per_hour usd_per_million_items items_per_usd
 """
-NAMED = ["network", "reference_model", "openvino_version", "jax_version"]
+NAMED = ["network", "reference_model", "shape", "openvino_version", "jax_version"]
 ADDED = [
     *SINCE.split(),
     "moved_mib",

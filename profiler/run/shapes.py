@@ -1,0 +1,78 @@
+"""Find out which of a job's `shapes` each model has."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from exporters.shapes import dimensions_of, why_fixed
+from exporters.source import ModelError, ModelSource
+from profiler.errors import ConfigError, nearest
+from profiler.job.config import Config
+from profiler.processes.process import Call, run_all
+from profiler.run.prepare import at_once
+
+_SECONDS = 120.0
+"""For importing a library of models."""
+
+
+def with_shapes(config: Config) -> Config:
+    """The job with its `shapes` in each model that has such dimensions, so that what it measures is written down.
+
+    Raises ConfigError for a name that no model has, and for one that a model with `shapes` of its own lacks.
+    """
+    asking = [entry for entry in config.models if entry.shapes or (entry.shapes is None and config.shapes)]
+    if not asking:
+        return config
+    path = tuple(map(str, config.import_from))
+    known = dict(zip([entry.name for entry in asking], _dimensions([e.source() for e in asking], path), strict=True))
+    models, used = [], set()
+    for entry in config.models:
+        if entry.name not in known:
+            models.append(entry)
+            continue
+        own = known[entry.name]
+        if entry.shapes is not None and (strays := [name for name in entry.shapes if name not in own]):
+            raise ConfigError(f"models.{entry.name}.shapes: {_lacks(entry.source(), strays[0], own)}")
+        shapes = config.shapes if entry.shapes is None else entry.shapes
+        taken = {name: sizes for name, sizes in shapes.items() if name in own}
+        used |= set(taken)
+        models.append(entry.model_copy(update={"shapes": taken}))
+    if strays := [name for name in config.shapes if name not in used and any(e.shapes is None for e in asking)]:
+        every = list(dict.fromkeys(name for names in known.values() for name in names))
+        if len(known) == 1:
+            raise ConfigError(f"shapes: {_lacks(asking[0].source(), strays[0], every)}")
+        fixed = [why_fixed(entry.source()) for entry in asking if not known[entry.name]]
+        why = f"no model's inputs have a dimension '{strays[0]}'{nearest(strays[0], every)}"
+        raise ConfigError("; ".join([f"shapes: {why}", *fixed]))
+    return config.model_copy(update={"models": models})
+
+
+def _lacks(source: ModelSource, name: str, own: Sequence[str]) -> str:
+    if not own:
+        return why_fixed(source)
+    return f"{source.name}'s inputs have no dimension '{name}'{nearest(name, own)}"
+
+
+def _dimensions(sources: Sequence[ModelSource], path: tuple[str, ...]) -> list[list[str]]:
+    """The names of each model's dimensions; of a library's model in another process, which imports the library."""
+    foreign = [source for source in sources if source.library is not None]
+    with tempfile.TemporaryDirectory(prefix="profiler-") as folder:
+        log = Path(folder) / "log"
+        function = "profiler.worker.look_at_model:look_at_dimensions"
+        calls = [Call(function, source, log, _SECONDS, path=path, threads=1) for source in foreign]
+        outcomes = iter(run_all(calls, at_once(foreign)))
+    found = []
+    for source in sources:
+        if source.library is None:
+            try:
+                found.append(dimensions_of(source))
+            except ModelError as error:
+                raise ConfigError(str(error)) from None
+            continue
+        outcome = next(outcomes)
+        if outcome.status != "ok":
+            raise ConfigError(f"shapes: {outcome.reason}")
+        found.append(outcome.value)
+    return found
