@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -10,9 +11,13 @@ from torch import nn
 
 from exporters.build_model import SEED, initialize
 from exporters.catalog import CATALOG
+from exporters.models.inception import VARIANTS, GoogLeNet
+from exporters.models.resnet import NETWORKS, ResNet
 from exporters.source import ModelSource
 
 HIDDEN = 256
+MODULES = ("3b", "4e", "5b")
+"""Of a GoogLeNet: those before and after its two inner poolings."""
 
 
 def thin_source(network: str) -> ModelSource:
@@ -23,12 +28,15 @@ def thin_source(network: str) -> ModelSource:
 
 def thin(network: str) -> nn.Module:
     """HIDDEN features between linear layers; of a ResNet each block once that differs by more than its width."""
-    family = importlib.import_module(f"exporters.models.{CATALOG[network].family}")
     with torch.device("meta"):
-        model: nn.Module = family.build(network)
-        for stage, blocks in (("layer1", 2), ("layer2", 2), ("layer3", 1), ("layer4", 1)):
-            if hasattr(model, stage):
-                model.set_submodule(stage, model.get_submodule(stage)[:blocks])  # type: ignore[index]
+        if network in VARIANTS:
+            modules = {name: widths for name, widths in VARIANTS[network].modules.items() if name in MODULES}
+            model: nn.Module = GoogLeNet(replace(VARIANTS[network], modules=modules), auxiliary=False)
+        elif network in NETWORKS:
+            # A first block, one that only adds its shortcut, and one with a stride. The others differ by their width.
+            model = ResNet(NETWORKS[network][0], (2, 1, 0, 0))
+        else:
+            model = importlib.import_module(f"exporters.models.{CATALOG[network].family}").build(network)
         linear = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear)}
         sizes = [next(iter(linear.values())).in_features, *[HIDDEN] * (len(linear) - 1), 1000]
         for path, (inputs, outputs) in zip(linear, pairwise(sizes), strict=True):

@@ -45,8 +45,8 @@ def float_types(path: Path) -> set[int]:
 
 @pytest.mark.parametrize(
     ("source", "norms"),
-    [(thin_source("alexnet"), 2), (ModelSource("googlenet"), 2), (ModelSource("resnet18"), 0)],
-    ids=["thin-alexnet", "googlenet", "resnet18"],
+    [(thin_source("alexnet"), 2), (thin_source("googlenet"), 2), (ModelSource("resnet18"), 0)],
+    ids=["thin-alexnet", "thin-googlenet", "resnet18"],
 )
 def test_fp32_equals_eager(source: ModelSource, norms: int, cache: Cache) -> None:
     export = export_onnx(source, "fp32", cache)
