@@ -17,6 +17,9 @@ _COLOURS = variables()
 _ROWS = alt.NamedData("rows")
 _ROUND = [digit * 10**power for power in range(-4, 6) for digit in (1, 2, 5)]
 """Ticks of logarithmic axes."""
+_FINE = [digit * value for value in _ROUND[::3] for digit in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)]
+_NARROW = 5
+"""Up to this factor a scale needs finer ticks than 1, 2 and 5."""
 _ERRORS = [2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30]
 _SHAPES = ["diamond", "square", "triangle-up", "cross", "triangle-down", "triangle-right", "triangle-left"]
 """Of published machines; own ones are circles."""
@@ -52,14 +55,17 @@ def dots(networks: Sequence[str], own: Sequence[str], others: Sequence[str], lig
 
 
 def over_batches(
-    networks: Sequence[str], own: Sequence[str], others: Sequence[str], sizes: Sequence[int], light: bool
+    networks: Sequence[str], own: Sequence[str], others: Sequence[str], sizes: Sequence[int], light: bool, apart: float
 ) -> Spec:
-    """A panel a network: milliseconds per sample against the minibatch, a line each of `own` and `others`."""
+    """A panel a network: milliseconds per sample against the minibatch, a line each of `own` and `others`.
+
+    `apart` is the greatest factor between two times of a panel.
+    """
     powers = [size for size in sizes if size & (size - 1) == 0]
     axis = alt.Axis(values=powers[:: 2 if len(powers) > 6 else 1], format=",", grid=False)
     chart = alt.Chart(_ROWS).encode(
         x=alt.X("batch_size:Q", title=None, scale=alt.Scale(type="log", base=2, nice=False, padding=8), axis=axis),
-        y=alt.Y(**logarithmic("ms", "", values=_ROUND)),
+        y=alt.Y(**logarithmic("ms", "", values=_ROUND if apart > _NARROW else _FINE)),
     )
     colour, shape = _colour(own, others, _legend()), _shape(own, others, _legend())
     line = chart.mark_line(strokeWidth=1.75).encode(color=colour)

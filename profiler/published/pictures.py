@@ -265,9 +265,9 @@ def _over_batches(rows: pl.DataFrame) -> list[Picture]:
         )
         networks = part["published_network"].unique(maintain_order=True).to_list()
         own, others = _names(part)
-        spec = specs.over_batches(
-            networks, own, others, part["batch_size"].unique().sort().to_list(), _any_lighter(drawn)
-        )
+        sizes = part["batch_size"].unique().sort().to_list()
+        ranges = drawn.group_by("network").agg(apart=pl.col("ms").max() / pl.col("ms").min())["apart"].to_list()
+        spec = specs.over_batches(networks, own, others, sizes, _any_lighter(drawn), max(ranges))
         title = f"Milliseconds per sample by samples per minibatch: {PASSES[pass_]} pass"
         note = "Both scales are logarithmic. Every network has a scale of its own."
         note += " Own times are the device's own where it is known." if part["gpu_ms"].count() else ""
