@@ -202,8 +202,8 @@ def _mlp(widths: list[int]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def recommender(tables: int = 26, rows: int = 200_000, width: int = 64, dense: int = 13) -> nn.Module:
-    """26 tables and 13 dense features, as Criteo's data have: 1.3 GB of embeddings."""
+def recommender(tables: int = 26, rows: int = 100_000, width: int = 64, dense: int = 13) -> nn.Module:
+    """26 tables and 13 dense features, as Criteo's data have: 0.7 GB of embeddings."""
     return Recommender(tables, rows, width, dense)
 
 
