@@ -5,6 +5,8 @@ some thousand calls together. So what differs is what our session and our clock 
 
 Both are timed in one process in turn, round by round, and a cell's difference is the median over its rounds: what else
 the machine does meets both alike. Exit code 1 if a cell differs by more than 2 % and by more than 0.3 µs.
+In the engines of PyTorch `parity` is our error over numpy's own comparison of the plain call's outputs with the
+reference; a factor of more than 2 gives 1, too.
 Needs: pip install 'cnn-runtime-profiler[openvino]'.
 """
 
@@ -20,9 +22,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.verify_plain import arrays, module_call, numpy_error
 from profiler.job.case import Budget, Case
 from profiler.job.conditions import parse_only
 from profiler.job.config import load_config
@@ -33,7 +37,7 @@ from profiler.run.prepare import failure, prepare
 from profiler.worker.task import Task, make_job
 
 HERE = Path(__file__).resolve().parent
-SHARE, MICROSECONDS = 0.02, 0.3
+SHARE, MICROSECONDS, PARITY_FACTOR, EXACT = 0.02, 0.3, 2.0, 1e-7
 ROUNDS = 7
 SECONDS = 0.3
 """Of each tool in each round; one call at least."""
@@ -48,6 +52,8 @@ class Row:
     us: dict[str, float]
     difference_us: float
     """Of ours to the plain loop, of the same round."""
+    parity: float | None = None
+    """Our error over numpy's own, of an engine of PyTorch."""
 
     @property
     def share(self) -> float:
@@ -55,7 +61,8 @@ class Row:
 
     @property
     def agrees(self) -> bool:
-        return abs(self.share) <= SHARE or abs(self.difference_us) <= MICROSECONDS
+        near = self.parity is None or 1 / PARITY_FACTOR <= self.parity <= PARITY_FACTOR
+        return near and (abs(self.share) <= SHARE or abs(self.difference_us) <= MICROSECONDS)
 
 
 def main() -> None:
@@ -70,7 +77,7 @@ def main() -> None:
     cases = make_plan(config, "cpu", parse_only(options.only))
     prepared = prepare(cases, config.budget, logs, tuple(map(str, config.import_from)), lambda what, done, total: None)
     rows = []
-    print(f"{'median µs per call':<24}" + "".join(f"{name:>14}" for name in (*TOOLS, "difference", "share")))
+    print(f"{'median µs per call':<24}" + "".join(f"{name:>14}" for name in (*TOOLS, "difference", "share", "parity")))
     for case in cases:
         if reason := case.unsupported or failure(case, prepared[case.model]):
             print(f"{_name(case):<24}  {reason}")
@@ -84,7 +91,7 @@ def main() -> None:
         row = Row(case, *outcome.value)
         rows.append(row)
         cells = [f"{row.us[name]:,.2f}" if name in row.us else "" for name in TOOLS]
-        cells += [f"{row.difference_us:+,.2f}", f"{row.share:+.1%}"]
+        cells += [f"{row.difference_us:+,.2f}", f"{row.share:+.1%}", "" if row.parity is None else f"{row.parity:.2f}"]
         print(f"{_name(case):<24}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
     write(rows, options.output / "verify-cpu.csv")
     good = sum(row.agrees for row in rows)
@@ -96,12 +103,14 @@ def write(rows: list[Row], path: Path) -> None:
     """Every cell with all digits."""
     with path.open("w", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["case_id", *(f"{name}_us" for name in TOOLS), "difference_us", "share"])
-        table.writerows([r.case.id, *(r.us.get(name) for name in TOOLS), r.difference_us, r.share] for r in rows)
+        table.writerow(["case_id", *(f"{name}_us" for name in TOOLS), "difference_us", "share", "parity"])
+        table.writerows(
+            [r.case.id, *(r.us.get(name) for name in TOOLS), r.difference_us, r.share, r.parity] for r in rows
+        )
 
 
-def time_cell(task: Task, report: Report) -> tuple[dict[str, float], float]:
-    """Each tool's median over the rounds in microseconds, and the median difference of ours to the plain loop."""
+def time_cell(task: Task, report: Report) -> tuple[dict[str, float], float, float | None]:
+    """Each tool's median over the rounds in microseconds, the median difference of ours to the plain loop, parity."""
     from torch.utils.benchmark import Timer
 
     import engines
@@ -128,7 +137,21 @@ def time_cell(task: Task, report: Report) -> tuple[dict[str, float], float]:
     us = {name: statistics.median(r[name] for r in rounds) for name in tools}
     if task.case.engine == "openvino":
         us["benchmark_app"] = _benchmark_app(task)
-    return us, statistics.median(r["ours"] - r["loop"] for r in rounds)
+    return us, statistics.median(r["ours"] - r["loop"] for r in rounds), _parity(task, session, plain())
+
+
+def _parity(task: Task, session: Any, outputs: Any) -> float | None:
+    """Our relative L2 error over that of the plain call's outputs in numpy; None in engines whose call returns none."""
+    from profiler.results.result import Result
+    from profiler.worker import checks
+
+    result, reference = Result(task.case.id, "ok"), task.prepared.reference
+    checks.verify(task, session, session.outputs(), result)
+    if task.case.engine not in ("eager", "compiled") or reference is None:
+        return None
+    theirs, ours = numpy_error(arrays(outputs), reference), result.figures["rel_l2_error"] or 0.0
+    # Two sums in another order differ in the last place, and an error of 0 has no factor.
+    return 1.0 if max(theirs, ours) < EXACT else ours / max(theirs, EXACT)
 
 
 def _in_turn(names: list[str], turn: int) -> list[str]:
@@ -149,46 +172,17 @@ def _loop(call: Callable[[], Any], call_ms: float) -> float:
             return statistics.median(found)
 
 
-def _torch(job: Any) -> Callable[[], Any]:
-    import torch
-
-    from exporters.build_model import build
-
-    module = build(job.source).eval()
-    inputs = [torch.from_numpy(array) for array in job.inputs]
-
-    def call() -> Any:
-        with torch.inference_mode():
-            return module(*inputs)
-
-    return call
-
-
-def _compiled(job: Any) -> Callable[[], Any]:
-    import torch
-
-    from exporters.build_model import build
-
-    module = torch.compile(build(job.source).eval(), mode=job.options.mode, dynamic=False)
-    inputs = [torch.from_numpy(array) for array in job.inputs]
-
-    def call() -> Any:
-        with torch.inference_mode():
-            return module(*inputs)
-
-    call()
-    return call
-
-
 def _ort(job: Any) -> Callable[[], Any]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(job.onnx, providers=["CPUExecutionProvider"])
     binding = session.io_binding()
-    for node, array in zip(session.get_inputs(), job.inputs, strict=True):
-        binding.bind_ortvalue_input(node.name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
-    for node, shape in zip(session.get_outputs(), [array.shape for array in job.inputs], strict=True):
-        binding.bind_ortvalue_output(node.name, onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, "float32"))
+    feeds = {spec.name: array for spec, array in zip(job.specs, job.inputs, strict=True)}
+    for name, array in feeds.items():
+        binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
+    for node, array in zip(session.get_outputs(), session.run(None, feeds), strict=True):
+        value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(array.shape, "float32")
+        binding.bind_ortvalue_output(node.name, value)
     return lambda: session.run_with_iobinding(binding)
 
 
@@ -206,8 +200,8 @@ def _openvino(job: Any) -> Callable[[], Any]:
 
 
 PLAIN: dict[str, Callable[[Any], Callable[[], Any]]] = {
-    "eager": _torch,
-    "compiled": _compiled,
+    "eager": module_call,
+    "compiled": partial(module_call, compiled=True),
     "ort": _ort,
     "openvino": _openvino,
 }

@@ -1,4 +1,4 @@
-"""Networks of one operator, or of the same one many times, whose calls take from a microsecond to a second on a CPU."""
+"""Networks whose calls take from a microsecond to a second on a CPU: one operator, many of it, a small transformer."""
 
 from __future__ import annotations
 
@@ -29,3 +29,29 @@ def identity() -> nn.Module:
 def product(width: int, times: int) -> nn.Module:
     """`times` products of the batch with one `width` × `width` matrix."""
     return Product(width, times)
+
+
+class Encoder(nn.Module):
+    """Two layers of a transformer's encoder, as a user would write them; a mask of padding keeps keys out."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.embedding = nn.Embedding(1000, width)
+        self.attention = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(2))
+        self.mixed = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()) for _ in range(2)
+        )
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        x, keep = self.embedding(ids), mask[:, None, None, :] > 0
+        for attention, mixed in zip(self.attention, self.mixed, strict=True):
+            q, k, v, gate = attention(x).unflatten(-1, (4 * self.heads, -1)).transpose(1, 2).chunk(4, dim=1)
+            seen = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=keep) * gate.sigmoid()
+            x = mixed(x + seen.transpose(1, 2).flatten(2))
+        return {"states": x, "pooled": x.mean(dim=1)}
+
+
+def encoder(width: int = 128, heads: int = 4) -> nn.Module:
+    """A small transformer with two inputs and two outputs."""
+    return Encoder(width, heads)

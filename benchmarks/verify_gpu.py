@@ -1,5 +1,9 @@
 """Our clocks beside other tools': NVBench, triton.testing.do_bench and torch.utils.benchmark time the same callable.
 
+In the engines of PyTorch the column `plain` is a second model: loaded, captured and timed by its own code
+(verify_plain.py), our latency within 2 % of it; `parity` is our error over numpy's own comparison of its outputs with
+the reference, within a factor of 2.
+
 All of them time one session on one stream in one process, one cell of verify_gpu.yaml after the other, so what differs
 is the tool. NVBench flushes the L2 cache before each call of its cold measurement and not in its batch measurement, so
 each is compared with a gated measurement of ours under the same condition and taken right before or after it. Batches
@@ -7,12 +11,14 @@ are taken where a CUDA graph makes a call one launch: the others would overflow 
 
 At its power limit a card lowers its clocks the more, the less a tool lets it rest between calls. So the SM clock is
 read while each tool runs, and printed for the cells that differ. Exit code 1 if a cell is further than 1 % from NVBench
-although the card was not at its power limit. Needs: pip install 'cnn-runtime-profiler[verify]'.
+although the card was not at its power limit. Needs: pip install 'cnn-runtime-profiler[verify,timm,hf]'; without
+NVBench (cuda-bench) its columns stay empty.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import statistics
 import sys
@@ -22,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.verify_plain import arrays, event_ms, module_call, numpy_error, replayed_ms
 from profiler.job.case import Budget, Case
 from profiler.job.conditions import parse_only
 from profiler.job.config import load_config
@@ -34,10 +41,21 @@ from profiler.run.telemetry import Watcher
 from profiler.worker.task import Task
 
 HERE = Path(__file__).resolve().parent
-TOLERANCE = 0.01
+TOLERANCE, PLAIN_TOLERANCE, PARITY_FACTOR = 0.01, 0.02, 2.0
 REPEATED = ("resnet50/eager/inference/fp16/b16/r0", "resnet50/ort-tuned/inference/fp16/b16/r0")
-TOOLS = ("ours", "do_bench", "torch_timer", "flushed", "nvbench", "again")
-COLUMNS = ("event", "gpu", "do_bench", "torch_timer", "gpu_flushed", "nvbench_cold", "nvbench_batch", "gpu_again")
+TOOLS = ("ours", "plain", "do_bench", "torch_timer", "flushed", "nvbench", "again")
+RATIOS = ("flushed", "warm", "plain off", "parity")
+COLUMNS = (
+    "event",
+    "plain",
+    "gpu",
+    "do_bench",
+    "torch_timer",
+    "gpu_flushed",
+    "nvbench_cold",
+    "nvbench_batch",
+    "gpu_again",
+)
 
 
 @dataclass(frozen=True)
@@ -56,13 +74,25 @@ class Row:
         return self.ms["gpu_again"] / self.ms["nvbench_batch"] - 1 if "nvbench_batch" in self.ms else None
 
     @property
-    def flushed(self) -> float:
-        """Our gated time with a flush before each call over NVBench's cold time, less one."""
-        return self.ms["gpu_flushed"] / self.ms["nvbench_cold"] - 1
+    def flushed(self) -> float | None:
+        """Our gated time with a flush before each call over NVBench's cold time, less one; None without NVBench."""
+        return self.ms["gpu_flushed"] / self.ms["nvbench_cold"] - 1 if "nvbench_cold" in self.ms else None
+
+    @property
+    def plain(self) -> float | None:
+        """Our latency over the plain script's, less one."""
+        return self.ms["event"] / self.ms["plain"] - 1 if "plain" in self.ms else None
+
+    @property
+    def parity(self) -> float | None:
+        """Our relative L2 error over numpy's own."""
+        return self.ms["our_error"] / self.ms["numpy_error"] if self.ms.get("numpy_error") else None
 
     @property
     def agrees(self) -> bool:
-        return abs(self.flushed) <= TOLERANCE and (self.warm is None or abs(self.warm) <= TOLERANCE)
+        limits = [(self.flushed, TOLERANCE), (self.warm, TOLERANCE), (self.plain, PLAIN_TOLERANCE)]
+        near = self.parity is None or 1 / PARITY_FACTOR <= self.parity <= PARITY_FACTOR
+        return near and all(off is None or abs(off) <= limit for off, limit in limits)
 
 
 def main() -> None:
@@ -91,9 +121,11 @@ def main() -> None:
     repeated = [task for task in tasks if str(task.case.id) in REPEATED and options.repeats]
     spreads = [spread(task, options.repeats, logs) for task in repeated]
     bad = [row for row in rows if not row.agrees]
-    print(f"\n{len(rows) - len(bad)} of {len(rows)} cells agree with NVBench within {TOLERANCE:.0%}")
+    print(f"\n{len(rows) - len(bad)} of {len(rows)} cells agree: NVBench within {TOLERANCE:.0%}, a script within 2 %")
     for row in bad:
-        print(f"  {row.case.id}: flushed {row.flushed:+.2%}" + ("" if row.warm is None else f", warm {row.warm:+.2%}"))
+        print(
+            f"  {row.case.id}: flushed {row.flushed or 0:+.2%}, warm {row.warm or 0:+.2%}, plain {row.plain or 0:+.2%}"
+        )
         clocks = ", ".join(f"{tool} {mhz:.0f}" for tool, mhz in row.mhz.items())
         print(
             f"    {'at its power limit' if row.power_capped else 'not at its power limit'}; SM clock in MHz: {clocks}"
@@ -105,11 +137,11 @@ def main() -> None:
 def verify(tasks: Sequence[Task], logs: Path, output: Path, watcher: Watcher) -> list[Row]:
     """One process a cell; each row is printed and written as it comes."""
     rows: list[Row] = []
-    head = "".join(f"{name:>14}" for name in (*COLUMNS, "flushed", "warm"))
+    head = "".join(f"{name:>14}" for name in (*COLUMNS, *RATIOS))
     print(f"{'':<38}{head}")
     with output.open("w", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["case_id", *(f"{name}_ms" for name in COLUMNS), "flushed_difference", "warm_difference"])
+        table.writerow(["case_id", *(f"{name}_ms" for name in COLUMNS), *RATIOS])
         for task in tasks:
             outcome = run(task, "time_cell", logs)
             if outcome.status != "ok":
@@ -118,10 +150,13 @@ def verify(tasks: Sequence[Task], logs: Path, output: Path, watcher: Watcher) ->
             row = Row(task.case, outcome.value, *_clocks(outcome.entered, watcher))
             rows.append(row)
             cells = [f"{row.ms[name]:.4f}" if name in row.ms else "" for name in COLUMNS]
-            ratios = [f"{row.flushed:+.2%}", "" if row.warm is None else f"{row.warm:+.2%}"]
+            ratios = ["" if off is None else f"{off:+.2%}" for off in (row.flushed, row.warm, row.plain)]
+            ratios.append("" if row.parity is None else f"{row.parity:.2f}")
             name = "/".join((row.case.model, row.case.variant, row.case.precision, f"b{row.case.batch_size}"))
             print(f"{name:<38}" + "".join(f"{cell:>14}" for cell in cells + ratios), flush=True)
-            table.writerow([row.case.id, *(row.ms.get(name) for name in COLUMNS), row.flushed, row.warm])
+            table.writerow(
+                [row.case.id, *(row.ms.get(name) for name in COLUMNS), row.flushed, row.warm, row.plain, row.parity]
+            )
             file.flush()
     return rows
 
@@ -183,6 +218,7 @@ def time_cell(task: Task, report: Report) -> dict[str, float]:
 
     report(Entered("ours"))
     found = _ours(session, clock, task.budget, call_ms)
+    found |= _plain(task, session, clock.stream, report)
     report(Entered("do_bench"))
     found["do_bench"] = triton.testing.do_bench(call, warmup=50, rep=200, return_mode="median")
     report(Entered("torch_timer"))
@@ -194,10 +230,30 @@ def time_cell(task: Task, report: Report) -> dict[str, float]:
     clock.before_gated = lambda: None
     one_launch = bool(task.case.options.get("cuda_graph")) or task.case.engine == "compiled"
     report(Entered("nvbench"))
-    found |= _nvbench(call, clock.stream, one_launch)
+    with contextlib.suppress(ImportError):
+        found |= _nvbench(call, clock.stream, one_launch)
     report(Entered("again"))
     found["gpu_again"] = _gpu(session, clock, found)
     return found
+
+
+def _plain(task: Task, session: Any, stream: Any, report: Report) -> dict[str, float]:
+    """The plain script's latency of a module, and our error and numpy's; empty for an engine of graphs."""
+    from profiler.results.result import Result
+    from profiler.worker import checks
+    from profiler.worker.task import make_job
+
+    engine, reference = task.case.engine, task.prepared.reference
+    if engine not in ("eager", "compiled") or reference is None:
+        return {}
+    result = Result(task.case.id, "ok")
+    checks.verify(task, session, session.outputs(), result)
+    report(Entered("plain"))
+    call = module_call(make_job(task, lambda phase: None), compiled=engine == "compiled")
+    is_graph = bool(task.case.options.get("cuda_graph"))
+    ms = replayed_ms(call) if is_graph else event_ms(call, stream)
+    errors = {"our_error": result.figures["rel_l2_error"] or 0.0, "numpy_error": numpy_error(arrays(call()), reference)}
+    return {"plain": ms, **errors}
 
 
 def _open(task: Task) -> tuple[Any, Any, float]:
