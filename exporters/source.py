@@ -28,6 +28,7 @@ _CHANGES = {
     "structure": "its modules",
     "outputs": "what it computes",
     "options": "its options",
+    "step": "its step",
     "inputs": "its inputs: their shapes, or what they hold",
 }
 """What the parts of an identity are called; any other is where the model comes from."""
@@ -88,6 +89,8 @@ class ModelSource:
     factory: str | None = None
     library: str | None = None
     """Of a factory that is a library's model, such as "hf:BertModel": the row of exporters/libraries/catalog.py."""
+    step: str | None = None
+    """A part of a library's model that is measured in place of the whole, such as "decode"."""
     onnx: Path | None = None
     graphs: dict[str, Path] = field(default_factory=dict)
     """By precision a user's .onnx file that graph engines run at it, in place of one that is made; of a torch module

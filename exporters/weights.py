@@ -71,6 +71,7 @@ def given(source: ModelSource) -> dict[str, Any]:
         parts["factory"] = source.factory
         if source.library is not None:
             parts["library"] = library_parts(source)
+            parts["step"] = source.step
     elif source.layer is not None:
         parts["layer"] = repr(source.layer)
         parts["code"] = [file_sha256(PACKAGE / "build_model.py")]
@@ -101,7 +102,8 @@ def library_parts(source: ModelSource) -> list[str]:
     library = LIBRARIES[source.library or ""]
     folder = folder_of(source.factory or "")
     files = [*folder.glob("*.safetensors"), folder / "config.json"] if folder else []
-    code = [PACKAGE / "build_model.py", PACKAGE / f"{library.module.partition('.')[2].replace('.', '/')}.py"]
+    own = library.module.partition(".")[2].replace(".", "/").removesuffix("models")
+    code = [PACKAGE / "build_model.py", *PACKAGE.glob(f"{own}*.py")]
     return [f"{library.package} {installed_version(library.package)}", *map(file_sha256, [*code, *sorted(files)])]
 
 

@@ -52,6 +52,7 @@ class Run:
             help="Of a model: what it takes, without the batch: 3,224,224 or ids=128:int64:0,30522; may be repeated",
         ),
     ] = ()
+    step: Annotated[str | None, Option(help="Of a model of transformers: prefill, decode or encode")] = None
     write_yaml: Annotated[Path | None, Option(metavar="FILE", help="Of a model: write the job as a YAML file")] = None
     device: Annotated[str | None, Option(help="auto, cpu, cuda or cuda:1, in place of the file's")] = None
     output: Annotated[Path | None, Option(help="Folder for the run's folder, in place of the file's")] = None

@@ -35,6 +35,8 @@ class Library:
     example: str
     folders: bool = False
     """Whether a name may be that of a local folder with a config.json, which has the model's weights."""
+    steps: tuple[str, ...] = ()
+    """Parts of its models that can be measured in place of the whole, which both functions take as a third argument."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,15 @@ LIBRARIES = {
             "exporters.libraries.torchvision_models",
             "torchvision:resnet50",
         ),
-        Library("hf", "transformers", "hf", "exporters.libraries.transformers_models", "hf:BertModel", folders=True),
+        Library(
+            "hf",
+            "transformers",
+            "hf",
+            "exporters.libraries.transformers_models",
+            "hf:BertModel",
+            folders=True,
+            steps=("prefill", "decode", "encode"),
+        ),
     )
 }
 
@@ -73,11 +83,12 @@ def folder_of(word: str, base: Path | None = None) -> Path | None:
     return folder if library and library.folders and (folder / "config.json").is_file() else None
 
 
-def model_entry(word: str) -> dict[str, str]:
-    """The entry of a job's `models` that a single word stands for: a canonical network, a library's model, an .onnx
-    file or package.module:function. What is wrong with it the job's own checks say."""
+def model_entry(word: str, step: str | None = None) -> dict[str, str]:
+    """The entry of a job's `models` that a single word stands for: a canonical network, a library's model or a `step`
+    of it, an .onnx file or package.module:function. What is wrong with it the job's own checks say."""
     if library_of(word):
-        return {"name": Path(word.partition(":")[2]).name, "network": word}
+        name = Path(word.partition(":")[2]).name
+        return {"name": name, "network": word} if step is None else {"name": f"{name}-{step}", "network": word}
     if word.endswith(".onnx"):
         return {"name": Path(word).stem, "onnx": word}
     if ":" in word:
@@ -104,8 +115,8 @@ def _asked(source: ModelSource, function: str) -> Any:
     if why := not_installed(library):
         raise ModelError(f"model {source.name!r}: {source.factory} {why}")
     try:
-        call: Callable[[str, Mapping[str, Any]], Any] = getattr(importlib.import_module(library.module), function)
-        return call(name, source.options)
+        call: Callable[..., Any] = getattr(importlib.import_module(library.module), function)
+        return call(name, source.options, *([source.step] if source.step else []))
     except ModelError as error:
         raise ModelError(f"model {source.name!r}: {source.factory}: {error}") from error
     except Exception as error:

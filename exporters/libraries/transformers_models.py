@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,28 @@ import torch
 import transformers
 from torch import nn
 
-from exporters.declared_inputs import BATCH, DeclaredInput
+from exporters.declared_inputs import BATCH, DeclaredInput, name_of
 from exporters.libraries.catalog import Known, closest, folder_of
+from exporters.libraries.transformers_steps import Step, cached_inputs
 from exporters.source import ModelError
 
 _SEQUENCE, _DECODER_SEQUENCE, _SAMPLES, _IMAGE = 128, 16, 16000, 224
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
 
 
-def build(name: str, options: Mapping[str, Any]) -> nn.Module:
+def build(name: str, options: Mapping[str, Any], step: str = "") -> nn.Module:
     """`options` are those of the configuration, such as num_hidden_layers or attn_implementation."""
+    model = _whole(name, options)
+    if step == "encode":
+        encoder: nn.Module = model.get_encoder()
+        return encoder
+    return Step(model) if step else model
+
+
+def _whole(name: str, options: Mapping[str, Any]) -> Any:
     config, cls = _config(name, options)
     if folder_of(f"hf:{name}") is None:
-        made: nn.Module = cls(config) if cls is not None else transformers.AutoModel.from_config(config)
-        return made
+        return cls(config) if cls is not None else transformers.AutoModel.from_config(config)
     if not list(Path(name).glob("*.safetensors")):
         raise ModelError(f"{name} has no .safetensors file, from which alone weights are read")
     model, info = (cls or transformers.AutoModel).from_pretrained(
@@ -38,47 +47,73 @@ def build(name: str, options: Mapping[str, Any]) -> nn.Module:
     )
     if missing := sorted(info["missing_keys"]):
         raise ModelError(f"{name} lacks {len(missing)} weights of {type(model).__name__}, {missing[0]} for one")
-    loaded: nn.Module = model
-    return loaded
+    return model
 
 
-def inputs(name: str, options: Mapping[str, Any]) -> Known:
-    """Those of forward's parameters that the configuration knows the shape and the values of."""
+def inputs(name: str, options: Mapping[str, Any], step: str = "") -> Known:
+    """Those of forward's parameters that the configuration knows the shape and the values of; of a step what it takes.
+
+    A step has no mask: all items of a batch are equally long.
+    """
     config, cls = _config(name, options)
     owner = cls or transformers.AutoModel._model_mapping[type(config)]
     if isinstance(owner, tuple):
         owner = owner[0]
-    parameters = inspect.signature(owner.forward).parameters
+    if step == "encode" and not config.is_encoder_decoder:
+        raise ModelError(f"{owner.__name__} has no encoder of its own; steps of it are prefill and decode")
+    rows, sizes = _rows(config, owner)
+    ids = "decoder_input_ids" if config.is_encoder_decoder else "input_ids"
+    if step == "prefill":
+        taken = [rows[key] for key in (ids, "encoder_hidden_states") if key in rows]
+        cached_inputs(owner, config)
+    elif step == "decode":
+        taken = [replace(rows[ids], shape=(BATCH, 1)), *cached_inputs(owner, config)]
+    else:
+        parameters = inspect.signature(owner.forward).parameters
+        own = [row for key, row in rows.items() if key in parameters]
+        taken = [row for row in own if not (step and name_of(row.place).startswith("decoder_"))]
+    used = {size for each in taken for size in each.shape or ()}
+    return Known(tuple(taken), {size: value for size, value in sizes.items() if size in used})
+
+
+def _rows(config: Any, owner: Any) -> tuple[dict[str, DeclaredInput], dict[str, int]]:
+    """What models of that configuration may take, and how large that usually is."""
     text, vision = config.get_text_config(), getattr(config, "vision_config", config)
     words = int(getattr(text, "vocab_size", None) or getattr(config, "vocab_size", 0) or 0)
     ids = {"dtype": "int64", "range": (0, words)}
-    has_text = "input_ids" in parameters and words > 0
+    has_text = words > 0 and "input_ids" in inspect.signature(owner.forward).parameters
     has_image = owner.main_input_name == "pixel_values" or vision is not config
     channels, image = getattr(vision, "num_channels", 3), getattr(vision, "image_size", None) or _IMAGE
     height, width = (image, image) if isinstance(image, int) else tuple(image)[-2:]
     longest = min([value for key in _POSITIONS if (value := getattr(text, key, None))], default=_SEQUENCE)
+    has_encoder = bool(config.is_encoder_decoder)
     rows: dict[str, tuple[bool, tuple[int | str, ...], dict[str, Any]]] = {
         "input_ids": (has_text, (BATCH, "sequence"), ids),
-        "attention_mask": (has_text, (BATCH, "sequence"), {"dtype": "int64", "fill": "lengths"}),
-        "bbox": (has_text, (BATCH, "sequence", 4), {"dtype": "int64", "fill": "zeros"}),
-        "pixel_values": (has_image, (BATCH, channels, "height", "width"), {"dtype": "float32"}),
-        "input_features": (True, (BATCH, getattr(config, "num_mel_bins", 80), "frames"), {"dtype": "float32"}),
-        "input_values": (True, (BATCH, "samples"), {"dtype": "float32"}),
-        "decoder_input_ids": (bool(config.is_encoder_decoder), (BATCH, "decoder_sequence"), ids),
+        "attention_mask": (has_text, (BATCH, "sequence"), {"fill": "lengths", "dtype": "int64"}),
+        "bbox": (has_text, (BATCH, "sequence", 4), {"fill": "zeros", "dtype": "int64"}),
+        "pixel_values": (has_image, (BATCH, channels, "height", "width"), {}),
+        "input_features": (True, (BATCH, getattr(config, "num_mel_bins", 80), "frames"), {}),
+        "input_values": (True, (BATCH, "samples"), {}),
+        "encoder_hidden_states": (has_encoder, (BATCH, "encoder_sequence", getattr(config, "hidden_size", 0)), {}),
+        "decoder_input_ids": (has_encoder, (BATCH, "decoder_sequence"), ids),
     }
-    taken = tuple(
-        DeclaredInput((key,), shape, **more) for key, (has, shape, more) in rows.items() if has and key in parameters
-    )
+    positions = getattr(config, "max_source_positions", None)
     sizes = {
         "sequence": min(_SEQUENCE, longest),
         "decoder_sequence": min(_DECODER_SEQUENCE, longest),
+        "encoder_sequence": positions or min(_SEQUENCE, longest),
+        "cache": min(_SEQUENCE, max(longest - 1, 1)),
         "height": height,
         "width": width,
-        "frames": 2 * getattr(config, "max_source_positions", 1500),
+        "frames": 2 * (positions or 1500),
         "samples": _SAMPLES,
     }
-    used = {size for each in taken for size in each.shape or ()}
-    return Known(taken, {size: value for size, value in sizes.items() if size in used})
+    declared = {
+        key: DeclaredInput((key,), shape, **{"dtype": "float32", **more})
+        for key, (has, shape, more) in rows.items()
+        if has
+    }
+    return declared, sizes
 
 
 def _config(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:

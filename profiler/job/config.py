@@ -33,7 +33,7 @@ from engines.catalog import (
 )
 from exporters.catalog import CATALOG
 from exporters.declared_inputs import InputMistake, declared_inputs, is_integer, name_of, no_values, symbols
-from exporters.libraries.catalog import folder_of, library_of, model_entry
+from exporters.libraries.catalog import LIBRARIES, folder_of, library_of, model_entry
 from exporters.single_layers import LAYERS, Conv2d, Linear
 from exporters.source import ModelSource
 from profiler.errors import ConfigError, nearest
@@ -158,6 +158,8 @@ class ModelEntry(_Strict):
     name: Annotated[str, _part_of_id("a model's name")]
     network: Annotated[str, AfterValidator(_library_folder)] | None = None
     """The canonical network, where it is to have another name; or a library's model, such as hf:BertModel."""
+    step: str | None = None
+    """A part of a library's model that is measured in place of the whole, such as decode."""
     factory: Annotated[str, AfterValidator(_factory)] | None = None
     onnx: File | None = None
     """The model, or next to a factory or a network the graph that engines of graphs run in place of an export."""
@@ -189,10 +191,13 @@ class ModelEntry(_Strict):
     @classmethod
     def _word(cls, data: Any) -> Any:
         """A library's model needs no other name than its own."""
-        word = data.get("name") if isinstance(data, dict) else None
-        if not isinstance(word, str) or not library_of(word) or data.get("network"):
+        if not isinstance(data, dict):
             return data
-        return {**data, **model_entry(word)}
+        word = data.get("network", data.get("name"))
+        if not isinstance(word, str) or not library_of(word):
+            return data
+        named = {"name": data["name"]} if data.get("name", word) != word else {}
+        return {**data, **model_entry(word, data.get("step")), **named}
 
     @property
     def is_file(self) -> bool:
@@ -222,11 +227,20 @@ class ModelEntry(_Strict):
             raise mistake("an onnx file brings its own weights and input shapes: leave out weights, options and input")
         if self.dimensions and not self.onnx and not self.inputs and not self.library:
             raise mistake("dimensions are of an onnx file or of inputs with named sizes; leave them out")
+        self._check_step()
         if (self.key or self.prefix) and not self.weights:
             raise mistake("key and prefix say how weights are read; give weights, or leave them out")
         if not self.factory and not self.is_file and not self.library:
             self._check_network()
         return self
+
+    def _check_step(self) -> None:
+        if self.step is None:
+            return
+        steps = LIBRARIES[self.library].steps if self.library else ()
+        if not steps:
+            raise mistake("a step is of a model of transformers, such as hf:GPT2LMHeadModel; leave it out", "step")
+        check_word(self.step, steps, "step", at=("step",))
 
     def _check_network(self) -> None:
         if self.network is None:

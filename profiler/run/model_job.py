@@ -41,6 +41,7 @@ _BUDGET = {"seconds": 1.0}
 _OPTIONS: Mapping[Location, str] = {
     ("models", 0, "input"): "--input",
     ("models", 0, "inputs"): "--input",
+    ("models", 0, "step"): "--step",
     ("engines",): "--engine",
     ("passes",): "--pass",
     ("precisions",): "--precision",
@@ -57,6 +58,7 @@ _FLAGS = {
     "--engine": "engine",
     "--pass": "pass_",
     "--input": "inputs",
+    "--step": "step",
 }
 
 
@@ -138,6 +140,8 @@ def model_job(word: str, options: Options) -> ModelJob:
     entry = {key: value for key, value in named_entry(word, given, Path(), "--input").items() if value}
     if word in CATALOG:
         del entry["network"]
+    if options.step is not None:
+        entry |= {**model_entry(word, options.step), "step": options.step}
     shapes = _shapes(options.shapes)
     fixed = _check_graph(entry, options.batch, shapes) if "onnx" in entry else None
     if "onnx" in entry and options.precision and not is_float32(entry["onnx"]):

@@ -169,6 +169,81 @@ def test_a_librarys_model_is_known_by_its_name_without_being_made(monkeypatch: p
     assert first.key != identify(model("hf:BertModel", options={**SMALL, "num_hidden_layers": 3})).key
 
 
+TINY_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 100}
+TINY_LLAMA = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100}
+TINY_T5 = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2, "d_kv": 16, "vocab_size": 100}
+
+
+@TRANSFORMERS
+@pytest.mark.parametrize(
+    ("word", "options"),
+    [
+        ("hf:GPT2LMHeadModel", TINY_GPT2),
+        ("hf:LlamaForCausalLM", TINY_LLAMA),
+        ("hf:T5ForConditionalGeneration", TINY_T5),
+    ],
+)
+def test_a_prompt_and_a_step_from_its_cache_give_what_the_whole_model_gives(word: str, options: dict[str, Any]) -> None:
+    whole = build(model(word, options=options))
+    prefill, decode = (build(model(word, options=options, step=step)) for step in ("prefill", "decode"))
+    ids = torch.arange(10).reshape(2, 5)
+    with torch.no_grad():
+        if whole.config.is_encoder_decoder:  # type: ignore[union-attr]
+            states = build(model(word, options=options, step="encode"))(input_ids=ids).last_hidden_state
+            expected = whole(input_ids=ids, decoder_input_ids=ids).logits
+            prompt = prefill(decoder_input_ids=ids[:, :4], encoder_hidden_states=states)
+            step = decode(decoder_input_ids=ids[:, 4:], past_key_values=prompt["present"])
+        else:
+            expected = whole(input_ids=ids).logits
+            prompt = prefill(input_ids=ids[:, :4])
+            step = decode(input_ids=ids[:, 4:], past_key_values=prompt["present"])
+    assert torch.allclose(prompt["logits"][:, -1], expected[:, 3], atol=1e-5)
+    assert torch.allclose(step["logits"][:, -1], expected[:, 4], atol=1e-5)
+
+
+@TRANSFORMERS
+def test_a_decode_step_takes_the_cache_and_gives_it_one_token_longer() -> None:
+    source = model("hf:LlamaForCausalLM", options=TINY_LLAMA, step="decode", dimensions={"cache": 7})
+    shapes = {spec.name: spec.shape for spec in input_specs(source)}
+    assert list(shapes) == [
+        "input_ids",
+        *(f"past_key_values.{n}.{part}" for n in range(2) for part in ("key", "value")),
+    ]
+    assert (shapes["input_ids"], shapes["past_key_values.1.value"]) == (("batch", 1), ("batch", 2, 7, 8))
+    given = outputs(source)
+    assert (given["logits"], given["present.1.value"]) == ((2, 1, 100), (2, 2, 8, 8))
+    assert identify(source).key != identify(model("hf:LlamaForCausalLM", options=TINY_LLAMA)).key
+
+
+@TRANSFORMERS
+def test_of_an_encoder_decoder_the_step_takes_what_is_cached_of_the_encoder() -> None:
+    source = model("hf:T5Model", options=TINY_T5, step="decode", dimensions={"cache": 7, "encoder_sequence": 5})
+    shapes = {spec.name: spec.shape[1:] for spec in input_specs(source)}
+    assert shapes["past_key_values.1.decoder.key"] == (2, 7, 16)
+    assert shapes["past_key_values.1.encoder.value"] == (2, 5, 16)
+    given = outputs(source)
+    assert given["present.1.decoder.value"] == (2, 2, 8, 16)
+    assert not any("encoder.key" in name.replace("decoder.", "") for name in given)
+
+
+@TRANSFORMERS
+@pytest.mark.parametrize(
+    ("word", "options", "step", "says"),
+    [
+        ("hf:BertModel", SMALL, "decode", "BertModel has no cache with keys and values in each layer"),
+        (
+            "hf:GPT2Model",
+            TINY_GPT2,
+            "encode",
+            "GPT2Model has no encoder of its own; steps of it are prefill",
+        ),
+    ],
+)
+def test_a_step_that_a_model_has_not_is_named(word: str, options: dict[str, Any], step: str, says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        input_specs(model(word, options=options, step=step))
+
+
 @TIMM
 @pytest.mark.gpu
 def test_timm() -> None:

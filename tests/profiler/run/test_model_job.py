@@ -93,6 +93,18 @@ def test_the_model_and_its_inputs(line: str, entry: dict[str, Any]) -> None:
     assert {key: getattr(model, key) for key in entry} == entry
 
 
+def test_a_step_of_a_librarys_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_job, "not_installed", lambda library: None)
+    (model,) = job("hf:GPT2LMHeadModel --step decode").models
+    assert (model.name, model.network, model.step) == ("GPT2LMHeadModel-decode", "hf:GPT2LMHeadModel", "decode")
+    for line, says in (
+        ("hf:GPT2LMHeadModel --step decoder", "--step: unknown step 'decoder'; did you mean 'decode'"),
+        ("resnet18 --step decode", "a step is of a model of transformers"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            job(line)
+
+
 def test_an_array_of_a_file_is_found_from_the_current_folder(folder: Path) -> None:
     (model,) = job(f"words.onnx --input input_ids=64:int64:inputs.npz {MASK.replace('128', '64')}").models
     assert model.inputs["input_ids"] == {"data": str(folder / "inputs.npz")}
