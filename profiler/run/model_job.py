@@ -38,28 +38,19 @@ _USUAL: Mapping[Device, Mapping[str, Any]] = {
 """What is measured where the command line does not say: one item, and as many as keep the device busy."""
 _BUDGET = {"seconds": 1.0}
 """Enough for a first answer, of which the first rows are there after seconds."""
-_OPTIONS: Mapping[Location, str] = {
-    ("models", 0, "input"): "--input",
-    ("models", 0, "inputs"): "--input",
-    ("models", 0, "step"): "--step",
-    ("engines",): "--engine",
-    ("passes",): "--pass",
-    ("precisions",): "--precision",
-    ("batch_sizes",): "--batch",
-    ("shapes",): "--shapes",
-    ("device",): "--device",
+_FLAGS: Mapping[str, tuple[str, Sequence[Location]]] = {
+    "--batch": ("batch", [("batch_sizes",)]),
+    "--shapes": ("shapes", [("shapes",)]),
+    "--precision": ("precision", [("precisions",)]),
+    "--engine": ("engine", [("engines",)]),
+    "--pass": ("pass_", [("passes",)]),
+    "--input": ("inputs", [("models", 0, "input"), ("models", 0, "inputs")]),
+    "--step": ("step", [("models", 0, "step")]),
+    "--write-yaml": ("write_yaml", []),
 }
-"""By place in a job the option that fills it."""
+"""What only a model goes with: by option its name in Options, and the places in a job that it fills."""
+_OPTIONS = {place: flag for flag, (_, places) in _FLAGS.items() for place in places} | {("device",): "--device"}
 _FORM = "[name=]shape[:dtype[:values]], such as 3,224,224 or ids=128:int64:0,30522"
-_FLAGS = {
-    "--batch": "batch",
-    "--shapes": "shapes",
-    "--precision": "precision",
-    "--engine": "engine",
-    "--pass": "pass_",
-    "--input": "inputs",
-    "--step": "step",
-}
 
 
 @dataclass(frozen=True)
@@ -161,8 +152,7 @@ def model_job(word: str, options: Options) -> ModelJob:
 
 def refuse_model_options(options: Options, what: str) -> None:
     """Raises ConfigError for an option that only a model's name on the command line goes with."""
-    given = [flag for flag, name in _FLAGS.items() if getattr(options, name)]
-    given += ["--write-yaml"] if options.write_yaml else []
+    given = [flag for flag, (name, _) in _FLAGS.items() if getattr(options, name)]
     if given:
         raise ConfigError(f"{given[0]} goes with a model, such as {PROGRAM} resnet50 {given[0]} …; {what}")
 
