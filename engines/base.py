@@ -195,6 +195,8 @@ class Job(Generic[OptionsT]):
     progress: Callable[[str], None] = lambda words: None
     engine: str = ""
     training: Training = PLAIN
+    keeps_free: bool = False
+    """Whether the session is to take other shapes later, so that it must not be made for this one only."""
     specs: tuple[TensorSpec, ...] = ()
 
     def named_inputs(self, names: Sequence[str]) -> list[Array]:
@@ -267,6 +269,15 @@ class Named(Session, Protocol):
 
     def output_names(self) -> list[str]:
         """Of `outputs`, in that order; called after an iteration."""
+
+
+@runtime_checkable
+class Reshapable(Session, Protocol):
+    """A session that can take inputs of another shape as a deployment gives them."""
+
+    def reshape(self, job: Job[Any]) -> None:
+        """Take the inputs of `job`, which is the session's own in all else. What a new shape costs may be left to the
+        next `run`: nothing is compiled, searched or recorded for it ahead."""
 
 
 @runtime_checkable

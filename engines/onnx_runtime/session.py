@@ -91,6 +91,23 @@ class OrtSession:
         """Enqueue one run of the graph (with `cuda_graph`: two plain runs, then captured, then replayed)."""
         self.session.run_with_iobinding(self.binding, self.run_options)
 
+    def reshape(self, job: Job[OrtOptions]) -> None:
+        """Bind inputs of another shape, and outputs that are allocated when their shape is known.
+
+        A recorded CUDA graph, or a file that is for one shape, takes another session.
+        """
+        if job.options.cuda_graph or job.graph != self.job.graph:
+            self.close()
+            self.__init__(job)  # type: ignore[misc]
+            return
+        self.job, self.binding = job, self.session.io_binding()
+        nodes = self.session.get_inputs()
+        inputs = zip(nodes, job.named_inputs([node.name for node in nodes]), strict=True)
+        self.inputs = [self._bind(self.binding.bind_input, node, array) for node, array in inputs]
+        self.results = []
+        for node in self.session.get_outputs():
+            self.binding.bind_output(node.name, job.device)
+
     def outputs(self) -> list[Array]:
         return [(t.float() if t.is_floating_point() else t).cpu().numpy() for t in self.results]
 
@@ -262,7 +279,8 @@ def symbol_sizes(job: Job[OrtOptions]) -> dict[str, int]:
     if job.source.own_graph is not None:
         shapes = [value.type.tensor_type.shape.dim for value in graph_inputs(read_onnx(job.graph).graph)]
         batch = shapes[0][0].dim_param if shapes and shapes[0] else ""
-    return {**job.source.dimensions, **({batch: job.batch_size} if batch else {})}
+    sizes = {**job.source.dimensions, **({batch: job.batch_size} if batch else {})}
+    return {name: size for name, size in sizes.items() if not (job.keeps_free and name in job.source.varied)}
 
 
 def cuda_settings(precision: str, options: OrtOptions) -> dict[str, str]:

@@ -77,11 +77,15 @@ class EagerSession:
 
     def rebatch(self, job: Job[TorchOptions]) -> None:
         """What the old batch brought goes: inputs, results, gradients, the optimizer's state, a captured graph."""
-        self.graph = self.result = self.training = None
-        self.model.zero_grad(set_to_none=True)
-        self.inputs.clear()
+        self._forget()
         if job.device == "cuda":
             torch.cuda.empty_cache()
+        self.job = job
+        self._take_batch()
+
+    def reshape(self, job: Job[TorchOptions]) -> None:
+        """The next call searches algorithms, records its graph or, compiled, is compiled for the shape."""
+        self._forget()
         self.job = job
         self._take_batch()
 
@@ -169,6 +173,12 @@ class EagerSession:
         self.graph = self.result = None
         self.inputs.clear()
         del self.model, self.call, self.step, self.training
+
+    def _forget(self) -> None:
+        """Free what the inputs brought."""
+        self.graph = self.result = self.training = None
+        self.model.zero_grad(set_to_none=True)
+        self.inputs.clear()
 
     def _take_batch(self) -> None:
         """The job's inputs, and the training iteration on them."""

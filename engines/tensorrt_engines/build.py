@@ -68,9 +68,15 @@ class Built:
 
 
 def batch_shapes(specs: Sequence[TensorSpec], batches: tuple[int, int, int]) -> dict[str, tuple[Shape, Shape, Shape]]:
-    """Every input's shape at the least, the most likely and the largest batch."""
+    """Every input's shape at the least, the most likely and the largest batch: an optimization profile.
+
+    Dimensions that the job varies go from their least to their largest size, for which the engine is optimized, so that
+    one engine serves all shapes.
+    """
     least, likely, largest = batches
-    return {spec.name: (spec.at(least), spec.at(likely), spec.at(largest)) for spec in specs}
+    return {
+        s.name: (s.end(least, largest=False), s.end(likely, largest=True), s.end(largest, largest=True)) for s in specs
+    }
 
 
 def request_of(

@@ -136,6 +136,18 @@ class TrtSession:
         if self.job.options.cuda_graph and self.fallback is None:
             self._capture()
 
+    def reshape(self, job: Job[TrtOptions]) -> None:
+        """Within the profile of the engine; for a shape outside of it another engine is opened."""
+        self.job = job
+        if _request(self.library, job).shapes != self.request.shapes:
+            self.close()
+            self.__init__(job)  # type: ignore[misc]
+            return
+        _wait()
+        self.graph = None
+        self.buffers.clear()
+        self._bind()
+
     def outputs(self) -> list[Array]:
         torch.cuda.current_stream().synchronize()
         return [self.buffers[name].download() for name in self.results]

@@ -10,12 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from engines.catalog import ENGINES, OPTIMIZERS, PASSES, PRECISIONS, PRESETS
 from exporters.catalog import CATALOG
 from exporters.single_layers import LAYERS
+from exporters.source import shape_words
 from profiler.errors import ConfigError, nearest
 from profiler.job.case import Case
 from profiler.job.config_errors import check_word, mistake, nearest_engine, read_option, validate_option
 from profiler.job.yaml_lines import Location
 
-KEYS = ("model", "engine", "variant", "pass", "precision", "batch_size", "replicate", "optimizer")
+KEYS = ("model", "engine", "variant", "pass", "precision", "batch_size", "shape", "replicate", "optimizer")
 
 
 class Filter(BaseModel):
@@ -28,6 +29,8 @@ class Filter(BaseModel):
     pass_: list[str] | None = Field(default=None, alias="pass")
     precision: list[str] | None = None
     batch_size: list[int] | None = None
+    shape: list[str] | None = None
+    """As ids end, such as "sequence=128" or "height=224/width=224"."""
     replicate: list[int] | None = None
     optimizer: list[str] | None = None
 
@@ -107,4 +110,6 @@ def parse_only(conditions: Sequence[str]) -> Filter | None:
 
 
 def _value(case: Case, column: str) -> Any:
+    if column == "shape":
+        return "/".join(shape_words(case.shape))
     return case.training.optimizer if column == "optimizer" else getattr(case, "pass_" if column == "pass" else column)

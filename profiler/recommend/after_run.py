@@ -12,6 +12,7 @@ from rich.text import Text
 
 from engines.catalog import known
 from profiler.errors import PROGRAM
+from profiler.job.case import setting_words
 from profiler.options import Recommend, Run
 from profiler.recommend.answer import make_answer
 from profiler.recommend.choice import Recommendation, recommend
@@ -37,10 +38,14 @@ def conclude(run: Path, results: pl.DataFrame, console: Console) -> None:
     if rows.is_empty():
         return
     passes = rows["pass"].unique(maintain_order=True).to_list()
-    sizes = sorted(rows["batch_size"].unique())
     one = Recommend(runs=[str(run)], pass_="inference" if "inference" in passes else passes[0])
-    aims = [replace(one, batch=str(sizes[0]))] if len(sizes) > 1 else [one]
-    aims += [replace(one, objective="throughput")] if len(sizes) > 1 else []
+    aims: list[Recommend] = []
+    shapes = rows.filter(pl.col("pass") == one.pass_, pl.col("shape").is_not_null())["setting"]
+    for shape in shapes.unique(maintain_order=True).to_list() or [None]:
+        own = rows if shape is None else rows.filter(setting=shape)
+        sizes, at = sorted(own["batch_size"].unique()), replace(one, extra=shape)
+        aims += [replace(at, batch=str(sizes[0]))] if len(sizes) > 1 else [at]
+        aims += [replace(at, objective="throughput")] if len(sizes) > 1 else []
     console.print(Text("\nWhat to deploy", style="bold"))
     for aim in aims:
         _print_answer(console, aim, recommend(results, make_request(aim, results)))
@@ -58,7 +63,8 @@ def _print_answer(console: Console, asked: Recommend, found: Recommendation) -> 
     facts = f"{amount(found.request.figure, choice.figures[found.request.figure])}{_PER[asked.objective]}"
     if "error" in choice.figures:
         facts += f", error {amount('error', choice.figures['error'])}"
-    console.print(Text(f"\n{aim}: {choice.name} ({facts})", style="bold green"))
+    at = f", {', '.join(setting_words(asked.extra))}" if asked.extra else ""
+    console.print(Text(f"\n{aim}{at}: {choice.name} ({facts})", style="bold green"))
     compared = [one for one in (choice, found.runner_up) if one is not None]
     sentences = [*answer.sentences[:_FEW], *answer.doubts]
     if noisy := " and ".join(disturbed(one.name, one.warnings) for one in compared if one.is_disturbed):
@@ -73,7 +79,7 @@ def _print_answer(console: Console, asked: Recommend, found: Recommendation) -> 
 def _options(asked: Recommend) -> str:
     """The options that ask `recommend` the same."""
     usual = Recommend(runs=())
-    given = {"--pass": "pass_", "--batch": "batch", "--objective": "objective"}
+    given = {"--pass": "pass_", "--batch": "batch", "--extra": "extra", "--objective": "objective"}
     values = {
         flag: getattr(asked, name) for flag, name in given.items() if getattr(asked, name) != getattr(usual, name)
     }

@@ -125,7 +125,7 @@ def _case() -> Iterator[Column]:
         "shape",
         "Shape",
         "the sizes of named dimensions that the job varies (`shapes`), as in `extra`: `height=224/width=224`; else "
-        "null. In `query` each dimension is a column of numbers, too: `size_height`",
+        "null",
     )
     yield _text("role", "Role", parts)
     yield _flag(
@@ -276,6 +276,15 @@ def _set_up() -> Iterator[Column]:
     yield _seconds("build_s", "Build", meaning, part_of="once_s")
     yield _seconds("load_s", "Load", meaning, part_of="start_s")
     yield _seconds("first_run_s", "First run", meaning, part_of="start_s")
+    yield _ms(
+        "first_call_ms",
+        "First call",
+        "the first call at this shape in a process of its own that has run the shapes before it in the job: algorithm "
+        "search, compilation, a recorded graph; where an engine is for one shape, opening it again; null at the first "
+        "shape (`first_run_s`) and without `shapes`",
+        shown=Shown.TERMINAL,
+        expendable=1,
+    )
 
 
 def _accuracy() -> Iterator[Column]:

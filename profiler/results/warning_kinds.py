@@ -168,6 +168,11 @@ _KINDS = (
         "S",
         "the model could be exported for one batch size or one shape at a time only; the column warnings says why",
     ),
+    WarningKind(
+        "no-first-call",
+        "N",
+        "the first call at a new shape could not be timed; the column warnings says why",
+    ),
     WarningKind("calibration", "k", "int8 was calibrated on seeded data, so its accuracy says nothing", doubts="error"),
     WarningKind("unproven", "?", "the types in which convolutions and products ran could not be seen", doubts="error"),
     WarningKind(

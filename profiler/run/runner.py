@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+from engines.base import Warning
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import Config, LargestBatch
 from profiler.job.plan import estimate_seconds
@@ -26,7 +27,7 @@ from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
 from profiler.run.quiet import Quiet
 from profiler.run.roofs import RunRoofs
-from profiler.run.supervise import Supervisor, families
+from profiler.run.supervise import Supervisor, families, walks
 from profiler.run.telemetry import Watcher
 from profiler.tables.numbers import counted
 from profiler.worker.task import Task
@@ -65,6 +66,7 @@ class Runner:
         self.budget, self.path = config.budget, tuple(map(str, config.import_from))
         self.wall = WallTime()
         self.repeats_used_up = False
+        self._first_calls: dict[CaseId, float | str] = {}
         self.roofs = RunRoofs(run, target, config.budget.seconds, environment, display)
         self._limits = config.largest_batch or LargestBatch()
         self._idle_minutes = idle_minutes
@@ -107,6 +109,7 @@ class Runner:
 
     def _measure_all(self, tasks: Sequence[Task], supervisor: Supervisor) -> None:
         """Measure every task, and what was disturbed again until it is not, or the time for that is spent."""
+        self._time_first_calls(tasks, supervisor)
         takes = Takes(self.run.results(), self.budget.repeats)
         self._measure_once(tasks, supervisor, takes)
         for number in itertools.count(1):
@@ -118,10 +121,32 @@ class Runner:
             self.display.announce(f"measuring {what} again{f', round {number}' if number > 1 else ''}")
             self._measure_once(disturbed, supervisor, takes, again=True)
 
+    def _time_first_calls(self, tasks: Sequence[Task], supervisor: Supervisor) -> None:
+        """The first call at each new shape, before any case has been measured; a resumed run keeps what it had."""
+        for id_, result in self.run.results().items():
+            if (known := result.figures.get("first_call_ms")) is not None:
+                self._first_calls[id_] = known
+        able = [each for each in tasks if failure(each.case, each.prepared) is None]
+        waiting = [walk for walk in walks(able) if any(each.case.id not in self._first_calls for each in walk[1:])]
+        with self.wall.span("first calls"):
+            for done, walk in enumerate(waiting):
+                self.display.preparing("first calls at new shapes", done, len(waiting))
+                found = supervisor.first_calls(walk)
+                self._first_calls |= {each.case.id: found for each in walk[1:]} if isinstance(found, str) else found
+
+    def _add_first_call(self, result: Result) -> None:
+        """Add what was timed of the case's shape, or the warning why nothing was."""
+        found = self._first_calls.get(result.case_id)
+        if isinstance(found, str):
+            result.warnings.append(Warning("no-first-call", found))
+        elif found is not None:
+            result.figures["first_call_ms"] = found
+
     def _measure_once(self, tasks: Sequence[Task], supervisor: Supervisor, takes: Takes, again: bool = False) -> None:
         """Measure tasks, family by family; `again` as far as there is time for that."""
 
         def keep(case: Case, result: Result) -> None:
+            self._add_first_call(result)
             self._keep(case, result, counts=takes.add(result, again))
 
         ordered = families(tasks)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engines.base import BuiltAhead, Phase, Warning
 from engines.catalog import ENGINES
-from profiler.job.case import Role
+from exporters.source import shape_words
+from profiler.job.case import CaseId, Role
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.messages import Outcome, Part
 from profiler.processes.process import Call, Child, run_one
@@ -51,6 +53,21 @@ class Supervisor:
         self.quiet.mark(result)
         _drop_if_empty(log)
         return result
+
+    def first_calls(self, tasks: Sequence[Task]) -> dict[CaseId, float] | str:
+        """By case the milliseconds of the first call at its shape, of one configuration at several; or why there are
+        none. What compiles finds nothing of other cases in its cache on disk."""
+        case = tasks[0].case
+        log = self.logs / f"{case.id.file_name}-first-calls.log"
+        variable = ENGINES[case.engine].compile_cache
+        self.quiet.start()
+        with tempfile.TemporaryDirectory(prefix="profiler-") as folder:
+            call = self._call("profiler.worker.first_calls:first_calls", tasks, tasks[0], log)
+            environment = {**call.environment, **({variable: folder} if variable else {})}
+            outcome = run_one(replace(call, environment=environment), lambda child: None)
+        _drop_if_empty(log)
+        found: dict[CaseId, float] | None = outcome.value if outcome.status == "ok" else outcome.salvage
+        return found or str(outcome.reason)
 
     def measure_sweep(
         self, tasks: Sequence[Task], tick: Callable[[int, str], None], keep: Callable[[Result], None]
@@ -127,6 +144,16 @@ class Supervisor:
         if self.watcher.ended():
             reason = "the process that reads the GPU's sensors ended; see logs/telemetry.log"
             result.warnings.append(Warning("telemetry", reason))
+
+
+def walks(tasks: Sequence[Task]) -> list[list[Task]]:
+    """The tasks that differ in their shapes alone, where there are several: each configuration's in the job's order."""
+    found: dict[tuple[str, ...], list[Task]] = {}
+    for task in tasks:
+        if task.case.shape and task.case.role is Role.CELL and task.case.unsupported is None:
+            shape = "/".join(shape_words(task.case.shape))
+            found.setdefault((str(task.case.id).removesuffix(shape), task.case.model), []).append(task)
+    return [walk for walk in found.values() if len(walk) > 1]
 
 
 def families(tasks: Sequence[Task]) -> list[list[Task]]:

@@ -85,7 +85,7 @@ def test_only_without_conditions_lets_everything_through():
     ("condition", "says"),
     [
         ("modl=alexnet", "unknown key 'modl'; did you mean 'model'?"),
-        ("zzz=1", "valid: model, engine, variant, pass, precision, batch_size, replicate"),
+        ("zzz=1", "valid: model, engine, variant, pass, precision, batch_size, shape, replicate"),
         ("alexnet", "'alexnet' is not of the form key=value"),
         ("model=", "'model=' is not of the form key=value"),
         ("model=alexnet,vgg16", "'vgg16' is not of the form key=value"),

@@ -44,6 +44,7 @@ ADDED = [
     "calibrated",
     "log",
     "graph",
+    "first_call_ms",
     *NAMED,
 ]
 """Parts of other_mib; what else distinguishes a case; training in depth; layers; the price; bytes; others' share;

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from engines.tensorrt_engines.build import batch_shapes
 from exporters.inputs import input_specs
 from profiler.errors import ConfigError
+from profiler.job.conditions import parse_only
 from profiler.job.config import Config, config_of
 from profiler.job.plan import make_plan
 from profiler.run.shapes import with_shapes
@@ -76,3 +78,14 @@ def test_a_size_without_a_number_is_refused():
 def test_a_size_that_is_given_twice_is_refused():
     with pytest.raises(ConfigError, match="sequence has 8 twice"):
         make_plan(with_shapes(job(TEXT, shapes={"sequence": [8, 8]})), "cpu")
+
+
+def test_a_condition_chooses_a_shape():
+    config = with_shapes(job(TEXT, shapes={"sequence": [8, 16]}))
+    [case] = make_plan(config, "cpu", parse_only(["shape=sequence=16"]))
+    assert case.shape == {"sequence": 16}
+
+
+def test_an_optimization_profile_goes_over_the_range_of_sizes():
+    [spec] = input_specs(make_plan(with_shapes(job(IMAGE, shapes={"height": [16, 32]})), "cpu")[0].source)
+    assert batch_shapes([spec], (1, 4, 8)) == {"x": ((1, 3, 16, 32), (4, 3, 32, 32), (8, 3, 32, 32))}

@@ -1,0 +1,60 @@
+"""Time the first call at each new shape, in one process that has run other shapes before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+import engines
+from engines.base import OwnQueue, Reshapable, Session, ignore
+from profiler.job.case import CaseId
+from profiler.processes.messages import Report, Salvage
+from profiler.worker.measure_case import Phases, open_bench
+from profiler.worker.task import Task, check_inputs, make_job
+
+_CALLS = 3
+"""So many at each shape, before the next one comes: a compiler that records graphs needs as many until it replays."""
+
+
+def first_calls(tasks: Sequence[Task], report: Report) -> dict[CaseId, float]:
+    """Milliseconds of the first call at each task's shape but the first, in their order.
+
+    The tasks are one configuration at several shapes. From when the inputs of the new shape are on the host until the
+    outputs are there: copying them, and all that the engine does for a shape that it has not seen. One that is made for
+    a shape is opened again, which counts. What was timed until a failure is kept.
+    """
+    phases, found = Phases(report), dict[CaseId, float]()
+    session: Session | None = None
+    for number, task in enumerate(tasks):
+        check_inputs(task)
+        if session is None:
+            open_bench(task, phases, report)
+        job = replace(make_job(task, phases.enter), engine=task.case.engine, keeps_free=True)
+        start = time.perf_counter()
+        if isinstance(session, Reshapable):
+            session.reshape(job)
+        else:
+            if session is not None:
+                session.close()
+            session = engines.open_session(task.case.engine, job)
+        session.run(ignore)
+        _wait(task, session)()
+        if number:
+            found[task.case.id] = 1000 * (time.perf_counter() - start)
+            report(Salvage(dict(found)))
+        for _ in range(_CALLS - 1):
+            session.run(ignore)
+            _wait(task, session)()
+    if session is not None:
+        session.close()
+    return found
+
+
+def _wait(task: Task, session: Session) -> Callable[[], None]:
+    """What returns once the session's work is finished."""
+    if isinstance(session, OwnQueue):
+        return session.wait
+    return torch.cuda.synchronize if task.case.device == "cuda" else lambda: None
