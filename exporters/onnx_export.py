@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,18 +196,43 @@ def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> An
     """What torch.onnx.export makes of the model, in a second way where the first fails over attention.
 
     A fused kernel of attention gives its result in another memory order than the products that the exporter makes of
-    it (torch 2.13): what views it fails then, unless it has been recorded with the products' order.
+    it (torch 2.13): what views it fails then, unless it has been recorded with the products' order. And the exporter
+    knows attention only of four dimensions, where torch also takes three (timm's SAM has its heads in the batch).
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
+    ways: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+        "Cannot view a tensor": lambda: sdpa_kernel(SDPBackend.MATH),
+        "only 4D query": attention_in_four_dimensions,
+    }
     try:
         return torch.onnx.export(model, example, **options)
     except Exception as error:
-        if "Cannot view a tensor" not in sentence(error):
+        text = sentence(error)
+        way = next((each for words, each in ways.items() if words in text), None)
+        if way is None:
             raise
-    with sdpa_kernel(SDPBackend.MATH):
+    with way():
         return torch.onnx.export(model, example, **options)
+
+
+def attention_in_four_dimensions() -> contextlib.AbstractContextManager[Any]:
+    """While it is entered, scaled_dot_product_attention of three dimensions is computed as one item of four."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Lifted(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            is_attention = func is torch.nn.functional.scaled_dot_product_attention
+            if not is_attention or (args[0] if args else kwargs["query"]).dim() != 3:
+                return func(*args, **kwargs)
+            own = [part[None] if isinstance(part, torch.Tensor) else part for part in args]
+            named = {key: part[None] if isinstance(part, torch.Tensor) else part for key, part in kwargs.items()}
+            return func(*own, **named)[0]
+
+    return Lifted()
 
 
 def _free_axes(specs: Sequence[TensorSpec]) -> tuple[dict[int, Any], ...]:

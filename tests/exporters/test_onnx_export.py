@@ -13,12 +13,14 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 from thin_networks import thin_source
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from exporters import onnx_export
 from exporters.build_model import load, restore
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
-from exporters.onnx_export import check_onnx, export_onnx
+from exporters.onnx_export import attention_in_four_dimensions, check_onnx, export_onnx
 from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state
 
@@ -213,3 +215,29 @@ def test_check_finds_external_data_in_subgraphs(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
     with pytest.raises(ModelError, match="outside"):
         check_onnx(tmp_path / "m.onnx")
+
+
+class Seen(TorchFunctionMode):
+    """Notes of how many dimensions the attention that is computed is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dimensions: list[int] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is functional.scaled_dot_product_attention:
+            self.dimensions.append((args[0] if args else kwargs["query"]).dim())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dimensions", [3, 4])
+def test_attention_of_three_dimensions_is_exported_as_one_of_four(dimensions: int) -> None:
+    query = torch.randn(2, 6, 4) if dimensions == 3 else torch.randn(2, 3, 6, 4)
+    mask = torch.randn(*query.shape[:-1], 6)
+    plain = functional.scaled_dot_product_attention(query, query, query, mask)
+    with Seen() as seen, attention_in_four_dimensions():
+        positional = functional.scaled_dot_product_attention(query, query, query, mask)
+        named = functional.scaled_dot_product_attention(query=query, key=query, value=query, attn_mask=mask)
+    assert seen.dimensions == [4, 4]
+    torch.testing.assert_close(positional, plain)
+    torch.testing.assert_close(named, plain)
