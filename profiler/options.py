@@ -80,7 +80,6 @@ class Run:
     wait_for_idle: Annotated[
         float | None,
         Option(
-            min=0.1,
             metavar="MINUTES",
             help="Wait up to so long, such as 10, before each case until the machine is quiet",
         ),

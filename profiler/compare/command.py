@@ -18,7 +18,7 @@ from profiler.errors import ConfigError, check_choice
 from profiler.job.conditions import parse_only
 from profiler.options import Compare as Options
 from profiler.published.references import published_as_results
-from profiler.results.reading import Runs, chosen, read_runs
+from profiler.results.reading import Runs, check_only, chosen, read_runs
 from profiler.results.replicates import without_probes
 from profiler.results.sentences import rough
 from profiler.results.speedups import spreads
@@ -111,6 +111,7 @@ def _only(results: pl.LazyFrame, options: Options) -> pl.LazyFrame:
     conditions = parse_only(options.only)
     if conditions is None:
         return results
+    check_only(conditions, results)
     of_published = conditions.model_copy(update={"variant": None, "engine": None})
     published = pl.col("run_id").is_in(list(options.references))
     found = results.filter(pl.when(published).then(chosen(of_published)).otherwise(chosen(conditions)))

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.published import conclusions
-from profiler.published.claims.evidence import Evidence, Verdict
+from profiler.published.claims.evidence import Evidence, Outcome
 from profiler.published.claims.kinds import Group, groups
 from profiler.published.conclusions import Comparison, Subject
 from profiler.published.headlines import headlines
@@ -24,10 +24,10 @@ _VERDICTS = """\
 "Not quite" stands where the direction is right, but a printed number differs from the computed one by 0.05 or more, or
 not every network agrees."""
 _COUNTED = {
-    Verdict.FAILS: ("does not hold", "do not hold"),
-    Verdict.IN_PART: ("does not quite hold", "do not quite hold"),
-    Verdict.HOLDS: ("holds", "hold"),
-    Verdict.UNDECIDED: ("cannot be checked", "cannot be checked"),
+    Outcome.FAILS: ("does not hold", "do not hold"),
+    Outcome.IN_PART: ("does not quite hold", "do not quite hold"),
+    Outcome.HOLDS: ("holds", "hold"),
+    Outcome.UNDECIDED: ("cannot be checked", "cannot be checked"),
 }
 """What is said of one statement with a verdict, and of several; what surprises comes first."""
 _INTRODUCTION = """\
@@ -74,7 +74,7 @@ def _statements(found: Sequence[Group]) -> list[str]:
     counts = _counts(found)
     if not counts:
         return []
-    in_part = any(one.answer.verdict is Verdict.IN_PART for group in found for one in group.checked)
+    in_part = any(one.answer.verdict is Outcome.IN_PART for group in found for one in group.checked)
     parts = [f"## {STATEMENTS}", f"{counts}\n{_VERDICTS}" if in_part else counts]
     for group in found:
         parts += [f"### {group.heading}", _bullets([one.sentence() for one in group.checked])]

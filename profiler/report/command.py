@@ -18,7 +18,7 @@ from profiler.report.images import Image, ImageFormat
 from profiler.report.page import page
 from profiler.report.sections import Report, compose
 from profiler.report.tables import tables
-from profiler.results.reading import Runs, read_runs
+from profiler.results.reading import Runs, check_only, read_runs
 from profiler.tables.writers import csv
 
 Format = Literal["html", "md", "csv"]
@@ -42,6 +42,8 @@ def write(options: Options, compared: pl.DataFrame | None = None) -> list[Path]:
         check_choice("--charts", options.charts, get_args(ImageFormat))
     only = parse_only(options.only)
     runs = read_runs(options.runs)
+    if only is not None:
+        check_only(only, runs.results)
     target = _target(options)
     try:
         if options.study is not None:

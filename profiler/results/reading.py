@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import polars as pl
 
 from engines.catalog import BASES
-from profiler.errors import ConfigError
+from profiler.errors import ConfigError, nearest
 from profiler.job.case import MARKS, Role
 from profiler.job.conditions import Filter
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES, Group, kind_of_warning, names
@@ -124,6 +124,18 @@ def chosen(conditions: Filter) -> pl.Expr:
         pl.any_horizontal(pl.col(column).is_in(values) for column in columns) for columns, values in conditions.tests()
     ]
     return pl.all_horizontal(pl.lit(value=True), *tests)
+
+
+def check_only(conditions: Filter, results: pl.LazyFrame) -> None:
+    """Raises ConfigError for a value that no row has, even beside others that some have: what was misspelt or not
+    measured must not vanish in silence."""
+    for columns, values in conditions.tests():
+        there = results.select(columns).unique().collect()
+        known = sorted({str(value) for column in reversed(columns) for value in there[column].drop_nulls()})
+        for word in map(str, values):
+            if word not in known:
+                what = f"--only {columns[0]}={word}"
+                raise ConfigError(f"{what}: no row of these runs matches{nearest(word, known) if known else ''}")
 
 
 def with_all_columns(results: Frame) -> Frame:

@@ -62,6 +62,8 @@ from profiler.tables.numbers import counted
 _QUICK_SAMPLES = 3
 Conclude = Callable[[Path, pl.DataFrame, Console], None]
 """Called with the run's folder and its results."""
+LEAST_WAIT = 0.1
+"""Minutes that a case may be told to wait for a quiet machine, at least."""
 
 
 def execute(options: Options, console: Console, conclude: Conclude | None = None) -> int:
@@ -161,7 +163,9 @@ def _say_yaml(options: Options, run: RunFolder, console: Console) -> None:
 
 
 def _check_budget(options: Options) -> None:
-    """Raises ConfigError where options contradict each other about how long a case is sampled."""
+    """Raises ConfigError where options contradict each other about how long a case is sampled, or a wait is none."""
+    if options.wait_for_idle is not None and not options.wait_for_idle >= LEAST_WAIT:
+        raise ConfigError(f"--wait-for-idle {options.wait_for_idle:g}: it is in minutes; give {LEAST_WAIT} or more")
     given = {"--seconds": options.seconds, "--min-samples": options.min_samples}
     names = [name for name, value in given.items() if value is not None]
     if names and options.quick:

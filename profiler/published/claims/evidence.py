@@ -19,7 +19,7 @@ Claim = Mapping[str, Any]
 NO_FIGURES = "The source printed the figures as pictures."
 
 
-class Verdict(StrEnum):
+class Outcome(StrEnum):
     """What the published rows say of a statement."""
 
     HOLDS = "Holds"
@@ -32,7 +32,7 @@ class Verdict(StrEnum):
 class Answer:
     """A verdict, and in a sentence what it rests on."""
 
-    verdict: Verdict
+    verdict: Outcome
     says: str
 
 

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from profiler.published import references
 from profiler.published.claims import libraries, memory, networks, speed, sweeps
-from profiler.published.claims.evidence import Answer, Claim, Evidence, Verdict
+from profiler.published.claims.evidence import Answer, Claim, Evidence, Outcome
 
 Own = Callable[[Sequence[Claim], Evidence], list[str]]
 
@@ -37,7 +37,7 @@ _SPEED, _NETWORKS, _LIBRARIES, _MEMORY, _SWEEPS = (
 
 
 def _pictures(_: Claim, __: Evidence) -> Answer:
-    return Answer(Verdict.UNDECIDED, "The source gives no figures for it.")
+    return Answer(Outcome.UNDECIDED, "The source gives no figures for it.")
 
 
 def _best_gpu(claim: Claim, _: Evidence) -> str:

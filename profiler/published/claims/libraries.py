@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from profiler.published import references
-from profiler.published.claims.evidence import NO_FIGURES, Answer, Claim, Evidence, Verdict, sound
+from profiler.published.claims.evidence import NO_FIGURES, Answer, Claim, Evidence, Outcome, sound
 from profiler.published.conclusions import the
 from profiler.published.layers import LAYERS
 from profiler.published.studies import PASSES
@@ -35,7 +35,7 @@ def best_checked(claim: Claim, evidence: Evidence) -> Answer:
         wins &= (first["published_library"], first["implementation"]) == (name, claim["implementation"])
         times = [f"{compact(row['milliseconds'])} ms" for row in (first, second)]
         says.append(f"{pass_} {times[0]}, then {second['published_library']} with {times[1]}")
-    return Answer(Verdict.HOLDS if wins else Verdict.FAILS, f"The published rows say {'; '.join(says)}.")
+    return Answer(Outcome.HOLDS if wins else Outcome.FAILS, f"The published rows say {'; '.join(says)}.")
 
 
 def _of(claim: Claim, evidence: Evidence) -> pl.DataFrame:
@@ -66,7 +66,7 @@ def framework_claimed(claim: Claim, _: Evidence) -> str:
 
 def framework_checked(_: Claim, __: Evidence) -> Answer:
     """Nothing: there were only pictures."""
-    return Answer(Verdict.UNDECIDED, NO_FIGURES)
+    return Answer(Outcome.UNDECIDED, NO_FIGURES)
 
 
 def framework_own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
@@ -140,7 +140,7 @@ def layers_checked(claim: Claim, _: Evidence) -> Answer:
     tables = ["forward", "backward"] if pass_ == "total" else [pass_]
     least = sum(float(rows.filter(table=table).select(pl.col(LAYERS).min()).sum_horizontal()[0]) for table in tables)
     off = abs(least - claim["low"])
-    verdict = Verdict.HOLDS if off < 1 else Verdict.IN_PART if off <= least / 20 else Verdict.FAILS
+    verdict = Outcome.HOLDS if off < 1 else Outcome.IN_PART if off <= least / 20 else Outcome.FAILS
     return Answer(verdict, f"The lowest published times add up to {compact(least)} ms.")
 
 

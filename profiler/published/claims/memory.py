@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from profiler.published import references
-from profiler.published.claims.evidence import Answer, Claim, Evidence, Verdict
+from profiler.published.claims.evidence import Answer, Claim, Evidence, Outcome
 from profiler.published.claims.libraries import ran_everything
 from profiler.published.conclusions import the
 from profiler.published.layers import LAYERS
@@ -28,7 +28,7 @@ def size_checked(claim: Claim, evidence: Evidence) -> Answer:
     mine, other = known[claim["to"]], known[claim["from"]]
     holds = mine / other == claim["low"] if claim["low"] else mine < other
     says = f"Its table has {count(mine)} GB against {count(other)} GB."
-    return Answer(Verdict.HOLDS if holds else Verdict.FAILS, says)
+    return Answer(Outcome.HOLDS if holds else Outcome.FAILS, says)
 
 
 def fit_claimed(claim: Claim, evidence: Evidence) -> str:
@@ -52,10 +52,10 @@ def fit_checked(claim: Claim, evidence: Evidence) -> Answer:
         every = ran == len(claim["networks"])
         says = "The tables have times of it" if len(claim["networks"]) == 1 else "The tables have times of them"
         return Answer(
-            Verdict.HOLDS if every else Verdict.FAILS, f"{says} there." if every else "Not all have times there."
+            Outcome.HOLDS if every else Outcome.FAILS, f"{says} there." if every else "Not all have times there."
         )
     says = f"The tables have {'no times' if ran == 0 else 'times'} of it there."
-    return Answer(Verdict.HOLDS if ran == 0 else Verdict.FAILS, says)
+    return Answer(Outcome.HOLDS if ran == 0 else Outcome.FAILS, says)
 
 
 def fit_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
@@ -84,7 +84,7 @@ def support_checked(claim: Claim, evidence: Evidence) -> Answer:
     rows = references.read(evidence.study).filter(network=claim["networks"][0])
     only = set(rows["library"]) == {claim["library"]}
     says = "The tables have no time of it without cuDNN." if only else "The tables have times without cuDNN."
-    return Answer(Verdict.HOLDS if only else Verdict.FAILS, says)
+    return Answer(Outcome.HOLDS if only else Outcome.FAILS, says)
 
 
 def support_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
@@ -105,7 +105,7 @@ def use_claimed(claim: Claim, _: Evidence) -> str:
 
 def use_checked(_: Claim, __: Evidence) -> Answer:
     """Nothing: the column is empty."""
-    return Answer(Verdict.UNDECIDED, "The source has a column for peak memory, and nothing in it.")
+    return Answer(Outcome.UNDECIDED, "The source has a column for peak memory, and nothing in it.")
 
 
 def use_own(_: Sequence[Claim], evidence: Evidence) -> list[str]:

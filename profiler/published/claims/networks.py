@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from profiler.published import references, setups
-from profiler.published.claims.evidence import Answer, Claim, Evidence, Verdict
+from profiler.published.claims.evidence import Answer, Claim, Evidence, Outcome
 from profiler.published.claims.speed import verdict
 from profiler.published.conclusions import MODELS, Comparison, Subject, compare, span, the
 from profiler.tables.numbers import counted, decimals, listed
@@ -54,9 +54,9 @@ def accuracy_checked(claim: Claim, evidence: Evidence) -> Answer:
     mine, other = known[claim["to"]], known[claim["from"]]
     says = f"{source} a top-5 error of {_percent(mine)} against {_percent(other)}."
     if claim["relation"] == "equal":
-        return Answer(Verdict.HOLDS if abs(mine - other) <= ALIKE else Verdict.FAILS, says)
+        return Answer(Outcome.HOLDS if abs(mine - other) <= ALIKE else Outcome.FAILS, says)
     as_printed = (mine, other) == (claim["low"], claim["high"])
-    return Answer(Verdict.FAILS if mine >= other else Verdict.HOLDS if as_printed else Verdict.IN_PART, says)
+    return Answer(Outcome.FAILS if mine >= other else Outcome.HOLDS if as_printed else Outcome.IN_PART, says)
 
 
 def own(_: Sequence[Claim], evidence: Evidence) -> list[str]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import polars as pl
 
 from profiler.published import setups
-from profiler.published.claims.evidence import Answer, Claim, Evidence, Verdict
+from profiler.published.claims.evidence import Answer, Claim, Evidence, Outcome
 from profiler.published.conclusions import (
     EQUAL,
     Comparison,
@@ -45,16 +45,16 @@ def checked(claim: Claim, evidence: Evidence) -> Answer:
     return Answer(verdict(claim, low, high, pair.faster == to), f"The published rows say {span(low, high)}, on {noun}.")
 
 
-def verdict(claim: Claim, low: float, high: float, mostly: bool) -> Verdict:
+def verdict(claim: Claim, low: float, high: float, mostly: bool) -> Outcome:
     """Of a printed range, or of none, what the computed one says; `mostly` whether the mean has the same direction."""
     if claim["relation"] == "equal":
         off = max(1 - low, high - 1)
-        return Verdict.HOLDS if off < EQUAL else Verdict.IN_PART if off < 2 * EQUAL else Verdict.FAILS
+        return Outcome.HOLDS if off < EQUAL else Outcome.IN_PART if off < 2 * EQUAL else Outcome.FAILS
     if claim["low"] is not None and low > 1:
         ends = ((claim["low"], low), (claim["high"], high))
         near = all(abs(said - found) < max(ROUNDING, said / 100) for said, found in ends)
-        return Verdict.HOLDS if near else Verdict.IN_PART
-    return Verdict.HOLDS if low > 1 else Verdict.IN_PART if mostly else Verdict.FAILS
+        return Outcome.HOLDS if near else Outcome.IN_PART
+    return Outcome.HOLDS if low > 1 else Outcome.IN_PART if mostly else Outcome.FAILS
 
 
 def order_claimed(claim: Claim, _: Evidence) -> str:
@@ -69,11 +69,11 @@ def order_checked(claim: Claim, evidence: Evidence) -> Answer:
     chain = [(one, other, pairs[frozenset((one, other))]) for one, other in pairwise(claim["gpu"])]
     kept = [pair.faster == one and pair.low > 1 for one, _, pair in chain]
     if all(kept):
-        return Answer(Verdict.HOLDS, "In the published rows each is faster than the next on every network.")
+        return Answer(Outcome.HOLDS, "In the published rows each is faster than the next on every network.")
     turned = [pair.faster != one for one, _, pair in chain]
     wrong = listed(f"{one} and {other}" for (one, other, _), right in zip(chain, kept, strict=True) if not right)
     says = f"In the published rows each is faster than the next on every network, but not {wrong}."
-    return Answer(Verdict.FAILS if any(turned) else Verdict.IN_PART, says)
+    return Answer(Outcome.FAILS if any(turned) else Outcome.IN_PART, says)
 
 
 def own(_: Sequence[Claim], evidence: Evidence) -> list[str]:

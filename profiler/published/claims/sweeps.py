@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import polars as pl
 
-from profiler.published.claims.evidence import NO_FIGURES, Answer, Claim, Evidence, Verdict
+from profiler.published.claims.evidence import NO_FIGURES, Answer, Claim, Evidence, Outcome
 from profiler.published.conclusions import the
 from profiler.published.studies import PASSES
 from profiler.results import batch_sweeps
@@ -40,7 +40,7 @@ def per_sample_checked(_: Claim, evidence: Evidence) -> Answer:
     each = [f"{decimals(row['total_ms'] / row['batch_size'], 2)} ms" for row in (half, whole)]
     says = f"{NO_FIGURES} The two in its text are an exception: {half['published_network']} on {half['machine']} takes "
     says += f"{each[0]} per sample at {half['batch_size']}, {each[1]} at {whole['batch_size']}."
-    return Answer(Verdict.UNDECIDED, says)
+    return Answer(Outcome.UNDECIDED, says)
 
 
 def per_sample_own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
@@ -82,7 +82,7 @@ def excess_checked(claim: Claim, evidence: Evidence) -> Answer:
     excess = whole["total_ms"] - 2 * half["total_ms"]
     times = [f"{decimals(row['total_ms'], 2)} ms" for row in (whole, half)]
     says = f"The published {times[0]} are {decimals(excess, 2)} ms more than twice {times[1]}."
-    return Answer(Verdict.HOLDS if claim["low"] - 1 < excess < claim["low"] else Verdict.FAILS, says)
+    return Answer(Outcome.HOLDS if claim["low"] - 1 < excess < claim["low"] else Outcome.FAILS, says)
 
 
 def excess_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
@@ -117,7 +117,7 @@ def bend_claimed(claim: Claim, evidence: Evidence) -> str:
 
 def bend_checked(_: Claim, __: Evidence) -> Answer:
     """Nothing: there were only pictures."""
-    return Answer(Verdict.UNDECIDED, NO_FIGURES)
+    return Answer(Outcome.UNDECIDED, NO_FIGURES)
 
 
 def bend_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:

@@ -89,6 +89,11 @@ def test_two_equal_runs_end_with_0_and_a_slowed_one_with_1(runs: Path, profiler:
         (["main", "slow"], {"base": "mian"}, "did you mean 'main'"),
         (["main", "slow"], {"only": ("modle=resnet50",)}, "did you mean 'model'"),
         (["main", "slow"], {"only": ("model=resnet18,batch_size=7",)}, "no row of these runs matches"),
+        (
+            ["main", "slow"],
+            {"only": ("model=resnet50,model=resnet5",)},
+            "model=resnet5: no row .* did you mean 'resnet50'",
+        ),
         (["main", "slow"], {"format": "jsonn"}, "did you mean 'json'"),
         (["main", "slow"], {"format": "md", "output": Path("no/such/file")}, "--output no/such/file"),
         (["main", "slow"], {"references": ("cnn",)}, "no published figures of 'cnn'"),

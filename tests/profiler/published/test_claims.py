@@ -14,7 +14,7 @@ from rich.console import Console
 
 from profiler.published import page, references
 from profiler.published.claims import sweeps
-from profiler.published.claims.evidence import Evidence, Verdict
+from profiler.published.claims.evidence import Evidence, Outcome
 from profiler.published.claims.kinds import KINDS, Checked, groups
 from profiler.published.headlines import MOST, headlines
 from profiler.published.headlines import cost as headlines_cost
@@ -87,7 +87,7 @@ def test_of_the_speeds_those_do_not_hold_that_the_readme_of_references_lists() -
         one
         for study in STUDIES
         for name, one in published(study).items()
-        if "faster than" in name and "network" in one.answer.says and one.answer.verdict is not Verdict.HOLDS
+        if "faster than" in name and "network" in one.answer.says and one.answer.verdict is not Outcome.HOLDS
     ]
     ranges = []
     for one in speeds:
@@ -145,7 +145,7 @@ def test_a_statement_that_the_rows_contradict_does_not_hold(monkeypatch: pytest.
     monkeypatch.setattr(references, "read", upside_down)
     for study, failing in (("cnn-benchmarks", 8), ("cloud-gpus", 5), ("convnet-benchmarks", 11), ("gpu-study", 1)):
         verdicts = [one.answer.verdict for one in checked(study).values()]
-        assert verdicts.count(Verdict.FAILS) >= failing, study
+        assert verdicts.count(Outcome.FAILS) >= failing, study
 
 
 def test_own_rows_say_what_cudnn_is_worth_and_leave_out_what_the_host_sets() -> None:

@@ -570,6 +570,11 @@ def test_only_takes_a_variants_name_for_an_engines(tmp_path: Path) -> None:
     assert {line["Engine"] for line in page.tables["latency"]} == {"eager-tuned"}
 
 
+def test_only_refuses_a_value_that_no_row_has_beside_one_that_some_have(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--only engine=eager-tuuned: no row of these runs matches; did you mean"):
+        page_of(GOLDEN / "cpu", folder=tmp_path, only=("engine=eager-tuned,engine=eager-tuuned",))
+
+
 def test_of_several_optimizers_the_sentence_on_speedups_is_of_one(tmp_path: Path) -> None:
     rows = [
         row(variant, ms * slower, **{"pass": "training"}, extra=extra)

@@ -15,15 +15,19 @@ from subprocess import CompletedProcess
 
 import polars as pl
 import pytest
+from rich.console import Console
 
 from profiler import nvml as nvml_module
 from profiler import processor
+from profiler.errors import ConfigError
 from profiler.job.case import CaseId
+from profiler.options import Run
 from profiler.processor import Load
 from profiler.results.result import Result
 from profiler.results.wall_time import WAIT, WallTime
 from profiler.results.warning_kinds import disturbances
 from profiler.run import device_lock, quiet
+from profiler.run.command import execute
 from profiler.run.device_lock import DeviceLock
 from profiler.run.progress import PlainDisplay
 from profiler.run.quiet import Quiet
@@ -256,3 +260,8 @@ def test_what_was_disturbed_is_measured_again_once_the_other_work_has_ended(
     remain = sum(bool(disturbances(of_case[-1].warnings)) for of_case in takes.values())
     ends = rf"\n2 of 2 cases were disturbed( or [a-z]+)*: {2 - remain} came right when measured again, {remain} remain"
     assert re.search(ends, done.stdout)
+
+
+def test_a_wait_of_seconds_is_refused_as_minutes() -> None:
+    with pytest.raises(ConfigError, match=r"--wait-for-idle 0.05: it is in minutes; give 0.1 or more"):
+        execute(Run(config="resnet18", wait_for_idle=0.05), Console())
