@@ -713,7 +713,7 @@ def test_command_writes_beside_the_run(profiler: Profiler, tmp_path: Path) -> No
     [
         ({"format": "htm"}, "--format: unknown 'htm'; did you mean 'html'?"),
         ({"charts": "pdf"}, "valid: png, svg"),
-        ({"only": ["model=nothere"]}, "--only model=nothere: no case of"),
+        ({"only": ["model=nothere"]}, "--only model=nothere: no row of these runs matches"),
         ({"only": ["modell=x"]}, "unknown key 'modell'"),
         ({"output": Path("/proc/nowhere")}, "cannot be written"),
     ],
