@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,11 @@ from engines.catalog import ENGINES, Device, known
 from engines.deployment import Deployed, save_inputs
 from exporters.cache import default_root
 from exporters.catalog import CATALOG
+from exporters.shapes import at_shape
 from exporters.source import ModelSource
 from profiler.build import BuildTask, build, find_engine, find_gpu
 from profiler.errors import ConfigError
-from profiler.job.case import Budget, Case
+from profiler.job.case import Budget, Case, settings
 from profiler.job.config import Config, load_config
 from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Outcome, Report
@@ -84,7 +86,7 @@ def _case(candidate: Candidate, run: Run) -> tuple[Case, tuple[str, ...]]:
         raise ConfigError(f"--export: {run.address} is an object store; copy the run here first")
     device: Device = "cuda" if row["device"] == "cuda" else "cpu"
     if path.is_file():
-        source, folders = _source(load_config(path, device), row["model"], path)
+        source, folders = _source(load_config(path, device), row, path)
     elif row["model"] in CATALOG and row["model_kind"] in (None, "canonical"):
         source, folders = ModelSource(row["model"]), ()
     else:
@@ -95,11 +97,13 @@ def _case(candidate: Candidate, run: Run) -> tuple[Case, tuple[str, ...]]:
     return Case(model, engine, variant, "inference", precision, batch_size, device, 0, source, options), folders
 
 
-def _source(config: Config, model: str, path: Path) -> tuple[ModelSource, tuple[str, ...]]:
-    entry = next((entry for entry in config.subjects if entry.name == model), None)
+def _source(config: Config, row: Mapping[str, Any], path: Path) -> tuple[ModelSource, tuple[str, ...]]:
+    entry = next((entry for entry in config.subjects if entry.name == row["model"]), None)
     if entry is None:
-        raise ConfigError(f"--export: {path} has no model {model}, though the results do")
-    return entry.source(), tuple(map(str, config.import_from))
+        raise ConfigError(f"--export: {path} has no model {row['model']}, though the results do")
+    shape = {name: int(size) for name, size in settings(row["shape"] or "").items()}
+    source = at_shape(entry.source(), shape, getattr(entry, "shapes", None) or {})  # A layer has none.
+    return source, tuple(map(str, config.import_from))
 
 
 @dataclass(frozen=True)

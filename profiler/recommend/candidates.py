@@ -19,7 +19,7 @@ from profiler.results.warning_kinds import without_factor
 
 _KEY = [
     *("machine", *names(Group.VERSIONS), "device"),
-    *("engine", "variant", "precision", "calibrated", "batch_size", "extra", "options"),
+    *("engine", "variant", "precision", "calibrated", "batch_size", "extra", "shape", "options"),
 ]
 """Rows that agree in all of these are replicates of one another, be it in several runs."""
 FIGURES = {
