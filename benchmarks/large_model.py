@@ -34,7 +34,7 @@ class Large(nn.Module):
         super().__init__()
         self.table = nn.Embedding({ROWS}, {WIDTH})
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm({WIDTH}), nn.Linear({WIDTH}, {4 * WIDTH}), nn.ReLU(), nn.Linear({4 * WIDTH}, {WIDTH}))
+            nn.Sequential(nn.Linear({WIDTH}, {4 * WIDTH}), nn.ReLU(), nn.Linear({4 * WIDTH}, {WIDTH}))
             for _ in range(blocks)
         )
         self.head = nn.Linear({WIDTH}, {ROWS}, bias=False)
@@ -108,8 +108,9 @@ def write_graph(path: Path, blocks: int) -> None:
             tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape)
             tensor.data_location = TensorProto.EXTERNAL
             data = generator.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[0]))
-            for key, value in (("location", file.name), ("offset", file.tell()), ("length", data.nbytes)):
-                tensor.external_data.add(key=key, value=str(Path(value).name if key == "location" else value))
+            places = {"location": path.with_suffix(".data").name, "offset": file.tell(), "length": data.nbytes}
+            for key, value in places.items():
+                tensor.external_data.add(key=key, value=str(value))
             data.tofile(file)
             weights.append(tensor)
             return name
@@ -165,7 +166,7 @@ def state(pid: int) -> str:
 
 
 def name_of(pid: int) -> str:
-    return Path(os.readlink(f"/proc/{pid}/fd/1")).name.split(".log")[0] or str(pid)
+    return Path(f"/proc/{pid}/fd/1").readlink().name.split(".log")[0] or str(pid)
 
 
 def tree(root: int) -> list[int]:

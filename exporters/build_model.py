@@ -7,9 +7,10 @@ import importlib
 import inspect
 import math
 import sys
+import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from safetensors.torch import load_file
@@ -185,10 +186,7 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "", own: Coll
     if not path.is_file():
         raise ModelError(f"weights {path}: no such file")
     try:
-        if path.suffix == ".safetensors":
-            content = load_file(path)
-        else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load_file(path) if path.suffix == ".safetensors" else opened(path)
     except Exception as error:
         cause = str(error).strip().partition("\n")[0]
         raise ModelError(
@@ -200,6 +198,15 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "", own: Coll
         what = f"{len(strays)} keys do not begin with {prefix!r}, {strays[0]} for one"
         raise ModelError(f"weights {path}: {what}; correct or leave out prefix")
     return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+
+
+def opened(path: Path) -> Any:
+    """What torch.save wrote, its tensors mapped from the file, so that nothing is read before it is used.
+
+    The format that torch wrote before 1.6 cannot be mapped, and is read.
+    """
+    is_zip = zipfile.is_zipfile(path)
+    return torch.load(path, map_location="cpu", mmap=is_zip, weights_only=True)
 
 
 def state_dict(content: object, key: str | None, path: Path, own: Collection[str] = ()) -> Mapping[str, Tensor]:
@@ -294,7 +301,7 @@ def restore(source: ModelSource, state_path: Path) -> nn.Module:
     with torch.device("meta"):
         model = structure(source)
     try:
-        state = torch.load(state_path, map_location="cpu", mmap=True, weights_only=True)
+        state = opened(state_path)
         model.load_state_dict(state, assign=True)
     except Exception as error:
         cause = str(error).strip().partition("\n")[0]

@@ -103,8 +103,8 @@ def _add(total: Any, name: str, value: object) -> None:
         total.update(f"{name} {re.sub(r'0x[0-9a-f]+', '', repr(value))}".encode())
         return
     total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-    # As bytes: NumPy has no bfloat16.
-    total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    # As bytes, since NumPy has no bfloat16; where they lie, since a table of embeddings has gigabytes.
+    total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def code(modules: Iterable[str]) -> dict[str, str]:

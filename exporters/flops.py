@@ -215,7 +215,7 @@ def forward_flops(model: nn.Module, specs: Sequence[TensorSpec], batch: int) -> 
     from exporters.calls import call
 
     # With gradients: without them torch takes a fused kernel for a transformer's layer, into which no counter looks.
-    with counting() as counter:
+    with known_values(), counting() as counter:
         call(model.eval(), specs, tensors(model, specs, batch))
     return int(counter.get_total_flops())
 
@@ -231,7 +231,7 @@ def training_flops(
 
     model.train().zero_grad(set_to_none=True)
     items = [item.requires_grad_(wrt_input and item.is_floating_point()) for item in tensors(model, specs, batch)]
-    with counting() as counter:
+    with known_values(), counting() as counter:
         trained_output(call(model, specs, items), outputs).float().square().mean().backward()
     return int(counter.get_total_flops())
 
@@ -340,7 +340,7 @@ def weights_read(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, int
                 used.update(id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
             return func(*args, **(kwargs or {}))
 
-    with Observer():  # type: ignore[no-untyped-call]
+    with known_values(), Observer():  # type: ignore[no-untyped-call]
         call(model.eval(), specs, tensors(model, specs, _batches(specs)[0]))
     weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) in used]
     return {
@@ -350,12 +350,41 @@ def weights_read(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, int
 
 
 def tensors(model: nn.Module, specs: Sequence[TensorSpec], batch: int) -> list[Any]:
-    """Inputs on the model's device."""
+    """Floats on the model's device; token ids and masks keep their values next to a model on the meta device."""
     import torch
 
     weight = next(itertools.chain(model.parameters(), model.buffers()), None)
     device = "cpu" if weight is None else weight.device
-    return [torch.from_numpy(array).to(device) for array in seeded_inputs(specs, batch)]
+    made = [torch.from_numpy(array) for array in seeded_inputs(specs, batch)]
+    return [item.to(device) if item.is_floating_point() or str(device) != "meta" else item for item in made]
+
+
+def known_values() -> Any:
+    """A mode in which what depends on no weight is computed, and all else is on the meta device, with shapes alone.
+
+    Transformers look whether a mask hides anything before they use it, which a mask without values cannot answer.
+    Raises RuntimeError where a tensor with values would be overwritten by one without.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._pytree import tree_leaves, tree_map_only
+
+    class KnownValues(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs, name, first = kwargs or {}, getattr(func, "__name__", ""), args[0] if args else None
+            kinds = {leaf.device.type for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+            if name == "to" and isinstance(first, torch.Tensor) and (first.is_meta or not first.is_floating_point()):
+                args, kwargs = tree_map_only((torch.device, str), lambda _: first.device, (args, kwargs))
+            elif name == "arange" and str(kwargs.get("device")) == "meta":
+                kwargs = {**kwargs, "device": "cpu"}
+            elif kinds == {"cpu", "meta"}:
+                is_written = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+                if "out" in kwargs or (is_written and isinstance(first, torch.Tensor) and not first.is_meta):
+                    raise RuntimeError(f"{name} overwrites values by others that are not known")
+                args, kwargs = tree_map_only(torch.Tensor, lambda leaf: leaf.to("meta"), (args, kwargs))
+            return func(*args, **kwargs)
+
+    return KnownValues()
 
 
 def count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> dict[str, int]:

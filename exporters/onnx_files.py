@@ -10,18 +10,21 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from exporters.cache import Cache, file_sha256, key_of
 from exporters.errors import sentence
 from exporters.inputs import BATCH, TensorSpec, graph_specs, read_onnx
 from exporters.onnx_export import Export, check_onnx, export_onnx, note
 from exporters.packages import installed_version
 from exporters.source import ModelError, ModelSource
-from exporters.weights import external_locations, identified, source_key, tensors
+from exporters.weights import identified, source_key, tensors
 
 MADE = ("fp32", "tf32", "fp16", "int8")
 """At which precisions a float32 file runs; of any other there is no converter."""
 _INTEGER_OPERATORS = ("QLinear", "Quantize", "Dequantize", "DynamicQuantize", "ConvInteger", "MatMulInteger", "QGemm")
 _FLOAT = 1  # onnx.TensorProto.FLOAT
+_PART_BYTES = 2**26
 
 
 def precisions_of(source: ModelSource, requested: Sequence[str]) -> list[str]:
@@ -116,17 +119,15 @@ def _write_fp16(name: str, graph: Path, path: Path) -> str:
     import onnx
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
-    external = bool(external_locations(graph))
     try:
-        # Without the weights, since what is passed in memory has protobuf's limit of 2 GiB.
+        # Data in other files stay there: what is passed in memory has protobuf's limit of 2 GiB.
         inferred = onnx.shape_inference.infer_shapes(read_onnx(graph))
-        if external:
-            onnx.load_external_data_for_model(inferred, str(graph.parent))
         kept = _blocked(inferred, DEFAULT_OP_BLOCK_LIST)
+        places = _without_data(inferred)
         model = convert_float_to_float16(inferred, disable_shape_infer=True)
         _sort(model.graph)
-        location = f"{path.name}.data" if external else None
-        onnx.save(model, path, save_as_external_data=external, location=location)
+        _move_data(model, places, graph.parent, path)
+        onnx.save(model, path)
         onnx.checker.check_model(str(path), full_check=True)
     except Exception as error:
         raise ModelError(
@@ -134,6 +135,49 @@ def _write_fp16(name: str, graph: Path, path: Path) -> str:
             "give the file: variants: {fp16: FILE}"
         ) from error
     return kept
+
+
+def _without_data(model: Any) -> dict[str, Any]:
+    """Empty the tensors whose data lie in other files, which the converter would read only to learn their shapes;
+    returns copies of them by name."""
+    outside = {tensor.name: type(tensor).FromString(tensor.SerializeToString()) for tensor in _outside(model)}
+    for tensor in _outside(model):
+        tensor.dims[:] = [0]
+        tensor.ClearField("data_location")
+        tensor.ClearField("external_data")
+    return outside
+
+
+def _outside(model: Any) -> list[Any]:
+    return [tensor for tensor in tensors(model.graph) if tensor.external_data]
+
+
+def _move_data(model: Any, outside: Mapping[str, Any], folder: Path, path: Path) -> None:
+    """Copy the data of the tensors `outside` from files in `folder` into one next to `path`, a part at a time; in half
+    precision where the model's tensor is now, by ONNX Runtime's own rule for what fp16 cannot hold."""
+    from onnxruntime.transformers.float16 import convert_np_to_float16
+
+    if not outside:
+        return
+    emptied = [v for v in model.graph.value_info if [d.dim_value for d in v.type.tensor_type.shape.dim] == [0]]
+    for value in emptied:
+        model.graph.value_info.remove(value)  # The shape of an emptied tensor, or of a cast of one.
+    data_path = path.with_name(f"{path.name}.data")
+    with data_path.open("wb") as target:
+        for tensor in (each for each in tensors(model.graph) if each.name in outside):
+            before = outside[tensor.name]
+            entries = {entry.key: entry.value for entry in before.external_data}
+            stored = np.memmap(folder / entries["location"], np.uint8, "r")[int(entries.get("offset", 0)) :]
+            stored = stored[: int(entries.get("length", stored.size))]
+            start = target.tell()
+            for place in range(0, stored.size, _PART_BYTES):
+                part = stored[place : place + _PART_BYTES]
+                halved = tensor.data_type != before.data_type
+                target.write(np.asarray(convert_np_to_float16(part.view(np.float32)) if halved else part).data)
+            tensor.dims[:] = before.dims
+            tensor.data_location = before.data_location
+            for key, value in (("location", data_path.name), ("offset", start), ("length", target.tell() - start)):
+                tensor.external_data.add(key=key, value=str(value))
 
 
 def _sort(graph: Any) -> None:

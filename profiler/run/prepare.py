@@ -24,6 +24,7 @@ from profiler.job.case import Budget, Case, Role
 from profiler.machine import available_memory_mib, usable_cores
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_all
+from profiler.run.fits import too_large_to_prepare, weight_mib
 from profiler.worker.task import Prepared, graph_of, graphs_of, has_checked_gradients, own_graphs, static_graph
 
 Key = TypeVar("Key", bound=Hashable)
@@ -258,11 +259,23 @@ class _Stages:
         )
 
     def _run(self, calls: Mapping[Key, Call], what: str) -> dict[Key, Outcome]:
+        refused = {
+            key: why
+            for key, call in calls.items()
+            if (why := too_large_to_prepare(call.function.partition(":")[2], call.argument, self._weights(call)))
+        }
+        calls = {key: call for key, call in calls.items() if key not in refused}
         slots = max(1, min(at_once([call.argument[0] for call in calls.values()]), len(calls)))
         # Ten processes with a thread a core each, on 64 cores, took minutes for what takes seconds.
         shared = [replace(call, threads=max(1, usable_cores() // slots)) for call in calls.values()]
         outcomes = run_all(shared, slots, lambda done: self.tick(what, done, len(calls)))
-        return dict(zip(calls, outcomes, strict=True))
+        return {**refused, **dict(zip(calls, outcomes, strict=True))}
+
+    def _weights(self, call: Call) -> float | None:
+        """MiB of the weights of the call's model."""
+        source = call.argument[0]
+        prepared = next((each for each in call.argument if isinstance(each, Prepared)), Prepared())
+        return prepared.weight_mib or weight_mib(source)
 
 
 def _with_input_gradient(cases: Sequence[Case]) -> set[str]:

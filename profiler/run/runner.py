@@ -22,6 +22,7 @@ from profiler.results.wall_time import WallTime
 from profiler.results.warning_kinds import disturbances, is_measured_again
 from profiler.run.again import Takes
 from profiler.run.device_lock import DeviceLock
+from profiler.run.fits import too_large_to_run, weight_mib
 from profiler.run.largest_batch import Search, short
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
@@ -170,7 +171,9 @@ class Runner:
             keep(waiting.pop(0).case, result)
 
         tick(0, "start")
-        why_not = failure(family[0].case, family[0].prepared)
+        first_case, prepared = family[0].case, family[0].prepared
+        weights = prepared.weight_mib or weight_mib(first_case.source)
+        why_not = failure(first_case, prepared) or too_large_to_run(first_case, weights, self.target.gpu)
         if why_not is not None:
             for task in family:
                 end(Result(task.case.id, why_not.status, [str(why_not.reason)], log=log_name(why_not.log)))

@@ -11,7 +11,9 @@ from typing import Any
 
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
+from torch import nn
 
 from exporters import flops
 from exporters.cache import Cache
@@ -640,3 +642,27 @@ def test_inference_is_known_before_training_is_tried(tmp_path: Path, monkeypatch
     found = cached_cost(source, input_specs(source), Cache(tmp_path), None, True, known.append)
     assert known[-1] == found
     assert found.training_flops == 7
+
+
+def test_a_mask_that_the_model_looks_at_is_counted_on_the_meta_device() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.out = nn.Embedding(10, 4), nn.Linear(4, 8)
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            x = self.table(ids)
+            mask = mask.to(device=x.device, dtype=torch.bool)
+            hidden = None if mask.all() else mask[:, None, :] & (torch.arange(6, device=x.device) < 6)
+            return self.out(nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=hidden))
+
+    declared = {name: {"shape": ["batch", 6], "dtype": "int64", **more} for name, more in MASKED.items()}
+    specs = input_specs(ModelSource("m", factory="m:m", inputs=declared_inputs(declared)))
+    counts = [flops.inference_part(Masked().to(device), specs) for device in ("meta", "cpu")]
+    assert counts[0] == counts[1]
+    assert counts[0]["inference_flops"] == 2 * 6 * (2 * 6 * 4 + 4 * 8)
+    trained = [flops.training_part(Masked().to(device), specs, False, ()) for device in ("meta", "cpu")]
+    assert trained[0] == trained[1]
+
+
+MASKED = {"ids": {"range": [0, 10]}, "mask": {"fill": "lengths"}}

@@ -83,3 +83,18 @@ def test_a_file_with_other_inputs_cannot_stand_for_the_model(tmp_path: Path) -> 
     assert set(found) == {"int8", "bf16"}
     assert found["int8"].endswith("its input x has the shape [batch, 4], and the model's x [batch, 3]")
     assert "no such file" in found["bf16"]
+
+
+def test_half_precision_of_data_in_another_file_is_that_of_data_in_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "a.onnx")
+    onnx.save(
+        onnx.load(tmp_path / "a.onnx"),
+        tmp_path / "b.onnx",
+        save_as_external_data=True,
+        location="b.bin",
+        size_threshold=0,
+    )
+    inside, outside = (to_fp16(ModelSource("m", onnx=tmp_path / f"{n}.onnx"), Cache(tmp_path / n)).path for n in "ab")
+    assert outside.with_name(f"{outside.name}.data").stat().st_size == 9 * 2 + 8, "nine halves and the axis"
+    x = np.random.default_rng(1).standard_normal((4, 3))
+    assert np.array_equal(run(inside, x), run(outside, x))
