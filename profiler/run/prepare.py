@@ -242,7 +242,9 @@ class _Stages:
             )
         for (name, head, items), outcome in self._run(calls, "reference gradients").items():
             log = calls[name, head, items].log
-            made = outcome.value if outcome.status == "ok" else f"{outcome.reason}; see {log}"
+            made = (
+                outcome.value if outcome.status == "ok" else f"{outcome.reason}{f'; see {log}' if outcome.log else ''}"
+            )
             old = prepared[name]
             prepared[name] = replace(old, gradients={**old.gradients, (head, items): made})
 
