@@ -129,6 +129,10 @@ class Proof:
     cuda_graph_skips: int | None = None
     """How many CUDA graphs torch.compile tried to record and did not."""
     graph_breaks: int | None = None
+    """At how many places torch.compile left the graph."""
+    graph_break_reasons: Sequence[str] = ()
+    recompilations: Sequence[str] = ()
+    """Why torch.compile compiled again what it had compiled, though every call has the same shapes."""
     build: Building | None = None
     warnings: Sequence[Warning] | None = None
     """These become the row's own."""
@@ -136,7 +140,7 @@ class Proof:
 
     def to_dict(self) -> dict[str, Any]:
         """One level: the fields that are known, then the details."""
-        known = {name: value for name, value in vars(self).items() if value is not None and name != "details"}
+        known = {name: value for name, value in vars(self).items() if value not in (None, ()) and name != "details"}
         if self.build:
             known["build"] = asdict(self.build)
         if self.warnings:

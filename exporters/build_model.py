@@ -146,7 +146,7 @@ def call_factory(source: ModelSource) -> nn.Module:
         module = importlib.import_module(module_name)
         factory = getattr(module, function_name, None)
         model = factory(**source.options) if factory is not None else None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise ModelError(f"model {source.name!r}: factory {source.factory!r}: {_no_module(error.name)}") from error
         raise ModelError(f"model {source.name!r}: factory {source.factory!r} raised {sentence(error)}") from error
@@ -157,7 +157,7 @@ def call_factory(source: ModelSource) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"model {source.name!r}: factory {source.factory!r} returned {type(model).__module__}."
-            f"{type(model).__qualname__}, not a torch.nn.Module"
+            f"{type(model).__qualname__}, not a torch.nn.Module; return the module itself"
         )
     return model
 

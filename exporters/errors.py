@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from exporters.packages import library_folders
@@ -40,9 +40,16 @@ def place(error: BaseException) -> str:
     errors = chain(error)
     found = next(filter(None, map(_frame_of_user, reversed(errors))), None)
     found = found or next(filter(None, map(_line_named, reversed(errors))), None)
-    if found is None:
-        return ""
-    file, number = found
+    return "" if found is None else _at(*found)
+
+
+def place_in(frames: Iterable[traceback.FrameSummary]) -> str:
+    """Like `place`, of the deepest of these frames that is in the user's own code."""
+    own = [(frame.filename, frame.lineno or 0) for frame in frames if _is_users(frame.filename)]
+    return _at(*own[-1]) if own else ""
+
+
+def _at(file: str, number: int) -> str:
     code = linecache.getline(file, number).strip()
     code = code if len(code) <= _LINE_CHARACTERS else code[: _LINE_CHARACTERS - 1] + "…"
     return f" at {file}:{number}" + (f" (`{code}`)" if code else "")

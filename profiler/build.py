@@ -34,6 +34,7 @@ from exporters.cache import Cache, default_root
 from exporters.catalog import CATALOG
 from exporters.inputs import fixed_batch, graph_specs
 from exporters.onnx_export import check_onnx
+from exporters.onnx_files import MADE, is_float32
 from exporters.source import ModelSource
 from profiler import nvml
 from profiler.errors import ConfigError, check_choice, nearest
@@ -174,18 +175,21 @@ def _source(word: str, options: Options) -> ModelSource:
     if path.suffix == ".onnx" or os.sep in word:
         if not path.is_file():
             raise ConfigError(f"--model: {path} is a folder" if path.is_dir() else f"--model: there is no file {path}")
-        return ModelSource(path.stem, onnx=path.resolve())
+        return ModelSource(path.stem, onnx=path.resolve(), calibration=options.calibration)
     if word not in CATALOG:
         raise ConfigError(f"--model: '{word}' is neither a network nor a path to an .onnx file{nearest(word, CATALOG)}")
     return ModelSource(word, calibration=options.calibration)
 
 
 def _precisions(engine: Engine, source: ModelSource, requested: Sequence[str]) -> Sequence[str]:
-    if source.kind == "onnx":
+    if source.onnx is not None and not is_float32(source.onnx):
         if set(requested) - {"native"}:
-            raise ConfigError(f"--precision: {source.name} is an ONNX file, which has its own types; leave it out")
+            own = "an ONNX file that is not float32 throughout, and runs as it is"
+            raise ConfigError(f"--precision: {source.name} is {own}; leave it out")
         return ["native"]
     valid = [precision for precision in PRECISIONS if precision != "native"]
+    if source.onnx is not None:
+        valid, requested = list(MADE), requested or ["fp32"]
     if not requested:
         raise ConfigError(f"--precision is missing; valid: {', '.join(valid)}")
     for precision in requested:

@@ -102,7 +102,7 @@ class Build:
     ]
     precisions: Annotated[
         Sequence[str],
-        Option("--precision", help="fp32, tf32, fp16, bf16 or int8; may be repeated; none for an .onnx file"),
+        Option("--precision", help="fp32, tf32, fp16, bf16, int8; may be repeated; of an .onnx file fp32 if left out"),
     ] = ()
     target: Annotated[
         str | None, Option(help="trt-rtx: compute capabilities to build for, such as sm89 or sm89,sm120, or all")

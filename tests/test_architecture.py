@@ -234,6 +234,7 @@ NOT_WHOLE = {
     # A file of a cache's entry or of an artifact is put into place with its folder, once all of it is there.
     **dict.fromkeys(("exporters.cache", "exporters.flops", "exporters.gradient_reference"), "entry"),
     **dict.fromkeys(("exporters.onnx_export", "exporters.onnx_files", "exporters.saved_module"), "entry"),
+    "profiler.worker.outputs": "entry",
     **dict.fromkeys(("engines.tensorrt_engines.build", "profiler.report.page"), "entry"),
     **dict.fromkeys(("engines.deployment", "engines.jax_xla.deploy", "profiler.recommend.artifact_papers"), "artifact"),
     # Settings of the kernel.

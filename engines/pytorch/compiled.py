@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics, graph_break_reasons
 from torch._inductor import config
 
 from engines.base import Job, Layer, Mark, Phase, Proof, ignore
@@ -16,6 +16,7 @@ from engines.catalog import CompiledOptions, TorchOptions
 from engines.layer_profile.torch_trace import Iteration, median_layers, record
 from engines.pytorch.eager import EagerSession
 from engines.pytorch.layer_step import LayerStep
+from exporters.errors import place_in
 
 _RUNS_UNTIL_REPLAY = 3
 """Compile and warm up, record, replay: torch's CUDA-graph trees need one call for each."""
@@ -57,6 +58,7 @@ class CompiledSession(EagerSession):
         """
         if counters["stats"]["unique_graphs"] == 0:
             raise RuntimeError("torch.compile compiled nothing: the model ran in eager")
+        breaks = _graph_breaks()
         types = self.operators_seen().types
         return replace(
             self.facts(
@@ -66,7 +68,9 @@ class CompiledSession(EagerSession):
                 compiled_before=counters["aot_autograd"]["autograd_cache_hit"]
                 + counters["inductor"]["fxgraph_cache_hit"],
             ),
-            graph_breaks=sum(counters["graph_break"].values()),
+            graph_breaks=len(breaks),
+            graph_break_reasons=breaks,
+            recompilations=_recompilations(),
             cuda_graph_wanted=self._wants_graph,
             cuda_graph=self._wants_graph and _recorded_graphs() > 0,
             cuda_graph_skips=counters["inductor"]["cudagraph_skips"] if self._wants_graph else 0,
@@ -94,6 +98,7 @@ class CompiledSession(EagerSession):
 
     def _compile(self) -> None:
         self.job.phase(Phase.BUILD)
+        clear_compilation_metrics()
         compiled: Callable[..., Any] = torch.compile(self.model, mode=self.mode, dynamic=False)
 
         def next_step(*positional: Any, **keywords: Any) -> Any:
@@ -126,6 +131,19 @@ def _host_layers(iteration: Iteration) -> list[Layer]:
 def _kind(kernel: str) -> str:
     """Where a kernel comes from, as far as its name says so."""
     return next((word for word in _LIBRARIES if word in kernel.lower()), "kernel")
+
+
+def _graph_breaks() -> tuple[str, ...]:
+    """Why torch.compile left the graph, once a place: torch's counters know no branch on a value (torch 2.13)."""
+    said = {"generic_jump TensorVariable()": "a branch on a computed value"}
+    reasons = [(each.reason.partition("\n")[0], each.user_stack) for each in graph_break_reasons]
+    return tuple(dict.fromkeys(f"{said.get(what, what)}{place_in(stack)}" for what, stack in reasons))
+
+
+def _recompilations() -> tuple[str, ...]:
+    """Which guards failed, each like "`self.calls == 0` no longer held", without torch's comments."""
+    failed = [each.recompile_reason for each in get_compilation_metrics() if each.recompile_reason]
+    return tuple(f"`{reason.partition(': ')[2].partition('  #')[0].strip()}` no longer held" for reason in failed)
 
 
 def _recorded_graphs() -> int:

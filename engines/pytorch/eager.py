@@ -12,12 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.base import Array, Job, Layer, Mark, Memory, Proof, ignore
 from engines.catalog import EagerOptions, TorchOptions
+from engines.cuda_graph import capture
 from engines.layer_profile.node_mapping import origins
 from engines.layer_profile.torch_modules import profile_module
 from engines.pytorch.layer_step import LayerStep
 from engines.pytorch.training_step import TrainingStep
 from exporters.build_model import restore
 from exporters.calls import call, named_outputs
+from exporters.errors import sentence
 from exporters.inputs import arguments, first_items, read_onnx
 
 DTYPES = {
@@ -71,6 +73,8 @@ class EagerSession:
         self.call: Callable[..., Any] = self.model
         self.result: Any = None
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.fallback: str | None = None
+        """Why no CUDA graph could be recorded."""
         self.training: TrainingStep | None = None
         self.step: Callable[[Mark], None] = self._infer if job.pass_ == "inference" else self._train
         self._take_batch()
@@ -93,8 +97,10 @@ class EagerSession:
         """Enqueue one forward pass, or a training iteration with the boundaries "forward", "backward" and "step"."""
         if self.graph is not None:
             self.graph.replay()
-        elif self.job.options.cuda_graph:
-            self.graph = self._capture(mark)
+            return
+        if self.job.options.cuda_graph and not self.fallback:
+            self._capture(mark)
+        if self.graph is not None:
             self.graph.replay()
         else:
             self.step(mark)
@@ -161,6 +167,7 @@ class EagerSession:
             tf32=cuda and tf32,
             cudnn=cuda and torch.backends.cudnn.enabled,
             cuda_graph=self.graph is not None,
+            cuda_graph_fallback=self.fallback,
             details=own | details,
         )
 
@@ -176,7 +183,7 @@ class EagerSession:
 
     def _forget(self) -> None:
         """Free what the inputs brought."""
-        self.graph = self.result = self.training = None
+        self.graph = self.fallback = self.result = self.training = None
         self.model.zero_grad(set_to_none=True)
         self.inputs.clear()
 
@@ -200,17 +207,23 @@ class EagerSession:
         self.result = None
         self.result = self.training(mark)
 
-    def _capture(self, mark: Mark) -> torch.cuda.CUDAGraph:
-        """Record one iteration; marks inside it become part of the graph, recorded again at every replay."""
+    def _capture(self, mark: Mark) -> None:
+        """Record one iteration; marks inside it become part of the graph, recorded again at every replay.
+
+        What cannot be recorded, such as a branch on a computed value, is enqueued at every call.
+        """
         for _ in range(_WARM_UPS_BEFORE_CAPTURE):
             self.step(ignore)
         torch.cuda.synchronize()
         # Capturing begins with returning what the allocator had cached: up to 76 MiB more than is held ever after.
         self.job.at_peak()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-            self.step(mark)
-        return graph
+        try:
+            self.graph = capture(lambda: self.step(mark))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.fallback = sentence(error)
+            torch.cuda.synchronize()
 
     def _to_device(self, thing: Any) -> Any:
         """A module or tensor on the job's device, floats in the job's type, images in the job's memory order."""

@@ -46,6 +46,9 @@ REMEASURED = "remeasured"
 DISTURBED = "disturbed"
 """Of a row from which other work had taken the processors or the card."""
 
+SLOWER_KERNELS = "slower-kernels"
+"""Of a row that takes the device longer than eager does."""
+
 _KINDS = (
     WarningKind(
         HOST_BOUND,
@@ -174,6 +177,13 @@ _KINDS = (
         "the first call at a new shape could not be timed; the column warnings says why",
     ),
     WarningKind("calibration", "k", "int8 was calibrated on seeded data, so its accuracy says nothing", doubts="error"),
+    WarningKind(
+        SLOWER_KERNELS,
+        "D",
+        "the device takes longer than in eager at the same precision; the column warnings names the kernels",
+        "on a GPU `gpu_ms` is more than 1.1 times plain eager's of the same cell; the text names the kernels in which "
+        "the time goes, from a short profiled pass of both after everything was measured",
+    ),
     WarningKind("unproven", "?", "the types in which convolutions and products ran could not be seen", doubts="error"),
     WarningKind(
         "mixed-precision",
@@ -238,7 +248,16 @@ _KINDS = (
         "TensorRT's timing cache was damaged, or of another device or version, and was dropped",
     ),
     WarningKind("cpu-nodes", "c", "ONNX Runtime ran nodes on the CPU", "ONNX Runtime placed nodes on its CPU provider"),
-    WarningKind("graph-breaks", "b", "torch.compile left the graph"),
+    WarningKind(
+        "graph-breaks",
+        "b",
+        "torch.compile left the graph; the column warnings says where and why",
+    ),
+    WarningKind(
+        "recompiled",
+        "R",
+        "torch.compile compiled again while it ran, though the shapes stayed; the column warnings says why",
+    ),
     WarningKind(
         "no-cuda-graph",
         "n",

@@ -28,6 +28,7 @@ from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
 from profiler.run.quiet import Quiet
 from profiler.run.roofs import RunRoofs
+from profiler.run.slower_kernels import add_reasons
 from profiler.run.supervise import Supervisor, families, walks
 from profiler.run.telemetry import Watcher
 from profiler.tables.numbers import counted
@@ -92,7 +93,11 @@ class Runner:
             task = self._prepare(waiting, searched, quiet)
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
                 supervisor = Supervisor(self.run.logs, self.path, watcher, quiet)
-                self._measure_all(list(map(task, waiting)), supervisor)
+                tasks = list(map(task, waiting))
+                self._measure_all(tasks, supervisor)
+                with self.wall.span("measure"):
+                    for result in add_reasons(tasks, self.run.results(), supervisor.kernel_times):
+                        self.run.append(result)
                 self._search_all(list(map(task, searched)), again, supervisor)
 
     def _prepare(self, waiting: Sequence[Case], searched: Sequence[Case], quiet: Quiet) -> Callable[[Case], Task]:

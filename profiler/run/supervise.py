@@ -69,6 +69,13 @@ class Supervisor:
         found: dict[CaseId, float] | None = outcome.value if outcome.status == "ok" else outcome.salvage
         return found or str(outcome.reason)
 
+    def kernel_times(self, task: Task) -> Outcome:
+        """The kernels of a case that has been measured, in a process of its own."""
+        log = self.logs / f"{task.case.id.file_name}-kernels.log"
+        outcome = run_one(self._call("profiler.worker.kernel_times:kernel_times", task, task, log), lambda child: None)
+        _drop_if_empty(log)
+        return outcome
+
     def measure_sweep(
         self, tasks: Sequence[Task], tick: Callable[[int, str], None], keep: Callable[[Result], None]
     ) -> None:

@@ -6,6 +6,7 @@ A row whose proof does not match its request is `failed`: nothing falls back in 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -63,7 +64,7 @@ def _check_outputs(task: Task, outputs: Sequence[Array], names: Sequence[str], r
     case, model, other = task.case, task.prepared, task.prepared.other
     aligned, differences = _compared(case, case.source, model, outputs, names)
     finding = judge(case.precision, differences, how_seeded(model.specs))
-    result.take(f"{finding}{why_unlike_itself(case, differences)}" if isinstance(finding, str) else finding)
+    result.take(explained(case, model, finding, differences))
     apart = aligned.apart
     if other is not None:
         aligned, differences = _compared(case, case.reference or case.source, other, outputs, names)
@@ -92,15 +93,29 @@ def _some(reasons: Sequence[str]) -> str:
     return "; ".join([*reasons[:_NAMED], *([f"and {len(reasons) - _NAMED} more"] if len(reasons) > _NAMED else [])])
 
 
-def why_unlike_itself(case: Case, differences: Sequence[Difference]) -> str:
-    """A clause on what makes PyTorch's outputs wrong by PyTorch's own; empty where the row is of something else."""
-    wrong = any(difference.wrong is None and difference.error >= WRONG for difference in differences)
-    if not wrong or (case.engine, case.precision) != ("eager", "fp32"):
-        return ""
-    return (
-        "; the reference is PyTorch's too, so probably an item's output depends on the others of its batch, or on "
-        "chance (dropout, batch norm in training mode?)"
-    )
+def explained(case: Case, model: Prepared, finding: Finding, differences: Sequence[Difference]) -> Finding:
+    """The finding on a row's outputs, with what the model itself does that makes them differ from the reference's."""
+    if finding is None:
+        return None
+    if model.changed:
+        why = f"forward changes its input {model.changed} in place, so each call gets another: clone it first"
+    elif model.identity is not None and not model.identity.repeatable:
+        why = "the model gives other outputs each time: switch off what is random (dropout, unseeded weights)"
+    elif (case.engine, case.precision) == ("eager", "fp32") and _is_far(finding, differences):
+        why = (
+            "the reference is PyTorch's too, so probably an item's output depends on the others of its batch (batch "
+            "norm in training mode?), or on earlier calls"
+        )
+    else:
+        return finding
+    return f"{finding}; {why}" if isinstance(finding, str) else replace(finding, text=f"{finding.text}; {why}")
+
+
+def _is_far(finding: Finding, differences: Sequence[Difference]) -> bool:
+    """Whether it is of an error, rather than of what is not finite or of zeros."""
+    if isinstance(finding, Warning):
+        return finding.kind == "inaccurate"
+    return any(difference.wrong is None and difference.error >= WRONG for difference in differences)
 
 
 def _check_training(task: Task, session: Session, outputs: Sequence[Array], result: Result) -> None:
@@ -257,7 +272,12 @@ def remarks(case: Case, proof: Proof) -> list[Warning]:
     if proof.device == "cuda" and on_cpu:
         warnings.append(Warning("cpu-nodes", f"{on_cpu} nodes ran on the CPU provider"))
     if proof.graph_breaks:
-        warnings.append(Warning("graph-breaks", f"torch.compile left the graph {proof.graph_breaks} times"))
+        where = f": {_some(proof.graph_break_reasons)}" if proof.graph_break_reasons else ""
+        count = numbers.counted(proof.graph_breaks, "place")
+        warnings.append(Warning("graph-breaks", f"torch.compile left the graph at {count}{where}"))
+    if proof.recompilations:
+        count = numbers.counted(len(proof.recompilations), "time")
+        warnings.append(Warning("recompiled", f"torch.compile compiled {count} again: {proof.recompilations[0]}"))
     if proof.cuda_graph_wanted and (proof.cuda_graph_skips or not proof.cuda_graph):
         reason = "torch.compile recorded no CUDA graph, or not for all; the worker's log says why"
         warnings.append(Warning("no-cuda-graph", reason))

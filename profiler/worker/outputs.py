@@ -22,10 +22,16 @@ class Aligned:
     apart: list[str] = field(default_factory=list)
 
 
-def write_outputs(path: Path, names: Sequence[str], arrays: Sequence[Array]) -> None:
-    """Save a reference's outputs with their names."""
+def write_outputs(path: Path, names: Sequence[str], arrays: Sequence[Array], changed: str = "") -> None:
+    """Save a reference's outputs with their names, and next to them which inputs were `changed` in place."""
+    path.with_suffix(".changed").write_text(changed)
     keys = [f"{number} {name}" for number, name in enumerate(names)]
     np.savez(path, **dict(zip(keys, arrays, strict=True)))  # type: ignore[arg-type]
+
+
+def changed_inputs(path: Path) -> str:
+    """The names of the inputs that the module changed, as `write_outputs` saved them."""
+    return path.with_suffix(".changed").read_text()
 
 
 def read_outputs(path: Path) -> dict[str, Array]:

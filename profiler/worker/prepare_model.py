@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import engines
@@ -38,7 +39,7 @@ from exporters.source import Identity, ModelError, ModelSource
 from exporters.weights import cached_state, checked, identified, identify, source_key
 from profiler.processes.messages import Entered, Outcome, Progress, Report, Salvage
 from profiler.worker import outputs as kept
-from profiler.worker.outputs import read_outputs, write_outputs
+from profiler.worker.outputs import changed_inputs, read_outputs, write_outputs
 from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, check_inputs, is_static, make_job, own_graphs
 
 
@@ -54,6 +55,7 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
     state = None if source.kind == "onnx" else cached_state(source, cache)
     produce = checked(source, lambda path: _write_reference(source, specs, state, path))
     reference, _ = cache.entry("reference", _reference_key(source), ".npz", produce)
+    changed = changed_inputs(reference)
     outputs = tuple(array.shape for array in read_outputs(reference).values())
     quantized = (0, 0) if source.onnx is None else quantized_products(read_onnx(source.onnx).graph)
     failures = refusals(source, specs)
@@ -62,6 +64,7 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
         state,
         reference,
         outputs,
+        changed,
         onnx={precision: path for precision, path in own_graphs(source).items() if precision not in failures},
         failures=failures,
         identity=source.identity,
@@ -93,13 +96,17 @@ def no_reference(
     # An index that is out of range, for one.
     has_integers = any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs)
     why = f"{sentence(error)}; {how_seeded(specs)}" if has_integers else sentence(error)
-    if source.inputs:
+    if "device" in str(error):
+        why += "; a tensor that is neither parameter nor buffer stays where it was made: use register_buffer"
+    elif source.inputs:
         why += f"; the job gives {described(specs)}"
         why += f", and forward takes {', '.join(taken)}" if taken and isinstance(error, TypeError) else ""
     elif len(taken) > 1 and isinstance(error, TypeError):
         why += f"; forward takes {', '.join(taken)}: give `inputs` for each (--input, once for each)"
     if len(source.input_shape or ()) == 4:  # Right for convolutions in three dimensions only.
         why += f"; `input: {list(source.input_shape or ())}` must be the shape of one item, without the batch"
+    elif source.input_shape and not isinstance(error, TypeError) and "device" not in str(error):
+        why += f"; the job gives {described(specs)}: correct `input`, or write `inputs` for another type"
     return ModelError(f"model {source.name!r}: its reference outputs cannot be made: {why}")
 
 
@@ -211,4 +218,7 @@ def _write_reference(source: ModelSource, specs: tuple[TensorSpec, ...], state: 
         raise
     except Exception as error:
         raise no_reference(source, error, specs, _parameters(session)) from error
-    write_outputs(path, names, outputs)
+    # The session's inputs are these very arrays.
+    given = zip(specs, arrays, seeded_inputs(specs, batch), strict=True)
+    changed = [spec.name for spec, now, then in given if not np.array_equal(now, then, equal_nan=now.dtype.kind == "f")]
+    write_outputs(path, names, outputs, ", ".join(changed))

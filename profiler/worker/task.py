@@ -34,6 +34,8 @@ class Prepared:
     reference: Path | None = None
     outputs: tuple[tuple[int, ...], ...] = ()
     """The shapes of the reference's arrays."""
+    changed: str = ""
+    """The inputs that the module changes in place, by name."""
     other: Prepared | None = None
     """The model that errors are relative to, where that is another."""
     onnx: Mapping[str, Path] = field(default_factory=dict)

@@ -43,9 +43,11 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def write_graph(path: Path, operator: str, shape: list[Any], domain: str = "", layers: int = 1) -> None:
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
-    weight = np.random.default_rng(0).standard_normal((3, 3, 3, 3), dtype=np.float32)
+def write_graph(
+    path: Path, operator: str, shape: list[Any], domain: str = "", layers: int = 1, of: int = TensorProto.FLOAT
+) -> None:
+    values = [helper.make_tensor_value_info(name, of, shape) for name in ("x", "y")]
+    weight = np.random.default_rng(0).standard_normal((3, 3, 3, 3)).astype(helper.tensor_dtype_to_np_dtype(of))
     pads = {"pads": [1, 1, 1, 1]} if operator == "Conv" else {}
     names = ["x", *(f"t{number}" for number in range(layers - 1)), "y"]
     nodes = [
@@ -84,8 +86,8 @@ def test_second_call_takes_the_engines_from_the_cache(build: Build, workplace: P
         assert done.stderr == ""
         assert "Engines of trt-rtx for sm89" in done.stdout
         assert [row[:4] for row in rows(done)] == [
-            ["good", "native", "4", source],
-            ["good", "native", "1:8:32", source],
+            ["good", "fp32", "4", source],
+            ["good", "fp32", "1:8:32", source],
         ]
     assert [row[4:] for row in rows(first)] == [row[4:] for row in rows(second)], "the figures are the build's"
     for row in rows(first):
@@ -126,7 +128,7 @@ def test_damaged_engine_is_built_again_with_a_warning(build: Build) -> None:
     done = build(*arguments)
     assert done.returncode == 0
     assert rows(done)[0][3] == "built"
-    assert "good native batch 7: engine-cache: a damaged or foreign file was built again" in done.stdout
+    assert "good fp32 batch 7: engine-cache: a damaged or foreign file was built again" in done.stdout
     assert path.stat().st_size > 100
 
 
@@ -151,20 +153,20 @@ def test_what_cannot_be_built_is_a_row_and_the_rest_is_built(build: Build, workp
     done = build("--model", "strange.onnx", "--model", "good.onnx", "--batch", "4", "--target", "sm89")
     assert done.returncode == 1
     failed, good = rows(done)
-    assert failed == ["strange", "native", "4", "failed"]
+    assert failed == ["strange", "fp32", "4", "failed"]
     assert Path(good[7]).is_file()
     assert "node 0 'culprit0' (Wobble): " in done.stdout
     assert "Plugin not found" in done.stdout
     assert f"The library's output is in {workplace / 'cache' / 'logs'}" in done.stdout
-    assert "Wobble" in (workplace / "cache" / "logs" / "build-trt-rtx-strange-native-batch-4.log").read_text()
+    assert "Wobble" in (workplace / "cache" / "logs" / "build-trt-rtx-strange-fp32-batch-4.log").read_text()
     assert done.stderr == ""
 
 
 def test_fixed_batch(build: Build) -> None:
     done = build("--model", "fixed.onnx", "--batch", "2,4", "--target", "sm89")
     assert done.returncode == 1
-    assert "fixed native batch 4: unsupported: fixed has a fixed batch of 2: use --batch 2" in done.stdout
-    assert rows(done)[0][:4] == ["fixed", "native", "2", "built"]
+    assert "fixed fp32 batch 4: unsupported: fixed has a fixed batch of 2: use --batch 2" in done.stdout
+    assert rows(done)[0][:4] == ["fixed", "fp32", "2", "built"]
 
 
 def test_build_that_takes_too_long(build: Build) -> None:
@@ -191,7 +193,7 @@ WRONG = {
     "unknown model": ("trt-rtx", ("--model", "resnet5", *GOOD[2:]), ["--model: 'resnet5'", "'resnet50'"]),
     "no such file": ("trt-rtx", ("--model", "no.onnx", *GOOD[2:]), ["--model: there is no file no.onnx"]),
     "two of one name": ("trt-rtx", (*GOOD, "--model", "other/good.onnx"), ["good.onnx and other/good.onnx"]),
-    "precision of a file": ("trt-rtx", (*GOOD, "--precision", "fp16"), ["good is an ONNX file", "leave it out"]),
+    "precision of a file": ("trt-rtx", (*GOOD, "--precision", "bf16"), ["--precision", "'bf16'"]),
     "no precision": ("trt-rtx", ("--model", "resnet18", *GOOD[2:]), ["--precision is missing; valid: fp32"]),
     "unknown precision": (
         "trt-rtx", ("--model", "resnet18", "--precision", "fp61", *GOOD[2:]), ["unknown 'fp61'; did you mean 'fp16'"]
@@ -227,7 +229,7 @@ def test_export_that_cannot_be_written(build: Build) -> None:
 @pytest.mark.slow
 def test_ctrl_c(workplace: Path) -> None:
     """It ends the parent with 130 and takes the child along."""
-    log = workplace / "cache" / "logs" / "build-trt-rtx-heavy-native-batch-64.log"
+    log = workplace / "cache" / "logs" / "build-trt-rtx-heavy-fp32-batch-64.log"
     arguments = ["build", "--engine", "trt-rtx", "--model", "heavy.onnx", "--batch", "64", "--target", "all"]
     variables = {"PROFILER_CACHE": str(workplace / "cache"), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
@@ -309,3 +311,22 @@ def test_an_engine_for_every_model_precision_and_batch() -> None:
     names = [task.name for task in make_tasks(ENGINES["trt-rtx"], options)]
     assert names == [f"{m} {p} batch {b}" for m in ("vgg16", "alexnet") for p in ("fp16", "fp32")
                      for b in ("1", "16", "1:8:32")]  # fmt: skip
+
+
+def test_a_float32_file_has_the_lanes_of_a_run_and_any_other_is_as_it_is(workplace: Path) -> None:
+    def lanes(file: str, *precisions: str) -> list[str]:
+        options = Options(engine="trt-rtx", models=[str(workplace / file)], batches="4", precisions=precisions)
+        return [task.case.precision for task in make_tasks(ENGINES["trt-rtx"], options)]
+
+    assert lanes("good.onnx") == ["fp32"]
+    assert lanes("good.onnx", "fp32", "tf32", "fp16", "int8") == ["fp32", "tf32", "fp16", "int8"]
+    write_graph(workplace / "half.onnx", "Conv", ["batch", 3, 16, 16], of=TensorProto.FLOAT16)
+    assert lanes("half.onnx") == ["native"]
+    with pytest.raises(ConfigError, match=r"half is an ONNX file that is not float32 throughout.*; leave it out"):
+        lanes("half.onnx", "fp16")
+
+
+def test_a_file_is_built_in_half_precision(build: Build) -> None:
+    done = build(*GOOD[:2], "--precision", "fp16", "--batch", "4", *GOOD[4:])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row[:4] for row in rows(done)] == [["good", "fp16", "4", "built"]]

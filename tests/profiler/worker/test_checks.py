@@ -11,11 +11,12 @@ import pytest
 
 from engines.base import Proof, Warning
 from exporters.gradients import Deviation, Gradients
-from exporters.source import ModelSource
+from exporters.source import Identity, ModelSource
 from profiler.job.case import Case
 from profiler.tables import numbers
-from profiler.worker.checks import judge_gradients, judge_reference, left_in_float, mismatch, remarks, why_unlike_itself
+from profiler.worker.checks import explained, judge_gradients, judge_reference, left_in_float, mismatch, remarks
 from profiler.worker.parity import Difference
+from profiler.worker.task import Prepared
 
 
 def case(precision: str = "fp32", device: str = "cuda", calibration: Path | None = None, **options: object) -> Case:
@@ -39,8 +40,19 @@ def proof(compute: str = "float32", provider: str = "CUDAExecutionProvider", **m
     ],
 )
 def test_pytorch_that_is_far_from_its_own_reference_is_explained(asked, difference, hinted):
-    says = "; the reference is PyTorch's too, so probably an item's output depends on the others of its batch, or on "
-    assert why_unlike_itself(asked, [difference]).startswith(says) == hinted
+    says = "the outputs are wrong; the reference is PyTorch's too, so probably an item's output depends on the others"
+    found = explained(asked, Prepared(), "the outputs are wrong", [difference])
+    assert str(found).startswith(says) == hinted
+
+
+def test_what_the_model_itself_does_explains_every_engines_outputs():
+    found = explained(case(), Prepared(changed="x"), "the outputs are wrong", [Difference(1.1)])
+    says = "forward changes its input x in place, so each call gets another: clone it first"
+    assert found == f"the outputs are wrong; {says}"
+    drawn = Prepared(identity=Identity({}, repeatable=False))
+    off = Warning("inaccurate", "relative L2 error 3e-2")
+    assert "; the model gives other outputs each time" in explained(case(), drawn, off, [Difference(0.03)]).text
+    assert explained(case(), drawn, None, []) is None
 
 
 @pytest.mark.parametrize(
@@ -109,7 +121,9 @@ def test_a_proof_that_says_nothing_is_a_contradiction():
     ("ran", "kind", "says"),
     [
         ({"device": "cuda", "providers": {"CUDAExecutionProvider": 9, "CPUExecutionProvider": 2}}, "cpu-nodes", "2"),
-        ({"graph_breaks": 3}, "graph-breaks", "3"),
+        ({"graph_breaks": 3}, "graph-breaks", "3 places"),
+        ({"graph_breaks": 1, "graph_break_reasons": ["a branch at net.py:3"]}, "graph-breaks", "1 place: a branch"),
+        ({"recompilations": ["`self.calls == 0` no longer held"]}, "recompiled", "1 time again: `self.calls == 0`"),
         ({"cuda_graph_wanted": True, "cuda_graph": True, "cuda_graph_skips": 1}, "no-cuda-graph", "not for all"),
         ({"cuda_graph_wanted": True, "cuda_graph": False}, "no-cuda-graph", "recorded no"),
         ({"compute_types": {}}, "unproven", "all"),

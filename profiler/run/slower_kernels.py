@@ -1,0 +1,93 @@
+"""Find the cases that take the device longer than plain eager does, and name the kernels that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from engines.base import Warning
+from engines.catalog import reference_of
+from profiler.job.case import Case, CaseId, Role
+from profiler.processes.messages import Outcome
+from profiler.results.result import Result
+from profiler.results.warning_kinds import SLOWER_KERNELS, disturbances
+from profiler.stats.samples import median
+from profiler.tables.numbers import times
+from profiler.worker.task import Task
+
+_FACTOR = 1.1
+"""So much longer than eager a case takes the device before it is asked why."""
+_NAMED = 3
+_NAME_CHARACTERS = 60
+"""Kernels of templates have names of several hundred characters."""
+
+
+def add_reasons(
+    tasks: Sequence[Task], results: Mapping[CaseId, Result], profile: Callable[[Task], Outcome]
+) -> list[Result]:
+    """The results that get the warning; `profile` gives the kernels of a case in milliseconds a call."""
+    known: dict[CaseId, Outcome] = {}
+
+    def kernels(task: Task) -> Outcome:
+        if task.case.id not in known:
+            known[task.case.id] = profile(task)
+        return known[task.case.id]
+
+    warned = []
+    for task, eager, factor in slower_than_eager(tasks, results):
+        outcomes = kernels(task), kernels(eager)
+        bad = next((outcome for outcome in outcomes if outcome.status != "ok"), None)
+        why = f"not named: {bad.reason}" if bad else kernels_that_differ(*(each.value for each in outcomes))
+        text = f"the device takes {times(factor)} what it takes in eager at {task.case.precision}: {why}"
+        result = results[task.case.id]
+        warned.append(replace(result, warnings=[*result.warnings, Warning(SLOWER_KERNELS, text)]))
+    return warned
+
+
+def slower_than_eager(tasks: Sequence[Task], results: Mapping[CaseId, Result]) -> list[tuple[Task, Task, float]]:
+    """Each case whose device time is above plain eager's of the same cell, with eager's task and by what factor.
+
+    A row that was disturbed, or has the warning already, is left out.
+    """
+    base = reference_of("canonical")[0]
+    cells = {_cell(task.case): task for task in tasks if task.case.engine == task.case.variant == base}
+    found = []
+    for task in tasks:
+        eager = cells.get(_cell(task.case))
+        if eager is None or eager is task or task.case.role is not Role.CELL:
+            continue
+        own, theirs = (_device_ms(results.get(each.case.id)) for each in (task, eager))
+        if own and theirs and own > _FACTOR * theirs:
+            found.append((task, eager, own / theirs))
+    return found
+
+
+def _cell(case: Case) -> CaseId:
+    return replace(case.id, variant="")
+
+
+def _device_ms(result: Result | None) -> float | None:
+    """The median of the device's own time; None of what was not measured, was disturbed or was asked before."""
+    if result is None or result.status != "ok" or not result.samples.get("gpu") or disturbances(result.warnings):
+        return None
+    return None if any(warning.kind == SLOWER_KERNELS for warning in result.warnings) else median(result.samples["gpu"])
+
+
+def kernels_that_differ(own: Mapping[str, float], eager: Mapping[str, float]) -> str:
+    """Like "mine 1.90 ms, … where eager runs its 0.40 ms": those in which one spends more than the other."""
+    sides = [_most(own, eager), _most(eager, own)]
+    if not sides[0]:
+        return "the same kernels, no slower while they were profiled"
+    return f"{sides[0]}" + (f" where eager runs {sides[1]}" if sides[1] else " more than eager")
+
+
+def _most(these: Mapping[str, float], those: Mapping[str, float]) -> str:
+    """The kernels in which `these` spend most more than `those`, with their own milliseconds."""
+    more = {name: ms - those.get(name, 0.0) for name, ms in these.items()}
+    total = sum(ms for ms in more.values() if ms > 0)
+    worst = [name for name in sorted(more, key=lambda name: -more[name]) if more[name] > 0.05 * total][:_NAMED]
+    return ", ".join(f"{_short(name)} {these[name]:.3g} ms" for name in worst)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME_CHARACTERS else name[: _NAME_CHARACTERS - 1] + "…"

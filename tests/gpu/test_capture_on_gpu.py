@@ -1,0 +1,37 @@
+"""What no CUDA graph can record runs without one, and the row says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import polars as pl
+import pytest
+
+pytestmark = pytest.mark.gpu
+JOB = """
+models:
+  - {name: control_flow, factory: "bad_models:control_flow", input: [3, 8, 8]}
+  - {name: good, factory: "bad_models:good", input: [3, 8, 8]}
+engines: [eager, eager-tuned]
+passes: [inference, training]
+batch_sizes: [2]
+device: cuda
+budget: {seconds: 0.2}
+"""
+
+
+def test_a_branch_on_a_value_is_enqueued_at_every_call(
+    tmp_path: Path, profiler: Callable[..., CompletedProcess[str]]
+) -> None:
+    (tmp_path / "bad_models.py").write_text((Path(__file__).parents[1] / "bad_models.py").read_text())
+    (tmp_path / "job.yaml").write_text(JOB)
+    done = profiler("job.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = tmp_path.glob("results/*")
+    for row in pl.read_parquet(run / "results.parquet").to_dicts():
+        assert row["status"] == "ok", (row["case_id"], row["reason"])
+        told = [warning for warning in row["warnings"] if warning.startswith("no-cuda-graph")]
+        assert bool(told) == (row["model"] == "control_flow" and row["variant"] == "eager-tuned"), row["case_id"]
+        assert all("y.sum() > 0" in warning for warning in told)

@@ -1,0 +1,50 @@
+"""A captured model that takes another path than eager does is warned of, with CUPTI's names of the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import polars as pl
+import pytest
+
+pytestmark = pytest.mark.gpu
+NETS = """
+import torch
+from torch import nn
+
+
+class Twofold(nn.Module):
+    \"\"\"Computes in fp32, and eight times, what eager computes once, while a graph is captured.\"\"\"
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2048, 2048) / 45)
+
+    def forward(self, x):
+        y = x @ self.weight
+        if torch.cuda.is_current_stream_capturing():
+            for _ in range(8):
+                y = (x.float() @ self.weight.float()).to(x.dtype)
+        return y
+"""
+
+
+def test_a_captured_path_with_other_kernels_is_named(
+    tmp_path: Path, profiler: Callable[..., CompletedProcess[str]]
+) -> None:
+    (tmp_path / "nets.py").write_text(NETS)
+    (tmp_path / "job.yaml").write_text(
+        'models: [{name: twofold, factory: "nets:Twofold", input: [2048]}]\nengines: [eager, eager-tuned]\n'
+        "precisions: [fp16]\nbatch_sizes: [2048]\ndevice: cuda\nbudget: {seconds: 0.5}\n"
+    )
+    done = profiler("job.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = tmp_path.glob("results/*")
+    rows = {row["variant"]: row for row in pl.read_parquet(run / "results.parquet").to_dicts()}
+    told = {v: [w for w in row["warnings"] if w.startswith("slower-kernels")] for v, row in rows.items()}
+    assert told["eager"] == []
+    (warning,) = told["eager-tuned"]
+    assert " where eager runs " in warning, warning
+    assert " ms" in warning
