@@ -139,7 +139,7 @@ def page(rows: pl.DataFrame, seconds: pl.DataFrame) -> str:
     models, of = rows["model"].n_unique(), rows["family"].n_unique()
     first = rows.row(0, named=True)
     ok = (rows["status"] == "ok").sum()
-    where = f"{first['gpu'] or first['cpu']}, {first['precision']}, batch {first['batch_size']}"
+    where = f"{first['gpu'] or first['device']}, {first['precision']}, batch {first['batch_size']}"
     parts = [
         MADE,
         "# Atlas of timm",
