@@ -9,7 +9,7 @@
 # RUN is the Python that has everything installed; give it to use one of your own: make test-gpu RUN=python3
 
 PYTHON ?= python3
-# On two cores, too: with three, a quarter of the time the tests wait for a process. Those of a GPU measure, and run one by one.
+# Four on two cores, too: tests wait for processes much of the time. Those of a GPU measure, and run one by one.
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 VENV := .venv
 RUN ?= $(VENV)/bin/python

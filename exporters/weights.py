@@ -103,7 +103,7 @@ def library_parts(source: ModelSource) -> list[str]:
     folder = folder_of(source.factory or "")
     files = [*folder.glob("*.safetensors"), folder / "config.json"] if folder else []
     own = library.module.partition(".")[2].replace(".", "/").removesuffix("models")
-    code = [PACKAGE / "build_model.py", *PACKAGE.glob(f"{own}*.py")]
+    code = [PACKAGE / "build_model.py", *sorted(PACKAGE.glob(f"{own}*.py"))]
     return [f"{library.package} {installed_version(library.package)}", *map(file_sha256, [*code, *sorted(files)])]
 
 

@@ -18,8 +18,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
     # Of this process: another one that writes the same file has its own.
     scratch = target.with_name(f".{target.name[:200]}.{os.getpid()}.tmp")
     try:
-        if target.exists() and not target.is_file():
-            target.write_bytes(data)
+        if path.exists() and not path.is_file():  # Not of `target`: a pipe behind /dev/stdout has no path of its own.
+            path.write_bytes(data)
             return
         with scratch.open("wb") as file:
             file.write(data)

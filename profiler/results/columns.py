@@ -121,13 +121,13 @@ def _case() -> Iterator[Column]:
         "batch; it has only the headline clock, and no throughput)",
     )
     yield _text("setting", "Setting", parts)
+    yield _text("role", "Role", parts)
     yield _text(
         "shape",
         "Shape",
         "the sizes of named dimensions that the job varies (`shapes`), as in `extra`: `height=224/width=224`; else "
         "null",
     )
-    yield _text("role", "Role", parts)
     yield _flag(
         "is_base", "Base", "whether speed-ups are relative to this row: eager at fp32, `ort` for a user's ONNX file"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -81,6 +80,5 @@ def _summary(cases: Sequence[Case], failed: int, compiled: int, seconds: float) 
     text = f"\nPrepared {models} in {duration(seconds)}: {len(cases) - failed} of {counted(len(cases), 'case')} can run"
     if compiled:
         return f"{text}, {compiled} of them compiled"
-    lacking = Counter(ENGINES[case.engine].compile_cache for case in cases)
-    variables = " and ".join(sorted(filter(None, lacking)))
+    variables = " and ".join(sorted({ENGINES[case.engine].compile_cache for case in cases} - {""}))
     return f"{text}; what is compiled is kept only where {variables} names a folder" if variables else text

@@ -11,15 +11,15 @@ from profiler.machine import available_memory_mib
 from profiler.nvml import Gpu
 from profiler.processes.messages import Outcome
 
-_COPIES = {
-    "prepare_model": 1.0,
-    "prepare_export": 1.0,
-    "prepare_gradients": 5.0,  # Weights in fp32, weights and gradients in fp64.
+_HELD = {
+    "prepare_model": ("reference outputs", 1.0),
+    "prepare_export": ("its export", 1.0),
+    "prepare_gradients": ("reference gradients", 5.0),  # Weights in fp32, weights and gradients in fp64.
+    "int8": ("quantizing it", 3.0),  # ONNX Runtime's quantizer holds a graph and two simplified ones.
 }
-"""How many copies of the weights in fp32 a step of preparing holds at once, at least; of int8 see below. Measured with
-a transformer's blocks of 2.4 GiB: 1 (weights that are mapped from a file not counted, which the kernel can drop)."""
-_INT8_COPIES = 3.0
-"""ONNX Runtime's quantizer holds a graph and two simplified ones."""
+"""What a step of preparing makes, and how many copies of the weights in fp32 it holds at once, at least; others hold
+none. Measured with a transformer's blocks of 2.4 GiB: 1 (weights that are mapped from a file not counted, which the
+kernel can drop)."""
 _BYTES = {"fp16": 2, "bf16": 2, "int8": 1}
 
 
@@ -40,17 +40,13 @@ def weight_mib(source: ModelSource) -> float | None:
 
 def too_large_to_prepare(function: str, arguments: tuple[object, ...], weights: float | None) -> Outcome | None:
     """Why a function of prepare_model.py that would hold these MiB of weights is not started; None if it may be."""
-    int8 = function == "prepare_export" and "int8" in arguments
-    copies = _INT8_COPIES if int8 else _COPIES.get(function, 0.0)
-    source = arguments[0]
-    streamed = function == "prepare_export" and not int8 and isinstance(source, ModelSource) and source.own_graph
+    source, int8 = arguments[0], function == "prepare_export" and "int8" in arguments
+    if function == "prepare_export" and not int8 and isinstance(source, ModelSource) and source.own_graph:
+        return None  # The user's file is converted without loading its weights.
+    what, copies = _HELD.get("int8" if int8 else function, ("", 0.0))
     available = available_memory_mib()
-    if weights is None or available is None or streamed or weights * copies <= available:
+    if weights is None or available is None or weights * copies <= available:
         return None
-    what = {"prepare_model": "reference outputs", "prepare_gradients": "reference gradients"}.get(
-        function, "its export"
-    )
-    what = "quantizing it" if int8 else what
     needs = f"{weights * copies / 1024:.1f} GiB ({copies:g} × {weights / 1024:.1f} GiB of weights)"
     return Outcome(
         "oom",
@@ -64,11 +60,12 @@ def too_large_to_run(case: Case, weights: float | None, gpu: Gpu | None) -> Outc
     if weights is None:
         return None
     own = weights * _BYTES.get(case.precision, 4) / 4 * (2 if case.pass_ == "training" else 1)
-    limit = gpu.memory_mib if gpu and case.device == "cuda" else available_memory_mib()
+    card = gpu if case.device == "cuda" else None
+    limit = card.memory_mib if card else available_memory_mib()
     if limit is None or own <= limit:
         return None
     what = "weights and gradients" if case.pass_ == "training" else "the weights"
-    where = f"the GPU has {limit / 1024:.1f} GiB" if gpu else f"{limit / 1024:.1f} GiB are available"
+    where = f"the GPU has {limit / 1024:.1f} GiB" if card else f"{limit / 1024:.1f} GiB are available"
     mend = "use a narrower precision, or a machine with more memory"
     return Outcome(
         "oom", f"not started: {what} alone take {own / 1024:.1f} GiB at {case.precision}, and {where}; {mend}"

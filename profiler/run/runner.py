@@ -137,8 +137,7 @@ class Runner:
         with self.wall.span("first calls"):
             for done, walk in enumerate(waiting):
                 self.display.preparing("first calls at new shapes", done, len(waiting))
-                found = supervisor.first_calls(walk)
-                self._first_calls |= {each.case.id: found for each in walk[1:]} if isinstance(found, str) else found
+                self._first_calls = supervisor.first_calls(walk) | self._first_calls
 
     def _add_first_call(self, result: Result) -> None:
         """Add what was timed of the case's shape, or the warning why nothing was."""

@@ -54,9 +54,9 @@ class Supervisor:
         _drop_if_empty(log)
         return result
 
-    def first_calls(self, tasks: Sequence[Task]) -> dict[CaseId, float] | str:
-        """By case the milliseconds of the first call at its shape, of one configuration at several; or why there are
-        none. What compiles finds nothing of other cases in its cache on disk."""
+    def first_calls(self, tasks: Sequence[Task]) -> dict[CaseId, float | str]:
+        """By case but the first the milliseconds of the first call at its shape, or why there are none; the tasks are
+        one configuration at several shapes. What compiles finds nothing of other cases in its cache on disk."""
         case = tasks[0].case
         log = self.logs / f"{case.id.file_name}-first-calls.log"
         variable = ENGINES[case.engine].compile_cache
@@ -66,8 +66,8 @@ class Supervisor:
             environment = {**call.environment, **({variable: folder} if variable else {})}
             outcome = run_one(replace(call, environment=environment), lambda child: None)
         _drop_if_empty(log)
-        found: dict[CaseId, float] | None = outcome.value if outcome.status == "ok" else outcome.salvage
-        return found or str(outcome.reason)
+        found: dict[CaseId, float] = (outcome.value if outcome.status == "ok" else outcome.salvage) or {}
+        return {each.case.id: found.get(each.case.id, str(outcome.reason)) for each in tasks[1:]}
 
     def kernel_times(self, task: Task) -> Outcome:
         """The kernels of a case that has been measured, in a process of its own."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,14 @@ def test_what_is_no_regular_file_is_written_to(tmp_path):
     write_whole(tmp_path / "pipe", "through")
     assert os.read(reader, 100) == b"through"
     os.close(reader)
+
+
+def test_a_link_to_a_pipe_without_a_name_is_written_to():
+    reader, writer = os.pipe()
+    write_whole(Path(f"/dev/fd/{writer}"), "through")  # As /dev/stdout is in `… --output /dev/stdout | less`.
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.fixture
