@@ -61,6 +61,7 @@ def main() -> None:
 def measure(job: Path, output: Path, devices: Sequence[str]) -> int:
     """Prepare all shares side by side, then measure them side by side; returns the largest exit code."""
     models = [entry.name for entry in load_config(job).models]
+    devices = devices[: len(models)]
     only = {device: ",".join(f"model={each}" for each in share) for device, share in shares(models, devices).items()}
     cores = shares(sorted(os.sched_getaffinity(0)), devices)
     prepared = output / "prepared"

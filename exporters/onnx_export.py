@@ -118,49 +118,62 @@ def write_onnx(
 
     Raises ExportError; what each way of tracing said is printed.
     """
+    import torch
+
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+    # Two items, since torch.export specializes dimensions of size 1.
+    items = [torch.from_numpy(array) for array in seeded_inputs(specs, batch or fixed_batch(specs) or 2)]
+    example = tuple(item.to(dtype) if item.is_floating_point() else item for item in items)
+    sizes = _free_sizes(specs, batch or fixed_batch(specs))
+    try:
+        way = _write(model.to(dtype), example, specs, precision, path, batch)
+    except Exception as error:
+        for tried, failure in tries(error):
+            print(f"{tried}, {sizes}: {sentence(failure)}", file=sys.stderr)
+        at = f" at batch size {batch}" if batch else ""
+        raise ExportError(f"model {name!r}: the export to ONNX in {precision}{at} failed", at_fault(error)) from error
+    return f"{way}, {sizes}"
+
+
+def _write(
+    model: nn.Module,
+    example: tuple[Any, ...],
+    specs: Sequence[TensorSpec],
+    precision: str,
+    path: Path,
+    batch: int | None,
+) -> str:
+    """Export the model, traced with `example`, and check the file; returns by which way it was traced."""
     import onnx
     import torch
 
     from exporters.calls import flattened
 
-    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
-    model = model.to(dtype)
-    # Two items, since torch.export specializes dimensions of size 1.
-    items = [torch.from_numpy(array) for array in seeded_inputs(specs, batch or fixed_batch(specs) or 2)]
-    example = tuple(item.to(dtype) if item.is_floating_point() else item for item in items)
     shapes = _free_axes(specs)
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    sizes = _free_sizes(specs, batch or fixed_batch(specs))
-    try:
-        with quiet(), flattened(model, specs) as outputs:
-            program = to_program(
-                model,
-                example,
-                dynamo=True,
-                dynamic_shapes=None if batch or not any(shapes) else (shapes,),
-                input_names=[spec.name for spec in specs],
-                opset_version=OPSETS[precision],
-                verbose=False,
-            )
-            if len(outputs) != len(program.model.graph.outputs):  # Traced strictly: `forward` itself did not run.
-                with torch.no_grad():
-                    model(*example)
-            name_outputs(program.model.graph, outputs)
-            if precision == "bf16":
-                restore_folded_types(program.model)
-            program.save(path, external_data=size > INLINE_BYTES)
-            # Checks from the file, which knows no size limit; `full_check` infers shapes strictly.
-            onnx.checker.check_model(str(path), full_check=True)
-            if batch is None:
-                check_free(specs, path)
-    except Exception as error:
-        for way, failure in tries(error):
-            print(f"{way}, {sizes}: {sentence(failure)}", file=sys.stderr)
-        at = f" at batch size {batch}" if batch else ""
-        raise ExportError(f"model {name!r}: the export to ONNX in {precision}{at} failed", at_fault(error)) from error
+    with quiet(), flattened(model, specs) as outputs:
+        program = to_program(
+            model,
+            example,
+            dynamo=True,
+            dynamic_shapes=None if batch or not any(shapes) else (shapes,),
+            input_names=[spec.name for spec in specs],
+            opset_version=OPSETS[precision],
+            verbose=False,
+        )
+        if len(outputs) != len(program.model.graph.outputs):  # Traced strictly: `forward` itself did not run.
+            with torch.no_grad():
+                model(*example)
+        name_outputs(program.model.graph, outputs)
+        if precision == "bf16":
+            restore_folded_types(program.model)
+        program.save(path, external_data=size > INLINE_BYTES)
+        # Checks from the file, which knows no size limit; `full_check` infers shapes strictly.
+        onnx.checker.check_model(str(path), full_check=True)
+        if batch is None:
+            check_free(specs, path)
     # Kept by torch for its own tests (2.13); without it nobody knows.
-    way = _WAYS.get(getattr(program, "_capture_strategy", ""), "torch.export")
-    return f"{way}, {sizes}"
+    return _WAYS.get(getattr(program, "_capture_strategy", ""), "torch.export")
 
 
 _WAYS = {"TorchExportNonStrictStrategy": "torch.export", "TorchExportStrictStrategy": "torch.export (strict)"}
