@@ -40,7 +40,7 @@ from exporters.weights import cached_state, checked, identified, identify, sourc
 from profiler.processes.messages import Entered, Outcome, Progress, Report, Salvage
 from profiler.worker import outputs as kept
 from profiler.worker.outputs import changed_inputs, read_outputs, write_outputs
-from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, check_inputs, is_static, make_job, own_graphs
+from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, check_inputs, is_for_one_batch, make_job, own_graphs
 
 
 def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepared:
@@ -120,7 +120,7 @@ def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Path], repor
     gradient of its input if the fourth does."""
     source, prepared, trains, of_input, root = argument
     # FLOPs are the same in every precision's graph.
-    free = {name: path for name, path in prepared.onnx.items() if not is_static(name)}
+    free = {name: path for name, path in prepared.onnx.items() if not is_for_one_batch(name)}
     graph = free.get("fp32") or next(iter(free.values()), None)
     return cached_cost(source, prepared.specs, Cache(root), graph, trains, lambda cost: report(Salvage(cost)), of_input)
 

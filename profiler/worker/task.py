@@ -128,8 +128,8 @@ def _first(found: Mapping[str, Value], precision: str, batch: int) -> Value | No
     return next((found[name] for name in graphs_of(precision, batch) if name in found), None)
 
 
-def is_static(graph: str) -> bool:
-    """Whether that is a name that `static_graph` gave."""
+def is_for_one_batch(graph: str) -> bool:
+    """Whether that is the name of a graph for one batch size: one for the model's shape takes any."""
     return " at batch " in graph
 
 
