@@ -12,7 +12,7 @@ from exporters.catalog import network_of
 from exporters.inputs import input_specs, read_onnx
 from exporters.libraries.catalog import LIBRARIES, folder_of
 from exporters.packages import installed_version
-from exporters.source import Identity, ModelError, ModelSource
+from exporters.source import Identity, ModelError, ModelSource, digest
 
 PACKAGE = Path(__file__).parent
 
@@ -23,6 +23,14 @@ def source_key(source: ModelSource) -> str:
     Raises ModelError if the model or a file of it cannot be had.
     """
     return identify(source).key
+
+
+def state_key(source: ModelSource) -> str:
+    """As `source_key`, of the weights alone: the same at every shape of the inputs. Raises ModelError."""
+    identity = identify(source)
+    if not identity.repeatable:
+        return identity.key
+    return digest({name: part for name, part in identity.parts.items() if name not in ("inputs", "outputs")})
 
 
 def identified(source: ModelSource) -> ModelSource:
@@ -176,4 +184,4 @@ def cached_state(source: ModelSource, cache: Cache) -> Path:
     from exporters.build_model import load, save_state
 
     produce = checked(source, lambda path: save_state(load(source), path), runs=False)
-    return cache.entry("state", source_key(source), ".pt", produce)[0]
+    return cache.entry("state", state_key(source), ".pt", produce)[0]

@@ -12,6 +12,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -42,6 +43,7 @@ from profiler.job.conditions import Filter
 from profiler.job.config_errors import (
     DEVICE_BLOCKS,
     EXPECTED,
+    Origin,
     check_part_of_id,
     check_word,
     explain,
@@ -418,6 +420,11 @@ class Config(_Strict):
     exclude: list[Filter] = []
     import_from: list[Folder] = Field(default=[Path()], validate_default=True)
     """Folders where factories are found, relative to the YAML."""
+    _origin: Origin = PrivateAttr(default_factory=Origin)
+
+    def error(self, message: str, *at: str | int) -> ConfigError:
+        """A mistake that shows only once the job has been read, with the line, or the option, of its place there."""
+        return self._origin.error(message, at)
 
     @field_validator("layers", "engines", mode="before")
     @classmethod
@@ -518,9 +525,11 @@ def load_config(path: Path, device_kind: str = "", overrides: dict[str, Any] | N
         _merge_block(path, data, lines, device_kind, blocks[device_kind])
     data.update(overrides or {})
     try:
-        return Config.model_validate(data, context={"folder": path.resolve().parent})
+        config = Config.model_validate(data, context={"folder": path.resolve().parent})
     except ValidationError as error:
         raise explain(error, Config, path, lines) from None
+    config._origin = Origin(path, lines)
+    return config
 
 
 def config_of(job: dict[str, Any], typed: Mapping[Location, str] | None = None) -> Config:
@@ -529,9 +538,11 @@ def config_of(job: dict[str, Any], typed: Mapping[Location, str] | None = None) 
     Raises ConfigError, which names what was `typed` for a place in the job, where that is known.
     """
     try:
-        return Config.model_validate(job)
+        config = Config.model_validate(job)
     except ValidationError as error:
         raise explain(error, Config, typed=typed) from None
+    config._origin = Origin(typed=typed or {})
+    return config
 
 
 def _merge_block(path: Path, data: dict[str, Any], lines: Lines, kind: str, block: Any) -> None:

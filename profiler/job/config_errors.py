@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from engines.catalog import ENGINES
 from profiler.errors import ConfigError, nearest
@@ -70,6 +70,21 @@ def yaml_text(value: Any) -> str:
     if value is None:
         return "nothing"
     return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a job comes from, for mistakes that show only once it has been read. Any two are equal."""
+
+    path: Path | None = field(default=None, compare=False)
+    lines: Lines = field(default_factory=dict, compare=False)
+    typed: Mapping[Location, str] = field(default_factory=dict, compare=False)
+
+    def error(self, message: str, at: Location) -> ConfigError:
+        """The mistake at a place in the job, with its line or option, as `explain` says it."""
+        details = InitErrorDetails(type=mistake(message), loc=at, input=None)
+        error = ValidationError.from_exception_data("Config", [details])
+        return explain(error, BaseModel, self.path, self.lines, self.typed)
 
 
 def explain(

@@ -28,13 +28,13 @@ def with_shapes(config: Config) -> Config:
     path = tuple(map(str, config.import_from))
     known = dict(zip([entry.name for entry in asking], _dimensions([e.source() for e in asking], path), strict=True))
     models, used = [], set()
-    for entry in config.models:
+    for number, entry in enumerate(config.models):
         if entry.name not in known:
             models.append(entry)
             continue
         own = known[entry.name]
         if entry.shapes is not None and (strays := [name for name in entry.shapes if name not in own]):
-            raise ConfigError(f"models.{entry.name}.shapes: {_lacks(entry.source(), strays[0], own)}")
+            raise config.error(_lacks(entry.source(), strays[0], own), "models", number, "shapes", strays[0])
         shapes = config.shapes if entry.shapes is None else entry.shapes
         taken = {name: sizes for name, sizes in shapes.items() if name in own}
         used |= set(taken)
@@ -42,10 +42,10 @@ def with_shapes(config: Config) -> Config:
     if strays := [name for name in config.shapes if name not in used and any(e.shapes is None for e in asking)]:
         every = list(dict.fromkeys(name for names in known.values() for name in names))
         if len(known) == 1:
-            raise ConfigError(f"shapes: {_lacks(asking[0].source(), strays[0], every)}")
+            raise config.error(_lacks(asking[0].source(), strays[0], every), "shapes", strays[0])
         fixed = [why_fixed(entry.source()) for entry in asking if not known[entry.name]]
         why = f"no model's inputs have a dimension '{strays[0]}'{nearest(strays[0], every)}"
-        raise ConfigError("; ".join([f"shapes: {why}", *fixed]))
+        raise config.error("; ".join([why, *fixed]), "shapes", strays[0])
     return config.model_copy(update={"models": models})
 
 

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
+import polars as pl
 import pytest
 
 from engines.tensorrt_engines.build import batch_shapes
 from exporters.inputs import input_specs
 from profiler.errors import ConfigError
 from profiler.job.conditions import parse_only
-from profiler.job.config import Config, config_of
+from profiler.job.config import Config, config_of, load_config
 from profiler.job.plan import make_plan
 from profiler.run.shapes import with_shapes
 
+FACTORY = """
+from torch import nn
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, ids):
+        return self.layer(self.table(ids))
+"""
+JOB = """
+models:
+  - {name: words, factory: "nets:Words", inputs: {ids: {shape: [batch, sequence], dtype: int64, range: [0, 9]}}}
+engines: [eager, ort]
+device: cpu
+shapes: {sequence: [4, 12]}
+budget: {seconds: 0.05, min_samples: 3}
+"""
+KINDS = {"onnx": ".onnx", "state": ".pt", "reference": ".npz"}
+"""By kind of what the cache keeps how its files are named."""
 TEXT = {
     "name": "words",
     "factory": "nets:words",
@@ -59,6 +85,24 @@ def test_a_name_that_no_model_has_is_refused(models: list[Any], name: str, expec
     assert expected in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("vgg16", "5: shapes.width: vgg16 is fixed to images of 224 × 224, by its fully connected layers"),
+        (
+            "{name: resnet18, shapes: {widht: [64]}}",
+            "2: models[0].shapes.widht: resnet18's inputs have no dimension 'widht'; did you mean 'width'?",
+        ),
+    ],
+)
+def test_its_line_is_named(model: str, expected: str, tmp_path: Path):
+    path = tmp_path / "job.yaml"
+    path.write_text(f"models:\n  - {model}\nengines: [eager]\nshapes:\n  width: [64]\n")
+    with pytest.raises(ConfigError) as caught:
+        with_shapes(load_config(path))
+    assert str(caught.value) == f"{path}:{expected}"
+
+
 def test_a_resnet_takes_other_images():
     config = with_shapes(job("resnet18", shapes={"height": [64], "width": [96]}))
     assert input_specs(make_plan(config, "cpu")[0].source)[0].at(1) == (1, 3, 64, 96)
@@ -89,3 +133,31 @@ def test_a_condition_chooses_a_shape():
 def test_an_optimization_profile_goes_over_the_range_of_sizes():
     [spec] = input_specs(make_plan(with_shapes(job(IMAGE, shapes={"height": [16, 32]})), "cpu")[0].source)
     assert batch_shapes([spec], (1, 4, 8)) == {"x": ((1, 3, 16, 32), (4, 3, 32, 32), (8, 3, 32, 32))}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., CompletedProcess[str]]) -> Path:
+    """Where a transformer's layer was measured at two lengths, with the run's cache."""
+    folder = tmp_path_factory.mktemp("shapes")
+    (folder / "nets.py").write_text(FACTORY)
+    (folder / "job.yaml").write_text(JOB)
+    done = profiler("job.yaml", cwd=folder, PROFILER_CACHE=str(folder / "cache"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_every_shape_is_measured_checked_and_met_for_the_first_time(folder: Path):
+    [path] = folder.glob("results/*/results.parquet")
+    rows = {row["case_id"]: row for row in pl.read_parquet(path).to_dicts()}
+    assert list(rows) == [f"words/{e}/inference/fp32/b1/r0/sequence={n}" for n in (4, 12) for e in ("eager", "ort")]
+    for id_, row in rows.items():
+        assert (row["status"], id_.rpartition("/")[2]) == ("ok", row["shape"]), row["reason"]
+        assert row["rel_l2_error"] < 1e-5, "compared with the reference outputs of this length"
+        assert (row["first_call_ms"] or 0) > 0 or row["shape"] == "sequence=4", "the first shape's is its first run"
+        assert "no-first-call" not in str(row["warnings"])
+        assert "static-graph" not in str(row["warnings"])
+
+
+def test_one_graph_and_one_file_of_weights_serve_every_shape(folder: Path):
+    counts = {kind: len(list((folder / "cache" / kind).glob(f"*{suffix}"))) for kind, suffix in KINDS.items()}
+    assert counts == {"onnx": 1, "state": 1, "reference": 2}

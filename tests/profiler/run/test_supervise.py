@@ -151,3 +151,16 @@ def test_a_batch_that_failed_keeps_its_reason_where_freeing_what_it_left_aborts(
     assert str(results[1].reason).startswith("RuntimeError: cannot compute at /")
     assert results[1].log == f"{folder.name}/net-eager-inference-fp32-r0-sweep.log"
     assert closing_warnings(results[1]) == ["unclosed: ended by SIGABRT in phase end"]
+
+
+def test_a_shape_that_was_not_timed_says_why_beside_one_that_was(
+    folder: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch, alone: Quiet
+) -> None:
+    monkeypatch.setenv("FAILING_BATCH", "4")
+    tasks = [Task(case(batch, Role.CELL), prepared, BUDGET) for batch in (1, 2, 4, 8)]  # A batch is a shape, too.
+    with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
+        found = Supervisor(folder, (str(folder),), watcher, alone).first_calls(tasks)
+    assert list(found) == [task.case.id for task in tasks[1:]]
+    timed, *failed = found.values()
+    assert isinstance(timed, float) and timed > 0
+    assert all(isinstance(why, str) and "cannot compute" in why for why in failed)
