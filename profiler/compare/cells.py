@@ -79,6 +79,10 @@ def _rows(results: pl.LazyFrame | pl.DataFrame, by: str) -> pl.DataFrame:
     # A probe shows where memory ends, not how fast anything is.
     cases = without_probes(results.lazy())
     rows = cases.select(*COLUMNS, pl.col(by).alias("side")).filter(pl.col("side").is_not_null()).collect()
+    if by == "shape":
+        # Settings end with the shape; other sizes are other work, but no other model.
+        setting = pl.col("extra").str.strip_suffix(pl.col("side")).str.strip_suffix("/")
+        rows = rows.with_columns(extra=setting, flops_per_item=pl.lit(None, rows.schema["flops_per_item"]))
     if rows.is_empty():
         raise ConfigError(f"--by {by}: that column is empty; give another, such as run or machine")
     return rows.with_columns(pl.col("extra").fill_null(""))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engines.catalog import known
+from profiler.job.case import setting_words
 from profiler.recommend.candidates import FIGURES, Candidate
 from profiler.recommend.choice import Limit, Margin, Recommendation, Request, break_even
 from profiler.recommend.reasons import (
@@ -98,7 +99,8 @@ def make_answer(found: Recommendation, command: str, rough: str | None = None, s
 
 
 def _headline(choice: Candidate) -> str:
-    return f"Deploy {choice.name}{', which was disturbed' if choice.is_disturbed else ''}"
+    at = "".join(f", {words}" for words in setting_words(choice.row["shape"] or ""))
+    return f"Deploy {choice.name}{at}{', which was disturbed' if choice.is_disturbed else ''}"
 
 
 def _nothing(found: Recommendation) -> str:

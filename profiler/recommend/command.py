@@ -60,7 +60,7 @@ def execute(options: Options, console: Console) -> int:
 
 def command(rows: Sequence[Mapping[str, Any]], run: Run, options: str = "") -> str:
     """The shell command that measures these rows of the run again, with further options, or why there is none."""
-    names = ("model", "variant", "pass", "precision", "batch_size", "optimizer")
+    names = ("model", "variant", "pass", "precision", "batch_size", "shape", "optimizer")
     keys = {name: list(dict.fromkeys(row[name] for row in rows if row[name] is not None)) for name in names}
     # A comma would separate conditions.
     conditions = [(key, values) for key, values in keys.items() if not any("," in str(value) for value in values)]

@@ -143,6 +143,16 @@ def test_only_equal_cells_are_compared(key: str) -> None:
     assert (alone[key], alone["base_status"], alone["side_status"]) == (other, None, "ok")
 
 
+def test_shapes_of_one_run_are_sides():
+    rows = [
+        processes("a", ms, shape=f"width={size}", extra=f"head=logits/width={size}", flops_per_item=size)
+        for size, ms in ((16, 1.0), (64, 4.0))
+    ]
+    cell = only(compare(frame(*rows[0], *rows[1]), "shape"))
+    assert (cell["base"], cell["side"], cell["extra"]) == ("width=16", "width=64", "head=logits")
+    assert (cell["ratio"], cell["differs"]) == (pytest.approx(0.25), None)
+
+
 def test_rows_older_than_the_column_extra_are_compared_with_newer_ones() -> None:
     rows = frame(*processes("old", 1.0), *processes("new", 1.0, extra=""))
     assert only(compare(rows))["ratio"] == 1.0

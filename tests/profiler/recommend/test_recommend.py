@@ -803,6 +803,15 @@ def test_exit_codes_and_the_command_to_measure_it_again(folder: Path) -> None:
     assert "batch_size=1,optimizer=sgd" in text
 
 
+def test_the_shape_is_named_and_measured_again(tmp_path: Path) -> None:
+    sizes = {size: {"shape": f"width={size}", "extra": f"width={size}", "setting": f"width={size}"} for size in (8, 16)}
+    path = written(tmp_path / "run", run(*(row("ort", ms=size, **more) for size, more in sizes.items())))
+    code, text = ask(path, extra="width=16")
+    assert code == 0
+    assert "Deploy ort fp16, batch 1, width 16" in text
+    assert "batch_size=1,shape=width=16\n" in text
+
+
 def test_rough_figures_and_too_few_samples_are_measured_for_longer(tmp_path: Path) -> None:
     results = run(
         row("ort", samples=331), row("trt", ms=1.2, samples=40), row("compiled", ms=1.3), row("ort-tuned", ms=1.4),
