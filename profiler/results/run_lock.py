@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import shlex
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 from profiler.errors import PROGRAM, ConfigError
 from profiler.processes.file_lock import FileLock
 
+_MOMENT = 0.1
+"""Seconds, for which a reader that looks who writes has the lock at most."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """A disk that takes no more: full, over quota or its largest file, read-only, broken."""
 
@@ -26,7 +29,10 @@ def writing(folder: Path) -> Iterator[None]:
     """
     lock = FileLock(_file(folder))
     since = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    if not lock.take(fcntl.LOCK_EX, {"pid": os.getpid(), "since": since}):
+    who = {"pid": os.getpid(), "since": since}
+    if not lock.take(fcntl.LOCK_EX, who):
+        time.sleep(_MOMENT)
+    if not lock.take(fcntl.LOCK_EX, who):
         raise ConfigError(f"{folder}: {_words(lock)} measures into it; wait until that ends, or end it")
     try:
         yield

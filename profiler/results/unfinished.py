@@ -30,8 +30,8 @@ def so_far(folder: Path) -> tuple[dict[str, pl.DataFrame], list[str]]:
     """
     run = RunFolder(folder)
     environment = run.read_environment()
-    kind: Device = "cpu" if environment.get("device") == "cpu" else "cuda"
-    config = load_config(folder / "bench.yaml", kind)
+    config = load_config(folder / "bench.yaml")  # As resolved for the run's device.
+    kind: Device = "cpu" if config.device == "cpu" else "cuda"
     results = run.results()
     plan = make_plan(config, kind, capability=environment.get("compute_capability"))
     frames = run.frames(config.suite, [*plan, *probes_among(plan, results)], environment)

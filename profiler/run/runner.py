@@ -144,7 +144,7 @@ class Runner:
         found = self._first_calls.get(result.case_id)
         if isinstance(found, str):
             result.warnings.append(Warning("no-first-call", found))
-        elif found is not None:
+        elif found is not None and result.status == "ok":
             result.figures["first_call_ms"] = found
 
     def _measure_once(self, tasks: Sequence[Task], supervisor: Supervisor, takes: Takes, again: bool = False) -> None:

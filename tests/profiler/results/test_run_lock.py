@@ -67,6 +67,12 @@ def test_a_run_that_was_ended_early_is_read_as_far_as_it_is(run: RunFolder) -> N
     assert f"--resume {run.path}" in note
 
 
+def test_a_run_that_lost_its_environment_is_read_too(run: RunFolder) -> None:
+    (run.path / "environment.json").unlink()
+    assert load(run.path)[0].collect()["device"].to_list() == ["cpu"]
+    assert any("environment.json: cannot be read" in note for note in read_runs([run.path]).notes)
+
+
 def test_damage_of_the_journal_is_told_to_readers(run: RunFolder) -> None:
     with run.journal.open("ab") as file:
         file.write(b"\xff\n")
