@@ -143,7 +143,7 @@ def _conclusions(comparison: Comparison) -> Section:
         kinds = sorted({kind for kinds in part["disturbed"] for kind in kinds.split(", ")})
         paragraphs.append(
             f"{side}: {counted(part.height, 'cell')} disturbed on either side ({', '.join(kinds)}), which no mean and "
-            "no range above counts: measure again."
+            "no range counts: measure again."
         )
     if WITHIN in compared["interval"]:
         paragraphs.append(_WITHIN)

@@ -134,6 +134,8 @@ def model_job(word: str, options: Options) -> ModelJob:
     if options.step is not None:
         entry |= {**model_entry(word, options.step), "step": options.step}
     shapes = _shapes(options.shapes)
+    if "factory" in entry:
+        _check_sizes(given, shapes)
     fixed = _check_graph(entry, options.batch, shapes) if "onnx" in entry else None
     if "onnx" in entry and options.precision and not is_float32(entry["onnx"]):
         why = f"{word} is not float32 throughout, so that it runs as it is, with its own types; leave it out"
@@ -179,6 +181,8 @@ def write_job(config: Config, path: Path) -> None:
     """Write the YAML that says the same as the command line did; its paths are relative to it where they can be."""
     data = config.model_dump(mode="json", exclude_unset=True, exclude_none=True, by_alias=True, exclude={"suite"})
     data["engines"] = [each["name"] if each["name"] == each["label"] else each for each in data["engines"]]
+    for each in data["models"] if data.get("shapes") else []:
+        each.pop("shapes", None)  # Those of the job, which it was given (`with_shapes`).
     data["models"] = [_as_word(each) for each in data["models"]]
     usual = Budget()
     data["budget"] = {key: value for key, value in data["budget"].items() if value != getattr(usual, key)}
@@ -209,6 +213,16 @@ def _shapes(texts: Sequence[str]) -> dict[str, list[Any]]:
             raise ConfigError(f"--shapes {text}: is not of the form NAME=SIZES, such as sequence=32,128")
         shapes.setdefault(name, []).extend(int(word) if word.isdigit() else word for word in _words(sizes))
     return shapes
+
+
+def _check_sizes(given: Mapping[str | int, Example], shapes: Mapping[str, Sequence[Any]]) -> None:
+    """Raises ConfigError for a named size in `--input` that `--shapes` has no sizes for."""
+    named = dict.fromkeys(size for example in given.values() for size in example.item or () if isinstance(size, str))
+    named.pop(BATCH, None)
+    if lacking := [size for size in named if size not in shapes]:
+        strays = [f"--shapes {name}: no input has that size; " for name in shapes if name not in named]
+        options = " ".join(f"--shapes {size}=32,128" for size in lacking)
+        raise ConfigError(f"--input: {', '.join(lacking)} has no size; {''.join(strays)}give {options}")
 
 
 def _check_source(word: str) -> None:

@@ -53,10 +53,10 @@ def write_graph(name: str, inputs: dict[str, int], shape: list[Any]) -> None:
 def options(line: str) -> Run:
     """The command's options, as the words of a command line give them."""
     word, *rest = line.split()
-    given: dict[str, Any] = {"inputs": [], "engine": []}
+    given: dict[str, Any] = {"inputs": [], "engine": [], "shapes": []}
     for flag, value in zip(rest[::2], rest[1::2], strict=True):
         name = {"--input": "inputs", "--pass": "pass_", "--write-yaml": "write_yaml"}.get(flag, flag.strip("-"))
-        given[name] = [*given[name], value] if name in ("inputs", "engine") else value
+        given[name] = [*given[name], value] if name in ("inputs", "engine", "shapes") else value
     if "write_yaml" in given:
         given["write_yaml"] = Path(given["write_yaml"])
     return Run(config=Path(word), **given)
@@ -200,6 +200,8 @@ REFUSED = [
     ("net:make --input a=:float32", "--input a=: give a shape, for example a=128"),
     ("net:make --input a=3 --input 3", "give every input a name, or none of them"),
     ("net:make --input a=3 --input a=4", "a is given twice"),
+    ("net:make --input a=width", "width has no size; give --shapes width=32,128"),
+    ("net:make --input a=width --shapes with=8", "--shapes with: no input has that size; give --shapes width="),
     ("words.onnx", f"not known; for example {IDS} {MASK}$"),
     (f"words.onnx {IDS}", f"for example {MASK}$"),
     (f"words.onnx {IDS} --input mask=3", "--input: words.onnx has the inputs input_ids, attention_mask"),
