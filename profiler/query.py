@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -34,7 +35,10 @@ def execute(options: Options, console: Console) -> int:
     *runs, sql = options.runs
     if not runs:
         raise ConfigError(f'query: give runs, and then the query; for example query results/2026… "{_EXAMPLE}"')
-    found = query(read_runs(runs), sql)
+    read = read_runs(runs)
+    found = query(read, sql)
+    for note in read.notes:
+        print(f"Note: {note}", file=sys.stderr)  # Not among the rows, which a program may read.
     if options.format == "text" and options.output is None:
         _print(console, found, options.rows)
     else:

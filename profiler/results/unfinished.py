@@ -18,9 +18,29 @@ from profiler.tables.numbers import counted
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether the journal may hold more than the run's tables: another process measures, or there are none."""
-    has_tables = (folder / "results.parquet").is_file()
-    return (folder / "journal.jsonl").is_file() and (not has_tables or writer(folder) is not None)
+    """Whether the journal may hold more than the run's tables: another process measures, or there are none.
+
+    Raises ConfigError for a run without tables that has measured nothing.
+    """
+    if (folder / "results.parquet").is_file():
+        return (folder / "journal.jsonl").is_file() and writer(folder) is not None
+    if not (folder / "bench.yaml").is_file():
+        return False
+    _check_begun(folder, bool(RunFolder(folder).results()))
+    return True
+
+
+def _check_begun(folder: Path, begun: bool) -> None:
+    if begun:
+        return
+    who = writer(folder)
+    if who:
+        raise ConfigError(f"{folder}: {who} has measured nothing yet; give another run's folder")
+    raise ConfigError(f"{folder}: this run was ended before it had measured anything; {_finish(folder)}")
+
+
+def _finish(folder: Path) -> str:
+    return f"finish it: {PROGRAM} --resume {shlex.quote(str(folder))}"
 
 
 def so_far(folder: Path) -> tuple[dict[str, pl.DataFrame], list[str]]:
@@ -35,12 +55,9 @@ def so_far(folder: Path) -> tuple[dict[str, pl.DataFrame], list[str]]:
     results = run.results()
     plan = make_plan(config, kind, capability=environment.get("compute_capability"))
     frames = run.frames(config.suite, [*plan, *probes_among(plan, results)], environment)
+    _check_begun(folder, not frames["results"].is_empty())
     who = writer(folder)
-    if frames["results"].is_empty():
-        measured = f"{who} has measured nothing yet" if who else "this run was ended before it had measured anything"
-        raise ConfigError(f"{folder}: {measured}; give another run's folder")
     done = f"{len(plan) - sum(case.id not in results for case in plan)} of {counted(len(plan), 'case')}"
     if who:
         return frames, [f"{folder}: {who} measures into it; these are {done}", *damages(run)]
-    finish = f"finish it: {PROGRAM} --resume {shlex.quote(str(folder))}"
-    return frames, [f"{folder}: this run was ended early, after {done}; {finish}", *damages(run)]
+    return frames, [f"{folder}: this run was ended early, after {done}; {_finish(folder)}", *damages(run)]

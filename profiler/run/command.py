@@ -379,7 +379,8 @@ def _report(console: Console, run: RunFolder, lines: pl.DataFrame) -> None:
         with contextlib.suppress(OSError):
             (run.logs / "report.log").write_text(traceback.format_exc())
         why = " ".join(str(error).split())[:200] or type(error).__name__
-        message = f"\nReport failed: {why} (see logs/report.log); retry with: {PROGRAM} report {run.path} --output FILE"
+        retry = f"{PROGRAM} report {shlex.quote(str(run.path))} --output FILE"
+        message = f"\nReport failed: {why} (see logs/report.log); retry with: {retry}"
         console.print(Text(message, style="yellow"), soft_wrap=True)
 
 

@@ -20,6 +20,8 @@ _NAMES = {"gpu": "GPU", "cpu": "processor", "cpu_cores": "usable cores:", "torch
 
 def check_machine(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises ConfigError where the run's environment.json contradicts what this machine is `now`."""
+    if not before:  # It is lost, which the user has been told.
+        return
     here = _must_agree(now)
     for key, value in _must_agree(before).items():
         if value != here.get(key):

@@ -95,7 +95,7 @@ class Runner:
                 supervisor = Supervisor(self.run.logs, self.path, watcher, quiet)
                 tasks = list(map(task, waiting))
                 self._measure_all(tasks, supervisor)
-                with self.wall.span("measure"):
+                with self.wall.span("kernels"):
                     for result in add_reasons(tasks, self.run.results(), supervisor.kernel_times):
                         self.run.append(result)
                 self._search_all(list(map(task, searched)), again, supervisor)
@@ -134,9 +134,9 @@ class Runner:
                 self._first_calls[id_] = known
         able = [each for each in tasks if failure(each.case, each.prepared) is None]
         waiting = [walk for walk in walks(able) if any(each.case.id not in self._first_calls for each in walk[1:])]
-        with self.wall.span("first calls"):
-            for done, walk in enumerate(waiting):
-                self.display.preparing("first calls at new shapes", done, len(waiting))
+        for done, walk in enumerate(waiting):
+            self.display.preparing("first calls at new shapes", done, len(waiting))
+            with self.wall.span("first calls"):
                 self._first_calls = supervisor.first_calls(walk) | self._first_calls
 
     def _add_first_call(self, result: Result) -> None:

@@ -105,7 +105,7 @@ def no_reference(
         why += f"; forward takes {', '.join(taken)}: give `inputs` for each (--input, once for each)"
     if len(source.input_shape or ()) == 4:  # Right for convolutions in three dimensions only.
         why += f"; `input: {list(source.input_shape or ())}` must be the shape of one item, without the batch"
-    elif source.input_shape and not isinstance(error, TypeError) and "device" not in str(error):
+    elif specs and source.input_shape and not isinstance(error, TypeError) and "device" not in str(error):
         why += f"; the job gives {described(specs)}: correct `input`, or write `inputs` for another type"
     return ModelError(f"model {source.name!r}: its reference outputs cannot be made: {why}")
 
