@@ -167,15 +167,14 @@ def test_every_room_exists():
     assert {room(module) for module in MODULES} == set(ORDER)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_room_imports_only_what_stands_before_it(module):
-    place = ORDER.index(room(module))
-    assert {name for name in imports_of(module) & set(MODULES) if ORDER.index(room(name)) > place} == set()
+def test_a_room_imports_only_what_stands_before_it():
+    place = {module: ORDER.index(room(module)) for module in MODULES}
+    pairs = [(module, name) for module in MODULES for name in imports_of(module) & set(MODULES)]
+    assert [f"{module} imports {name}" for module, name in pairs if place[name] > place[module]] == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_the_sources_import_no_tests(module):
-    assert "tests" not in tops(module)
+def test_the_sources_import_no_tests():
+    assert [module for module in MODULES if "tests" in tops(module)] == []
 
 
 @pytest.mark.parametrize("catalog", ["exporters.catalog", "engines.catalog"])
@@ -183,14 +182,13 @@ def test_a_catalog_is_data_without_torch(catalog):
     assert "torch" not in tops(catalog)
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - {"engines.tensorrt_engines.session"}))
-def test_only_trt_imports_tensorrt(module):
-    assert tops(module) & {"tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings", "pycuda"} == set()
+def test_only_trt_imports_tensorrt():
+    libraries = {"tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings", "pycuda"}
+    assert [module for module in MODULES if tops(module) & libraries] == ["engines.tensorrt_engines.session"]
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if room(module) not in WITH_POLARS])
-def test_polars_is_imported_where_tables_are_made_and_nowhere_else(module):
-    assert "polars" not in tops(module)
+def test_polars_is_imported_where_tables_are_made_and_nowhere_else():
+    assert [module for module in MODULES if room(module) not in WITH_POLARS and "polars" in tops(module)] == []
 
 
 def test_there_are_no_circles_not_even_inside_functions():
@@ -203,30 +201,34 @@ def test_few_files_lie_loose_in_the_profiler():
     assert len(list((ROOT / "profiler").glob("*.py"))) <= MOST_LOOSE_FILES
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_function_named_by_a_text_exists(module):
+def test_a_function_named_by_a_text_exists():
     """A process is told what to call as "package.module:function", which neither mypy nor the import rules see."""
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            named = re.fullmatch(r"((?:exporters|engines|profiler)[\w.]*):(\w+)", node.value)
-            if named:
-                body = ast.parse(MODULES[named[1]].read_text()).body
-                assert named[2] in {item.name for item in body if isinstance(item, ast.FunctionDef | ast.ClassDef)}
+    texts = {node.value for path in FILES for node in ast.walk(ast.parse(path.read_text())) if _is_text(node)}
+    named = {text: re.fullmatch(r"((?:exporters|engines|profiler)[\w.]*):(\w+)", text) for text in texts}
+    assert [text for text, found in named.items() if found and found[2] not in _defined(found[1])] == []
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+@functools.cache
+def _defined(module: str) -> set[str]:
+    body = ast.parse(MODULES[module].read_text()).body
+    return {item.name for item in body if isinstance(item, ast.FunctionDef | ast.ClassDef)}
 
 
 def test_there_is_no_drawer_for_everything():
     assert [str(path) for path in FILES if path.stem in ("utils", "util", "helpers", "common", "misc")] == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_file_is_named_after_a_library_that_it_imports(module):
-    assert MODULES[module].stem not in tops(module)
+def test_no_file_is_named_after_a_library_that_it_imports():
+    assert [module for module, path in MODULES.items() if path.stem in tops(module)] == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_opens_with_a_sentence(module):
-    source = MODULES[module].read_text()
-    assert not source or ast.get_docstring(ast.parse(source))
+def test_a_module_opens_with_a_sentence():
+    sources = {module: path.read_text() for module, path in MODULES.items()}
+    assert [module for module, source in sources.items() if source and not ast.get_docstring(ast.parse(source))] == []
 
 
 WRITERS = {"write_text", "write_bytes", "write_parquet", "write_csv", "write_json", "write_ipc"}

@@ -121,13 +121,12 @@ def built(rtx: Any, request: BuildRequest, cache: Cache, rebuild: bool = False) 
 # Networks.
 
 
-WHOLE = {"resnet18": ("fp32", "fp16"), "alexnet": ("fp16",)}
+WHOLE = {"resnet18": ("fp32",), "alexnet": ("fp16",)}
 """The networks that are built as they are, AlexNet for its linear layers of 60 million weights."""
 THIN = {
     "googlenet": ("fp32", "fp16"),
     "alexnet": ("fp32",),
     "alexnet-owt": ("fp16",),
-    "overfeat": ("fp32",),
     "vgg11": ("fp16",),
     "resnet50": ("fp32",),
     "resnet200": ("fp32", "fp16"),
