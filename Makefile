@@ -9,8 +9,8 @@
 # RUN is the Python that has everything installed; give it to use one of your own: make test-gpu RUN=python3
 
 PYTHON ?= python3
-# Four on two cores, too: tests wait for processes much of the time. Those of a GPU measure, and run one by one.
-PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
+# On two cores, too: a third of the time the tests wait for a process. Those of a GPU measure, and run one by one.
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 VENV := .venv
 RUN ?= $(VENV)/bin/python
 BENCH_READY := $(VENV)/.ready-bench
