@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 PROGRAM = "cnn-profiler" if Path(sys.argv[0]).stem == "cnn-profiler" else "python -m profiler"
 """How the program was called, for messages that give a command."""
+
+
+def resuming(run: Path) -> str:
+    """The command that goes on with the run in that folder."""
+    return f"{PROGRAM} --resume {shlex.quote(str(run))}"
 
 
 class ConfigError(Exception):

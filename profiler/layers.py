@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from profiler.errors import PROGRAM, ConfigError
+from profiler.errors import PROGRAM, ConfigError, resuming
 from profiler.job.case import setting_words
 from profiler.options import Layers as Options
 from profiler.results.layer_profiles import Profiled, groups, names, profiled, together
@@ -62,7 +62,7 @@ def read(run: Path) -> list[Profiled]:
         raise ConfigError(
             f"layers {run}: this run has no layers{why}; a run gets them by --profile, for "
             f"example {PROGRAM} bench.yaml --profile; one that is not complete, for what it lacks, by "
-            f"{PROGRAM} --resume {run} --profile"
+            f"{resuming(run)} --profile"
         )
     return profiled(rows, runs.layers, [*_KEYS, "setting"])
 

@@ -14,8 +14,9 @@ from typing import Any
 class FileLock:
     """A file that is locked, and says by whom. Where it cannot be made or locked, every attempt succeeds."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = _open(path)
+    def __init__(self, path: Path, everyones: bool = False) -> None:
+        """`everyones` is a file that processes of all users lock."""
+        self._file = _open(path, everyones)
         self._taken: int | None = None
 
     def take(self, how: int, who: Mapping[str, Any] | None = None) -> bool:
@@ -57,14 +58,15 @@ class FileLock:
             self._file = None
 
 
-def _open(path: Path) -> int | None:
-    """The file, for every user to lock; None where that cannot be."""
+def _open(path: Path, everyones: bool) -> int | None:
+    """The file, made where it is not there; None where that cannot be."""
     usual = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     # Not created if it is there: Linux lets nobody create, in a folder that all may write in, what another user owns.
     for how in (os.O_RDWR, os.O_RDWR | os.O_CREAT, os.O_RDONLY):
         with contextlib.suppress(OSError):
             file = os.open(path, how | usual, 0o666)
-            with contextlib.suppress(OSError):  # Nor may any but its owner change whose it is.
-                os.fchmod(file, 0o666)
+            if everyones:
+                with contextlib.suppress(OSError):  # Nor may any but its owner change whose it is.
+                    os.fchmod(file, 0o666)
             return file
     return None

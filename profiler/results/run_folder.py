@@ -24,6 +24,7 @@ from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, wh
 from profiler.results.journal import Journal
 from profiler.results.result import Result, measured_in
 from profiler.results.roofline import placed
+from profiler.tables.numbers import counted
 from profiler.tables.writers import parquet
 
 OLDER_ROWS = "older_rows"
@@ -196,8 +197,8 @@ def damages(run: RunFolder) -> list[str]:
     """What of the run's files cannot be read, one sentence each."""
     notes = []
     if count := run.unreadable_lines():
-        lines = "1 line" if count == 1 else f"{count} lines"
-        notes.append(f"{run.journal}: {lines} cannot be read and left out; what they measured is measured again")
+        lines = counted(count, "line")
+        notes.append(f"{run.journal}: {lines} cannot be read; --resume measures again what they held")
     if run.journal.exists() and not run.read_environment():
         notes.append(f"{run.path / 'environment.json'}: cannot be read, so the machine is not compared")
     return notes

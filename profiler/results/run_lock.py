@@ -6,13 +6,12 @@ import contextlib
 import errno
 import fcntl
 import os
-import shlex
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from profiler.errors import PROGRAM, ConfigError
+from profiler.errors import ConfigError, resuming
 from profiler.processes.file_lock import FileLock
 
 _MOMENT = 0.1
@@ -41,7 +40,7 @@ def writing(folder: Path) -> Iterator[None]:
             raise
         raise ConfigError(
             f"{error.filename or folder}: {error.strerror}; the journal keeps what has been measured: make room, then "
-            f"go on with: {PROGRAM} --resume {shlex.quote(str(folder))}"
+            f"go on with: {resuming(folder)}"
         ) from None
     finally:
         lock.close()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import polars as pl
 
 from engines.catalog import Device
-from profiler.errors import PROGRAM, ConfigError
+from profiler.errors import ConfigError, resuming
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.job.probes import probes_among
@@ -26,7 +25,8 @@ def is_unfinished(folder: Path) -> bool:
         return (folder / "journal.jsonl").is_file() and writer(folder) is not None
     if not (folder / "bench.yaml").is_file():
         return False
-    _check_begun(folder, bool(RunFolder(folder).results()))
+    journal = folder / "journal.jsonl"
+    _check_begun(folder, journal.is_file() and journal.stat().st_size > 0)
     return True
 
 
@@ -36,11 +36,7 @@ def _check_begun(folder: Path, begun: bool) -> None:
     who = writer(folder)
     if who:
         raise ConfigError(f"{folder}: {who} has measured nothing yet; give another run's folder")
-    raise ConfigError(f"{folder}: this run was ended before it had measured anything; {_finish(folder)}")
-
-
-def _finish(folder: Path) -> str:
-    return f"finish it: {PROGRAM} --resume {shlex.quote(str(folder))}"
+    raise ConfigError(f"{folder}: this run was ended before it had measured anything; finish it: {resuming(folder)}")
 
 
 def so_far(folder: Path) -> tuple[dict[str, pl.DataFrame], list[str]]:
@@ -60,4 +56,4 @@ def so_far(folder: Path) -> tuple[dict[str, pl.DataFrame], list[str]]:
     done = f"{len(plan) - sum(case.id not in results for case in plan)} of {counted(len(plan), 'case')}"
     if who:
         return frames, [f"{folder}: {who} measures into it; these are {done}", *damages(run)]
-    return frames, [f"{folder}: this run was ended early, after {done}; {_finish(folder)}", *damages(run)]
+    return frames, [f"{folder}: this run was ended early, after {done}; finish it: {resuming(folder)}", *damages(run)]

@@ -19,7 +19,7 @@ from engines.catalog import Device
 from exporters.cache import default_root, trim
 from exporters.libraries.catalog import library_of
 from profiler.bundled import job_file
-from profiler.errors import PROGRAM, ConfigError
+from profiler.errors import PROGRAM, ConfigError, resuming
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.conditions import parse_only
 from profiler.job.config import Config, load_config, parse_machine
@@ -386,11 +386,11 @@ def _report(console: Console, run: RunFolder, lines: pl.DataFrame) -> None:
 
 def _resuming(options: Options, run: RunFolder) -> str:
     """The command that goes on with an interrupted run."""
-    only = "".join(f" --only {condition}" for condition in options.only)
+    only = "".join(f" --only {shlex.quote(condition)}" for condition in options.only)
     flags = (" --strict" if options.strict else "") + (" --profile" if options.profile else "")
     if options.wait_for_idle is not None:
         flags += f" --wait-for-idle {options.wait_for_idle:g}"
-    return f"{PROGRAM} --resume {run.path}{only}{flags}"
+    return f"{resuming(run.path)}{only}{flags}"
 
 
 def _dry_run(

@@ -22,7 +22,9 @@ class DeviceLock:
 
     def __init__(self, device: str, run: Path) -> None:
         name = f"cnn-runtime-profiler-{device.replace('/', '-')}"
-        self._first, self._later = (FileLock(lock_folder() / f"{name}.{kind}") for kind in ("lock", "later"))
+        self._first, self._later = (
+            FileLock(lock_folder() / f"{name}.{kind}", everyones=True) for kind in ("lock", "later")
+        )
         self._who = {"pid": os.getpid(), "folder": str(run.resolve())}
 
     def __enter__(self) -> DeviceLock:

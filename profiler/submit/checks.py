@@ -11,7 +11,7 @@ import polars as pl
 
 from engines.catalog import Device, known
 from profiler.bundled import bundled, jobs
-from profiler.errors import PROGRAM, ConfigError
+from profiler.errors import PROGRAM, ConfigError, resuming
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.published.references import networks
@@ -85,10 +85,10 @@ def _incomplete(run: Run, folder: Path, may_lack: bool) -> Iterator[str]:
     if missing and not may_lack:
         yield (
             f"{len(missing)} of {counted(len(cases), 'case')} have no row, such as {missing[0]}: "
-            f"measure them by {PROGRAM} --resume {folder}, or submit what there is by --incomplete"
+            f"measure them by {resuming(folder)}, or submit what there is by --incomplete"
         )
     if not without_probes(run.results).filter(OK).height:
-        yield f"no row has figures: see why in its tables, then {PROGRAM} --resume {folder} --retry"
+        yield f"no row has figures: see why in its tables, then {resuming(folder)} --retry"
 
 
 def _disturbed(run: Run, folder: Path, most: float) -> Iterator[str]:
@@ -116,7 +116,7 @@ def _rough(run: Run) -> Iterator[str]:
 
 def _nameless(run: Run, folder: Path) -> Iterator[str]:
     name = label_of(run)
-    again = f"{PROGRAM} --resume {folder} --machine {shlex.quote(f'label={_usual_name(run)}')}"
+    again = f"{resuming(folder)} --machine {shlex.quote(f'label={_usual_name(run)}')}"
     taken = networks(str(run.job["published"]))["machine"].unique().str.strip_prefix("CPU: ").to_list()
     if not name or not slug(name):
         yield f"its machine has no name: give one, without measuring again, by {again}"
@@ -158,4 +158,4 @@ def _carrying(rows: pl.DataFrame, kinds: Sequence[str]) -> int:
 
 def _again(folder: Path) -> str:
     """Without --retry a resumed run leaves what it measured twice as it is."""
-    return f"{PROGRAM} --resume {folder} --retry --wait-for-idle 10"
+    return f"{resuming(folder)} --retry --wait-for-idle 10"
