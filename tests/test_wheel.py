@@ -23,7 +23,7 @@ passes: [inference]
 precisions: [fp32]
 batch_sizes: [1]
 device: cpu
-budget: {seconds: 0.05, min_samples: 3}
+budget: {seconds: 0.05, min_samples: 3, repeats: 0}
 """
 NETWORKS = """
 from torch import nn

@@ -42,7 +42,7 @@ models: [{name: net, factory: "networks:net", input: [3, 2, 2]}]
 engines: [eager, reference, {name: reference, label: reference-quiet, verbose: 0}]
 precisions: [fp32, fp16]
 device: cpu
-budget: {seconds: 0.1, min_samples: 3}
+budget: {seconds: 0.1, min_samples: 3, repeats: 0}
 """
 Run = Callable[..., CompletedProcess[str]]
 

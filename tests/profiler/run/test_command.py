@@ -125,7 +125,7 @@ class Flaky(nn.Module):
 
 GOOD = '{name: good, factory: "tiny:good", input: [3, 16, 16]}'
 RAISING = '{name: raising, factory: "tiny:raising", input: [3, 16, 16]}'
-FAST = "{seconds: 0.05, min_samples: 3}"
+FAST = "{seconds: 0.05, min_samples: 3, repeats: 0}"
 
 Profiler = Callable[..., CompletedProcess[str]]
 

@@ -49,7 +49,7 @@ models: [{name: good, factory: "tiny:good", input: [3, 16, 16]}]
 engines: [eager, ort]
 precisions: [fp32, int8]
 device: cpu
-budget: {seconds: 0.05, min_samples: 3}
+budget: {seconds: 0.05, min_samples: 3, repeats: 0}
 """
 WITH_A_FILE = JOB.replace("models: [", "models: [{name: theirs, onnx: linear.onnx}, ").replace("ort]", "ort, openvino]")
 
