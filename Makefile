@@ -5,6 +5,7 @@
 # make bench-disturbed   how often a run next to other work is right, marked, and mended by measuring again
 # make bench-overhead   what a process costs each case
 # make bench-tables   compare and report over 100,000 cases and 10 million samples
+# make soak     faults, kills and odd files, 25 times as many as the tests try; SOAK=N for another size
 #
 # RUN is the Python that has everything installed; give it to use one of your own: make test-gpu RUN=python3
 
@@ -23,7 +24,7 @@ TEST_READY :=
 VERIFY_READY :=
 endif
 
-.PHONY: bench test test-fast test-gpu lint types bench-disturbed bench-overhead bench-tables verify-cpu verify-gpu
+.PHONY: bench test test-fast test-gpu lint types soak bench-disturbed bench-overhead bench-tables verify-cpu verify-gpu
 
 bench: $(BENCH_READY)
 	$(RUN) -m profiler bench.yaml
@@ -37,6 +38,11 @@ test-fast: $(TEST_READY)
 
 test-gpu: $(TEST_READY)
 	$(RUN) -m pytest -m gpu --require-gpu
+
+# About an hour on two cores; the table at its end is in build/soak.md, too.
+SOAK ?= 25
+soak: $(TEST_READY)
+	PROFILER_SOAK=$(SOAK) $(RUN) -m pytest -n 2 --dist worksteal tests/robustness
 
 lint: $(TEST_READY)
 	$(RUN) -m ruff check .
