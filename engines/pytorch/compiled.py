@@ -20,6 +20,8 @@ from exporters.errors import place_in
 
 _RUNS_UNTIL_REPLAY = 3
 """Compile and warm up, record, replay: torch's CUDA-graph trees need one call for each."""
+_KEPT_RESULT = "tensor output of CUDAGraphs that has been overwritten"
+"""As torch's graph trees say it (torch 2.11)."""
 _CPP_KERNEL = re.compile(r"(?:graph_\d+_)?(cpp_\w+)")
 _LIBRARIES = ("triton", "cudnn", "cutlass", "cublas", "nvjet", "xmma", "gemm", "memcpy", "memset")
 """Words in the names of kernels that say where they come from."""
@@ -109,8 +111,16 @@ class CompiledSession(EagerSession):
         self.call = next_step if self._wants_graph else compiled
         if isinstance(self.training, LayerStep):
             self.training.compile_gradients(lambda part: torch.compile(part, mode=self.mode, dynamic=False))
-        for _ in range(_RUNS_UNTIL_REPLAY):
-            self.run(ignore)
+        try:
+            for _ in range(_RUNS_UNTIL_REPLAY):
+                self.run(ignore)
+        except RuntimeError as error:
+            if _KEPT_RESULT not in str(error):
+                raise
+            raise RuntimeError(
+                "the model keeps a tensor of its last call, which CUDA graphs overwrite: clone it where it is kept, or "
+                "compile without graphs ({name: compiled, mode: default})"
+            ) from None
         if self.job.device == "cuda":
             torch.cuda.synchronize()
 

@@ -21,7 +21,8 @@ def kernel_times(task: Task, report: Report) -> dict[str, float]:
     """
     check_inputs(task)
     if task.case.device == "cuda":
-        torch.cuda.init()
+        # As while it was measured: nothing can be captured on the stream that is there by default.
+        torch.cuda.set_stream(torch.cuda.Stream())
     session = engines.open_session(task.case.engine, make_job(task, lambda phase: report(Entered(phase))))
     report(Entered(Phase.PROFILE))
     iterations = record(lambda: session.run(ignore), task.case.device).iterations
