@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from exporters.errors import chain
+from exporters.source import ModelError
 
 
 def default_root() -> Path:
@@ -22,6 +28,13 @@ def default_root() -> Path:
 
 
 _MOST_GIB = 20.0
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""A disk that takes no more: full, over quota or its largest file, read-only, broken."""
+_PROBE_BYTES = 2**20
+_HASHED_BYTES = 2**25
+"""Of the largest file that is hashed at every look-up: it takes 0.05 s, and VGG-16's weights would take 0.9 s."""
+_COMPARED = ("reference", "gradients")
+"""Kinds that are hashed whatever their size: a changed one would have every right figure be called wrong."""
 
 
 def most_bytes() -> int:
@@ -31,17 +44,30 @@ def most_bytes() -> int:
 
 def key_of(*parts: str) -> str:
     """A key for `Cache.entry`: the sha256, in hexadecimal, of all that the content depends on."""
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+class CacheError(ModelError):
+    """The cache cannot take a file: its disk is full, or it may only be read."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(
+            f"the cache cannot keep {path} ({why}); make room, as `cache clear` does, or name a folder that can be "
+            "written in PROFILER_CACHE"
+        )
 
 
 class Cache:
     """Content-addressed files in `root`/kind/key+suffix, shared by concurrent runs.
 
-    A key must change whenever the content would. `trim` removes what was used least recently.
+    A key must change whenever the content would. `trim` removes what was used least recently. One that is there and may
+    only be read serves what it has.
     """
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = default_root() if root is None else root
+        self.rebuilt: list[str] = []
+        """The kinds of the entries that were damaged, and that `entry` made again."""
 
     def entry(
         self,
@@ -61,16 +87,20 @@ class Cache:
         leaves no entry behind but that.
         """
         folder = self.root / kind
-        folder.mkdir(parents=True, exist_ok=True)
         path = folder / (key + suffix)
         manifest = path.with_name(path.name + ".json")
-        with locked(path.with_name(path.name + ".lock")):
-            intact = is_intact(manifest)
+        if not again and _is_there(manifest):  # Without a lock, which cannot be had where nothing may be written.
+            return path, True
+        with contextlib.ExitStack() as held:
+            with _kept(path):
+                folder.mkdir(parents=True, exist_ok=True)
+                held.enter_context(locked(path.with_name(path.name + ".lock")))
+            intact = _is_there(manifest)
             if intact and not again:
-                with contextlib.suppress(OSError):  # Somebody else's cache may be read-only.
-                    manifest.touch()
                 return path, True
             if not intact and (path.exists() or manifest.exists()):
+                print(f"the cache's {path} was damaged, and is made again", file=sys.stderr)
+                self.rebuilt.append(kind)
                 damaged(path)
             replace_files(path, manifest, produce)
         return path, False
@@ -94,13 +124,13 @@ class Entry:
         try:
             with locked(self.path.with_name(self.path.name + ".lock"), wait=False) as free:
                 if free:
-                    names = json.loads(manifest.read_text())
+                    names = _record(manifest)
                     # First, so that an entry of which a part is left is none.
                     manifest.unlink()
                     for name in names:
                         self.path.with_name(name).unlink(missing_ok=True)
                 return free
-        except OSError:
+        except (OSError, ValueError):
             return False
 
 
@@ -111,7 +141,7 @@ def entries(root: Path) -> list[Entry]:
         path = manifest.with_suffix("")
         if path.exists():  # Else it is an entry whose content is JSON.
             with contextlib.suppress(OSError, ValueError):
-                size = sum(manifest.with_name(name).stat().st_size for name in json.loads(manifest.read_text()))
+                size = sum(manifest.with_name(name).stat().st_size for name in _record(manifest))
                 found.append(Entry(manifest.parent.name, path, size, manifest.stat().st_mtime))
     return sorted(found, key=lambda entry: -entry.used)
 
@@ -134,22 +164,50 @@ def replace_files(path: Path, manifest: Path, produce: Callable[[Path], None]) -
     """Have `produce` write the entry's files, and put them and their manifest into place once they are complete."""
     # A fixed name, in the same file system as the target: what a killed run left behind is cleared by the next.
     scratch = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
+    with _kept(path):
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
     try:
-        produce(scratch / path.name)
+        try:
+            produce(scratch / path.name)
+        except Exception as error:
+            if why := _no_room(scratch, error):
+                raise CacheError(path, why) from error
+            raise
         if not (scratch / path.name).is_file():
             raise RuntimeError(f"{produce!r} did not write {scratch / path.name}")
         files = sorted(scratch.iterdir())
         record = {file.name: fingerprint(file) for file in files}
-        manifest.unlink(missing_ok=True)
-        for file in files:
-            os.replace(file, path.with_name(file.name))
-        (scratch / manifest.name).write_text(json.dumps(record))
-        # Last, so that an entry with a manifest is complete.
-        os.replace(scratch / manifest.name, manifest)
+        with _kept(path):
+            (scratch / manifest.name).write_text(json.dumps(record))
+            manifest.unlink(missing_ok=True)
+            for file in files:
+                os.replace(file, path.with_name(file.name))
+            # Last, so that an entry with a manifest is complete.
+            os.replace(scratch / manifest.name, manifest)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _kept(path: Path) -> Iterator[None]:
+    """Raises CacheError where what is done fails."""
+    try:
+        yield
+    except OSError as error:
+        raise CacheError(path, error.strerror or str(error)) from error
+
+
+def _no_room(folder: Path, error: Exception) -> str | None:
+    """Why the folder's disk takes no more, where that is what an error came of; libraries do not always say so."""
+    for each in chain(error):
+        if isinstance(each, OSError) and each.errno in NO_ROOM:
+            return each.strerror
+    try:
+        (folder / "probe").write_bytes(bytes(_PROBE_BYTES))
+    except OSError as full:
+        return full.strerror
+    return None
 
 
 @contextlib.contextmanager
@@ -177,21 +235,39 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def is_intact(manifest: Path) -> bool:
-    """Whether every file of the entry is as it was produced.
-
-    The content is hashed only where the time of modification differs: VGG-16's half gigabyte would cost 0.4 s
-    a look-up.
-    """
+def _record(manifest: Path) -> dict[str, Any]:
+    """What `fingerprint` said of an entry's files, by their names. Raises OSError, ValueError."""
     try:
         record = json.loads(manifest.read_text())
+    except RecursionError:
+        record = None
+    if not isinstance(record, dict) or not all(name and Path(name).name == name for name in record):
+        raise ValueError(f"{manifest} is no list of files")
+    return record
+
+
+def _is_there(manifest: Path) -> bool:
+    """Whether the entry is intact, which from now on has been used."""
+    if not is_intact(manifest):
+        return False
+    with contextlib.suppress(OSError):  # Somebody else's cache may be read-only.
+        manifest.touch()
+    return True
+
+
+def is_intact(manifest: Path) -> bool:
+    """Whether every file of the entry is as it was produced; a large one is hashed only where its time of modification
+    is another."""
+    try:
+        record = _record(manifest)
         for name, expected in record.items():
             file = manifest.with_name(name)
             status = file.stat()
             if status.st_size != expected["size"]:
                 return False
-            if status.st_mtime_ns != expected["modified_ns"] and file_sha256(file) != expected["sha256"]:
+            hashed = status.st_size <= _HASHED_BYTES or manifest.parent.name in _COMPARED
+            if (hashed or status.st_mtime_ns != expected["modified_ns"]) and file_sha256(file) != expected["sha256"]:
                 return False
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
     return bool(record)

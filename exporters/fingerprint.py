@@ -99,10 +99,12 @@ def _outputs(model: nn.Module, source: ModelSource) -> str | None:
 
 
 def _add(total: Any, name: str, value: object) -> None:
-    if not isinstance(value, Tensor):  # what `get_extra_state` gives
-        total.update(f"{name} {re.sub(r'0x[0-9a-f]+', '', repr(value))}".encode())
+    kind = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+    if not kind:  # what `get_extra_state` gives
+        kind = re.sub(r"0x[0-9a-f]+", "", repr(value))
+    total.update(repr((name, kind)).encode("utf-8", "backslashreplace"))
+    if not isinstance(value, Tensor):
         return
-    total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
     # As bytes, since NumPy has no bfloat16; where they lie, since a table of embeddings has gigabytes.
     total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 

@@ -110,7 +110,8 @@ def cached_cost(
     known: dict[str, int] = {}
     for name, part in parts(source, specs, graph, trains, of_input).items():
         # An export's file is named after all that it depends on.
-        key = [*common, name, graph.name if graph and name == "graph" else "", str(of_input and name == "training")]
+        own = graph.name if graph and name == "graph" else repr(source.outputs) if name == "training" else ""
+        key = [*common, name, own, str(of_input and name == "training")]
 
         def produce(path: Path, part: Part = part) -> None:
             path.write_text(json.dumps(part()))

@@ -76,7 +76,8 @@ def cached_gradients(
     """
     source = identified(source)
     code = [file_sha256(Path(__file__).with_name(name)) for name in _CODE]
-    common = [source_key(source), head, str(items), str(of_input), *code, str(installed_version("torch"))]
+    start = [head, str(items), str(of_input), repr(source.outputs)]
+    common = [source_key(source), *start, *code, str(installed_version("torch"))]
     arrays = seeded_inputs(specs, items)
 
     def entry(name: str, suffix: str, produce: Callable[[Path], None]) -> Path:

@@ -72,6 +72,27 @@ def digest(parts: dict[str, Any]) -> str:
     return hashlib.sha256(_json(parts).encode()).hexdigest()
 
 
+def plain(data: Any) -> Any:
+    """The data where JSON keeps all of it; else a text that is the same for equal data, and for no other.
+
+    YAML knows dates, bytes, sets and keys that are no texts.
+    """
+    try:
+        is_kept = json.loads(json.dumps(data, sort_keys=True)) == data
+    except (TypeError, ValueError):
+        is_kept = False
+    return data if is_kept else _spelled(data)
+
+
+def _spelled(data: Any) -> str:
+    if isinstance(data, dict):
+        return f"{{{', '.join(sorted(f'{_spelled(key)}: {_spelled(value)}' for key, value in data.items()))}}}"
+    if isinstance(data, list | tuple | set | frozenset):
+        parts = [_spelled(each) for each in data]
+        return f"{type(data).__name__}({', '.join(sorted(parts) if isinstance(data, set | frozenset) else parts)})"
+    return f"{type(data).__qualname__}({data!r})"
+
+
 def _json(parts: dict[str, Any]) -> str:
     return json.dumps(parts, sort_keys=True, default=repr)
 

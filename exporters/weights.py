@@ -12,7 +12,7 @@ from exporters.catalog import network_of
 from exporters.inputs import input_specs, read_onnx
 from exporters.libraries.catalog import LIBRARIES, folder_of
 from exporters.packages import installed_version
-from exporters.source import Identity, ModelError, ModelSource, digest
+from exporters.source import Identity, ModelError, ModelSource, digest, plain
 
 PACKAGE = Path(__file__).parent
 
@@ -62,7 +62,11 @@ def identify(source: ModelSource) -> Identity:
 
 def given(source: ModelSource) -> dict[str, Any]:
     """The parts of the identity that no torch is needed for: all of them but a factory's."""
-    parts: dict[str, Any] = {"kind": source.kind, "options": source.options, "inputs": repr(input_specs(source))}
+    parts: dict[str, Any] = {
+        "kind": source.kind,
+        "options": plain(source.options),
+        "inputs": repr(input_specs(source)),
+    }
     if source.graphs:
         parts["graphs"] = {precision: files_of(path) for precision, path in source.graphs.items()}
     if source.onnx is not None:
@@ -73,7 +77,7 @@ def given(source: ModelSource) -> dict[str, Any]:
         if not source.weights.is_file():
             raise ModelError(f"weights {source.weights}: no such file")
         parts["weights"] = file_sha256(source.weights)
-        if source.key or source.prefix:
+        if source.key is not None or source.prefix:
             parts["weights in the file"] = [source.key, source.prefix]
     if source.factory is not None:
         parts["factory"] = source.factory

@@ -281,6 +281,55 @@ def test_files_are_replaced_whole():
     assert set(NOT_WHOLE) <= set(MODULES)
 
 
+UNPICKLING = {
+    # What profiler.measure saved of a live module, for its own workers.
+    "exporters.saved_module": {"torch.load(path, map_location='cpu', weights_only=False)"},
+}
+"""By module the calls that may run code out of a file; nothing that somebody gives as weights or data may."""
+_PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+
+
+def unpickles(source: str) -> set[str]:
+    """The calls that would run code that a file has: torch.load but for weights alone, numpy's pickles, and pickle's
+    own readers."""
+    tree = ast.parse(source)
+    names = {name.name: name.asname or name.name for name in ast.walk(tree) if isinstance(name, ast.alias)}
+    loaders = {names[each] for each in ("load", "loads", "Unpickler") if each in names and _imports_pickle(tree, each)}
+    return {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call) and _runs_code(node, loaders)}
+
+
+def _imports_pickle(tree: ast.AST, name: str) -> bool:
+    imported = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return any(node.module in {*_PICKLES, "torch"} and name in {each.name for each in node.names} for node in imported)
+
+
+def _runs_code(call: ast.Call, loaders: set[str]) -> bool:
+    given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    base, _, name = ast.unparse(call.func).rpartition(".")
+    if given.get("allow_pickle", "False") != "False":
+        return True
+    if base == "torch" and name == "load":
+        return given.get("weights_only") != "True"
+    return (base in _PICKLES and name in ("load", "loads", "Unpickler", "open")) or (not base and name in loaders)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("torch.load(p)", "torch.load(p, weights_only=False)", "np.load(p, allow_pickle=True)", "pickle.load(f)"),
+        *("from pickle import loads as l\nl(b)", "from torch import load\nload(p)", "np.load(p, allow_pickle=x)"),
+    ],
+)
+def test_the_reader_of_unpickling_sees_it(call):
+    assert len(unpickles(call)) == 1
+
+
+def test_no_file_runs_code():
+    assert unpickles("torch.load(p, weights_only=True); np.load(p, allow_pickle=False); json.load(f)") == set()
+    found = {module: unpickles(path.read_text()) for module, path in MODULES.items()}
+    assert {module: calls for module, calls in found.items() if calls} == UNPICKLING
+
+
 LOADED = ("exporters.catalog", "engines.catalog", "profiler", "profiler.cli")
 """What must not be slow to import, the lightest first."""
 PARENT = (

@@ -194,7 +194,7 @@ def _build(
             raise RuntimeError(f"{_product(library)} cannot build {request.onnx.name}: {why}")
         seconds = time.perf_counter() - started
         if timings is not None:
-            keep_timings(config, timings)
+            warnings += keep_timings(config, timings)
         path.write_bytes(plan)
     # A file of its own in the cache's entry: the next run needs it too.
     record = {"seconds": seconds, "peak_host_mib": peaks.host_mib, "peak_device_mib": peaks.device_mib}

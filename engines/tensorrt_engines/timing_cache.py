@@ -34,17 +34,22 @@ def attach_timings(config: Any, path: Path) -> list[Warning]:
     return warnings
 
 
-def keep_timings(config: Any, path: Path) -> None:
-    """Write the timing cache of `config` to `path`, with what another run has written there meanwhile."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def keep_timings(config: Any, path: Path) -> list[Warning]:
+    """Write the timing cache of `config` to `path`, with what another run has written there meanwhile; returns
+    warnings: an engine that was built is not lost where that fails."""
     timings = config.get_timing_cache()
-    with locked(path.with_name(path.name + ".lock")):
-        data, _ = _read(path)
-        others = config.create_timing_cache(data) if data else None
-        if others is not None:
-            timings.combine(others, ignore_mismatch=False)
-        merged = bytes(timings.serialize())
-        write_whole(path, hashlib.sha256(merged).digest() + merged)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_name(path.name + ".lock")):
+            data, _ = _read(path)
+            others = config.create_timing_cache(data) if data else None
+            if others is not None:
+                timings.combine(others, ignore_mismatch=False)
+            merged = bytes(timings.serialize())
+            write_whole(path, hashlib.sha256(merged).digest() + merged)
+    except OSError as error:
+        return [Warning("timing-cache", f"the timings of this build cannot be kept: {error.strerror}")]
+    return []
 
 
 def _read(path: Path) -> tuple[bytes, bool]:
@@ -53,6 +58,8 @@ def _read(path: Path) -> tuple[bytes, bool]:
         content = path.read_bytes()
     except FileNotFoundError:
         return b"", True
+    except OSError:
+        return b"", False
     data = content[_DIGEST_BYTES:]
     intact = hashlib.sha256(data).digest() == content[:_DIGEST_BYTES]
     return (data if intact else b""), intact

@@ -16,7 +16,7 @@ from typing import Any
 
 import polars as pl
 
-from exporters.cache import Cache
+from exporters.cache import Cache, CacheError
 from profiler.report import charts, palette
 from profiler.report.charts import Chart
 from profiler.report.sections import Report, Section
@@ -52,17 +52,22 @@ def page(report: Report) -> str:
 
 
 def vega_bundle() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script. Putting it together takes a second, so it is kept in the cache."""
+    """Vega, Vega-Lite and Vega-Embed as one script. Putting it together takes a second, so it is kept in the cache
+    where that can be written."""
     import vl_convert
 
-    def produce(path: Path) -> None:
+    def bundled() -> str:
         text = vl_convert.javascript_bundle("globalThis.vegaEmbed = vegaEmbed;")
-        if "</script" in text.lower():
-            text = text.replace("</script", "<\\/script").replace("</SCRIPT", "<\\/SCRIPT")
-        path.write_text(text, encoding="utf-8")
+        return text.replace("</script", "<\\/script").replace("</SCRIPT", "<\\/SCRIPT")
 
-    path, _ = Cache().entry("script", f"vega-{version('vl-convert-python')}", ".js", produce)
-    return path.read_text(encoding="utf-8")
+    def produce(path: Path) -> None:
+        path.write_text(bundled(), encoding="utf-8")
+
+    try:
+        path, _ = Cache().entry("script", f"vega-{version('vl-convert-python')}", ".js", produce)
+        return path.read_text(encoding="utf-8")
+    except CacheError:
+        return bundled()
 
 
 def _template(name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import time
@@ -11,13 +10,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from exporters.cache import NO_ROOM
 from profiler.errors import ConfigError, resuming
 from profiler.processes.file_lock import FileLock
 
 _MOMENT = 0.1
 """Seconds, for which a reader that looks who writes has the lock at most."""
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-"""A disk that takes no more: full, over quota or its largest file, read-only, broken."""
 
 
 @contextlib.contextmanager
@@ -36,7 +34,7 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in NO_ROOM:
             raise
         raise ConfigError(
             f"{error.filename or folder}: {error.strerror}; the journal keeps what has been measured: make room, then "

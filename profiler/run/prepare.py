@@ -118,6 +118,8 @@ class _Stages:
         }
         for name, each in prepared.items():
             self.sources[name] = replace(self.sources[name], identity=each.identity)
+            for kind in each.rebuilt:
+                self.tick(f"{name}'s {kind} again, which was damaged in the cache", len(calls), len(calls))
         return prepared
 
     def identities(self) -> dict[str, Identity | str]:

@@ -69,6 +69,7 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
         failures=failures,
         identity=source.identity,
         quantized=quantized,
+        rebuilt=tuple(cache.rebuilt),
     )
 
 

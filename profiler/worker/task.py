@@ -50,6 +50,8 @@ class Prepared:
     gradients: Mapping[tuple[str, int], GradientReference | str] = field(default_factory=dict)
     """By head and number of items; or why there is none."""
     identity: Identity | None = None
+    rebuilt: tuple[str, ...] = ()
+    """What the cache had of it that was damaged, by kind."""
     quantized: tuple[int, int] = (0, 0)
     """How many convolutions and products a user's ONNX file has, and how many of them it quantizes."""
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import resource
+import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from exporters.cache import Cache, default_root, entries, trim
+from exporters.cache import Cache, CacheError, default_root, entries, key_of, trim
 
 
 def write_slowly(log: Path, path: Path) -> None:
@@ -189,3 +193,118 @@ def test_what_cannot_be_removed_stays_and_is_no_error(tmp_path: Path, monkeypatc
             patch.setattr(Path, name, refuse)
             assert not by_name["locked"].remove()
     assert trim(tmp_path, 0) == [by_name["locked"]]
+
+
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Nothing in the folder can be written meanwhile, by the administrator neither, who becomes somebody else."""
+    everything = [folder, *folder.rglob("*")]
+    for path in everything:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    is_administrator = os.geteuid() == 0
+    if is_administrator:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_administrator:
+            os.seteuid(0)
+        for path in everything:
+            path.chmod(0o755)
+
+
+@pytest.fixture
+def everyones_folder() -> Iterator[Path]:
+    """pytest's own folders can be entered by their owner alone."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_a_read_only_cache_serves_what_it_has(everyones_folder: Path) -> None:
+    cache = Cache(everyones_folder / "cache")
+    path, _ = cache.entry("kind", "key", ".bin", produce)
+    for lock in path.parent.glob("*.lock"):  # As of a cache that was copied.
+        lock.unlink()
+    with read_only(cache.root):
+        assert cache.entry("kind", "key", ".bin", produce) == (path, True)
+        assert trim(cache.root, 0, 0) == []
+
+
+@pytest.mark.parametrize("kind", ["kind", "new"])
+def test_what_a_read_only_cache_lacks_is_an_error_in_words(everyones_folder: Path, kind: str) -> None:
+    cache = Cache(everyones_folder / "cache")
+    cache.entry("kind", "key", ".bin", produce)
+    with read_only(cache.root), pytest.raises(CacheError) as caught:
+        cache.entry(kind, "other", ".bin", produce)
+    assert str(caught.value) == (
+        f"the cache cannot keep {cache.root / kind / 'other.bin'} (Permission denied); make room, as `cache clear` "
+        "does, or name a folder that can be written in PROFILER_CACHE"
+    )
+
+
+def to_a_full_disk(path: Path) -> None:
+    with Path("/dev/full").open("w") as file:
+        file.write("content")
+
+
+def wrapped(path: Path) -> None:
+    try:
+        to_a_full_disk(path)
+    except OSError as error:
+        raise RuntimeError("it failed") from error
+
+
+def without_saying_so(path: Path) -> None:
+    """As torch does, which says only that its writer failed."""
+    try:
+        path.write_bytes(bytes(2**20))
+    except OSError:
+        raise RuntimeError("file write failed") from None
+
+
+@pytest.mark.parametrize("fill", [to_a_full_disk, wrapped, without_saying_so])
+def test_a_full_disk_is_said(tmp_path: Path, fill: Callable[[Path], None]) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
+    try:
+        with pytest.raises(CacheError, match=r"keep .*key.bin \((No space left on device|File too large)\)"):
+            Cache(tmp_path).entry("kind", "key", ".bin", fill)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [file.name for file in (tmp_path / "kind").iterdir()] == ["key.bin.lock"]
+
+
+def rot(path: Path) -> None:
+    """Change the content, and neither its size nor its time."""
+    status = path.stat()
+    path.write_text("CONTENT")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_a_changed_bit_is_found_by_the_digest_made_again_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = Cache(tmp_path)
+    path, _ = cache.entry("reference", "key", ".bin", produce)
+    rot(path)
+    assert cache.entry("reference", "key", ".bin", produce) == (path, False)
+    assert path.read_text() == "content"
+    assert cache.rebuilt == ["reference"]
+    assert capsys.readouterr().err == f"the cache's {path} was damaged, and is made again\n"
+
+
+@pytest.mark.parametrize("text", ["5", "[5]", '{"../key.bin": {}}', "[" * 50_000, "null", "\x00", '{"key.bin": 7}'])
+def test_any_manifest_is_borne(tmp_path: Path, text: str) -> None:
+    cache = Cache(tmp_path)
+    path, _ = cache.entry("kind", "key", ".bin", produce)
+    path.with_name("key.bin.json").write_text(text)
+    for entry in entries(tmp_path):
+        entry.remove()
+    trim(tmp_path, 0, 0)
+    assert cache.entry("kind", "key", ".bin", produce) == (path, False)
+
+
+def test_parts_of_a_key_do_not_run_together() -> None:
+    assert len({key_of("a", "b"), key_of("a\nb"), key_of("a", "", "b"), key_of("a", "b", "")}) == 4
+    assert key_of("\udc80") != key_of("\udc81")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -380,4 +381,5 @@ def test_each_step_is_computed_once(cache: Cache, monkeypatch: pytest.MonkeyPatc
     cached_gradients(model, specs, state, "logits", 2, ["bf16"], fresh)
     cached_gradients(model, specs, state, "cross-entropy", 1, ["bf16"], fresh)
     cached_gradients(model, specs, state, "cross-entropy", 1, ["bf16"], fresh, of_input=True)
-    assert made == ["fp64", "bf16"] * 3
+    cached_gradients(replace(model, outputs=(0,)), specs, state, "cross-entropy", 2, ["bf16"], fresh)
+    assert made == ["fp64", "bf16"] * 4, "another head, another number of items, of the input, from a named output"

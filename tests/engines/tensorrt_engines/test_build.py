@@ -574,6 +574,17 @@ def test_timings_that_the_library_refuses_are_dropped(tmp_path: Path) -> None:
     assert second.timings.entries == set()
 
 
+def test_timings_that_cannot_be_kept_or_read_lose_no_engine(tmp_path: Path) -> None:
+    (tmp_path / "timings").write_text("a file where the folder would be")
+    (tmp_path / "t").mkdir()
+    config = Config()
+    (warning,) = attach_timings(config, tmp_path / "t")
+    assert str(warning) == "timing-cache: a damaged file was dropped"
+    for path in (tmp_path / "timings" / "t", tmp_path / "t"):
+        (warning,) = keep_timings(config, path)
+        assert str(warning).startswith("timing-cache: the timings of this build cannot be kept: ")
+
+
 # Progress, and ends before the end.
 
 

@@ -743,6 +743,9 @@ def test_bundle_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("vl_convert.javascript_bundle", lambda *_: pytest.fail("made again"))
     assert report_page.vega_bundle() == first
     assert "vegaEmbed" in first
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda code: f"'</script></SCRIPT>'; {code}")
+    monkeypatch.setenv("PROFILER_CACHE", "/dev/null/no-folder")
+    assert report_page.vega_bundle() == first, "a report needs no cache"
 
 
 def test_page_holds_the_bundle(h200: str) -> None:

@@ -1,0 +1,102 @@
+"""Two different things never have one key, and the same thing always has: random models, options and inputs."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from exporters.declared_inputs import declared_inputs
+from exporters.single_layers import Conv2d, Linear
+from exporters.source import ModelSource, digest
+from exporters.weights import given, source_key
+
+SCALARS = ("", "a", "a\nb", "1", "True", "null", "date(2024, 1, 1)", "\udc80", 0, 1, -1, 2**70, 1.5, 1e300, True, False)
+ODD = (None, float("inf"), date(2024, 1, 1), "datetime.date(2024, 1, 1)", b"a", "b'a'", {"a", "b"}, {"b", "c"})
+
+
+def value(draw: random.Random, depth: int = 0) -> Any:
+    """What YAML can have as the value of an option."""
+    kind = draw.randrange(6 if depth < 3 else 4)
+    if kind < 3:
+        return draw.choice(SCALARS)
+    if kind == 3:
+        return copy.copy(draw.choice(ODD))
+    if kind == 4:
+        return [value(draw, depth + 1) for _ in range(draw.randrange(3))]
+    keys = draw.sample([1, "1", "a", "b", None, 2.5, True, date(2024, 1, 1)], draw.randrange(4))
+    return {key: value(draw, depth + 1) for key in keys}
+
+
+def source(draw: random.Random) -> ModelSource:
+    options = {name: value(draw) for name in draw.sample("abc", draw.randrange(3))}
+    network = ModelSource("mine", network=draw.choice(["resnet18", "alexnet", "vgg16"]), options=options)
+    size, height = draw.choice([4, 8]), draw.choice([16, 32])
+    layer = Conv2d(input=(3, height, 16), out_channels=size, kernel=draw.choice([(1, 1), (3, 1)]))
+    linear = Linear(in_features=size, out_features=height)
+    return draw.choice([network, network, network, ModelSource("a", layer=layer), ModelSource("b", layer=linear)])
+
+
+def spelled(thing: Any) -> str:
+    """A text that is the same for what is the same, types included, whatever the order of a mapping or a set."""
+    if isinstance(thing, dict):
+        return f"dict{sorted(f'{spelled(key)}={spelled(each)}' for key, each in thing.items())}"
+    if isinstance(thing, set | list):
+        parts = [spelled(each) for each in thing]
+        return f"{type(thing).__name__}{sorted(parts) if isinstance(thing, set) else parts}"
+    return f"{type(thing).__name__}:{thing!r}"
+
+
+def turned(thing: Any) -> Any:
+    """The same, its mappings and sets in another order."""
+    if isinstance(thing, dict):
+        return {key: turned(each) for key, each in reversed(thing.items())}
+    if isinstance(thing, list):
+        return [turned(each) for each in thing]
+    return copy.copy(thing)
+
+
+def test_different_models_have_different_keys_and_the_same_one_has_one(soak: Any) -> None:
+    by_key: dict[str, str] = {}
+    for draw in soak.trials(150):
+        each = source(draw)
+        key = source_key(each)
+        said = spelled([each.network or "", repr(each.layer), each.options])
+        assert by_key.setdefault(key, said) == said
+        assert source_key(replace(each, options=turned(each.options))) == key
+        assert source_key(copy.deepcopy(each)) == key
+    assert len(set(by_key.values())) == len(by_key) > 50
+    soak.count("cache keys", tried=soak.times(150))
+
+
+PARTS: dict[str, list[Any]] = {
+    "shape": [["batch", 4], ["batch", 8], [4, "batch"], ["batch", 4, 1], ["batch"], [4]],
+    "dtype": ["float32", "int64", "bool", "bfloat16"],
+    "held": [{"range": [0, 4]}, {"range": [0, 5]}, {"range": [1, 4]}, {"fill": "zeros"}, {"fill": "ones"}],
+}
+
+
+def test_inputs_are_part_of_a_key_each_for_itself() -> None:
+    keys = {
+        digest(given(ModelSource("mine", factory="net:mine", inputs=declared)))
+        for shape, dtype, held, names in itertools.product(*PARTS.values(), (["x"], ["y"], ["x", "y"]))
+        if (declared := declared_inputs({name: {"shape": shape, "dtype": dtype, **held} for name in names}))
+    }
+    assert len(keys) == 6 * 4 * 5 * 3
+
+
+def test_what_a_file_holds_is_in_the_key_and_not_what_it_is_called(tmp_path: Path, soak: Any) -> None:
+    keys: dict[str, tuple[bytes, str | None, str]] = {}
+    for draw in soak.trials(100):
+        weights = tmp_path / f"{draw.trial}.pt"
+        weights.write_bytes(draw.choice([b"", b"a", b"b", b"\n", b"ab"]))
+        known = ModelSource("m", network="alexnet", weights=weights, key=draw.choice([None, "", "a"]))
+        known = replace(known, prefix=draw.choice(["", "a", "a.", "\n"]))
+        said = (weights.read_bytes(), known.key, known.prefix)
+        assert keys.setdefault(source_key(known), said) == said
+    assert len(set(keys.values())) == len(keys)
+    soak.count("cache keys", tried=soak.times(100))
