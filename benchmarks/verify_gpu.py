@@ -109,7 +109,7 @@ def main() -> None:
     start_forkserver(logs / "forkserver.log")
     config = load_config(HERE / "verify_gpu.yaml", "cuda")
     cases = make_plan(config, "cuda", parse_only(options.only))
-    prepared = prepare(cases, config.budget, logs, (), lambda what, done, total: None)
+    prepared = prepare(cases, config.budget, logs, (), lambda what, done, total: None, gpus[0].uuid)
     tasks = [
         Task(case, prepared[case.model], config.budget, gpus[0].uuid)
         for case in cases

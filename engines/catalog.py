@@ -116,9 +116,10 @@ class LibraryVersion:
 
 @dataclass(frozen=True)
 class Reference:
-    """How an engine makes the outputs that parity figures are relative to, on the CPU."""
+    """How an engine makes the outputs that parity figures are relative to, on the CPU or, where it cannot afford them,
+    on the GPU."""
 
-    name: str
+    names: Mapping[Device, str]
     """In the results' column `reference`."""
     precision: str
     options: Options
@@ -342,7 +343,9 @@ ENGINES: dict[str, Engine] = {
             version=_TORCH_VERSION,
             uses_cudnn=True,
             deployment=_TORCH_DEPLOYMENT,
-            reference=Reference("eager-fp32-cpu", "fp32", EagerOptions(), module="torch"),
+            reference=Reference(
+                {"cpu": "eager-fp32-cpu", "cuda": "eager-fp32-cuda"}, "fp32", EagerOptions(), module="torch"
+            ),
         ),
         Engine(
             name="compiled",
@@ -398,7 +401,11 @@ ENGINES: dict[str, Engine] = {
                 {"cpu": ("onnxruntime{release}",), "cuda": ("onnxruntime-gpu[cuda,cudnn]{release}",)},
             ),
             # With all graph optimizations off.
-            reference=Reference("ort-cpu-unoptimized", "native", OrtOptions(optimize=False), module="onnxruntime"),
+            reference=Reference(
+                {"cpu": "ort-cpu-unoptimized", "cuda": "ort-cuda-unoptimized"},
+                *("native", OrtOptions(optimize=False)),
+                module="onnxruntime",
+            ),
         ),
         Engine(
             name="trt",

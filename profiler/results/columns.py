@@ -173,7 +173,8 @@ def _outcome() -> Iterator[Column]:
         "reference",
         "Reference",
         "what the errors are relative to: `eager-fp32-cpu`, `ort-cpu-unoptimized` for a user's ONNX file, or in "
-        "training `step-fp64-cpu`; in inference of `reference_model`, where there is one",
+        "training `step-fp64-cpu`; in inference of `reference_model`, where there is one. Where the CPU cannot afford "
+        "it: `eager-fp32-cuda`, `ort-cuda-unoptimized`, or fewer items, such as `eager-fp32-cpu, 2 of 8 items`",
     )
 
 

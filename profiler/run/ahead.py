@@ -37,11 +37,11 @@ def prepare_ahead(config: Config, target: Target, cases: Sequence[Case], caches:
     started, logs, path = time.monotonic(), default_root() / "logs", tuple(map(str, config.import_from))
     logs.mkdir(parents=True, exist_ok=True)
     runnable = [case for case in cases if case.unsupported is None]
+    uuid = target.gpu.uuid if target.gpu else None
     with open_display(console) as display:
-        prepared = prepare(runnable, config.budget, logs, path, display.preparing)
+        prepared = prepare(runnable, config.budget, logs, path, display.preparing, uuid)
         outcomes = {case.id: failure(case, prepared[case.subject]) for case in runnable}
         ready = [case for case in runnable if outcomes[case.id] is None]
-        uuid = target.gpu.uuid if target.gpu else None
         tasks = [Task(case, prepared[case.subject], config.budget, uuid) for case in ready if _is_kept(case, caches)]
         outcomes |= compile_ahead(tasks, path, display.preparing)
     failed = {id_: outcome for id_, outcome in outcomes.items() if outcome is not None and outcome.status != "ok"}

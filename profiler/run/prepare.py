@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from engines.catalog import ENGINES
+from engines.catalog import ENGINES, Device
 from exporters.cache import default_root, most_bytes
 from exporters.catalog import network_of
 from exporters.flops import Cost
@@ -51,16 +51,17 @@ def cache_limit() -> int:
 
 
 def prepare(
-    cases: Sequence[Case], budget: Budget, logs: Path, path: tuple[str, ...], tick: Tick
+    cases: Sequence[Case], budget: Budget, logs: Path, path: tuple[str, ...], tick: Tick, gpu: str | None = None
 ) -> dict[str, Prepared]:
     """Prepare every model of the runnable cases; what cannot be made is in `Prepared.failures`.
 
-    `tick(what, done, total)` is called a few times a second, for the display.
+    Reference outputs that the CPU cannot afford are taken on the GPU of that UUID. `tick(what, done, total)` is called
+    a few times a second, for the display.
     """
     runnable = [case for case in cases if case.unsupported is None]
     references, sources = models_of(runnable)
     stages = _Stages(sources, budget, logs, path, tick)
-    prepared = stages.models()
+    prepared = stages.models(gpu)
     for name, reference in references.items():
         prepared[name] = compared(name, prepared[name], reference.subject, prepared[reference.subject])
     stages.exports(runnable, prepared)
@@ -109,18 +110,30 @@ class _Stages:
     tick: Tick
     option: str | None = None
 
-    def models(self) -> dict[str, Prepared]:
-        """Identities, input shapes, weights and reference outputs. Later stages go by the identities."""
-        calls = {name: self._call("prepare_model", f"prepare-{name}", name) for name in self.sources}
+    def models(self, gpu: str | None = None) -> dict[str, Prepared]:
+        """Identities, input shapes, weights and reference outputs. Later stages go by the identities.
+
+        What the CPU's time or memory did not suffice for is tried once more with the references on the GPU.
+        """
+        what = "weights and reference outputs"
+        outcomes = self._run(self._model_calls(self.sources, ("cpu", "cuda") if gpu else ("cpu",), gpu), what)
+        beyond = [name for name, outcome in outcomes.items() if outcome.status in ("oom", "timeout") and gpu]
+        again = self._run(self._model_calls(beyond, ("cuda",), gpu), what) if beyond else {}
+        outcomes |= {name: outcome for name, outcome in again.items() if outcome.status == "ok"}
         prepared = {
             name: outcome.value if outcome.status == "ok" else Prepared(failures={"model": failed(outcome)})
-            for name, outcome in self._run(calls, "weights and reference outputs").items()
+            for name, outcome in outcomes.items()
         }
         for name, each in prepared.items():
             self.sources[name] = replace(self.sources[name], identity=each.identity)
             for kind in each.rebuilt:
                 self.tick(f"{name}'s {kind} again, which was damaged in the cache", len(calls), len(calls))
         return prepared
+
+    def _model_calls(self, names: Iterable[str], devices: Sequence[Device], gpu: str | None) -> dict[str, Call]:
+        calls = {name: self._call("prepare_model", f"prepare-{name}", name, devices) for name in names}
+        visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
+        return {name: replace(call, environment=visible) for name, call in calls.items()}
 
     def identities(self) -> dict[str, Identity | str]:
         """What the models are; or why one cannot be had."""

@@ -105,7 +105,8 @@ class Runner:
         # An odd batch and an even one, which a reference of the gradients is made for.
         probes = [probe_of(case, batch) for case in searched for batch in (1, 2)]
         with self.wall.span("prepare"):
-            prepared = prepare([*waiting, *probes], self.budget, self.run.logs, self.path, self.display.preparing)
+            cases, tick = [*waiting, *probes], self.display.preparing
+            prepared = prepare(cases, self.budget, self.run.logs, self.path, tick, self._uuid)
             self.run.write_models({name: each.identity for name, each in prepared.items() if each.identity})
         quiet.start()
         with self.wall.span("roofs"):

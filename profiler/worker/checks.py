@@ -73,7 +73,7 @@ def _check_outputs(task: Task, outputs: Sequence[Array], names: Sequence[str], r
         result.warnings.append(Warning("no-parity", _some(apart)))
     if not differences:
         return
-    result.reference = reference_of((case.reference or case.source).kind)[1].name
+    result.reference = (other or model).reference_name(reference_of((case.reference or case.source).kind)[1])
     result.figures |= figures(differences, aligned.outputs, aligned.reference, has_own_weights(case.source))
 
 

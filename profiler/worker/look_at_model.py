@@ -15,7 +15,8 @@ from exporters.shapes import dimensions_of
 from exporters.source import ModelError, ModelSource
 from profiler.processes.messages import Outcome, Report
 from profiler.tables.numbers import count
-from profiler.worker.prepare_model import check_source, no_reference, refusals
+from profiler.worker.prepare_model import check_source, refusals
+from profiler.worker.reference_outputs import no_reference
 from profiler.worker.task import Look, Prepared
 
 

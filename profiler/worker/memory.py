@@ -30,6 +30,11 @@ class HostMeter:
             return False
         return True
 
+    def now_mib(self) -> float | None:
+        """What is held now; None where there is no /proc."""
+        now = _status("VmRSS")
+        return None if now is None or self._baseline is None else now - self._baseline
+
     def peak_mib(self) -> float | None:
         """The peak since the start, or since `start_measuring`; None where there is no /proc."""
         peak = _status("VmHWM")

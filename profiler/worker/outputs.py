@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 
 from engines.base import Array
 from exporters.calls import chosen
+from profiler.worker.task import USUAL, Taken
 
 
 @dataclass(frozen=True)
@@ -22,16 +24,20 @@ class Aligned:
     apart: list[str] = field(default_factory=list)
 
 
-def write_outputs(path: Path, names: Sequence[str], arrays: Sequence[Array], changed: str = "") -> None:
-    """Save a reference's outputs with their names, and next to them which inputs were `changed` in place."""
-    path.with_suffix(".changed").write_text(changed)
+def write_outputs(
+    path: Path, names: Sequence[str], arrays: Sequence[Array], changed: str = "", taken: Taken = USUAL
+) -> None:
+    """Save a reference's outputs with their names, and next to them which inputs were `changed` in place, and where
+    they were `taken`."""
+    path.with_suffix(".facts").write_text(json.dumps([changed, taken.device, taken.items]))
     keys = [f"{number} {name}" for number, name in enumerate(names)]
     np.savez(path, **dict(zip(keys, arrays, strict=True)))  # type: ignore[arg-type]
 
 
-def changed_inputs(path: Path) -> str:
-    """The names of the inputs that the module changed, as `write_outputs` saved them."""
-    return path.with_suffix(".changed").read_text()
+def read_facts(path: Path) -> tuple[str, Taken]:
+    """The names of the inputs that the module changed, and where `write_outputs` says that the outputs were taken."""
+    changed, *taken = json.loads(path.with_suffix(".facts").read_text())
+    return changed, Taken(*taken)
 
 
 def read_outputs(path: Path) -> dict[str, Array]:

@@ -2,60 +2,44 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 
 import engines
-from engines.base import BuiltAhead, Job, Named, Session, Unsupported
-from engines.catalog import ENGINES, reference_of
+from engines.base import BuiltAhead, Unsupported
+from engines.catalog import ENGINES, Device, reference_of
 from engines.requirements import explain, missing
-from exporters import calls, inputs
-from exporters.cache import Cache, file_sha256, key_of
-from exporters.calls import chosen
-from exporters.errors import sentence
+from exporters.cache import Cache
 from exporters.flops import Cost, cached_cost
 from exporters.gradient_reference import cached_gradients
 from exporters.gradients import GradientReference
 from exporters.graph_flops import quantized_products
-from exporters.inputs import (
-    TensorSpec,
-    described,
-    fixed_batch,
-    how_seeded,
-    input_specs,
-    numpy_dtype,
-    read_onnx,
-    seeded_inputs,
-)
+from exporters.inputs import TensorSpec, input_specs, read_onnx
 from exporters.int8 import quantize
 from exporters.onnx_export import Export, ExportError, check_onnx, export_onnx
 from exporters.onnx_files import fp32_graph, refused_graphs, to_fp16
-from exporters.source import Identity, ModelError, ModelSource
-from exporters.weights import cached_state, checked, identified, identify, source_key
+from exporters.source import Identity, ModelSource
+from exporters.weights import cached_state, identified, identify
 from profiler.processes.messages import Entered, Outcome, Progress, Report, Salvage
-from profiler.worker import outputs as kept
-from profiler.worker.outputs import changed_inputs, read_outputs, write_outputs
-from profiler.worker.task import REFERENCE_ITEMS, Prepared, Task, check_inputs, is_for_one_batch, make_job, own_graphs
+from profiler.worker.outputs import read_facts, read_outputs
+from profiler.worker.reference_outputs import cached_reference
+from profiler.worker.task import Prepared, Task, check_inputs, is_for_one_batch, make_job, own_graphs
 
 
-def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepared:
-    """Identity, input shapes, fp32 weights and reference outputs of a model.
+def prepare_model(argument: tuple[ModelSource, Sequence[Device], Path], report: Report) -> Prepared:
+    """Identity, input shapes, fp32 weights and reference outputs of a model, those on one of the devices.
 
     Raises exporters.source.ModelError, and Unsupported where the engine that makes reference outputs is not installed.
     """
-    source, root = argument
+    source, devices, root = argument
     cache = Cache(root)
     check_source(source)
     specs, source = tuple(input_specs(source)), identified(source)
     state = None if source.kind == "onnx" else cached_state(source, cache)
-    produce = checked(source, lambda path: _write_reference(source, specs, state, path))
-    reference, _ = cache.entry("reference", _reference_key(source), ".npz", produce)
-    changed = changed_inputs(reference)
+    reference = cached_reference(source, specs, state, devices, cache)
+    changed, taken = read_facts(reference)
     outputs = tuple(array.shape for array in read_outputs(reference).values())
     quantized = (0, 0) if source.onnx is None else quantized_products(read_onnx(source.onnx).graph)
     failures = refusals(source, specs)
@@ -65,6 +49,7 @@ def prepare_model(argument: tuple[ModelSource, Path], report: Report) -> Prepare
         reference,
         outputs,
         changed,
+        taken,
         onnx={precision: path for precision, path in own_graphs(source).items() if precision not in failures},
         failures=failures,
         identity=source.identity,
@@ -88,27 +73,6 @@ def check_source(source: ModelSource) -> None:
     maker = ENGINES[reference_of(source.kind)[0]]
     if lacking := missing(maker, "cpu"):
         raise Unsupported(f"outputs of an ONNX file are checked against {maker.library}'s: {explain(lacking)}")
-
-
-def no_reference(
-    source: ModelSource, error: Exception, specs: Sequence[TensorSpec] = (), taken: Sequence[str] = ()
-) -> ModelError:
-    """The error that the model does not run where its reference outputs are made; `taken` are forward's parameters."""
-    # An index that is out of range, for one.
-    has_integers = any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs)
-    why = f"{sentence(error)}; {how_seeded(specs)}" if has_integers else sentence(error)
-    if "device" in str(error):
-        why += "; a tensor that is neither parameter nor buffer stays where it was made: use register_buffer"
-    elif source.inputs:
-        why += f"; the job gives {described(specs)}"
-        why += f", and forward takes {', '.join(taken)}" if taken and isinstance(error, TypeError) else ""
-    elif len(taken) > 1 and isinstance(error, TypeError):
-        why += f"; forward takes {', '.join(taken)}: give `inputs` for each (--input, once for each)"
-    if len(source.input_shape or ()) == 4:  # Right for convolutions in three dimensions only.
-        why += f"; `input: {list(source.input_shape or ())}` must be the shape of one item, without the batch"
-    elif specs and source.input_shape and not isinstance(error, TypeError) and "device" not in str(error):
-        why += f"; the job gives {described(specs)}: correct `input`, or write `inputs` for another type"
-    return ModelError(f"model {source.name!r}: its reference outputs cannot be made: {why}")
 
 
 def identify_model(argument: tuple[ModelSource, Path], report: Report) -> Identity:
@@ -174,52 +138,3 @@ def open_ahead(task: Task, report: Report) -> None:
     # A pool of compilers next to each of many processes would be far more of them than cores.
     torch._inductor.config.compile_threads = torch.get_num_threads()
     engines.open_session(task.case.engine, make_job(task, phase=lambda phase: report(Entered(phase))))
-
-
-def _reference_key(source: ModelSource) -> str:
-    """Everything that reference outputs depend on: the model, how inputs are seeded, how many, and what ran them."""
-    code = [file_sha256(Path(module.__file__ or "")) for module in (inputs, calls, kept)]
-    parts = [source_key(source), *code, str(REFERENCE_ITEMS)]
-    return key_of(*parts, str(importlib.import_module(reference_of(source.kind)[1].module).__version__))
-
-
-def _parameters(session: Session | None) -> list[str]:
-    """What the session's module takes; nothing where it has none."""
-    model = getattr(session, "model", None)
-    return list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
-
-
-def _write_reference(source: ModelSource, specs: tuple[TensorSpec, ...], state: Path | None, path: Path) -> None:
-    """Outputs of an ordinary session on the CPU, by the engine that the catalog names."""
-    engine, reference = reference_of(source.kind)
-    batch = fixed_batch(specs) or REFERENCE_ITEMS
-    arrays = tuple(seeded_inputs(specs, batch))
-    job = Job(
-        source,
-        "inference",
-        reference.precision,
-        batch,
-        "cpu",
-        reference.options,
-        arrays,
-        state,
-        source.onnx,
-        specs=specs,
-    )
-    session: Session | None = None
-    try:
-        session = engines.open_session(engine, job)
-        session.run(lambda name: None)
-        outputs = session.outputs()
-        names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(outputs))]
-        if not outputs:
-            raise ModelError(f"model {source.name!r}: it returns no tensor; return one, or some in a tuple or a dict")
-        chosen(source.outputs, names)
-    except (ModelError, Unsupported):
-        raise
-    except Exception as error:
-        raise no_reference(source, error, specs, _parameters(session)) from error
-    # The session's inputs are these very arrays.
-    given = zip(specs, arrays, seeded_inputs(specs, batch), strict=True)
-    changed = [spec.name for spec, now, then in given if not np.array_equal(now, then, equal_nan=now.dtype.kind == "f")]
-    write_outputs(path, names, outputs, ", ".join(changed))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from engines.base import Job, Phase, Unsupported
-from engines.catalog import ENGINES, Options
+from engines.catalog import ENGINES, Device, Options, Reference
 from exporters.flops import Cost
 from exporters.gradients import GradientReference
 from exporters.inputs import TensorSpec, fixed_batch, numpy_dtype, repeated_inputs, seeded_inputs
@@ -19,6 +19,17 @@ from profiler.processes.messages import Outcome
 Value = TypeVar("Value")
 REFERENCE_ITEMS = 8
 """How many items reference outputs have."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Where reference outputs were taken, and of how many items; None is as many as where that is affordable."""
+
+    device: Device = "cpu"
+    items: int | None = None
+
+
+USUAL = Taken()
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,7 @@ class Prepared:
     """The shapes of the reference's arrays."""
     changed: str = ""
     """The inputs that the module changes in place, by name."""
+    taken: Taken = USUAL
     other: Prepared | None = None
     """The model that errors are relative to, where that is another."""
     onnx: Mapping[str, Path] = field(default_factory=dict)
@@ -63,7 +75,12 @@ class Prepared:
     @property
     def reference_items(self) -> int:
         """How many items the reference outputs have."""
-        return fixed_batch(self.specs) or REFERENCE_ITEMS
+        return self.taken.items or usual_items(self.specs)
+
+    def reference_name(self, maker: Reference) -> str:
+        """What the column `reference` says of outputs by `maker`, such as "eager-fp32-cpu, 2 of 8 items"."""
+        name, usual = maker.names[self.taken.device], usual_items(self.specs)
+        return name if self.reference_items >= usual else f"{name}, {self.reference_items} of {usual} items"
 
     def graph(self, precision: str, batch: int) -> Path | None:
         """The graph that a case of that precision and batch size runs."""
@@ -102,6 +119,11 @@ class Task:
     """Whether to add the loop without which the energy counter says nothing."""
     profile: bool = False
     """Whether to time the layers once everything has been measured."""
+
+
+def usual_items(specs: Sequence[TensorSpec]) -> int:
+    """How many items reference outputs have where that is affordable."""
+    return fixed_batch(specs) or REFERENCE_ITEMS
 
 
 def graph_of(precision: str) -> str:

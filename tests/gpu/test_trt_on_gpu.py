@@ -403,7 +403,7 @@ def measure(library: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def run_case(precision: str, onnx: Path | None = None, **options: Any) -> Any:
         source = ModelSource("tiny", factory="tiny_for_trt:tiny", input_shape=(3, 32, 32))
         source = source if onnx is None else graphs.source_of(onnx)
-        prepared: Prepared = prepare_model((source, tmp_path / "cache"), tell)
+        prepared: Prepared = prepare_model((source, ("cpu",), tmp_path / "cache"), tell)
         if onnx is None:
             export = prepare_export((source, precision, None, tmp_path / "cache"), tell)
             graph, seconds = export.path, export.seconds

@@ -588,7 +588,7 @@ def measure(machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
 
     def run_case(onnx: Path, precision: str = "native", graph: Path | None = None, **options: Any) -> Any:
         source = graphs.source_of(onnx)
-        prepared = prepare_model.prepare_model((source, tmp_path / "cache"), lambda message: None)
+        prepared = prepare_model.prepare_model((source, ("cpu",), tmp_path / "cache"), lambda message: None)
         prepared = replace(prepared, onnx={precision: graph or onnx})
         case = Case("net", "trt", "trt", "inference", precision, graphs.BATCH, "cuda", 0, source, options)  # type: ignore[arg-type]
         return measure_case.measure_case(

@@ -92,7 +92,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
     cache = tmp_path / "cache"
 
     def run(source: ModelSource, engine: str, pass_: Any = "inference", fixed: bool = False) -> Result:
-        made: Prepared = prepare_model((source, cache), quiet)
+        made: Prepared = prepare_model((source, ("cpu",), cache), quiet)
         onnx, failures = {}, {}
         if engine != "eager":
             batch = 2 if fixed else None

@@ -160,7 +160,7 @@ def measure(cache: Path) -> Measure:
     """`measure(case(), then=f)` prepares the case, calls f and measures it, all in this process."""
 
     def run(one: Case, then: Callable[[], object] = lambda: None, checked: bool = True) -> Result:
-        prepared: Prepared = prepare_model((one.source, cache), QUIET)
+        prepared: Prepared = prepare_model((one.source, ("cpu",), cache), QUIET)
         if checked:
             items = 1 if one.batch_size % 2 else 2
             argument = (

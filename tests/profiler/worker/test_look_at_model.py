@@ -16,7 +16,8 @@ from onnx import TensorProto, helper
 from exporters.inputs import TensorSpec
 from exporters.source import ModelError, ModelSource
 from profiler.worker.look_at_model import look_at_model
-from profiler.worker.prepare_model import no_reference, prepare_model
+from profiler.worker.prepare_model import prepare_model
+from profiler.worker.reference_outputs import no_reference
 from profiler.worker.task import Look
 
 FACTORIES = """
@@ -84,7 +85,7 @@ def test_what_a_factory_raises_is_said_as_its_row_says_it(tmp_path: Path) -> Non
     with pytest.raises(ModelError, match=r"raised ValueError: no luck at .*looked_at\.py:19") as looked:
         look(source)
     with pytest.raises(ModelError) as prepared:
-        prepare_model((source, tmp_path / "cache"), lambda message: None)
+        prepare_model((source, ("cpu",), tmp_path / "cache"), lambda message: None)
     assert str(looked.value) == str(prepared.value)
 
 

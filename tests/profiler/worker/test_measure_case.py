@@ -90,7 +90,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         then: Callable[[], None] = lambda: None,
     ) -> Result:
         source = ModelSource(factory, factory=f"worker_factories:{factory}", input_shape=(4, 8))
-        prepared: Prepared = prepare_model((source, tmp_path / "cache"), lambda message: None)
+        prepared: Prepared = prepare_model((source, ("cpu",), tmp_path / "cache"), lambda message: None)
         if engine == "ort":
             export = prepare_export((source, "fp32", None, tmp_path / "cache"), lambda message: None)
             prepared = replace(prepared, onnx={"fp32": export.path}, export_s={"fp32": export.seconds})
@@ -188,7 +188,7 @@ def tokens(path: Path, rows: int, factor: int = 1) -> ModelSource:
 
 
 def measure_graph(source: ModelSource, cache: Path) -> Result:
-    prepared = prepare_model((source, cache), lambda message: None)
+    prepared = prepare_model((source, ("cpu",), cache), lambda message: None)
     case = Case("tokens", "ort", "ort", "inference", "native", 2, "cpu", 0, source)
     return measure_case(Task(case, prepared, Budget(seconds=0.05, min_samples=3)), lambda message: None)
 

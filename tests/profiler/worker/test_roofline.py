@@ -138,7 +138,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Res
     source = ModelSource("tiny", factory="roofline_factories:tiny", input_shape=(3, 16, 16))
 
     def run() -> Result:
-        prepared: Prepared = prepare_model((source, tmp_path / "cache"), ignore)
+        prepared: Prepared = prepare_model((source, ("cpu",), tmp_path / "cache"), ignore)
         cost = prepare_cost((source, prepared, False, False, tmp_path / "cache"), ignore)
         prepared = Prepared(prepared.specs, prepared.state, prepared.reference, cost=cost)
         return measure_case(Task(case("fp32", source=source), prepared, Budget(seconds=0.05, min_samples=3)), ignore)

@@ -1,0 +1,213 @@
+"""Take a model's reference outputs: on the CPU where it can afford them, else on the run's GPU, or over fewer items."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import inspect
+import math
+import os
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import engines
+from engines.base import Array, Job, Named, Session, Unsupported
+from engines.catalog import Device, reference_of
+from exporters import calls, inputs
+from exporters.cache import Cache, file_sha256, key_of, locked
+from exporters.calls import chosen
+from exporters.errors import sentence
+from exporters.inputs import TensorSpec, described, fixed_batch, how_seeded, numpy_dtype, seeded_inputs
+from exporters.source import ModelError, ModelSource
+from exporters.weights import checked, source_key
+from profiler.machine import available_memory_mib
+from profiler.worker import outputs as kept
+from profiler.worker.memory import HostMeter
+from profiler.worker.outputs import read_facts, write_outputs
+from profiler.worker.task import REFERENCE_ITEMS, Taken, usual_items
+
+CPU_SECONDS = 60.0
+"""What the reference outputs of a model may take on the CPU: all of a catalog's networks need less."""
+_MEMORY_SHARE = 0.8
+"""Of the memory that is available: others are prepared at the same time."""
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """What a session returned for how many items on which device; the seconds of that call, and the MiB that it took on
+    the CPU and gave back."""
+
+    names: Sequence[str]
+    arrays: Sequence[Array]
+    changed: str
+    taken: Taken
+    seconds: float
+    mib: float
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Runs a model in the engine that the catalog names for references."""
+
+    source: ModelSource
+    specs: Sequence[TensorSpec]
+    state: Path | None
+
+    def take(self, devices: Sequence[Device], lock: Path) -> _Outputs:
+        """The outputs, from where and over as many items as can be; one at a time, under `lock`, on the GPU."""
+        usual = items = usual_items(self.specs)
+        first = None
+        if "cpu" in devices and fixed_batch(self.specs) is None:
+            with contextlib.suppress(Exception):  # All items together say why; some models cannot run a single one.
+                first = self.run("cpu", 1)
+                items = affordable(first.seconds, first.mib, available_memory_mib())
+        if "cuda" in devices and (items < usual or "cpu" not in devices):
+            with locked(lock), deterministic():
+                found = self._on_gpu()
+            if found is not None:  # What the module changes is seen on the CPU only.
+                return found if first is None else replace(found, changed=first.changed)
+            if "cpu" not in devices:
+                raise ModelError(f"model {self.source.name!r}: its reference outputs cannot be made on the GPU either")
+        return first if first is not None and items == 1 else self.run("cpu", items)
+
+    def run(self, device: Device, items: int) -> _Outputs:
+        """Raises ModelError where the model does not run."""
+        engine, reference = reference_of(self.source.kind)
+        arrays = tuple(seeded_inputs(self.specs, items))
+        job = Job(
+            *(self.source, "inference", reference.precision, items, device, reference.options, arrays),
+            *(self.state, self.source.onnx),
+            specs=tuple(self.specs),
+        )
+        session: Session | None = None
+        try:
+            session = engines.open_session(engine, job)
+            meter = HostMeter()
+            is_measured, start = meter.start_measuring(), time.perf_counter()
+            session.run(lambda name: None)
+            outputs = session.outputs()  # Waits for the GPU.
+            seconds = time.perf_counter() - start
+            mib = _given_back(meter) if is_measured else 0.0
+            names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(outputs))]
+            if not outputs:
+                raise ModelError(
+                    f"model {self.source.name!r}: it returns no tensor; return one, or some in a tuple or a dict"
+                )
+            chosen(self.source.outputs, names)
+        except (ModelError, Unsupported):
+            raise
+        except Exception as error:
+            raise no_reference(self.source, error, self.specs, _parameters(session)) from error
+        return _Outputs(names, outputs, self._changed(arrays, items), Taken(device, items), seconds, mib)
+
+    def _changed(self, arrays: Sequence[Array], items: int) -> str:
+        """The inputs that the module changed, by name: on the CPU the session's are these very arrays."""
+        given = zip(self.specs, arrays, seeded_inputs(self.specs, items), strict=True)
+        return ", ".join(
+            spec.name for spec, now, then in given if not np.array_equal(now, then, equal_nan=now.dtype.kind == "f")
+        )
+
+    def _on_gpu(self) -> _Outputs | None:
+        """Over as many items as the GPU's memory holds; None where the model does not run there."""
+        items = usual_items(self.specs)
+        while True:
+            try:
+                with torch.cuda.stream(torch.cuda.Stream()):  # ONNX Runtime takes no default stream.
+                    return self.run("cuda", items)
+            except Exception:
+                traceback.print_exc()
+            gc.collect()
+            torch.cuda.empty_cache()
+            if items == 1 or fixed_batch(self.specs) is not None:
+                return None
+            items //= 2
+
+
+def cached_reference(
+    source: ModelSource, specs: Sequence[TensorSpec], state: Path | None, devices: Sequence[Device], cache: Cache
+) -> Path:
+    """The file of the reference outputs, made once for all runs; one of fewer items is made again where `devices` has a
+    GPU. Raises ModelError, and Unsupported where the engine that makes them cannot run."""
+    maker = _Maker(source, specs, state)
+
+    def produce(path: Path) -> None:
+        found = maker.take(devices, cache.root / "reference.lock")
+        write_outputs(path, found.names, found.arrays, found.changed, found.taken)
+
+    place = "reference", _reference_key(source), ".npz", checked(source, produce)
+    path, was_there = cache.entry(*place)
+    _, taken = read_facts(path)
+    if was_there and "cuda" in devices and taken.device == "cpu" and (taken.items or 0) < usual_items(specs):
+        path, _ = cache.entry(*place, again=True)
+    return path
+
+
+def affordable(seconds: float, mib: float, available_mib: float | None) -> int:
+    """How many items the CPU can afford, one of which takes so many seconds and MiB: 8, 4, 2, or at least 1."""
+    items, most = REFERENCE_ITEMS, _MEMORY_SHARE * (math.inf if available_mib is None else available_mib)
+    while items > 1 and (items * seconds > CPU_SECONDS or items * mib > most):
+        items //= 2
+    return items
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Have torch and cuBLAS take algorithms that sum in the same order every time, where they have some."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def no_reference(
+    source: ModelSource, error: Exception, specs: Sequence[TensorSpec] = (), taken: Sequence[str] = ()
+) -> ModelError:
+    """The error that the model does not run where its reference outputs are made; `taken` are forward's parameters."""
+    # An index that is out of range, for one.
+    has_integers = any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs)
+    why = f"{sentence(error)}; {how_seeded(specs)}" if has_integers else sentence(error)
+    if "device" in str(error):
+        why += "; a tensor that is neither parameter nor buffer stays where it was made: use register_buffer"
+    elif source.inputs:
+        why += f"; the job gives {described(specs)}"
+        why += f", and forward takes {', '.join(taken)}" if taken and isinstance(error, TypeError) else ""
+    elif len(taken) > 1 and isinstance(error, TypeError):
+        why += f"; forward takes {', '.join(taken)}: give `inputs` for each (--input, once for each)"
+    if len(source.input_shape or ()) == 4:  # Right for convolutions in three dimensions only.
+        why += f"; `input: {list(source.input_shape or ())}` must be the shape of one item, without the batch"
+    elif specs and source.input_shape and not isinstance(error, TypeError) and "device" not in str(error):
+        why += f"; the job gives {described(specs)}: correct `input`, or write `inputs` for another type"
+    return ModelError(f"model {source.name!r}: its reference outputs cannot be made: {why}")
+
+
+def _given_back(meter: HostMeter) -> float:
+    """MiB that a call had at its peak and no longer has, which is what more items would take more of; weights that it
+    read for the first time, mapped from a file, stay."""
+    with contextlib.suppress(AttributeError):  # The C library keeps small blocks otherwise; not each has this.
+        ctypes.CDLL(None).malloc_trim(0)
+    peak, now = meter.peak_mib(), meter.now_mib()
+    return 0.0 if peak is None or now is None else max(peak - now, 0.0)
+
+
+def _reference_key(source: ModelSource) -> str:
+    """Everything that reference outputs depend on: the model, how inputs are seeded, how many, and what ran them."""
+    code = [file_sha256(Path(module.__file__ or "")) for module in (inputs, calls, kept)]
+    parts = [source_key(source), *code, str(REFERENCE_ITEMS)]
+    return key_of(*parts, str(importlib.import_module(reference_of(source.kind)[1].module).__version__))
+
+
+def _parameters(session: Session | None) -> list[str]:
+    """What the session's module takes; nothing where it has none."""
+    model = getattr(session, "model", None)
+    return list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []

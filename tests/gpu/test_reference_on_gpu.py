@@ -1,0 +1,64 @@
+"""References that are taken on the GPU are those of the CPU, but for rounding."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import graphs
+import numpy as np
+import polars as pl
+import pytest
+
+from exporters.distance import relative_l2
+from exporters.source import ModelSource
+from profiler.worker.outputs import read_outputs
+from profiler.worker.prepare_model import prepare_model
+
+pytestmark = pytest.mark.gpu
+
+SLOW = """
+import time
+
+import torch
+from torch import nn
+
+
+class Slow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        if x.device.type == "cpu" and len(x) == 1:
+            time.sleep(8)  # Times 8 is more than a CPU may take.
+        return self.layer(x)
+"""
+
+
+@pytest.mark.parametrize("name", ["resnet18", "alexnet", "graph"])
+def test_both_devices_give_the_same_reference(name: str, tmp_path: Path) -> None:
+    # With TF32 these differ by 1e-4 and more.
+    model = ModelSource(name, onnx=graphs.convolution(tmp_path / "g.onnx")) if name == "graph" else ModelSource(name)
+    found: dict[str, Any] = {}
+    for run, device in (("cpu", "cpu"), ("first", "cuda"), ("second", "cuda")):
+        made = prepare_model((model, (device,), tmp_path / "cache"), lambda message: None)
+        assert made.reference is not None
+        assert (made.taken.device, made.taken.items) == (device, 8)
+        found[run] = list(read_outputs(made.reference).values())
+        shutil.rmtree(tmp_path / "cache" / "reference")
+    for cpu, first, second in zip(*found.values(), strict=True):
+        assert relative_l2(first, cpu) < 1e-5
+        np.testing.assert_array_equal(first, second)
+
+
+def test_what_the_cpu_cannot_afford_is_compared_with_the_gpus(tmp_path: Path, command_line: Any) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    model = '{name: slow, factory: "slow:Slow", input: [3, 16, 16]}'
+    (tmp_path / "job.yaml").write_text(f"models: [{model}]\nengines: [eager]\nbatch_sizes: [2]\ndevice: cuda\n")
+    command_line("job.yaml", "--quick", cwd=tmp_path)
+    (row,) = pl.read_parquet(tmp_path / "results/*/results.parquet").iter_rows(named=True)
+    assert (row["status"], row["reference"]) == ("ok", "eager-fp32-cuda"), row["reason"]
+    assert row["rel_l2_error"] < 1e-5
