@@ -127,7 +127,7 @@ class _Stages:
         for name, each in prepared.items():
             self.sources[name] = replace(self.sources[name], identity=each.identity)
             for kind in each.rebuilt:
-                self.tick(f"{name}'s {kind} again, which was damaged in the cache", len(calls), len(calls))
+                self.tick(f"{name}'s {kind} again, which was damaged in the cache", len(prepared), len(prepared))
         return prepared
 
     def _model_calls(self, names: Iterable[str], devices: Sequence[Device], gpu: str | None) -> dict[str, Call]:
