@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from robustness.forked_runs import Runs, forked_runs
 
 SIZE = int(os.environ.get("PROFILER_SOAK", "1"))
 SEED = int(os.environ.get("PROFILER_SEED", "20261122"))
@@ -83,6 +84,13 @@ class Soak:
         count = Count(tried, tried if survived is None else survived, **found)
         self._item.user_properties.append((_PROPERTY, [kind, asdict(count)]))
         assert count == Count(tried, tried), f"{kind}, seed {SEED}: {count}"
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """What starts commands at once, each in a process of its own: see forked_runs.py."""
+    with forked_runs(tmp_path_factory.mktemp("runs")) as runs:
+        yield runs
 
 
 @pytest.fixture

@@ -1,0 +1,245 @@
+"""Start the command without its imports, for tests that kill many of them: a process that has them all forks it.
+
+What is forked is the command as it is, with workers, a forkserver and a resource tracker of its own: but those two are
+forked, too, where an exec would follow in a user's run. Started as a script, this is the process that forks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Run:
+    """A command that was started, in a folder of its own; `out` and `err` are what it printed."""
+
+    pid: int
+    folder: Path
+    number: int
+
+    @property
+    def out(self) -> str:
+        return (self.folder / f"{self.number}.out").read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        return (self.folder / f"{self.number}.err").read_text(errors="replace")
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        file = self.folder / f"{self.number}.code"
+        return int(file.read_text()) if file.exists() else None
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit code; None if it has not ended by then."""
+        end = time.monotonic() + seconds
+        while (code := self.code) is None and time.monotonic() < end:
+            time.sleep(0.01)
+        return code
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def others(self) -> list[int]:
+        """The processes that work in its folder: what it started, directly or not, and they live."""
+        return [pid for pid in working_in(self.folder) if pid != self.pid]
+
+    def left_behind(self, seconds: float = 10.0) -> list[int]:
+        """Those that are still there so long after its end, which are killed now."""
+        end = time.monotonic() + seconds
+        while (left := working_in(self.folder)) and time.monotonic() < end:
+            time.sleep(0.05)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return left
+
+
+def working_in(folder: Path) -> list[int]:
+    """The processes whose current folder is in this one and that are no zombies."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            # A zombie has no current folder.
+            if entry.name.isdigit() and Path(os.readlink(entry / "cwd")).is_relative_to(folder):
+                found.append(int(entry.name))
+    return found
+
+
+class Runs:
+    """The process that forks commands."""
+
+    def __init__(self, folder: Path) -> None:
+        self._number = 0
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+                "PROFILER_FORKSERVER_LOG": str(folder / "log"),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def start(self, *arguments: str, cwd: Path, **variables: str) -> Run:
+        """Start `python -m profiler ARGUMENTS` in that folder, which no other command's processes should be in."""
+        self._number += 1
+        temporary = cwd / "tmp"
+        temporary.mkdir(exist_ok=True)
+        told = {
+            "arguments": ["profiler", *arguments],
+            "cwd": str(cwd),
+            "number": self._number,
+            "environment": {"TMPDIR": str(temporary), **variables},
+        }
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(told) + "\n")
+        self._process.stdin.flush()
+        return Run(int(self._process.stdout.readline()), cwd, self._number)
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@contextlib.contextmanager
+def forked_runs(folder: Path) -> Iterator[Runs]:
+    runs = Runs(folder)
+    try:
+        yield runs
+    finally:
+        runs.close()
+
+
+# What follows is of the process that forks.
+
+
+def _main() -> None:
+    _import_all()
+    outcome = os.dup(1)
+    os.dup2(2, 1)
+    os.write(outcome, b"ready\n")
+    for line in sys.stdin:
+        told = json.loads(line)
+        ours, theirs = os.pipe()
+        if os.fork() == 0:
+            os.close(ours)
+            os.close(outcome)
+            os.close(0)
+            if _keep(told, theirs):
+                return _become(told)  # Ends as a script does.
+        os.close(theirs)
+        with open(ours) as pipe:
+            os.write(outcome, pipe.readline().encode())
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _keep(told: dict[str, Any], pipe: int) -> bool:
+    """Fork the command, in which this returns True; here tell its number, wait for its end and write its code."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(pipe)
+        return True
+    os.write(pipe, f"{pid}\n".encode())
+    os.close(pipe)
+    _, status = os.waitpid(pid, 0)
+    file = Path(told["cwd"]) / f"{told['number']}.code"
+    scratch = file.with_suffix(".code-new")
+    scratch.write_text(str(os.waitstatus_to_exitcode(status)))
+    scratch.rename(file)
+    os._exit(0)
+
+
+def _become(told: dict[str, Any]) -> NoReturn:
+    from multiprocessing import util
+
+    from profiler import cli
+
+    os.setpgid(0, 0)
+    os.chdir(told["cwd"])
+    os.open(os.devnull, os.O_RDONLY)
+    for number, ending in ((1, "out"), (2, "err")):
+        file = os.open(f"{told['number']}.{ending}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.update(told["environment"])
+    sys.argv = told["arguments"]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    util.spawnv_passfds = _fork_script
+    code: Any = 70
+    try:
+        cli.main()
+    except SystemExit as end:
+        code = end.code
+    finally:
+        # Not a script's whole end: destructors of what was loaded before the fork abort.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(code or 0))
+
+
+def _fork_script(path: bytes, arguments: list[str], fds: list[int]) -> int:
+    """Do what multiprocessing.util.spawnv_passfds does for `python -c CODE`, by a fork of this process alone."""
+    pid = os.fork()
+    if pid:
+        return pid
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    kept = sorted({0, 1, 2, *fds})
+    for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(low + 1, high)
+    code = 1
+    try:
+        exec(arguments[-1], {"__name__": "__main__"})
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        os._exit(code)
+
+
+def _import_all() -> None:
+    """What the command, the forkserver and a report import, but nothing that does something as it is imported."""
+    import multiprocessing.forkserver
+    import multiprocessing.resource_tracker
+
+    import altair  # noqa: F401
+    import onnxruntime  # noqa: F401
+    import quick_workers  # noqa: F401
+    import torch._dynamo
+    import torch._inductor.compile_fx
+
+    import profiler.report.charts
+    import profiler.report.command
+    import profiler.run.command
+    import profiler.worker.measure_case
+    import profiler.worker.prepare_model
+    from profiler.run import device_lock
+
+    device_lock.lock_folder = lambda: Path(os.devnull)  # Runs of tests that go on side by side do not wait.
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,169 @@
+"""Chains of kills: a run, its workers and its forkserver die at random moments, and `--resume` loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from robustness.forked_runs import Run, Runs
+
+pytestmark = pytest.mark.slow
+JOB = """
+models: [{name: net, factory: "net:net", input: [8]}]
+engines: [eager]
+device: cpu
+batch_sizes: [1, 2]
+replicates: 2
+budget: {seconds: 0.02, min_samples: 3, repeats: 0, timeout: 60}
+"""
+ROWS = 4
+SECONDS = 90
+"""Within which whatever was not killed for good has to end."""
+ENDS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
+KILLS_A_CHAIN = 4, 10
+"""In CI, and in a soak."""
+
+
+@dataclass
+class Chain:
+    """Runs in one folder, killed and resumed, and what was found wrong with them."""
+
+    runs: Runs
+    folder: Path
+    rng: random.Random
+    duration: float
+    kills: int = 0
+    ended: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    """By run the rows that had ended, by case."""
+    touched: set[Path] = field(default_factory=set)
+    """Runs of which a worker was killed, whose rows need not be ok."""
+    problems: list[tuple[str, str]] = field(default_factory=list)
+
+    def once(self) -> None:
+        """Start or resume the run, kill something of it, and look at what is left."""
+        run = self._start()
+        before = {path: dict(rows) for path, rows in self.ended.items()}
+        time.sleep(self.rng.uniform(0, self.duration))
+        others = run.others()
+        killed = "nothing"
+        if run.code is None:
+            self.kills += 1
+            killed = self._kill_part(run, others) if others and self.rng.random() < 0.4 else self._kill_whole(run)
+        self._look(run, killed)
+        for path, rows in before.items():
+            for case, row in rows.items():
+                if row["status"] == "ok" and self.ended[path].get(case) != row:
+                    self.problems.append(("rows_lost", f"{path.name}: {case} after {killed}"))
+
+    def finish(self) -> None:
+        """Resume whatever has not been finished, and compare its tables with what had ended."""
+        for path in self._begun():
+            run = self._start(path)
+            self._look(run, "nothing")
+            table = {row["case_id"]: row for row in pl.read_parquet(path / "results.parquet").to_dicts()}
+            lines = journal(path)
+            missing = set(self.ended[path]) ^ set(table)
+            twice = {case for case, rows in lines.items() if sum(row["status"] == "ok" for row in rows) > 1}
+            wrong = {case for case, row in table.items() if row["status"] != "ok" and path not in self.touched}
+            for case in missing | twice | wrong:
+                self.problems.append(("rows_lost", f"{path.name}: {case}, {len(table)} rows"))
+            if len(table) != ROWS:
+                self.problems.append(("rows_lost", f"{path.name}: {len(table)} rows"))
+
+    def _start(self, path: Path | None = None) -> Run:
+        """The run to go on with, or a new one."""
+        path = path or next((each for each in self._begun() if len(journal(each)) < ROWS), None)
+        arguments = ["job.yaml"] if path is None else ["--resume", str(path)]
+        return self.runs.start(*arguments, cwd=self.folder, PROFILER_CACHE=str(self.folder.parent / "cache"))
+
+    def _begun(self) -> list[Path]:
+        return sorted(path.parent for path in self.folder.glob("results/*/bench.yaml"))
+
+    def _kill_part(self, run: Run, others: list[int]) -> str:
+        pid, name = self.rng.choice(others), self.rng.choice((*ENDS, "SIGSEGV"))
+        self.touched |= set(self._begun())
+        try:
+            os.kill(pid, getattr(signal, name))
+        except ProcessLookupError:
+            self.kills -= 1
+        return f"{name} of a part"
+
+    def _kill_whole(self, run: Run) -> str:
+        name = self.rng.choice(ENDS)
+        if self.rng.random() < 0.3:  # As a terminal does it: all of its processes, and twice.
+            for _ in range(2):
+                try:
+                    os.killpg(run.pid, getattr(signal, name))
+                except ProcessLookupError:
+                    break
+                time.sleep(self.rng.uniform(0, 0.2))
+        run.signal(getattr(signal, name))
+        return name
+
+    def _look(self, run: Run, killed: str) -> None:
+        code = run.wait(SECONDS)
+        allowed = {0, 1, 130, *(-getattr(signal, name) for name in ENDS)} if "part" not in killed else {0, 1}
+        if code is None:
+            self.problems.append(("hangs", f"{killed}: {run.out[-500:]}"))
+            run.signal(signal.SIGKILL)
+        elif code not in ({0} if killed == "nothing" and not self.touched else allowed):
+            self.problems.append(("tracebacks", f"{killed}: code {code}: {run.out[-300:]} {run.err[-1500:]}"))
+        elif "Traceback" in run.err:
+            self.problems.append(("tracebacks", f"{killed}: {run.err[-1500:]}"))
+        if left := run.left_behind():
+            self.problems.append(("orphans", f"{killed}: {left}"))
+        for path in self._begun():
+            self.ended[path] = {case: rows[-1] for case, rows in journal(path).items()}
+
+
+def journal(run: Path) -> dict[str, list[dict[str, Any]]]:
+    """The rows that have ended, by case, as one reads the file who knows nothing of how it is written."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    file = run / "journal.jsonl"
+    for line in file.read_bytes().splitlines() if file.exists() else []:
+        try:
+            row = json.loads(line)
+        except ValueError:  # The last one, that a kill cut off.
+            continue
+        found.setdefault(row["case_id"], []).append(row)
+    return found
+
+
+def workplace(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "net.py").write_text("from torch import nn\n\n\ndef net():\n    return nn.Linear(8, 4)\n")
+    (folder / "job.yaml").write_text(JOB)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def duration(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> float:
+    """Seconds that a run takes that nobody kills."""
+    start = time.monotonic()
+    run = runs.start("job.yaml", cwd=workplace(tmp_path_factory.mktemp("whole") / "place"))
+    assert run.wait(SECONDS) == 0, run.out + run.err
+    return time.monotonic() - start
+
+
+def test_whatever_is_killed_no_row_is_lost(soak, runs: Runs, duration: float, tmp_path: Path) -> None:
+    kills, problems = 0, []
+    for rng in soak.trials(2):
+        chain = Chain(runs, workplace(tmp_path / str(rng.trial)), rng, duration)
+        while chain.kills < KILLS_A_CHAIN[soak.times(1) > 1]:
+            chain.once()
+        chain.finish()
+        kills += chain.kills
+        problems += [(kind, f"chain {rng.trial}: {text}") for kind, text in chain.problems]
+    found = {
+        kind: sum(kind == each for each, _ in problems) for kind in ("rows_lost", "tracebacks", "orphans", "hangs")
+    }
+    print(*(text for _, text in problems), sep="\n")
+    soak.count("kills of a run or a part of it", tried=kills, survived=kills - len(problems), **found)
