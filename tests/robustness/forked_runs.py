@@ -76,7 +76,7 @@ def working_in(folder: Path) -> list[int]:
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             # A zombie has no current folder.
-            if entry.name.isdigit() and Path(os.readlink(entry / "cwd")).is_relative_to(folder):
+            if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(folder):
                 found.append(int(entry.name))
     return found
 
@@ -146,10 +146,10 @@ def _main() -> None:
             os.close(outcome)
             os.close(0)
             if _keep(told, theirs):
-                return _become(told)  # Ends as a script does.
+                _become(told)
         os.close(theirs)
-        with open(ours) as pipe:
-            os.write(outcome, pipe.readline().encode())
+        os.write(outcome, os.read(ours, 100))
+        os.close(ours)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -223,19 +223,19 @@ def _fork_script(path: bytes, arguments: list[str], fds: list[int]) -> int:
 def _import_all() -> None:
     """What the command, the forkserver and a report import, but nothing that does something as it is imported."""
     import multiprocessing.forkserver
-    import multiprocessing.resource_tracker
+    import multiprocessing.resource_tracker  # noqa: F401
 
     import altair  # noqa: F401
     import onnxruntime  # noqa: F401
     import quick_workers  # noqa: F401
     import torch._dynamo
-    import torch._inductor.compile_fx
+    import torch._inductor.compile_fx  # noqa: F401
 
     import profiler.report.charts
     import profiler.report.command
     import profiler.run.command
     import profiler.worker.measure_case
-    import profiler.worker.prepare_model
+    import profiler.worker.prepare_model  # noqa: F401
     from profiler.run import device_lock
 
     device_lock.lock_folder = lambda: Path(os.devnull)  # Runs of tests that go on side by side do not wait.

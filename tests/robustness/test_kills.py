@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
