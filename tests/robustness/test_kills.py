@@ -163,8 +163,6 @@ def test_whatever_is_killed_no_row_is_lost(soak, runs: Runs, duration: float, tm
         chain.finish()
         kills += chain.kills
         problems += [(kind, f"chain {rng.trial}: {text}") for kind, text in chain.problems]
-    found = {
-        kind: sum(kind == each for each, _ in problems) for kind in ("rows_lost", "tracebacks", "orphans", "hangs")
-    }
     print(*(text for _, text in problems), sep="\n")
+    found = Counter(kind for kind, _ in problems)
     soak.count("kills of a run or a part of it", tried=kills, survived=kills - len(problems), **found)
