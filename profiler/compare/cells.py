@@ -14,6 +14,7 @@ from profiler.results import speedups
 from profiler.results.columns import kind_of_warning
 from profiler.results.replicates import disturbed, without_probes
 from profiler.results.speedups import compared, sides, spreads
+from profiler.tables.numbers import natural
 
 CELL = ["model", "variant", "pass", "precision", "batch_size", "extra"]
 COLUMNS = [
@@ -37,8 +38,8 @@ def compare(
 
     `results` has the columns of results.parquet; `by` is the text column whose values are the sides. Rows of one side
     and one cell (model, variant, pass, precision, batch size, extra) are its processes. The base is the side named
-    `base`, else the first. With `best` only a side's fastest variant counts, whatever its name. `common` are the
-    `spreads` of the whole runs, where `results` are a part of them.
+    `base`, else the first (of shapes the smallest). With `best` only a side's fastest variant counts,
+    whatever its name. `common` are the `spreads` of the whole runs, where `results` are a part of them.
 
     Times are medians over the processes' medians, in milliseconds; memory is in MiB. `ratio` is on the headline
     clock, `device_ratio` and `verdict` on the clock `judged_on`. A cell that a side lacks, or that failed there, has no
@@ -47,6 +48,8 @@ def compare(
     """
     rows = _rows(results, by)
     names = rows["side"].unique(maintain_order=True).to_list()
+    if by == "shape":
+        names.sort(key=natural)
     if len(names) < 2:
         raise ConfigError(f"there is only one side ({by} {names[0]}): give another run, or other sides by --by")
     if base is not None and base not in names:

@@ -99,7 +99,8 @@ def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capab
     precisions = precisions_of(of_job, config.precisions)
     trainings = config.training.settings(entry.name) if of_job.layer is None else [_LAYERS]
     varied = (entry.shapes or {}) if isinstance(entry, ModelEntry) else {}
-    shapes = [dict(zip(varied, sizes, strict=True)) for sizes in product(*varied.values())]
+    # In rising order, as a request meets them that grows, and whose first calls can be compared between jobs.
+    shapes = [dict(zip(varied, sizes, strict=True)) for sizes in product(*map(sorted, varied.values()))]
     batches = entry.batch_sizes or config.batch_sizes
     for shape, batch_size, pass_, precision in product(shapes, batches, config.passes, precisions):
         source = at_shape(of_job, shape, varied)

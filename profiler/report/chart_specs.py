@@ -5,6 +5,7 @@ A specification holds no text of the user's but as a value in a scale's domain, 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, log10
@@ -27,9 +28,10 @@ _DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [4, 2, 1, 2], [1, 3], 
 """Of precisions; colours tell engines apart."""
 _INK, _MUTED = alt.value("var(--ink)"), alt.value("var(--muted)")
 _LINES = alt.NamedData("lines")
+_BY_PLACE = alt.EncodingSortField("place", op="min")
 _HEIGHT = 380
 STATES = ("undisturbed", "disturbed")
-"""What a row's `measured` says of its own warnings, and `compared` of its base's too."""
+"""What a row's `measured` says of its warnings."""
 Tip = tuple[str, str]
 """A field and its title."""
 
@@ -51,16 +53,20 @@ class Domains:
     away: tuple[float, float]
     disturbed: bool = False
     """Whether any row was."""
+    subjects: Sequence[str] = ()
+    """Models, each at each of its shapes."""
+    dimensions: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    """By name those of several sizes."""
 
 
 def overview(domains: Domains) -> Spec:
-    """The speed-up of the fastest configuration of each model and batch size, of those with a rank if any has one."""
+    """The speed-up of the fastest of each model, shape and batch size, of those with a rank if any has one."""
     fastest = (
         alt.Chart(_LINES)
         .transform_calculate(ms="datum.latency_ms + (isValid(datum.rank) ? 0 : 1e9)")
-        .transform_joinaggregate(fastest="min(ms)", groupby=["model", "batch_size"])
-        .transform_filter("datum.ms === datum.fastest")
-        .transform_calculate(cell="datum.model + ', batch ' + datum.batch_size", one="1")
+        .transform_joinaggregate(fastest="min(ms)", groupby=["subject", "batch_size"])
+        .transform_filter("datum.ms === datum.fastest && isValid(datum.speedup)")
+        .transform_calculate(cell="datum.subject + ', batch ' + datum.batch_size", one="1")
         .encode(
             y=_names("cell", "place"),
             x=alt.X(**logarithmic("speedup", "Speed-up over the base, ×")),
@@ -69,7 +75,7 @@ def overview(domains: Domains) -> Spec:
     )
     stem = fastest.mark_rule(strokeWidth=2).encode(x2=alt.X2("one:Q"))
     dot = fastest.mark_point(size=110).encode(shape=_precision(domains), tooltip=_tips())
-    return finished(alt.layer(_unity(), stem, _doubted(dot, domains, "compared")))
+    return finished(alt.layer(_unity(), stem, dot))
 
 
 def speedups(domains: Domains) -> Spec:
@@ -84,46 +90,52 @@ def speedups(domains: Domains) -> Spec:
         shape=alt.Shape("batch_size:N", title="Batch size"),
         tooltip=tips,
     )
-    return finished(
-        alt.layer(_unity(), span.encode(x=alt.X("low:Q"), x2="high:Q", color=_INK), _doubted(dot, domains, "compared"))
-    )
+    return finished(alt.layer(_unity(), span.encode(x=alt.X("low:Q"), x2="high:Q", color=_INK), dot))
 
 
 def models(domains: Domains) -> Spec:
     """Speed-ups of several models step by step, a bar each with its figure, and of several runs one of each run."""
-    lines = alt.Chart(_LINES).transform_joinaggregate(runs="distinct(run)", groupby=["model"])
-    lines = lines.transform_calculate(side="datum.runs > 1 ? datum.model + ', ' + datum.run : datum.model")
+    lines = alt.Chart(_LINES).transform_joinaggregate(runs="distinct(run)", groupby=["subject"])
+    lines = lines.transform_calculate(side="datum.runs > 1 ? datum.subject + ', ' + datum.run : datum.subject")
     lines = lines.encode(
         y=_names("configuration", "step"),
-        yOffset=alt.YOffset("side:N"),
+        yOffset=alt.YOffset("side:N", sort=_BY_PLACE),
         x=alt.X("speedup:Q", title="Speed-up over the base, ×", axis=alt.Axis(tickCount=6, grid=True)),
     )
     tips = _tips(("speedup", "Speed-up, ×"), ("latency_ms", "Latency, ms"))
-    bars = lines.mark_bar().encode(color=alt.Color("side:N", title="Model"), tooltip=tips)
+    bars = lines.mark_bar().encode(color=alt.Color("side:N", title="Model", sort=_BY_PLACE), tooltip=tips)
     figures = lines.mark_text(align="left", dx=3, fontSize=9, aria=False).encode(
         text=alt.Text("speedup:Q", format=".1f")
     )
     # Nothing to see: the figure behind the longest bar needs its room.
     room = lines.transform_calculate(end="1.06 * datum.speedup").mark_point(opacity=0, aria=False)
     room = room.encode(x=alt.X("end:Q"))
-    return finished(alt.layer(_doubted(bars, domains, "compared"), figures, room))
+    return finished(alt.layer(bars, figures, room))
 
 
 def over_batches(domains: Domains, field: str, title: str) -> Spec:
     """A field against the batch size, a line for each configuration."""
-    values = list(domains.batches)
+    return _over(_LINES, ("batch_size", "Batch size"), domains.batches, domains, field, title)
+
+
+def over_sizes(domains: Domains, sizes: Sequence[int], data: str, field: str, title: str) -> Spec:
+    """A field against a dimension of the inputs, a line for each configuration; `data` names its rows."""
+    return _over(alt.NamedData(data), ("size", "Size"), sizes, domains, field, title)
+
+
+def _over(data: alt.NamedData, axis: Tip, every: Sequence[int], domains: Domains, field: str, title: str) -> Spec:
+    values, (name, named) = list(every), axis
     if len(values) > 10:
         values = [size for size in values if size & (size - 1) == 0] or values[:: len(values) // 10]
     ends = [values[0], values[-1]] if values else [1, 1]
     scale = alt.Scale(type="log", base=2, nice=False, padding=18, domain=ends)
-    x = alt.X("batch_size:Q", title="Batch size", scale=scale, axis=alt.Axis(values=values, format=",", grid=False))
-    lines = alt.Chart(_LINES).encode(
-        x=x, y=alt.Y(**logarithmic(field, title)), color=_engine(domains), detail="extra:N"
-    )
+    x = alt.X(f"{name}:Q", title=named, scale=scale, axis=alt.Axis(values=values, format=",", grid=False))
+    lines = alt.Chart(data).encode(x=x, y=alt.Y(**logarithmic(field, title)), color=_engine(domains), detail="extra:N")
     # A field of its own, so that it does not change the legend of the shapes, which tells the same apart.
     dash = alt.StrokeDash("dash:N", scale=_dashes(domains), legend=None)
     drawn = lines.transform_calculate(dash="datum.precision").mark_line(strokeWidth=1.75).encode(strokeDash=dash)
     tips = _tips(("latency_ms", "Latency, ms"), ("item_ms", "Per item, ms"), ("throughput", "Items/s"))
+    tips += [alt.Tooltip(f"{name}:Q", title=named)] if name != "batch_size" else []
     dots = _doubted(lines.mark_point(size=60).encode(shape=_precision(domains), tooltip=tips), domains)
     # Independent, since Vega-Lite gives up merging the layers' legends at the first that is none.
     return finished(alt.layer(drawn, dots).resolve_legend(strokeDash="independent").properties(height=_HEIGHT))
@@ -243,14 +255,13 @@ def break_even(domains: Domains) -> Spec:
     return finished(_doubted(drawn, domains).properties(height=_HEIGHT))
 
 
-def _doubted(chart: alt.Chart, domains: Domains, field: str = "measured") -> alt.Chart:
+def _doubted(chart: alt.Chart, domains: Domains) -> alt.Chart:
     """Lighter where a row was disturbed, with a legend and a line in the tip; as it is where none was."""
     if not domains.disturbed:
         return chart
     scale = alt.Scale(domain=list(STATES), range=[1, 0.3])
-    title = "Measured" if field == "measured" else "Row and base"
-    tips = [*chart.encoding.tooltip, alt.Tooltip(f"{field}:N", title=title)]
-    return chart.encode(opacity=alt.Opacity(f"{field}:O", title=title, scale=scale), tooltip=tips)
+    tips = [*chart.encoding.tooltip, alt.Tooltip("measured:N", title="Measured")]
+    return chart.encode(opacity=alt.Opacity("measured:O", title="Measured", scale=scale), tooltip=tips)
 
 
 def _engine(domains: Domains) -> alt.Color:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
 from engines.catalog import PRECISIONS
+from profiler.job.case import settings
 from profiler.report import chart_specs as specs
 from profiler.report import tables
 from profiler.report.chart_specs import MEMORY, SETUP, TRAINING, Domains, Spec
 from profiler.report.data import CONFIGURATION_KEY, Data, place
+from profiler.results.configurations import certain
+from profiler.tables.numbers import natural
 
 Row = Mapping[str, Any]
 
@@ -20,15 +23,21 @@ MARGIN = 16
 """Pixels above the first row and below the last."""
 _MODEL = {"run": 1, "pass": 1, "model": 1}
 _ONE = {**_MODEL, "extra": 1}
+_SUBJECTS = {"run": 1, "pass": 1, "manner": 1}
 _LARGEST = {**_MODEL, "batch_size": -1}
 _BAR = (20, ("configuration", "batch_size"))
 _MOST_LAYERS = 14
 """In the chart of layers: the longest."""
 _DRAWN = [
-    *("run", "model", "pass", "batch_size", "extra", "variant", "precision", "configuration", "step", "place"),
+    *("run", "model", "pass", "batch_size", "extra", "shape", "subject", "manner"),
+    *("variant", "precision", "configuration", "step", "place"),
     *("rank", "latency_ms", "gpu_ms", "speedup", "speedup_low", "speedup_high", "throughput", "item_ms", "item_s"),
     *("tflops", "intensity", "fraction_of_peak", "peak_memory_mib", *MEMORY),
-    *("set_up_s", *SETUP, *TRAINING, "ticks", "measured", "compared"),
+    *("set_up_s", *SETUP, *TRAINING, "ticks", "measured", "base"),
+]
+_DRAWN_OVER_SIZES = [
+    *("run", "model", "pass", "batch_size", "variant", "precision", "configuration", "step", "place"),
+    *("latency_ms", "item_ms", "throughput", "warnings", "own_disturbed", "measured"),
 ]
 
 
@@ -41,7 +50,8 @@ class Chart:
     the specification. `row_height` are the pixels that each row of it takes, and the fields that tell these apart; None
     where the height is fixed. `caption` is what it says of itself, `height` its pixels, and `panel` the least width of
     a panel, with the pixels of its axis, where it is made of panels.
-    `legend` are the pixels of a column of a legend.
+    `legend` are the pixels of a column of a legend. `draws` is the field without which nothing of a row is drawn, where
+    others than those with one of `needs` decide what is.
     """
 
     name: str
@@ -55,6 +65,7 @@ class Chart:
     height: int | None = None
     panel: tuple[int, int] | None = None
     legend: int = 120
+    draws: str = ""
 
 
 def make(domains: Domains) -> dict[str, Chart]:
@@ -62,17 +73,18 @@ def make(domains: Domains) -> dict[str, Chart]:
     memory = specs.stacked(domains, MEMORY, "_mib", "Peak memory, MiB", "peak_memory_mib")
     training = specs.stacked(domains, TRAINING, "_ms", "One iteration, ms", "latency_ms", timed=True)
     setup = specs.stacked(domains, SETUP, "_s", "Until the second call, s", "set_up_s")
-    each, sizes = {"run": 1, "pass": 1, "extra": 1}, {**_MODEL, "batch_size": 3}
+    sizes = {**_MODEL, "batch_size": 3}
     node = {**_ONE, "precision": 1, "batch_size": -1}
     over = specs.over_batches
     charts = [
         Chart(
             "overview",
-            "The fastest of each model and batch size",
+            f"The fastest of each model{', shape' * bool(domains.dimensions)} and batch size",
             specs.overview(domains),
-            ["speedup"],
-            each,
-            (20, ("model", "batch_size")),
+            ["base"],  # Of all that were compared the fastest, or nothing if its factor is not certain.
+            _SUBJECTS,
+            (20, ("subject", "batch_size")),
+            draws="speedup",
         ),
         Chart(
             "speedups",
@@ -87,8 +99,8 @@ def make(domains: Domains) -> dict[str, Chart]:
             "Speed-up of each model",
             specs.models(domains),
             ["speedup"],
-            {"pass": 1, "extra": 1, "batch_size": -1, "model": 3},
-            (9, ("configuration", "model", "run")),
+            {"pass": 1, "manner": 1, "batch_size": -1, "subject": 3},
+            (9, ("configuration", "subject", "run")),
         ),
         Chart(
             "latency", "Latency against batch size", over(domains, "latency_ms", "Latency, ms"), ["latency_ms"], _ONE
@@ -104,12 +116,26 @@ def make(domains: Domains) -> dict[str, Chart]:
         Chart("samples", "Samples", specs.samples(domains), ["ticks"], _LARGEST, _BAR),
         Chart("setup", "Seconds until the second call", setup, ["set_up_s"], _LARGEST, _BAR),
         Chart("break-even", "When the set-up pays off", specs.break_even(domains), ["set_up_s"], _LARGEST),
+        *_over_shapes(domains),
     ]
     needless = [
         *(("latency", "efficiency") if len(domains.batches) < 2 else ()),
-        *(["speedups-models"] if len(domains.models) < 2 else []),
+        *(["speedups-models"] if len(domains.subjects) < 2 else []),
     ]
     return {chart.name: chart for chart in charts if chart.name not in needless}
+
+
+def _over_shapes(domains: Domains) -> Iterator[Chart]:
+    """Latency and throughput against each dimension of several sizes, at one size of any other."""
+    for number, (name, sizes) in enumerate(domains.dimensions.items()):
+        for field, title, what, batch in (
+            ("latency_ms", "Latency, ms", "Latency", 1),
+            ("throughput", "Items per second", "Throughput", -1),
+        ):
+            spec = specs.over_sizes(domains, sizes, f"sizes-{number}", field, title)
+            keep = {**_MODEL, "rest": 1, "batch_size": batch}
+            where = f"shapes-{number}-{what.lower()}"
+            yield Chart(where, f"{what} against {name}", spec, [field], keep, data=(f"sizes-{number}",))
 
 
 def select(chart: Chart, rows: Iterable[Row]) -> list[Row]:
@@ -122,7 +148,7 @@ def select(chart: Chart, rows: Iterable[Row]) -> list[Row]:
         if len(values) > abs(most):
             kept = values[most:] if most < 0 else [values[place] for place in _spread(len(values), most)]
             left = [row for row in left if row[key] in kept]
-    return left
+    return left if not chart.draws or any(row[chart.draws] is not None for row in left) else []
 
 
 def height(chart: Chart, rows: Iterable[Row]) -> int | None:
@@ -140,12 +166,42 @@ def _spread(count: int, most: int) -> list[int]:
 def rows(data: Data) -> dict[str, list[Row]]:
     """One row a configuration in `lines`, a point of a roof in `roofs`, a variant's time for some nodes in `layers`."""
     calm, doubted = map(pl.lit, specs.STATES)
-    states = {"measured": "own_disturbed", "compared": "disturbed"}
-    marked = data.configurations.with_columns(
-        pl.when(pl.col(kinds).is_null()).then(calm).otherwise(doubted).alias(name) for name, kinds in states.items()
-    )
-    configurations: list[Row] = list(marked.with_row_index("place").select(_DRAWN).iter_rows(named=True))
-    return {"lines": configurations, "roofs": _roofs(data), "layers": _layers(data)}
+    measured = pl.when(pl.col("own_disturbed").is_null()).then(calm).otherwise(doubted)
+    # No chart draws a factor that no sentence and no table states.
+    marked = certain(data.configurations).with_columns(measured=measured).with_row_index("place")
+    configurations: list[Row] = list(marked.select(_DRAWN).iter_rows(named=True))
+    sizes = {f"sizes-{number}": rows for number, rows in enumerate(by_size(marked).values())}
+    return {"lines": configurations, "roofs": _roofs(data), "layers": _layers(data), **sizes}
+
+
+def dimensions(configurations: pl.DataFrame) -> dict[str, list[int]]:
+    """By name the sizes of each dimension that was measured at several, in rising order."""
+    sizes: dict[str, set[int]] = {}
+    for shape in configurations["shape"].drop_nulls().unique():
+        for name, size in settings(shape).items():
+            sizes.setdefault(name, set()).add(int(size))
+    return {name: sorted(sizes[name]) for name in sorted(sizes) if len(sizes[name]) > 1}
+
+
+def by_size(configurations: pl.DataFrame) -> dict[str, list[Row]]:
+    """By dimension of several sizes the rows that have it."""
+    return {name: _at_sizes(configurations, name) for name in dimensions(configurations)}
+
+
+def _at_sizes(configurations: pl.DataFrame, dimension: str) -> list[Row]:
+    """The rows that have that dimension, with its `size`, and the `rest` of what distinguishes their cases.
+
+    They have no shape: whichever a reader chooses, the curve goes over all of them.
+    """
+    found: list[Row] = []
+    columns = [name for name in _DRAWN_OVER_SIZES if name in configurations.columns]
+    for row in configurations.select(*columns, "extra").iter_rows(named=True):
+        words = (row.pop("extra") or "").split("/")
+        own = [word for word in words if word.partition("=")[0] == dimension]
+        if own:
+            rest = "/".join(word for word in words if word not in own)
+            found.append({**row, "size": int(own[0].partition("=")[2]), "rest": rest})
+    return sorted(found, key=lambda row: natural(row["rest"]))
 
 
 def domains(configurations: pl.DataFrame) -> Domains:
@@ -165,7 +221,9 @@ def domains(configurations: pl.DataFrame) -> Domains:
         [part for part in (*MEMORY, *TRAINING, *SETUP) if configurations[part].count()],
         max((items for items in configurations["best_from_items"] if items), default=0.0),
         (max(-0.5, min(-0.05, low)), min(2.0, max(0.05, high))),
-        configurations["disturbed"].count() > 0,
+        configurations["own_disturbed"].count() > 0,
+        configurations["subject"].unique(maintain_order=True).to_list(),
+        dimensions(configurations),
     )
 
 
@@ -203,6 +261,6 @@ def _layers(data: Data) -> list[Row]:
             for case in cell:
                 ms = layer.ms.get(case.row["variant"])
                 if ms is not None:
-                    key = {name: case.row[name] for name in CONFIGURATION_KEY}
+                    key = {name: case.row[name] for name in (*CONFIGURATION_KEY, "shape")}
                     drawn.append({**key, "nodes": layer.nodes, "modules": layer.modules, "ms": ms})
     return drawn

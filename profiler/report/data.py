@@ -5,7 +5,6 @@ Of raw samples nothing is read but those of the configurations that are shown.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +25,7 @@ from profiler.results.sentences import rough
 from profiler.results.set_up import BREAK_EVENS, break_even, set_up
 from profiler.results.speedups import CONFIGURATION, GROUP, INTERVAL, SPEEDUPS, spreads, with_base
 from profiler.stats.ratios import JUDGED_ON
-from profiler.tables.numbers import count
+from profiler.tables.numbers import count, natural
 
 KEY = ["run", *GROUP]
 """A group: what a deployment chooses within."""
@@ -117,11 +116,6 @@ def gather(
     )
 
 
-def natural(name: str) -> list[Any]:
-    """A sorting key by which resnet50 comes before resnet101."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
 def _labels(runs: Runs, results: pl.LazyFrame) -> dict[str, str]:
     """By run id its machine, and the run's name where a machine measured one case in more than one run."""
     cases = results.select("run_id", "machine", "case_id").unique().collect()
@@ -194,9 +188,11 @@ def _configurations(
 def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
     """Sorted for reading, with what follows from a configuration's own figures and its group's.
 
-    `configuration`: its name; `rank` in its group, 1 the fastest, null of int8 that was calibrated on seeded data where
-    there is anything else, as `recommend` does not choose it either; `step`: its place from the base to the exported
-    runtimes; `front`: none of the model has both a lower latency and a higher throughput; `undivided_mib` of the
+    `configuration`: its name, without its shape, which the group has; `subject`: its model, and the shape;
+    `manner`: what else distinguishes it from others of its subject, as optimizers do; `rank` in its group, 1 the
+    fastest, null of int8 that was calibrated on seeded data where there is anything else, as `recommend` does not
+    choose it either; `step`: its place from the base to the exported runtimes; `front`: none of the model has both a
+    lower latency and a higher throughput; `undivided_mib` of the
     peak is in none of the parts; `item_gain`: over the smallest batch; `pays_off_items`, `restart_items`: after how
     many what is done once, and what a start takes, is won back against the base, null if never; `best_from_items`: from
     how many on it is the first of its group to be done with all of them, null if never; `own_disturbed`: as
@@ -204,12 +200,19 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
     """
     batch, latency = pl.col("batch_size"), pl.col("latency_ms")
     item_s = 1 / pl.coalesce("throughput", 1000 * batch / latency)
-    setting = pl.col("setting").map_elements(_short, pl.String)
+    of_shape = pl.col("shape").fill_null("")
+    setting = pl.col("setting").str.strip_suffix(of_shape).str.strip_suffix("/")
+    words = setting.map_elements(_short, pl.String)
     rest = pl.col("peak_memory_mib") - pl.sum_horizontal(_PARTS)
     seeded = (pl.col("precision") == "int8") & ~pl.col("calibrated").fill_null(value=False)
     configurations = configurations.with_columns(
         configuration=pl.concat_str("variant", "precision", separator=" ")
-        + pl.when(setting != "").then(", " + setting).otherwise(pl.lit("")),
+        + pl.when(words != "").then(", " + words).otherwise(pl.lit("")),
+        subject=pl.col("model")
+        + pl.when(of_shape != "")
+        .then(", " + of_shape.str.replace_all("/", ", ").str.replace_all("=", " "))
+        .otherwise(pl.lit("")),
+        manner=pl.concat_str(setting, "role", separator="/"),
         item_ms=latency / batch,
         item_s=item_s,
         rank=pl.when(~seeded | seeded.all().over(KEY)).then(latency).rank("ordinal").over(KEY),
@@ -256,7 +259,8 @@ def _sorted(configurations: pl.DataFrame) -> pl.DataFrame:
     variant = place("variant", names["variant"].unique(maintain_order=True))
     configurations = configurations.with_columns(step=variant * len(PRECISIONS) + place("precision", PRECISIONS))
     places = [place("run", runs), place("pass", PASSES), place("model", models)]
-    return configurations.sort(*places, "extra", "batch_size", "latency_ms", maintain_order=True)
+    extra = pl.col("extra").map_elements(natural, pl.String, skip_nulls=False)
+    return configurations.sort(*places, extra, "batch_size", "latency_ms", maintain_order=True)
 
 
 def place(column: str, order: Iterable[str]) -> pl.Expr:
@@ -331,4 +335,4 @@ def _layers(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> list[list[Profi
 
 
 def _reading_order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row["run"], PASSES.index(row["pass"]), natural(row["model"]), row["extra"] or "", -row["batch_size"]
+    return row["run"], PASSES.index(row["pass"]), natural(row["model"]), natural(row["extra"]), -row["batch_size"]

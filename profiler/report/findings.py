@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from profiler.job.case import setting_words
-from profiler.report import tables
+from profiler.report import charts, tables
 from profiler.report.chart_specs import MEMORY, TRAINING
 from profiler.report.data import KEY, Data
 from profiler.results.speedups import geometric_mean
@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 Claim = tuple[str, Sequence[Row]]
 """A sentence without its full stop, and the rows whose times it rests on."""
 Finding = dict[str, Any]
-"""`run`, `model`, `pass` and the `text` that holds for them."""
+"""`run`, `model`, `pass`, `shape` where there are several, and the `text` that holds for them."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ def headline(configurations: pl.DataFrame) -> str:
     if best.height == 1:
         return f"{name} is the fastest{doubt}"
     run = "run, " if best["run"].n_unique() > 1 else ""
-    some = f"{count} of {best.height} {run.replace('run', 'runs')}models and batch sizes"
-    of = f"every {run}model and batch size" if count == best.height else some
+    shape = best["shape"].n_unique() > 1
+    some = f"{count} of {best.height} {run.replace('run', 'runs')}models{', shapes' * shape} and batch sizes"
+    of = f"every {run}model{', shape' * shape} and batch size" if count == best.height else some
     return (
         f"{name} is the fastest for {of}" + (" in inference" if configurations["pass"].n_unique() > 1 else "") + doubt
     )
@@ -80,17 +81,19 @@ def lead(configurations: pl.DataFrame) -> list[Lead]:
 
 
 def findings(data: Data) -> dict[str, list[Finding]]:
-    """By chart, a sentence for each run, model and pass that it can show."""
-    return {name: list(_of_each_model(data.configurations, *how)) for name, how in _SENTENCES.items()} | {
-        "layers": _longest_layers(data)
+    """By chart, a sentence for each run, model, pass and shape that it can show."""
+    return {
+        **{name: list(_of_each_model(data.configurations, *how)) for name, how in _SENTENCES.items()},
+        "layers": _longest_layers(data),
+        **_over_shapes(data),
     }
 
 
 def _of_each_model(
     configurations: pl.DataFrame, needs: str, sentence: Callable[[Sequence[Row]], Claim | None]
 ) -> Iterator[Finding]:
-    """What the rows that have the figure `needs` show of each run, model and pass."""
-    keys = ["run", "model", "pass"]
+    """What the rows that have the figure `needs` show of each run, model, pass and shape."""
+    keys = ["run", "model", "pass", "shape"]
     for key, part in configurations.drop_nulls(needs).group_by(keys, maintain_order=True):
         if found := sentence(part.to_dicts()):
             text, named = found
@@ -258,11 +261,45 @@ def _break_even(rows: Sequence[Row]) -> Claim:
     return f"At batch {batch} {first['configuration']} is done first with few items, {', '.join(parts)}", steps
 
 
+def _over_shapes(data: Data) -> dict[str, list[Finding]]:
+    """Of each run, model and pass what the largest size of a dimension takes against the smallest."""
+    keys, found = ("run", "model", "pass"), dict[str, list[Finding]]()
+    for number, (name, rows) in enumerate(charts.by_size(data.configurations).items()):
+        parts: dict[tuple[Any, ...], list[Row]] = {}
+        for row in rows:
+            parts.setdefault(tuple(row[key] for key in keys), []).append(row)
+        claims = {key: _over_sizes(name, part) for key, part in parts.items()}
+        found[f"shapes-{number}-latency"] = [
+            {**dict(zip(keys, key, strict=True)), "text": f"{claim[0]}{_doubt(claim[1])}."}
+            for key, claim in claims.items()
+            if claim
+        ]
+    return found
+
+
+def _over_sizes(name: str, rows: Sequence[Row]) -> Claim | None:
+    batch = min(row["batch_size"] for row in rows)
+    rows = [row for row in rows if row["batch_size"] == batch and row["rest"] == rows[0]["rest"]]
+    first, last = (end(row["size"] for row in rows) for end in (min, max))
+    best = min((row for row in rows if row["size"] == last), key=lambda row: row["latency_ms"])
+    at_first = next((r for r in rows if r["size"] == first and r["configuration"] == best["configuration"]), None)
+    if first == last or at_first is None:
+        return None
+    a, b = at_first["latency_ms"], best["latency_ms"]
+    text = (
+        f"{best['configuration']}, the fastest at {name} {last} and batch {batch}, takes {significant(a)} ms at "
+        f"{name} {first} and {significant(b)} ms at {name} {last}: {times(b / a)} the time for {last / first:g} times "
+        "the size"
+    )
+    named = [{**row, "configuration": f"{row['configuration']}, {name} {row['size']},"} for row in (at_first, best)]
+    return text, named
+
+
 def _longest_layers(data: Data) -> list[Finding]:
     """Of each model the group of nodes that takes longest, in the first of its cells, which the chart shows."""
     longest: dict[tuple[Any, ...], Finding] = {}
     for cell in data.layers:
-        key = {name: cell[0].row[name] for name in ("run", "model", "pass")}
+        key = {name: cell[0].row[name] for name in ("run", "model", "pass", "shape")}
         every = [(layer, variant) for layer in tables.layers(cell) for variant in layer.ms]
         if tuple(key.values()) in longest or not every:
             continue

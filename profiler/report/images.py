@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from exporters.whole_file import write_whole
+from profiler.job.case import setting_words
 from profiler.report import charts, palette
 from profiler.report.charts import Chart
 from profiler.report.sections import Report
@@ -69,21 +70,24 @@ def _specs(report: Report, chart: Chart) -> Iterator[tuple[dict[str, str], dict[
 def _spec(chart: Chart, about: Mapping[str, str], sets: Mapping[str, Any]) -> dict[str, Any]:
     """On white paper, with a title, which a page has next to the chart."""
     spec = palette.resolved(chart.spec, palette.LIGHT)
-    sizes = sorted({row["batch_size"] for row in sets[chart.data[0]]})
-    batches = [f"batch {', '.join(map(str, sizes))}"] if len(sizes) < 6 else []
+    rows = sets[chart.data[0]]
+    sizes = sorted({row["batch_size"] for row in rows})
+    shown = [f"batch {', '.join(map(str, sizes))}"] if len(sizes) < 6 else []
+    if len(shapes := {row.get("shape") for row in rows}) == 1:
+        shown += setting_words(next(iter(shapes)) or "")
     spec |= {
         "width": _WIDTH,
         "datasets": {**spec.get("datasets", {}), **sets},
         "title": {
             "text": chart.title,
-            "subtitle": ", ".join([*about.values(), *batches]),
+            "subtitle": ", ".join([*about.values(), *shown]),
             "anchor": "start",
             "offset": 24,
         },
         "config": {**palette.config(palette.LIGHT), "background": palette.LIGHT.paper, "padding": 16},
     }
-    rows = charts.height(chart, sets[chart.data[0]])
-    return spec | ({"height": rows} if rows else {})
+    pixels = charts.height(chart, rows)
+    return spec | ({"height": pixels} if pixels else {})
 
 
 def _safe(word: str) -> str:

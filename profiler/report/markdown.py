@@ -30,10 +30,10 @@ def text(report: Report, images: Sequence[Image], folder: Path) -> str:
 
 def _chart(report: Report, chart: Chart, images: Sequence[Image], folder: Path) -> str:
     """What it shows of each model, and the image where there is one."""
-    keys = [key for key in ("run", "model", "pass") if len({row[key] for row in report.rows["lines"]}) > 1]
+    keys = [key for key in ("run", "model", "pass", "shape") if len({row[key] for row in report.rows["lines"]}) > 1]
     texts = []
     for finding in report.findings.get(chart.name, []):
-        about = ", ".join(finding[key] for key in keys)
+        about = ", ".join(finding[key] for key in keys if finding.get(key))
         texts.append(f"- {escape_markdown(': '.join(filter(None, (about, finding['text']))))}")
     shown = [_image(image, folder) for image in images if image.chart is chart]
     return "\n\n".join(["\n".join(texts), *shown])

@@ -17,14 +17,23 @@ from typing import Any
 import polars as pl
 
 from exporters.cache import Cache, CacheError
+from profiler.job.case import setting_words
 from profiler.report import charts, palette
 from profiler.report.charts import Chart
 from profiler.report.sections import Report, Section
+from profiler.tables.numbers import natural
 from profiler.tables.table import Table
 from profiler.tables.writers import html
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_FILTERS = {"run": "Run", "model": "Model", "pass": "Pass", "batch_size": "Batch", "precision": "Precision"}
+_FILTERS = {
+    "run": "Run",
+    "model": "Model",
+    "pass": "Pass",
+    "batch_size": "Batch",
+    "shape": "Shape",
+    "precision": "Precision",
+}
 _SENTENCES_AT_ONCE = 12
 """Of the answer; more have to be unfolded."""
 _MOST_LEADS = 6
@@ -94,7 +103,8 @@ def _filters(options: Options) -> str:
     for key, title in _FILTERS.items():
         if len(options[key]) > 1:
             every = "<option value=''>All</option>"
-            values = "".join(f"<option value='{i}'>{escape(str(v))}</option>" for i, v in enumerate(options[key]))
+            names = [", ".join(setting_words(v)) if key == "shape" else str(v) for v in options[key]]
+            values = "".join(f"<option value='{i}'>{escape(name)}</option>" for i, name in enumerate(names))
             fields.append(f'<label>{title}<select data-key="{key}" autocomplete="off">{every}{values}</select></label>')
     return f'<form class="filters" aria-label="Show only"><div>{"".join(fields)}</div></form>' if fields else ""
 
@@ -155,6 +165,7 @@ def _options(report: Report) -> dict[str, list[Any]]:
     rows = report.rows.get("lines", ())
     options = {key: list(dict.fromkeys(row[key] for row in rows)) for key in _FILTERS}
     options["batch_size"].sort()
+    options["shape"] = sorted(filter(None, options["shape"]), key=natural)
     options["precision"] = list(dict.fromkeys(row["precision"] for row in sorted(rows, key=lambda row: row["step"])))
     return options
 
@@ -170,6 +181,7 @@ def _payload(report: Report, options: Options) -> dict[str, Any]:
                 "spec": c.spec,
                 "needs": c.needs,
                 "keep": c.keep,
+                "draws": c.draws,
                 "data": c.data,
                 "row_height": c.row_height,
                 "height": c.height,
@@ -195,9 +207,13 @@ def _keys(table: Table, options: Options) -> dict[str, Any]:
     A row is shown only for that choice under a key that ends in "!".
     """
     keys = {key: key for key in _FILTERS if key in table.keys} | ({"precision!": table.hidden} if table.hidden else {})
+    if options["shape"] and "shape" in table.frame:
+        keys["shape"] = "shape"
     columns = []
     for key, column in keys.items():
-        places: dict[Any, int] = {value: place for place, value in enumerate(options[key.rstrip("!")])} | {None: -1}
+        # A row without a shape is none of the one that is chosen.
+        none = -2 if key == "shape" else -1
+        places: dict[Any, int] = {value: place for place, value in enumerate(options[key.rstrip("!")])} | {None: none}
         columns.append(
             [
                 [places.get(one, -2) for one in value] if isinstance(value, pl.Series) else places.get(value, -2)

@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from profiler.errors import PROGRAM
+from profiler.job.case import MARKS
 from profiler.report import charts, findings
 from profiler.report.charts import Chart
 from profiler.report.data import KEY, TICKS, Data
@@ -24,7 +25,7 @@ from profiler.results.sentences import group_sentence
 from profiler.results.wall_time import describe
 from profiler.results.warning_kinds import carried_by_all
 from profiler.stats.ratios import Verdict, label, legend
-from profiler.tables.numbers import count
+from profiler.tables.numbers import count, counted
 from profiler.tables.table import Table
 
 _THROUGHPUT = (
@@ -34,6 +35,10 @@ _THROUGHPUT = (
 _EFFICIENCY = (
     "The time per item by batch size. Where the curve is flat the device is full: a larger batch only "
     "lengthens the wait."
+)
+_SHAPES = (
+    "Each size of a dimension of the inputs, at one batch size and one size of any other dimension. Both scales are "
+    "logarithmic."
 )
 _TRAINING = "An iteration is a forward and a backward pass, and the optimizer's step where the job asks for one."
 _SETUP = (
@@ -153,6 +158,7 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
         section("answer", "What to deploy", _answer(data), "overview", open=True, sentences=_sentences(configurations)),
         section("speedups", "Speed-up by configuration", _speedups(configurations)),
         section("latency", "Latency against batch size", _latency(configurations)),
+        section("shapes", "Latency and throughput by shape", when(charts.dimensions(configurations), _SHAPES)),
         section("throughput", "Throughput against latency", when(measured, _THROUGHPUT)),
         section("memory", "Memory", _memory(configurations)),
         section("roofline", "Roofline", _roofline(data, "roofline" in drawn)),
@@ -181,7 +187,8 @@ def _answer(data: Data) -> list[str]:
     configurations = data.configurations
     if configurations.is_empty():
         return ["No case succeeded; reasons below."]
-    text = ["The fastest configuration (an engine at a precision) of each model and batch size."]
+    shape = ", shape" if charts.dimensions(configurations) else ""
+    text = [f"The fastest configuration (an engine at a precision) of each model{shape} and batch size."]
     if configurations["precision"].n_unique() > 1:
         text[0] += " Where its precision is narrow, check its error."
     if configurations["rank"].has_nulls():
@@ -197,11 +204,12 @@ def _sentences(configurations: pl.DataFrame) -> list[tuple[str, dict[str, Any]]]
     """What the terminal says of each group, with what the group is."""
     sentences, everywhere = [], carried_by_all(configurations["warnings"])
     for key, group in configurations.group_by(KEY, maintain_order=True):
-        about = dict(zip(KEY, key, strict=True))
+        about = {**dict(zip(KEY, key, strict=True)), "shape": group["shape"][0]}
         if text := group_sentence(about, group.drop_nulls("rank").to_dicts(), everywhere):
-            more = [
-                str(about[name]) for name in ("extra", "run") if about[name] and configurations[name].n_unique() > 1
-            ]
+            # The sentence has the setting; a batch of a sweep differs from an ordinary case by its role.
+            role = MARKS.get(group["role"][0]) if configurations["role"].n_unique() > 1 else None
+            more = [role] if role else []
+            more += [str(about["run"])] if about["run"] and configurations["run"].n_unique() > 1 else []
             sentences.append((text + (f" [{', '.join(more)}]" if more else ""), about))
     return sentences
 
@@ -232,10 +240,16 @@ def _speedups(configurations: pl.DataFrame) -> list[str]:
         intervals = "No intervals: fewer than 30 independent samples. Raise `budget.seconds`."
     else:
         intervals = "No intervals: the raw samples are not with these results."
+    lost = configurations.filter(pl.col("speedup").is_not_null(), pl.col("disturbed").is_not_null()).height
+    not_drawn = (
+        f"Of {count(lost)} of {counted(configurations['speedup'].count(), 'configuration')} no factor is drawn or "
+        "stated: it, or its base, was disturbed or inconsistent, as column Note says."
+    )
     return [
         "A speed-up is the base's latency over the configuration's own. The steps go from the base through the "
         "narrower precisions to the tuned, compiled and exported runtimes.",
         intervals,
+        *([not_drawn] if lost else []),
     ]
 
 

@@ -168,7 +168,8 @@ def _layers(number: int, cell: Sequence[Profiled]) -> Table:
         *(figure(variant, f"ms_{variant}", unit="ms") for variant in variants),
     ]
     what = f"{row['model']}, {row['pass']}, {row['precision']}, batch {row['batch_size']}"
-    return Table(f"layers-{number}", what, frame.with_columns(**keys), fields, keys=list(keys))
+    frame = frame.with_columns(**keys, shape=pl.lit(row["shape"], pl.String))
+    return Table(f"layers-{number}", what, frame, fields, keys=list(keys))
 
 
 def _largest(data: Data) -> Table:

@@ -7,6 +7,7 @@ numbers share their decimals where that sets the points below each other, and No
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
@@ -37,6 +38,11 @@ def listed(values: Iterable[object]) -> str:
     """1, 2 and 3."""
     *rest, last = map(str, values)
     return f"{', '.join(rest)} and {last}" if rest else last
+
+
+def natural(name: str | None) -> str:
+    """A sorting key by which resnet50 comes before resnet101, and sequence=64 before sequence=128."""
+    return re.sub(r"\d+", lambda number: number[0].zfill(12), name or "")
 
 
 def significant(value: float, digits: int = 3) -> str:

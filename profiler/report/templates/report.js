@@ -28,7 +28,7 @@
         left = left.filter(row => values.includes(row[key]));
       }
     }
-    return left;
+    return !chart.draws || left.some(row => row[chart.draws] !== null) ? left : [];
   }
 
   // Like "resnet50, inference, batch 1 and 16": what a chart shows.
@@ -38,6 +38,7 @@
     const parts = shared.map(key => values(key)[0]);
     const extra = values("extra");
     if (extra.length === 1 && extra[0]) parts.push(extra[0]);
+    if (rows[0].rest) parts.push(rows[0].rest);
     if ("precision" in chart.keep) parts.push(values("precision")[0]);
     const sizes = values("batch_size").sort((a, b) => a - b);
     if (sizes.length < 6) parts.push("batch " + sizes.join(", "));
@@ -55,7 +56,8 @@
     figure.querySelector(".scope").textContent = "";
     if (!rows.length) return null;
     const finding = (page.findings[chart.name] ?? []).find(
-      ({run, model, pass}) => rows[0].run === run && rows[0].model === model && rows[0].pass === pass);
+      ({run, model, pass, shape}) => rows[0].run === run && rows[0].model === model && rows[0].pass === pass
+        && (rows[0].shape ?? null) === (shape ?? null));
     caption.textContent = finding ? finding.text : "";
     figure.querySelector(".scope").textContent = scope(chart, rows);
     const sets = {[main]: rows};

@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 import vl_convert
 from handmade import row, run
 
-from profiler.report import charts, palette
+from profiler.report import charts, page, palette
 from profiler.report.chart_specs import MEMORY, SETUP, Domains
 from profiler.report.charts import Chart
 from profiler.report.data import Data, gather
@@ -30,7 +30,10 @@ from profiler.report.tables import tables
 from profiler.results.reading import read_runs
 
 MODELS = ["a", "b"]
-DOMAINS = Domains(MODELS, ["eager", "ort"], ["fp32", "fp16"], [1, 16], ["weights_mib", "load_s"], 1e5, (-0.1, 0.2))
+DOMAINS = Domains(
+    MODELS, ["eager", "ort"], ["fp32", "fp16"], [1, 16], ["weights_mib", "load_s"], 1e5, (-0.1, 0.2), subjects=MODELS
+)
+DOMAINS = replace(DOMAINS, dimensions={"sequence": [16, 64]})
 LINEAR = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 """From linear sRGB to XYZ (IEC 61966-2-1)."""
 DEUTERANOPIA = np.array(
@@ -97,14 +100,14 @@ def test_one_batch_size_has_no_curves() -> None:
 
 
 def test_one_model_is_not_next_to_others() -> None:
-    assert set(charts.make(DOMAINS)) - set(charts.make(replace(DOMAINS, models=["a"]))) == {"speedups-models"}
+    assert set(charts.make(DOMAINS)) - set(charts.make(replace(DOMAINS, subjects=["a"]))) == {"speedups-models"}
 
 
 def test_a_model_of_several_runs_has_a_bar_of_each_and_one_of_a_run_its_name_only(doubted: Data) -> None:
     report = compose(doubted)
     (chart,) = (chart for chart in charts.make(DOMAINS).values() if chart.name == "speedups-models")
     here = charts.select(chart, report.rows["lines"])
-    other = [{**row, "model": "other"} for row in here]
+    other = [{**row, "model": "other", "subject": "other"} for row in here]
     again = [{**row, "run": "again"} for row in here]
     _, spec = next(_specs(replace(report, rows={"lines": [*here, *other, *again]}), chart))
     (bars,) = groups(vl_convert.vegalite_to_scenegraph(spec), "rect")
@@ -223,20 +226,18 @@ def doubted(tmp_path_factory: pytest.TempPathFactory) -> Data:
 def test_what_was_disturbed_is_lighter_and_the_legend_and_the_tip_say_so(doubted: Data) -> None:
     report = compose(doubted)
     by_name = {chart.name: chart for chart in report.charts}
-    marks = {"speedups": "symbol", "latency": "symbol", "throughput": "symbol", "efficiency": "symbol"}
+    marks = {"latency": "symbol", "throughput": "symbol", "efficiency": "symbol"}
     marks |= {"samples": "rect", "training": "rect"}
     for name, kind in marks.items():
         for about, spec in _specs(report, by_name[name]):
-            field = "compared" if name == "speedups" else "measured"
             drawn = groups(vl_convert.vegalite_to_scenegraph(spec), kind)[-1]["items"]
-            title = "Row and base" if name == "speedups" else "Measured"
-            tips = {re.search(f"{title}: (\\w+)", item["description"])[1] for item in drawn}
+            tips = {re.search(r"Measured: (\w+)", item["description"])[1] for item in drawn}
             rows = spec["datasets"]["lines"]
-            assert {item["opacity"] for item in drawn} == {0.3 if row[field] == "disturbed" else 1 for row in rows}
-            assert tips == {row[field] for row in rows}, (name, about)
+            assert {item["opacity"] for item in drawn} == {0.3 if row["measured"] == "disturbed" else 1 for row in rows}
+            assert tips == {row["measured"] for row in rows}, (name, about)
             lighter = sum(item["opacity"] < 1 for item in drawn)
             alike = len(drawn) // len(rows)  # Ticks and parts of a bar.
-            assert lighter == alike * sum(row[field] == "disturbed" for row in rows), (name, about)
+            assert lighter == alike * sum(row["measured"] == "disturbed" for row in rows), (name, about)
     legend = json.dumps(by_name["latency"].spec)
     assert '"domain": ["undisturbed", "disturbed"]' in legend
     alt.Chart.from_dict(by_name["latency"].spec, validate=True)
@@ -250,6 +251,63 @@ def test_the_fastest_is_drawn_that_the_answer_names(tmp_path: Path) -> None:
     (_, spec), *_ = _specs(compose(gather(read_runs([tmp_path]))), charts.make(DOMAINS)["overview"])
     (item,) = groups(vl_convert.vegalite_to_scenegraph(spec), "symbol")[-1]["items"]
     assert "Engine: ort; Precision: fp32;" in item["description"]
+
+
+def test_no_chart_draws_a_factor_that_no_table_states(doubted: Data) -> None:
+    report = compose(doubted)
+    factors = {(r["pass"], r["variant"], r["batch_size"]): r["speedup"] for r in report.rows["lines"]}
+    assert factors["inference", "ort", 1] == pytest.approx(2.0)
+    assert factors["inference", "ort", 16] is factors["training", "compiled", 16] is None
+    (overview,) = (chart for chart in report.charts if chart.name == "overview")
+    about_training = [one for one in report.rows["lines"] if one["pass"] == "training"]
+    assert charts.select(overview, about_training) == [], "the fastest there has no factor"
+    (speedups,) = (section for section in report.sections if section.name == "speedups")
+    assert "Of 3 of 6 configurations no factor is drawn or stated" in speedups.text[-1]
+
+
+def at_shapes(folder: Path) -> Report:
+    """A run of three lengths, by their numbers in another order than as text, at two widths, and of another model."""
+    cases = [row("eager", ms=9.0, model="fixed", case_id="fixed"), row("ort", ms=3.0, model="fixed", case_id="fixed2")]
+    for width, length in product((8, 16), (128, 16, 64)):
+        shape = f"length={length}/width={width}"
+        more = {"batch_size": 2, "setting": shape, "extra": shape, "shape": shape}
+        cases += [
+            row(name, ms=ms * length, case_id=f"{name}/{shape}", **more) for name, ms in (("eager", 2.0), ("ort", 1.0))
+        ]
+    for name, frame in zip(("results", "samples"), run(*cases), strict=True):
+        frame.write_parquet(folder / f"{name}.parquet")
+    return compose(gather(read_runs([folder])))
+
+
+def test_shapes_go_by_their_numbers_have_a_filter_and_curves_and_are_said_once(tmp_path: Path) -> None:
+    report = at_shapes(tmp_path)
+    shapes = [f"length={length}/width={width}" for length in (16, 64, 128) for width in (8, 16)]
+    answer = next(table for table in report.tables if table.name == "answer").frame.filter(
+        pl.col("restricted_to").is_null()
+    )
+    assert answer["extra"].to_list() == [None, *shapes]
+    assert set(answer["configuration"]) == {"ort fp32"}
+    assert page._options(report)["shape"] == shapes
+    keys = page._keys(next(table for table in report.tables if table.name == "latency"), page._options(report))
+    assert {places[keys["keys"].index("shape")] for places in keys["rows"]} == {-2, *range(6)}, "fixed has none of them"
+    assert "<option value='2'>length 64, width 8</option>" in page.page(report)
+    by_name = {chart.name: chart for chart in report.charts}
+    assert [by_name[name].title for name in by_name if name.startswith("shapes-")] == [
+        f"{what} against {name}" for name in ("length", "width") for what in ("Latency", "Throughput")
+    ]
+    drawn = charts.select(by_name["shapes-0-latency"], report.rows["sizes-0"])
+    assert {(one["variant"], one["size"], one["rest"]) for one in drawn} == {
+        (name, size, "width=8") for name in ("eager", "ort") for size in (16, 64, 128)
+    }
+    said = "takes 16.0 ms at length 16 and 128 ms at length 128: 8.0× the time for 8 times the size."
+    assert report.findings["shapes-0-latency"][0]["text"] == f"ort fp32, the fastest at length 128 and batch 2, {said}"
+    assert [one["shape"] for one in report.findings["latency"]] == [], "one batch size"
+    assert [one["shape"] for one in report.findings["speedups"]] == [None, *shapes]
+    assert not any("[" in text for section in report.sections for text, _ in section.sentences)
+    assert {one["subject"] for one in report.rows["lines"]} == {
+        "fixed",
+        *(f"net, {s.replace('=', ' ').replace('/', ', ')}" for s in shapes),
+    }
 
 
 def test_where_nothing_was_disturbed_charts_say_nothing_of_it(h200_report: Report) -> None:
