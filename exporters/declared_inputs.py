@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from exporters.bounds import LARGEST
+
 BATCH = "batch"
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "bool"),
@@ -18,6 +20,8 @@ FILLS = {
     "zeros": "zeros",
     "ones": "ones",
 }
+_FARTHEST = 2**64
+"""From 0: what the types of inputs hold, so that no range ends at infinity."""
 KEYS = ("shape", "dtype", "range", "fill", "data")
 Place = tuple[str | int, ...]
 """Where a value is in a call: keywords and keys are words, positions numbers; so of the outputs' parts."""
@@ -90,12 +94,14 @@ def arrays_of(path: Path) -> list[str]:
     """The names of an .npz file's arrays; of a .npy file one without a name. Raises InputMistake."""
     import numpy as np
 
-    if not path.is_file():
-        raise InputMistake(f"there is no file {path}; paths are relative to the YAML")
     try:
+        if not path.is_file():
+            raise InputMistake(f"there is no file {path}; paths are relative to the YAML")
         content = np.load(path, mmap_mode="r")
         return list(content.files) if hasattr(content, "files") else [""]
-    except (OSError, ValueError, EOFError) as error:
+    except InputMistake:
+        raise
+    except Exception as error:  # Whatever the file holds.
         raise InputMistake(f"{path} holds no arrays ({error}); save them by numpy.savez") from None
 
 
@@ -155,12 +161,12 @@ def _check_array(path: Path, name: str, place: Place) -> None:
 
 
 def _is_size(size: object) -> bool:
-    return (type(size) is int and size > 0) or (isinstance(size, str) and size.isidentifier())
+    return (type(size) is int and 0 < size <= LARGEST) or (isinstance(size, str) and size.isidentifier())
 
 
 def _is_range(span: object) -> bool:
     numbers = isinstance(span, list | tuple) and len(span) == 2 and all(type(n) in (int, float) for n in span)
-    return numbers and span[0] < span[1]  # type: ignore[index]
+    return numbers and -_FARTHEST <= span[0] < span[1] <= _FARTHEST  # type: ignore[index]
 
 
 def symbols(declared: Sequence[DeclaredInput]) -> list[str]:

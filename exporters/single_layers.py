@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
 
-from annotated_types import Ge, Gt
+from exporters.bounds import Count, Padding
 
-Positive = Annotated[int, Gt(0)]
-Pair = tuple[Positive, Positive]
+Pair = tuple[Count, Count]
 """Height and width."""
 
 
@@ -22,13 +20,13 @@ class Conv2d:
 
     __pydantic_config__ = {"extra": "forbid", "strict": False}  # noqa: RUF012 -- read by pydantic
 
-    input: tuple[Positive, Positive, Positive]
-    out_channels: Positive
+    input: tuple[Count, Count, Count]
+    out_channels: Count
     kernel: Pair
     stride: Pair = (1, 1)
-    padding: tuple[Annotated[int, Ge(0)], Annotated[int, Ge(0)]] = (0, 0)
+    padding: tuple[Padding, Padding] = (0, 0)
     dilation: Pair = (1, 1)
-    groups: Positive = 1
+    groups: Count = 1
     bias: bool = True
 
     def __post_init__(self) -> None:
@@ -75,8 +73,8 @@ class Linear:
 
     __pydantic_config__ = {"extra": "forbid", "strict": False}  # noqa: RUF012 -- read by pydantic
 
-    in_features: Positive
-    out_features: Positive
+    in_features: Count
+    out_features: Count
     bias: bool = True
 
     @property

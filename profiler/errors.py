@@ -11,6 +11,9 @@ from pathlib import Path
 PROGRAM = "cnn-profiler" if Path(sys.argv[0]).stem == "cnn-profiler" else "python -m profiler"
 """How the program was called, for messages that give a command."""
 
+_LONG_WORD = 200
+"""Characters; comparing takes the square of their number."""
+
 
 def resuming(run: Path) -> str:
     """The command that goes on with the run in that folder."""
@@ -24,7 +27,7 @@ class ConfigError(Exception):
 def nearest(word: str, valid: Iterable[str], otherwise: str | None = None) -> str:
     """A hint at the valid word that was probably meant; else `otherwise`, or all of them."""
     words = list(valid)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.7)
+    close = difflib.get_close_matches(word[:_LONG_WORD], words, n=1, cutoff=0.7)
     return f"; did you mean '{close[0]}'?" if close else f"; {otherwise or 'valid: ' + ', '.join(words)}"
 
 

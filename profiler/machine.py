@@ -61,7 +61,7 @@ def check_device(requested: str) -> str:
 
 def is_device(text: str) -> bool:
     """Whether a word is one of those that resolve_device knows."""
-    return re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is not None
+    return re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", text) is not None
 
 
 def resolve_device(requested: str, facts: Mapping[str, Any] | None = None) -> Target:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Annotated, Any
-
-from annotated_types import Ge, Gt
+from typing import Any
 
 from engines.catalog import PLAIN, Device, Pass, Training, is_base
+from exporters.bounds import Repeats, Samples, Seconds
 from exporters.source import ModelSource
 
-Seconds = Annotated[float, Gt(0)]
+_LONGEST_FILE_NAME = 180
+"""Bytes, of the 255 that Linux takes: more words follow it."""
 _ID = re.compile(
     r"(?P<model>[^/]+)/(?P<variant>[^/]+)/(?P<pass_>[^/]+)/(?P<precision>[^/]+)"
     r"/b(?P<batch_size>\d+)/r(?P<replicate>\d+)(?:/(?P<extra>.+))?"
@@ -34,11 +35,11 @@ class Budget:
     __pydantic_config__ = {"extra": "forbid", "strict": False}  # noqa: RUF012 -- read by pydantic, which config.py validates this with
 
     seconds: Seconds = 3.0
-    min_samples: Annotated[int, Ge(3)] = 3
-    max_samples: Annotated[int, Ge(3)] = 5000
+    min_samples: Samples = 3
+    max_samples: Samples = 5000
     timeout: Seconds = 300.0
     build_timeout: Seconds = 900.0
-    repeats: Annotated[float, Ge(0)] = 0.5
+    repeats: Repeats = 0.5
 
 
 class Role(StrEnum):
@@ -103,7 +104,7 @@ class CaseId:
     @property
     def file_name(self) -> str:
         """The id as the name of a file."""
-        return str(self).replace("/", "-")
+        return file_name(str(self))
 
     def _joined(self, batch: str, extra: str) -> str:
         parts = (self.model, self.variant, self.pass_, self.precision, batch, f"r{self.replicate}", extra)
@@ -167,6 +168,15 @@ class Case:
     def options_json(self) -> str:
         """The options as JSON, keys sorted."""
         return json.dumps(dict(self.options), sort_keys=True)
+
+
+def file_name(words: str) -> str:
+    """An id, or what is made of one, as the name of a file; a digest is in place of a long one's end."""
+    name = words.replace("/", "-")
+    if len(name.encode()) <= _LONGEST_FILE_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return f"{name.encode()[: _LONGEST_FILE_NAME - 13].decode(errors='ignore')}-{digest}"
 
 
 def settings(setting: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +33,7 @@ from engines.catalog import (
     Pass,
     Training,
 )
+from exporters.bounds import LARGEST, MOST_CASES, MOST_ENTRIES, Count, Price, Replicates
 from exporters.catalog import CATALOG
 from exporters.declared_inputs import InputMistake, declared_inputs, is_integer, name_of, no_values, symbols
 from exporters.libraries.catalog import LIBRARIES, folder_of, library_of, model_entry
@@ -45,11 +47,14 @@ from profiler.job.config_errors import (
     EXPECTED,
     Origin,
     check_part_of_id,
+    check_path,
+    check_text,
     check_word,
     explain,
     mistake,
     nearest_engine,
     read_option,
+    shown,
     validate_option,
     yaml_text,
 )
@@ -71,8 +76,14 @@ def _part_of_id(what: str) -> AfterValidator:
 
 
 def _below_yaml(path: Path, info: ValidationInfo) -> Path:
+    whole = _base(info) / path
+    check_path(whole)
+    return whole
+
+
+def _base(info: ValidationInfo) -> Path:
     folder: Path = (info.context or {}).get("folder", Path.cwd())
-    return folder / path
+    return folder
 
 
 def _file(path: Path) -> Path:
@@ -95,7 +106,7 @@ def _factory(name: str) -> str:
     if [bool(part) for part in name.split(":")] != [True, True]:
         owner, _, last = name.rpartition(".")
         hint = f"; did you mean '{owner}:{last}'?" if owner and last.isidentifier() and ":" not in name else ""
-        raise mistake(f"'{name}' is not of the form package.module:function{hint}")
+        raise mistake(f"'{shown(name)}' is not of the form package.module:function{hint}")
     return name
 
 
@@ -107,7 +118,8 @@ def _switch_or_names(data: Any) -> Any:
 
 def _library_folder(word: str, info: ValidationInfo) -> str:
     """A library's model in a folder, with the folder's whole path."""
-    folder = folder_of(word, (info.context or {}).get("folder", Path.cwd()))
+    check_path(_base(info) / word)
+    folder = folder_of(word, _base(info))
     return word if folder is None else f"{word.partition(':')[0]}:{folder}"
 
 
@@ -115,7 +127,7 @@ def _inputs(data: Any, info: ValidationInfo) -> Any:
     """What `declared_inputs` takes, files with their whole paths. Raises for what it refuses."""
     if data is None:
         return None
-    folder = (info.context or {}).get("folder", Path.cwd())
+    folder = _base(info)
     try:
         declared_inputs(data, folder)
     except InputMistake as error:
@@ -133,15 +145,18 @@ def _with_paths(data: Any, folder: Path, key: str = "data") -> Any:
 
 def _device(device: str) -> str:
     if not is_device(device):
-        raise mistake(f"'{device}' is no device; valid: {DEVICES}")
+        raise mistake(f"'{shown(device)}' is no device; valid: {DEVICES}")
     return device
 
 
-Count = Annotated[int, Field(gt=0)]
-BatchSizes = Annotated[list[Count], Field(min_length=1)]
+_Some = Field(min_length=1, max_length=MOST_ENTRIES)
+_Few = Field(max_length=MOST_ENTRIES)
+Name = Annotated[str, AfterValidator(check_text)]
+"""What tables and file names have of a job."""
+BatchSizes = Annotated[list[Count], _Some]
 Shapes = dict[str, BatchSizes]
 """By named dimension the sizes at which a model is measured."""
-Passes = list[Annotated[Pass, _word(PASSES, "pass")]]
+Passes = Annotated[list[Annotated[Pass, _word(PASSES, "pass")]], _Few]
 Precision = Annotated[str, _word([p for p in PRECISIONS if p != "native"], "precision")]
 Variant = Annotated[str, _word(("fp16", "bf16", "int8"), "precision")]
 BelowYaml = Annotated[Path, Field(strict=False), AfterValidator(_below_yaml)]
@@ -315,18 +330,18 @@ class LayerEntry(_Strict):
 class Machine(_Strict):
     """What a run's machine is called and costs, for tables that compare machines."""
 
-    label: str | None = None
-    cloud: str | None = None
-    instance: str | None = None
-    usd_per_hour: Annotated[float, Field(gt=0, strict=False)] | None = None
-    price_source: str | None = None
+    label: Name | None = None
+    cloud: Name | None = None
+    instance: Name | None = None
+    usd_per_hour: Annotated[Price, Field(strict=False)] | None = None
+    price_source: Name | None = None
     """Whose price that is, and of which day: printed with it."""
 
 
 class TrainingEntry(_Strict):
     """What training does besides forward and backward; each optimizer makes cases of its own."""
 
-    optimizers: Annotated[list[Annotated[Optimizer, _word(OPTIMIZERS, "optimizer")]], Field(min_length=1)] = ["none"]
+    optimizers: Annotated[list[Annotated[Optimizer, _word(OPTIMIZERS, "optimizer")]], _Some] = ["none"]
     head: Annotated[Head, _word(HEADS, "head")] = "cross-entropy"
     dropout: bool = False
     input_gradient: Annotated[bool | list[str], BeforeValidator(_switch_or_names)] = False
@@ -394,14 +409,14 @@ class EngineEntry(BaseModel):
 class Config(_Strict):
     """The job. `cpu` and `cuda` hold what differs on that device; they have been merged in before validation."""
 
-    suite: str = ""
+    suite: Name = ""
     kind: Annotated[str, _word(KINDS, "kind")] = "models"
     """What is measured: networks, single layers, or networks over many batch sizes."""
-    models: list[ModelEntry] = []
-    layers: list[LayerEntry] = []
-    engines: list[EngineEntry] = Field(min_length=1)
+    models: Annotated[list[ModelEntry], _Few] = []
+    layers: Annotated[list[LayerEntry], _Few] = []
+    engines: Annotated[list[EngineEntry], _Some]
     passes: Annotated[Passes, Field(min_length=1)] = ["inference"]
-    precisions: Annotated[list[Precision], Field(min_length=1)] = ["fp32"]
+    precisions: Annotated[list[Precision], _Some] = ["fp32"]
     batch_sizes: BatchSizes = [1]
     shapes: Shapes = {}
     """By named dimension of the inputs the sizes that are measured, every combination; of a model those that it has."""
@@ -411,14 +426,14 @@ class Config(_Strict):
     """The published benchmark whose figures are shown next to the run's."""
     machine: Machine = Machine()
     device: Annotated[str, AfterValidator(_device)] = "auto"
-    replicates: Count = 1
+    replicates: Replicates = 1
     output: BelowYaml = Path("results")
     budget: Budget = Budget()
     energy: bool = False
     profile: bool = False
     """Whether to time each layer of the measured cases afterwards."""
-    exclude: list[Filter] = []
-    import_from: list[Folder] = Field(default=[Path()], validate_default=True)
+    exclude: Annotated[list[Filter], _Few] = []
+    import_from: Annotated[list[Folder], _Few] = Field(default=[Path()], validate_default=True)
     """Folders where factories are found, relative to the YAML."""
     _origin: Origin = PrivateAttr(default_factory=Origin)
 
@@ -507,6 +522,26 @@ class Config(_Strict):
         return self.layers if self.kind == "layers" else self.models
 
     @model_validator(mode="after")
+    def _few_cases(self) -> Config:
+        if why := self.too_many():
+            raise mistake(why)
+        return self
+
+    def too_many(self) -> str:
+        """That the job has more cases than a run can, as far as is known (`with_shapes`); empty if it has not."""
+        trainings = len(self.training.optimizers)
+        passes = sum(trainings if each == "training" else 1 for each in self.passes)
+        each = len(self.engines) * len(self.precisions) * passes * self.replicates
+        count = each * sum(
+            len(subject.batch_sizes or self.batch_sizes)
+            * math.prod(len(sizes) for sizes in (getattr(subject, "shapes", None) or {}).values())
+            for subject in self.subjects
+        )
+        if count <= MOST_CASES:
+            return ""
+        return f"{count:,} cases, while a run has {MOST_CASES:,} at most: leave some out, or make several jobs of it"
+
+    @model_validator(mode="after")
     def _conditions(self) -> Config:
         names, labels = [subject.name for subject in self.subjects], [entry.label for entry in self.engines]
         for number, condition in enumerate(self.exclude):
@@ -574,8 +609,9 @@ def _check_option(key: str, value: Any, option: Option) -> None:
         raise mistake(f"{EXPECTED[kind]}, got {yaml_text(value)}", key)
     if option.choices and value not in option.choices:
         raise mistake(f"must be one of {', '.join(option.choices)}, got {yaml_text(value)}", key)
-    if isinstance(value, int) and option.range and not option.range[0] <= value <= option.range[1]:
-        raise mistake(f"must be from {option.range[0]} to {option.range[1]}, got {value}", key)
+    least, most = option.range or (-LARGEST, LARGEST)
+    if isinstance(value, int) and not least <= value <= most:
+        raise mistake(f"must be from {least} to {most}, got {value}", key)
     if isinstance(value, str) and option.check and value:
         try:
             option.check(value)

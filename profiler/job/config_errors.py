@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from engines.catalog import ENGINES
+from exporters.bounds import MOST_NAME_BYTES
 from profiler.errors import ConfigError, nearest
 from profiler.job.yaml_lines import Lines, Location
 
@@ -34,26 +36,54 @@ EXPECTED = {
 }
 """What to say where pydantic would speak of Python's types, by its error's type."""
 _YAML_KEYS = {"pass_": "pass"}
+_MOST_PROBLEMS = 10
+"""That are told at once."""
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095
+"""Bytes that Linux takes."""
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def mistake(message: str, *at: str | int) -> PydanticCustomError:
     """What a validator raises; `at` are the keys and indices below the validated field that the message is about."""
-    # Braces in a custom error's template would be read as fields.
-    return PydanticCustomError("own", "{text}", {"text": message, "own": True, "at": at})
+    # Braces in a custom error's template would be read as fields, and half of a pair is no text to it.
+    return PydanticCustomError("own", "{text}", {"text": shown(message, 1000), "own": True, "at": at})
 
 
 def check_part_of_id(name: str, what: str) -> str:
     """The name, if it can be part of ids."""
     if not name or "/" in name:
-        raise mistake(f"{what} is part of its rows' ids: '{name}' must be non-empty and without '/'")
-    return name
+        raise mistake(f"{what} is part of its rows' ids: '{shown(name)}' must be non-empty and without '/'")
+    return check_text(name)
+
+
+def check_text(text: str) -> str:
+    """The text, if tables and names of files can have it."""
+    if not text.isprintable():
+        raise mistake(f"'{shown(text)}' has a character that cannot be printed, or a line break")
+    if (length := len(text.encode())) > MOST_NAME_BYTES:
+        raise mistake(f"'{shown(text)}' is {length} bytes long; give a name of {MOST_NAME_BYTES} at most")
+    return text
+
+
+def check_path(path: Path) -> None:
+    """Raise a mistake for what no file or folder can be called, or a link that leads to itself."""
+    try:
+        path.resolve()
+        longest = max((len(os.fsencode(part)) for part in path.parts), default=0)
+        is_long = longest > _LONGEST_NAME or len(os.fsencode(path)) > _LONGEST_PATH
+        why = "its name is too long" if is_long else ""
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError is what a loop of links is to Python 3.11.
+        why = getattr(error, "strerror", None) or str(error)
+    if why:
+        raise mistake(f"{shown(str(path))}: there can be no such file: {why}")
 
 
 def check_word(word: Any, valid: Iterable[str], what: str, note: str = "", at: Location = ()) -> str:
     """The word, if it is one of the valid ones."""
     if word not in list(valid):
-        raise mistake(f"unknown {what} '{word}'{nearest(str(word), valid)}{' ' + note if note else ''}", *at)
+        raise mistake(
+            f"unknown {what} '{shown(str(word))}'{nearest(str(word), valid)}{' ' + note if note else ''}", *at
+        )
     return str(word)
 
 
@@ -66,10 +96,16 @@ def nearest_engine(word: str, valid: Iterable[str]) -> str:
 
 
 def yaml_text(value: Any) -> str:
-    """A value as a YAML has it."""
+    """A value as a YAML has it, or its beginning."""
     if value is None:
         return "nothing"
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+    return str(value).lower() if isinstance(value, bool) else shown(repr(value))
+
+
+def shown(text: str, characters: int = 120) -> str:
+    """A text's beginning, on one line: what a terminal would not print becomes its escape."""
+    cut = text if len(text) <= characters else f"{text[: characters - 1]}…"
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut)
 
 
 @dataclass(frozen=True)
@@ -96,8 +132,12 @@ def explain(
 ) -> ConfigError:
     """Every mistake in the job, a line each, with its place in the file `path` if it comes from one, or with what was
     `typed` there."""
-    problems = sorted({_problem(details, model, lines or {}, typed or {}) for details in error.errors()})
-    return ConfigError("\n".join(f"{path}:{line}: {message}" if path else message for line, message in problems))
+    known = lines or {}
+    found = sorted(error.errors(), key=lambda details: known.get(_known_place(_location(details), known), 1))
+    problems = sorted({_problem(details, model, known, typed or {}) for details in found[:_MOST_PROBLEMS]})
+    texts = [f"{path}:{line}: {message}" if path else message for line, message in problems]
+    more = len(found) - _MOST_PROBLEMS
+    return ConfigError("\n".join([*texts, *([f"and {more:,} more of them"] if more > 0 else [])]))
 
 
 def read_option(option: str, text: str, valid: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -124,10 +164,8 @@ def _problem(
     error: ErrorDetails, model: type[BaseModel], lines: Lines, typed: Mapping[Location, str]
 ) -> tuple[int, str]:
     """The line of a validation error, and what to say of it."""
-    context = error.get("ctx", {})
-    location = tuple(_YAML_KEYS.get(str(part), part) for part in error["loc"])
-    location += context.get("at", ())
-    known = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in lines), ())
+    context, location = error.get("ctx", {}), _location(error)
+    known = _known_place(location, lines)
     where, message = location, error["msg"]
     if error["type"] != "missing" and all(isinstance(part, int) for part in location[len(known) :]):
         where = known or location  # One value where a list may be.
@@ -142,7 +180,17 @@ def _problem(
         message = f"{_expected(error)}, got {yaml_text(error['input'])}"
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).lstrip(".")
     path = next((typed[location[:n]] for n in range(len(location), 0, -1) if location[:n] in typed), path)
-    return lines.get(known, 1), f"{path + ': ' if path else ''}{message}"
+    return lines.get(known, 1), shown(f"{path + ': ' if path else ''}{message}", 1000)
+
+
+def _location(error: ErrorDetails) -> Location:
+    location = tuple(_YAML_KEYS.get(str(part), part) for part in error["loc"])
+    return location + tuple(error.get("ctx", {}).get("at", ()))
+
+
+def _known_place(location: Location, lines: Lines) -> Location:
+    """The place itself, or the nearest around it that has a line."""
+    return next((location[:n] for n in range(len(location), 0, -1) if location[:n] in lines), ())
 
 
 def _expected(error: ErrorDetails) -> str:

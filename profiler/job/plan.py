@@ -37,6 +37,8 @@ def make_plan(config: Config, device: Device, only: Filter | None = None, capabi
 
     Raises ConfigError where two cells would have one id, and where nothing is left.
     """
+    if why := config.too_many():
+        raise config.error(why)
     once = [case for entry in config.subjects for case in _cells(config, entry, device, capability)]
     cases = [replace(case, replicate=number) for number in range(config.replicates) for case in once]
     for case_id, count in Counter(case.id for case in cases).items():

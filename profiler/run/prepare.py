@@ -20,7 +20,7 @@ from exporters.inputs import fixed_batch, numpy_dtype
 from exporters.onnx_export import Export
 from exporters.source import Identity, ModelSource
 from profiler.errors import ConfigError
-from profiler.job.case import Budget, Case, Role
+from profiler.job.case import Budget, Case, Role, file_name
 from profiler.machine import available_memory_mib, usable_cores
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_all
@@ -268,7 +268,7 @@ class _Stages:
         return Call(
             f"profiler.worker.prepare_model:{function}",
             (self.sources[model], *arguments, default_root()),
-            self.logs / f"{log.replace('/', '-')}.log",
+            self.logs / f"{file_name(log)}.log",
             timeout=min(most, self.budget.build_timeout),
             build_timeout=self.budget.build_timeout,
             path=self.path,

@@ -10,7 +10,7 @@ from pathlib import Path
 from engines.base import BuiltAhead, Phase, Warning
 from engines.catalog import ENGINES
 from exporters.source import shape_words
-from profiler.job.case import CaseId, Role
+from profiler.job.case import CaseId, Role, file_name
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.messages import Outcome, Part
 from profiler.processes.process import Call, Child, run_one
@@ -84,7 +84,7 @@ class Supervisor:
         `keep` gets a Result a task, in their order, each as soon as it is there; `tick` gets how many there are and
         what the process is doing.
         """
-        log = self.logs / f"{tasks[0].case.id.family.replace('/', '-')}-sweep.log"
+        log = self.logs / f"{file_name(tasks[0].case.id.family)}-sweep.log"
         ended = 0
 
         def end(result: Result) -> None:
