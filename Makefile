@@ -9,6 +9,8 @@
 #
 # RUN is the Python that has everything installed; give it to use one of your own: make test-gpu RUN=python3
 
+# What is compiled once is not compiled again by every process that a test starts.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 # On two cores, too: a third of the time the tests wait for a process. Those of a GPU measure, and run one by one.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder

@@ -1,4 +1,4 @@
-"""Let a process translate torch's operators to ONNX once, not for every export."""
+"""Let a process prepare torch's exporter to ONNX once, not for every export."""
 
 from __future__ import annotations
 
@@ -13,3 +13,24 @@ def translate_once() -> None:
 
         if not hasattr(ONNXRegistry.from_torchlib, "cache_info"):
             ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]
+
+
+def export_ahead() -> None:
+    """Export a layer for any batch size, so that processes forked later have what torch imports and translates for it.
+
+    It runs no kernel, and tqdm is kept from its monitor: a fork would lack their threads.
+    """
+    import tempfile
+    from pathlib import Path
+
+    from torch import nn
+
+    from exporters.inputs import TensorSpec
+    from exporters.onnx_export import write_onnx
+
+    with contextlib.suppress(ImportError):
+        from tqdm import tqdm
+
+        tqdm.monitor_interval = 0
+    with tempfile.TemporaryDirectory() as folder:
+        write_onnx("ahead", nn.Linear(1, 1), [TensorSpec("x", ("batch", 1), "float32")], "fp32", Path(folder) / "ahead.onnx")

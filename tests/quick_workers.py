@@ -15,9 +15,8 @@ from typing import Any
 import onnxruntime.quantization  # noqa: F401
 import onnxscript.function_libs.torch_lib.ops  # noqa: F401
 import torch._inductor.config
-import torch.export
 import torch.utils.flop_counter
-from quick_exports import translate_once
+from quick_exports import export_ahead, translate_once
 
 from profiler.nvml import visible_gpus
 from profiler.processes.messages import Report
@@ -45,7 +44,4 @@ if not visible_gpus():  # What the GPU's tests say of figures is of those that a
     sampling._THROUGHPUT_SECONDS = 0.05
 
 translate_once()
-with contextlib.suppress(ImportError, AttributeError):
-    from torch.onnx._internal.exporter import _core, _registration  # noqa: F401
-
-    _registration.ONNXRegistry.from_torchlib()
+export_ahead()
