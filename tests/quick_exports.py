@@ -33,4 +33,6 @@ def export_ahead() -> None:
 
         tqdm.monitor_interval = 0
     with tempfile.TemporaryDirectory() as folder:
-        write_onnx("ahead", nn.Linear(1, 1), [TensorSpec("x", ("batch", 1), "float32")], "fp32", Path(folder) / "ahead.onnx")
+        write_onnx(
+            "ahead", nn.Linear(1, 1), [TensorSpec("x", ("batch", 1), "float32")], "fp32", Path(folder) / "ahead.onnx"
+        )
