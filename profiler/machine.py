@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -122,6 +123,16 @@ def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
 def usable_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def core_quota() -> float | None:
+    """Cores' worth of time that a control group gives, as containers have it; None where it gives all."""
+    for path, form in (("cpu.max", None), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with contextlib.suppress(OSError, ValueError):
+            words = Path("/sys/fs/cgroup", path).read_text().split()
+            words += Path("/sys/fs/cgroup", form).read_text().split() if form else []
+            return float(words[0]) / float(words[1]) if float(words[0]) > 0 else None
+    return None
 
 
 def cpu_model() -> str:

@@ -191,6 +191,18 @@ class Nvml:
         """Share of the last period, at most UTILIZATION_SECONDS, in which any process had a kernel running."""
         return self._ask("nvmlDeviceGetUtilizationRates", lambda rates: rates.gpu / 100)
 
+    def power_limit_w(self) -> float | None:
+        """The limit that is set; under load a card is slowed down to stay below it."""
+        return self._ask_card("nvmlDeviceGetEnforcedPowerLimit", lambda milliwatts: milliwatts / 1000)
+
+    def default_power_limit_w(self) -> float | None:
+        """The limit that the card came with."""
+        return self._ask_card("nvmlDeviceGetPowerManagementDefaultLimit", lambda milliwatts: milliwatts / 1000)
+
+    def most_sm_clock_mhz(self) -> float | None:
+        """The highest clock of the card's multiprocessors."""
+        return self._ask_card("nvmlDeviceGetMaxClockInfo", float, *([self._nvml.NVML_CLOCK_SM] if self._nvml else []))
+
     def read(self) -> Reading:
         """Everything that is polled."""
         nvml = self._nvml

@@ -273,6 +273,14 @@ class Environment:
     """Print what a run would record of this machine, as JSON."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """Say what works on this machine: its driver, card and limits, and every engine with a tiny network."""
+
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1")] = "auto"
+    output: Annotated[Path | None, Option(help="Keep all that was found in this folder, to report it")] = None
+
+
 COMMANDS: dict[str, tuple[type, str]] = {
     "run": (Run, "profiler.recommend.after_run:execute"),
     "build": (Build, "profiler.build:execute"),
@@ -281,6 +289,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     "recommend": (Recommend, "profiler.recommend.command:execute"),
     "compare": (Compare, "profiler.compare.command:execute"),
     "query": (Query, "profiler.query:execute"),
+    "doctor": (Doctor, "profiler.doctor.command:execute"),
     "engines": (Engines, "profiler.listings:list_engines"),
     "models": (Models, "profiler.listings:list_models"),
     "suites": (Suites, "profiler.listings:list_suites"),

@@ -25,7 +25,7 @@ ORDER = (
     # From results to answers. A run ends with a published benchmark's tables and with a report, and what is recommended
     # is exported by what prepares a run and builds an engine.
     *("profiler.published", "profiler.submit", "profiler.compare", "profiler.report", "profiler.run"),
-    *("profiler.build", "profiler.recommend"),
+    *("profiler.build", "profiler.recommend", "profiler.doctor"),
     *("profiler.layers", "profiler.query", "profiler.listings"),
     *("profiler.cli", "profiler.__main__", "profiler", "benchmarks"),
 )

@@ -17,7 +17,7 @@ from exporters.source import ModelError
 from profiler.errors import ConfigError
 from profiler.job.config import Config, config_of
 from profiler.job.plan import make_plan
-from profiler.machine import describe, resolve_device
+from profiler.machine import Target, describe, resolve_device
 from profiler.processes.forkserver import leaving_no_trace, libraries
 from profiler.results.reading import load
 from profiler.results.run_folder import RunFolder
@@ -101,8 +101,9 @@ def measure(
         )
         if quick:
             config = config.model_copy(update={"budget": quick_budget(config.budget)})
-        with leaving_no_trace(), writing(run.path):
-            interrupted = _run(run, config, _console(progress), report=output is not None)
+        with leaving_no_trace(), writing(run.path), libraries() as facts:
+            target = resolve_device(config.device, facts)
+            interrupted = run_job(run, config, target, facts, _console(progress), report=output is not None)
         trim(default_root(), most)
         if interrupted:
             kept = f"profiler.load({str(run.path)!r}) has what was measured"
@@ -114,17 +115,20 @@ def measure(
             shutil.rmtree(folder if output is None else run.path, ignore_errors=True)
 
 
-def _run(run: RunFolder, config: Config, console: Console, report: bool) -> bool:
-    """Measure every case of the job into the run's folder; returns whether that was interrupted."""
-    with libraries() as facts:
-        config = with_shapes(config)
-        target = resolve_device(config.device, facts)
-        cases = make_plan(config, target.kind, capability=target.compute_capability)
-        environment = describe(target, facts) | {"machine": {}}
-        run.write_config(config.model_copy(update={"device": str(target)}))
-        run.write_environment(environment)
-        runner = Runner(run, config, target, environment, open_display(console))
-        return measure_cases(runner, cases, console, report=report)[0]
+def run_job(
+    run: RunFolder, config: Config, target: Target, facts: dict[str, Any], console: Console, report: bool
+) -> bool:
+    """Measure every case of the job into the run's folder; returns whether that was interrupted.
+
+    `facts` are what the libraries say (processes.forkserver.libraries).
+    """
+    config = with_shapes(config)
+    cases = make_plan(config, target.kind, capability=target.compute_capability)
+    environment = describe(target, facts) | {"machine": {}}
+    run.write_config(config.model_copy(update={"device": str(target)}))
+    run.write_environment(environment)
+    runner = Runner(run, config, target, environment, open_display(console))
+    return measure_cases(runner, cases, console, report=report)[0]
 
 
 def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], Example]:

@@ -1,0 +1,79 @@
+"""Carry out `python -m profiler doctor`."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from engines.catalog import ENGINES
+from engines.requirements import missing
+from profiler.doctor.check import STYLES, Check
+from profiler.doctor.machine import of_machine
+from profiler.doctor.tiny_runs import TENSORRT, of_engines, tiny_job
+from profiler.errors import PROGRAM
+from profiler.machine import Target, check_device, resolve_device
+from profiler.options import Doctor as Options
+from profiler.processes.forkserver import libraries
+from profiler.results.run_folder import RunFolder
+from profiler.results.run_lock import writing
+from profiler.run.measure import run_job
+from profiler.tables.writers import print_pairs
+
+
+def execute(options: Options, console: Console) -> int:
+    """Print what works here and what does not; returns 1 where something that is there fails. Raises ConfigError."""
+    with libraries() as facts, _folder(options.output) as folder:
+        target = resolve_device(check_device(options.device), facts)
+        machine = of_machine(target, facts)
+        _print(console, "Machine", machine)
+        run = RunFolder.create(folder)
+        config = tiny_job(target, folder)
+        with writing(run.path), console.status("A tiny network goes through every engine, which takes a minute or two"):
+            interrupted = run_job(run, config, target, facts, Console(quiet=True), report=False)
+        engines = of_engines(list(run.results().values()), target)
+        _print(console, "Engines, each with a tiny network", engines)
+        checks = [*machine, *engines]
+        console.print(Text(_conclusion(checks, target, run.path if options.output else None)), soft_wrap=True)
+    return 130 if interrupted else int(any(check.status == "failed" for check in checks))
+
+
+@contextlib.contextmanager
+def _folder(output: Path | None) -> Iterator[Path]:
+    """Where the run goes: the folder that was asked for, or one that is removed."""
+    if output is not None:
+        yield output.resolve()
+        return
+    folder = Path(tempfile.mkdtemp(prefix="profiler-doctor-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _print(console: Console, title: str, checks: Sequence[Check]) -> None:
+    console.print(Text(f"\n{title}", style="bold"))
+    widest = max((len(check.what) for check in checks), default=0)
+    print_pairs(
+        console,
+        [
+            (Text.assemble("  ", (f"{each.status:<8}", STYLES[each.status]), each.what.ljust(widest)), Text(each.text))
+            for each in checks
+        ],
+    )
+
+
+def _conclusion(checks: Sequence[Check], target: Target, kept: Path | None) -> str:
+    failed = [check.what.strip() for check in checks if check.status == "failed"]
+    text = f"\nDoes not work: {', '.join(dict.fromkeys(failed))}" if failed else "\nWhat is installed works"
+    if kept is not None:
+        return f"{text}. Everything that was found is in {kept}, with logs"
+    with_tensorrt = target.kind == "cuda" and any(not missing(ENGINES[name], "cuda") for name in TENSORRT)
+    if failed or with_tensorrt:
+        text += f". To report it: {PROGRAM} doctor --output doctor-report, and send that folder"
+    return text

@@ -1,0 +1,105 @@
+"""doctor: what it says of a machine, of engines by the rows of a tiny network, and of a real run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.base import Building, Proof, Warning
+from engines.catalog import PRESETS
+from profiler.doctor import machine, tiny_runs
+from profiler.doctor.tiny_runs import of_engines, tensorrt_steps, tiny_job
+from profiler.job.case import CaseId
+from profiler.job.plan import make_plan
+from profiler.machine import Target
+from profiler.nvml import Gpu
+from profiler.results.result import Result
+
+CPU, H200 = Target("cpu"), Target("cuda", Gpu(0, "GPU-1", "NVIDIA H200", 143_771.0, "580.1", "9.0"))
+
+
+def result(variant: str, precision: str = "fp32", status: Any = "ok", **more: Any) -> Result:
+    id_ = CaseId.parse(f"tiny/{variant}/inference/{precision}/b2/r0")
+    return Result(id_, status, clock="event", samples={"event": [0.5]}, **more)
+
+
+def test_the_job_has_every_usual_preset_of_the_device_that_is_installed(tmp_path: Path) -> None:
+    cases = make_plan(tiny_job(CPU, tmp_path), "cpu")
+    assert {"eager", "compiled", "ort", "openvino"} <= {case.variant for case in cases}
+    assert not {"trt", "eager-nocudnn"} & {case.variant for case in cases}
+    assert {(c.variant, c.precision) for c in cases if c.pass_ == "training"} == {("eager", "fp32")}
+    assert {case.precision for case in cases if case.variant == "compiled"} == {"fp32"}
+
+
+def test_a_line_a_preset() -> None:
+    rows = [
+        result("eager", proof=Proof(library="torch 2")),
+        result("ort", status="failed", reasons=["no kernel"]),
+        result("compiled", warnings=[Warning("drift", "of a figure"), Warning("no-cuda-graph", "a branch")]),
+    ]
+    lines = {check.what: (check.status, check.text) for check in of_engines(rows, CPU)}
+    assert lines["eager"] == ("ok", "torch 2: fp32 0.5 ms")
+    assert lines["ort"] == ("failed", "failed in fp32 inference: no kernel")
+    assert lines["compiled"] == ("note", "compiled: fp32 0.5 ms; no-cuda-graph: a branch")
+    assert lines["trt"] == ("note", PRESETS["trt"].reasons["cpu"])
+
+
+def test_a_library_that_is_missing_comes_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_runs, "missing", lambda engine, device: engine.requirements)
+    (line,) = (check for check in of_engines([], H200) if check.what == "trt")
+    assert line.status == "missing"
+    assert "pip install" in line.text
+
+
+def test_tensorrt_is_said_step_by_step() -> None:
+    proof = Proof(compute_types={"float16": 3, "unknown": 1}, cuda_graph=True, build=Building(seconds=2.25, cached=False))
+    whole = result("trt", "fp16", proof=proof, figures={"rel_l2_error": 1e-4}, layers=[{"ms": 1.0}] * 4)
+    (check,) = tensorrt_steps([whole])
+    assert check.status == "ok"
+    assert check.text == (
+        "built: in 2.2 s; error: 0.0001; CUDA graph: recorded; types by the inspector: 3 float16; layers timed: 4"
+    )
+    (check,) = tensorrt_steps([result("trt", proof=Proof(compute_types={"unknown": 4}))])
+    assert check.status == "failed"
+    assert check.text.count("NONE") == 4
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"cuda_available": False, "torch_cuda": None}, "torch was installed without CUDA"),
+        ({"cuda_available": False, "torch_cuda": "13.0"}, "torch cannot use it"),
+    ],
+)
+def test_a_card_that_torch_cannot_use_fails(facts: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "visible_gpus", lambda: [H200.gpu])
+    (check,) = (check for check in machine.of_machine(CPU, facts) if check.what == "GPU")
+    assert check.status == "failed"
+    assert says in check.text
+
+
+def test_a_machine_that_is_limited_or_busy_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "core_quota", lambda: 0.5)
+    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
+    monkeypatch.setattr(machine, "default_root", lambda: tmp_path / "not" / "yet")
+    monkeypatch.setattr(machine, "_LEAST_GIB", 1e9)
+    lines = {check.what: check for check in machine.of_machine(CPU, {})}
+    assert "0.5 of" in lines["CPU limit"].text
+    assert "99.0 on" in lines["Load"].text
+    assert lines["Cache"].status == "note"
+    assert "PROFILER_CACHE" in lines["Cache"].text
+
+
+def test_a_real_run(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_runs, "usual", lambda: [PRESETS["eager"], PRESETS["ort"], PRESETS["trt"]])
+    done = command("doctor", "--device", "cpu", "--output", str(tmp_path / "kept"), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ok      eager" in done.stdout
+    assert "training fp32" in done.stdout
+    assert "onnxruntime" in done.stdout
+    assert "What is installed works" in done.stdout
+    (run,) = (tmp_path / "kept").iterdir()
+    assert (run / "journal.jsonl").exists()
