@@ -163,7 +163,7 @@ def test_an_interrupt_goes_on_and_leaves_what_was_measured(
 def test_an_interrupt_before_anything_was_measured_leaves_nothing(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_measure, "_run", lambda *_, report: True)
+    monkeypatch.setattr(run_measure, "run_job", lambda *_, report: True)
     with pytest.raises(KeyboardInterrupt, match="nothing was measured"):
         profiler.measure("resnet18")
     assert list(temporary.iterdir()) == []

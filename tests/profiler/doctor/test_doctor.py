@@ -55,7 +55,9 @@ def test_a_library_that_is_missing_comes_with_its_command(monkeypatch: pytest.Mo
 
 
 def test_tensorrt_is_said_step_by_step() -> None:
-    proof = Proof(compute_types={"float16": 3, "unknown": 1}, cuda_graph=True, build=Building(seconds=2.25, cached=False))
+    proof = Proof(
+        compute_types={"float16": 3, "unknown": 1}, cuda_graph=True, build=Building(seconds=2.25, cached=False)
+    )
     whole = result("trt", "fp16", proof=proof, figures={"rel_l2_error": 1e-4}, layers=[{"ms": 1.0}] * 4)
     (check,) = tensorrt_steps([whole])
     assert check.status == "ok"
