@@ -57,6 +57,15 @@ class CacheError(ModelError):
         )
 
 
+def check_room(path: Path, size: float) -> None:
+    """Raise CacheError where the disk has no room for an entry's file of at least that many bytes: before it is begun,
+    since some libraries take minutes to write what they then cannot."""
+    free = shutil.disk_usage(path.parent).free
+    if size > free:
+        figures = f"it takes at least {size / 2**30:.1f} GiB of the disk, and {free / 2**30:.1f} GiB are free"
+        raise CacheError(path.parent.parent / path.name, figures)
+
+
 class Cache:
     """Content-addressed files in `root`/kind/key+suffix, shared by concurrent runs.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from exporters import inputs
-from exporters.cache import Cache, file_sha256, key_of
+from exporters.cache import Cache, check_room, file_sha256, key_of
 from exporters.errors import sentence
 from exporters.inputs import (
     BATCH,
@@ -31,7 +31,7 @@ from exporters.inputs import (
 from exporters.onnx_export import Export, export_key, note
 from exporters.onnx_files import fp32_graph
 from exporters.source import ModelError, ModelSource
-from exporters.weights import external_locations, identified
+from exporters.weights import external_tensors, graph_files, identified
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,6 +74,8 @@ def quantize(source: ModelSource, cache: Cache) -> Export:
     def produce(path: Path) -> None:
         fp32 = fp32_graph(source, cache)
         start = time.perf_counter()
+        # The simplified graph is as large as the one in fp32, the quantized one a fourth of that.
+        check_room(path, 1.25 * sum(file.stat().st_size for file in graph_files(fp32.path).values()))
         write_quantized(source.name, fp32.path, feeds(files, named(source, fp32.path, specs)), path)
         note(path, fp32.seconds + time.perf_counter() - start, f"{fp32.how}, quantized by ONNX Runtime")
 
@@ -161,7 +163,7 @@ def write_quantized(name: str, fp32: Path, batches: Iterator[dict[str, NDArray[A
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     # Beyond protobuf's 2 GiB the weights lie next to the graph, in the intermediate files too.
-    external = bool(external_locations(fp32))
+    external = bool(external_tensors(fp32))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         simplified = Path(folder) / "simplified.onnx"
         try:

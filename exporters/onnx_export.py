@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import logging
+import math
 import re
 import sys
 import time
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporters.cache import Cache, file_sha256, key_of
+from exporters.cache import Cache, CacheError, check_room, file_sha256, key_of
 from exporters.errors import chain, place, sentence, text_of
 from exporters.inputs import (
     BATCH,
@@ -30,7 +31,7 @@ from exporters.inputs import (
 )
 from exporters.packages import installed_version
 from exporters.source import ModelError, ModelSource
-from exporters.weights import cached_state, checked, external_locations, identified, source_key
+from exporters.weights import cached_state, checked, external_tensors, identified, source_key
 
 if TYPE_CHECKING:
     from torch import nn
@@ -127,6 +128,8 @@ def write_onnx(
     sizes = _free_sizes(specs, batch or fixed_batch(specs))
     try:
         way = _write(model.to(dtype), example, specs, precision, path, batch)
+    except CacheError:
+        raise
     except Exception as error:
         for tried, failure in tries(error):
             print(f"{tried}, {sizes}: {sentence(failure)}", file=sys.stderr)
@@ -151,6 +154,7 @@ def _write(
 
     shapes = _free_axes(specs)
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    check_room(path, sum(weight.nbytes for weight in model.parameters()))
     with quiet(), flattened(model, specs) as outputs:
         program = to_program(
             model,
@@ -330,13 +334,14 @@ def quiet() -> Iterator[None]:
 def check_onnx(path: Path) -> None:
     """Refuse an ONNX file that no runtime could load.
 
-    Raises ModelError for a missing, truncated or foreign file, for missing external data, for external data outside the
-    file's folder (a model must not read other files of this machine), and for what onnx.checker finds.
+    Raises ModelError for a missing, truncated or foreign file, for external data that are missing, truncated or outside
+    the file's folder (a model must not read other files of this machine), and for what onnx.checker finds.
     """
     import onnx
 
     folder = path.parent.resolve()
-    for tensor, location in external_locations(path).items():
+    for tensor, (values, entries) in external_tensors(path).items():
+        location = entries["location"]
         data = (folder / location).resolve()
         if not data.is_relative_to(folder):
             raise ModelError(
@@ -345,6 +350,13 @@ def check_onnx(path: Path) -> None:
             )
         if not data.is_file():
             raise ModelError(f"{path}: tensor {tensor!r} keeps its data in {location!r}, which is missing")
+        start, has = int(entries.get("offset", 0)), data.stat().st_size
+        needs = int(entries.get("length", 0)) or min(math.prod(values.dims), 1)
+        if start + needs > has:
+            raise ModelError(
+                f"{path}: tensor {tensor!r} keeps its data in {location!r} up to byte {start + needs:,}, and that file "
+                f"has {has:,}: it is empty or truncated; copy or save it again, with the model"
+            )
     try:
         onnx.checker.check_model(str(path))
     except Exception as error:

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from exporters.cache import Cache, file_sha256, key_of
+from exporters.cache import Cache, check_room, file_sha256, key_of
 from exporters.errors import sentence
 from exporters.inputs import BATCH, TensorSpec, graph_specs, read_onnx
 from exporters.onnx_export import Export, check_onnx, export_onnx, note
 from exporters.packages import installed_version
 from exporters.source import ModelError, ModelSource
-from exporters.weights import identified, source_key, tensors
+from exporters.weights import graph_files, identified, source_key, tensors
 
 MADE = ("fp32", "tf32", "fp16", "int8")
 """At which precisions a float32 file runs; of any other there is no converter."""
@@ -107,6 +107,7 @@ def to_fp16(source: ModelSource, cache: Cache) -> Export:
     key = key_of("fp16", source_key(source), file_sha256(Path(__file__)), *versions)
 
     def produce(path: Path) -> None:
+        check_room(path, sum(file.stat().st_size for file in graph_files(graph).values()) / 2)
         start = time.perf_counter()
         kept = _write_fp16(source.name, graph, path)
         note(path, time.perf_counter() - start, "the file, converted by ONNX Runtime", kept)
@@ -167,7 +168,10 @@ def _move_data(model: Any, outside: Mapping[str, Any], folder: Path, path: Path)
         for tensor in (each for each in tensors(model.graph) if each.name in outside):
             before = outside[tensor.name]
             entries = {entry.key: entry.value for entry in before.external_data}
-            stored = np.memmap(folder / entries["location"], np.uint8, "r")[int(entries.get("offset", 0)) :]
+            file = folder / entries["location"]
+            # Of no values the file may be empty, and such a file cannot be mapped.
+            stored = np.memmap(file, np.uint8, "r") if file.stat().st_size else np.zeros(0, np.uint8)
+            stored = stored[int(entries.get("offset", 0)) :]
             stored = stored[: int(entries.get("length", stored.size))]
             start = target.tell()
             for place in range(0, stored.size, _PART_BYTES):

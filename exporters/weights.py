@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exporters.cache import Cache, file_sha256
+from exporters.cache import Cache, check_room, file_sha256
 from exporters.catalog import network_of
 from exporters.inputs import input_specs, read_onnx
 from exporters.libraries.catalog import LIBRARIES, folder_of
@@ -144,15 +144,13 @@ def checked(source: ModelSource, produce: Callable[[Path], None], runs: bool = T
     return produce_and_check
 
 
-def external_locations(path: Path) -> dict[str, str]:
-    """Where an ONNX file says that the data of its external tensors lie, by the tensors' names.
-
-    Raises ModelError for an unreadable file.
-    """
+def external_tensors(path: Path) -> dict[str, tuple[Any, dict[str, str]]]:
+    """By name the tensors of an ONNX file whose data lie in other files, and what it says of where (`location`, maybe
+    `offset` and `length`). Raises ModelError for an unreadable file."""
     model = read_onnx(path)
     graphs: list[Any] = [model.graph, *model.functions]
     return {
-        tensor.name: next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+        tensor.name: (tensor, {"location": ""} | {entry.key: entry.value for entry in tensor.external_data})
         for graph in graphs
         for tensor in tensors(graph)
         if tensor.external_data
@@ -164,7 +162,7 @@ def graph_files(path: Path) -> dict[str, Path]:
 
     Raises ModelError for an unreadable file.
     """
-    locations = sorted(set(external_locations(path).values()))
+    locations = sorted({place["location"] for _, place in external_tensors(path).values()})
     return {path.name: path, **{location: path.parent / location for location in locations}}
 
 
@@ -187,5 +185,9 @@ def cached_state(source: ModelSource, cache: Cache) -> Path:
     """
     from exporters.build_model import load, save_state
 
-    produce = checked(source, lambda path: save_state(load(source), path), runs=False)
-    return cache.entry("state", state_key(source), ".pt", produce)[0]
+    def produce(path: Path) -> None:
+        model = load(source)
+        check_room(path, sum(weight.nbytes for weight in model.parameters()))
+        save_state(model, path)
+
+    return cache.entry("state", state_key(source), ".pt", checked(source, produce, runs=False))[0]

@@ -147,8 +147,47 @@ def total_memory_mib() -> float | None:
 
 
 def available_memory_mib() -> float | None:
-    """Main memory that could be had without swapping."""
-    return _memory("MemAvailable")
+    """Main memory that could be had without swapping: of the machine, or what the limits of this process's control
+    groups leave, whichever is least."""
+    left = [_left(folder) for folder in control_groups()]
+    return min((each for each in (_memory("MemAvailable"), *left) if each is not None), default=None)
+
+
+def control_groups(root: Path = Path("/")) -> list[Path]:
+    """The folders of the control groups that limit this process's memory, its own first (cgroups(7)).
+
+    In a container that sees the host's paths none of them is there, and the mounted folder is the container's own.
+    """
+    found: list[Path] = []
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return found
+    mounts = root / "sys/fs/cgroup"
+    for _, controllers, group in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if not controllers or "memory" in controllers.split(","):
+            mount = mounts / "memory" if controllers else mounts
+            own = mount / group.lstrip("/")
+            found += [each for each in (own, *own.parents) if each.is_relative_to(mount) and each.is_dir()]
+    return found
+
+
+_GROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Of version 2 and 1 of control groups: the limit, what is used, and the key in memory.stat of the part of it that the
+kernel gives back by itself, files that nobody read lately."""
+
+
+def _left(folder: Path) -> float | None:
+    """MiB that a control group may still take; None where it has no limit."""
+    for limit, used, kept in _GROUP_FILES:
+        with contextlib.suppress(OSError, ValueError):
+            most, now = (int((folder / name).read_text()) for name in (limit, used))  # "max" is none.
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            return max(most - now + int(stat.get(kept, 0)), 0) / 2**20
+    return None
 
 
 def _memory(key: str) -> float | None:

@@ -90,11 +90,13 @@ class JaxSession:
         weights = _bytes((self.state["weights"], self.state["buffers"]))
         gradients = optimizer = None
         if self.job.pass_ == "training":
-            gradients, optimizer = _bytes(self.gradient), _bytes(self.state["optimizer"])
+            gradients = _bytes({name: each for name, each in self.gradient.items() if not is_input(name)})
+            optimizer = _bytes(self.state["optimizer"])
         if self.job.device == "cpu":
             return Memory(weights=weights, gradients=gradients, optimizer=optimizer)
         plan, held = self.compiled.memory_analysis(), self.device.memory_stats() or {}
         own = plan.temp_size_in_bytes + _bytes((self.inputs, self.target, self.result))
+        own += _bytes({name: each for name, each in self.gradient.items() if is_input(name)})
         known = weights + (gradients or 0) + (optimizer or 0) + own
         pool = max(
             (held[key] for key in ("peak_pool_bytes", "pool_bytes", "peak_bytes_in_use") if key in held), default=None

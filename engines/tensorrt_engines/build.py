@@ -20,7 +20,7 @@ from engines.base import Unsupported, Warning
 from engines.catalog import TrtOptions
 from engines.tensorrt_engines.build_monitor import check, logger_of, new_monitor, reasons, watch_memory
 from engines.tensorrt_engines.timing_cache import attach_timings, keep_timings
-from exporters.cache import Cache, file_sha256
+from exporters.cache import Cache, check_room, file_sha256
 from exporters.inputs import TensorSpec
 from exporters.source import ModelError, digest
 from exporters.weights import graph_files
@@ -165,6 +165,9 @@ def _build(
     library: Any, request: BuildRequest, cache: Cache, progress: Callable[[str], None], path: Path
 ) -> list[Warning]:
     """Build and serialize to `path`, and write the rest of `Built` next to it."""
+    # The weights are about as large as in the graph, whose int8 ones are still in fp32.
+    weights = sum(file.stat().st_size for file in graph_files(request.onnx).values())
+    check_room(path, weights / (4 if request.precision == "int8" else 1))
     started = time.perf_counter()
     warnings: list[Warning] = []
     logger, monitor = logger_of(library), new_monitor(library, progress)

@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 from engines.base import Phase, Unsupported
 from exporters.errors import chain, sentence
 from exporters.source import ModelError
+from profiler.machine import control_groups
 from profiler.processes.messages import CaseEnded, Ended, Entered, Outcome, Part, Progress, Report, Salvage, Status
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -346,20 +347,7 @@ def redirect_output(log: Path) -> None:
 
 def _oom_kills() -> int:
     """How many processes of this control group (version 2 or 1) the kernel has killed because memory ran out."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, group = line.split(":", 2)
-            if controllers == "":
-                files = [Path(f"/sys/fs/cgroup{group}/memory.events")]
-            elif "memory" in controllers.split(","):
-                files = [
-                    Path(f"/sys/fs/cgroup/memory{group}/memory.oom_control"),
-                    Path("/sys/fs/cgroup/memory/memory.oom_control"),
-                ]
-            else:
-                continue
-            for file in files:
-                if file.exists():
-                    counts = dict(entry.split() for entry in file.read_text().splitlines())
-                    return int(counts.get("oom_kill", 0))
+    for file in (folder / name for folder in control_groups() for name in ("memory.events", "memory.oom_control")):
+        with contextlib.suppress(OSError, ValueError):
+            return int(dict(line.split() for line in file.read_text().splitlines()).get("oom_kill", 0))
     return 0

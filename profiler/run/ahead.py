@@ -16,7 +16,8 @@ from profiler.job.config import Config
 from profiler.machine import Target, usable_cores
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_all
-from profiler.run.prepare import Tick, at_once, failure, prepare
+from profiler.run.fits import at_once, weight_mib
+from profiler.run.prepare import Tick, failure, prepare
 from profiler.run.progress import open_display
 from profiler.tables.numbers import counted, duration
 from profiler.tables.writers import print_pairs
@@ -52,7 +53,7 @@ def prepare_ahead(config: Config, target: Target, cases: Sequence[Case], caches:
 
 def compile_ahead(tasks: Sequence[Task], path: tuple[str, ...], tick: Tick) -> dict[CaseId, Outcome]:
     """Open the tasks' sessions side by side, for what their libraries then keep."""
-    slots = max(1, min(at_once([task.case.source for task in tasks]), len(tasks)))
+    slots = max(1, min(at_once(weight_mib(task.case.source, task.prepared.state) for task in tasks), len(tasks)))
     calls = [
         Call(
             "profiler.worker.prepare_model:open_ahead",

@@ -247,6 +247,8 @@ def _open_run(
 
     Raises ConfigError for a run that cannot be resumed, and where the disk takes no more.
     """
+    if options.resume is None:
+        check_output(config.output, len(cases))
     run = RunFolder.create(config.output) if options.resume is None else RunFolder.resume(options.resume)
     with writing(run.path):
         if options.resume is None:
@@ -406,7 +408,7 @@ def _dry_run(
     Whether a model has changed since is not looked at: for that it would have to run.
     """
     if options.resume is None:
-        check_output(config.output)
+        check_output(config.output, len(cases))
     else:
         run = RunFolder(options.resume)
         check_machine(options.resume, run.read_environment(), environment)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,8 @@ from profiler.job.case import Budget, Case
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call, run_all
 from profiler.run.estimate import Estimates
-from profiler.run.prepare import at_once, compared, failed, failure, models_of
+from profiler.run.fits import at_once, weight_mib
+from profiler.run.prepare import compared, failed, failure, models_of
 from profiler.tables.numbers import counted, duration, whole
 from profiler.tables.table import figure, name, of_rows
 from profiler.tables.writers import print_pairs, print_table
@@ -27,6 +29,8 @@ from profiler.worker.task import Look, Prepared, Task, check_inputs
 
 _SECONDS = 60.0
 """How long a look at one model may take."""
+_REPORT_MIB, _CASE_MIB = 2.0, 0.1
+"""What a run writes: its tables and its report, and a case of 5,000 samples."""
 _NOT_LOOKED_AT = (
     "Not looked at: whether the models run, how right their outputs are, whether they can be exported, compiled or "
     "built, and whether memory suffices."
@@ -62,7 +66,7 @@ def look_at_models(cases: Sequence[Case], budget: Budget, path: tuple[str, ...],
         )
         for model, source in unknown.items()
     ]
-    outcomes = run_all(calls, at_once(list(unknown.values())))
+    outcomes = run_all(calls, at_once(map(weight_mib, unknown.values())))
     looks = {model: _look(outcome, limit < _SECONDS) for model, outcome in zip(unknown, outcomes, strict=True)}
     looks |= {
         model: Look(Prepared(tuple(input_specs(source)))) for model, source in sources.items() if model not in looks
@@ -127,12 +131,18 @@ def dry_run(
     return print_plan(console, machine, planned(cases, looks, budget), looks, estimates)
 
 
-def check_output(folder: Path) -> None:
-    """Raise ConfigError where a run's folder could not be made in `folder`."""
+def check_output(folder: Path, cases: int) -> None:
+    """Raise ConfigError where the folder of a run of that many cases could not be made in `folder`."""
     there = next(each for each in (folder.resolve(), *folder.resolve().parents) if each.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         why = "cannot be written" if there.is_dir() else "is a file"
         raise ConfigError(f"output {folder}: {there} {why}; give another folder by --output")
+    free, needs = shutil.disk_usage(there).free / 2**20, _REPORT_MIB + _CASE_MIB * cases
+    if free < needs:
+        raise ConfigError(
+            f"output {folder}: a run of {counted(cases, 'case')} writes about {needs:.0f} MiB, and {free:.1f} MiB are "
+            "free there; make room, or give another folder by --output"
+        )
 
 
 def _is_known(source: ModelSource) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 from exporters.catalog import network_of
 from exporters.libraries.catalog import folder_of
 from exporters.source import ModelError, ModelSource
 from exporters.weights import graph_files
 from profiler.job.case import Case
-from profiler.machine import available_memory_mib
+from profiler.machine import available_memory_mib, usable_cores
 from profiler.nvml import Gpu
 from profiler.processes.messages import Outcome
 
@@ -20,11 +23,17 @@ _HELD = {
 """What a step of preparing makes, and how many copies of the weights in fp32 it holds at once, at least; others hold
 none. Measured with a transformer's blocks of 2.4 GiB: 1 (weights that are mapped from a file not counted, which the
 kernel can drop)."""
+_BASE_MIB, _COPIES = 700, 6.5
+"""What a preparation may take: VGG-16's export, the largest, peaks at 3.5 GB for 528 MiB of weights in fp32."""
+_UNKNOWN_MIB = 400.0
 _BYTES = {"fp16": 2, "bf16": 2, "int8": 1}
 
 
-def weight_mib(source: ModelSource) -> float | None:
-    """What the weights take in fp32, as far as it is known before the model is made: not of a factory's own."""
+def weight_mib(source: ModelSource, state: Path | None = None) -> float | None:
+    """What the weights take in fp32: as the cache's `state` holds them, else as far as it is known before the model is
+    made, which is not of a factory's own."""
+    if state is not None:
+        return state.stat().st_size / 2**20
     folder = folder_of(source.factory or "") if source.library else None
     known = None if source.weights else network_of(source) or source.layer
     if known:
@@ -36,6 +45,15 @@ def weight_mib(source: ModelSource) -> float | None:
         return sum(file.stat().st_size for file in files) / 2**20 if files else None
     except (OSError, ModelError):
         return None  # Whoever reads the file says why.
+
+
+def at_once(weights: Iterable[float | None]) -> int:
+    """How many preparations of models with so many MiB of weights run side by side: one a core, as long as the largest
+    of them fits into memory."""
+    largest = max((_BASE_MIB + _COPIES * (_UNKNOWN_MIB if each is None else each) for each in weights), default=0.0)
+    available = available_memory_mib()
+    by_memory = int(available * 0.8 / largest) if available and largest else usable_cores()
+    return max(1, min(usable_cores(), by_memory))
 
 
 def too_large_to_prepare(function: str, arguments: tuple[object, ...], weights: float | None) -> Outcome | None:

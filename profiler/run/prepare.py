@@ -7,34 +7,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from engines.catalog import ENGINES, Device
 from exporters.cache import default_root, most_bytes
-from exporters.catalog import network_of
 from exporters.flops import Cost
 from exporters.gradients import reference_items
-from exporters.inputs import fixed_batch, numpy_dtype
+from exporters.inputs import fixed_batch, input_specs, numpy_dtype
+from exporters.int8 import calibration_files
 from exporters.onnx_export import Export
-from exporters.source import Identity, ModelSource
+from exporters.source import Identity, ModelError, ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, Role, file_name
-from profiler.machine import available_memory_mib, usable_cores
+from profiler.machine import usable_cores
 from profiler.processes.messages import Outcome
 from profiler.processes.process import Call, run_all
-from profiler.run.fits import too_large_to_prepare, weight_mib
+from profiler.run.fits import at_once, too_large_to_prepare, weight_mib
 from profiler.worker.task import Prepared, graph_of, graphs_of, has_checked_gradients, own_graphs, static_graph
 
 Key = TypeVar("Key", bound=Hashable)
 Tick = Callable[[str, int, int], None]
 """Called with what is being made, how many of it are done, and of how many."""
 
-_EXPORT_BYTES_A_PARAMETER = 26
-"""VGG-16's export, the largest, peaks at 3.5 GB for 138 million parameters."""
-_EXPORT_BASE_MIB = 700
-_UNKNOWN_PARAMETERS = 100_000_000
 _OK = Outcome("ok")
 _COUNT_SECONDS = 60.0
 """For counting FLOPs, which a run can do without: ResNet-200 takes 2 s."""
@@ -109,6 +105,8 @@ class _Stages:
     path: tuple[str, ...]
     tick: Tick
     option: str | None = None
+    states: dict[str, Path | None] = field(default_factory=dict)
+    """By model its weights in the cache, once they are made."""
 
     def models(self, gpu: str | None = None) -> dict[str, Prepared]:
         """Identities, input shapes, weights and reference outputs. Later stages go by the identities.
@@ -126,6 +124,7 @@ class _Stages:
         }
         for name, each in prepared.items():
             self.sources[name] = replace(self.sources[name], identity=each.identity)
+            self.states[name] = each.state
             for kind in each.rebuilt:
                 self.tick(f"{name}'s {kind} again, which was damaged in the cache", len(prepared), len(prepared))
         return prepared
@@ -202,18 +201,27 @@ class _Stages:
         """One process a model and graph; the shapes of a model share one, which is exported at the first of them."""
         sharing: dict[tuple[str, str], list[str]] = {}
         for name, graph in graphs:
-            own = name if graph == "int8" else self.sources[name].name
+            # One that is for its own shape only is quantized at that.
+            own = name if static_graph("fp32") in prepared[name].onnx else self.sources[name].name
             sharing.setdefault((own, graph), []).append(name)
-        calls = {
-            (*names, graph): self._call("prepare_export", f"export-{names[0]}-{graph}", names[0], graph, None)
-            for (_, graph), names in sharing.items()
-        }
+        calls = {}
+        for (_, graph), names in sharing.items():
+            first = next((name for name in names if graph == "int8" and self._is_calibrated(name)), names[0])
+            calls[*names, graph] = self._call("prepare_export", f"export-{first}-{graph}", first, graph, None)
         for (*names, graph), outcome in self._run(calls, what).items():
             for name in names:
                 if outcome.status == "ok":
                     prepared[name] = _with_graph(prepared[name], graph, outcome.value)
                 else:
                     _fail(prepared, name, graph, failed(outcome))
+
+    def _is_calibrated(self, name: str) -> bool:
+        """Whether the user's calibration data are of the model's shape."""
+        source = self.sources[name]
+        try:
+            return source.calibration is not None and bool(calibration_files(source.calibration, input_specs(source)))
+        except ModelError:
+            return False
 
     def costs(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
         """FLOPs and bytes; a model that hangs while it is counted is measured all the same."""
@@ -282,7 +290,7 @@ class _Stages:
             if (why := too_large_to_prepare(call.function.partition(":")[2], call.argument, self._weights(call)))
         }
         calls = {key: call for key, call in calls.items() if key not in refused}
-        slots = max(1, min(at_once([call.argument[0] for call in calls.values()]), len(calls)))
+        slots = max(1, min(at_once(map(self._weights, calls.values())), len(calls)))
         # Ten processes with a thread a core each, on 64 cores, took minutes for what takes seconds.
         shared = [replace(call, threads=max(1, usable_cores() // slots)) for call in calls.values()]
         outcomes = run_all(shared, slots, lambda done: self.tick(what, done, len(calls)))
@@ -291,8 +299,7 @@ class _Stages:
     def _weights(self, call: Call) -> float | None:
         """MiB of the weights of the call's model."""
         source = call.argument[0]
-        prepared = next((each for each in call.argument if isinstance(each, Prepared)), Prepared())
-        return prepared.weight_mib or weight_mib(source)
+        return weight_mib(source, self.states.get(source.subject))
 
 
 def _with_input_gradient(cases: Sequence[Case]) -> set[str]:
@@ -377,17 +384,3 @@ def failed(outcome: Outcome) -> Outcome:
     if outcome.status in ("crashed", "timeout"):
         return replace(outcome, reason=f"the model could not be prepared: {outcome.reason}")
     return outcome
-
-
-def at_once(sources: Sequence[ModelSource]) -> int:
-    """How many preparations run side by side: one a core, as long as the largest of them fits into memory."""
-    largest = max((_memory_mib(source) for source in sources), default=0.0)
-    available = available_memory_mib()
-    by_memory = int(available * 0.8 / largest) if available and largest else usable_cores()
-    return max(1, min(usable_cores(), by_memory))
-
-
-def _memory_mib(source: ModelSource) -> float:
-    known = network_of(source) or source.layer
-    parameters = known.parameters if known else _UNKNOWN_PARAMETERS
-    return _EXPORT_BASE_MIB + parameters * _EXPORT_BYTES_A_PARAMETER / 2**20

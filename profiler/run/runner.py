@@ -177,7 +177,7 @@ class Runner:
 
         tick(0, "start")
         first_case, prepared = family[0].case, family[0].prepared
-        weights = prepared.weight_mib or weight_mib(first_case.source)
+        weights = weight_mib(first_case.source, prepared.state)
         why_not = failure(first_case, prepared) or too_large_to_run(first_case, weights, self.target.gpu)
         if why_not is not None:
             for task in family:

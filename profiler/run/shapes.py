@@ -11,7 +11,7 @@ from exporters.source import ModelError, ModelSource
 from profiler.errors import ConfigError, nearest
 from profiler.job.config import Config
 from profiler.processes.process import Call, run_all
-from profiler.run.prepare import at_once
+from profiler.run.fits import at_once, weight_mib
 
 _SECONDS = 120.0
 """For importing a library of models."""
@@ -62,7 +62,7 @@ def _dimensions(sources: Sequence[ModelSource], path: tuple[str, ...]) -> list[l
         log = Path(folder) / "log"
         function = "profiler.worker.look_at_model:look_at_dimensions"
         calls = [Call(function, source, log, _SECONDS, path=path, threads=1) for source in foreign]
-        outcomes = iter(run_all(calls, at_once(foreign)))
+        outcomes = iter(run_all(calls, at_once(map(weight_mib, foreign))))
     found = []
     for source in sources:
         if source.library is None:

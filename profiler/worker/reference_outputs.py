@@ -22,7 +22,7 @@ import engines
 from engines.base import Array, Job, Named, Session, Unsupported
 from engines.catalog import Device, reference_of
 from exporters import calls, inputs
-from exporters.cache import Cache, file_sha256, key_of, locked
+from exporters.cache import Cache, CacheError, file_sha256, key_of, locked
 from exporters.calls import chosen
 from exporters.errors import sentence
 from exporters.inputs import TensorSpec, described, fixed_batch, how_seeded, numpy_dtype, seeded_inputs
@@ -146,7 +146,8 @@ def cached_reference(
     path, was_there = cache.entry(*place)
     _, taken = read_facts(path)
     if was_there and "cuda" in devices and taken.device == "cpu" and (taken.items or 0) < usual_items(specs):
-        path, _ = cache.entry(*place, again=True)
+        with contextlib.suppress(CacheError):  # Of a cache that may only be read, what there is.
+            path, _ = cache.entry(*place, again=True)
     return path
 
 

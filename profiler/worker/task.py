@@ -68,11 +68,6 @@ class Prepared:
     """How many convolutions and products a user's ONNX file has, and how many of them it quantizes."""
 
     @property
-    def weight_mib(self) -> float | None:
-        """What the weights take in fp32, as the cache holds them; None of an ONNX file, and where they are not made."""
-        return None if self.state is None else self.state.stat().st_size / 2**20
-
-    @property
     def reference_items(self) -> int:
         """How many items the reference outputs have."""
         return self.taken.items or usual_items(self.specs)

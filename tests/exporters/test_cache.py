@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from exporters.cache import Cache, CacheError, default_root, entries, key_of, trim
+from exporters.cache import Cache, CacheError, check_room, default_root, entries, key_of, trim
 
 
 def write_slowly(log: Path, path: Path) -> None:
@@ -273,6 +273,12 @@ def test_a_full_disk_is_said(tmp_path: Path, fill: Callable[[Path], None]) -> No
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [file.name for file in (tmp_path / "kind").iterdir()] == ["key.bin.lock"]
+
+
+def test_what_the_disk_cannot_hold_is_not_begun(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match=r"kind/key\.bin \(it takes at least 1048576\.0 GiB of the disk, and"):
+        Cache(tmp_path).entry("kind", "key", ".bin", lambda path: check_room(path, 2**50))
+    check_room(tmp_path / "key.bin", 1)
 
 
 def rot(path: Path) -> None:

@@ -203,6 +203,19 @@ def test_check_refuses_external_data_outside(tmp_path: Path, location: str) -> N
         check_onnx(folder / "m.onnx")
 
 
+@pytest.mark.parametrize("size", [0, 7])
+def test_check_refuses_external_data_that_are_truncated(tmp_path: Path, size: int) -> None:
+    save_linear(tmp_path / "m.onnx", "w.bin")
+    model = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    (weight,) = (tensor for tensor in model.graph.initializer if tensor.external_data)
+    if size:
+        weight.external_data.add(key="length", value="8")
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    (tmp_path / "w.bin").write_bytes(bytes(size))
+    with pytest.raises(ModelError, match=rf"tensor 'w' keeps .* has {size}: it is empty or truncated; copy or save it"):
+        check_onnx(tmp_path / "m.onnx")
+
+
 def test_check_finds_external_data_in_subgraphs(tmp_path: Path) -> None:
     weight = onnx.numpy_helper.from_array(np.ones(4, np.float32), "w")
     onnx.external_data_helper.set_external_data(weight, "../secret.bin")

@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from profiler import machine
 from profiler.errors import ConfigError
 from profiler.job.config import load_config, parse_machine
 
@@ -30,6 +31,41 @@ batch_sizes: [1, 2]
 machine: {label: from the file, cloud: Some Cloud, usd_per_hour: 1}
 budget: {seconds: 0.05, min_samples: 3}
 """
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("names", "line", "inner"),
+    [
+        (("memory.max", "memory.current", "inactive_file"), "0::/outer/inner", "sys/fs/cgroup/outer/inner"),
+        (
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+            "4:cpu,memory:/outer/inner",
+            "sys/fs/cgroup/memory/outer/inner",
+        ),
+    ],
+)
+def test_memory_is_what_the_control_groups_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str, str], line: str, inner: str
+) -> None:
+    limit, used, kept = names
+    own = tmp_path / inner
+    for folder, most in ((own.parent, str(300 * MIB)), (own, "max")):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in ((limit, most), (used, str(100 * MIB)), ("memory.stat", f"anon 5\n{kept} {30 * MIB}\n")):
+            (folder / name).write_text(text)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"9:name=systemd:/elsewhere\n{line}\n")
+    groups = machine.control_groups(tmp_path)
+    assert groups[:2] == [own, own.parent]
+    monkeypatch.setattr(machine, "control_groups", lambda: groups)
+    assert machine.available_memory_mib() == 230
+    (own / limit).write_text(str(MIB))
+    assert machine.available_memory_mib() == 0, "more is used than a limit that was lowered allows"
+    monkeypatch.setattr(machine, "control_groups", list)
+    assert (machine.available_memory_mib() or 0) > 230
 
 
 def test_the_keys_are_the_configs() -> None:

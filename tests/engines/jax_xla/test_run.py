@@ -62,7 +62,10 @@ def test_a_run_compares_jax_with_eager(
     done = profiler("job.yaml", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (tmp_path / "results").iterdir()
-    rows = load(run)[0].filter(pl.col("engine") == "jax").collect()
+    both = load(run)[0].collect()
+    # Of weights only, although the backward pass goes on to the input.
+    assert both.filter(pl.col("pass") == "training")["gradients_mib"].unique().len() == 1
+    rows = both.filter(pl.col("engine") == "jax")
     assert rows["pass"].to_list() == ["inference", "training"]
     assert rows["status"].to_list() == ["ok", "ok"], rows["reason"].to_list()
     inference, training = rows.to_dicts()

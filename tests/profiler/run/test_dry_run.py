@@ -116,8 +116,10 @@ def test_a_look_that_took_too_long_refuses_only_what_a_run_would(
 
 def test_an_output_that_no_run_could_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    check_output(tmp_path / "new" / "newer")
+    check_output(tmp_path / "new" / "newer", 1)
     assert not (tmp_path / "new").exists()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigError, match=r"output .*file.* is a file; give another folder by --output"):
-            check_output(folder)
+            check_output(folder, 1)
+    with pytest.raises(ConfigError, match=r"a run of 10,000,000,000,000 cases writes about 1000000000002 MiB, and"):
+        check_output(tmp_path / "new", 10**13)

@@ -28,6 +28,18 @@ def test_a_step_that_memory_cannot_hold_is_not_started(monkeypatch: pytest.Monke
     assert fits.too_large_to_prepare("prepare_export", (source, "int8"), weights) is not None
 
 
+def test_as_many_side_by_side_as_memory_holds_of_the_largest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(fits, "usable_cores", lambda: 16)
+    monkeypatch.setattr(fits, "available_memory_mib", lambda: 20_000.0)
+    assert fits.at_once([]) == 16
+    assert fits.at_once([0.0, 200.0]) == 8
+    assert fits.at_once([None]) == fits.at_once([400.0]) == 4
+    assert fits.at_once([1e6]) == 1
+    state = tmp_path / "state.pt"
+    state.write_bytes(bytes(3 * 2**20))
+    assert fits.weight_mib(ModelSource("m", factory="net:make"), state) == 3
+
+
 def test_weights_larger_than_the_card_are_a_row_in_words() -> None:
     gpu = Gpu(0, "GPU-0", "a card", 4096.0, "580")
     source = ModelSource("m", factory="net:make")
