@@ -6,7 +6,6 @@ published table has a row for.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from profiler.job.case import Role
 from profiler.published import references
 from profiler.published.studies import STUDIES, Study
 from profiler.results.replicates import OK, OUT_OF_MEMORY, disturbed, merge, why_not, without_probes
+from profiler.results.run_files import json_object
 from profiler.results.warning_kinds import HOST_BOUND, qualifying
 
 _FIGURES = [
@@ -203,7 +203,7 @@ def ending(row: Mapping[str, Any]) -> str:
     """The cuDNN that a row ran with, and what else it did than the published ones, like ", cuDNN 9.19, with loss"."""
     words = []
     if row["device"] == "cuda" and known(row["engine"]).uses_cudnn and row["cudnn"] is not None:
-        without = json.loads(row["options"] or "{}").get("cudnn", True) is False
+        without = json_object(row["options"]).get("cudnn", True) is False
         words.append("no cuDNN" if without else f"cuDNN {_cudnn_release(row['cudnn'])}")
     if row["network"] not in (None, row["model"]):
         words.append(f"as {row['model']}")

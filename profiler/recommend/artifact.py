@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -32,6 +31,7 @@ from profiler.processes.process import Call, run_one
 from profiler.recommend.artifact_papers import write_papers
 from profiler.recommend.candidates import Candidate
 from profiler.results.reading import Run
+from profiler.results.run_files import json_object
 from profiler.results.run_folder import RunFolder
 from profiler.run.prepare import failure, prepare_graphs
 from profiler.run.progress import open_display
@@ -91,7 +91,7 @@ def _case(candidate: Candidate, run: Run) -> tuple[Case, tuple[str, ...]]:
         source, folders = ModelSource(row["model"]), ()
     else:
         raise ConfigError(f"--export: {run.address} has no bench.yaml, which says where {row['model']} comes from")
-    options = json.loads(row["options"] or "{}")
+    options = json_object(row["options"])
     model, engine, variant = row["model"], row["engine"], row["variant"]
     precision, batch_size = row["precision"], row["batch_size"]
     return Case(model, engine, variant, "inference", precision, batch_size, device, 0, source, options), folders

@@ -15,6 +15,7 @@ from exporters.weights import has_own_weights
 from profiler.job.case import Case
 from profiler.recommend.candidates import Candidate
 from profiler.results.columns import Group, names
+from profiler.results.run_files import json_object
 from profiler.tables.numbers import significant
 
 
@@ -47,7 +48,7 @@ def requirements(case: Case, row: Mapping[str, Any]) -> str:
     """The runtime in the version that was measured, and NumPy."""
     engine = ENGINES[case.engine]
     assert engine.deployment is not None
-    version = json.loads(row["proof"] or "{}").get("library", "").rpartition(" ")[2]
+    version = str(json_object(row["proof"]).get("library", "")).rpartition(" ")[2]
     if not version and engine.version:
         version = row[engine.version.column] or ""
     # "torch 2.13.0+cpu", "openvino 2026.4.1-22100-b0d0e3b": no index has a release by the name of its build.

@@ -19,6 +19,7 @@ from profiler.report.page import page
 from profiler.report.sections import Report, compose
 from profiler.report.tables import tables
 from profiler.results.reading import Runs, check_only, read_runs
+from profiler.results.run_files import check_writable
 from profiler.tables.writers import csv
 
 Format = Literal["html", "md", "csv"]
@@ -94,14 +95,17 @@ def _check_form(options: Options) -> None:
 
 
 def _target(options: Options) -> Path:
-    """The file, or the folder of CSV files, that is to be written."""
+    """The file, or the folder of CSV files, that is to be written. Raises ConfigError."""
     of_study = f"-{options.study}" if options.study else ""
     name = "report-tables" if options.format == "csv" else f"report{of_study}.{options.format}"
     if options.output is not None:
         is_file = options.output.suffix == f".{options.format}" and not options.output.is_dir()
         return options.output if is_file or options.format == "csv" else options.output / name
     own = Path(options.runs[0])
-    return own / name if len(options.runs) == 1 and own.is_dir() else Path(name)
+    if len(options.runs) > 1 or not own.is_dir():
+        return Path(name)
+    check_writable(own)
+    return own / name
 
 
 def _images(options: Options, folder: Path, report: Report) -> list[Image]:

@@ -92,4 +92,4 @@ def _spec(chart: Chart, about: Mapping[str, str], sets: Mapping[str, Any]) -> di
 
 def _safe(word: str) -> str:
     """What every file system takes."""
-    return re.sub(r"[^\w.-]+", "-", word).strip("-.") or "unnamed"
+    return re.sub(r"[^\w.-]+", "-", word)[:60].strip("-.") or "unnamed"

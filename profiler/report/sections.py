@@ -5,6 +5,7 @@ In the texts of sections `…` is code.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from profiler.report.data import KEY, TICKS, Data
 from profiler.report.findings import Finding, Lead
 from profiler.report.tables import tables
 from profiler.results.reading import Runs
+from profiler.results.run_files import read_text
 from profiler.results.sentences import group_sentence
 from profiler.results.wall_time import describe
 from profiler.results.warning_kinds import carried_by_all
@@ -323,7 +325,7 @@ def code(runs: Runs) -> list[tuple[str, str]]:
         name = f" of {run.name}" if len(runs.runs) > 1 else ""
         if text:
             found.append((f"Command{name}", text))
-        job = Path(run.address) / "bench.yaml"
-        if "://" not in run.address and job.is_file():
-            found.append((f"Job{name} (bench.yaml, as resolved)", job.read_text(encoding="utf-8", errors="replace")))
+        with contextlib.suppress(OSError):  # There may be none, as at an object store's address.
+            job = read_text(Path(run.address) / "bench.yaml")
+            found.append((f"Job{name} (bench.yaml, as resolved)", job))
     return found

@@ -7,6 +7,9 @@ import re
 import zlib
 from pathlib import Path
 
+from profiler.results.run_files import open_run_file
+
+_MOST = 4 << 30
 _SEAL = re.compile(rb', "crc32": "([0-9a-f]{8})"\}')
 
 
@@ -29,11 +32,12 @@ class Journal:
     def lines(self) -> tuple[list[str], int]:
         """Every line that is as it was written, and how many are not; one of a version without checksums counts as it.
 
-        A last line that a crash cut off is none.
+        A last line that a crash cut off is none. Raises OSError.
         """
         if not self.path.exists():
             return [], 0
-        *ended, last = self.path.read_bytes().split(b"\n")
+        with open_run_file(self.path, _MOST) as file:
+            *ended, last = file.read().split(b"\n")
         read = [_unsealed(line) for line in ended if line]
         lines = [line for line in [*read, _unsealed(last)] if line]
         return lines, read.count(None)

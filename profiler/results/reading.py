@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,11 @@ from engines.catalog import BASES
 from profiler.errors import ConfigError, nearest
 from profiler.job.case import MARKS, Role
 from profiler.job.conditions import Filter
+from profiler.results.checked import UNREADABLE, check_types, checked, first_line
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES, Group, kind_of_warning, names
+from profiler.results.environment import known_facts
+from profiler.results.parquet_size import check_size
+from profiler.results.run_files import open_run_file, parse_json, read_json
 from profiler.results.unfinished import is_unfinished, so_far
 
 ENVIRONMENT = ("machine", *names(Group.PLACE, Group.VERSIONS), "device")
@@ -76,6 +79,7 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
         written = _tables(address, notes)
         results = written["results"]
         assert results is not None, "a run has results, or cannot be read"
+        results = checked("results", with_all_columns(results), f"{address}/results.parquet", notes)
         facts = _run_facts(results, address)
         twice = [run_id for run_id in facts if any(run_id in run_ids for run_ids, _ in known.values())]
         if twice:
@@ -88,9 +92,12 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
         # Written before the columns were: as they would be now.
         machine = pl.coalesce("machine", "gpu", pl.lit(environment["machine"]))
         frames = {
-            "results": with_all_columns(results).with_columns(machine=machine),
-            "samples": written["samples"],
-            "layers": written["layers"],
+            "results": results.with_columns(machine=machine),
+            **{
+                name: checked(name, frame, f"{address}/{name}.parquet", notes) if frame is not None else None
+                for name, frame in written.items()
+                if name != "results"
+            },
         }
         if frames["samples"] is None:
             notes.append(f"{address}: there is no samples.parquet that can be read")
@@ -101,6 +108,12 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
     samples = pl.concat(tables["samples"] or [pl.LazyFrame(schema=SAMPLES)])
     layers = pl.concat(tables["layers"]) if tables["layers"] else None
     return Runs(runs, pl.concat(tables["results"]), samples, layers, tuple(notes))
+
+
+def read_results(address: str, notes: list[str]) -> pl.LazyFrame:
+    """The rows of results.parquet in a run's folder. Raises ConfigError where it cannot be read or none is left."""
+    path = f"{address}/results.parquet"
+    return checked("results", with_all_columns(_scan(path, RESULTS)), path, notes)
 
 
 def load(*runs: str | Path) -> tuple[pl.LazyFrame, pl.LazyFrame]:
@@ -182,7 +195,10 @@ def _folders(addresses: Sequence[str | Path], notes: list[str]) -> Iterator[str]
 
 def _matching(pattern: str, notes: list[str]) -> list[str]:
     found = []
-    for folder in sorted(filter(Path.is_dir, map(Path, glob.glob(pattern, recursive=True)))):  # noqa: PTH207 -- an absolute pattern is none for Path.glob
+    given = Path(pattern)
+    start, parts = Path(given.anchor or "."), given.relative_to(given.anchor)
+    # Not glob.glob, which follows links, and so links in a circle for ever.
+    for folder in sorted(filter(Path.is_dir, start.glob(str(parts)))):
         try:
             _check_folder(folder)
         except ConfigError as error:
@@ -209,8 +225,8 @@ def _in_a_store(address: str) -> list[str]:
     try:
         paths = pl.scan_parquet(f"{address}/results.parquet", include_file_paths="path", extra_columns="ignore")
         found = paths.select(pl.col("path").unique()).collect().to_series().sort().to_list()
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise ConfigError(f"{address}: cannot be read: {_first_line(error)}; {_GIVE}") from None
+    except UNREADABLE as error:
+        raise ConfigError(f"{address}: cannot be read: {first_line(error)}; {_GIVE}") from None
     return [path.removesuffix("/results.parquet") for path in found]
 
 
@@ -230,20 +246,25 @@ def _tables(address: str, notes: list[str]) -> dict[str, pl.LazyFrame | None]:
 def _scan(path: str, schema: Schema) -> pl.LazyFrame:
     """The file's columns that `schema` knows, in its order and types; null where the file is older than the column."""
     try:
+        if "://" not in path:
+            with open_run_file(Path(path)) as file:
+                check_size(file)
         frame = pl.scan_parquet(path, glob=False)
-        there = set(frame.collect_schema())
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise ConfigError(f"{path}: cannot be read: {_first_line(error)}; {_GIVE}") from None
+        there = frame.collect_schema()
+    except (*UNREADABLE, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {first_line(error)}; {_GIVE}") from None
     lacking = [key for key in ("run_id", "case_id") if key not in there]
     if lacking:
         raise ConfigError(f"{path}: this is no table of a run (it has no column {lacking[0]}); {_GIVE}")
+    check_types(path, there, schema)
     return _in_form(frame, schema)
 
 
 def _in_form(frame: Frame, schema: Schema) -> Frame:
     there = frame.collect_schema().names()
     return frame.select(
-        (pl.col(name) if name in there else pl.lit(None).alias(name)).cast(dtype) for name, dtype in schema.items()
+        (pl.col(name) if name in there else pl.lit(None).alias(name)).cast(dtype, strict=False)
+        for name, dtype in schema.items()
     )
 
 
@@ -262,25 +283,26 @@ def _run_facts(results: pl.LazyFrame, address: str) -> dict[str, dict[str, Any]]
     facts = [pl.col(name).drop_nulls().first() for name in ENVIRONMENT]
     try:
         rows = results.group_by("run_id", maintain_order=True).agg(facts).collect().to_dicts()
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise ConfigError(f"{address}/results.parquet: cannot be read: {_first_line(error)}; {_GIVE}") from None
+    except UNREADABLE as error:
+        raise ConfigError(f"{address}/results.parquet: cannot be read: {first_line(error)}; {_GIVE}") from None
     if not rows:
-        raise ConfigError(f"{address}: this run is empty: results.parquet has no rows; {_GIVE}")
+        raise ConfigError(f"{address}: this run is empty: results.parquet has no rows that can be used; {_GIVE}")
     return {str(row.pop("run_id")): row for row in rows}
 
 
 def _environment(address: str, facts: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """environment.json with the results' facts where it lacks them; `machine` is what to call the machine."""
     path = f"{address}/environment.json"
-    found: Any = {}
     try:
-        text = "\n".join(pl.read_lines(path).to_series()) if "://" in path else Path(path).read_text(encoding="utf-8")
-        found = json.loads(text)
+        found = parse_json("\n".join(pl.read_lines(path).to_series())) if "://" in path else read_json(Path(path))
         if not isinstance(found, dict):
             raise ValueError("it holds no JSON object")
-    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
-        notes.append(f"{path}: cannot be read ({_first_line(error)}); the results' columns stand in for it")
+    except (*UNREADABLE, ValueError) as error:
+        notes.append(f"{path}: cannot be read ({first_line(error)}); the results' columns stand in for it")
         found = {}
+    found, wrong = known_facts(found)
+    if wrong:
+        notes.append(f"{path}: left out, since no run writes them so: {', '.join(wrong)}")
     return flat_environment({**facts, **found}, facts["machine"])
 
 
@@ -300,9 +322,3 @@ def _names(addresses: Sequence[str]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return list(addresses)
-
-
-def _first_line(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,6 +16,7 @@ from engines.catalog import ENGINES
 from exporters.source import shape_words
 from profiler.job.case import Case, CaseId
 from profiler.processes.messages import Outcome, Status
+from profiler.results.run_files import printable
 from profiler.stats import samples as statistics
 from profiler.tables.numbers import milliseconds, times
 
@@ -32,30 +33,16 @@ _JOURNAL = {
 """What a journal's line calls the figures of a group of columns; those of any other group are its `figures`."""
 
 
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _ENVIRONMENT = "telemetry"
 """The group of a journal's line that has the environment and _FACTS, too: earlier versions read no new key."""
 _FACTS = ("log", "graph")
 _JOURNALED = ("reasons", "figures", "environment", *_FACTS)
 """What the journal's line has in a form of its own."""
 
+_LAYER = {"layer", "kind", "nodes", "ms"}
+
 Finding = str | Warning | None
 """What a check found: why the row is failed, a warning, or nothing."""
-
-
-def printable(value: Any) -> Any:
-    """A value of JSON in whose texts what no table, terminal or file can take is written as its escape.
-
-    Control characters but line breaks and tabs would move a terminal's cursor or colour what follows; halves of a pair
-    are in no encoding. Texts come from models, libraries and journals.
-    """
-    if isinstance(value, str):
-        return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
-    if isinstance(value, dict):
-        return {printable(key): printable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple) and not (value and isinstance(value[0], float)):  # Samples are many.
-        return list(map(printable, value))
-    return value
 
 
 @dataclass
@@ -152,13 +139,19 @@ class Result:
 
     def _check(self) -> None:
         """Raises TypeError for a value that is none of its field's, as a line may have that somebody edited."""
-        words = (self.status, self.reason, self.reference, self.clock, self.stop_reason, self.log)
+        words = (self.status, self.reason, self.reference, self.clock, self.stop_reason, self.log, self.graph)
+        words += tuple(layer["kind"] for layer in self.layers)
         numbers = [self.throughput, *self.figures.values(), *self.phases.values(), *self.entered.values()]
-        numbers += [ms for values in self.samples.values() for ms in values] + [each["ms"] for each in self.layers]
+        samples = [ms for values in self.samples.values() for ms in values] + [each["ms"] for each in self.layers]
+        names = [name for each in self.layers for name in (each["layer"], *each["nodes"])]
         if self.status not in get_args(Status) or not all(word is None or isinstance(word, str) for word in words):
             raise TypeError(f"{self.case_id}: a status or text is none")
         if not all(number is None or isinstance(number, int | float) for number in numbers):
             raise TypeError(f"{self.case_id}: a figure is no number")
+        if not all(isinstance(ms, int | float) and 0 <= ms < math.inf for ms in samples):
+            raise TypeError(f"{self.case_id}: a sample is no time")
+        if not all(isinstance(name, str) for name in names) or any(each.keys() != _LAYER for each in self.layers):
+            raise TypeError(f"{self.case_id}: a layer is none")
 
     def row(self, run_id: str, suite: str, case: Case, environment: Mapping[str, Any]) -> dict[str, Any]:
         """The row of results.parquet; columns that this version does not fill are left out (null).

@@ -21,14 +21,17 @@ from profiler.job.case import Case, CaseId
 from profiler.job.config import Config
 from profiler.results import columns, warning_kinds
 from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, whole_row
+from profiler.results.environment import known_facts
 from profiler.results.journal import Journal
 from profiler.results.result import Result, measured_in
 from profiler.results.roofline import placed
+from profiler.results.run_files import check_writable, open_run_file, read_json
 from profiler.tables.numbers import counted
 from profiler.tables.writers import parquet
 
 OLDER_ROWS = "older_rows"
 """A key of environment.json: where those results were measured whose lines in the journal do not say it."""
+_MOST_MODELS = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class RunFolder:
         run = cls(path.resolve())
         if not (path / "bench.yaml").is_file():
             raise ConfigError(f"--resume {path}: not a run folder (no bench.yaml); give a folder such as results/2026…")
+        check_writable(run.path)
         run.logs.mkdir(exist_ok=True)
         return run
 
@@ -97,10 +101,10 @@ class RunFolder:
     def read_environment(self) -> dict[str, Any]:
         """What environment.json says, nothing where it cannot be read: lines of the journal say it of themselves."""
         try:
-            environment = json.loads((self.path / "environment.json").read_bytes())
-        except (OSError, ValueError, RecursionError):
+            environment = read_json(self.path / "environment.json")
+        except (OSError, ValueError):
             return {}
-        return environment if isinstance(environment, dict) else {}
+        return known_facts(environment)[0] if isinstance(environment, dict) else {}
 
     def write_models(self, identities: Mapping[str, Identity]) -> None:
         """Record in models.json what each model is; one that has not changed stays as it was recorded first."""
@@ -114,25 +118,33 @@ class RunFolder:
     def read_models(self) -> dict[str, RecordedModel]:
         """What models.json says, nothing in a run that has none. Raises ConfigError where it cannot be read."""
         try:
-            lines = json.loads(self._models.read_text()) if self._models.exists() else {}
+            if not self._models.exists():
+                return {}
+            with open_run_file(self._models, _MOST_MODELS) as file:
+                lines = json.load(file)
             return {
                 name: RecordedModel(Identity(line["parts"], line["repeatable"]), line["since"])
                 for name, line in lines.items()
             }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ConfigError(f"{self._models}: cannot be read; start a new run") from None
 
     def append(self, result: Result) -> Result:
         """Add one line to the journal, on the disk when this returns; returns the result as the journal has it.
 
-        A result that says nothing of where it was measured was measured here.
+        A result that says nothing of where it was measured was measured here. One with a value that no reader takes, as
+        a sample that is no time, is a failed one.
         """
         result = replace(result, environment=result.environment or self._here)
         warning_kinds.check(result.warnings)
         columns.check([*result.figures, *result.clocks])
-        line = result.to_json()
+        try:
+            kept = Result.from_json(line := result.to_json())
+        except (ValueError, TypeError) as error:
+            line = Result(result.case_id, "failed", [f"its figures cannot be kept: {error}"]).to_json()
+            kept = Result.from_json(line)
         Journal(self.journal).append(line)
-        return Result.from_json(line)
+        return kept
 
     def results(self) -> dict[CaseId, Result]:
         """The journal's results by case id; the last line of a case counts, one that cannot be read does not."""

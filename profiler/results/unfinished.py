@@ -11,6 +11,7 @@ from profiler.errors import ConfigError, resuming
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.job.probes import probes_among
+from profiler.results.run_files import open_run_file
 from profiler.results.run_folder import RunFolder, damages
 from profiler.results.run_lock import writer
 from profiler.tables.numbers import counted
@@ -42,13 +43,17 @@ def _check_begun(folder: Path, begun: bool) -> None:
 def so_far(folder: Path) -> tuple[dict[str, pl.DataFrame], list[str]]:
     """The run's tables of what its journal holds, as `RunFolder.frames`, and sentences on what is lacking.
 
-    Raises ConfigError where nothing has been measured yet, or the run's bench.yaml cannot be read.
+    Raises ConfigError where nothing has been measured yet, or the run's bench.yaml or journal cannot be read.
     """
     run = RunFolder(folder)
     environment = run.read_environment()
+    try:
+        open_run_file(folder / "bench.yaml").close()
+        results = run.results()
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}; give another run's folder") from None
     config = load_config(folder / "bench.yaml")  # As resolved for the run's device.
     kind: Device = "cpu" if config.device == "cpu" else "cuda"
-    results = run.results()
     plan = make_plan(config, kind, capability=environment.get("compute_capability"))
     frames = run.frames(config.suite, [*plan, *probes_among(plan, results)], environment)
     _check_begun(folder, not frames["results"].is_empty())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import Counter
@@ -12,12 +11,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from engines.base import Phase
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.plan import estimate_seconds, estimate_total
+from profiler.job.yaml_lines import read as read_yaml
+from profiler.results.run_files import open_run_file, read_json
 from profiler.results.run_folder import RunFolder
 
 _RUNS = 10
@@ -142,13 +141,14 @@ def _read(folder: Path, environment: Mapping[str, Any]) -> Iterator[_Run]:
     found = 0
     for path in sorted(folder.glob("*/environment.json"), reverse=True):  # Their names begin with the time.
         try:
-            facts = json.loads(path.read_text())
+            facts = read_json(path)
             if any(facts.get(key) != environment.get(key) for key in _MACHINE):
                 continue
-            sampling = float(yaml.safe_load((path.parent / "bench.yaml").read_text())["budget"]["seconds"])
+            open_run_file(path.with_name("bench.yaml")).close()
+            sampling = float(read_yaml(path.with_name("bench.yaml"))[0]["budget"]["seconds"])
             around = {phase: float(facts["wall_seconds"].get(phase, 0.0)) for phase in _AROUND}
             results = RunFolder(path.parent).results()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError, ConfigError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
             continue
         ok = {case_id: each.phases for case_id, each in results.items() if each.status == "ok" and each.phases}
         if ok:

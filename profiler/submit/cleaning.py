@@ -15,10 +15,22 @@ import yaml
 from exporters.whole_file import write_whole
 from profiler.bundled import jobs
 from profiler.errors import ConfigError
-from profiler.results.reading import with_all_columns
+from profiler.job.yaml_lines import read as read_yaml
+from profiler.results.checked import first_line
+from profiler.results.environment import Form, is_machine, is_number, is_text, items_of, known_facts, values_of
+from profiler.results.reading import read_results
+from profiler.results.run_files import open_run_file, plain, read_json
 from profiler.tables.writers import parquet
 
 JOB = "bench.yaml"
+_MOST_JOB = 1 << 20
+_JOB: dict[str, Form] = {
+    **dict.fromkeys(("suite", "published", "device"), is_text),
+    "import_from": items_of(is_text),
+    "budget": values_of(is_number),
+    "machine": is_machine,
+}
+"""The form of the keys of a job that are read here, whatever version wrote it."""
 FILES = ("results.parquet", "environment.json", JOB)
 """What is published of a run: no raw samples, which are large, no logs, no journal."""
 _PRIVATE = ("host", "variables", "gpu_uuid")
@@ -47,15 +59,20 @@ def read_run(folder: Path) -> Run:
         raise ConfigError(
             f"{folder}: not a whole run: it lacks {', '.join(missing)}; give the folder of a finished run"
         )
-    results, environment, job = (folder / name for name in FILES)
+    notes: list[str] = []
+    rows = read_results(str(folder), notes).collect()
+    if notes:
+        raise ConfigError(f"{notes[0]}; what is published is a run as it was measured: give another one")
     try:
-        rows = with_all_columns(pl.read_parquet(results))
-        found = Run(rows, json.loads(environment.read_text()), yaml.safe_load(job.read_text()))
-    except (pl.exceptions.PolarsError, OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{folder}: cannot be read: {str(error).splitlines()[0]}; give another run") from None
-    if not isinstance(found.environment, dict) or not isinstance(found.job, dict):
-        raise ConfigError(f"{folder}: environment.json or bench.yaml is damaged; give another run")
-    return found
+        open_run_file(folder / JOB, _MOST_JOB).close()
+        environment, job = read_json(folder / "environment.json"), plain(read_yaml(folder / JOB)[0])
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder}: cannot be read: {first_line(error)}; give another run") from None
+    facts, wrong = known_facts(environment) if isinstance(environment, dict) else ({}, ["it"])
+    wrong += known_facts(job, _JOB)[1]
+    if wrong:
+        raise ConfigError(f"{folder}: environment.json or {JOB} is damaged ({', '.join(wrong)}); give another run")
+    return Run(rows, facts, job)
 
 
 class Cleaner:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from profiler.errors import ConfigError
 from profiler.options import Submit as Options
+from profiler.results.checked import first_line
 from profiler.results.replicates import without_probes
+from profiler.results.run_files import read_json
 from profiler.submit.checks import label_of, notes, problems
 from profiler.submit.cleaning import FILES, JOB, Cleaner, Run, read_run, write_data
 from profiler.tables.numbers import counted
@@ -58,7 +60,7 @@ def _clashes(run: Run, target: Path, accepted: Sequence[Accepted]) -> list[str]:
     """Why the run cannot lie in `target`: another run, or another machine of this name, does."""
     if target in [other.target for other in accepted]:
         return [f"another of these runs is of {target.name} on {label_of(run)}, too: give one of the two"]
-    there = {path.parent: json.loads(path.read_text()) for path in target.parent.glob("*/environment.json")}
+    there = {path.parent: _facts(path) for path in target.parent.glob("*/environment.json")}
     there |= {other.target: other.run.environment for other in accepted if other.target.parent == target.parent}
     for folder, environment in there.items():
         for key in _SAME_MACHINE:
@@ -68,6 +70,14 @@ def _clashes(run: Run, target: Path, accepted: Sequence[Accepted]) -> list[str]:
                     f"{run.environment.get(key)}): give this one another label by --resume and --machine"
                 ]
     return []
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """What environment.json says of the machine. Raises ConfigError where it cannot be read."""
+    try:
+        return dict(read_json(path))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {first_line(error)}; remove it") from None
 
 
 def _write(accepted: Accepted, console: Console) -> None:

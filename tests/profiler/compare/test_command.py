@@ -32,7 +32,10 @@ def make_run(folder: Path, slowed: float = 0.0, seed: int = 0, **environment: An
     folder.mkdir(parents=True)
     real = read_runs([CPU]).results.collect()
     factor = (1 + slowed) * np.exp(np.random.default_rng(seed).normal(0, 0.003, 3 * real.height))
-    rows = pl.concat([real.with_columns(replicate=pl.lit(n, pl.Int64)) for n in range(3)])
+    case_id = pl.col("case_id")
+    rows = pl.concat(
+        [real.with_columns(case_id.str.replace(r"/r0", f"/r{n}"), replicate=pl.lit(n, pl.Int64)) for n in range(3)]
+    )
     measures = [name for name in rows.columns if name.endswith("_ms") and rows[name].dtype == pl.Float64]
     told = {"machine": "a laptop", "torch_version": "2.13.0", **environment}
     rows = rows.with_columns(

@@ -35,6 +35,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(references, "FOLDER", tmp_path / "references")
     monkeypatch.setitem(STUDIES, "toy", Study("A toy", "https://example.org/toy"))
     row = {
+        "run_id": "run", "case_id": "resnet18/eager",
         "model": "resnet18", "engine": "eager", "variant": "eager", "precision": "fp32", "pass": "training",
         "batch_size": 16, "replicate": 0, "machine": "H200", "device": "cuda", "model_kind": "canonical",
         "head": "logits", "extra": "head=logits", "status": "ok", "torch_version": "2.11.0", "latency_ms": 3.15,

@@ -51,6 +51,9 @@ def case(
     return found | more
 
 
+ROW = {"run_id": "run", "case_id": "a"}
+
+
 def frame(*cases: dict[str, Any]) -> pl.DataFrame:
     return with_all_columns(pl.DataFrame(list(cases), schema=RESULTS))
 
@@ -675,7 +678,7 @@ def test_a_table_too_wide_for_the_terminal_comes_in_parts(width):
 
 
 def test_results_of_other_networks_are_an_error_that_says_so(tmp_path):
-    frame(case("vgg11")).write_parquet(tmp_path / "results.parquet")
+    frame(case("vgg11", **ROW)).write_parquet(tmp_path / "results.parquet")
     with pytest.raises(ConfigError, match="no row of these runs fits a table of cnn-benchmarks"):
         execute(Options(runs=[str(tmp_path)], study="cnn-benchmarks"), Console(file=io.StringIO()))
 
@@ -690,7 +693,9 @@ def test_what_cannot_be_compared_is_an_error(tmp_path, study, message):
 
 
 def test_runs_of_an_older_version_lack_columns_and_are_read(tmp_path):
-    frame(case("alexnet")).drop("machine", "model_kind", "extra", "head").write_parquet(tmp_path / "results.parquet")
+    frame(case("alexnet", **ROW)).drop("machine", "model_kind", "extra", "head").write_parquet(
+        tmp_path / "results.parquet"
+    )
     console = Console(file=io.StringIO(), width=120)
     execute(Options(runs=[str(tmp_path)], study="cnn-benchmarks", into=tmp_path / "tables"), console)
     assert "NVIDIA H200" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -29,7 +29,9 @@ GOLDEN = ROOT / "tests" / "golden"
 def write_run(folder: Path, run_id: str | None = None, environment: Any = None, **columns: Any) -> Path:
     """A run of one row and three samples, written by this version."""
     folder.mkdir(parents=True)
-    row = {"run_id": run_id or folder.name, "case_id": "a/b", "status": "ok", "latency_ms": 2.0, **columns}
+    cell = {"model": "a", "engine": "ort", "variant": "ort", "pass": "inference", "precision": "fp32", "batch_size": 1}
+    case = {"run_id": run_id or folder.name, "case_id": "a/b", **cell}
+    row = {**case, "status": "ok", "latency_ms": 2.0, **columns}
     pl.DataFrame([{name: row.get(name) for name in RESULTS}], schema=RESULTS).write_parquet(folder / "results.parquet")
     sample = {"run_id": row["run_id"], "case_id": "a/b", "clock": "host", "index": 0, "ms": 2.0}
     pl.DataFrame([sample] * 3, schema=SAMPLES).write_parquet(folder / "samples.parquet")
@@ -95,7 +97,7 @@ def test_columns_of_a_newer_version_are_left_out_and_types_are_put_right(results
     odd.write_parquet(path)
     found = read_runs([f"{results}/*"]).results
     assert dict(found.collect_schema()) == RESULTS
-    assert found.collect()["batch_size"].to_list() == [None, 16]
+    assert found.collect()["batch_size"].to_list() == [1, 16]
 
 
 def test_an_older_row_has_the_machine_that_it_would_have_now(tmp_path: Path) -> None:
@@ -164,6 +166,7 @@ def test_names_are_as_long_as_they_need_to_be(tmp_path: Path) -> None:
 
 def test_layers_are_read_where_a_run_has_them(results: Path) -> None:
     row = {"run_id": "first", "case_id": "a/b", "order": 0, "layer": "conv", "kind": "Conv", "nodes": [], "ms": 1.0}
+    row["share"] = 1.0
     pl.DataFrame([row], schema=LAYERS).write_parquet(results / "first" / "layers.parquet")
     layers = read_runs([f"{results}/*"]).layers
     assert layers is not None
