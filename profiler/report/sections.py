@@ -23,7 +23,7 @@ from profiler.report.findings import Finding, Lead
 from profiler.report.tables import tables
 from profiler.results.reading import Runs
 from profiler.results.run_files import read_text
-from profiler.results.sentences import group_sentence
+from profiler.results.sentences import FIRST_CALL, group_sentence
 from profiler.results.wall_time import describe
 from profiler.results.warning_kinds import carried_by_all
 from profiler.stats.ratios import Verdict, label, legend
@@ -155,6 +155,7 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
 
     measured = not configurations.is_empty()
     sized, trained = configurations["batch_size"].n_unique() > 1, "training" in configurations["pass"]
+    walked = configurations["first_call_ms"].count()
     environment = [*wall_time(data.runs), *data.runs.notes]
     return [
         section("answer", "What to deploy", _answer(data), "overview", open=True, sentences=_sentences(configurations)),
@@ -168,7 +169,7 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
         section("training", "Training", when(trained, _TRAINING)),
         section("layers", "Layer by layer", when(measured, _layers(data))),
         section("samples", "Raw samples", when(measured, _samples(configurations))),
-        section("setup", "Set-up and break-even", when(measured, _SETUP), "break-even"),
+        section("setup", "Set-up and break-even", [*when(measured, _SETUP), *when(walked, FIRST_CALL)], "break-even"),
         section("energy", "Energy and cost"),
         section("not-measured", "Not measured", when("not-measured" not in made, "Every case succeeded."), open=True),
         section("warnings", "Warnings", _warnings(configurations, "warnings" in made), open=True),

@@ -280,9 +280,9 @@ def _set_up() -> Iterator[Column]:
     yield _ms(
         "first_call_ms",
         "First call",
-        "the first call at this shape in a process of its own that has run the shapes before it in the job: algorithm "
-        "search, compilation, a recorded graph; where an engine is for one shape, opening it again; null at the first "
-        "shape (`first_run_s`) and without `shapes`",
+        "the first call at this shape in a process of its own that has run the run's smaller shapes: algorithm "
+        "search, compilation, a recorded graph; where an engine is for one shape, opening it again; null at the "
+        "smallest shape (`first_run_s`) and without `shapes`",
         shown=Shown.TERMINAL,
         expendable=1,
     )

@@ -55,6 +55,13 @@ def rough(sampling_seconds: Iterable[float | None]) -> str | None:
     return f"Rough figures: {how}. Before you decide, measure for longer."
 
 
+FIRST_CALL = (
+    "First call: what the first request of a new shape waits for, in a process that has served the smaller ones; one "
+    "sample. The smallest shape has none: its first call is part of the set-up."
+)
+"""Below tables with the column `first_call_ms`."""
+
+
 def group_sentence(key: Row, lines: Sequence[Row], everywhere: Collection[str] = ()) -> str | None:
     """What a group says, like "resnet50, batch 16: ort-tuned fp16 is 5.8× fp32 eager (5.7–5.9), error 4e-4".
 

@@ -14,6 +14,19 @@ WAIT = "wait"
 """For a machine to be quiet."""
 _NAMED = {"measuring": (Phase.MEASURE, Phase.ENERGY), "building": (Phase.BUILD,), "waiting": (WAIT,)}
 """What a run is for, and what its user asked it to wait for; the rest is the price of measuring."""
+_WORDS = {
+    "prepare": "weights, references and exports",
+    "roofs": "the machine's peak rates",
+    Phase.WARM_UP: "warming up",
+    Phase.LOAD: "loading",
+    Phase.CHECK: "checking outputs",
+    Phase.PROFILE: "timing layers",
+    Phase.FORK: "starting processes",
+    "kernels": "naming slower kernels",
+}
+"""By phase what it is called where it takes much of the rest; the others go by their own names."""
+_MUCH = 0.05
+"""Of the whole time."""
 
 
 class WallTime:
@@ -49,7 +62,7 @@ class WallTime:
 
 
 def describe(split: Mapping[str, float]) -> str:
-    """Like "Took 78 s (measuring 33 %, building 39 %, other 28 %)"."""
+    """Like "Took 78 s (measuring 33 %, building 39 %, other 28 %: loading 16 %, warming up 9 %)"."""
     total = sum(split.values())
     shares = {what: sum(split.get(phase, 0.0) for phase in phases) for what, phases in _NAMED.items()}
     shares["other"] = total - sum(shares.values())
@@ -58,4 +71,7 @@ def describe(split: Mapping[str, float]) -> str:
         for what, seconds in shares.items()
         if seconds or what == "other"
     ]
-    return f"Took {duration(total)} ({', '.join(parts)})"
+    named = {phase for phases in _NAMED.values() for phase in phases} | {"rest"}
+    largest = sorted((phase for phase in split if phase not in named), key=lambda phase: -split[phase])
+    most = [f"{_WORDS.get(p, p)} {percent(split[p] / total)} %" for p in largest if split[p] >= _MUCH * total]
+    return f"Took {duration(total)} ({', '.join(parts)}{': ' * bool(most)}{', '.join(most)})"

@@ -13,7 +13,7 @@ from typing import Any
 from engines.base import Warning
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import Config, LargestBatch
-from profiler.job.plan import estimate_seconds
+from profiler.job.plan import estimate_seconds, make_plan
 from profiler.job.probes import probe_of
 from profiler.machine import Target, available_memory_mib
 from profiler.results.result import Result, log_name
@@ -24,12 +24,13 @@ from profiler.run.again import Takes
 from profiler.run.device_lock import DeviceLock
 from profiler.run.fits import too_large_to_run, weight_mib
 from profiler.run.largest_batch import Search, short
+from profiler.run.new_shapes import UNTIMED, timed, walks
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
 from profiler.run.quiet import Quiet
 from profiler.run.roofs import RunRoofs
 from profiler.run.slower_kernels import add_reasons
-from profiler.run.supervise import Supervisor, families, walks
+from profiler.run.supervise import Supervisor, families
 from profiler.run.telemetry import Watcher
 from profiler.tables.numbers import counted
 from profiler.worker.task import Task
@@ -90,10 +91,13 @@ class Runner:
         with DeviceLock(self._uuid or "cpu", self.run.path) as lock:
             quiet = Quiet(lock, self._uuid, self._idle_minutes, self.display, self.wall)
             quiet.begin()
-            task = self._prepare(waiting, searched, quiet)
+            walked = self._walks(waiting)
+            before = {case.id: case for walk in walked for case in walk} | {case.id: case for case in waiting}
+            task = self._prepare(list(before.values()), searched, quiet)
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
                 supervisor = Supervisor(self.run.logs, self.path, watcher, quiet)
                 tasks = list(map(task, waiting))
+                self._time_first_calls([list(map(task, walk)) for walk in walked], supervisor)
                 self._measure_all(tasks, supervisor)
                 with self.wall.span("kernels"):
                     for result in add_reasons(tasks, self.run.results(), supervisor.kernel_times):
@@ -116,7 +120,6 @@ class Runner:
 
     def _measure_all(self, tasks: Sequence[Task], supervisor: Supervisor) -> None:
         """Measure every task, and what was disturbed again until it is not, or the time for that is spent."""
-        self._time_first_calls(tasks, supervisor)
         takes = Takes(self.run.results(), self.budget.repeats)
         self._measure_once(tasks, supervisor, takes)
         for number in itertools.count(1):
@@ -128,23 +131,32 @@ class Runner:
             self.display.announce(f"measuring {what} again{f', round {number}' if number > 1 else ''}")
             self._measure_once(disturbed, supervisor, takes, again=True)
 
-    def _time_first_calls(self, tasks: Sequence[Task], supervisor: Supervisor) -> None:
+    def _walks(self, waiting: Sequence[Case]) -> list[list[Case]]:
+        """Each configuration's shapes that have to be walked, to time the first calls at those that are new."""
+        plan = make_plan(self.config, self.target.kind, capability=self.target.compute_capability)
+        return walks(plan, {case.id for case in waiting}, self.run.results())
+
+    def _time_first_calls(self, walked: Sequence[Sequence[Task]], supervisor: Supervisor) -> None:
         """The first call at each new shape, before any case has been measured; a resumed run keeps what it had."""
-        for id_, result in self.run.results().items():
-            if (known := result.figures.get("first_call_ms")) is not None:
-                self._first_calls[id_] = known
-        able = [each for each in tasks if failure(each.case, each.prepared) is None]
-        waiting = [walk for walk in walks(able) if any(each.case.id not in self._first_calls for each in walk[1:])]
-        for done, walk in enumerate(waiting):
-            self.display.preparing("first calls at new shapes", done, len(waiting))
+        journal = self.run.results()
+        self._first_calls |= timed(journal)
+        able = [[each for each in walk if failure(each.case, each.prepared) is None] for walk in walked]
+        able = [walk for walk in able if len(walk) > 1]
+        for done, walk in enumerate(able):
+            self.display.preparing("first calls at new shapes", done, len(able))
             with self.wall.span("first calls"):
                 self._first_calls = supervisor.first_calls(walk) | self._first_calls
+        for id_, result in journal.items():
+            if id_ in self._first_calls and result.status == "ok" and result.figures.get("first_call_ms") is None:
+                self._add_first_call(result)  # It was measured before any smaller shape was there.
+                self.run.append(result)
 
     def _add_first_call(self, result: Result) -> None:
         """Add what was timed of the case's shape, or the warning why nothing was."""
         found = self._first_calls.get(result.case_id)
+        result.warnings[:] = [warning for warning in result.warnings if warning.kind != UNTIMED]
         if isinstance(found, str):
-            result.warnings.append(Warning("no-first-call", found))
+            result.warnings.append(Warning(UNTIMED, found))
         elif found is not None and result.status == "ok":
             result.figures["first_call_ms"] = found
 

@@ -17,7 +17,7 @@ from profiler.results.fields import field, fields, latency_spread, verdict
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.results.problems import not_measured, warned
 from profiler.results.replicates import measured
-from profiler.results.sentences import disturbance_sentence, group_sentence, rough, sweep_sentences, title
+from profiler.results.sentences import FIRST_CALL, disturbance_sentence, group_sentence, rough, sweep_sentences, title
 from profiler.results.warning_kinds import carried_by_all, meaning
 from profiler.stats.ratios import legend
 from profiler.tables import numbers
@@ -75,7 +75,7 @@ def print_results(
 
 
 def _notes(lines: Sequence[Row], doubt: str | None, judged: bool) -> list[str]:
-    """What the intervals, the lack of them and, where `judged`, verdicts mean.
+    """What the intervals, the lack of them, first calls and, where `judged`, verdicts mean.
 
     A `doubt` takes the place of the notes on intervals.
     """
@@ -87,6 +87,8 @@ def _notes(lines: Sequence[Row], doubt: str | None, judged: bool) -> list[str]:
         notes.append(_NO_INTERVAL)
     if judged:
         notes.append(_VERDICTS)
+    if any(line["first_call_ms"] is not None for line in lines):
+        notes.append(FIRST_CALL)
     return notes
 
 

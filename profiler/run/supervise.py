@@ -9,7 +9,6 @@ from pathlib import Path
 
 from engines.base import BuiltAhead, Phase, Warning
 from engines.catalog import ENGINES
-from exporters.source import shape_words
 from profiler.job.case import CaseId, Role, file_name
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.messages import Outcome, Part
@@ -151,16 +150,6 @@ class Supervisor:
         if self.watcher.ended():
             reason = "the process that reads the GPU's sensors ended; see logs/telemetry.log"
             result.warnings.append(Warning("telemetry", reason))
-
-
-def walks(tasks: Sequence[Task]) -> list[list[Task]]:
-    """The tasks that differ in their shapes alone, where there are several: each configuration's in the job's order."""
-    found: dict[tuple[str, ...], list[Task]] = {}
-    for task in tasks:
-        if task.case.shape and task.case.role is Role.CELL and task.case.unsupported is None:
-            shape = "/".join(shape_words(task.case.shape))
-            found.setdefault((str(task.case.id).removesuffix(shape), task.case.model), []).append(task)
-    return [walk for walk in found.values() if len(walk) > 1]
 
 
 def families(tasks: Sequence[Task]) -> list[list[Task]]:

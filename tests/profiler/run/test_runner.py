@@ -16,6 +16,7 @@ from engines.catalog import ENGINES
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import Config
+from profiler.job.plan import make_plan
 from profiler.machine import Target
 from profiler.nvml import Reading
 from profiler.processes.messages import Outcome, Status
@@ -92,6 +93,33 @@ def run(
         return folder, display, runner.wall
 
     return go
+
+
+def test_a_resumed_run_adds_the_first_call_of_a_shape_that_was_measured_as_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Quiet
+) -> None:
+    model = {"name": "net", "factory": "nets:net", "inputs": [{"shape": ["batch", "n"]}], "shapes": {"n": [4, 8, 16]}}
+    config = Config.model_validate({"models": [model], "engines": [{"name": "eager"}], "budget": {"repeats": 0}})
+    four, eight, sixteen = make_plan(config, "cpu")
+    prepared: list[list[CaseId]] = []
+
+    def prepare(cases: list[Case], *_: object) -> dict[str, Prepared]:
+        prepared.append([case.id for case in cases])
+        return {case.subject: Prepared() for case in cases}
+
+    monkeypatch.setattr(module, "prepare", prepare)
+    monkeypatch.setattr(supervise.Supervisor, "measure_one", lambda _, task, *__: result(task.case, 1.0))
+    walked = {eight.id: 2.0, sixteen.id: 3.0}
+    monkeypatch.setattr(
+        supervise.Supervisor, "first_calls", lambda _, tasks: {t.case.id: walked[t.case.id] for t in tasks[1:]}
+    )
+    folder = RunFolder.create(tmp_path)
+    folder.append(result(eight, 1.0))
+    runner = module.Runner(folder, config, Target("cpu"), {"roofs": {"copy_gb_s": 10.0, "fp32_tflops": 1.0}}, Silent())
+    runner.measure([four, sixteen])
+    assert prepared == [[four.id, eight.id, sixteen.id]]
+    found = {id_: each.figures.get("first_call_ms") for id_, each in folder.results().items()}
+    assert found == {four.id: None, eight.id: 2.0, sixteen.id: 3.0}
 
 
 def result(case: Case, ms: float, throttled: bool = False) -> Result:

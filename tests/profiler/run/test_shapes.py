@@ -10,12 +10,15 @@ from typing import Any
 import polars as pl
 import pytest
 
+from engines.base import Warning
 from engines.tensorrt_engines.build import batch_shapes
 from exporters.inputs import input_specs
 from profiler.errors import ConfigError
 from profiler.job.conditions import parse_only
 from profiler.job.config import Config, config_of, load_config
 from profiler.job.plan import make_plan
+from profiler.results.result import Result
+from profiler.run.new_shapes import walks
 from profiler.run.shapes import with_shapes
 
 FACTORY = """
@@ -130,6 +133,37 @@ def test_a_condition_chooses_a_shape():
     config = with_shapes(job(TEXT, shapes={"sequence": [8, 16]}))
     [case] = make_plan(config, "cpu", parse_only(["shape=sequence=16"]))
     assert case.shape == {"sequence": 16}
+
+
+@pytest.mark.parametrize(
+    ("measured", "waiting", "walked"),
+    [
+        ({}, (8, 16, 32), [8, 16, 32]),
+        ({8: None, 16: 1.0}, (32,), [8, 16, 32]),  # 32 is met after the others, as in a run that was not cut off.
+        ({8: None, 32: 1.0}, (16,), [8, 16]),
+        ({32: None}, (8, 16), [8, 16, 32]),  # 32 was alone, and so the first, when it was measured.
+        ({8: None, 16: 1.0, 32: 2.0}, (16,), []),  # Measured again it keeps what it had.
+        ({8: None, 16: 1.0}, (8,), []),
+        ({}, (16,), []),
+        ({8: "failed", 16: None}, (32,), [16, 32]),
+        ({8: None, 16: "untimed"}, (), []),
+        ({8: None, 16: "untimed"}, (16,), [8, 16]),
+    ],
+)
+def test_a_walk_begins_at_the_smallest_shape_that_the_run_has(
+    measured: dict[int, Any], waiting: tuple[int, ...], walked: list[int]
+):
+    plan = make_plan(with_shapes(job(TEXT, shapes={"sequence": [32, 8, 16]})), "cpu")
+    ids = {case.shape["sequence"]: case.id for case in plan}
+    assert list(ids) == [8, 16, 32], "in rising order, however the job has them"
+    journal = {}
+    for size, found in measured.items():
+        figures = {"first_call_ms": found} if isinstance(found, float) else {}
+        warnings = [Warning("no-first-call", "a")] if found == "untimed" else []
+        status = "failed" if found == "failed" else "ok"
+        journal[ids[size]] = Result(ids[size], status, figures=figures, warnings=warnings)
+    found = walks(plan, {ids[size] for size in waiting}, journal)
+    assert [[case.shape["sequence"] for case in walk] for walk in found] == ([walked] if walked else [])
 
 
 def test_an_optimization_profile_goes_over_the_range_of_sizes():
