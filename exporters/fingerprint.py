@@ -22,10 +22,13 @@ from exporters.cache import file_sha256
 from exporters.calls import call, named_outputs
 from exporters.inputs import fixed_batch, input_specs, seeded_inputs
 from exporters.packages import library_folders
-from exporters.source import ModelSource
+from exporters.source import TOO_LONG, ModelSource
+from exporters.time_limit import TooLong, limited
 
 ITEMS = 2
 """As many as an export is made with: at one item some models take another way, or fail."""
+SECONDS = 30.0
+"""How long a model may take for these on one thread; one that takes longer is known by its parameters and its code."""
 
 
 def fingerprint(source: ModelSource) -> tuple[dict[str, Any], bool]:
@@ -34,7 +37,11 @@ def fingerprint(source: ModelSource) -> tuple[dict[str, Any], bool]:
     The model is made and run twice, each time at another seed. One that differs (dropout that is always on, weights
     from an unseeded generator), or that cannot be run, gets parts that no other run has. Raises ModelError.
     """
-    first, second = look(source), look(source)
+    first = look(source)
+    second = look(source, runs=first["outputs"] != TOO_LONG)
+    second.setdefault("outputs", TOO_LONG)
+    if TOO_LONG in (first["outputs"], second["outputs"]):
+        first["outputs"] = second["outputs"] = TOO_LONG
     if first == second and first["outputs"] is not None:
         return first, True
     return first | {"outputs": uuid.uuid4().hex}, False
@@ -75,7 +82,8 @@ def _structure(model: nn.Module) -> str:
 
 
 def _outputs(model: nn.Module, source: ModelSource) -> str | None:
-    """A hash of everything that the model returns for the first seeded items; None where it cannot be run."""
+    """A hash of everything that the model returns for the first seeded items; None where it cannot be run, and TOO_LONG
+    where that takes too long."""
     # Copies, since torch aligns them: sums can differ in their last bits by where an array happens to lie.
     specs = input_specs(source)
     items = fixed_batch(specs) or ITEMS
@@ -84,9 +92,12 @@ def _outputs(model: nn.Module, source: ModelSource) -> str | None:
     total = hashlib.sha256()
     try:
         torch.set_num_threads(1)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), limited(SECONDS):
             torch.seed()
             leaves = list(named_outputs(call(model, specs, inputs)).items())
+    except TooLong as error:
+        print(f"model {source.name!r}: its key is of its parameters and its code only: {error}", file=sys.stderr)
+        return TOO_LONG
     except Exception as error:
         # The reference outputs will meet it, too, and say why.
         print(f"model {source.name!r}: could not be run for its key: {error!r}", file=sys.stderr)

@@ -27,6 +27,7 @@ from exporters.calls import chosen
 from exporters.errors import sentence
 from exporters.inputs import TensorSpec, described, fixed_batch, how_seeded, numpy_dtype, seeded_inputs
 from exporters.source import ModelError, ModelSource
+from exporters.time_limit import TooLong, limited
 from exporters.weights import checked, source_key
 from profiler.machine import available_memory_mib
 from profiler.worker import outputs as kept
@@ -64,11 +65,12 @@ class _Maker:
     def take(self, devices: Sequence[Device], lock: Path) -> _Outputs:
         """The outputs, from where and over as many items as can be; one at a time, under `lock`, on the GPU."""
         usual = items = usual_items(self.specs)
+        least = fixed_batch(self.specs) or 1
         first = None
-        if "cpu" in devices and fixed_batch(self.specs) is None:
+        if "cpu" in devices:
             with contextlib.suppress(Exception):  # All items together say why; some models cannot run a single one.
-                first = self.run("cpu", 1)
-                items = affordable(first.seconds, first.mib, available_memory_mib())
+                first = self._first(least, CPU_SECONDS if "cuda" in devices else math.inf)
+                items = min(usual, 0 if first is None else affordable(first.seconds, first.mib, available_memory_mib()))
         if "cuda" in devices and (items < usual or "cpu" not in devices):
             with locked(lock), deterministic():
                 found = self._on_gpu()
@@ -76,7 +78,16 @@ class _Maker:
                 return found if first is None else replace(found, changed=first.changed)
             if "cpu" not in devices:
                 raise ModelError(f"model {self.source.name!r}: its reference outputs cannot be made on the GPU either")
-        return first if first is not None and items == 1 else self.run("cpu", items)
+        items = max(items, least)
+        return first if first is not None and items == least else self.run("cpu", items)
+
+    def _first(self, items: int, seconds: float) -> _Outputs | None:
+        """As few items as the model takes, on the CPU; None where they take longer."""
+        try:
+            with limited(seconds):
+                return self.run("cpu", items)
+        except TooLong:
+            return None
 
     def run(self, device: Device, items: int) -> _Outputs:
         """Raises ModelError where the model does not run."""
@@ -102,7 +113,7 @@ class _Maker:
                     f"model {self.source.name!r}: it returns no tensor; return one, or some in a tuple or a dict"
                 )
             chosen(self.source.outputs, names)
-        except (ModelError, Unsupported):
+        except (ModelError, Unsupported, TooLong):
             raise
         except Exception as error:
             raise no_reference(self.source, error, self.specs, _parameters(session)) from error

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from exporters import fingerprint
 from exporters.cache import Cache
 from exporters.fingerprint import code
 from exporters.onnx_export import export_onnx
-from exporters.source import Identity, ModelError, ModelSource
+from exporters.source import TOO_LONG, Identity, ModelError, ModelSource
 from exporters.weights import identified
 from profiler.processes.process import Call, run_one
 
@@ -178,6 +179,24 @@ def test_a_model_that_changes_while_it_is_prepared_is_not_kept(
     ):
         export_onnx(source, "fp32", cache)
     assert not list((cache.root / "onnx").glob("*.onnx"))
+
+
+def test_of_a_model_that_takes_too_long_the_key_is_without_outputs(
+    small: ModelSource, factories: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = identified(small).identity
+    monkeypatch.setattr(fingerprint, "SECONDS", -1.0)
+    slow = identified(small)
+    assert known is not None
+    assert slow.identity is not None
+    assert (slow.identity.repeatable, slow.identity.parts["outputs"]) == (True, TOO_LONG)
+    assert slow.identity == identified(small).identity
+    assert known.changes(slow.identity) == slow.identity.changes(known) == []
+    assert export_onnx(slow, "fp32", cache).path.is_file(), "it has not changed while it was exported"
+    factories.write_text(factories.read_text() + "\n# edited\n")
+    edited = identified(small).identity
+    assert edited is not None
+    assert slow.identity.changes(edited) == ["its source code (small_factories)"]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from engines.catalog import reference_of
 from exporters.source import ModelSource
@@ -63,6 +64,16 @@ def test_a_reference_of_fewer_items_is_compared_with_these_and_named(
     assert result.figures["rel_l2_error"] < 1e-5
     other = replace(made, taken=replace(made.taken, device="cuda", items=4))
     assert other.reference_name(reference_of("onnx")[1]) == "ort-cuda-unoptimized, 4 of 8 items"
+
+
+def test_what_is_ended_on_the_cpu_and_cannot_have_the_gpu_is_of_one_item(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = source(tmp_path, "ended_net", 8, monkeypatch)
+    monkeypatch.setattr(reference_outputs, "CPU_SECONDS", -1.0)
+    monkeypatch.setattr(torch.cuda, "Stream", None)  # As where no GPU answers.
+    made = prepare_model((model, ("cpu", "cuda"), tmp_path / "cache"), lambda message: None)
+    assert (made.taken.device, made.taken.items) == ("cpu", 1)
 
 
 def test_a_model_that_cannot_run_one_item_has_a_reference_of_all(
