@@ -244,6 +244,7 @@ NOT_WHOLE = {
     "profiler.processes.process": "proc",
     # What is only ever appended to: a line that is cut off is known as such.
     **dict.fromkeys(("profiler.results.journal", "profiler.run.telemetry", "profiler.run.prepare"), "log"),
+    "profiler.processes.logs": "log",
     # A log of what failed, which nobody reads back; and the one place where the others write.
     "profiler.run.command": "log",
     # Never in place of a file that is there: opened with "x".

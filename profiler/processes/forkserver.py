@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver
-from pathlib import Path
 from typing import Any
 
 from profiler.errors import ConfigError
+from profiler.processes import trees
 from profiler.processes.process import PRELOADED, Call, run_one, start_forkserver
+from profiler.processes.temporary import own_folder, sweep
 
 
 @contextlib.contextmanager
@@ -21,14 +21,15 @@ def libraries(modules: Iterable[str] = ()) -> Iterator[dict[str, Any]]:
     The forkserver also imports `modules`, as far as that works, so that no worker has to.
     """
     os.environ["PROFILER_PRELOAD"] = ",".join(modules)
-    with tempfile.TemporaryDirectory(prefix="profiler-", ignore_cleanup_errors=True) as folder:
-        log = Path(folder) / "forkserver.log"
+    sweep()
+    with own_folder() as folder:
+        log = folder / "forkserver.log"
         # A cache of this run's own: with the user's, build_s would tell what an earlier run had compiled already.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(folder) / "inductor"))
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         start_forkserver(log)
         outcome = run_one(Call("profiler.worker.preload:probe", None, log, timeout=300))
         if outcome.status != "ok":
-            text = log.read_text()[-2000:] if log.exists() else ""
+            text = log.read_text(errors="replace")[-2000:] if log.exists() else ""
             raise RuntimeError(f"the libraries could not be loaded: {outcome.reason}\n{text}")
         yield outcome.value
 
@@ -42,6 +43,7 @@ def leaving_no_trace() -> Iterator[None]:
     server: Any = forkserver._forkserver
     before, preload = dict(os.environ), server._preload_modules
     is_running = server._forkserver_pid is not None
+    adopted = trees.adopts_orphans()
     if is_running and PRELOADED not in preload:
         raise ConfigError(
             "this process has a forkserver of multiprocessing already, and measuring needs one that has imported the "
@@ -53,5 +55,6 @@ def leaving_no_trace() -> Iterator[None]:
         if not is_running:
             server._stop()
             server.set_forkserver_preload(preload)
+        trees.adopt_orphans(adopted)
         os.environ.clear()
         os.environ.update(before)

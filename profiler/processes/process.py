@@ -14,10 +14,10 @@ import importlib
 import multiprocessing
 import multiprocessing.connection
 import os
-import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,7 +31,22 @@ from engines.base import Phase, Unsupported
 from exporters.errors import chain, sentence
 from exporters.source import ModelError
 from profiler.machine import control_groups
-from profiler.processes.messages import CaseEnded, Ended, Entered, Outcome, Part, Progress, Report, Salvage, Status
+from profiler.processes import trees
+from profiler.processes.logs import BoundedLog, flush_output, redirect_output
+from profiler.processes.messages import (
+    CaseEnded,
+    Ended,
+    Entered,
+    Message,
+    Outcome,
+    Part,
+    Progress,
+    Report,
+    Salvage,
+    Status,
+)
+from profiler.processes.pipe import BrokenMessage, Receiver, Sender
+from profiler.processes.temporary import OwnFolder
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _OUT_OF_MEMORY = (
@@ -45,6 +60,20 @@ _PR_SET_PDEATHSIG = 1
 _TICK_SECONDS = 0.2
 _CLOSE_SECONDS = 30.0
 """How long a session may take to close, whatever the timeout: everything has been measured, and others wait."""
+_EXIT_SECONDS = 10.0
+"""How long a process may take to go after its last word, or once it is killed."""
+_FIRST_START_SECONDS = 300.0
+"""How long a forkserver may take to import what it preloads."""
+_START_SECONDS = 60.0
+"""How long it may take to fork a process then, which are milliseconds."""
+_TRIES = 3
+"""How often a process is started, where the forkserver ends meanwhile."""
+_ANSWERED: set[int] = set()
+"""Forkservers that have forked a process, and therefore have imported what they preload."""
+_RUNNING: set[int] = set()
+"""The processes of calls that have not ended: what else the forkserver has below it, those that have ended left."""
+_EARLIER: set[int] = set()
+"""What this process had started before it had a forkserver."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +112,58 @@ def start_forkserver(log: Path) -> None:
     # A killed worker's semaphores are cleaned up by Python's resource tracker, which would say so on the terminal.
     os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
     _CONTEXT.set_forkserver_preload([PRELOADED])
+    _EARLIER.update(trees.children(os.getpid()))
+    trees.adopt_orphans()  # Those of a forkserver that a model has ended.
+    _ensure_forkserver()
+
+
+def _ensure_forkserver() -> None:
+    """Start the forkserver where there is none or it has ended, and wake one that a model has stopped."""
+    _signal_forkserver(signal.SIGCONT)
     # It must import this profiler, whatever lies in the folder in which it was called.
     safe = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     forkserver.ensure_running()
     if safe is None:
         del os.environ["PYTHONSAFEPATH"]
+
+
+def _forkserver_pid() -> int | None:
+    """The forkserver's, if it lives."""
+    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    with contextlib.suppress(ChildProcessError):
+        if pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return pid
+    return None
+
+
+def _signal_forkserver(number: signal.Signals) -> None:
+    if (pid := _forkserver_pid()) is not None:
+        os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def _within_the_time_of_a_start() -> Iterator[None]:
+    """End a forkserver that forks nothing, for which multiprocessing would wait for ever."""
+    pid = _forkserver_pid()
+    seconds = _START_SECONDS if pid in _ANSWERED else _FIRST_START_SECONDS
+    watchdog = threading.Timer(seconds, _signal_forkserver, (signal.SIGKILL,))
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.cancel()
+    if pid is not None:
+        _ANSWERED.add(pid)
+
+
+def _end_orphans() -> None:
+    """End what calls that have ended left behind: below the forkserver, or below this process where that ended too."""
+    if (pid := _forkserver_pid()) is not None:
+        trees.end_below(pid, _RUNNING)
+    else:
+        trees.end_below(os.getpid(), _EARLIER, os.getsid(0))
 
 
 class Child:
@@ -107,34 +182,70 @@ class Child:
         self._salvage: Any = None
         self._oom_kills = _oom_kills()
         # A process that is killed, or leaves without its exit handlers, clears nothing away.
-        self._temporary = tempfile.mkdtemp(prefix="profiler-")
+        self._folder = OwnFolder()
+        self._log = BoundedLog(call.log)
         self._connection, theirs = _CONTEXT.Pipe(duplex=False)
-        self.process = _CONTEXT.Process(target=_enter, args=(theirs, call, self._temporary))
-        with _without_main():
-            self.process.start()
+        self._receiver = Receiver(self._connection.fileno())
+        self.process = _CONTEXT.Process(target=_enter, args=(theirs, call, self._folder.path))
+        self._not_started = self._start()
         theirs.close()
+        self._started = time.monotonic() - self._phase_started
+        """The seconds that a forkserver which was not there yet took, too: no limit is on them."""
+
+    def _start(self) -> Outcome | None:
+        """Start the process; returns how that failed."""
+        for tried in range(1, _TRIES + 1):
+            try:
+                _ensure_forkserver()
+                with _without_main(), _within_the_time_of_a_start():
+                    self.process.start()
+            except (OSError, EOFError) as error:
+                reason = sentence(error)
+                time.sleep(tried * 0.1)  # A process that was killed closes its sockets before it counts as ended.
+            else:
+                assert self.process.pid is not None
+                _RUNNING.add(self.process.pid)
+                return None
+        return Outcome("crashed", f"no process could be started for it, tried {_TRIES} times: {reason}")
 
     def poll(self, timeout: float = 0.0) -> Outcome | None:
         """Take what the child reported; wait up to `timeout` seconds for it. Returns the outcome once it has ended."""
-        multiprocessing.connection.wait([self._connection], max(0.0, min(timeout, self._remaining())))
+        if self._not_started is not None:
+            return self._finish(self._not_started)
+        self._log.trim()
+        # What it has forked may hold its pipe open.
+        sources: list[Any] = [self._connection, self.process.sentinel]
+        ready = multiprocessing.connection.wait(sources, max(0.0, min(timeout, self._remaining())))
+        has_ended = self.process.sentinel in ready
         try:
-            while self._connection.poll():
-                match self._connection.recv():
-                    case Entered(phase):
-                        self._enter_phase(phase)
-                    case Progress(text):
-                        self.progress = text
-                    case Salvage(value):
-                        self._salvage = value
-                    case CaseEnded(value):
-                        self._end_part(value)
-                    case Ended(outcome):
-                        return self._finish(outcome)
-        except (EOFError, ConnectionResetError):
+            for message in self._receiver.messages():
+                if (outcome := self._take(message)) is not None:
+                    # It leaves by itself; what it started (compiler pools) does not.
+                    self._await_exit()
+                    return self._finish(outcome)
+        except EOFError:
+            has_ended = True
+        except BrokenMessage as error:
+            return self._finish(Outcome("crashed", f"{error}, in phase {self.phase}"))
+        if has_ended:
             return self._finish(self._post_mortem())
         if self._remaining() > 0:
             return None
         return self._finish(Outcome("timeout", self._over_the_limit()))
+
+    def _take(self, message: Message) -> Outcome | None:
+        match message:
+            case Entered(phase):
+                self._enter_phase(phase)
+            case Progress(text):
+                self.progress = text
+            case Salvage(value):
+                self._salvage = value
+            case CaseEnded(value):
+                self._end_part(value)
+            case Ended(outcome):
+                return outcome
+        return None
 
     @property
     def is_closing(self) -> bool:
@@ -148,24 +259,36 @@ class Child:
 
     def kill(self) -> None:
         """End the process and every process that it started."""
-        assert self.process.pid is not None
-        # The group may outlive its leader. A child that leads none yet has started nothing either.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join()
+        if (pid := self.process.pid) in _RUNNING:
+            # The group may outlive its leader. A child that leads none yet has started nothing either.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            if self.process.is_alive():
+                self.process.kill()
+            self._await_exit()
+            _RUNNING.remove(pid)
+            _end_orphans()
+            self._log.trim(done=True)
         self._connection.close()
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        self._folder.remove()
+
+    def _await_exit(self) -> None:
+        """Wait until the process has ended, unless that takes too long."""
+        end = time.monotonic() + _EXIT_SECONDS
+        _signal_forkserver(signal.SIGCONT)  # It is the one that knows.
+        while self.process.exitcode is None and time.monotonic() < end:
+            self.process.join(_TICK_SECONDS)
+            self._log.trim()
 
     def _remaining(self) -> float:
-        spent = time.monotonic() - self._phase_started
+        spent = time.monotonic() - self._phase_started - (self._started if self.phase == Phase.FORK else 0.0)
         if self.phase == Phase.BUILD:
             return self.call.build_timeout - spent
         if self.phase == Phase.END:
             return _CLOSE_SECONDS - spent
         apart = (Phase.BUILD, Phase.END)
-        return self.call.timeout - spent - sum(s for phase, s in self._seconds.items() if phase not in apart)
+        before = sum(seconds for phase, seconds in self._seconds.items() if phase not in apart)
+        return self.call.timeout - spent - before + (self._started if Phase.FORK in self._seconds else 0.0)
 
     def _over_the_limit(self) -> str:
         if self.phase == Phase.END:
@@ -189,12 +312,7 @@ class Child:
     def _finish(self, outcome: Outcome) -> Outcome:
         outcome.phase = self.phase
         self._enter_phase(Phase.EXIT)
-        if outcome.status == "timeout":
-            self.kill()
-        else:
-            # A process that has reported its end leaves by itself; what it started (compiler pools) does not.
-            self.process.join(timeout=10)
-            self.kill()
+        self.kill()
         self._enter_phase(Phase.ENDED)
         outcome.salvage, outcome.parts = self._salvage, self.parts
         outcome.seconds, outcome.entered = self._seconds, self._entered
@@ -203,8 +321,10 @@ class Child:
 
     def _post_mortem(self) -> Outcome:
         """Why a process ended without a word."""
-        self.process.join(timeout=10)
+        self._await_exit()
         code = self.process.exitcode
+        if code == 255 and _forkserver_pid() is None:
+            return Outcome("crashed", f"ended in phase {self.phase} with the forkserver, which forks every process")
         if code is None:
             return Outcome("crashed", f"closed its pipe in phase {self.phase} but is still running")
         if code >= 0:
@@ -273,19 +393,19 @@ def _enter(connection: Connection, call: Call, temporary: str) -> NoReturn:
     # pipe by which it knows that the parent lives, and every child has been given a copy of that.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    redirect_output(call.log)
-    faulthandler.enable()  # A crash in C leaves the Python stack in the log.
-    os.environ.update(call.environment)
-    os.environ["TMPDIR"] = tempfile.tempdir = temporary
-    sys.path[:0] = [folder for folder in call.path if folder not in sys.path]
-    sys.path.append(str(Path.cwd()))
-    if call.threads is not None and "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(call.threads)
-
-    report: Report = connection.send
+    trees.adopt_orphans()  # So that those of a call that has ended are known: they alone are the forkserver's.
+    report: Report = Sender(connection.fileno())
     try:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        redirect_output(call.log)
+        faulthandler.enable()  # A crash in C leaves the Python stack in the log.
+        os.environ.update(call.environment)
+        os.environ["TMPDIR"] = tempfile.tempdir = temporary
+        sys.path[:0] = [folder for folder in call.path if folder not in sys.path]
+        sys.path.append(str(Path.cwd()))
+        if call.threads is not None and "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(call.threads)
         report(Entered(Phase.OPEN))
         module, _, name = call.function.partition(":")
         outcome = Outcome("ok", value=getattr(importlib.import_module(module), name)(call.argument, report))
@@ -300,14 +420,17 @@ def _leave(report: Report, outcome: Outcome) -> NoReturn:
 
     Whoever reports from an exit handler, as coverage does, therefore reports nothing of a child.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    ctypes.CDLL(None).fflush(None)
+    code = 1
     try:
-        report(Ended(outcome))
-    except Exception as error:
-        report(Ended(Outcome("failed", f"its result cannot be sent: {type(error).__name__}: {error}")))
-    os._exit(0)
+        try:
+            report(Ended(outcome))
+        except Exception as error:
+            report(Ended(Outcome("failed", f"its result cannot be sent: {type(error).__name__}: {error}")))
+        code = 0
+    finally:  # Whatever a model has made of its outputs, the outcome is told.
+        flush_output()
+        ctypes.CDLL(None).fflush(None)
+        os._exit(code)
 
 
 def explain(error: BaseException) -> Outcome:
@@ -318,9 +441,9 @@ def explain(error: BaseException) -> Outcome:
     status: Status = "oom" if out_of_memory else "failed"
     if isinstance(error, ModelError):
         if error.__cause__ is not None:
-            traceback.print_exception(error)
+            _print(error)
         return Outcome(status, str(error))
-    traceback.print_exception(error)
+    _print(error)
     return Outcome(status, sentence(out_of_memory or error))
 
 
@@ -335,14 +458,12 @@ def _out_of_memory(error: BaseException) -> BaseException | None:
     return None
 
 
-def redirect_output(log: Path) -> None:
-    """Send both outputs, those of C libraries too, into a log: the terminal belongs to the parent."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(target, 1)
-    os.dup2(target, 2)
-    os.close(target)
+def _print(error: BaseException) -> None:
+    """Its traceback, into the log: on the model's outputs, or on our own where it has closed or removed those."""
+    for file in (sys.stderr, sys.__stderr__):
+        with contextlib.suppress(Exception):
+            traceback.print_exception(error, file=file)
+            return
 
 
 def _oom_kills() -> int:

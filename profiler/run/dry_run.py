@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call, run_all
+from profiler.processes.temporary import own_folder
 from profiler.run.estimate import Estimates
 from profiler.run.fits import at_once, weight_mib
 from profiler.run.prepare import compared, failed, failure, models_of
@@ -126,8 +126,8 @@ def dry_run(
     console: Console, machine: str, cases: Sequence[Case], budget: Budget, path: tuple[str, ...], estimates: Estimates
 ) -> int:
     """Look at the models and print the plan; returns the exit code."""
-    with tempfile.TemporaryDirectory(prefix="profiler-") as folder:
-        looks = look_at_models(cases, budget, path, Path(folder) / "log")
+    with own_folder() as folder:
+        looks = look_at_models(cases, budget, path, folder / "log")
     return print_plan(console, machine, planned(cases, looks, budget), looks, estimates)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -26,6 +25,7 @@ from profiler.job.case import Budget, Case
 from profiler.job.config import Config, config_of
 from profiler.job.yaml_lines import Location
 from profiler.options import Run as Options
+from profiler.processes.temporary import own_folder
 from profiler.results.run_folder import relative_to
 from profiler.run.dry_run import look_at_models
 from profiler.run.example_inputs import Example
@@ -161,9 +161,9 @@ def refuse_model_options(options: Options, what: str) -> None:
 
 def check_model(cases: Sequence[Case], config: Config) -> None:
     """Look at the model in a process of its own. Raises ConfigError for one that cannot be had."""
-    with tempfile.TemporaryDirectory(prefix="profiler-") as folder:
+    with own_folder() as folder:
         path = tuple(map(str, config.import_from))
-        looks = look_at_models(cases, config.budget, path, Path(folder) / "log")
+        looks = look_at_models(cases, config.budget, path, folder / "log")
     for look in looks.values():
         if outcome := look.prepared.failures.get("model"):
             raise ConfigError(str(outcome.reason))

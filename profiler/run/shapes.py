@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from exporters.shapes import dimensions_of, why_fixed
 from exporters.source import ModelError, ModelSource
 from profiler.errors import ConfigError, nearest
 from profiler.job.config import Config
 from profiler.processes.process import Call, run_all
+from profiler.processes.temporary import own_folder
 from profiler.run.fits import at_once, weight_mib
 
 _SECONDS = 120.0
@@ -58,8 +57,8 @@ def _lacks(source: ModelSource, name: str, own: Sequence[str]) -> str:
 def _dimensions(sources: Sequence[ModelSource], path: tuple[str, ...]) -> list[list[str]]:
     """The names of each model's dimensions; of a library's model in another process, which imports the library."""
     foreign = [source for source in sources if source.library is not None]
-    with tempfile.TemporaryDirectory(prefix="profiler-") as folder:
-        log = Path(folder) / "log"
+    with own_folder() as folder:
+        log = folder / "log"
         function = "profiler.worker.look_at_model:look_at_dimensions"
         calls = [Call(function, source, log, _SECONDS, path=path, threads=1) for source in foreign]
         outcomes = iter(run_all(calls, at_once(map(weight_mib, foreign))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from profiler.job.case import CaseId, Role, file_name
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
 from profiler.processes.messages import Outcome, Part
 from profiler.processes.process import Call, Child, run_one
+from profiler.processes.temporary import own_folder
 from profiler.results.result import Result, log_name, result_of
 from profiler.run.quiet import Quiet
 from profiler.run.telemetry import Watcher
@@ -60,9 +60,9 @@ class Supervisor:
         log = self.logs / f"{case.id.file_name}-first-calls.log"
         variable = ENGINES[case.engine].compile_cache
         self.quiet.start()
-        with tempfile.TemporaryDirectory(prefix="profiler-") as folder:
+        with own_folder() as folder:
             call = self._call("profiler.worker.first_calls:first_calls", tasks, tasks[0], log)
-            environment = {**call.environment, **({variable: folder} if variable else {})}
+            environment = {**call.environment, **({variable: str(folder)} if variable else {})}
             outcome = run_one(replace(call, environment=environment), lambda child: None)
         _drop_if_empty(log)
         found: dict[CaseId, float] = (outcome.value if outcome.status == "ok" else outcome.salvage) or {}
@@ -94,10 +94,8 @@ class Supervisor:
             keep(result)
 
         while ended < len(tasks):
-            before = ended
             self.quiet.start()
             self._measure_in_one_process(tasks[ended:], log, lambda what: tick(ended, what), end)
-            assert ended > before, "a process that did nothing would be started for ever"
         _drop_if_empty(log)
 
     def _measure_in_one_process(
@@ -126,11 +124,14 @@ class Supervisor:
         try:
             outcome = run_one(self._call("profiler.worker.measure_sweep:measure_batches", tasks, tasks[0], log), look)
             parts = outcome.parts
-            if outcome.status != "ok" and outcome.phase == Phase.END:
+            unclosed = outcome.status != "ok" and outcome.phase == Phase.END and bool(parts)
+            if unclosed:
                 parts[-1].value.warnings.append(Warning("unclosed", str(outcome.reason)))
         finally:
             take(len(parts))
-        if outcome.status != "ok" and outcome.phase != Phase.END and taken < len(tasks):
+        if taken == 0 and outcome.status == "ok":  # Another process would be started for ever.
+            outcome = Outcome("failed", "its process ended without a result")
+        if taken == 0 or (outcome.status != "ok" and not unclosed and taken < len(tasks)):
             end(result_of(tasks[taken].case.id, outcome))
 
     def _call(self, function: str, argument: object, task: Task, log: Path) -> Call:
@@ -140,6 +141,7 @@ class Supervisor:
 
     def _add_telemetry(self, result: Result) -> None:
         """The device's readings while the case was measured, by the phases that it `entered`."""
+        has_ended = self.watcher.ended()
         if result.status != "ok":
             return
         # The checks open a second session, and none of it is the case's; the energy loop loads the card differently.
@@ -147,7 +149,7 @@ class Supervisor:
         readings = self.watcher.between(min(entered.values()), entered[Phase.CHECK])
         sampled = entered[Phase.MEASURE], entered.get(Phase.ENERGY, entered[Phase.CHECK])
         _add_readings(result, readings, [r for r in readings if sampled[0] <= r.seconds <= sampled[1]])
-        if self.watcher.ended():
+        if has_ended:
             reason = "the process that reads the GPU's sensors ended; see logs/telemetry.log"
             result.warnings.append(Warning("telemetry", reason))
 

@@ -6,6 +6,7 @@ disturbed; the parent takes out the lines of a case once it has ended. Without a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -21,6 +22,8 @@ from profiler.processes.process import Call, Child
 _HERTZ = 10.0
 _FIELDS = tuple(field.name for field in dataclasses.fields(Reading))
 """Columns of telemetry.csv."""
+_MOST_STARTS = 4
+"""How many readers a run starts: one that ends again and again would end the next time, too."""
 
 
 def watch(argument: tuple[str, Path], report: Report) -> None:
@@ -39,30 +42,39 @@ class Watcher:
     """The process that reads a GPU all through a run. Without a GPU there is none, and no readings."""
 
     def __init__(self, uuid: str | None, path: Path, log: Path) -> None:
+        self._call: Call | None = None
         self._child: Child | None = None
+        self._starts = 1
         self._file: BinaryIO | None = None
         self._readings: list[Reading] = []
-        self._ended = False
         if uuid is not None:
             if not path.exists():  # A resumed run goes on with its file.
                 write_whole(path, ",".join(_FIELDS) + "\n")
             self._file = path.open("rb")
             self._file.seek(0, os.SEEK_END)
-            self._child = Child(Call("profiler.run.telemetry:watch", (uuid, path), log, math.inf, math.inf))
+            self._call = Call("profiler.run.telemetry:watch", (uuid, path), log, math.inf, math.inf)
+            self._child = Child(self._call)
 
     def __enter__(self) -> Watcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._child is not None and self._file is not None:
+        if self._child is not None:
             self._child.kill()
+        if self._file is not None:
             self._file.close()
 
     def ended(self) -> bool:
-        """Whether the reading process has ended, as it never should while the run lasts."""
-        if self._child is not None and not self._ended:
-            self._ended = self._child.poll() is not None
-        return self._ended
+        """Whether the reading process has ended since this was asked last, as it never should while the run lasts.
+
+        Another one goes on then, unless so many have ended that it would, too.
+        """
+        if self._call is None or (self._child is not None and self._child.poll() is None):
+            return False
+        self._child, self._starts = None, self._starts + 1
+        if self._starts <= _MOST_STARTS:
+            self._child = Child(self._call)
+        return True
 
     def between(self, start: float, end: float) -> list[Reading]:
         """Readings from `start` to `end`, on time.monotonic(); earlier ones are forgotten."""
@@ -71,11 +83,16 @@ class Watcher:
             at, text = self._file.tell(), self._file.read()
             whole = text[: text.rfind(b"\n") + 1]
             self._file.seek(at + len(whole))
-            self._readings += [_parse(line) for line in whole.decode().splitlines()]
+            self._readings += filter(None, map(_parse, whole.decode(errors="replace").splitlines()))
         self._readings = [reading for reading in self._readings if reading.seconds >= start]
         return [reading for reading in self._readings if reading.seconds <= end]
 
 
-def _parse(line: str) -> Reading:
-    seconds, memory, power, clock, temperature, reasons = (float(word) if word else None for word in line.split(","))
-    return Reading(seconds or 0.0, memory, power, clock, temperature, None if reasons is None else int(reasons))
+def _parse(line: str) -> Reading | None:
+    """None of a line that is none: a reader that is killed while it writes leaves half of one to the next."""
+    with contextlib.suppress(ValueError):
+        seconds, memory, power, clock, temperature, reasons = (
+            float(word) if word else None for word in line.split(",")
+        )
+        return Reading(seconds or 0.0, memory, power, clock, temperature, None if reasons is None else int(reasons))
+    return None

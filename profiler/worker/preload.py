@@ -15,12 +15,14 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from profiler.processes import trees
+from profiler.processes.logs import redirect_output
 from profiler.processes.messages import Report
-from profiler.processes.process import redirect_output
 
 PID = os.getpid()
 ERROR: str | None = None
 
+trees.take_all_along()
 redirect_output(Path(os.environ.get("PROFILER_FORKSERVER_LOG", os.devnull)))
 
 if log := os.environ.get("PROFILER_FORKSERVER_LOG"):

@@ -61,12 +61,25 @@ def test_a_resumed_run_goes_on_with_its_file(path: Path) -> None:
     assert len(path.read_text().splitlines()) == 3
 
 
-def test_a_reader_that_ended_is_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Watcher("GPU-1", path, path) as watcher:
+def test_a_reader_that_ended_is_noticed_and_another_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Watcher("GPU-1", path, path) as watcher, path.open("a") as file:
         assert not watcher.ended()
         monkeypatch.setattr(Reader, "lives", False)
         assert watcher.ended()
-        monkeypatch.setattr(Reader, "poll", lambda self: pytest.fail("asked again after its end"))
+        monkeypatch.setattr(Reader, "lives", True)
+        assert not watcher.ended()
+        file.write("1,100,20")  # The first one's last word, in which the second one's first begins.
+        file.write("2,100,202,1980,40,0\n3,100,203,1980,40,0\n")
+        file.flush()
+        assert [reading.power_w for reading in watcher.between(0.0, 9.0)] == [203.0]
+
+
+def test_readers_that_end_again_and_again_are_given_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reader, "lives", False)
+    with Watcher("GPU-1", path, path) as watcher:
+        for _ in range(telemetry._MOST_STARTS):
+            assert watcher.ended()
+        monkeypatch.setattr(telemetry, "Child", lambda call: pytest.fail("started once more"))
         assert watcher.ended()
 
 

@@ -1,0 +1,110 @@
+"""Find and end what a process has started, in sessions of their own too. On Linux: elsewhere nothing is found."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
+_ROUNDS = 100
+_GONE_SECONDS = 5.0
+"""How long what was killed may take to go: the driver takes a while to free what a process had on a GPU."""
+
+
+class _Process(NamedTuple):
+    parent: int
+    session: int
+
+
+def adopt_orphans(adopt: bool = True) -> None:
+    """Have this process become the parent of every process below it whose own parent ends, in place of the machine's
+    first (man 2 PR_SET_CHILD_SUBREAPER)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(adopt))
+
+
+def adopts_orphans() -> bool:
+    """Whether it does."""
+    answer = ctypes.c_int()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer))
+    return bool(answer.value)
+
+
+def take_all_along() -> None:
+    """Have this process, as it exits, end all that is below it; not what it forks and what leaves by os._exit."""
+    adopt_orphans()
+    warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid", UserWarning)  # Such an orphan.
+    own = os.getpid()
+    atexit.register(lambda: end_below(own) if os.getpid() == own else None)
+
+
+def children(pid: int) -> set[int]:
+    """The processes whose parent it is, without those that have ended."""
+    return {child for child, process in _processes().items() if process.parent == pid}
+
+
+def end_below(root: int, spared: Collection[int] = (), session: int | None = None) -> None:
+    """End every process below `root`, but for its children that are `spared` or in that session, and what is below
+    those. They are stopped first, so that none starts others meanwhile."""
+    ended: set[int] = set()
+    for _ in range(_ROUNDS):
+        new = _below(root, spared, session) - ended
+        for pid in new:
+            _signal(pid, signal.SIGSTOP)
+        ended |= new
+        if not new:
+            break
+    for pid in ended:
+        _signal(pid, signal.SIGKILL)
+    end = time.monotonic() + _GONE_SECONDS
+    while ended & _processes().keys() and time.monotonic() < end:
+        time.sleep(0.01)
+    if root == os.getpid():
+        for pid in ended:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _below(root: int, spared: Collection[int], session: int | None) -> set[int]:
+    processes = _processes()
+    by_parent: dict[int, list[int]] = {}
+    for pid, process in processes.items():
+        by_parent.setdefault(process.parent, []).append(pid)
+    waiting = [pid for pid in by_parent.get(root, ()) if pid not in spared and processes[pid].session != session]
+    found: set[int] = set()
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting += by_parent.get(pid, ())
+    return found
+
+
+def _processes() -> dict[int, _Process]:
+    """All that are alive: man 5 proc_pid_stat."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for folder in os.scandir("/proc"):
+            with contextlib.suppress(OSError, ValueError):
+                pid = int(folder.name)
+                # The command's name, which comes before it in parentheses, may hold anything.
+                state, parent, _, session, *_ = Path(folder, "stat").read_bytes().rpartition(b")")[2].split(maxsplit=4)
+                if state not in b"ZXx":
+                    found[pid] = _Process(int(parent), int(session))
+    return found
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
