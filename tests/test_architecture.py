@@ -285,6 +285,8 @@ def test_files_are_replaced_whole():
 UNPICKLING = {
     # What profiler.measure saved of a live module, for its own workers.
     "exporters.saved_module": {"torch.load(path, map_location='cpu', weights_only=False)"},
+    # What a worker of this run, which runs the job's code anyway, sends to its parent.
+    "profiler.processes.pipe": {"pickle.loads(data)"},
 }
 """By module the calls that may run code out of a file; nothing that somebody gives as weights or data may."""
 _PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
