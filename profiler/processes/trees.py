@@ -57,6 +57,8 @@ def children(pid: int) -> set[int]:
 def end_below(root: int, spared: Collection[int] = (), session: int | None = None) -> None:
     """End every process below `root`, but for its children that are `spared` or in that session, and what is below
     those. They are stopped first, so that none starts others meanwhile."""
+    if _has_only(root, spared):
+        return
     ended: set[int] = set()
     for _ in range(_ROUNDS):
         new = _below(root, spared, session) - ended
@@ -74,6 +76,14 @@ def end_below(root: int, spared: Collection[int] = (), session: int | None = Non
         for pid in ended:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
+
+
+def _has_only(root: int, spared: Collection[int]) -> bool:
+    """Whether all of its children are `spared`, as one look at a kernel shows that lists them (CONFIG_PROC_CHILDREN)."""
+    lists = list(Path(f"/proc/{root}/task").glob("*/children"))
+    with contextlib.suppress(OSError):
+        return bool(lists) and all(int(pid) in spared for file in lists for pid in file.read_text().split())
+    return False
 
 
 def _below(root: int, spared: Collection[int], session: int | None) -> set[int]:
