@@ -79,7 +79,7 @@ def end_below(root: int, spared: Collection[int] = (), session: int | None = Non
 
 
 def _has_only(root: int, spared: Collection[int]) -> bool:
-    """Whether all of its children are `spared`, as one look at a kernel shows that lists them (CONFIG_PROC_CHILDREN)."""
+    """Whether all of its children are `spared`, as a kernel with CONFIG_PROC_CHILDREN says at one look."""
     lists = list(Path(f"/proc/{root}/task").glob("*/children"))
     with contextlib.suppress(OSError):
         return bool(lists) and all(int(pid) in spared for file in lists for pid in file.read_text().split())
