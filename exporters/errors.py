@@ -60,13 +60,21 @@ def text_of(error: BaseException, characters: int = 300) -> str:
 
     Of several paragraphs the first, which says what is wrong. Of a compiler's output its first error, too.
     """
-    first, _, more = _ESCAPES.sub("", str(error)).strip().partition("\n\n")
+    first, _, more = _ESCAPES.sub("", message(error)).strip().partition("\n\n")
     if len(first) < _TITLE_CHARACTERS and more:
         faults = [line for line in more.splitlines() if "error: " in line]
         first = f"{first}: {faults[0] if faults else more}"
     words = " ".join(first.split())
     text = _SIGNATURE.sub("", "".join(character for character in words if character.isprintable()))
     return text if len(text) <= characters else text[: characters - 1] + "…"
+
+
+def message(error: BaseException) -> str:
+    """Its text; of one that cannot be printed, why not."""
+    try:
+        return str(error)
+    except BaseException as why:
+        return f"(its text cannot be had: {type(why).__name__})"
 
 
 def chain(error: BaseException | None, hidden: bool = False) -> list[BaseException]:
@@ -98,7 +106,7 @@ def _frame_of_user(error: BaseException) -> tuple[str, int] | None:
 
 def _line_named(error: BaseException) -> tuple[str, int] | None:
     """The last line of the user's own code that a message names, or the node of a graph that was being converted."""
-    for text in (str(error), *_stacks(error)):
+    for text in (message(error), *_stacks(error)):
         places = [(match["file"], int(match["line"])) for match in _PLACE.finditer(text)]
         own = [place for place in places if _is_users(place[0])]
         if own:

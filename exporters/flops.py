@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from exporters import graph_flops as graph_cost
 from exporters import graph_shapes, inputs
 from exporters.cache import Cache, file_sha256, key_of
+from exporters.errors import message
 from exporters.graph_flops import graph_flops, graph_weights
 from exporters.graph_shapes import drop_data
 from exporters.inputs import TensorSpec, fixed_batch, read_onnx, seeded_inputs
@@ -122,7 +123,7 @@ def cached_cost(
             known |= {field: min(value, known.get(field, value)) for field, value in counted.items()}
         except Exception as error:
             # A worker keeps stderr as its log.
-            print(f"model {source.name!r}: {name} not counted: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"model {source.name!r}: {name} not counted: {type(error).__name__}: {message(error)}", file=sys.stderr)
         report(Cost(**known))
     return Cost(**known)
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engines.base import Phase, Unsupported
-from exporters.errors import chain, sentence
+from exporters.errors import chain, message, sentence
 from exporters.source import ModelError
 from profiler.machine import control_groups
 from profiler.processes import trees
@@ -453,7 +453,7 @@ def _out_of_memory(error: BaseException) -> BaseException | None:
     What is cleaned up after such an error may raise another one, as the end of a CUDA graph's recording does.
     """
     for each in chain(error, hidden=True):
-        if isinstance(each, MemoryError) or any(sign in str(each) for sign in _OUT_OF_MEMORY):
+        if isinstance(each, MemoryError) or any(sign in message(each) for sign in _OUT_OF_MEMORY):
             return each
     return None
 

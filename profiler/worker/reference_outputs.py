@@ -24,7 +24,7 @@ from engines.catalog import Device, reference_of
 from exporters import calls, inputs
 from exporters.cache import Cache, CacheError, file_sha256, key_of, locked
 from exporters.calls import chosen
-from exporters.errors import sentence
+from exporters.errors import message, sentence
 from exporters.inputs import TensorSpec, described, fixed_batch, how_seeded, numpy_dtype, seeded_inputs
 from exporters.source import ModelError, ModelSource
 from exporters.time_limit import TooLong, limited
@@ -189,7 +189,7 @@ def no_reference(
     # An index that is out of range, for one.
     has_integers = any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs)
     why = f"{sentence(error)}; {how_seeded(specs)}" if has_integers else sentence(error)
-    if "device" in str(error):
+    if "device" in message(error):
         why += "; a tensor that is neither parameter nor buffer stays where it was made: use register_buffer"
     elif source.inputs:
         why += f"; the job gives {described(specs)}"
@@ -198,7 +198,7 @@ def no_reference(
         why += f"; forward takes {', '.join(taken)}: give `inputs` for each (--input, once for each)"
     if len(source.input_shape or ()) == 4:  # Right for convolutions in three dimensions only.
         why += f"; `input: {list(source.input_shape or ())}` must be the shape of one item, without the batch"
-    elif specs and source.input_shape and not isinstance(error, TypeError) and "device" not in str(error):
+    elif specs and source.input_shape and not isinstance(error, TypeError) and "device" not in message(error):
         why += f"; the job gives {described(specs)}: correct `input`, or write `inputs` for another type"
     return ModelError(f"model {source.name!r}: its reference outputs cannot be made: {why}")
 

@@ -151,3 +151,11 @@ COMPILER = "ValueError: C++ compile error: a.h:2: fatal error: omp.h: none"
 )
 def test_a_message_is_one_short_line_of_plain_text(text: str, said: str) -> None:
     assert sentence(ValueError(text)) == said
+
+
+def test_an_error_without_a_text_is_said_by_its_name() -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("this neither")
+
+    assert sentence(Odd()) == "Odd: (its text cannot be had: RuntimeError)"
