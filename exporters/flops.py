@@ -123,7 +123,8 @@ def cached_cost(
             known |= {field: min(value, known.get(field, value)) for field, value in counted.items()}
         except Exception as error:
             # A worker keeps stderr as its log.
-            print(f"model {source.name!r}: {name} not counted: {type(error).__name__}: {message(error)}", file=sys.stderr)
+            why = f"{type(error).__name__}: {message(error)}"
+            print(f"model {source.name!r}: {name} not counted: {why}", file=sys.stderr)
         report(Cost(**known))
     return Cost(**known)
 
