@@ -12,6 +12,7 @@ from pathlib import Path
 MOST_BYTES = 16 * 2**20
 """What a log may have; a process's part of one that others have filled gets `_LEAST_BYTES`."""
 _LEAST_BYTES = 2**20
+_READS = 100
 
 
 class BoundedLog:
@@ -42,8 +43,12 @@ class BoundedLog:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     return
                 file.seek(max(middle, size - self._half))
-                tail = (self._tail + file.read(self._half))[-self._half :]
-                self._left_out += size - middle + len(self._tail) - len(tail)
+                tail = self._tail
+                for _ in range(_READS):  # What comes meanwhile is read, too, so that hardly anything is cut unread.
+                    if not (read := file.read(self._half)):
+                        break
+                    tail = (tail + read)[-self._half :]
+                self._left_out += file.tell() - middle + len(self._tail) - len(tail)
                 self._tail = tail
                 file.truncate(middle)
                 if done:

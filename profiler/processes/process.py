@@ -137,6 +137,14 @@ def _forkserver_pid() -> int | None:
     return None
 
 
+def _forkserver_ends() -> bool:
+    """Whether it has ended, or is about to: the kernel closes what a process has open before it says so."""
+    end = time.monotonic() + 1.0
+    while _forkserver_pid() is not None and time.monotonic() < end:
+        time.sleep(0.01)
+    return _forkserver_pid() is None
+
+
 def _signal_forkserver(number: signal.Signals) -> None:
     if (pid := _forkserver_pid()) is not None:
         os.kill(pid, number)
@@ -323,7 +331,7 @@ class Child:
         """Why a process ended without a word."""
         self._await_exit()
         code = self.process.exitcode
-        if code == 255 and _forkserver_pid() is None:
+        if code == 255 and _forkserver_ends():  # So multiprocessing calls what it cannot know.
             return Outcome("crashed", f"ended in phase {self.phase} with the forkserver, which forks every process")
         if code is None:
             return Outcome("crashed", f"closed its pipe in phase {self.phase} but is still running")
