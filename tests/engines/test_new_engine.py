@@ -8,12 +8,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import polars as pl
 import pytest
+
+import engines
+from engines import catalog
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTION = (ROOT / "docs" / "extending.md").read_text().partition("## Adding an engine")[2].partition("\n## ")[0]
@@ -47,38 +50,46 @@ budget: {seconds: 0.1, min_samples: 3, repeats: 0}
 Run = Callable[..., CompletedProcess[str]]
 
 
+def with_engine(folder: Path) -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "PROFILER_CACHE": "cache"}
+
+
 @pytest.fixture(scope="module")
-def run(command_line: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs a command in a folder with the job, in which the engine is known; it must end with the exit code 0."""
-    folder = tmp_path_factory.mktemp("engine")
+def folder(command_line: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where a run of all engines is, one/run, and what it has of the new one, two/run; this process knows it, too."""
+    place = tmp_path_factory.mktemp("engine")
     # The file is where the row says, in the package that it would be in.
-    (folder / "onnx_reference.py").write_text(FILE)
-    found = f"import engines; engines.__path__.append({str(folder)!r})\n"
-    (folder / "sitecustomize.py").write_text(found + REGISTERED)
-    (folder / "networks.py").write_text(NETWORK)
-    (folder / "job.yaml").write_text(JOB)
-    path = os.pathsep.join([str(folder), str(ROOT)])
-
-    def start(*arguments: str, code: int = 0) -> CompletedProcess[str]:
-        done = command_line(*arguments, cwd=folder, PYTHONPATH=path, PROFILER_CACHE="cache")
-        assert done.returncode == code, done.stdout + done.stderr
-        done.args = folder
-        return done
-
-    return start
-
-
-@pytest.fixture(scope="module")
-def folder(run: Run) -> Path:
-    """Where a run of all engines is, one/run, and what it has of the new one, two/run."""
-    place: Path = run("job.yaml", "--output", "one").args
+    (place / "onnx_reference.py").write_text(FILE)
+    found = f"import engines; engines.__path__.append({str(place)!r})\n"
+    (place / "sitecustomize.py").write_text(found + REGISTERED)
+    (place / "networks.py").write_text(NETWORK)
+    (place / "job.yaml").write_text(JOB)
+    done = command_line("job.yaml", "--output", "one", cwd=place, **with_engine(place))
+    assert done.returncode == 0, done.stdout + done.stderr
     (made,) = (place / "one").iterdir()
     made.rename(place / "one" / "run")
     shutil.copytree(place / "one" / "run", place / "two" / "run")
     for name in ("results.parquet", "samples.parquet"):
         rows = pl.read_parquet(place / "one" / "run" / name).filter(pl.col("case_id").str.contains("/reference/"))
         rows.with_columns(run_id=pl.lit("two")).write_parquet(place / "two" / "run" / name)
-    return place
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "__path__", [*engines.__path__, str(place)])
+        for rows_of in (catalog.ENGINES, catalog.PRESETS):
+            patch.setitem(rows_of, "reference", None)  # type: ignore[arg-type]
+        exec(REGISTERED, {"__name__": __name__})
+        yield place
+
+
+@pytest.fixture
+def run(command: Run, folder: Path) -> Run:
+    """Runs a command there, in this process; it must end with the exit code 0."""
+
+    def start(*arguments: str, code: int = 0) -> CompletedProcess[str]:
+        done = command(*arguments, cwd=folder)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    return start
 
 
 pytestmark = pytest.mark.slow
@@ -110,13 +121,15 @@ def test_report_and_compare_read_its_runs(run: Run, folder: Path) -> None:
     assert "reference" in run("compare", "one/run", "two/run").stdout
 
 
-def test_it_is_recommended_and_exported_and_runs_without_us(run: Run, folder: Path) -> None:
-    assert "reference" in run("recommend", "two/run", "--export", "out").stdout
+def test_it_is_recommended_and_exported_and_runs_without_us(command_line: Run, folder: Path) -> None:
+    done = command_line("recommend", "two/run", "--export", "out", cwd=folder, **with_engine(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "reference" in done.stdout
     made = folder / "out"
     assert {path.name for path in made.iterdir()} == {
         *("config.json", "model.onnx", "README.txt", "requirements.txt", "run.py"),
     }
     assert re.fullmatch(r"onnx==[\d.]+\nnumpy\n", (made / "requirements.txt").read_text())
     assert "model.onnx is the model." in " ".join((made / "README.txt").read_text().split())
-    done = subprocess.run([sys.executable, "-I", str(made / "run.py")], capture_output=True, text=True, check=True)
-    assert done.stdout == "net (1, 10)\n"
+    ran = subprocess.run([sys.executable, "-I", str(made / "run.py")], capture_output=True, text=True, check=True)
+    assert ran.stdout == "net (1, 10)\n"
