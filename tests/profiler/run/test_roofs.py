@@ -202,12 +202,12 @@ def honest():
 """
 JOB = """
 models:
-  - {name: idle, factory: "idle:idle", input: [16, 96, 96]}
-  - {name: honest, factory: "idle:honest", input: [16, 96, 96]}
+  - {name: idle, factory: "idle:idle", input: [16, 48, 48]}
+  - {name: honest, factory: "idle:honest", input: [16, 48, 48]}
 engines: [eager]
 batch_sizes: [2]
 device: cpu
-budget: {seconds: 0.2, min_samples: 3}
+budget: {seconds: 0.1, min_samples: 3}
 """
 
 
