@@ -18,20 +18,23 @@ import torch._inductor.config
 import torch.utils.flop_counter
 from quick_exports import export_ahead, translate_once
 
+from exporters import whole_file
 from profiler.nvml import visible_gpus
 from profiler.processes.messages import Report
 from profiler.worker import roofline, sampling
 
 FOLDER = Path(os.environ["PROFILER_FORKSERVER_LOG"]).parent
+if "PYTEST_XDIST_WORKER" in os.environ:
+    FOLDER = FOLDER.parents[1]  # Of the whole session.
 measure_roofs = roofline.measure_roofs
 
 
 def remembered_roofs(argument: Any, report: Report) -> roofline.Measured:
-    """The roofs as the first run of the session measured them."""
-    key = "-".join(map(str, (argument, os.environ.get("CUDA_VISIBLE_DEVICES"))))
+    """The roofs as the first run of the session measured them, for however long that took."""
+    key = "-".join(map(str, (*argument[:2], os.environ.get("CUDA_VISIBLE_DEVICES"))))
     file = FOLDER / f"roofs-{key.replace('/', '-')}.json"
     if not file.exists():
-        file.write_text(json.dumps(vars(measure_roofs(argument, report))))
+        whole_file.write_whole(file, json.dumps(vars(measure_roofs(argument, report))))
     return roofline.Measured(**json.loads(file.read_text()))
 
 

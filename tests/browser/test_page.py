@@ -26,6 +26,24 @@ FIGURES = "[...document.querySelectorAll('figure')]"
 MODEL = "select[data-key=model]"
 
 
+CUT = f"""{FIGURES}.flatMap(figure => {{
+  const box = figure.querySelector('svg').getBoundingClientRect();
+  return [...figure.querySelectorAll('svg text')].filter(text => {{
+    const its = text.getBoundingClientRect();
+    return its.width
+      && (its.left < box.left - 1 || its.right > box.right + 1 || its.bottom > box.bottom + 1);
+  }}).map(text => figure.id + ': ' + text.textContent);
+}})"""
+"""Every text lies inside its drawing: legends and the titles of axes need room that is counted beforehand."""
+UPON = f"""{FIGURES}.filter(figure => {{
+  const boxes = [...figure.querySelectorAll('.role-legend-label, .role-legend-title, .role-axis-title')]
+    .flatMap(group => [...group.querySelectorAll('text')]).map(text => text.getBoundingClientRect());
+  return boxes.some((a, i) => boxes.slice(i + 1).some(b => a.left < b.right - 1 && b.left < a.right - 1
+    && a.top < b.bottom - 1 && b.top < a.bottom - 1));
+}}).map(figure => figure.id)"""
+"""Legends lie upon nothing else."""
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory, hostile_run: Path) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
@@ -62,6 +80,9 @@ def test_page_is_whole(tab: Page, pages: dict[str, Path], name: str, width: int)
     assert [figure for figure, marks in drawn if not marks and figure not in lines] == []
     inside = f"{FIGURES}.every(f => f.querySelector('svg').getBoundingClientRect().right <= innerWidth)"
     assert tab.evaluate(inside), "a chart is wider than the page"
+    if name == "h200":
+        assert tab.evaluate(CUT) == []
+    assert tab.evaluate(UPON) == []
     label = "document.querySelector('figure .role-axis-label text')"
     for palette in (LIGHT, DARK):
         # What is drawn follows the reader's colour scheme, at once.
@@ -69,37 +90,6 @@ def test_page_is_whole(tab: Page, pages: dict[str, Path], name: str, width: int)
         assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == rgb(palette.paper)
         assert tab.evaluate(f"getComputedStyle({label}).fill") == rgb(palette.ink)
     assert tab.errors == []
-
-
-def test_text_of_charts_is_not_cut(tab: Page, pages: dict[str, Path]) -> None:
-    """Every text lies inside its drawing: legends and the titles of axes need room that is counted beforehand."""
-    for width in (1280, 390):
-        tab.show(pages["h200"], width)
-        cut = tab.evaluate(
-            f"""{FIGURES}.flatMap(figure => {{
-              const box = figure.querySelector('svg').getBoundingClientRect();
-              return [...figure.querySelectorAll('svg text')].filter(text => {{
-                const its = text.getBoundingClientRect();
-                return its.width
-                  && (its.left < box.left - 1 || its.right > box.right + 1 || its.bottom > box.bottom + 1);
-              }}).map(text => figure.id + ': ' + text.textContent);
-            }})"""
-        )
-        assert cut == [], width
-
-
-def test_legends_do_not_lie_upon_each_other(tab: Page, pages: dict[str, Path]) -> None:
-    for width in (1280, 390):
-        tab.show(pages["full"], width)
-        upon = tab.evaluate(
-            f"""{FIGURES}.filter(figure => {{
-              const boxes = [...figure.querySelectorAll('.role-legend-label, .role-legend-title, .role-axis-title')]
-                .flatMap(group => [...group.querySelectorAll('text')]).map(text => text.getBoundingClientRect());
-              return boxes.some((a, i) => boxes.slice(i + 1).some(b => a.left < b.right - 1 && b.left < a.right - 1
-                && a.top < b.bottom - 1 && b.top < a.bottom - 1));
-            }}).map(figure => figure.id)"""
-        )
-        assert upon == [], width
 
 
 def test_a_model_that_is_chosen_is_the_one_that_is_shown(tab: Page, pages: dict[str, Path]) -> None:

@@ -214,8 +214,31 @@ exclude:
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Finished:
-    return run(with_factories(tmp_path_factory.mktemp("full")), FULL)
+def prepared(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler, cache: Path) -> CompletedProcess[str]:
+    """What --prepare did for a part of FULL, and a broken model, in the caches of the run to come."""
+    folder = with_factories(tmp_path_factory.mktemp("prepared"))
+    job = f"models: [{GOOD}, {RAISING}]\nengines: [eager, compiled, ort]\ndevice: cpu\nbudget: {FAST}\n"
+    (folder / "job.yaml").write_text(job)
+    done = profiler("job.yaml", "--prepare", cwd=folder, PROFILER_CACHE=str(cache), **compiled_in(cache))
+    assert len(list((cache / "onnx").glob("*.onnx"))) == 1
+    assert not (folder / "results").exists()
+    return done
+
+
+def compiled_in(cache: Path) -> dict[str, str]:
+    return {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory, run: Run, cache: Path, prepared: CompletedProcess[str]) -> Finished:
+    return run(with_factories(tmp_path_factory.mktemp("full")), FULL, **compiled_in(cache))
+
+
+@pytest.mark.skipif(not COMPILER, reason="no C++ compiler")
+def test_prepare_fills_the_caches_and_measures_nothing(prepared: CompletedProcess[str]) -> None:
+    assert (prepared.returncode, prepared.stderr) == (0, "")
+    assert "no luck with this one" in prepared.stdout
+    assert "3 of 6 cases can run, 1 of them compiled" in prepared.stdout
 
 
 @pytest.fixture(scope="module")
@@ -841,8 +864,8 @@ def test_a_run_is_resumed_after_an_engine_was_installed(resumed: Resumed, profil
 
 
 def test_only_output_quick_and_device(profiler: Profiler, cache: Path, workplace: Path) -> None:
-    # Without --quick this would sample for an hour.
-    budget = "{seconds: 3600, min_samples: 100000000, max_samples: 100000000, timeout: 9999}"
+    # Without --quick this would take a million samples.
+    budget = "{seconds: 3600, min_samples: 1000000, max_samples: 1000000, timeout: 9999}"
     (workplace / "job.yaml").write_text(
         f"models: [{GOOD}]\nengines: [eager, eager-tuned]\nbatch_sizes: [1, 2]\nbudget: {budget}\n"
     )
@@ -903,20 +926,6 @@ def test_dry_run_prints_every_case_and_makes_nothing(profiler: Profiler, workpla
     assert "in about" in done.stdout
     assert "no bf16 convolution" in done.stdout
     assert [path for path in sorted(workplace.iterdir()) if path.name != "__pycache__"] == before
-
-
-@pytest.mark.skipif(not COMPILER, reason="no C++ compiler")
-def test_prepare_fills_the_caches_and_measures_nothing(profiler: Profiler, workplace: Path) -> None:
-    (workplace / "job.yaml").write_text(
-        f"models: [{GOOD}, {RAISING}]\nengines: [eager, compiled, ort]\ndevice: cpu\nbudget: {FAST}\n"
-    )
-    folders = {"PROFILER_CACHE": str(workplace / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(workplace / "inductor")}
-    done = profiler("job.yaml", "--prepare", cwd=workplace, **folders)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "no luck with this one" in done.stdout
-    assert "3 of 6 cases can run, 1 of them compiled" in done.stdout
-    assert len(list((workplace / "cache" / "onnx").glob("*.onnx"))) == 1
-    assert not (workplace / "results").exists()
 
 
 @pytest.mark.skipif(bool(visible_gpus()), reason="there is a GPU")
