@@ -74,7 +74,7 @@ verify-gpu: $(VERIFY_READY)
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# TensorRT's libraries come from NVIDIA's own servers, and pycuda is compiled: where that fails, the job runs without.
+# TensorRT's libraries come from NVIDIA's own servers: where that fails, the job runs without.
 $(VENV)/.ready-bench: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt --editable .
 	@if nvidia-smi -L >/dev/null 2>&1; then \

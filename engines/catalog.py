@@ -314,9 +314,9 @@ _INSTALL_TRT = "pip install 'tensorrt>=10.13' (it fetches its libraries from NVI
 _UPGRADE_TRT = _INSTALL_TRT.replace("install", "install --upgrade")
 _INSTALL_RTX = "pip install 'tensorrt-rtx-cu13-libs>=1.7' 'tensorrt-rtx-cu13-bindings>=1.7'"
 _UPGRADE_RTX = _INSTALL_RTX.replace("install", "install --upgrade")
-_PYCUDA = Requirement(
-    "pycuda", "pip install pycuda (it is compiled: the CUDA toolkit's headers must be there)", to_build=False
-)
+CUDA_DRIVERS = {"pycuda": "pycuda", "cuda.bindings": "cuda-bindings"}
+"""Modules that give TensorRT's buffers their memory, the preferred one first, with their distributions."""
+_CUDA_DRIVER = Requirement("|".join(CUDA_DRIVERS), "pip install cuda-bindings", to_build=False)
 _INSTALL_JAX = "pip install 'cnn-runtime-profiler[jax]'"
 _INSTALL_JAX_CUDA = "pip install 'cnn-runtime-profiler[jax-cuda]'"
 _NO_OPENVINO_ON_CUDA = "OpenVINO has no NVIDIA device"
@@ -419,12 +419,12 @@ ENGINES: dict[str, Engine] = {
                 Requirement("tensorrt", _INSTALL_TRT),
                 Requirement("tensorrt-cu13-bindings=tensorrt-cu13-libs", _UPGRADE_TRT, "same version"),
                 Requirement("tensorrt-cu12-bindings=tensorrt-cu12-libs", _UPGRADE_TRT, "same version"),
-                _PYCUDA,
+                _CUDA_DRIVER,
             ),
             options=TrtOptions,
             spellings=("tensorrt", "tensort"),
             version=LibraryVersion("tensorrt_version", ("tensorrt",), from_proof=True),
-            packages=("pycuda",),
+            packages=tuple(CUDA_DRIVERS.values()),
             builds="with a GPU",
             deployment=Deployment(
                 "engines.tensorrt_engines.deploy:write_engine", {"cuda": ("tensorrt{release}", "cuda-python")}
@@ -442,12 +442,12 @@ ENGINES: dict[str, Engine] = {
                 Requirement("tensorrt_rtx|tensorrt_rtx_bindings", _INSTALL_RTX),
                 Requirement("tensorrt_rtx|tensorrt_rtx_libs", _INSTALL_RTX),
                 Requirement("tensorrt-rtx-cu13-bindings=tensorrt-rtx-cu13-libs", _UPGRADE_RTX, "same version"),
-                _PYCUDA,
+                _CUDA_DRIVER,
             ),
             options=TrtOptions,
             spellings=("tensorrt-rtx", "tensort-rtx"),
             version=LibraryVersion("tensorrt_version", (), from_proof=True),
-            packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs", "pycuda"),
+            packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs", *CUDA_DRIVERS.values()),
             # https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/cpu-engines.html
             compute_capabilities=("7.5", "8.0", "8.6", "8.9", "12.0", "12.1"),
             builds="anywhere",

@@ -57,7 +57,14 @@ def _is_there(requirement: Requirement) -> bool:
         module, _, file = requirement.name.partition("/")
         folders = [Path(folder) for folder in _folders(module)]
         return not folders or any((folder / file).exists() for folder in folders)
-    return any(importlib.util.find_spec(name) is not None for name in requirement.name.split("|"))
+    return any(map(_is_installed, requirement.name.split("|")))
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # The package that it is in.
+        return False
 
 
 def _folders(module: str) -> Sequence[str]:

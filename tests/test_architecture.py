@@ -183,7 +183,7 @@ def test_a_catalog_is_data_without_torch(catalog):
 
 
 def test_only_trt_imports_tensorrt():
-    libraries = {"tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings", "pycuda"}
+    libraries = {"tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings", "pycuda", "cuda"}
     assert [module for module in MODULES if tops(module) & libraries] == ["engines.tensorrt_engines.session"]
 
 

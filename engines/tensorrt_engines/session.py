@@ -1,8 +1,8 @@
 """Run a graph in TensorRT, or in TensorRT for RTX, whose API has the same names.
 
-The one module that imports their bindings and pycuda, and only where it needs them: none of them has to be installed.
-Every byte on the device is taken here, by pycuda, but for the weights: inputs, outputs, and the engine's activations
-(`USER_MANAGED`), which are thus known exactly. https://docs.nvidia.com/deeplearning/tensorrt/latest/
+The one module that imports their bindings, and only where it needs them: none of them has to be installed.
+Inputs, outputs and the engine's activations and scratch memory (`USER_MANAGED`) are taken here, by pycuda or
+cuda-bindings, and are thus known exactly; weights and a context's persistent memory are TensorRT's own. https://docs.nvidia.com/deeplearning/tensorrt/latest/
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from engines.batch_range import parse_batches
 from engines.catalog import ENGINES, TrtOptions
 from engines.cuda_graph import capture
 from engines.requirements import explain, missing
+from engines.tensorrt_engines import cuda_driver
 from engines.tensorrt_engines.buffers import Buffer, Buffers
 from engines.tensorrt_engines.build import (
     BuildRequest,
@@ -103,7 +104,7 @@ class TrtSession:
         self.library, self.product = library(job.engine), ENGINES[job.engine].library
         self.request = _request(self.library, job)
         self.specs = graph_specs(job.source, job.graph)
-        driver = _driver(job.engine)
+        driver, self.driver = cuda_driver.load(job.engine)
         self.results, self.products = _names(job.graph)
         self.warnings: list[Warning] = []
         self.runtime: Any = None
@@ -187,6 +188,7 @@ class TrtSession:
             warnings=list(self.warnings),
             details=summary
             | {
+                "buffers_by": self.driver,
                 "layers": self.engine.num_layers,
                 "refittable": self.engine.refittable,
                 "streamable_weights_bytes": self.engine.streamable_weights_size,
@@ -371,21 +373,6 @@ def _check_capability(library: Any, engine: str, gpu: str, capability: str) -> N
             f"{ENGINES[engine].library} {release} does not support compute capability {capability} ({gpu}); "
             f"it supports {', '.join(supported)}"
         )
-
-
-def _driver(engine: str) -> Any:
-    """pycuda.driver, initialized. Raises Unsupported, which says what to do."""
-    install = next(r.install for r in ENGINES[engine].requirements if r.name == "pycuda")
-    try:
-        import pycuda.driver as driver
-    except ImportError as error:
-        how = "is not installed" if isinstance(error, ModuleNotFoundError) else f"does not load ({error})"
-        raise Unsupported(f"pycuda, which holds TensorRT's buffers, {how}: {install}") from error
-    try:
-        driver.init()
-    except driver.Error as error:
-        raise Unsupported(f"pycuda finds no usable NVIDIA driver ({error}): update or reinstall the driver") from error
-    return driver
 
 
 def _profiler(library: Any) -> Any:

@@ -1,4 +1,4 @@
-"""TensorRT's run half on a GPU: pycuda beside torch, the session on a stand-in for TensorRT, and rows where it is not.
+"""TensorRT's run half on a GPU: pycuda or cuda-bindings beside torch, the session on a stand-in, rows where it is not.
 
 The stand-in runs the graph by ONNX Runtime on the addresses and the stream that the session gives it (stand_in.py).
 """
@@ -20,7 +20,9 @@ import pytest
 import torch
 
 from engines.base import Unsupported, Warning
+from engines.catalog import CUDA_DRIVERS
 from engines.cuda_graph import capture
+from engines.tensorrt_engines import cuda_driver
 from engines.tensorrt_engines import session as trt
 from engines.tensorrt_engines.buffers import ALIGNMENT, Buffers
 from exporters.source import ModelSource
@@ -76,13 +78,25 @@ def stream() -> Iterator[torch.cuda.Stream]:
 # pycuda and torch
 
 
-@pytest.fixture(scope="module")
-def driver() -> Any:
+@pytest.fixture(scope="module", params=CUDA_DRIVERS.values())
+def driver(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Each driver in turn, as the one that sessions of this process take."""
+    module = next(name for name, distribution in CUDA_DRIVERS.items() if distribution == request.param)
     torch.cuda.init()
-    import pycuda.driver
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_driver, "CUDA_DRIVERS", {module: request.param})
+        try:
+            loaded, _ = cuda_driver.load("trt")
+        except Unsupported as error:
+            pytest.skip(str(error))
+        yield loaded
 
-    pycuda.driver.init()
-    return pycuda.driver
+
+@pytest.fixture
+def pycuda_driver(driver: Any) -> Any:
+    if isinstance(driver, cuda_driver.CudaBindings):
+        pytest.skip("streams are pycuda's here")
+    return driver
 
 
 @pytest.fixture
@@ -94,7 +108,8 @@ def buffers(driver: Any) -> Iterator[Buffers]:
 
 
 @pytest.fixture
-def pycuda_stream(driver: Any) -> Any:
+def pycuda_stream(pycuda_driver: Any) -> Any:
+    driver = pycuda_driver
     torch.zeros(1, device="cuda")
     driver.Device(0).retain_primary_context().push()
     made = driver.Stream()
@@ -115,7 +130,7 @@ def current_context() -> int:
     return found.value or 0
 
 
-def test_pycuda_and_torch_are_in_one_context(driver: Any) -> None:
+def test_the_driver_and_torch_are_in_one_context(driver: Any) -> None:
     torch.zeros(1, device="cuda")
     before = current_context()
     primary = driver.Device(0).retain_primary_context()
@@ -123,7 +138,8 @@ def test_pycuda_and_torch_are_in_one_context(driver: Any) -> None:
     primary.detach()
     buffers = Buffers(driver, 0)
     buffers.tensor((3,), torch.float32)
-    assert driver.Context.get_current() is None, "pycuda would end the process with one that is current"
+    is_current = getattr(driver.Context, "get_current", lambda: None)  # cuda-bindings keep no list of their own.
+    assert is_current() is None, "pycuda would end the process with one that is current"
     buffers.free()
     assert current_context() == before
     assert torch.ones(2, device="cuda").sum().item() == 2
@@ -222,7 +238,7 @@ def test_a_capture_that_fails_leaves_stream_and_allocator_usable(
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
+def library(driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
     made = StandIn(scratch=SCRATCH)
     monkeypatch.setattr(trt, "library", lambda engine: made)
     monkeypatch.setattr(trt, "build_engine", made.build_engine)

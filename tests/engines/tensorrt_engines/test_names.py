@@ -12,6 +12,7 @@ import ast
 import contextlib
 import hashlib
 import importlib.util
+import os
 import re
 import threading
 from collections import Counter, deque
@@ -58,7 +59,7 @@ OBJECTS = {
 """What a variable or attribute of that name is, in these files."""
 OTHERS = (
     *(str, bytes, int, list, dict, tuple, set, type, Path, re.Match, Counter, deque, Exception, ImportError),
-    *(Distribution, type(hashlib.sha256()), threading.Event, threading.Thread, contextlib.ExitStack),
+    *(Distribution, os.stat_result, type(hashlib.sha256()), threading.Event, threading.Thread, contextlib.ExitStack),
     *(argparse.ArgumentParser, argparse.Namespace, np.random.Generator),
     *(np.ndarray, torch.Tensor, torch.cuda.Stream, torch.cuda.CUDAGraph),
 )

@@ -695,11 +695,97 @@ def test_no_gpu_is_unsupported(monkeypatch: pytest.MonkeyPatch, convolution: Pat
         trt.open_session(job_of(convolution))
 
 
-def test_no_pycuda_is_unsupported(machine: None, monkeypatch: pytest.MonkeyPatch, convolution: Path) -> None:
-    monkeypatch.setitem(sys.modules, "pycuda", None)
-    monkeypatch.setitem(sys.modules, "pycuda.driver", None)
-    with pytest.raises(Unsupported, match=r"pycuda, which holds TensorRT's buffers, .* pip install pycuda"):
+def test_no_driver_for_buffers_is_unsupported(
+    machine: None, monkeypatch: pytest.MonkeyPatch, convolution: Path
+) -> None:
+    for module in ("pycuda", "pycuda.driver", "cuda.bindings", "cuda.bindings.driver"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(Unsupported, match=r"pycuda is not .* and cuda-bindings is not .*: pip install cuda-bindings"):
         trt.open_session(job_of(convolution))
+
+
+class Bindings(ModuleType):
+    """cuda.bindings.driver over the same played memory: every function returns what went wrong, then what it gives."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_OUT_OF_MEMORY=2)
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__("cuda.bindings.driver")
+        self.driver = driver
+        self.allocations: dict[int, Allocation] = {}
+        self.pinned: dict[int, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        does = {
+            "cuInit": lambda flags: self.driver.init(),
+            "cuDeviceGet": lambda number: number,
+            "cuDevicePrimaryCtxRetain": lambda device: Primary(self.driver),
+            "cuDevicePrimaryCtxRelease": lambda device: setattr(self.driver, "retained", self.driver.retained - 1),
+            "cuCtxPushCurrent": lambda context: self.driver.current.append(context),
+            "cuCtxPopCurrent": lambda: self.driver.current.pop(),
+            "cuMemAlloc": self.allocate,
+            "cuMemFree": lambda address: self.allocations.pop(address).free(),
+            "cuMemAllocHost": self.pin,
+            "cuMemFreeHost": lambda address: self.pinned.pop(address) and None,
+            "cuMemcpyHtoD": ctypes.memmove,
+            "cuMemcpyDtoH": ctypes.memmove,
+        }
+
+        def answer(*arguments: Any) -> tuple[Any, ...]:
+            try:
+                return 0, does[name](*arguments)
+            except MemoryError:
+                return (2,)
+
+        if name not in does:
+            raise AttributeError(name)
+        return answer
+
+    def allocate(self, size: int) -> int:
+        made = self.driver.mem_alloc(size)
+        self.allocations[int(made)] = made
+        return int(made)
+
+    def pin(self, size: int) -> int:
+        memory = np.zeros(size, np.uint8)
+        self.pinned[memory.ctypes.data] = memory
+        return memory.ctypes.data
+
+
+@pytest.fixture
+def without_pycuda(machine: None, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Bindings:
+    bindings = Bindings(driver)
+    for module in ("pycuda", "pycuda.driver"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for module in ("cuda", "cuda.bindings"):
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", bindings)
+    return bindings
+
+
+def test_cuda_bindings_take_pycudas_place(without_pycuda: Bindings, driver: Driver, convolution: Path) -> None:
+    job = job_of(convolution)
+    session = trt.open_session(job)
+    assert without_pycuda.pinned
+    assert driver.taken
+    session.run(engines.base.ignore)
+    assert session.proof().details["buffers_by"].startswith("cuda-bindings ")
+    assert np.isfinite(session.outputs()[0]).all()
+    session.close()
+    assert not driver.taken
+    assert not without_pycuda.pinned
+    assert driver.retained == 0
+    assert not driver.current
+
+
+def test_no_memory_through_cuda_bindings_is_a_memory_error(
+    without_pycuda: Bindings, driver: Driver, convolution: Path
+) -> None:
+    driver.fails_at = 0
+    with pytest.raises(MemoryError, match="cuMemAlloc failed"):
+        trt.open_session(job_of(convolution))
+    assert not without_pycuda.pinned
+    assert driver.retained == 0
 
 
 def test_a_driver_that_does_not_answer_is_unsupported(
