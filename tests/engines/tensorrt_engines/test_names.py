@@ -58,7 +58,7 @@ OBJECTS = {
 }
 """What a variable or attribute of that name is, in these files."""
 OTHERS = (
-    *(str, bytes, int, list, dict, tuple, set, type, Path, re.Match, Counter, deque, Exception, ImportError),
+    *(str, bytes, int, list, dict, tuple, set, type, Path, re.Match, Counter, deque, Exception, ImportError, OSError),
     *(Distribution, os.stat_result, type(hashlib.sha256()), threading.Event, threading.Thread, contextlib.ExitStack),
     *(argparse.ArgumentParser, argparse.Namespace, np.random.Generator),
     *(np.ndarray, torch.Tensor, torch.cuda.Stream, torch.cuda.CUDAGraph),
