@@ -726,7 +726,7 @@ class Bindings(ModuleType):
             "cuMemAlloc": self.allocate,
             "cuMemFree": lambda address: self.allocations.pop(address).free(),
             "cuMemAllocHost": self.pin,
-            "cuMemFreeHost": lambda address: [self.pinned.pop(address)] and None,
+            "cuMemFreeHost": lambda address: None,
             "cuMemcpyHtoD": ctypes.memmove,
             "cuMemcpyDtoH": ctypes.memmove,
         }
