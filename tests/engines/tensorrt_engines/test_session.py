@@ -726,7 +726,7 @@ class Bindings(ModuleType):
             "cuMemAlloc": self.allocate,
             "cuMemFree": lambda address: self.allocations.pop(address).free(),
             "cuMemAllocHost": self.pin,
-            "cuMemFreeHost": lambda address: None,
+            "cuMemFreeHost": self.unpin,
             "cuMemcpyHtoD": ctypes.memmove,
             "cuMemcpyDtoH": ctypes.memmove,
         }
@@ -750,6 +750,9 @@ class Bindings(ModuleType):
         memory = np.zeros(size, np.uint8)
         self.pinned[memory.ctypes.data] = memory
         return memory.ctypes.data
+
+    def unpin(self, address: int) -> None:
+        del self.pinned[address]
 
 
 @pytest.fixture
