@@ -6,6 +6,8 @@ import difflib
 import importlib
 import inspect
 import math
+import pickle
+import re
 import sys
 import zipfile
 from collections.abc import Collection, Mapping
@@ -17,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from exporters.catalog import CLASSES, network_of
-from exporters.errors import sentence
+from exporters.errors import sentence, text_of
 from exporters.libraries.catalog import build_from_library
 from exporters.packages import library_folders
 from exporters.single_layers import Conv2d, Layer
@@ -26,6 +28,8 @@ from exporters.source import ModelError, ModelSource, nearest
 SEED = 0
 CALIBRATION_ITEMS = 8
 RESIDUAL_SCALE = 0.2
+_GLOBAL = re.compile(r"(?:GLOBAL|class) ([\w.]+)")
+"""What torch names in a file that it refuses (2.13)."""
 FIRST_KEYS = 3  # of a list of keys in an error message
 
 
@@ -37,7 +41,16 @@ def build(source: ModelSource) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model = call_factory(source) if source.factory else structure(source)
+    if names := [name for name, tensor in _tensors(model) if tensor.is_complex()]:
+        raise ModelError(
+            f"model {source.name!r}: {names[0]} is complex, and in fp32 its imaginary part would be lost; keep the two "
+            "parts as floats (torch.view_as_real) and make them one in forward (torch.view_as_complex)"
+        )
     return model.to("cpu", torch.float32).eval()
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def load(source: ModelSource) -> nn.Module:
@@ -188,16 +201,27 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "", own: Coll
     try:
         content = load_file(path) if path.suffix == ".safetensors" else opened(path)
     except Exception as error:
-        cause = str(error).strip().partition("\n")[0]
         raise ModelError(
-            f"weights {path}: not a readable state dict ({cause}); save one by torch.save(model.state_dict(), path) or "
-            "safetensors.torch.save_file"
+            f"weights {path}: not a readable state dict ({_why_unreadable(error)}); save one by "
+            "torch.save(model.state_dict(), path) or safetensors.torch.save_file"
         ) from error
     state = state_dict(content, key, path, () if prefix else own)
+    if empty := [name for name, tensor in state.items() if tensor.is_meta or tensor.is_nested]:
+        raise ModelError(f"weights {path}: {empty[0]} is no array of numbers; save the model once it has its weights")
     if strays := [name for name in state if not name.startswith(prefix)]:
         what = f"{len(strays)} keys do not begin with {prefix!r}, {strays[0]} for one"
         raise ModelError(f"weights {path}: {what}; correct or leave out prefix")
     return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+
+
+def _why_unreadable(error: Exception) -> str:
+    """In words; where it is that a file holds more than tensors, without torch's advice to read it all the same."""
+    if isinstance(error, pickle.UnpicklingError):
+        named = _GLOBAL.search(str(error))
+        return (
+            f"it holds {named[1] if named else 'more than tensors'}; only tensors are read, for others could run code"
+        )
+    return ": ".join(filter(None, (type(error).__name__, text_of(error, 200))))
 
 
 def opened(path: Path) -> Any:
@@ -206,6 +230,8 @@ def opened(path: Path) -> Any:
     The format that torch wrote before 1.6 cannot be mapped, and is read.
     """
     is_zip = zipfile.is_zipfile(path)
+    if is_zip and (packed := [info for info in zipfile.ZipFile(path).infolist() if info.compress_type]):
+        raise ValueError(f"{packed[0].filename} in it is compressed, which torch.save never does")
     return torch.load(path, map_location="cpu", mmap=is_zip, weights_only=True)
 
 
@@ -256,20 +282,40 @@ def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path, canonical:
         for key in own
         if key in state and state[key].shape != own[key].shape
     ]
+    types = [
+        f"{key} {_type_of(state[key])} instead of {_type_of(own[key])}"
+        for key in own
+        if key in state and _kind(state[key]) != _kind(own[key])
+    ]
+    kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes), ("of another type", types))
     faults = [
         f"{len(keys)} {what} ({', '.join(keys[:FIRST_KEYS])}{', …' if len(keys) > FIRST_KEYS else ''})"
-        for what, keys in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
+        for what, keys in kinds
         if keys
     ]
     if faults:
         hint = f"; add `prefix: {prefix}` next to weights" if (prefix := shared_prefix(own, state)) else ""
         if canonical and any(f" instead of ({CLASSES}," in shape for shape in shapes):
             hint += f"; canonical networks have {CLASSES} classes: for another head give a factory"
+        if types:
+            hint += "; a number means something else in another type: convert them where that is known, and save them"
         raise ModelError(f"weights {path}: keys do not fit the model: {'; '.join(faults)}{hint}")
     for key in own:
         if key not in state:
             own[key].zero_()
     model.load_state_dict(state, strict=False)
+
+
+def _kind(tensor: Tensor) -> tuple[bool, ...]:
+    """What two tensors share of which one can be copied into the other without losing what it means."""
+    is_plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+    kinds = (tensor.is_floating_point(), tensor.is_complex(), tensor.dtype is torch.bool)
+    return (is_plain, *kinds)
+
+
+def _type_of(tensor: Tensor) -> str:
+    layout = "" if tensor.layout is torch.strided else f"{str(tensor.layout).removeprefix('torch.')} "
+    return layout + str(tensor.dtype).removeprefix("torch.")
 
 
 def shared_prefix(own: Collection[str], state: Collection[str]) -> str | None:

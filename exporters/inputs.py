@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     import onnx
 
 SEED = 20240229
+MOST_BATCH = 2**20
+"""Items of the largest batch that a graph may be fixed to: drawing them takes ten seconds."""
+_MOST_INPUT = 2**40
+"""Bytes of the largest input, by far more than any machine's memory is read in the time of a run."""
+_MOST_BYTES = 2**31
 SPACE = ("depth", "height", "width")
 """What the last axes of an image or a volume are called."""
 Value = TypeVar("Value")
@@ -87,7 +92,17 @@ def input_specs(source: ModelSource) -> list[TensorSpec]:
     else:
         names = (BATCH, *named_axes(_item_shape(source)))
         return [TensorSpec("x", sized(source, names), "float32", named=_named(source, names))]
+    fixed = fixed_batch(specs)
+    if fixed is not None and fixed > MOST_BATCH:
+        raise ModelError(
+            f"model {source.name!r}: its batch is fixed to {fixed:,}, and at most {MOST_BATCH:,} items are taken; "
+            "export it with another one, or with a free one"
+        )
     for spec in specs:
+        if (size := math.prod(spec.at(1)) * numpy_dtype(spec.dtype).itemsize) > _MOST_INPUT:
+            raise ModelError(
+                f"model {source.name!r}: {described([spec])} takes {size / 2**40:.1e} TiB an item; correct its shape"
+            )
         if is_integer(spec.dtype) and not (spec.range or spec.fill or spec.data):
             raise ModelError(f"model {source.name!r}: {no_values(spec.name, spec.dtype)}")
     return specs
@@ -383,6 +398,8 @@ def read_onnx(path: Path) -> onnx.ModelProto:
 
     if not path.is_file():
         raise ModelError(f"{path}: no such file")
+    if path.stat().st_size >= _MOST_BYTES:
+        raise ModelError(f"{path}: larger than protobuf's limit of 2 GiB; save it with its weights in other files")
     mend = "export or copy it again"
     if path.suffix in WEIGHTS:
         mend = f"{path.name} is a PyTorch file: give it as weights, with network or factory"
@@ -402,13 +419,23 @@ def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     return [value for value in graph.input if value.name not in initializers]
 
 
+def graph_dtype(model: str, value: onnx.ValueInfoProto, path: Path) -> str:
+    """The type of a graph's input. Raises ModelError for what is no tensor of numbers, and for a negative size."""
+    import onnx
+
+    tensor, types = value.type.tensor_type, onnx.TensorProto
+    if tensor.elem_type not in set(types.DataType.values()) - {types.UNDEFINED, types.STRING}:
+        raise ModelError(f"model {model!r}: input {value.name!r} of {path} is no tensor of numbers")
+    if strange := [dim.dim_value for dim in tensor.shape.dim if dim.dim_value < -1]:  # -1 is free, of old exporters.
+        raise ModelError(f"model {model!r}: input {value.name!r} of {path} has the size {strange[0]}; export it again")
+    return str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+
+
 def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
     """The inputs of a graph of the model: of the user's ONNX file or of an export, without what they hold.
 
     Raises ModelError for an unreadable file and for dimensions without a size.
     """
-    import onnx
-
     inputs = graph_inputs(read_onnx(path).graph)
     shapes = {value.name: symbolic_shape(value) for value in inputs}
     batches = batch_symbols(shapes)
@@ -424,10 +451,7 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
                 unnamed.add(size)
             else:
                 shape.append(source.dimensions[size] if isinstance(size, str) else size)
-        kind = value.type.tensor_type.elem_type
-        if kind in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
-            raise ModelError(f"model {source.name!r}: input {value.name!r} of {path} is no tensor of numbers")
-        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(kind))
+        dtype = graph_dtype(source.name, value, path)
         specs.append(TensorSpec(value.name, tuple(shape), dtype, named=_named(source, sizes)))
     if unnamed:
         names = sorted(unnamed)

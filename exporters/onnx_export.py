@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from exporters.inputs import (
     symbolic_shape,
 )
 from exporters.packages import installed_version
+from exporters.sound_graph import check_sound
 from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state, checked, external_tensors, identified, source_key
 
@@ -335,29 +336,35 @@ def check_onnx(path: Path) -> None:
     """Refuse an ONNX file that no runtime could load.
 
     Raises ModelError for a missing, truncated or foreign file, for external data that are missing, truncated or outside
-    the file's folder (a model must not read other files of this machine), and for what onnx.checker finds.
+    the file's folder, for a graph that would never end or unfold to too many nodes, and for what onnx.checker finds.
     """
     import onnx
 
-    folder = path.parent.resolve()
-    for tensor, (values, entries) in external_tensors(path).items():
-        location = entries["location"]
-        data = (folder / location).resolve()
-        if not data.is_relative_to(folder):
-            raise ModelError(
-                f"{path}: tensor {tensor!r} keeps its data at {location!r}, outside the model's folder; refused. Put "
-                "the data next to the model and save it again with a relative location"
-            )
-        if not data.is_file():
-            raise ModelError(f"{path}: tensor {tensor!r} keeps its data in {location!r}, which is missing")
-        start, has = int(entries.get("offset", 0)), data.stat().st_size
-        needs = int(entries.get("length", 0)) or min(math.prod(values.dims), 1)
-        if start + needs > has:
-            raise ModelError(
-                f"{path}: tensor {tensor!r} keeps its data in {location!r} up to byte {start + needs:,}, and that file "
-                f"has {has:,}: it is empty or truncated; copy or save it again, with the model"
-            )
+    for tensor, entries in external_tensors(path):
+        _check_data(path, tensor, entries)
+    check_sound(read_onnx(path), path)
     try:
         onnx.checker.check_model(str(path))
     except Exception as error:
         raise ModelError(f"{path}: onnx.checker refuses it ({text_of(error)})") from error
+
+
+def _check_data(path: Path, tensor: Any, entries: Mapping[str, str]) -> None:
+    """Raise ModelError where the file with a tensor's data is missing or too short."""
+    location = entries["location"]
+    where = f"{path}: tensor {tensor.name!r} keeps its data in {location!r}"
+    data = path.parent / location
+    if not data.is_file():
+        raise ModelError(f"{where}, which is missing")
+    try:
+        start, length = int(entries.get("offset") or 0), int(entries.get("length") or 0)
+    except ValueError:
+        start = length = -1
+    if min(start, length) < 0:
+        raise ModelError(f"{where} at an offset or of a length that is no number; save it again")
+    end, has = start + (length or min(math.prod(tensor.dims), 1)), data.stat().st_size
+    if end > has:
+        raise ModelError(
+            f"{where} up to byte {end:,}, and that file has {has:,}: it is empty or truncated; copy or save it again, "
+            "with the model"
+        )

@@ -17,6 +17,7 @@ from exporters.errors import sentence
 from exporters.inputs import BATCH, TensorSpec, graph_specs, read_onnx
 from exporters.onnx_export import Export, check_onnx, export_onnx, note
 from exporters.packages import installed_version
+from exporters.sound_graph import every_node, graphs_in, graphs_of, loops
 from exporters.source import ModelError, ModelSource
 from exporters.weights import graph_files, identified, source_key, tensors
 
@@ -53,6 +54,21 @@ def is_float32(path: Path) -> bool:
     return _is_float32(path, changed)
 
 
+def loops_of(source: ModelSource) -> tuple[str, ...]:
+    """The names of the loops in a user's graph, of which nobody can know before whether they end."""
+    if source.onnx is None or not source.onnx.is_file():
+        return ()
+    return _loops_of(source.onnx, source.onnx.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _loops_of(path: Path, changed: int) -> tuple[str, ...]:
+    try:
+        return tuple(loop.name for graph in graphs_in(read_onnx(path)) for loop in loops(graph))
+    except ModelError:
+        return ()  # Whoever prepares it says why.
+
+
 @lru_cache(maxsize=64)
 def _is_float32(path: Path, changed: int) -> bool:
     from onnx import TensorProto
@@ -61,12 +77,12 @@ def _is_float32(path: Path, changed: int) -> bool:
         model = read_onnx(path)
     except ModelError:
         return False
-    graphs: list[Any] = [model.graph, *model.functions]
+    graphs = graphs_in(model)
     types = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     # A single double is a constant that PyTorch's exporter leaves; it makes no double model.
     held = [t for graph in graphs for t in tensors(graph)]
     types |= {t.data_type for t in held if t.data_type != TensorProto.DOUBLE or len(t.dims)}
-    nodes = [node for graph in graphs for node in _nodes(graph)]
+    nodes = [node for graph in graphs for node in every_node(graph)]
     types |= {a.i for node in nodes if node.op_type == "Cast" for a in node.attribute if a.name == "to"} - {
         TensorProto.DOUBLE
     }
@@ -74,16 +90,6 @@ def _is_float32(path: Path, changed: int) -> bool:
     exact |= {TensorProto.UINT8}  # An image's bytes.
     quantized = any(node.op_type.startswith(_INTEGER_OPERATORS) for node in nodes)
     return _FLOAT in types and types <= exact and not quantized
-
-
-def _nodes(graph: Any) -> Iterator[Any]:
-    yield from graph.node
-    for inner in _subgraphs(graph):
-        yield from _nodes(inner)
-
-
-def _subgraphs(graph: Any) -> list[Any]:
-    return [g for node in graph.node for a in node.attribute for g in (a.g, *a.graphs) if g.node]
 
 
 def fp32_graph(source: ModelSource, cache: Cache) -> Export:
@@ -121,6 +127,7 @@ def _write_fp16(name: str, graph: Path, path: Path) -> str:
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
     try:
+        check_onnx(graph)
         # Data in other files stay there: what is passed in memory has protobuf's limit of 2 GiB.
         inferred = onnx.shape_inference.infer_shapes(read_onnx(graph))
         kept = _blocked(inferred, DEFAULT_OP_BLOCK_LIST)
@@ -130,6 +137,8 @@ def _write_fp16(name: str, graph: Path, path: Path) -> str:
         _move_data(model, places, graph.parent, path)
         onnx.save(model, path)
         onnx.checker.check_model(str(path), full_check=True)
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"model {name!r}: converting {graph.name} to fp16 failed: {sentence(error)}; convert it yourself and "
@@ -186,7 +195,7 @@ def _move_data(model: Any, outside: Mapping[str, Any], folder: Path, path: Path)
 
 def _sort(graph: Any) -> None:
     """Put each node behind those that it needs: the converter appends its casts at the end (onnxruntime 1.31)."""
-    for inner in _subgraphs(graph):
+    for inner in [inner for node in graph.node for inner in graphs_of(node)]:
         _sort(inner)
     nodes = list(graph.node)
     maker = {name: place for place, node in enumerate(nodes) for name in node.output}

@@ -12,9 +12,11 @@ from exporters.catalog import network_of
 from exporters.inputs import input_specs, read_onnx
 from exporters.libraries.catalog import LIBRARIES, folder_of
 from exporters.packages import installed_version
+from exporters.sound_graph import graphs_in
 from exporters.source import TOO_LONG, Identity, ModelError, ModelSource, digest, plain
 
 PACKAGE = Path(__file__).parent
+_SHOWN_LOCATION = 200
 
 
 def source_key(source: ModelSource) -> str:
@@ -144,17 +146,34 @@ def checked(source: ModelSource, produce: Callable[[Path], None], runs: bool = T
     return produce_and_check
 
 
-def external_tensors(path: Path) -> dict[str, tuple[Any, dict[str, str]]]:
-    """By name the tensors of an ONNX file whose data lie in other files, and what it says of where (`location`, maybe
-    `offset` and `length`). Raises ModelError for an unreadable file."""
-    model = read_onnx(path)
-    graphs: list[Any] = [model.graph, *model.functions]
-    return {
-        tensor.name: (tensor, {"location": ""} | {entry.key: entry.value for entry in tensor.external_data})
-        for graph in graphs
-        for tensor in tensors(graph)
-        if tensor.external_data
-    }
+def external_tensors(path: Path) -> list[tuple[Any, dict[str, str]]]:
+    """The tensors of an ONNX file whose data lie in other files, all in its folder, and what it says of where
+    (`location`, maybe `offset` and `length`). Raises ModelError for an unreadable file, and for data outside the folder.
+    """
+    model, found = read_onnx(path), []
+    for tensor in (each for graph in graphs_in(model) for each in tensors(graph) if each.external_data):
+        entries = [("location", ""), *((entry.key, entry.value) for entry in tensor.external_data)]
+        for location in {value for key, value in entries[1:] if key == "location"}:
+            _check_location(path, tensor.name, location)  # Of several, readers disagree on which one counts.
+        found.append((tensor, dict(entries)))
+    return found
+
+
+def _check_location(path: Path, tensor: str, location: str) -> None:
+    """Raise ModelError for data outside the folder of the file: a model must not read other files of this machine."""
+    folder = path.parent.resolve()
+    shown = repr(location if len(location) <= _SHOWN_LOCATION else f"{location[:_SHOWN_LOCATION]}…")
+    try:
+        is_inside = (folder / location).resolve().is_relative_to(folder)
+        (folder / location).exists()
+    except (OSError, ValueError, RuntimeError) as error:  # A NUL, a name that is too long, links in a circle.
+        why = getattr(error, "strerror", None) or error
+        raise ModelError(f"{path}: tensor {tensor!r} keeps its data at {shown}, which is no path ({why})") from None
+    if not is_inside:
+        raise ModelError(
+            f"{path}: tensor {tensor!r} keeps its data at {shown}, outside the model's folder; refused. Put the data "
+            "next to the model and save it again with a relative location"
+        )
 
 
 def graph_files(path: Path) -> dict[str, Path]:
@@ -162,7 +181,7 @@ def graph_files(path: Path) -> dict[str, Path]:
 
     Raises ModelError for an unreadable file.
     """
-    locations = sorted({place["location"] for _, place in external_tensors(path).values()})
+    locations = sorted({place["location"] for _, place in external_tensors(path)})
     return {path.name: path, **{location: path.parent / location for location in locations}}
 
 
@@ -171,7 +190,8 @@ def tensors(graph: Any) -> Iterator[Any]:
     yield from getattr(graph, "initializer", ())
     for sparse in getattr(graph, "sparse_initializer", ()):
         yield from (sparse.values, sparse.indices)
-    for attribute in (attribute for node in graph.node for attribute in node.attribute):
+    attributes = [*getattr(graph, "attribute_proto", ()), *(each for node in graph.node for each in node.attribute)]
+    for attribute in attributes:
         yield from (attribute.t, *attribute.tensors)
         yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
         for subgraph in (attribute.g, *attribute.graphs):

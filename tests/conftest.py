@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
@@ -218,6 +219,14 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def small(factories: Path) -> ModelSource:
     return ModelSource("mine", factory="small_factories:small", input_shape=(3, 16, 16))
+
+
+@pytest.fixture
+def everyones_folder() -> Iterator[Path]:
+    """A folder that every user can enter; pytest's own can be entered by their owner alone."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.fixture(scope="session")

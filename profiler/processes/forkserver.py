@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver
 from typing import Any
@@ -25,13 +26,34 @@ def libraries(modules: Iterable[str] = ()) -> Iterator[dict[str, Any]]:
     with own_folder() as folder:
         log = folder / "forkserver.log"
         # A cache of this run's own: with the user's, build_s would tell what an earlier run had compiled already.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+        given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_compile_folder(given, folder / "inductor"))
         start_forkserver(log)
         outcome = run_one(Call("profiler.worker.preload:probe", None, log, timeout=300))
         if outcome.status != "ok":
             text = log.read_text(errors="replace")[-2000:] if log.exists() else ""
             raise RuntimeError(f"the libraries could not be loaded: {outcome.reason}\n{text}")
         yield outcome.value
+
+
+def _compile_folder(given: str | None, own: Path) -> Path:
+    """The folder that the user names for what is compiled; else, and where that cannot be written, this run's `own`,
+    with links to all that the user's has: torch locks and writes even what it only reads."""
+    if not given:
+        return own
+    source = Path(given).absolute()
+    try:
+        source.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=source):
+            return source
+    except OSError:
+        for folder, _, names in os.walk(source):
+            linked = own / Path(folder).relative_to(source)
+            linked.mkdir(parents=True)
+            for name in names:
+                if not name.endswith(".lock"):
+                    (linked / name).symlink_to(Path(folder, name))
+        return own
 
 
 @contextlib.contextmanager

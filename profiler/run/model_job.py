@@ -309,9 +309,15 @@ def _integers(typed: str, dtype: str) -> str:
 
 def _check_graph(entry: Mapping[str, Any], batch: str | None, varied: Mapping[str, Sequence[Any]]) -> int | None:
     """The only batch size of an ONNX file, or None if it is free. Raises ConfigError where more must be said of it."""
-    import onnx
-
-    from exporters.inputs import batch_symbols, fixed_batch, graph_inputs, graph_specs, read_onnx, symbolic_shape
+    from exporters.inputs import (
+        batch_symbols,
+        fixed_batch,
+        graph_dtype,
+        graph_inputs,
+        graph_specs,
+        read_onnx,
+        symbolic_shape,
+    )
 
     path, held = entry["onnx"], entry.get("inputs", {})
     try:
@@ -322,7 +328,7 @@ def _check_graph(entry: Mapping[str, Any], batch: str | None, varied: Mapping[st
         sizes = {**entry.get("dimensions", {}), **{name: own[0] for name, own in varied.items() if name in symbols}}
         for value in inputs:
             free = [s for s in shapes[value.name] if isinstance(s, str) and s not in batches and s not in sizes]
-            dtype = str(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+            dtype = graph_dtype(entry["name"], value, path)
             if free or (is_integer(dtype) and value.name not in held):
                 items = [s if isinstance(s, int) else sizes.get(s, 128) for s in shapes[value.name] if s not in batches]
                 typed = f"{value.name}={','.join(map(str, items))}"

@@ -18,6 +18,7 @@ from exporters.gradients import reference_items
 from exporters.inputs import fixed_batch, input_specs, numpy_dtype
 from exporters.int8 import calibration_files
 from exporters.onnx_export import Export
+from exporters.onnx_files import loops_of
 from exporters.source import Identity, ModelError, ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, Role, file_name
@@ -115,11 +116,12 @@ class _Stages:
         """
         what = "weights and reference outputs"
         outcomes = self._run(self._model_calls(self.sources, ("cpu", "cuda") if gpu else ("cpu",), gpu), what)
-        beyond = [name for name, outcome in outcomes.items() if outcome.status in ("oom", "timeout") and gpu]
+        slow = [name for name, outcome in outcomes.items() if outcome.status in ("oom", "timeout") and gpu]
+        beyond = [name for name in slow if not loops_of(self.sources[name])]
         again = self._run(self._model_calls(beyond, ("cuda",), gpu), what) if beyond else {}
         outcomes |= {name: outcome for name, outcome in again.items() if outcome.status == "ok"}
         prepared = {
-            name: outcome.value if outcome.status == "ok" else Prepared(failures={"model": failed(outcome)})
+            name: outcome.value if outcome.status == "ok" else Prepared(failures={"model": self._why(name, outcome)})
             for name, outcome in outcomes.items()
         }
         for name, each in prepared.items():
@@ -129,8 +131,19 @@ class _Stages:
                 self.tick(f"{name}'s {kind} again, which was damaged in the cache", len(prepared), len(prepared))
         return prepared
 
+    def _why(self, name: str, outcome: Outcome) -> Outcome:
+        """Why the model could not be prepared."""
+        spins = loops_of(self.sources[name]) if outcome.status == "timeout" else ()
+        hint = f"; its Loop {spins[0]!r} may never end" if spins else ""
+        return replace(failed(outcome), reason=f"{failed(outcome).reason}{hint}")
+
     def _model_calls(self, names: Iterable[str], devices: Sequence[Device], gpu: str | None) -> dict[str, Call]:
-        calls = {name: self._call("prepare_model", f"prepare-{name}", name, devices) for name in names}
+        # What may never end has a case's time; others are not cut off, whose weights may take long to read.
+        most = {name: self.budget.timeout if loops_of(self.sources[name]) else math.inf for name in names}
+        calls = {
+            name: self._call("prepare_model", f"prepare-{name}", name, devices, most=limit)
+            for name, limit in most.items()
+        }
         visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
         return {name: replace(call, environment=visible) for name, call in calls.items()}
 

@@ -13,6 +13,8 @@ from engines.base import Array
 from exporters.calls import chosen
 from profiler.worker.task import USUAL, Taken
 
+_NAME_CHARACTERS = 500
+
 
 @dataclass(frozen=True)
 class Aligned:
@@ -30,7 +32,9 @@ def write_outputs(
     """Save a reference's outputs with their names, and next to them which inputs were `changed` in place, and where
     they were `taken`."""
     path.with_suffix(".facts").write_text(json.dumps([changed, taken.device, taken.items]))
-    keys = [f"{number} {name}" for number, name in enumerate(names)]
+    # A member of a zip file has a name of 65,535 bytes at most, which ends at a NUL.
+    shown = ["".join(filter(str.isprintable, name))[:_NAME_CHARACTERS] for name in names]
+    keys = [f"{number} {name}" for number, name in enumerate(shown)]
     np.savez(path, **dict(zip(keys, arrays, strict=True)))  # type: ignore[arg-type]
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import resource
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from read_only import read_only
 
 from exporters.cache import Cache, CacheError, check_room, default_root, entries, key_of, trim
 
@@ -193,32 +192,6 @@ def test_what_cannot_be_removed_stays_and_is_no_error(tmp_path: Path, monkeypatc
             patch.setattr(Path, name, refuse)
             assert not by_name["locked"].remove()
     assert trim(tmp_path, 0) == [by_name["locked"]]
-
-
-@contextlib.contextmanager
-def read_only(folder: Path) -> Iterator[None]:
-    """Nothing in the folder can be written meanwhile, by the administrator neither, who becomes somebody else."""
-    everything = [folder, *folder.rglob("*")]
-    for path in everything:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    is_administrator = os.geteuid() == 0
-    if is_administrator:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if is_administrator:
-            os.seteuid(0)
-        for path in everything:
-            path.chmod(0o755)
-
-
-@pytest.fixture
-def everyones_folder() -> Iterator[Path]:
-    """pytest's own folders can be entered by their owner alone."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
 
 
 def test_a_read_only_cache_serves_what_it_has(everyones_folder: Path) -> None:

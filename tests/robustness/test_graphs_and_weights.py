@@ -1,0 +1,155 @@
+"""Hostile and damaged graphs and weights: each soon gets its sentence, no code runs, and the good ones are taken.
+
+All go through the function by which a run prepares a model, many in one process; where one ends that, another goes on.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import hostile_graphs
+import hostile_weights
+import pytest
+
+from exporters.single_layers import Linear
+from exporters.source import ModelSource
+from profiler.job.case import Budget
+from profiler.processes.process import Call, run_one
+from profiler.run.prepare import _Stages
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+LAYER = Linear(in_features=4, out_features=3)
+Ended = tuple[str, str]
+"""A status and a reason."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Which holds no more than the files of one test."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def graph(path: Path) -> ModelSource:
+    return ModelSource("m", onnx=path)
+
+
+def weights(path: Path) -> ModelSource:
+    return ModelSource("m", layer=LAYER, weights=path)
+
+
+def ends(sources: Sequence[ModelSource], folder: Path) -> list[Ended]:
+    """How each was prepared, or failed to be."""
+    found: list[Ended] = []
+    while len(found) < len(sources):
+        outcome = run_one(Call("try_files:try_each", (sources[len(found) :], folder), folder / "log", 60, 60))
+        found += [part.value for part in outcome.parts]
+        if outcome.status != "ok":
+            found.append((outcome.status, str(outcome.reason)))
+    return found
+
+
+def is_sentence(text: str) -> bool:
+    return text.count("\n") <= 1 and len(text) < 1_500 and "Traceback" not in text and "raised " not in text
+
+
+def unlike(found: Ended, status: str, pattern: str) -> bool:
+    """Whether that is another end than is declared, or no sentence."""
+    return not (re.fullmatch(status, found[0]) and re.search(pattern, found[1]) and is_sentence(found[1]))
+
+
+def test_every_hostile_graph_gets_its_sentence(forkserver: None, soak: Any, folder: Path) -> None:
+    sources = []
+    for number, (make, _, _) in enumerate(hostile_graphs.GRAPHS.values()):
+        own = folder / str(number)
+        own.mkdir()
+        sources.append(graph(make(own)))
+    found = dict(zip(hostile_graphs.GRAPHS, ends(sources, folder), strict=True))
+    assert {name: end for name, end in found.items() if unlike(end, *hostile_graphs.GRAPHS[name][1:])} == {}
+    soak.count("graphs and weights", tried=len(found))
+
+
+def test_a_loop_that_may_never_end_has_the_time_of_a_case(forkserver: None, soak: Any, folder: Path) -> None:
+    source = graph(hostile_graphs.written(hostile_graphs.endless(None, False), folder))
+    budget = Budget(timeout=2, build_timeout=600)
+    prepared = _Stages({"m": source}, budget, folder, (), lambda what, done, total: None).models()["m"]
+    (why,) = prepared.failures.values()
+    assert why.status == "timeout"
+    assert str(why.reason).startswith("the model could not be prepared: ended after 2 s, in phase ")
+    assert str(why.reason).endswith("; raise budget.timeout if it needs longer; its Loop 'spin' may never end")
+    soak.count("graphs and weights", tried=1)
+
+
+def test_every_hostile_file_of_weights_gets_its_sentence(forkserver: None, soak: Any, folder: Path) -> None:
+    sources = []
+    for number, (suffix, make, _, _) in enumerate(hostile_weights.WEIGHTS.values()):
+        path = folder / f"{number}{suffix}"
+        make(path)
+        sources.append(weights(path))
+    found = dict(zip(hostile_weights.WEIGHTS, ends(sources, folder), strict=True))
+    assert {name: end for name, end in found.items() if unlike(end, *hostile_weights.WEIGHTS[name][2:])} == {}
+    soak.count("graphs and weights", tried=len(found), code_run=int((folder / "code ran").exists()))
+
+
+def mutated(content: bytes, rng: random.Random) -> bytes:
+    """The same with a few bytes changed, put in, taken out, doubled, or all after some place missing."""
+    data = bytearray(content)
+    for _ in range(rng.choice([1, 1, 2, 5, 20])):
+        place, kind, length = rng.randrange(len(data) + 1), rng.randrange(6), rng.choice([1, 2, 8, 40])
+        if kind == 0:
+            data[place : place + 1] = bytes([rng.randrange(256)])
+        elif kind == 1:
+            data[place:place] = rng.choice([b"\xff", b"\0", b"\x7f"]) * length
+        elif kind == 2:
+            del data[place : place + length]
+        elif kind == 3:
+            data[place:place] = data[place : place + length]
+        elif kind == 4:  # A large number as protobuf writes it.
+            data[place : place + 1] = b"\xff" * 9 + b"\x01"
+        elif rng.random() < 0.2:
+            del data[place:]
+    return bytes(data)
+
+
+def content_of(make: Callable[[Path], object], suffix: str) -> bytes:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name, f"file{suffix}")
+        make(path)
+        return path.read_bytes()
+
+
+SEEDS: dict[str, Callable[[], bytes]] = {
+    ".onnx": lambda: hostile_graphs.good().SerializeToString(),
+    ".loop.onnx": lambda: hostile_graphs.endless(5).SerializeToString(),
+    ".functions.onnx": lambda: hostile_graphs.bomb(6).SerializeToString(),
+    ".external.onnx": lambda: hostile_graphs.external("w.bin").SerializeToString(),
+    ".pt": hostile_weights.good,
+    ".safetensors": lambda: content_of(hostile_weights.headed(hostile_weights.described([3, 4])), ".safetensors"),
+    ".old.pt": lambda: content_of(hostile_weights.saved(_use_new_zipfile_serialization=False), ".pt"),
+    ".code.pt": lambda: content_of(hostile_weights.with_code_as_long_ago, ".pt"),
+}
+
+
+def test_damaged_graphs_and_weights_end_in_words(forkserver: None, soak: Any, folder: Path) -> None:
+    contents = {suffix: make() for suffix, make in SEEDS.items()}
+    sources, files = [], []
+    for rng in soak.trials(120):
+        own = folder / str(rng.trial)
+        own.mkdir()
+        (own / "w.bin").write_bytes(bytes(64))
+        suffix = list(contents)[rng.trial % len(contents)]
+        files.append(mutated(contents[suffix], rng))
+        path = own / f"m{suffix}"
+        path.write_bytes(files[-1])
+        sources.append(graph(path) if suffix.endswith(".onnx") else weights(path))
+    found = ends(sources, folder)
+    silent = [end for end in found if end[0] != "ok" and not (end[1] and is_sentence(end[1]))]
+    assert silent == []
+    hung = [file for file, end in zip(files, found, strict=True) if end[0] == "timeout" and "loops" not in end[1]]
+    assert hung == []
+    soak.count("graphs and weights", tried=len(found), code_run=int(any(folder.rglob("code ran"))))

@@ -1,0 +1,54 @@
+"""Prepare many models in one process, and look at each as the parent of a run does before it; a worker runs this."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from engines.base import Phase
+from exporters.cache import Cache
+from exporters.flops import cached_cost
+from exporters.onnx_files import is_float32, to_fp16
+from exporters.source import ModelError, ModelSource
+from profiler.errors import ConfigError
+from profiler.processes.messages import CaseEnded, Entered, Report
+from profiler.processes.process import explain
+from profiler.run.model_job import _check_graph
+from profiler.worker.prepare_model import prepare_model
+
+
+def try_each(argument: tuple[Sequence[ModelSource], Path], report: Report) -> None:
+    """Report status and reason of each model; where the parent of a run would end in a traceback, "raised …"."""
+    sources, folder = argument
+    for source in sources:
+        report(Entered(Phase.OPEN))
+        report(CaseEnded(_end(source, Cache(folder / "cache"), report)))
+
+
+def _end(source: ModelSource, cache: Cache, report: Report) -> tuple[str, str]:
+    try:
+        prepared = prepare_model((source, ["cpu"], cache.root), report)
+    except Exception as error:
+        outcome = explain(error)
+        return outcome.status, f"{outcome.reason}{_in_the_parent(source)}"
+    if source.onnx is not None:
+        cached_cost(source, prepared.specs, cache)
+        if is_float32(source.onnx):
+            with contextlib.suppress(ModelError):
+                to_fp16(source, cache)
+    return "ok", _in_the_parent(source)
+
+
+def _in_the_parent(source: ModelSource) -> str:
+    """What the parent raises besides errors in words."""
+    if source.onnx is None:
+        return ""
+    try:
+        is_float32(source.onnx)
+        _check_graph({"name": "m", "onnx": source.onnx}, None, {})
+    except ConfigError:
+        return ""
+    except Exception as error:
+        return f"; raised {error!r}"
+    return ""
