@@ -148,7 +148,7 @@ def checked(source: ModelSource, produce: Callable[[Path], None], runs: bool = T
 
 def external_tensors(path: Path) -> list[tuple[Any, dict[str, str]]]:
     """The tensors of an ONNX file whose data lie in other files, all in its folder, and what it says of where
-    (`location`, maybe `offset` and `length`). Raises ModelError for an unreadable file, and for data outside the folder.
+    (`location`, maybe `offset` and `length`). Raises ModelError for an unreadable file, and for data elsewhere.
     """
     model, found = read_onnx(path), []
     for tensor in (each for graph in graphs_in(model) for each in tensors(graph) if each.external_data):

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 from profiler.errors import ConfigError
