@@ -17,7 +17,7 @@ from exporters.errors import sentence
 from exporters.inputs import BATCH, TensorSpec, graph_specs, read_onnx
 from exporters.onnx_export import Export, check_onnx, export_onnx, note
 from exporters.packages import installed_version
-from exporters.sound_graph import every_node, graphs_in, graphs_of, loops
+from exporters.sound_graph import check_sound, every_node, graphs_in, graphs_of, loops
 from exporters.source import ModelError, ModelSource
 from exporters.weights import graph_files, identified, source_key, tensors
 
@@ -127,7 +127,8 @@ def _write_fp16(name: str, graph: Path, path: Path) -> str:
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
     try:
-        check_onnx(graph)
+        external_tensors(graph)  # Refuses data elsewhere on the disk, which would be copied.
+        check_sound(read_onnx(graph), graph)
         # Data in other files stay there: what is passed in memory has protobuf's limit of 2 GiB.
         inferred = onnx.shape_inference.infer_shapes(read_onnx(graph))
         kept = _blocked(inferred, DEFAULT_OP_BLOCK_LIST)
