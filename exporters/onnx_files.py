@@ -19,7 +19,7 @@ from exporters.onnx_export import Export, check_onnx, export_onnx, note
 from exporters.packages import installed_version
 from exporters.sound_graph import check_sound, every_node, graphs_in, graphs_of, loops
 from exporters.source import ModelError, ModelSource
-from exporters.weights import graph_files, identified, source_key, tensors
+from exporters.weights import external_tensors, graph_files, identified, source_key, tensors
 
 MADE = ("fp32", "tf32", "fp16", "int8")
 """At which precisions a float32 file runs; of any other there is no converter."""
