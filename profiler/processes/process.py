@@ -122,7 +122,7 @@ def _own_folder_for_sockets() -> None:
     """Have multiprocessing put its socket where the next run sweeps, if this process is killed."""
     config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     if "tempdir" not in config:
-        folder = OwnFolder()
+        folder = OwnFolder(for_sockets=True)
         config["tempdir"] = folder.path
         util.Finalize(None, folder.remove, exitpriority=-100)  # As multiprocessing's own: not in what is forked.
 

@@ -12,15 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PREFIX = "profiler-tmp-"
+_SHORT = "/tmp"
+_MOST_FOR_SOCKETS = 60
 _NAME = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
 
 
 class OwnFolder:
     """A temporary folder, locked as long as its process lives: the kernel frees the lock however that ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, for_sockets: bool = False) -> None:
+        """One `for_sockets` has a short path: a socket's has 107 bytes at most (man 7 unix)."""
+        is_short = len(os.fsencode(tempfile.gettempdir())) <= _MOST_FOR_SOCKETS
         # A name of its own until it is locked: nobody sweeps it before.
-        new = tempfile.mkdtemp(prefix=_PREFIX, suffix=".new")
+        new = tempfile.mkdtemp(".new", _PREFIX, None if is_short or not for_sockets else _SHORT)
         self._lock = _locked(new)
         self.path = new.removesuffix(".new")
         Path(new).rename(self.path)
@@ -45,11 +49,12 @@ def own_folder() -> Iterator[Path]:
 
 def sweep() -> None:
     """Remove the temporary folders of processes of this user that are gone."""
-    with contextlib.suppress(OSError):
-        for folder in Path(tempfile.gettempdir()).iterdir():
-            if _NAME.fullmatch(folder.name) and (lock := _locked(str(folder))) is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(lock)
+    for parent in {tempfile.gettempdir(), _SHORT}:
+        with contextlib.suppress(OSError):
+            for folder in Path(parent).iterdir():
+                if _NAME.fullmatch(folder.name) and (lock := _locked(str(folder))) is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    os.close(lock)
 
 
 def _locked(folder: str) -> int | None:

@@ -417,6 +417,8 @@ def test_folders_of_processes_that_are_gone_are_swept(tmp_path: Path, monkeypatc
         assert not left.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["profiler-tmp-abcd1234", "profiler-tmp-users"]
     assert (ROOT / "profiler").exists()
-    one = OwnFolder()
+    monkeypatch.setattr("tempfile.tempdir", f"{tmp_path}/{'l' * 150}")
+    one = OwnFolder(for_sockets=True)
+    assert len(one.path) < 60
     one.remove()
     one.remove()
