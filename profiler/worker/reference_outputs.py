@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -175,10 +176,14 @@ def deterministic() -> Iterator[None]:
     """Have torch and cuBLAS take algorithms that sum in the same order every time, where they have some."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    switches: Any = torch.utils.deterministic
+    filled = switches.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
+    switches.fill_uninitialized_memory = False  # With NaN, which no other run does.
     try:
         yield
     finally:
+        switches.fill_uninitialized_memory = filled
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
