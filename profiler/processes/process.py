@@ -477,8 +477,8 @@ def _out_of_memory(error: BaseException) -> BaseException | None:
 
 
 def _print(error: BaseException) -> None:
-    """Its traceback, into the log: on the model's outputs, or on our own where it has closed or removed those."""
-    for file in (sys.stderr, sys.__stderr__):
+    """Its traceback, into the log, wherever a model has sent what is printed."""
+    for file in (sys.__stderr__, sys.stderr):
         with contextlib.suppress(Exception):
             traceback.print_exception(error, file=file)
             return

@@ -181,7 +181,7 @@ def floods_its_log(_, report):
 '''
 
 PARENT = """
-import json, os, sys
+import json, os, signal, sys
 from pathlib import Path
 from profiler.processes import process
 from profiler.processes.process import Call, Child, run_all, run_one, start_forkserver
@@ -220,8 +220,11 @@ for name in sys.argv[3:]:
 waiting = call("good")
 outcomes = run_all([call("becomes_a_daemon"), call("becomes_a_daemon_and_hangs"), waiting], 3)
 found += [said(f"side by side {number}", outcome) for number, outcome in enumerate(outcomes)]
+# A forkserver that cannot be woken is replaced.
+signal_it, process._START_SECONDS = process._signal_forkserver, 1.0
+process._signal_forkserver = lambda number: number == signal.SIGCONT or signal_it(number)
+found += [said(name, run_one(call(name))) for name in ("stops_the_forkserver", "good")]
 print(json.dumps(found))
-print(os.listdir(os.environ["TMPDIR"]), file=sys.stderr)
 """
 
 ATTACKS = {
@@ -309,8 +312,12 @@ def test_what_a_model_started_in_sessions_of_its_own_ends_with_its_case(outcomes
 def test_of_calls_side_by_side_only_those_that_have_ended_lose_what_they_started(
     outcomes: list[dict[str, Any]],
 ) -> None:
-    found = [(each["status"], each["value"] is not None) for each in outcomes[2 * len(ATTACKS) :]]
+    found = [(each["status"], each["value"] is not None) for each in outcomes[2 * len(ATTACKS) : -2]]
     assert found == [("ok", True), ("timeout", False), ("ok", True)]
+
+
+def test_a_forkserver_that_cannot_be_woken_is_replaced(outcomes: list[dict[str, Any]]) -> None:
+    assert [(each["status"], each["value"]) for each in outcomes[-2:]] == [("ok", "figures")] * 2
 
 
 def test_a_log_keeps_its_beginning_and_its_end(outcomes: list[dict[str, Any]], folder: Path) -> None:

@@ -10,7 +10,9 @@ import pytest
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case, Role
 from profiler.processes import process
+from profiler.processes.messages import Outcome
 from profiler.results.result import Result
+from profiler.run import supervise
 from profiler.run.prepare import prepare
 from profiler.run.quiet import Quiet
 from profiler.run.supervise import Supervisor
@@ -164,3 +166,18 @@ def test_a_shape_that_was_not_timed_says_why_beside_one_that_was(
     timed, *failed = found.values()
     assert isinstance(timed, float) and timed > 0
     assert all(isinstance(why, str) and "cannot compute" in why for why in failed)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "reason"),
+    [
+        (Outcome("ok"), "failed", "its process ended without a result"),
+        (Outcome("crashed", "wrote what is no message", phase="end"), "crashed", "wrote what is no message"),
+    ],
+)
+def test_a_process_that_measured_no_batch_is_a_row_and_not_started_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Quiet, outcome: Outcome, status: str, reason: str
+) -> None:
+    monkeypatch.setattr(supervise, "run_one", lambda call, look: outcome)
+    found = sweep(tmp_path, Prepared(), alone)
+    assert [(result.status, result.reason) for result in found] == [(status, reason)] * 3
