@@ -35,6 +35,13 @@ class Slow(nn.Module):
         if x.device.type == "cpu" and len(x) == 1:
             time.sleep(8)  # Times 8 is more than a CPU may take.
         return self.layer(x)
+
+
+class Large(Slow):
+    def forward(self, x):
+        if x.device.type == "cpu" and torch.is_inference_mode_enabled():
+            raise MemoryError("out of memory")
+        return self.layer(x)
 """
 
 
@@ -54,9 +61,10 @@ def test_both_devices_give_the_same_reference(name: str, tmp_path: Path) -> None
         np.testing.assert_array_equal(first, second)
 
 
-def test_what_the_cpu_cannot_afford_is_compared_with_the_gpus(tmp_path: Path, command_line: Any) -> None:
+@pytest.mark.parametrize("name", ["Slow", "Large"])
+def test_what_the_cpu_cannot_afford_is_compared_with_the_gpus(name: str, tmp_path: Path, command_line: Any) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
-    model = '{name: slow, factory: "slow:Slow", input: [3, 16, 16]}'
+    model = f'{{name: slow, factory: "slow:{name}", input: [3, 16, 16]}}'
     (tmp_path / "job.yaml").write_text(f"models: [{model}]\nengines: [eager]\nbatch_sizes: [2]\ndevice: cuda\n")
     command_line("job.yaml", "--quick", cwd=tmp_path)
     (row,) = pl.read_parquet(tmp_path / "results/*/results.parquet").iter_rows(named=True)
