@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
-import graphs
 import numpy as np
 import polars as pl
 import pytest
@@ -15,6 +15,9 @@ from exporters.distance import relative_l2
 from exporters.source import ModelSource
 from profiler.worker.outputs import read_outputs
 from profiler.worker.prepare_model import prepare_model
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import graphs
 
 pytestmark = pytest.mark.gpu
 
