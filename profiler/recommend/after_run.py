@@ -19,6 +19,7 @@ from profiler.recommend.choice import Recommendation, recommend
 from profiler.recommend.options import make_request
 from profiler.recommend.reasons import amount
 from profiler.results.replicates import without_probes
+from profiler.results.sentences import not_in_the_choice
 from profiler.results.warning_kinds import disturbed
 from profiler.run.command import execute as run_job
 
@@ -49,6 +50,8 @@ def conclude(run: Path, results: pl.DataFrame, console: Console) -> None:
     console.print(Text("\nWhat to deploy", style="bold"))
     for aim in aims:
         _print_answer(console, aim, recommend(results, make_request(aim, results)))
+    if lost := not_in_the_choice(results.filter(pl.col("pass") == one.pass_)):
+        console.print(Text(f"\n{lost}", style="yellow"))
     why = f"\nWhy not the others: {PROGRAM} recommend {shlex.quote(str(run))}{_options(aims[0])}"
     console.print(Text(f"{why} (--help: limits, other objectives)", style="dim"), soft_wrap=True)
 

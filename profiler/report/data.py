@@ -21,7 +21,7 @@ from profiler.results.layer_profiles import Profiled, profiled, together
 from profiler.results.problems import not_measured, warned
 from profiler.results.reading import Runs, chosen
 from profiler.results.replicates import disturbed, merge, without_probes
-from profiler.results.sentences import rough
+from profiler.results.sentences import not_in_the_choice, rough
 from profiler.results.set_up import BREAK_EVENS, break_even, set_up
 from profiler.results.speedups import CONFIGURATION, GROUP, INTERVAL, SPEEDUPS, spreads, with_base
 from profiler.stats.ratios import JUDGED_ON
@@ -66,6 +66,8 @@ class Data:
     layers: Sequence[Sequence[Profiled]]
     statuses: Mapping[str, int]
     notes: Sequence[str]
+    lost: str | None = None
+    """Which configurations failed, so that the answer cannot be one of them."""
 
     @property
     def environments(self) -> dict[str, dict[str, Any]]:
@@ -113,6 +115,7 @@ def gather(
         _layers(runs, shown, notes),
         {str(status): number for status, number in statuses.collect().iter_rows()},
         notes,
+        not_in_the_choice(cells),
     )
 
 

@@ -110,7 +110,7 @@ def _filters(options: Options) -> str:
 
 
 def _section(section: Section, several_precisions: bool) -> str:
-    parts = [_paragraph(text) for text in section.text]
+    parts = [*map(_paragraph, section.text), *(f"<p>{escape(text)}</p>" for text in section.plain)]
     if section.name == "answer" and several_precisions:
         parts.append('<p class="only-with">Choose a precision above to see the fastest in it.</p>')
     tables = [_table(table, section.open) for table in section.tables]

@@ -76,13 +76,14 @@ _MOST_JOBS = 5
 class Section:
     """One part: its text, its charts, its tables, and sentences with the group that each is about.
 
-    `open`: its tables are shown at once; otherwise a reader unfolds them. `code`: titles and what can be unfolded below
-    them, letter by letter.
+    `plain`: text after that, in which nothing is markup. `open`: its tables are shown at once; otherwise a reader
+    unfolds them. `code`: titles and what can be unfolded below them, letter by letter.
     """
 
     name: str
     title: str
     text: Sequence[str] = ()
+    plain: Sequence[str] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
     open: bool = False
@@ -147,7 +148,12 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
             return [key for part in names for key in among if key == part or key.startswith(f"{part}-")]
 
         return Section(
-            name, title, text, [drawn[key] for key in own(drawn)], [made[key] for key in own(made)], **fields
+            name,
+            title,
+            text,
+            charts=[drawn[key] for key in own(drawn)],
+            tables=[made[key] for key in own(made)],
+            **fields,
         )
 
     def when(condition: object, text: str) -> list[str]:
@@ -158,7 +164,12 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
     walked = configurations["first_call_ms"].count()
     environment = [*wall_time(data.runs), *data.runs.notes]
     return [
-        section("answer", "What to deploy", _answer(data), "overview", open=True, sentences=_sentences(configurations)),
+        section(
+            *("answer", "What to deploy", _answer(data), "overview"),
+            open=True,
+            plain=[data.lost] if data.lost and measured else [],
+            sentences=_sentences(configurations),
+        ),
         section("speedups", "Speed-up by configuration", _speedups(configurations)),
         section("latency", "Latency against batch size", _latency(configurations)),
         section("shapes", "Latency and throughput by shape", when(charts.dimensions(configurations), _SHAPES)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from engines.base import Warning
 from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
 from profiler.results.batch_sweeps import DOWN, FAMILY, KNEE_SHARE, UP
-from profiler.results.replicates import OUT_OF_MEMORY, measured
+from profiler.results.reading import Frame
+from profiler.results.replicates import OK, OUT_OF_MEMORY, measured, without_probes
 from profiler.results.warning_kinds import (
     KINDS,
     disturbances,
@@ -55,11 +57,43 @@ def rough(sampling_seconds: Iterable[float | None]) -> str | None:
     return f"Rough figures: {how}. Before you decide, measure for longer."
 
 
+_MOST_FAILURES = 4
+_REASON_CHARACTERS = 140
 FIRST_CALL = (
     "First call: what the first request of a new shape waits for, in a process that has served the smaller ones; one "
     "sample. The smallest shape has none: its first call is part of the set-up."
 )
 """Below tables with the column `first_call_ms`."""
+
+
+def not_in_the_choice(results: Frame) -> str | None:
+    """Which configurations failed, so that nothing was chosen from them, and why in short; None where none did.
+
+    Like "Not in the choice: compiled fp16 at batch 1 and 16 (crashed: ended by SIGSEGV in phase load)". What is
+    unsupported, and what was measured in another process, is left out.
+    """
+    cells = without_probes(results).lazy()
+    cell = ["run_id", "model", "variant", "pass", "precision", "batch_size", "extra"]
+    lost = cells.filter(~OK, pl.col("status") != "unsupported").join(cells.filter(OK), cell, "anti", nulls_equal=True)
+    found = lost.select(*cell, "status", "reason").collect()
+    if found.is_empty():
+        return None
+    several = cells.select(pl.col("model").n_unique() > 1).collect().item()
+    by = ["model", "status", "reason"]
+    parts = []
+    for (model, status, reason), rows in found.group_by(by, maintain_order=True):
+        names = listed((rows["variant"] + " " + rows["precision"]).unique(maintain_order=True))
+        sizes = listed(rows["batch_size"].unique().sort())
+        why = OUT_OF_MEMORY if status == "oom" else f"{status}: {_in_short(str(reason or 'no reason was given'))}"
+        parts.append(f"{f'{model}, ' if several else ''}{names} at batch {sizes} ({why})")
+    more = [f"{counted(len(parts) - _MOST_FAILURES, 'more failure')}"] if len(parts) > _MOST_FAILURES else []
+    return f"Not in the choice: {'; '.join([*parts[:_MOST_FAILURES], *more])}."
+
+
+def _in_short(reason: str) -> str:
+    """What a reason begins with, without the model that it is of."""
+    text = re.sub(r"^model '[^']*': ", "", " ".join(reason.split())).partition("; ")[0]
+    return text if len(text) <= _REASON_CHARACTERS else f"{text[:_REASON_CHARACTERS].rstrip()} …"
 
 
 def group_sentence(key: Row, lines: Sequence[Row], everywhere: Collection[str] = ()) -> str | None:

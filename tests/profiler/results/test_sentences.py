@@ -35,6 +35,27 @@ def test_the_sentence_gives_as_many_digits_as_tell_something(slow, says):
     assert says in said(run(row("eager", ms=slow), row("ort", ms=1.0)))[0]
 
 
+def test_what_failed_is_not_in_the_choice():
+    lost = "model 'net': no ONNX graph in fp32: no operator for prims.bessel_j0; write it with others"
+    rows = [
+        row("eager", ms=1.0),
+        *(row("ort", ms=None, batch_size=b, case_id=f"ort{b}", reason=lost) for b in (1, 16)),
+        row("ort", "fp16", ms=None, status="failed", reason=lost),
+        row("compiled", ms=None, status="oom", reason="CUDA: a long story"),
+        row("compiled", "fp16", ms=None, reason="a" * 200, replicate=1),
+        row("compiled", "fp16", ms=2.0),  # Another process of it is there.
+        row("trt", ms=None, status="unsupported", reason="not installed"),
+    ]
+    results, _ = run(*rows)
+    assert sentences.not_in_the_choice(results) == (
+        "Not in the choice: ort fp32 and ort fp16 at batch 1 and 16 (failed: no ONNX graph in fp32: no operator for "
+        "prims.bessel_j0); compiled fp32 at batch 1 (out of memory)."
+    )
+    assert sentences.not_in_the_choice(results.filter(variant="eager")) is None
+    (alone,) = sentences.not_in_the_choice(results.filter(replicate=1)).splitlines()
+    assert alone.endswith(f"(failed: {'a' * 140} …).")
+
+
 def test_the_sentence_for_training_says_so():
     frames = run(row("eager", ms=6.0, **{"pass": "training"}), row("compiled", ms=2.5, **{"pass": "training"}))
     assert said(frames)[0].startswith("net training, batch 1: compiled fp32 is 2.4× fp32 eager")
