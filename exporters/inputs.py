@@ -175,6 +175,12 @@ def _library_specs(source: ModelSource) -> list[TensorSpec]:
     own = {name_of(each.place, len(known.inputs)): each for each in known.inputs}
     if strays := [name for name in source.dimensions if name not in (*known.sizes, *symbols(source.inputs))]:
         raise ModelError(f"model {source.name!r}: dimensions: {nearest(strays[0], list(known.sizes))}")
+    for name, most in known.limits.items():
+        if (size := source.dimensions.get(name, 0)) > most:
+            raise ModelError(
+                f"model {source.name!r}: {name} is {size}, but {source.factory} has positions for {most}: "
+                f"give at most {most}, or options that make it longer"
+            )
     declared = [_completed(each, own.get(name_of(each.place, len(source.inputs)))) for each in source.inputs]
     taken = declared or list(known.inputs)
     if source.input_shape is not None and taken:

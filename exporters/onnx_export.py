@@ -215,7 +215,8 @@ def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> An
 
     A fused kernel of attention gives its result in another memory order than the products that the exporter makes of
     it (torch 2.13): what views it fails then, unless it has been recorded with the products' order. And the exporter
-    knows attention only of four dimensions, where torch also takes three (timm's SAM has its heads in the batch).
+    knows attention only of four dimensions, where torch also takes three (timm's SAM has its heads in the batch) and
+    more (its Hiera has windows beside the heads).
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -236,7 +237,8 @@ def to_program(model: nn.Module, example: tuple[Any, ...], **options: Any) -> An
 
 
 def attention_in_four_dimensions() -> contextlib.AbstractContextManager[Any]:
-    """While it is entered, scaled_dot_product_attention of three dimensions is computed as one item of four."""
+    """While it is entered, scaled_dot_product_attention of three dimensions is computed as one item of four, and of
+    more than four with all but the last three of them as one."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -244,11 +246,20 @@ def attention_in_four_dimensions() -> contextlib.AbstractContextManager[Any]:
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             is_attention = func is torch.nn.functional.scaled_dot_product_attention
-            if not is_attention or (args[0] if args else kwargs["query"]).dim() != 3:
+            if not is_attention or (query := args[0] if args else kwargs["query"]).dim() == 4:
                 return func(*args, **kwargs)
-            own = [part[None] if isinstance(part, torch.Tensor) else part for part in args]
-            named = {key: part[None] if isinstance(part, torch.Tensor) else part for key, part in kwargs.items()}
-            return func(*own, **named)[0]
+            outer = query.shape[:-3]
+
+            def lifted(part: Any) -> Any:
+                if not isinstance(part, torch.Tensor):
+                    return part
+                if not outer:
+                    return part[None]
+                # A mask may have fewer dimensions than the query, or ones in their place.
+                return part.expand(*outer, *part.shape[-3:]).flatten(0, -4) if part.dim() > 3 else part
+
+            result = func(*map(lifted, args), **{key: lifted(part) for key, part in kwargs.items()})
+            return result.unflatten(0, outer) if outer else result[0]
 
     return Lifted()
 

@@ -37,6 +37,28 @@ class _DefaultsToRun(TyperGroup):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an option that only others have names those, in place of one that is spelt like it."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            option = getattr(error, "option_name", None)
+            # By its name: typer raises its own, or in older versions click's.
+            if type(error).__name__ == "NoSuchOption" and option:
+                having = [name for name, command in self.commands.items() if _has_option(command, option)]
+                self._say_where(error, option, having)
+            raise
+
+    @staticmethod
+    def _say_where(error: Any, option: str, having: Sequence[str]) -> None:
+        if having:
+            commands = f"{PROGRAM} {having[0]} --help" if len(having) == 1 else ", ".join(having)
+            error.possibilities, error.message = None, f"No such option: {option}. Other commands have it: {commands}"
+
+
+def _has_option(command: Any, option: str) -> bool:
+    return any(option in parameter.opts for parameter in command.params)
+
 
 app = typer.Typer(
     cls=_DefaultsToRun,

@@ -45,6 +45,8 @@ class Known:
 
     inputs: tuple[DeclaredInput, ...]
     sizes: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """The largest size that the model takes, where it is known."""
 
 
 LIBRARIES = {
@@ -132,9 +134,9 @@ def not_installed(library: Library) -> str | None:
     return f"needs {library.package}, which is not installed: pip install 'cnn-runtime-profiler[{library.extra}]'"
 
 
-def closest(name: str, names: list[str]) -> str:
-    """A hint at the names of a library that were probably meant."""
+def closest(name: str, names: list[str], what: str = "models") -> str:
+    """A hint at the names of a library, or of `what` else there is, that were probably meant."""
     import difflib
 
     near = difflib.get_close_matches(name, names, n=3)
-    return f"did you mean {' or '.join(near)}?" if near else f"it has {len(names)} models, {names[0]} for one"
+    return f"did you mean {' or '.join(near)}?" if near else f"it has {len(names)} {what}, {names[0]} for one"

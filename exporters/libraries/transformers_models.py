@@ -24,6 +24,11 @@ from exporters.libraries.transformers_steps import Step, cached_inputs
 from exporters.source import ModelError
 
 _SEQUENCE, _DECODER_SEQUENCE, _SAMPLES, _IMAGE = 128, 16, 16000, 224
+_ENDLESS = (
+    *("rope_theta", "rope_parameters", "rope_scaling", "rotary", "rotary_dim", "alibi", "relative_attention"),
+    *("relative_attention_num_buckets", "conv_pos_kernel_size"),
+)
+"""Of configurations whose models have no table of positions."""
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
 
 
@@ -73,7 +78,8 @@ def inputs(name: str, options: Mapping[str, Any], step: str = "") -> Known:
         own = [row for key, row in rows.items() if key in parameters]
         taken = [row for row in own if not (step and name_of(row.place).startswith("decoder_"))]
     used = {size for each in taken for size in each.shape or ()}
-    return Known(tuple(taken), {size: value for size, value in sizes.items() if size in used})
+    limits = _limits(config)
+    return Known(tuple(taken), *({size: of[size] for size in of if size in used} for of in (sizes, limits)))
 
 
 def _rows(config: Any, owner: Any) -> tuple[dict[str, DeclaredInput], dict[str, int]]:
@@ -116,6 +122,19 @@ def _rows(config: Any, owner: Any) -> tuple[dict[str, DeclaredInput], dict[str, 
     return declared, sizes
 
 
+def _limits(config: Any) -> dict[str, int]:
+    """How long a sequence, or what is cached of it before one more token, may be of a model with a table of positions.
+
+    Rotary and relative positions go on beyond what the configuration names.
+    """
+    text = config.get_text_config()
+    longest = [value for key in _POSITIONS if (value := getattr(text, key, None))]
+    if not longest or any(getattr(text, key, None) for key in _ENDLESS):
+        return {}
+    own = "decoder_sequence" if config.is_encoder_decoder else "sequence"
+    return {own: min(longest), "cache": min(longest) - 1}
+
+
 def _config(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     """The configuration with these options, and the model's class; None where the configuration alone says it.
 
@@ -129,7 +148,7 @@ def _config(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
         cls, config_class, given = *_classes(name), {}
     if strays := [key for key in options if key != "attn_implementation" and not hasattr(config_class(), key)]:
         known = [key for key in vars(config_class()) if not key.startswith("_")]
-        raise ModelError(f"{config_class.__name__} has no option {strays[0]!r}; {closest(strays[0], known)}")
+        raise ModelError(f"{config_class.__name__} has no option {strays[0]!r}; {closest(strays[0], known, 'options')}")
     config = config_class(**{**given, **options})
     if "use_cache" not in options and hasattr(config.get_text_config(), "use_cache"):
         config.use_cache = config.get_text_config().use_cache = False

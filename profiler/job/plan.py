@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
-from engines.catalog import ENGINES, PLAIN, PRESETS, Device, Training, unsupported
+from engines.catalog import ENGINES, PLAIN, PRESETS, Device, Pass, Training, unsupported
 from engines.requirements import explain, missing
 from exporters.catalog import network_of
 from exporters.onnx_files import not_made, precisions_of
@@ -23,6 +23,7 @@ _COMPILE_SECONDS = {"cpu": 60.0, "cuda": 40.0}
 _OVERHEAD_SECONDS = {"cpu": 1.5, "cuda": 3.0}
 _GFLOPS = {"cpu": 100.0, "cuda": 20_000.0}
 """Guessed fp32 rates for the time estimate only, in GFLOP/s."""
+_GENERATION = ("prefill", "decode")
 _LAYERS = Training(head="logits")
 """A layer has no loss: its training pass starts from a fixed gradient of its output."""
 
@@ -108,6 +109,7 @@ def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capab
         source = at_shape(of_job, shape, varied)
         for engine_entry, training in product(config.engines, trainings if pass_ == "training" else [PLAIN]):
             engine, options, reason = _resolve(engine_entry, device)
+            reason = reason or _untrainable(source, pass_)
             reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind, capability)
             if ENGINES[engine].needs == "onnx":
                 reason = reason or not_made(source, precision)
@@ -131,6 +133,15 @@ def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capab
                 unsupported=reason,
                 reference=_at_same_shape(reference, shape) if reference else None,
             )
+
+
+def _untrainable(source: ModelSource, pass_: Pass) -> str | None:
+    if pass_ == "training" and source.step in _GENERATION:
+        return (
+            f"{source.step} is a step of generation, whose cache training does not have: train the whole model (an "
+            "entry without `step`), or leave this one out by `exclude`"
+        )
+    return None
 
 
 def _at_same_shape(reference: ModelEntry, shape: Mapping[str, int]) -> ModelSource:

@@ -338,6 +338,16 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
     lines = summary(results, samples)
     write_tables(run.tables, results, lines)
     study = config.published
+
+    def print_study() -> None:
+        if study is None or results.is_empty():
+            return
+        text = Text(f"\n{nothing_compared(study, results['pass'])}", style="yellow")
+        if present(console, study, results, [flat_environment(environment)], run.tables):
+            command = f"{PROGRAM} report {shlex.quote(str(run.path))} --study {study}"
+            text = Text(f"As a page with its pictures: {command}", style="dim")
+        console.print(text, soft_wrap=True)
+
     print_results(
         console,
         results,
@@ -345,13 +355,8 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
         lambda group: study is not None and covers(study, group),
         config.budget.seconds,
         runner.repeats_used_up,
+        print_study,
     )
-    if study is not None and not results.is_empty():
-        text = Text(f"\n{nothing_compared(study, results['pass'])}", style="yellow")
-        if present(console, study, results, [flat_environment(environment)], run.tables):
-            command = f"{PROGRAM} report {shlex.quote(str(run.path))} --study {study}"
-            text = Text(f"As a page with its pictures: {command}", style="dim")
-        console.print(text, soft_wrap=True)
     if wall is not None:
         # Only now: the time of writing and printing the tables counts, too.
         seconds = wall.split()

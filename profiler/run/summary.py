@@ -39,13 +39,15 @@ def print_results(
     elsewhere: Callable[[Row], bool] = lambda key: False,
     sampling_seconds: float | None = None,
     repeats_used_up: bool = False,
+    print_more: Callable[[], None] = lambda: None,
 ) -> None:
     """Every group's table and sentence, then what could not be measured and why, and last how sure the figures are.
 
-    `lines` are configurations.summary's. A group of which `elsewhere` says so has its table elsewhere, and its sentence
-    here. Single layers have a table for all of a layer's passes, and the batch sizes of a sweep one for all of them.
-    After few `sampling_seconds` a case the figures are called rough, in place of the notes on intervals. With
-    `repeats_used_up` disturbed cases remain because the time for measuring them again was.
+    `lines` are configurations.summary's. A group of which `elsewhere` says so has its table elsewhere, which
+    `print_more` prints below the others, and its sentence here. Single layers have a table for all of a layer's passes,
+    and the batch sizes of a sweep one for all of them. After few `sampling_seconds` a case the figures are called
+    rough, in place of the notes on intervals. With `repeats_used_up` disturbed cases remain because the time for
+    measuring them again was.
     """
     layers = set(results.filter(model_kind="layer")["model"])
     networks = [(key, group) for key, group in groups(lines) if key["model"] not in layers]
@@ -61,6 +63,7 @@ def print_results(
         _print_layers(console, results)
     if not all(elsewhere(key) for key, _ in networks if key["role"] == Role.SWEEP):
         _print_sweeps(console, results)
+    print_more()
     console.print()
     everywhere = carried_by_all(line["warnings"] for _, group in compared for line in group)
     for text in (*(group_sentence(key, group, everywhere) for key, group in compared), *sweep_sentences(results)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,7 @@ def test_a_saved_folder_of_transformers_has_its_weights(tmp_path: Path) -> None:
     [
         ("hf:BertModell", {}, "transformers has no such class; did you mean BertModel"),
         ("hf:BertModel", {"hidden_sise": 3}, "BertConfig has no option 'hidden_sise'; did you mean hidden_size"),
+        ("hf:DetrModel", {"zzz": 3}, r"DetrConfig has no option 'zzz'; it has \d+ options"),
         ("hf:google/bert", {}, "nothing is downloaded"),
     ],
 )
@@ -213,6 +215,26 @@ def test_a_decode_step_takes_the_cache_and_gives_it_one_token_longer() -> None:
     given = outputs(source)
     assert (given["logits"], given["present.1.value"]) == ((2, 1, 100), (2, 2, 8, 8))
     assert identify(source).key != identify(model("hf:LlamaForCausalLM", options=TINY_LLAMA)).key
+
+
+@TRANSFORMERS
+@pytest.mark.parametrize(
+    ("word", "options", "step", "dimensions", "says"),
+    [
+        ("hf:GPT2LMHeadModel", TINY_GPT2, "decode", {"cache": 1024}, "cache is 1024, but hf:GPT2LMHeadModel has posi"),
+        ("hf:GPT2LMHeadModel", TINY_GPT2, "decode", {"cache": 1023}, None),
+        ("hf:GPT2LMHeadModel", {**TINY_GPT2, "n_positions": 2048}, "decode", {"cache": 2047}, None),
+        ("hf:GPT2LMHeadModel", TINY_GPT2, "prefill", {"sequence": 1025}, "sequence is 1025.*at most 1024, or options"),
+        ("hf:BertModel", SMALL, None, {"sequence": 513}, "sequence is 513"),
+        ("hf:LlamaForCausalLM", {**TINY_LLAMA, "max_position_embeddings": 64}, "decode", {"cache": 100}, None),
+    ],
+)
+def test_more_than_a_models_positions_is_refused_in_words(
+    word: str, options: dict[str, Any], step: str | None, dimensions: dict[str, int], says: str | None
+) -> None:
+    source = model(word, options=options, dimensions=dimensions, **({"step": step} if step else {}))
+    with pytest.raises(ModelError, match=says) if says else nullcontext():
+        assert input_specs(source)
 
 
 @TRANSFORMERS

@@ -243,10 +243,19 @@ class Seen(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("dimensions", [3, 4])
-def test_attention_of_three_dimensions_is_exported_as_one_of_four(dimensions: int) -> None:
-    query = torch.randn(2, 6, 4) if dimensions == 3 else torch.randn(2, 3, 6, 4)
-    mask = torch.randn(*query.shape[:-1], 6)
+@pytest.mark.parametrize(
+    ("shape", "mask"),
+    [
+        ((2, 6, 4), (2, 6, 6)),
+        ((2, 3, 6, 4), (2, 3, 6, 6)),
+        ((2, 3, 5, 6, 4), (2, 3, 5, 6, 6)),
+        ((2, 3, 5, 6, 4), (3, 1, 6, 6)),
+        ((2, 3, 5, 6, 4), (6, 6)),
+        ((2, 3, 2, 5, 6, 4), (2, 1, 2, 5, 6, 6)),
+    ],
+)
+def test_attention_is_exported_as_one_of_four_dimensions(shape: tuple[int, ...], mask: tuple[int, ...]) -> None:
+    query, mask = torch.randn(shape), torch.randn(mask)
     plain = functional.scaled_dot_product_attention(query, query, query, mask)
     with Seen() as seen, attention_in_four_dimensions():
         positional = functional.scaled_dot_product_attention(query, query, query, mask)

@@ -45,6 +45,13 @@ def test_a_misspelt_command_is_the_mistake_and_not_what_follows_it() -> None:
         CliRunner().invoke(cli.app, ["recomend", "results/x"], catch_exceptions=False)
 
 
+def test_an_option_of_another_command_says_whose_it_is() -> None:
+    asked = CliRunner().invoke(cli.app, ["resnet18", "--study", "x"], env={"COLUMNS": "200"})
+    assert asked.exit_code == 2
+    assert "No such option: --study. Other commands have it: report, published" in asked.output
+    assert "Possible options" not in asked.output
+
+
 def test_every_command_is_listed_with_the_first_line_of_its_help() -> None:
     text = " ".join(CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "300"}).output.split())
     for name, (options, _) in COMMANDS.items():

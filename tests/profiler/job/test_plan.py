@@ -52,6 +52,14 @@ def test_an_id_is_readable(config):
     assert (case.engine, case.variant, case.device) == ("ort", "ort-tuned", "cuda")
 
 
+@pytest.mark.parametrize("step", ["prefill", "decode", "encode"])
+def test_steps_of_generation_are_not_trained(config, step: str):
+    model = f'{{network: "hf:T5Model", step: {step}}}'
+    why = reason(config, "cpu", pass_="training", model=model)
+    assert (why or "").startswith(f"{step} is a step of generation") == (step != "encode")
+    assert reason(config, "cpu", model=model) is None
+
+
 def test_ids_are_the_same_every_time(config):
     first, second = (make_plan(config(MATRIX), "cpu") for _ in range(2))
     assert [case.id for case in first] == [case.id for case in second]

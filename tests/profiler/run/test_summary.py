@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -279,6 +280,25 @@ def test_what_was_not_measured_is_listed_with_its_reason():
 def test_the_batch_size_of_what_was_not_measured_is_told():
     text = printed(row("eager"), row("ort", ms=None, status="oom", reason="out of memory", batch_size=64))
     assert "64" in text.split("Not measured")[1]
+
+
+def test_tables_that_are_elsewhere_come_before_what_was_not_measured():
+    results, samples = frames(row("eager"), row("ort", ms=None, reason="no luck"))
+    console = Console(file=io.StringIO(), width=120)
+    study = partial(console.print, "a study's table")
+    print_results(console, results, summary(results, samples), lambda key: True, print_more=study)
+    text = console.file.getvalue()
+    assert "Latency" not in text
+    assert 0 <= text.index("a study's table") < text.index("Not measured")
+
+
+def test_what_first_calls_are_is_said_below_their_column():
+    of_both = [
+        row("eager", setting=f"n={n}", extra=f"n={n}", case_id=str(n), first_call_ms=ms)
+        for n, ms in ((4, None), (8, 2.0))
+    ]
+    assert "First call: what the first request of a new shape waits for" in " ".join(printed(*of_both).split())
+    assert "First call" not in printed(*of_both[:1])
 
 
 def test_a_reason_of_many_words_is_whole():
