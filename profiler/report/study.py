@@ -77,7 +77,7 @@ def _section(printed: Printed, pictures: Sequence[Picture]) -> Section:
         for number, part in enumerate(printed.tables())
     ]
     text = [part for part in (printed.note, printed.legend) if part]
-    return Section(printed.name, printed.title, text, shown, parts, open=not shown)
+    return Section(printed.name, printed.title, text, charts=shown, tables=parts, open=not shown)
 
 
 def _chart(picture: Picture) -> Chart:

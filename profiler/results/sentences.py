@@ -80,14 +80,15 @@ def not_in_the_choice(results: Frame) -> str | None:
         return None
     several = cells.select(pl.col("model").n_unique() > 1).collect().item()
     by = ["model", "status", "reason"]
-    parts = []
+    parts: list[str] = []
     for (model, status, reason), rows in found.group_by(by, maintain_order=True):
         names = listed((rows["variant"] + " " + rows["precision"]).unique(maintain_order=True))
         sizes = listed(rows["batch_size"].unique().sort())
         why = OUT_OF_MEMORY if status == "oom" else f"{status}: {_in_short(str(reason or 'no reason was given'))}"
         parts.append(f"{f'{model}, ' if several else ''}{names} at batch {sizes} ({why})")
-    more = [f"{counted(len(parts) - _MOST_FAILURES, 'more failure')}"] if len(parts) > _MOST_FAILURES else []
-    return f"Not in the choice: {'; '.join([*parts[:_MOST_FAILURES], *more])}."
+    if (rest := len(parts) - _MOST_FAILURES) > 0:
+        parts[_MOST_FAILURES:] = [counted(rest, "more failure")]
+    return f"Not in the choice: {'; '.join(parts)}."
 
 
 def _in_short(reason: str) -> str:
