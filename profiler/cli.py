@@ -8,6 +8,7 @@ interrupted.
 from __future__ import annotations
 
 import inspect
+import re
 import signal
 import sys
 import traceback
@@ -19,8 +20,9 @@ import typer
 from typer.core import TyperGroup
 
 from profiler.bundled import job_file
-from profiler.errors import PROGRAM
-from profiler.options import COMMANDS
+from profiler.errors import PROGRAM, ConfigError, check_arguments, unusable_path
+from profiler.options import COMMANDS, Run
+from profiler.tables.standard_streams import check_written
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,6 +62,9 @@ def _has_option(command: Any, option: str) -> bool:
     return any(option in parameter.opts for parameter in command.params)
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""That a run ends by with its tables."""
+_LONG_WORD = re.compile(r"(\S{1000})\S+")
 app = typer.Typer(
     cls=_DefaultsToRun,
     add_completion=False,
@@ -75,7 +80,12 @@ def _command(options: type, function: str) -> Callable[..., None]:
     def command(**given: Any) -> None:
         # What a command needs is imported with it: `--help` must answer at once.
         module, _, name = function.partition(":")
-        raise typer.Exit(getattr(import_module(module), name)(options(**given), _console()))
+        execute = getattr(import_module(module), name)
+        _listen()
+        code = execute(options(**given), _console())
+        if options is not Run:  # A run's results are in its folder.
+            check_written()
+        raise typer.Exit(code)
 
     hints = get_type_hints(options, include_extras=True)
     # Of the collections typer knows lists.
@@ -118,16 +128,15 @@ for _name, _row in COMMANDS.items():
 
 def main() -> NoReturn:
     """The entry point; see the module's docstring for exit codes."""
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
+        check_arguments(sys.argv[1:])
         app(prog_name=PROGRAM, standalone_mode=True)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        from profiler.errors import ConfigError
-
-        if isinstance(error, ConfigError):
-            print(error, file=sys.stderr)
+        said = str(error) if isinstance(error, ConfigError) else unusable_path(error)
+        if said:
+            print(_LONG_WORD.sub(r"\1…", said), file=sys.stderr)
             sys.exit(2)
         traceback.print_exc()
         sys.exit(70)
@@ -142,5 +151,14 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=120)
 
 
-def _interrupt(*_: object) -> None:
+def _listen() -> None:
+    """End a command by Ctrl-C, SIGTERM and a closed terminal in the same way, but for what its caller has ignored."""
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, _: object) -> None:
+    if number == signal.SIGHUP:  # The shell and the kernel each send one: the second would cut off the tables.
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

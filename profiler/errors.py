@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import re
 import shlex
 import sys
 from collections.abc import Iterable
@@ -29,6 +31,24 @@ def nearest(word: str, valid: Iterable[str], otherwise: str | None = None) -> st
     words = list(valid)
     close = difflib.get_close_matches(word[:_LONG_WORD], words, n=1, cutoff=0.7)
     return f"; did you mean '{close[0]}'?" if close else f"; {otherwise or 'valid: ' + ', '.join(words)}"
+
+
+def unusable_path(error: Exception) -> str | None:
+    """What to say of an error that is about a name which no file can have, whichever argument it is of; else None."""
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        name = str(error.filename or "")
+        return f"{name if len(name) < _LONG_WORD else name[:_LONG_WORD] + '…'}: {error.strerror}; give another name"
+    # What Python 3.11 makes of a loop of links.
+    return str(error) if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop") else None
+
+
+def check_arguments(arguments: Iterable[str]) -> None:
+    """Raises ConfigError for an argument that is no text, or has a number of more digits than any number here."""
+    for number, argument in enumerate(arguments, 1):
+        if re.search(r"[\ud800-\udfff]", argument):
+            raise ConfigError(f"argument {number}, {argument[:_LONG_WORD]!r}, is not UTF-8")
+        if re.search(r"\d{30}", argument):
+            raise ConfigError(f"argument {number} has a number of 30 digits or more, which nothing here takes")
 
 
 def check_choice(option: str, word: str, valid: Iterable[str]) -> None:

@@ -94,7 +94,7 @@ def command_line() -> Profiler:
 def _run_here(*arguments: str, cwd: Path, timeout: float = 0, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in this process, whose folder, environment and signal handlers are put back afterwards."""
     output, errors, code = io.StringIO(), io.StringIO(), 0
-    argv, environment, handler = sys.argv, dict(os.environ), signal.getsignal(signal.SIGTERM)
+    argv, environment, handlers = sys.argv, dict(os.environ), [signal.getsignal(each) for each in cli.SIGNALS]
     sys.argv = ["profiler", *arguments]
     os.environ.update(variables)
     try:
@@ -109,7 +109,8 @@ def _run_here(*arguments: str, cwd: Path, timeout: float = 0, **variables: str) 
     except SystemExit as end:
         code = int(end.code or 0)
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in zip(cli.SIGNALS, handlers, strict=True):
+            signal.signal(number, handler)
         sys.argv = argv
         os.environ.clear()
         os.environ.update(environment)

@@ -22,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from multiprocessing import forkserver, spawn, util
+from multiprocessing import forkserver, resource_tracker, spawn, util
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 from engines.base import Phase, Unsupported
 from exporters.errors import chain, message, sentence
 from exporters.source import ModelError
+from profiler.errors import ConfigError
 from profiler.machine import control_groups
 from profiler.processes import trees
 from profiler.processes.logs import BoundedLog, flush_output, redirect_output
@@ -57,6 +58,10 @@ _OUT_OF_MEMORY = (
 PRELOADED = "profiler.worker.preload"
 """What the forkserver imports."""
 _PR_SET_PDEATHSIG = 1
+_SOCKET_BYTES = 107
+"""Of a socket's path, of 108 with the end (unix(7))."""
+_TERMINALS = (signal.SIGINT, signal.SIGHUP)
+"""What a terminal sends to all of its processes."""
 _TICK_SECONDS = 0.2
 _CLOSE_SECONDS = 30.0
 """How long a session may take to close, whatever the timeout: everything has been measured, and others wait."""
@@ -99,7 +104,15 @@ class Call:
 
 
 def start_forkserver(log: Path) -> None:
-    """Start the forkserver if there is none, so that it warms up while the parent does other things."""
+    """Start the forkserver if there is none, so that it warms up while the parent does other things.
+
+    Raises ConfigError where its socket would have a longer name than Linux takes.
+    """
+    limit = _SOCKET_BYTES - len("/pymp-01234567/listener-01234567")
+    if len(os.fsencode(tempfile.gettempdir())) > limit:
+        raise ConfigError(
+            f"TMPDIR {tempfile.gettempdir()}: names of sockets in it would be too long; give a folder of {limit} bytes"
+        )
     # One thread: stray threads of a BLAS pool would not survive the fork.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ["PROFILER_FORKSERVER_LOG"] = str(log)
@@ -133,7 +146,13 @@ def _ensure_forkserver() -> None:
     # It must import this profiler, whatever lies in the folder in which it was called.
     safe = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
-    forkserver.ensure_running()
+    # Ctrl-C and a closed terminal are this process's: that one would answer by a traceback, or end before the tables.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINALS)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if safe is None:
         del os.environ["PYTHONSAFEPATH"]
 
@@ -407,6 +426,7 @@ def _without_main() -> Iterator[None]:
 def _enter(connection: Connection, call: Call, temporary: str) -> NoReturn:
     """The child's first and last function."""
     os.setsid()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _TERMINALS)
     # This process is to end with the forkserver, and the forkserver with the parent: it does once nobody else holds the
     # pipe by which it knows that the parent lives, and every child has been given a copy of that.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

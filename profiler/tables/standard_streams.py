@@ -1,0 +1,73 @@
+"""Write to standard output and standard error as long as somebody takes it, and be silent from then on."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import sys
+from typing import Any, TextIO
+
+from profiler.errors import ConfigError
+
+
+class _Stream(io.RawIOBase):
+    """A file descriptor that takes everything: once it cannot be written to, what follows is dropped.
+
+    A pipe whose reader has left, a terminal that was closed and a disk that is full are no reason to end a run.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.lost: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def write(self, data: Any) -> int:
+        while self.lost is None:
+            try:
+                return os.write(self._descriptor, data)
+            except BlockingIOError:  # Another process has made the pipe that we share not wait for its reader.
+                select.select([], [self._descriptor], [])
+            except OSError as error:
+                self.lost = error
+        return len(data)
+
+
+def keep_writing(encoding: str | None = None) -> None:
+    """Replace standard output and standard error; what was closed takes everything, too.
+
+    `encoding` is in place of theirs; a character that it lacks is written as its escape.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # The next file that is opened would get its number, and the output of workers.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    sys.stdout, sys.stderr = _text(1, sys.stdout, encoding), _text(2, sys.stderr, encoding)
+
+
+def check_written() -> None:
+    """Raise ConfigError where what was printed is lost, but for a reader that wanted no more, such as `head`."""
+    sys.stdout.flush()
+    stream = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    lost = stream.lost if isinstance(stream, _Stream) else None
+    if lost is not None and not isinstance(lost, BrokenPipeError):
+        raise ConfigError(f"standard output: {lost.strerror}; what was printed is not all there")
+
+
+def _text(descriptor: int, before: TextIO | None, encoding: str | None) -> TextIO:
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Stream(descriptor)),
+        encoding=encoding or (before.encoding if before else "utf-8"),
+        errors="backslashreplace",
+        line_buffering=descriptor == 2 or (before is not None and before.isatty()),
+        write_through=bool(getattr(before, "write_through", False)),
+    )
