@@ -416,6 +416,11 @@ def read_onnx(path: Path) -> onnx.ModelProto:
     if not model.graph.node and not model.graph.output:
         # protobuf reads an empty file, and some garbage, as an empty message.
         raise ModelError(f"{path}: no ONNX model, or a truncated one (it holds no graph); {mend}")
+    values = (*model.graph.input, *model.graph.output)
+    names = [dim.dim_param for value in values for dim in value.type.tensor_type.shape.dim]
+    names += [each.name for each in (*values, *model.graph.initializer)]
+    if not all(isinstance(name, str) for name in names):  # protobuf gives bytes then, which no code expects.
+        raise ModelError(f"{path}: damaged: a name in it is not UTF-8; {mend}")
     return model
 
 

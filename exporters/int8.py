@@ -108,7 +108,7 @@ def calibration_files(folder: Path, specs: Sequence[TensorSpec]) -> list[Path]:
         raise ModelError(
             f"calibration {folder}: its files are of one input, but there are {names}; give `data` to each"
         )
-    files = sorted(folder.glob("*.npy"))
+    files = sorted(file for file in folder.glob("*.npy") if file.is_file())  # A pipe would be waited for.
     if not files:
         raise ModelError(
             f"calibration {folder}: no .npy file there; save some inputs of the model by numpy.save, each one item or "

@@ -82,7 +82,8 @@ def _is_float32(path: Path, changed: int) -> bool:
     # A single double is a constant that PyTorch's exporter leaves; it makes no double model.
     held = [t for graph in graphs for t in tensors(graph)]
     types |= {t.data_type for t in held if t.data_type != TensorProto.DOUBLE or len(t.dims)}
-    nodes = [node for graph in graphs for node in every_node(graph)]
+    # One that is not UTF-8 is bytes.
+    nodes = [node for graph in graphs for node in every_node(graph) if isinstance(node.op_type, str)]
     types |= {a.i for node in nodes if node.op_type == "Cast" for a in node.attribute if a.name == "to"} - {
         TensorProto.DOUBLE
     }
@@ -96,6 +97,7 @@ def fp32_graph(source: ModelSource, cache: Cache) -> Export:
     """The model's graph at fp32: the file that the job names, else an export. Raises ModelError."""
     if source.own_graph is None:
         return export_onnx(source, "fp32", cache)
+    check_onnx(source.own_graph)
     return Export(source.own_graph, 0.0, cached=True)
 
 

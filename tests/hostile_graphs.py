@@ -190,6 +190,11 @@ def long_name() -> Any:
     return made
 
 
+def not_utf8(name: bytes) -> bytes:
+    content: bytes = good().SerializeToString()
+    return content.replace(name, name[:-1] + b"\xf9")
+
+
 def too_large(folder: Path) -> Path:
     path = written(good(), folder)
     with path.open("r+b") as file:
@@ -269,6 +274,12 @@ GRAPHS: dict[str, tuple[Maker, str, str]] = {
     "a name of 100,000 letters": (of(long_name), "ok", ""),
     "larger than protobuf's limit": (too_large, "failed", r"larger than protobuf's limit of 2 GiB"),
     "cut off": (of(lambda: good().SerializeToString()[:-30]), "failed", r"no ONNX model, or a truncated one"),
+    "a name that is no text": (of(lambda: not_utf8(b"\x01x")), "failed", r"damaged: a name in it is not UTF-8; export"),
+    "an operator that is no text": (
+        of(lambda: not_utf8(b"MatMul")),
+        "failed",
+        r"onnx.checker refuses it \('utf-8' codec",
+    ),
     "empty": (of(lambda: b""), "failed", r"no ONNX model, or a truncated one \(it holds no graph\)"),
     "garbage": (of(lambda: b"\0garbage" * 100), "failed", r"no ONNX model, or a truncated one"),
     "a program": (of(Path("/bin/sh").read_bytes), "failed", r"no ONNX model, or a truncated one"),

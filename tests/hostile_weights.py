@@ -114,3 +114,10 @@ WEIGHTS: dict[str, tuple[str, Maker, str, str]] = {
     "safetensors of 100,000 levels": (".safetensors", headed(b"[" * 100_000), "failed", _UNREADABLE),
     "a .pt called .safetensors": (".safetensors", of(good() + b"\0"), "failed", _UNREADABLE),
 }
+
+
+def with_a_spectrum() -> torch.nn.Module:
+    """A model with complex weights, as of Fourier layers or rotary embeddings; what a factory is."""
+    model = torch.nn.Linear(4, 3)
+    model.register_buffer("spectrum", torch.ones(3) * 1j)
+    return model

@@ -96,6 +96,17 @@ def test_every_hostile_file_of_weights_gets_its_sentence(forkserver: None, soak:
     soak.count("graphs and weights", tried=len(found), code_run=int((folder / "code ran").exists()))
 
 
+def test_a_factorys_imaginary_parts_do_not_vanish(forkserver: None, folder: Path) -> None:
+    source = ModelSource("m", factory="hostile_weights:with_a_spectrum", input_shape=(4,))
+    assert ends([source], folder) == [
+        (
+            "failed",
+            "model 'm': spectrum is complex, and in fp32 its imaginary part would be lost; keep the two parts as "
+            "floats (torch.view_as_real) and make them one in forward (torch.view_as_complex)",
+        )
+    ]
+
+
 def mutated(content: bytes, rng: random.Random) -> bytes:
     """The same with a few bytes changed, put in, taken out, doubled, or all after some place missing."""
     data = bytearray(content)
