@@ -278,7 +278,7 @@ GRAPHS: dict[str, tuple[Maker, str, str]] = {
     "an operator that is no text": (
         of(lambda: not_utf8(b"MatMul")),
         "failed",
-        r"onnx.checker refuses it \('utf-8' codec",
+        r"refuses it \('utf-8' codec",
     ),
     "empty": (of(lambda: b""), "failed", r"no ONNX model, or a truncated one \(it holds no graph\)"),
     "garbage": (of(lambda: b"\0garbage" * 100), "failed", r"no ONNX model, or a truncated one"),
