@@ -1,0 +1,77 @@
+"""Each of some fifty hostile models gets its status, and the good models between them their figures."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import polars as pl
+import pytest
+from robustness.forked_runs import Runs
+
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).parent
+SECONDS = 240
+LIMIT = 10
+"""Seconds that a case may take: one that hangs takes them all."""
+
+
+def models(rng: random.Random) -> tuple[dict[str, tuple[str, ...]], str]:
+    """The statuses that are right by model, and the job's models in running order, a good one after every fourth."""
+    from robustness import hostile_models as hostile
+
+    entries = [(name, f"hostile_models:{name}", "") for name in hostile.WHEN_BUILT]
+    entries += [(name, f"{name}:make", "") for name in hostile.WHEN_IMPORTED]
+    right = dict(hostile.WHEN_BUILT) | {name: statuses for name, (_, statuses) in hostile.WHEN_IMPORTED.items()}
+    for name, (_, statuses) in hostile.MODELS.items():
+        when = rng.choice((hostile.AT_ONCE, hostile.MEASURED))
+        options = f', options: {{name: {name}, when: "{when}"}}'
+        entries.append((name, "hostile_models:make", options))
+        right[name] = statuses
+    rng.shuffle(entries)
+    for place in range(len(entries) // 4):
+        entries.insert(4 + 5 * place, (f"good{place}", "hostile_models:good", ""))
+        right[f"good{place}"] = ("ok",)
+    lines = [f'  - {{name: {name}, factory: "{factory}", input: [8]{more}}}' for name, factory, more in entries]
+    return right, "\n".join(lines)
+
+
+def workplace(folder: Path, rng: random.Random) -> dict[str, tuple[str, ...]]:
+    from robustness.hostile_models import WHEN_IMPORTED
+
+    folder.mkdir()
+    (folder / "hostile_models.py").write_text((HERE / "hostile_models.py").read_text())
+    for name, (text, _) in WHEN_IMPORTED.items():
+        (folder / f"{name}.py").write_text(text)
+    right, listed = models(rng)
+    (folder / "job.yaml").write_text(
+        f"models:\n{listed}\nengines: [eager]\ndevice: cpu\nbatch_sizes: [2]\n"
+        f"budget: {{seconds: 0.02, min_samples: 3, repeats: 0, timeout: {LIMIT}, build_timeout: {LIMIT}}}\n"
+    )
+    return right
+
+
+def test_each_gets_its_status_and_good_ones_their_figures(soak, runs: Runs, tmp_path: Path) -> None:
+    tried, wrong, tracebacks, orphans, hangs = 0, [], 0, 0, 0
+    for rng in soak.trials(1):
+        folder = tmp_path / str(rng.trial)
+        right = workplace(folder, rng)
+        run = runs.start("job.yaml", cwd=folder, PROFILER_CACHE=str(folder / "cache"))
+        hangs += (code := run.wait(SECONDS)) is None
+        left = run.left_behind()
+        orphans += len(left)
+        tracebacks += "Traceback" in run.err
+        print(rng.trial, code, left, run.err[-3000:], run.out[-300:])
+        (path,) = folder.glob("results/*")
+        rows = {row["model"]: row for row in pl.read_parquet(path / "results.parquet").to_dicts()}
+        tried += len(right)
+        for name, statuses in right.items():
+            row = rows.get(name, {"status": "no row", "reason": None})
+            is_right = row["status"] in statuses and (row["status"] == "ok" or row["reason"])
+            if name.startswith("good"):
+                is_right = is_right and row["latency_ms"] > 0 and row["rel_l2_error"] < 1e-5
+            if not is_right:
+                wrong.append(f"{rng.trial} {name}: {row['status']}, {str(row['reason'])[:300]}")
+    print(*wrong, sep="\n")
+    found = {"tracebacks": tracebacks, "orphans": orphans, "hangs": hangs}
+    soak.count("hostile models, good ones between", tried=tried, survived=tried - len(wrong), **found)
