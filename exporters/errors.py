@@ -17,6 +17,8 @@ _SIGNATURE = re.compile(r"(?<!\S)/\S*?/onnxruntime/\S+ .*?\] (?=\w+ failure \d+)
 _PLACE = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)')
 """As Python writes a frame, and torch those of the code that it traced or compiled."""
 _LINE_CHARACTERS = 80
+_MESSAGE_CHARACTERS = 100_000
+"""Some have a tensor or a file's content in them: 48 MB of it took ten seconds to look through."""
 _TITLE_CHARACTERS = 40
 """A paragraph that is shorter is no more than a title, such as "C++ compile error"."""
 
@@ -70,9 +72,9 @@ def text_of(error: BaseException, characters: int = 300) -> str:
 
 
 def message(error: BaseException) -> str:
-    """Its text; of one that cannot be printed, why not."""
+    """Its text, as much as one can read; of one that cannot be printed, why not."""
     try:
-        return str(error)
+        return str(error)[:_MESSAGE_CHARACTERS]
     except BaseException as why:
         return f"(its text cannot be had: {type(why).__name__})"
 

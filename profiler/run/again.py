@@ -54,8 +54,11 @@ class Takes:
     def _count(self, result: Result) -> None:
         # What failed, such as by wrong outputs, fails on a quiet machine too.
         if result.status != "failed" and disturbances(result.warnings):
-            self._counted[result.case_id] = result
-            self._first.setdefault(result.case_id, result)
+            # Without its samples and figures, which would fill the memory of a run of many cases.
+            share = {"disturbance": result.figures.get("disturbance")}
+            judged = Result(result.case_id, result.status, figures=share, warnings=list(result.warnings))
+            self._counted[result.case_id] = judged
+            self._first.setdefault(result.case_id, judged)
         else:
             self._counted.pop(result.case_id, None)
 

@@ -250,7 +250,8 @@ def prints_200_megabytes(y):
 
 @row("ok")
 def closes_outputs(y):
-    os.closerange(1, 3)
+    if _first("closed"):  # Later, other files may have these numbers.
+        os.closerange(1, 3)
     return y
 
 
