@@ -45,6 +45,5 @@ with contextlib.suppress(AttributeError):  # Another version of torch may have n
     torch._inductor.config.cpp_cache_precompile_headers = False
 if not visible_gpus():  # What the GPU's tests say of figures is of those that a user gets.
     sampling._THROUGHPUT_SECONDS = 0.05
-
+    export_ahead()  # Where there is a GPU it would begin to use it, which no process can that is forked from this one.
 translate_once()
-export_ahead()

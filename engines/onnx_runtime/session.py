@@ -26,6 +26,7 @@ from engines.catalog import REINSTALL_ORT, Device, OrtOptions
 from engines.layer_profile.node_mapping import covered_nodes, steps_of
 from engines.layer_profile.torch_trace import ITERATIONS, record
 from engines.onnx_runtime.node_profile import device_layers, host_layers, read_runs
+from exporters.errors import text_of
 from exporters.inputs import BATCH, graph_inputs, read_onnx
 
 _TYPES = {
@@ -51,6 +52,8 @@ _ARENA = re.compile(
     rb"|Reserving memory in BFCArena for Cuda size: (?P<reserved>\d+)"
 )
 _INFO, _WARNING = 1, 2
+_NOT_CAPTURED = "cannot use the graph capture feature"
+"""Said where a node runs on the CPU (ONNX Runtime 1.31)."""
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 
 
@@ -76,6 +79,8 @@ class OrtSession:
         """`options` replace those that follow from `job`."""
         self.job = job
         self.provider = _PROVIDERS[job.device]
+        self.fallback: str | None = None
+        """Why there is no CUDA graph."""
         self.log_start = _log_size()
         self.session = self._open(options or _session_options(job))
         self.log_loaded = _log_size()
@@ -149,6 +154,7 @@ class OrtSession:
             compute_types=dict(types),
             tf32=cuda.get("use_tf32") == "1",
             cuda_graph=cuda.get("enable_cuda_graph") == "1",
+            cuda_graph_fallback=self.fallback,
             details={
                 "operators": len(graph.node),
                 "casts": sum(node.op_type == "Cast" for node in graph.node),
@@ -188,7 +194,14 @@ class OrtSession:
             stream = {"user_compute_stream": str(torch.cuda.current_stream().cuda_stream)}
             settings = {**cuda_settings(self.job.precision, self.job.options), **stream}
             providers = [(self.provider, settings), "CPUExecutionProvider"]
-        session = onnxruntime.InferenceSession(self.job.graph, options, providers=providers)
+        try:
+            session = onnxruntime.InferenceSession(self.job.graph, options, providers=providers)
+        except Exception as error:  # Its own classes, which have no other base.
+            if not self.job.options.cuda_graph or _NOT_CAPTURED not in str(error):
+                raise
+            self.fallback = text_of(error)
+            self.job = replace(self.job, options=replace(self.job.options, cuda_graph=False))
+            return self._open(options)
         if session.get_providers()[0] != self.provider:
             raise RuntimeError(
                 f"ONNX Runtime could not load {self.provider} and fell back to {session.get_providers()[0]}; "

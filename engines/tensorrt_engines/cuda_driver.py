@@ -23,7 +23,7 @@ def load(engine: str) -> tuple[Any, str]:
 
     Raises Unsupported, which says what to do.
     """
-    install = next(r.install for r in ENGINES[engine].requirements if r.name == "|".join(CUDA_DRIVERS))
+    install = next(r.install for r in ENGINES[engine].requirements if "cuda.bindings" in r.name)
     found: list[str] = []
     for module, distribution in CUDA_DRIVERS.items():
         try:

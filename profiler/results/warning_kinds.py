@@ -261,8 +261,8 @@ _KINDS = (
     WarningKind(
         "no-cuda-graph",
         "n",
-        "torch.compile or TensorRT recorded no CUDA graph; the log or the column warnings says why",
-        "torch.compile, or TensorRT, recorded no CUDA graph",
+        "no CUDA graph was recorded; the log or the column warnings says why",
+        "no CUDA graph was recorded, though one was asked for",
     ),
     WarningKind(
         "no-layers",

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import onnx
 import polars as pl
 import pytest
+from onnx import TensorProto, helper
 
 pytestmark = pytest.mark.gpu
 JOB = """
@@ -56,3 +58,21 @@ def test_a_result_that_the_model_keeps_fails_with_what_to_do(
     reasons = {row["variant"]: row["reason"] for row in pl.read_parquet(run / "results.parquet").to_dicts()}
     assert "clone it where it is kept, or compile without graphs" in reasons["compiled"]
     assert "clone" not in (reasons["no-graphs"] or "")
+
+
+def test_onnx_runtime_goes_on_without_a_graph_where_a_node_is_the_cpus(
+    tmp_path: Path, profiler: Callable[..., CompletedProcess[str]]
+) -> None:
+    shapes = ["batch", 3, 3], ["batch"]  # Its CUDA provider has no Det.
+    values = [helper.make_tensor_value_info(*each) for each in zip("xy", [TensorProto.FLOAT] * 2, shapes, strict=True)]
+    graph = helper.make_graph([helper.make_node("Det", ["x"], ["y"])], "g", values[:1], values[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "d.onnx")
+    (tmp_path / "job.yaml").write_text(
+        "models: [{name: det, onnx: d.onnx}]\nengines: [ort-tuned]\nbatch_sizes: [2]\ndevice: cuda\n"
+        "budget: {seconds: 0.2}\n"
+    )
+    done = profiler("job.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = tmp_path.glob("results/*")
+    (row,) = pl.read_parquet(run / "results.parquet").to_dicts()
+    assert [warning.partition(":")[0] for warning in row["warnings"]].count("no-cuda-graph") == 1
