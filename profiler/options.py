@@ -14,6 +14,10 @@ from typer import Argument, Option
 
 Runs = Annotated[Sequence[str], Argument(metavar="RUN...", help="Folders of runs, patterns, or addresses")]
 Only = Annotated[Sequence[str], Option(help="Conditions: model=resnet50,precision=fp16; may be repeated")]
+TrustCode = Annotated[
+    bool,
+    Option("--trust-code", help="Call the functions that a run names as its models, though it was made elsewhere"),
+]
 OutputFile = Annotated[Path | None, Option(help="Write to this file, not to the terminal")]
 ListedDevice = Annotated[str, Option(help="auto, cpu or cuda")]
 
@@ -73,6 +77,7 @@ class Run:
     retry: Annotated[
         bool, Option("--retry", help="With --resume: measure again what is not ok or is still disturbed, too")
     ] = False
+    trust_code: TrustCode = False
     strict: Annotated[bool, Option("--strict", help="Exit with 1 if any case failed, not only if all did")] = False
     profile: Annotated[
         bool, Option("--profile", help="Also time each layer of every measured case: see profiler layers")
@@ -178,6 +183,7 @@ class Recommend:
     export: Annotated[
         Path | None, Option(help="Write the choice, ready to run, into this folder: model, config.json, run.py")
     ] = None
+    trust_code: TrustCode = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from profiler.errors import ConfigError, check_choice, nearest
 from profiler.options import Query as Options
+from profiler.results.checked import UNREADABLE, printable_texts
 from profiler.results.reading import Runs, read_runs
 from profiler.tables.numbers import count, counted
 from profiler.tables.output import deliver
@@ -37,6 +38,8 @@ def execute(options: Options, console: Console) -> int:
         raise ConfigError(f'query: give runs, and then the query; for example query results/2026… "{_EXAMPLE}"')
     read = read_runs(runs)
     found = query(read, sql)
+    if options.format != "parquet":
+        found = found.with_columns(printable_texts(found.schema))
     for note in read.notes:
         print(f"Note: {note}", file=sys.stderr)  # Not among the rows, which a program may read.
     if options.format == "text" and options.output is None:
@@ -49,8 +52,9 @@ def execute(options: Options, console: Console) -> int:
 def query(runs: Runs, sql: str) -> pl.DataFrame:
     """The rows that `sql` selects from the tables results, samples, layers and environments.
 
-    `environments` has a row a fact: run_id, key, value, both texts, such as "packages.torch", "2.13.0". Raises
-    ConfigError for a query that is none or that names a table or column that there is not.
+    `environments` has a row a fact: run_id, key, value, both texts, such as "packages.torch", "2.13.0". The query is
+    trusted: Polars' file functions, such as read_csv, read in it what the user can. Raises ConfigError for a query that
+    is none or that names a table or column that there is not.
     """
     if not re.match(rf"[\s(]*({'|'.join(_READS)})\b", sql, re.IGNORECASE):
         raise ConfigError(f'query: only queries that read are allowed; for example "{_EXAMPLE}"')
@@ -60,7 +64,7 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
     try:
         with pl.SQLContext(tables) as context:
             return context.execute(sql, eager=False).collect(engine="streaming")
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"query: {_explain(error, tables)}") from None
 
 
@@ -84,7 +88,7 @@ def _facts(environment: Mapping[str, Any], prefix: str) -> list[tuple[str, str |
     return facts
 
 
-def _explain(error: Exception, tables: Mapping[str, pl.LazyFrame]) -> str:
+def _explain(error: BaseException, tables: Mapping[str, pl.LazyFrame]) -> str:
     """What is wrong, with the column or table that was probably meant."""
     message = next(iter(str(error).strip().splitlines()), type(error).__name__)
     if isinstance(error, pl.exceptions.ColumnNotFoundError) and (named := re.search(r'"([^"]+)"', message)):

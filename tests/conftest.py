@@ -148,6 +148,14 @@ def no_locks() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The key with which tests sign their runs is not the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def alone() -> Quiet:
     """What a run on the CPU looks for beside itself, where no other run is and it waits for nobody."""

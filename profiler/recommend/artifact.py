@@ -24,18 +24,20 @@ from exporters.source import ModelSource
 from profiler.build import BuildTask, build, find_engine, find_gpu
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, settings
-from profiler.job.config import Config, load_config
+from profiler.job.config import Config, ModelEntry, load_config
 from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Outcome, Report
 from profiler.processes.process import Call, run_one
 from profiler.recommend.artifact_papers import write_papers
 from profiler.recommend.candidates import Candidate
+from profiler.results.own_runs import without_foreign_code
 from profiler.results.reading import Run
-from profiler.results.run_files import json_object
+from profiler.results.run_files import check_readable, json_object
 from profiler.results.run_folder import RunFolder
 from profiler.run.prepare import failure, prepare_graphs
 from profiler.run.progress import open_display
 from profiler.run.resume import check_models
+from profiler.tables.numbers import listed
 
 
 class NotExported(Exception):
@@ -53,13 +55,13 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(f"--export {folder}: {nearest} is a file; give a new folder")
 
 
-def export(candidate: Candidate, run: Run, folder: Path, console: Console) -> None:
+def export(candidate: Candidate, run: Run, folder: Path, console: Console, trust_code: bool = False) -> None:
     """Write the artifact into `folder`, whole or not at all.
 
     Raises ConfigError where the run or this machine lacks what it takes and where the model has changed since it was
     measured, NotExported where making it fails.
     """
-    case, folders = _case(candidate, run)
+    case, folders = _case(candidate, run, trust_code)
     scratch = folder.resolve().with_name(f".{folder.resolve().name}.{os.getpid()}.tmp")
     shutil.rmtree(scratch, ignore_errors=True)
     try:
@@ -74,7 +76,7 @@ def export(candidate: Candidate, run: Run, folder: Path, console: Console) -> No
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _case(candidate: Candidate, run: Run) -> tuple[Case, tuple[str, ...]]:
+def _case(candidate: Candidate, run: Run, trust_code: bool) -> tuple[Case, tuple[str, ...]]:
     """The case as the run's job has it, and where its factories are found.
 
     A canonical network needs no job, unless it had weights of its own.
@@ -86,21 +88,29 @@ def _case(candidate: Candidate, run: Run) -> tuple[Case, tuple[str, ...]]:
         raise ConfigError(f"--export: {run.address} is an object store; copy the run here first")
     device: Device = "cuda" if row["device"] == "cuda" else "cpu"
     if path.is_file():
-        source, folders = _source(load_config(path, device), row, path)
+        check_readable(path)
+        source, folders = _source(load_config(path, device), row, path, trust_code)
     elif row["model"] in CATALOG and row["model_kind"] in (None, "canonical"):
         source, folders = ModelSource(row["model"]), ()
     else:
         raise ConfigError(f"--export: {run.address} has no bench.yaml, which says where {row['model']} comes from")
-    options = json_object(row["options"])
+    options, declared = json_object(row["options"]), ENGINES[row["engine"]].options.declared()
+    if odd := [key for key, value in options.items() if key not in declared or type(value) is not declared[key].type]:
+        raise ConfigError(f"--export: {row['engine']} has no such option: {listed(odd)}; give another run")
     model, engine, variant = row["model"], row["engine"], row["variant"]
     precision, batch_size = row["precision"], row["batch_size"]
     return Case(model, engine, variant, "inference", precision, batch_size, device, 0, source, options), folders
 
 
-def _source(config: Config, row: Mapping[str, Any], path: Path) -> tuple[ModelSource, tuple[str, ...]]:
+def _source(
+    config: Config, row: Mapping[str, Any], path: Path, trust_code: bool
+) -> tuple[ModelSource, tuple[str, ...]]:
     entry = next((entry for entry in config.subjects if entry.name == row["model"]), None)
     if entry is None:
         raise ConfigError(f"--export: {path} has no model {row['model']}, though the results do")
+    # Of other models' code nothing is called.
+    alone = config.model_copy(update={"models": [entry] if isinstance(entry, ModelEntry) else []})
+    config = without_foreign_code(alone, path.parent, "--export", trust_code)
     shape = {name: int(size) for name, size in settings(row["shape"] or "").items()}
     source = at_shape(entry.source(), shape, getattr(entry, "shapes", None) or {})  # A layer has none.
     return source, tuple(map(str, config.import_from))

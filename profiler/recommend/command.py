@@ -55,7 +55,7 @@ def execute(options: Options, console: Console) -> int:
         if options.export is not None:
             print(f"--export {options.export}: nothing was written, since there is nothing to deploy", file=sys.stderr)
         return NOTHING_FITS
-    return 0 if options.export is None else _export(found.choice, _run_of(found.choice, runs), options.export)
+    return 0 if options.export is None else _export(found.choice, _run_of(found.choice, runs), options)
 
 
 def command(rows: Sequence[Mapping[str, Any]], run: Run, options: str = "") -> str:
@@ -96,11 +96,13 @@ def _bases(results: pl.DataFrame, rows: Sequence[Mapping[str, Any]]) -> list[dic
     return bases.filter(pl.col(key).eq_missing(pl.lit(value)) for key, value in same.items()).to_dicts()
 
 
-def _export(choice: Candidate, run: Run, folder: Path) -> int:
+def _export(choice: Candidate, run: Run, options: Options) -> int:
     """Export, and say so on the standard error: the standard output may be a document."""
+    folder = options.export
+    assert folder is not None
     console = Console(stderr=True)
     try:
-        export(choice, run, folder, console)
+        export(choice, run, folder, console, options.trust_code)
     except NotExported as error:
         console.print(Text(f"--export {folder}: nothing was written: {error}", style="red"), soft_wrap=True)
         return 1

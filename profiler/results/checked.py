@@ -82,7 +82,7 @@ def checked(table: str, frame: pl.LazyFrame, where: str, notes: list[str]) -> pl
             notes.append(what)
             frame = frame.filter(sound)
         if odd:
-            frame = frame.with_columns(_printable(name, dtype) for name, dtype in frame.collect_schema().items())
+            frame = frame.with_columns(printable_texts(frame.collect_schema()))
         if table != "results":
             return frame
         rows = frame.collect()
@@ -164,9 +164,12 @@ def _odd(table: str) -> pl.Expr:
     return pl.any_horizontal(*(pl.col(name).str.contains(_CONTROL).any() for name in names[table]), items.any())
 
 
-def _printable(name: str, dtype: pl.DataType) -> pl.Expr:
-    if dtype == TEXT:
-        return pl.col(name).str.replace_all(_CONTROL, "\ufffd")
-    if dtype == pl.List(TEXT):
-        return pl.col(name).list.eval(pl.element().str.replace_all(_CONTROL, "\ufffd"))
-    return pl.col(name)
+def printable_texts(schema: Mapping[str, pl.DataType]) -> list[pl.Expr]:
+    """The columns of texts, in which what a terminal would obey is shown as �."""
+    lists = {name: pl.col(name).list.eval(_shown(pl.element())) for name in schema if schema[name] == pl.List(TEXT)}
+    texts = {name: _shown(pl.col(name)) for name in schema if schema[name] == TEXT}
+    return [column.alias(name) for name, column in {**lists, **texts}.items()]
+
+
+def _shown(text: pl.Expr) -> pl.Expr:
+    return text.str.replace_all(_CONTROL, "�")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
-import math
 import os
 import re
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from profiler.errors import ConfigError
 
@@ -40,7 +40,7 @@ def printable(value: Any) -> Any:
     return value
 
 
-def open_run_file(path: Path, most: int | None = None) -> BinaryIO:
+def open_run_file(path: Path, most: int | None = None) -> io.BufferedReader:
     """Open a file of a run's folder. Raises OSError for one that is no file, leads elsewhere, or has over `most` bytes.
 
     A link within the folder is followed. One that leads out of it would put a file of the reader's into a report.
@@ -59,6 +59,14 @@ def open_run_file(path: Path, most: int | None = None) -> BinaryIO:
         file.close()
         raise OSError(errno.EINVAL, why, str(path))
     return file
+
+
+def check_readable(path: Path) -> None:
+    """Raises ConfigError where `open_run_file` cannot open a file of a run."""
+    try:
+        open_run_file(path).close()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; give another run") from None
 
 
 def read_text(path: Path, most: int = 1 << 20) -> str:
@@ -104,7 +112,7 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, str):
         return printable(value) if len(value) <= MOST_TEXT else None
     if isinstance(value, float | int):
-        return value if math.isfinite(value) and abs(value) < _LARGEST else None
+        return value if -_LARGEST < value < _LARGEST else None
     return value
 
 

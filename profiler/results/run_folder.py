@@ -23,6 +23,7 @@ from profiler.results import columns, warning_kinds
 from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, whole_row
 from profiler.results.environment import known_facts
 from profiler.results.journal import Journal
+from profiler.results.own_runs import signed
 from profiler.results.result import Result, measured_in
 from profiler.results.roofline import placed
 from profiler.results.run_files import check_writable, open_run_file, read_json
@@ -90,7 +91,8 @@ class RunFolder:
                 del model[key]
             if model.get("inputs"):
                 model["inputs"] = relative_to(self.path, model["inputs"])
-        write_whole(self.path / "bench.yaml", yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+        text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+        write_whole(self.path / "bench.yaml", signed(text, self.path))
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Results that are appended from now on were measured in this environment."""

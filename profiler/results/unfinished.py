@@ -11,7 +11,7 @@ from profiler.errors import ConfigError, resuming
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.job.probes import probes_among
-from profiler.results.run_files import open_run_file
+from profiler.results.run_files import check_readable
 from profiler.results.run_folder import RunFolder, damages
 from profiler.results.run_lock import writer
 from profiler.tables.numbers import counted
@@ -48,7 +48,7 @@ def so_far(folder: Path) -> tuple[dict[str, pl.DataFrame], list[str]]:
     run = RunFolder(folder)
     environment = run.read_environment()
     try:
-        open_run_file(folder / "bench.yaml").close()
+        check_readable(folder / "bench.yaml")
         results = run.results()
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}; give another run's folder") from None

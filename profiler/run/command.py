@@ -31,6 +31,7 @@ from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries
 from profiler.published.command import covers, nothing_compared, present, require
 from profiler.results.configurations import summary
+from profiler.results.own_runs import without_foreign_code
 from profiler.results.reading import flat_environment
 from profiler.results.replicates import without_probes
 from profiler.results.result import Result, measured_in
@@ -183,8 +184,9 @@ def _job_file(options: Options) -> Path | None:
             raise ConfigError("give a config or --resume, not both: a resumed run has its own bench.yaml")
         RunFolder.resume(options.resume)
         return options.resume / "bench.yaml"
-    if options.retry:
-        raise ConfigError("--retry goes with --resume and a run's folder")
+    for name, given in (("--retry", options.retry), ("--trust-code", options.trust_code)):
+        if given:
+            raise ConfigError(f"{name} goes with --resume and a run's folder")
     if options.config is None:
         raise ConfigError(f"no model or job was given; try: {PROGRAM} resnet18, or {PROGRAM} bench.yaml")
     return job_file(str(options.config))
@@ -193,6 +195,8 @@ def _job_file(options: Options) -> Path | None:
 def _read_job(options: Options, path: Path, kind: str) -> Config:
     """The file's job on a device of this kind, with the command's options in place of its own."""
     config = _with_options(options, load_config(path, kind, _overrides(options)))
+    if options.resume is not None:
+        config = without_foreign_code(config, options.resume, f"--resume {options.resume}", options.trust_code)
     return config.model_copy(update={"suite": config.suite or path.stem})
 
 
@@ -394,7 +398,8 @@ def _report(console: Console, run: RunFolder, lines: pl.DataFrame) -> None:
 def _resuming(options: Options, run: RunFolder) -> str:
     """The command that goes on with an interrupted run."""
     only = "".join(f" --only {shlex.quote(condition)}" for condition in options.only)
-    flags = (" --strict" if options.strict else "") + (" --profile" if options.profile else "")
+    flags = " --trust-code" if options.trust_code else ""
+    flags += (" --strict" if options.strict else "") + (" --profile" if options.profile else "")
     if options.wait_for_idle is not None:
         flags += f" --wait-for-idle {options.wait_for_idle:g}"
     return f"{resuming(run.path)}{only}{flags}"

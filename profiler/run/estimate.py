@@ -16,7 +16,7 @@ from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.plan import estimate_seconds, estimate_total
 from profiler.job.yaml_lines import read as read_yaml
-from profiler.results.run_files import open_run_file, read_json
+from profiler.results.run_files import check_readable, read_json
 from profiler.results.run_folder import RunFolder
 
 _RUNS = 10
@@ -144,7 +144,7 @@ def _read(folder: Path, environment: Mapping[str, Any]) -> Iterator[_Run]:
             facts = read_json(path)
             if any(facts.get(key) != environment.get(key) for key in _MACHINE):
                 continue
-            open_run_file(path.with_name("bench.yaml")).close()
+            check_readable(path.with_name("bench.yaml"))
             sampling = float(read_yaml(path.with_name("bench.yaml"))[0]["budget"]["seconds"])
             around = {phase: float(facts["wall_seconds"].get(phase, 0.0)) for phase in _AROUND}
             results = RunFolder(path.parent).results()

@@ -19,11 +19,10 @@ from profiler.job.yaml_lines import read as read_yaml
 from profiler.results.checked import first_line
 from profiler.results.environment import Form, is_machine, is_number, is_text, items_of, known_facts, values_of
 from profiler.results.reading import read_results
-from profiler.results.run_files import open_run_file, plain, read_json
+from profiler.results.run_files import check_readable, plain, read_json
 from profiler.tables.writers import parquet
 
 JOB = "bench.yaml"
-_MOST_JOB = 1 << 20
 _JOB: dict[str, Form] = {
     **dict.fromkeys(("suite", "published", "device"), is_text),
     "import_from": items_of(is_text),
@@ -64,7 +63,7 @@ def read_run(folder: Path) -> Run:
     if notes:
         raise ConfigError(f"{notes[0]}; what is published is a run as it was measured: give another one")
     try:
-        open_run_file(folder / JOB, _MOST_JOB).close()
+        check_readable(folder / JOB)
         environment, job = read_json(folder / "environment.json"), plain(read_yaml(folder / JOB)[0])
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder}: cannot be read: {first_line(error)}; give another run") from None
