@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 
 from engines.catalog import ENGINES
 from engines.deployment import write_run
+from exporters.cache import Cache
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Case
@@ -97,6 +98,8 @@ sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 """Runs an example as in an environment that has its runtime alone."""
+COMPILES_QUICKLY = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+"""The compiler need not be tried on each kind of vector, nor have its headers compiled for one file."""
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +181,7 @@ def run_example(
     done = subprocess.run(
         [python, "-I", "-c", code, str(artifact / "run.py"), *given, "--output", "y.npy"],
         cwd=place,
-        env={**environment, "OMP_NUM_THREADS": "1"},
+        env={**environment, "OMP_NUM_THREADS": "1", **COMPILES_QUICKLY},
         capture_output=True,
         text=True,
         timeout=200,
@@ -290,7 +293,7 @@ def test_a_model_that_torch_cannot_export_leaves_nothing_behind(export: Export, 
     assert [path.name for path in (workplace / "branching-eager").iterdir()] == ["alone"]
 
 
-def test_a_canonical_network_needs_no_job_but_a_factory_does(results: Path, profiler: Profiler) -> None:
+def test_a_canonical_network_needs_no_job_but_a_factory_does(results: Path, profiler: Profiler, exports: Cache) -> None:
     rows = pl.read_parquet(results / "results.parquet").filter(model="good", variant="ort")
     place = results.parent.parent / "published"
     place.mkdir()
@@ -300,7 +303,7 @@ def test_a_canonical_network_needs_no_job_but_a_factory_does(results: Path, prof
     assert "--export: published has no bench.yaml, which says where good comes from" in done.stderr
     canonical = rows.with_columns(model=pl.lit("resnet18"), model_kind=pl.lit("canonical"), batch_size=1)
     canonical.write_parquet(place / "results.parquet")
-    cache = str(place.parent / "cache")
+    cache = str(exports.root)
     done = profiler("recommend", "published", "--export", "new/out", cwd=place.parent, PROFILER_CACHE=cache)
     assert done.returncode == 0, done.stderr
     assert "The weights are seeded, not trained: they predict nothing." in " ".join(
