@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from exporters.build_model import build, call_factory, fill, structure
-from exporters.inputs import described, input_specs, read_onnx
+from exporters.inputs import TensorSpec, arguments, described, input_specs, read_onnx
 from exporters.int8 import calibration_files
 from exporters.shapes import dimensions_of
 from exporters.source import ModelError, ModelSource
@@ -38,7 +40,7 @@ def look_at_model(argument: tuple[ModelSource, bool], report: Report) -> Look:
             calibration_files(source.calibration, specs)
         except ModelError as error:
             failures["int8"] = Outcome("failed", str(error))
-    seen = _open_header(source) if source.onnx is not None else _look_at_module(source)
+    seen = _open_header(source) if source.onnx is not None else _look_at_module(source, specs)
     return Look(Prepared(specs, failures=failures), f"{seen}; {described(specs)}")
 
 
@@ -47,15 +49,32 @@ def look_at_dimensions(source: ModelSource, report: Report) -> list[str]:
     return dimensions_of(source)
 
 
-def _look_at_module(source: ModelSource) -> str:
+def _look_at_module(source: ModelSource, specs: Sequence[TensorSpec]) -> str:
     model, how = _module(source)
-    seen = f"{how}, {count(sum(parameter.numel() for parameter in model.parameters()))} parameters"
+    _check_signature(model, source, specs)
+    seen = f"{how}, {count(sum(parameter.numel() for parameter in model.parameters()))} parameters, forward takes these"
     if source.weights is None:
         return seen
     with warnings.catch_warnings():  # Nothing is copied to the meta device, which torch warns of.
         warnings.simplefilter("ignore")
         fill(model, source)
     return f"{seen}, the keys of {source.weights.name} fit"
+
+
+def _check_signature(model: nn.Module, source: ModelSource, specs: Sequence[TensorSpec]) -> None:
+    """Raises ModelError where forward has no place for an input, or needs one that is not given."""
+    if model._forward_pre_hooks:  # They may give it others.
+        return
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # Of compiled code it may not be known.
+        return
+    positional, keywords = arguments(specs, [None] * len(specs))
+    try:
+        signature.bind(*positional, **keywords)
+    except TypeError as error:
+        wrong = TypeError(f"{type(model).__qualname__}.forward() {error}")
+        raise no_reference(source, wrong, specs, list(signature.parameters)) from error
 
 
 def _module(source: ModelSource) -> tuple[nn.Module, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
+from exporters.declared_inputs import BATCH, DeclaredInput
 from exporters.inputs import TensorSpec
 from exporters.source import ModelError, ModelSource
 from profiler.worker.look_at_model import look_at_model
@@ -39,6 +41,13 @@ def raising():
 
 def width(value):
     raise ValueError("no luck")
+
+class Pair(nn.Linear):
+    def forward(self, image, mask, *, scale=1):
+        raise RuntimeError("was run")
+
+def pair():
+    return Pair(3, 2)
 """
 
 
@@ -65,6 +74,29 @@ def test_a_factory_is_called_without_memory_for_weights() -> None:
     assert "without memory for weights" in found.seen
     assert f"{2**40 + 2**20:,} parameters" in found.seen
     assert "input x float32 [batch, 3]" in found.seen
+
+
+@pytest.mark.usefixtures("factories")
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        (
+            (),
+            r"TypeError: Pair.forward\(\) missing a required argument: 'mask'; forward takes image, mask, scale: give",
+        ),
+        (("image", "mask"), None),
+        (("image", "mask", "scale"), None),
+        (("image", "musk"), r"Pair.forward\(\) .*'mask'; the job gives .*, and forward takes image, mask"),
+        (("image", "mask", "musk"), "got an unexpected keyword argument 'musk'; the job gives"),
+    ],
+)
+def test_inputs_that_forward_does_not_take_are_said_without_running_it(
+    inputs: tuple[str, ...], says: str | None
+) -> None:
+    declared = tuple(DeclaredInput((name,), (BATCH, 3), "float32") for name in inputs)
+    source = replace(factory("pair"), inputs=declared, input_shape=None if declared else (3,))
+    with pytest.raises(ModelError, match=says) if says else nullcontext():
+        assert "forward takes these" in look(source).seen
 
 
 @pytest.mark.usefixtures("factories")
