@@ -63,3 +63,12 @@ def test_what_failed_is_not_measured_again_though_it_was_disturbed() -> None:
     takes = Takes({}, share=1.0)
     assert takes.add(take(0.5, "failed"), again=False)
     assert not takes.disturbed
+
+
+def test_a_long_run_keeps_no_samples_of_what_was_disturbed() -> None:
+    takes = Takes({}, share=1.0)
+    result = take(0.4)
+    takes.add(result, again=False)
+    assert takes.disturbed == {ID}
+    assert not any(each.samples for kept in (takes._counted, takes._first) for each in kept.values())
+    assert result.samples == {"host": [1.0]}
