@@ -30,7 +30,6 @@ from typing import Any, NoReturn
 from engines.base import Phase, Unsupported
 from exporters.errors import chain, message, sentence
 from exporters.source import ModelError
-from profiler.errors import ConfigError
 from profiler.machine import control_groups
 from profiler.processes import trees
 from profiler.processes.logs import BoundedLog, flush_output, redirect_output
@@ -58,8 +57,6 @@ _OUT_OF_MEMORY = (
 PRELOADED = "profiler.worker.preload"
 """What the forkserver imports."""
 _PR_SET_PDEATHSIG = 1
-_SOCKET_BYTES = 107
-"""Of a socket's path, of 108 with the end (unix(7))."""
 _TERMINALS = (signal.SIGINT, signal.SIGHUP)
 """What a terminal sends to all of its processes."""
 _TICK_SECONDS = 0.2
@@ -104,15 +101,7 @@ class Call:
 
 
 def start_forkserver(log: Path) -> None:
-    """Start the forkserver if there is none, so that it warms up while the parent does other things.
-
-    Raises ConfigError where its socket would have a longer name than Linux takes.
-    """
-    limit = _SOCKET_BYTES - len("/pymp-01234567/listener-01234567")
-    if len(os.fsencode(tempfile.gettempdir())) > limit:
-        raise ConfigError(
-            f"TMPDIR {tempfile.gettempdir()}: names of sockets in it would be too long; give a folder of {limit} bytes"
-        )
+    """Start the forkserver if there is none, so that it warms up while the parent does other things."""
     # One thread: stray threads of a BLAS pool would not survive the fork.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ["PROFILER_FORKSERVER_LOG"] = str(log)
