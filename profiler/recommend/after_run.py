@@ -86,4 +86,4 @@ def _options(asked: Recommend) -> str:
     values = {
         flag: getattr(asked, name) for flag, name in given.items() if getattr(asked, name) != getattr(usual, name)
     }
-    return "".join(f" {flag} {value}" for flag, value in values.items())
+    return "".join(f" {flag} {shlex.quote(str(value))}" for flag, value in values.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -87,7 +88,7 @@ def _write_page(target: Path, text: str) -> Path:
 def _check_form(options: Options) -> None:
     """Raises ConfigError for a form that the report of a study has not."""
     if options.format != "html" or options.charts is not None:
-        runs = " ".join(map(str, options.runs))
+        runs = shlex.join(options.runs)
         raise ConfigError(
             f"--study gives a page of HTML; Markdown, CSV and SVG come from `{PROGRAM} published {runs} --study "
             f"{options.study} --into FOLDER`"

@@ -96,7 +96,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         console.print(Text(f"\nCache: {counted(len(removed), 'artifact')} removed, those not used for longest"))
     console.print(Text(f"\nResults: {run.path}"), soft_wrap=True)
     if (run.path / "layers.parquet").exists():
-        console.print(Text(f"Its layers: {PROGRAM} layers {run.path}"), soft_wrap=True)
+        console.print(Text(f"Its layers: {PROGRAM} layers {shlex.quote(str(run.path))}"), soft_wrap=True)
     if interrupted:
         console.print(Text(f"Interrupted; go on with: {_resuming(options, run)}"), soft_wrap=True)
         return 130
@@ -152,14 +152,16 @@ def _before(
         console.print(Text(text, style="dim"), soft_wrap=True)
     if options.write_yaml is not None:
         write_job(config, options.write_yaml)
-        console.print(Text(f"Written: {options.write_yaml}; {PROGRAM} {options.write_yaml} measures the same"))
+        console.print(
+            Text(f"Written: {options.write_yaml}; {PROGRAM} {shlex.quote(str(options.write_yaml))} measures the same")
+        )
 
 
 def _say_yaml(options: Options, run: RunFolder, console: Console) -> None:
     """How to say the same by a YAML file."""
     text = "The same as a YAML file, to extend: add --write-yaml job.yaml"
     if options.write_yaml is not None:
-        text = f"The same again: {PROGRAM} {options.write_yaml}"
+        text = f"The same again: {PROGRAM} {shlex.quote(str(options.write_yaml))}"
     console.print(Text(f"{text} (the run's own is {run.path / 'bench.yaml'})", style="dim"), soft_wrap=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -191,7 +192,7 @@ def write_job(config: Config, path: Path) -> None:
     here = relative_to(path.resolve().parent, data)
     said = {key: value for key, value in here.items() if value not in ({}, ["."])}
     text = yaml.safe_dump(said, sort_keys=False, default_flow_style=None, allow_unicode=True, width=110)
-    path.write_text(f"# Run it with: {PROGRAM} {path.name}\n{text}")
+    path.write_text(f"# Run it with: {PROGRAM} {shlex.quote(path.name)}\n{text}")
 
 
 def _as_word(entry: dict[str, Any]) -> Any:

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from profiler import cli
 from profiler.compare import command
 from profiler.errors import ConfigError
-from profiler.options import COMMANDS, Compare
+from profiler.options import COMMANDS, Compare, Report
+from profiler.report import command as report
 
 
 @pytest.fixture
@@ -57,3 +58,8 @@ def test_every_command_is_listed_with_the_first_line_of_its_help() -> None:
     for name, (options, _) in COMMANDS.items():
         first, *_ = (options.__doc__ or "").splitlines()
         assert f"│ {name} {first}" in text
+
+
+def test_a_command_that_is_suggested_can_be_pasted() -> None:
+    with pytest.raises(ConfigError, match=r"published 'a run' b --study cnn-benchmarks"):
+        report._check_form(Report(runs=["a run", "b"], study="cnn-benchmarks", format="md"))
