@@ -221,6 +221,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler, cache
     (folder / "job.yaml").write_text(job)
     done = profiler("job.yaml", "--prepare", cwd=folder, PROFILER_CACHE=str(cache), **compiled_in(cache))
     assert len(list((cache / "onnx").glob("*.onnx"))) == 1
+    assert bool(list((cache / "inductor").rglob("*.so"))) == bool(COMPILER)
     assert not (folder / "results").exists()
     return done
 
