@@ -79,6 +79,8 @@ def odd_json(rng: Random, depth: int = 0) -> Any:
 
 def _table(rng: Random, folder: Path) -> tuple[Path, pl.DataFrame] | None:
     path = folder / rng.choice(FILES[:3])
+    if not path.is_file():  # A pipe or a device by now.
+        return None
     try:
         return path, pl.read_parquet(path.read_bytes())
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
