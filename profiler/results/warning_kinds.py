@@ -46,6 +46,9 @@ REMEASURED = "remeasured"
 DISTURBED = "disturbed"
 """Of a row from which other work had taken the processors or the card."""
 
+UNTIMED = "no-first-call"
+"""Of a row whose shape was walked in vain."""
+
 SLOWER_KERNELS = "slower-kernels"
 """Of a row that takes the device longer than eager does."""
 
@@ -172,7 +175,7 @@ _KINDS = (
         "the model could be exported for one batch size or one shape at a time only; the column warnings says why",
     ),
     WarningKind(
-        "no-first-call",
+        UNTIMED,
         "N",
         "the first call at a new shape could not be timed; the column warnings says why",
     ),

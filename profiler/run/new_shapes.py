@@ -11,9 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from exporters.source import shape_words
 from profiler.job.case import Case, CaseId, Role
 from profiler.results.result import Result
-
-UNTIMED = "no-first-call"
-"""The warning of a row whose shape was walked in vain."""
+from profiler.results.warning_kinds import UNTIMED
 
 
 def walks(plan: Sequence[Case], waiting: Collection[CaseId], journal: Mapping[CaseId, Result]) -> list[list[Case]]:

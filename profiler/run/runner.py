@@ -19,12 +19,12 @@ from profiler.machine import Target, available_memory_mib
 from profiler.results.result import Result, log_name
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import WallTime
-from profiler.results.warning_kinds import disturbances, is_measured_again
+from profiler.results.warning_kinds import UNTIMED, disturbances, is_measured_again
 from profiler.run.again import Takes
 from profiler.run.device_lock import DeviceLock
 from profiler.run.fits import too_large_to_run, weight_mib
 from profiler.run.largest_batch import Search, short
-from profiler.run.new_shapes import UNTIMED, timed, walks
+from profiler.run.new_shapes import timed, walks
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display
 from profiler.run.quiet import Quiet
