@@ -13,7 +13,7 @@ from profiler.job.case import settings
 from profiler.report import chart_specs as specs
 from profiler.report import tables
 from profiler.report.chart_specs import MEMORY, SETUP, TRAINING, Domains, Spec
-from profiler.report.data import CONFIGURATION_KEY, Data, place
+from profiler.report.data import CONFIGURATION_KEY, KEY, Data, place
 from profiler.results.configurations import certain
 from profiler.tables.numbers import natural
 
@@ -33,7 +33,7 @@ _DRAWN = [
     *("variant", "precision", "configuration", "step", "place"),
     *("rank", "latency_ms", "gpu_ms", "speedup", "speedup_low", "speedup_high", "throughput", "item_ms", "item_s"),
     *("tflops", "intensity", "fraction_of_peak", "peak_memory_mib", *MEMORY),
-    *("set_up_s", *SETUP, *TRAINING, "ticks", "measured", "base"),
+    *("set_up_s", *SETUP, *TRAINING, "ticks", "measured", "base", "answer"),
 ]
 _DRAWN_OVER_SIZES = [
     *("run", "model", "pass", "batch_size", "variant", "precision", "configuration", "step", "place"),
@@ -84,7 +84,7 @@ def make(domains: Domains) -> dict[str, Chart]:
             ["base"],  # Of all that were compared the fastest, or nothing if its factor is not certain.
             _SUBJECTS,
             (20, ("subject", "batch_size")),
-            draws="speedup",
+            draws="answer",
         ),
         Chart(
             "speedups",
@@ -169,6 +169,8 @@ def rows(data: Data) -> dict[str, list[Row]]:
     measured = pl.when(pl.col("own_disturbed").is_null()).then(calm).otherwise(doubted)
     # No chart draws a factor that no sentence and no table states.
     marked = certain(data.configurations).with_columns(measured=measured).with_row_index("place")
+    fastest = pl.col("latency_ms") == pl.col("latency_ms").min().over([*KEY, "precision"])
+    marked = marked.with_columns(answer=pl.when(fastest).then("speedup"))
     configurations: list[Row] = list(marked.select(_DRAWN).iter_rows(named=True))
     sizes = {f"sizes-{number}": rows for number, rows in enumerate(by_size(marked).values())}
     return {"lines": configurations, "roofs": _roofs(data), "layers": _layers(data), **sizes}
