@@ -82,7 +82,8 @@ def _table(rng: Random, folder: Path) -> tuple[Path, pl.DataFrame] | None:
     if not path.is_file():  # A pipe or a device by now.
         return None
     try:
-        return path, pl.read_parquet(path.read_bytes())
+        frame = pl.read_parquet(path.read_bytes())
+        return (path, frame) if frame.width else None
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
         return None  # What was done before has spoilt it.
 
@@ -128,7 +129,7 @@ def _columns(folder: Path, rng: Random, _: Path) -> str:
     if found is None:
         return "nothing"
     path, frame = found
-    some = rng.sample(frame.columns, rng.randint(1, 4))
+    some = rng.sample(frame.columns, rng.randint(1, min(frame.width, 4)))
     how = rng.choice(["drop", "keep", "rename", "twice", "none", "empty"])
     made = {
         "drop": lambda: frame.drop(some),
