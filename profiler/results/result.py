@@ -139,8 +139,9 @@ class Result:
 
     def _check(self) -> None:
         """Raises TypeError for a value that is none of its field's, as a line may have that somebody edited."""
-        words = (self.status, self.reason, self.reference, self.clock, self.stop_reason, self.log, self.graph)
-        words += (self.proof and self.proof.library, *(layer["kind"] for layer in self.layers))
+        words: list[str | None]
+        words = [self.status, self.reason, self.reference, self.clock, self.stop_reason, self.log, self.graph]
+        words += [self.proof.library if self.proof else None, *(layer["kind"] for layer in self.layers)]
         numbers = [self.throughput, *self.figures.values(), *self.phases.values(), *self.entered.values()]
         samples = [ms for values in self.samples.values() for ms in values] + [each["ms"] for each in self.layers]
         names = [name for each in self.layers for name in (each["layer"], *each["nodes"])]
