@@ -68,7 +68,7 @@ def write_graph(path: Path, factor: float, external: bool = False) -> None:
 
 
 def write_weights(path: Path, factor: float) -> None:
-    torch.save({"layer.weight": torch.full((4, 8), factor), "layer.bias": torch.zeros(4)}, path)
+    torch.save({"layer.weight": torch.full((4, 8), float(factor)), "layer.bias": torch.zeros(4)}, path)
 
 
 def write_all(folder: Path) -> None:
