@@ -28,7 +28,7 @@ class ConfigError(Exception):
 
 def nearest(word: str, valid: Iterable[str], otherwise: str | None = None) -> str:
     """A hint at the valid word that was probably meant; else `otherwise`, or all of them."""
-    words = list(valid)
+    words = list(dict.fromkeys(valid))
     close = difflib.get_close_matches(word[:_LONG_WORD], words, n=1, cutoff=0.7)
     return f"; did you mean '{close[0]}'?" if close else f"; {otherwise or 'valid: ' + ', '.join(words)}"
 

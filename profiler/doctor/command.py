@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -20,6 +18,7 @@ from profiler.errors import PROGRAM
 from profiler.machine import Target, check_device, resolve_device
 from profiler.options import Doctor as Options
 from profiler.processes.forkserver import libraries
+from profiler.processes.temporary import own_folder
 from profiler.results.run_folder import RunFolder
 from profiler.results.run_lock import writing
 from profiler.run.measure import run_job
@@ -28,7 +27,8 @@ from profiler.tables.writers import print_pairs
 
 def execute(options: Options, console: Console) -> int:
     """Print what works here and what does not; returns 1 where something that is there fails. Raises ConfigError."""
-    with libraries() as facts, _folder(options.output) as folder:
+    kept = contextlib.nullcontext(options.output.resolve()) if options.output else own_folder()
+    with libraries() as facts, kept as folder:
         target = resolve_device(check_device(options.device), facts)
         machine = of_machine(target, facts)
         _print(console, "Machine", machine)
@@ -41,19 +41,6 @@ def execute(options: Options, console: Console) -> int:
         checks = [*machine, *engines]
         console.print(Text(_conclusion(checks, target, run.path if options.output else None)), soft_wrap=True)
     return 130 if interrupted else int(any(check.status == "failed" for check in checks))
-
-
-@contextlib.contextmanager
-def _folder(output: Path | None) -> Iterator[Path]:
-    """Where the run goes: the folder that was asked for, or one that is removed."""
-    if output is not None:
-        yield output.resolve()
-        return
-    folder = Path(tempfile.mkdtemp(prefix="profiler-doctor-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _print(console: Console, title: str, checks: Sequence[Check]) -> None:

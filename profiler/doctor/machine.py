@@ -27,6 +27,7 @@ _LEAST_GIB = 5.0
 """Room on a disk below which graphs, references and engines of a job of large networks do not fit."""
 _LEAST_MIB = 2048
 """Below it the larger networks cannot be prepared: VGG-16's weights alone are 0.5 GiB, and there are copies."""
+_MEND = {"Cache": "name another folder in PROFILER_CACHE", "Temporary files": "name another folder in TMPDIR"}
 _BUSY = 0.25
 """Load by core from which other work is likely to be seen in the figures."""
 
@@ -96,14 +97,8 @@ def _disks() -> Iterator[Check]:
         if not os.access(there, os.W_OK):
             yield Check("failed", what, f"{folder} cannot be written: {_MEND[what]}")
         else:
-            small = free < _LEAST_GIB
-            yield Check("note" if small else "ok", what, f"{folder}, {free:.1f} GiB free{f': {_MEND[what]}' * small}")
-
-
-_MEND = {
-    "Cache": "name another folder in PROFILER_CACHE",
-    "Temporary files": "name another folder in TMPDIR",
-}
+            mend = f": {_MEND[what]}" if free < _LEAST_GIB else ""
+            yield Check("note" if mend else "ok", what, f"{folder}, {free:.1f} GiB free{mend}")
 
 
 def _versions() -> Iterator[Check]:

@@ -62,7 +62,7 @@ def test_tensorrt_is_said_step_by_step() -> None:
     (check,) = tensorrt_steps([whole])
     assert check.status == "ok"
     assert check.text == (
-        "built: in 2.2 s; error: 0.0001; CUDA graph: recorded; types by the inspector: 3 float16; layers timed: 4"
+        "built: in 2.2 s; error: 0.000100; CUDA graph: recorded; types by the inspector: 3 float16; layers timed: 4"
     )
     (check,) = tensorrt_steps([result("trt", proof=Proof(compute_types={"unknown": 4}))])
     assert check.status == "failed"
@@ -95,6 +95,7 @@ def test_a_machine_that_is_limited_or_busy_is_noted(monkeypatch: pytest.MonkeyPa
     assert "PROFILER_CACHE" in lines["Cache"].text
 
 
+@pytest.mark.slow
 def test_a_real_run(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny_runs, "usual", lambda: [PRESETS["eager"], PRESETS["ort"], PRESETS["trt"]])
     done = command("doctor", "--device", "cpu", "--output", str(tmp_path / "kept"), cwd=tmp_path)
