@@ -41,16 +41,13 @@ def build(source: ModelSource) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model = call_factory(source) if source.factory else structure(source)
-    if names := [name for name, tensor in _tensors(model) if tensor.is_complex()]:
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    if names := [name for name, tensor in tensors if tensor.is_complex()]:
         raise ModelError(
             f"model {source.name!r}: {names[0]} is complex, and in fp32 its imaginary part would be lost; keep the two "
             "parts as floats (torch.view_as_real) and make them one in forward (torch.view_as_complex)"
         )
     return model.to("cpu", torch.float32).eval()
-
-
-def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def load(source: ModelSource) -> nn.Module:
@@ -230,8 +227,11 @@ def opened(path: Path) -> Any:
     The format that torch wrote before 1.6 cannot be mapped, and is read.
     """
     is_zip = zipfile.is_zipfile(path)
-    if is_zip and (packed := [info for info in zipfile.ZipFile(path).infolist() if info.compress_type]):
-        raise ValueError(f"{packed[0].filename} in it is compressed, which torch.save never does")
+    if is_zip:
+        with zipfile.ZipFile(path) as file:
+            packed = [info.filename for info in file.infolist() if info.compress_type]
+        if packed:
+            raise ValueError(f"{packed[0]} in it is compressed, which torch.save never does")
     return torch.load(path, map_location="cpu", mmap=is_zip, weights_only=True)
 
 

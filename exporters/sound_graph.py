@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import ChainMap, Counter
+from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,11 @@ def graphs_in(model: Any) -> list[Any]:
 
 def loops(graph: Any) -> Iterator[Any]:
     """The Loop nodes of a graph or a function, and of the graphs in it."""
-    for node in every_node(graph):
-        if node.op_type == "Loop" and node.domain in ("", "ai.onnx"):
-            yield node
+    return filter(_is_loop, every_node(graph))
+
+
+def _is_loop(node: Any) -> bool:
+    return node.op_type == "Loop" and node.domain in ("", "ai.onnx")
 
 
 def every_node(graph: Any) -> Iterator[Any]:
@@ -83,11 +85,11 @@ def _calls(graph: Any) -> Counter[tuple[str, str]]:
     return Counter((node.domain, node.op_type) for node in every_node(graph))
 
 
-def endless_loop(graph: Any, outside: dict[str, Any]) -> Any | None:
+def endless_loop(graph: Any, outside: Mapping[str, Any]) -> Any | None:
     """A Loop of the graph, or of a graph in it, that has no end; `outside` are constants that are known around it."""
-    known = {**outside, **_constants(graph)}
+    known = ChainMap(_constants(graph), outside)  # type: ignore[arg-type] # Copies would be many: one for each graph.
     for node in graph.node:
-        if node.op_type == "Loop" and node.domain in ("", "ai.onnx") and _is_endless(node, known):
+        if _is_loop(node) and _is_endless(node, known):
             return node
         for inner in graphs_of(node):
             if found := endless_loop(inner, known):
@@ -95,7 +97,7 @@ def endless_loop(graph: Any, outside: dict[str, Any]) -> Any | None:
     return None
 
 
-def _is_endless(node: Any, known: dict[str, Any]) -> bool:
+def _is_endless(node: Any, known: Mapping[str, Any]) -> bool:
     """Whether neither its trip count nor its condition ends it: both are left out, or constants."""
     trips, condition = [*node.input, "", ""][:2]
     if trips and (trips not in known or known[trips] <= MOST_ROUNDS):
@@ -106,10 +108,10 @@ def _is_endless(node: Any, known: dict[str, Any]) -> bool:
     if body is None or len(body.input) < 2 or not body.output or not known.get(condition):
         return False
     copies = {copy.output[0]: copy.input[0] for copy in body.node if copy.op_type == "Identity" and copy.input}
-    last, inner = body.output[0].name, {**known, **_constants(body)}
+    last = body.output[0].name
     for _ in range(len(copies)):
         last = copies.get(last, last)
-    return last == body.input[1].name or bool(inner.get(last))
+    return last == body.input[1].name or bool(_constants(body).get(last, known.get(last)))
 
 
 def _constants(graph: Any) -> dict[str, Any]:

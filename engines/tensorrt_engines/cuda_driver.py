@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -94,11 +93,7 @@ class CudaBindings:
             raise MemoryError(f"{function} failed: out of memory")
         if result != self._driver.CUresult.CUDA_SUCCESS:
             raise self.Error(f"{function} failed: {getattr(result, 'name', result)}")
-        return _only(values)
-
-
-def _only(values: Sequence[Any]) -> Any:
-    return values[0] if values else None
+        return values[0] if values else None
 
 
 class _Context:

@@ -2,7 +2,8 @@
 
 The one module that imports their bindings, and only where it needs them: none of them has to be installed.
 Inputs, outputs and the engine's activations and scratch memory (`USER_MANAGED`) are taken here, by pycuda or
-cuda-bindings, and are thus known exactly; weights and a context's persistent memory are TensorRT's own. https://docs.nvidia.com/deeplearning/tensorrt/latest/
+cuda-bindings, and are thus known exactly; weights and a context's persistent memory are TensorRT's own.
+https://docs.nvidia.com/deeplearning/tensorrt/latest/
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import struct
@@ -82,9 +81,3 @@ class Receiver:
         data = bytes(self._came[_HEADER.size : end])
         del self._came[:end]
         return data
-
-
-def close(descriptor: int) -> None:
-    """Close it, whether it is open or not."""
-    with contextlib.suppress(OSError):
-        os.close(descriptor)

@@ -18,7 +18,6 @@ from profiler.tables.numbers import counted, listed
 
 UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 """What polars raises for a file that it cannot read; damaged bytes make some of its readers panic."""
-_TEXTS = (TEXT, pl.List(TEXT))
 _CONTROL = UNPRINTABLE.format("")
 _INTEGERS = (*(pl.Int8, pl.Int16, pl.Int32, pl.Int64), *(pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64))
 _TAKEN: dict[pl.DataType, tuple[Any, ...]] = {
@@ -124,7 +123,7 @@ def _rule(name: str, dtype: pl.DataType) -> pl.Expr:
     if name in _WORDS:
         return column.is_null() | column.is_in(_WORDS[name])
     if name in _SETTINGS:
-        return _short(name) & (column.fill_null("") == "") | column.str.contains(_SETTING)
+        return _short(name) & ((column.fill_null("") == "") | column.str.contains(_SETTING))
     if dtype == TEXT:
         return _short(name)
     if dtype == pl.Int64():

@@ -7,6 +7,7 @@ so the code of another one's run is called only by --trust-code.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import os
@@ -69,6 +70,8 @@ def _signature(key: bytes, job: bytes, folder: Path) -> str:
     """Of the job's text and, where a live module was saved in the run's folder, of that."""
     signature = hmac.new(key, job, hashlib.sha256)
     saved = folder / "model"
+    if saved.is_symlink():
+        raise OSError(errno.EPERM, "it is a link, and no run saves one", str(saved))  # It may lead to a whole disk.
     shutil.rmtree(saved / "__pycache__", ignore_errors=True)  # Which Python would believe in place of the code.
     for path in sorted(saved.rglob("*")):
         signature.update(f"\n{path.relative_to(folder)}\n".encode())

@@ -6,10 +6,14 @@ https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.m
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 _MAGIC = b"PAR1"
-_MOST_FOOTER = 64 << 20
+_MOST_FOOTER = 2 << 20
+"""Bytes, which take some seconds to parse; a run's results, which have the most columns, come to 20,000."""
+_MOST_PAGES = 100_000
+"""Of all columns, which may claim the same ones. A page has a MiB where it can."""
 _PAGE_HEADER = 1 << 16
 """Bytes that are read for the header of a page, which has a few numbers and the least and largest value."""
 _VALUE = 16
@@ -115,15 +119,21 @@ def _size(file: BinaryIO) -> tuple[int, int]:
     groups = footer[4]
     if footer[3] != sum(group[3] for group in groups):
         raise ValueError("it does not have as many rows as it says")
-    return size, sum(_column_size(file, column[3], group[3]) for group in groups for column in group[1])
+    needed = 0
+    pages = (page for group in groups for column in group[1] for page in _page_sizes(file, column[3], group[3]))
+    for number, page in enumerate(pages):
+        if number == _MOST_PAGES:
+            raise ValueError("it has too many pages")
+        needed += page
+    return size, needed
 
 
-def _column_size(file: BinaryIO, column: Struct, rows: int) -> int:
-    """What the column comes to in these rows, by the headers of its pages."""
+def _page_sizes(file: BinaryIO, column: Struct, rows: int) -> Iterator[int]:
+    """What each page of the column comes to in memory, by its header."""
     values, at = column[5], column[9]
     if 11 in column and 0 < column[11] < at:
         at = column[11]
-    end, needed, found = at + column[7], 0, 0
+    end, found = at + column[7], 0
     while found < values and at < end:
         file.seek(at)
         reader = _Reader(file.read(_PAGE_HEADER))
@@ -133,8 +143,7 @@ def _column_size(file: BinaryIO, column: Struct, rows: int) -> int:
         of_data = page.get(5) or page.get(8)
         count = (of_data or page[7])[1]
         found += count if of_data else 0
-        needed += page[2] + _VALUE * count
+        yield page[2] + _VALUE * count
         at += reader.at + page[3]
     if not 0 <= rows <= values or found != values or at > end:
         raise ValueError("it does not have as many values as it says")
-    return needed

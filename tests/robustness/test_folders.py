@@ -280,6 +280,11 @@ def test_a_file_that_claims_more_than_fits_into_memory_is_refused_unread(
     assert "GiB of memory" in refused(folders)
 
 
+def test_a_file_of_countless_pages_is_refused_unread(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_size, "_MOST_PAGES", 5)
+    assert "too many pages" in refused(folders)
+
+
 @pytest.mark.parametrize("name", ["results.parquet", "samples.parquet", "bench.yaml"])
 @pytest.mark.parametrize("how", ["pipe", "link", "device", "circle"])
 def test_what_is_no_file_of_the_folder_is_not_read(folders: Folders, name: str, how: str) -> None:
@@ -305,10 +310,12 @@ def test_rows_that_no_run_writes_are_left_out_with_a_note(folders: Folders) -> N
     path = folders[0] / "results.parquet"
     rows = pl.read_parquet(path)
     odd = rows.head(1).with_columns(case_id=pl.lit("odd"), latency_ms=pl.lit(float("nan")), status=pl.lit("great"))
-    pl.concat([rows, odd, rows.head(1)]).write_parquet(path)
+    long = rows.head(1).with_columns(case_id=pl.lit("long"), setting=pl.lit(f"optimizer={'a' * 2**17}"))
+    pl.concat([rows, odd, long, rows.head(1)], how="vertical_relaxed").write_parquet(path)
     runs = read_runs([folders[0]])
     assert runs.results.collect().height == rows.height
-    assert any("1 row left out, for values that no run writes: status and latency_ms" in note for note in runs.notes)
+    left_out = next(note for note in runs.notes if "2 rows left out, for values that no run writes" in note)
+    assert all(name in left_out for name in ("status", "latency_ms", "setting"))
     assert any("1 row left out, of cases that have one already" in note for note in runs.notes)
 
 

@@ -53,7 +53,10 @@ def test_a_key_once_made_stays(run: RunFolder, key: Path) -> None:
     assert is_own(run.path)
 
 
-@pytest.mark.parametrize("what", ["another user", "the job", "the code", "more code", "no signature", "a key for all"])
+_CHANGES = ["another user", "the job", "the code", "more code", "no signature", "a key for all", "a link"]
+
+
+@pytest.mark.parametrize("what", _CHANGES)
 def test_a_run_that_somebody_else_made_or_changed_is_not(run: RunFolder, key: Path, what: str) -> None:
     job, code = run.path / "bench.yaml", run.path / "model" / "evil.py"
     match what:
@@ -69,6 +72,9 @@ def test_a_run_that_somebody_else_made_or_changed_is_not(run: RunFolder, key: Pa
             job.write_text(job.read_text().partition("# signed")[0])
         case "a key for all":
             key.chmod(0o644)
+        case "a link":
+            code.parent.rename(run.path / "elsewhere")
+            code.parent.symlink_to("elsewhere")
     assert not is_own(run.path)
 
 
