@@ -33,6 +33,8 @@ from profiler.tables.writers import parquet
 OLDER_ROWS = "older_rows"
 """A key of environment.json: where those results were measured whose lines in the journal do not say it."""
 _MOST_MODELS = 256 << 20
+_NO_RESULT = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What a line raises that is no result."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class RunFolder:
         columns.check([*result.figures, *result.clocks])
         try:
             kept = Result.from_json(line := result.to_json())
-        except (ValueError, TypeError) as error:
+        except _NO_RESULT as error:
             line = Result(result.case_id, "failed", [f"its figures cannot be kept: {error}"]).to_json()
             kept = Result.from_json(line)
         Journal(self.journal).append(line)
@@ -163,7 +165,7 @@ class RunFolder:
             try:
                 result = Result.from_json(line)
                 columns.check([*result.figures, *result.clocks])
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            except _NO_RESULT:
                 unreadable += 1
                 continue
             result.environment = result.environment or self._older
