@@ -80,13 +80,14 @@ class Requirement:
     """Something that must be there before an engine can run.
 
     `kind` says what `name` is: a Python module (or several, any of which will do, separated by "|"), a program on the
-    PATH, distributions whose versions must be the same where they are installed, separated by "=", or a file that a
-    module must have in its folder where it is installed ("module/folder/file").
+    PATH, distributions whose versions must be the same where they are installed, separated by "=", distributions of
+    which at most one may be installed, separated by "|", or a file that a module must have in its folder where it is
+    installed ("module/folder/file"). {cuda} in `install` stands for the CUDA that torch was built for: "cu13".
     """
 
     name: str
     install: str
-    kind: Literal["module", "program", "same version", "file"] = "module"
+    kind: Literal["module", "program", "same version", "only one", "file"] = "module"
     devices: tuple[Device, ...] = DEVICES
     to_build: bool = True
     """Whether building ahead of time needs it too."""
@@ -310,15 +311,28 @@ _ORT = Requirement("onnxruntime", _INSTALL_ORT)
 GRAPH_REQUIREMENTS: Mapping[str, tuple[Requirement, ...]] = {"int8": (_ORT,)}
 """By precision what making a graph of it needs, whichever engine runs it."""
 
-_INSTALL_TRT = "pip install 'tensorrt>=10.13' (it fetches its libraries from NVIDIA)"
-_UPGRADE_TRT = _INSTALL_TRT.replace("install", "install --upgrade")
-_INSTALL_RTX = "pip install 'tensorrt-rtx-cu13-libs>=1.7' 'tensorrt-rtx-cu13-bindings>=1.7'"
-_UPGRADE_RTX = _INSTALL_RTX.replace("install", "install --upgrade")
+_INSTALL_TRT = "pip install 'tensorrt-{cuda}>=10.13' (it fetches its libraries from NVIDIA)"
+_INSTALL_RTX = "pip install 'tensorrt-rtx-{cuda}-libs>=1.7' 'tensorrt-rtx-{cuda}-bindings>=1.7'"
 CUDA_DRIVERS = {"pycuda": "pycuda", "cuda.bindings": "cuda-bindings"}
 """Modules that give TensorRT's buffers their memory, the preferred one first, with their distributions."""
 _CUDA_DRIVER = Requirement("|".join(CUDA_DRIVERS), "pip install cuda-bindings", to_build=False)
 _INSTALL_JAX = "pip install 'cnn-runtime-profiler[jax]'"
 _INSTALL_JAX_CUDA = "pip install 'cnn-runtime-profiler[jax-cuda]'"
+
+
+def _of_one_cuda(product: str, install: str, packages: tuple[str, ...] = ()) -> tuple[Requirement, ...]:
+    """Bindings and libraries of one version, and of one CUDA: those of CUDA 12 and of 13 fill the same folders.
+
+    What mends the second begins with removing both, for which `packages` are what there is beside them.
+    """
+    parts = {cuda: [f"{product}-{cuda}-{part}" for part in ("bindings", "libs")] for cuda in ("cu12", "cu13")}
+    upgrade = install.replace("install", "install --upgrade", 1)
+    anew = f"pip uninstall --yes {' '.join([*packages, *parts['cu12'], *parts['cu13']])} && {install}"
+    same = [Requirement("=".join(names), upgrade, "same version") for names in parts.values()]
+    both = [Requirement("|".join(names), anew, "only one") for names in zip(*parts.values(), strict=True)]
+    return *same, *both
+
+
 _NO_OPENVINO_ON_CUDA = "OpenVINO has no NVIDIA device"
 _TRT_NEEDS_A_GPU = "TensorRT runs only on NVIDIA GPUs"
 _TRT_REASONS: Mapping[tuple[Device, str], str] = {
@@ -417,8 +431,7 @@ ENGINES: dict[str, Engine] = {
             reasons=_TRT_REASONS,
             requirements=(
                 Requirement("tensorrt", _INSTALL_TRT),
-                Requirement("tensorrt-cu13-bindings=tensorrt-cu13-libs", _UPGRADE_TRT, "same version"),
-                Requirement("tensorrt-cu12-bindings=tensorrt-cu12-libs", _UPGRADE_TRT, "same version"),
+                *_of_one_cuda("tensorrt", _INSTALL_TRT, ("tensorrt", "tensorrt-cu12", "tensorrt-cu13")),
                 _CUDA_DRIVER,
             ),
             options=TrtOptions,
@@ -441,7 +454,7 @@ ENGINES: dict[str, Engine] = {
             requirements=(
                 Requirement("tensorrt_rtx|tensorrt_rtx_bindings", _INSTALL_RTX),
                 Requirement("tensorrt_rtx|tensorrt_rtx_libs", _INSTALL_RTX),
-                Requirement("tensorrt-rtx-cu13-bindings=tensorrt-rtx-cu13-libs", _UPGRADE_RTX, "same version"),
+                *_of_one_cuda("tensorrt-rtx", _INSTALL_RTX),
                 _CUDA_DRIVER,
             ),
             options=TrtOptions,

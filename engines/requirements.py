@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 import os
 import re
@@ -29,12 +31,15 @@ def explain(lacking: Sequence[Requirement]) -> str:
     for requirement in lacking:
         # A module and a program, which one command may install, are said in one sentence.
         sentence: str = "module" if requirement.kind == "program" else requirement.kind
-        groups.setdefault((requirement.install, sentence), []).append(requirement)
+        groups.setdefault((install_command(requirement), sentence), []).append(requirement)
     sentences = []
     for (install, sentence), group in groups.items():
         if sentence == "same version":
             installed = " and ".join(f"{name} {installed_version(name)}" for r in group for name in r.name.split("="))
             sentences.append(f"{installed} are not of one version: {install}")
+        elif sentence == "only one":
+            names = [name for r in group for name in r.name.split("|") if installed_version(name)]
+            sentences.append(f"{' and '.join(names)} fill the same folders, only one may be installed: {install}")
         elif sentence == "file":
             paths = [Path(r.name) for r in group]
             files = " and ".join(path.name for path in paths)
@@ -45,6 +50,21 @@ def explain(lacking: Sequence[Requirement]) -> str:
     return "; ".join(sentences)
 
 
+def install_command(requirement: Requirement) -> str:
+    """The command that mends it, for the CUDA that torch was built for: torch's driver serves that one."""
+    return requirement.install.replace("{cuda}", _cuda_of_torch())
+
+
+@functools.cache
+def _cuda_of_torch() -> str:
+    """ "cu12" or "cu13", read from torch's version.py; "cu13" where torch is not installed or is for the CPU."""
+    for folder in _folders("torch"):
+        with contextlib.suppress(OSError):
+            if found := re.search(r"^cuda\b.*?= *'(\d+)\.", (Path(folder) / "version.py").read_text(), re.MULTILINE):
+                return f"cu{found[1]}"
+    return "cu13"
+
+
 def _is_there(requirement: Requirement) -> bool:
     if requirement.kind == "program":
         candidates = [os.environ.get("CXX", ""), requirement.name]
@@ -53,6 +73,8 @@ def _is_there(requirement: Requirement) -> bool:
         versions = [version for name in requirement.name.split("=") if (version := installed_version(name))]
         # A post-release is the same build packed again.
         return len({re.sub(r"\.post\d+$", "", version) for version in versions}) <= 1
+    if requirement.kind == "only one":
+        return sum(installed_version(name) is not None for name in requirement.name.split("|")) <= 1
     if requirement.kind == "file":
         module, _, file = requirement.name.partition("/")
         folders = [Path(folder) for folder in _folders(module)]

@@ -28,8 +28,8 @@ from engines.tensorrt_engines.build import (
     build_engine,
     built_for,
     request_of,
-    targets,
 )
+from engines.tensorrt_engines.opening import targets
 from exporters.cache import Cache, default_root
 from exporters.catalog import CATALOG
 from exporters.inputs import fixed_batch, graph_specs

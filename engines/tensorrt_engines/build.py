@@ -18,7 +18,16 @@ from typing import Any
 
 from engines.base import Unsupported, Warning
 from engines.catalog import TrtOptions
-from engines.tensorrt_engines.build_monitor import check, logger_of, new_monitor, reasons, watch_memory
+from engines.tensorrt_engines.build_monitor import (
+    check,
+    forget,
+    logged,
+    logger_of,
+    new_monitor,
+    reasons,
+    watch_memory,
+)
+from engines.tensorrt_engines.opening import open_with_plugins, product, targets
 from engines.tensorrt_engines.timing_cache import attach_timings, keep_timings
 from exporters.cache import Cache, check_room, file_sha256
 from exporters.inputs import TensorSpec
@@ -146,12 +155,6 @@ def engine_key(library: Any, request: BuildRequest) -> str:
     )
 
 
-def targets(library: Any) -> tuple[str, ...]:
-    """The compute capabilities that the library can build for without such a GPU: "sm75", …; none for TensorRT."""
-    known = getattr(library, "ComputeCapability", None)
-    return () if known is None else tuple(name.lower() for name in known.__members__ if name.startswith("SM"))
-
-
 def _versions(library: Any) -> list[str]:
     """Of the bindings, and of the library behind them as far as it tells: by its parser and by its package."""
     rtx = bool(targets(library))
@@ -171,11 +174,10 @@ def _build(
     started = time.perf_counter()
     warnings: list[Warning] = []
     logger, monitor = logger_of(library), new_monitor(library, progress)
-    logger.errors.clear()
     # TensorRT for RTX measures nothing, and with a timing cache it would look for a GPU.
     timings = None if targets(library) else cache.root / "timings" / digest({"of": [_versions(library), request.gpu]})
     with watch_memory(device=request.target is None) as peaks:
-        builder = _open(library, logger)
+        builder = open_with_plugins(library, library.Builder, "builder")
         # TensorRT 10 needs the flag; 11 and TensorRT for RTX know no other networks and ignore it.
         flag = getattr(library.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
         network = builder.create_network(0 if flag is None else 1 << int(flag))
@@ -189,12 +191,14 @@ def _build(
             warnings += attach_timings(config, timings)
         config.progress_monitor = monitor
         plan = builder.build_serialized_network(network, config)
+        check(logger)
         check(monitor)
         if plan is None:
-            why = reasons(list(logger.errors), 2 * _ERROR_CHARACTERS)
-            if re.search(_NO_KERNELS, why):
-                raise Unsupported(f"{_product(library)} has no kernels of this graph for {request.target}: {why}")
-            raise RuntimeError(f"{_product(library)} cannot build {request.onnx.name}: {why}")
+            why = logged(logger, 2 * _ERROR_CHARACTERS)
+            if re.search(_NO_KERNELS, " ".join(logger.errors)):
+                raise Unsupported(f"{product(library)} has no kernels of this graph for {request.target}: {why}")
+            raise RuntimeError(f"{product(library)} cannot build {request.onnx.name}: {why}")
+        forget(logger)
         seconds = time.perf_counter() - started
         if timings is not None:
             warnings += keep_timings(config, timings)
@@ -205,15 +209,6 @@ def _build(
     return warnings
 
 
-def _open(library: Any, logger: Any) -> Any:
-    try:
-        return library.Builder(logger)
-    except Exception as error:
-        # Without a driver the bindings raise a TypeError about a factory that returned a null pointer.
-        why = reasons([*logger.errors, str(error)], _ERROR_CHARACTERS)
-        raise RuntimeError(f"{_product(library)} could not open its builder: {why}") from error
-
-
 def _parse(library: Any, parser: Any, onnx: Path) -> None:
     # From the file, so that data next to it is read.
     if parser.parse_from_file(str(onnx)):
@@ -222,7 +217,7 @@ def _parse(library: Any, parser: Any, onnx: Path) -> None:
     shown = [_explain(refusal) for refusal in refusals[:_SHOWN_ERRORS]]
     more = [f"and {len(refusals) - _SHOWN_ERRORS} more"] if len(refusals) > _SHOWN_ERRORS else []
     why = "; ".join([*shown, *more])
-    raise ModelError(f"{onnx}: refused by {_product(library)}'s ONNX parser: {why}. What it takes: {_OPERATORS}")
+    raise ModelError(f"{onnx}: refused by {product(library)}'s ONNX parser: {why}. What it takes: {_OPERATORS}")
 
 
 def _explain(refusal: Any) -> str:
@@ -242,28 +237,32 @@ def _configure(library: Any, config: Any, request: BuildRequest) -> None:
     own_memory = getattr(library.BuilderFlag, "REQUIRE_USER_ALLOCATION", None)
     if own_memory is not None:  # Without it TensorRT for RTX allocates while it runs: no CUDA graph could hold that.
         config.set_flag(own_memory)
+    if any(least != largest for least, _, largest in request.shapes.values()):
+        # Else a context wants the largest batch's memory at every batch (NvInfer.h, PreviewFeature).
+        config.set_preview_feature(library.PreviewFeature.RUNTIME_ACTIVATION_RESIZE_10_10, True)
     if request.workspace_mib is not None:
         config.set_memory_pool_limit(library.MemoryPoolType.WORKSPACE, request.workspace_mib * 2**20)
     if request.optimization_level is not None:
         config.builder_optimization_level = request.optimization_level
         if config.builder_optimization_level != request.optimization_level:  # It is clipped in silence.
-            raise Unsupported(f"optimization_level {request.optimization_level}: {_product(library)} has 0 to 5")
+            raise Unsupported(f"optimization_level {request.optimization_level}: {product(library)} has 0 to 5")
     if targets(library):
         _set_targets(library, config, request)
     elif request.target is not None:
-        raise Unsupported(f"{_product(library)} builds only for the GPU that it runs on; leave out the target")
+        raise Unsupported(f"{product(library)} builds only for the GPU that it runs on; leave out the target")
 
 
 def _set_targets(library: Any, config: Any, request: BuildRequest) -> None:
     known = targets(library)
     valid = f"valid: {', '.join([*known, ALL_TARGETS])}"
     if request.target is None:
-        raise Unsupported(f"{_product(library)} needs a target; {valid}")
+        raise Unsupported(f"{product(library)} needs a target; {valid}")
     words = list(dict.fromkeys(request.target.split(",")))
     unknown = [word for word in words if word not in (*known, ALL_TARGETS, _CURRENT)]
     if unknown:
-        raise Unsupported(f"{_product(library)} has no target '{unknown[0]}'; {valid}")
+        raise Unsupported(f"{product(library)} has no target '{unknown[0]}'; {valid}")
     requested = list(known) if ALL_TARGETS in words else words
+    assert hasattr(library, "ComputeCapability")
     assert hasattr(config, "num_compute_capabilities") and hasattr(config, "set_compute_capability")
     config.num_compute_capabilities = len(requested)
     for number, word in enumerate(requested):
@@ -291,7 +290,3 @@ def _add_profile(builder: Any, network: Any, config: Any, request: BuildRequest)
 def _fits(shape: Shape, sizes: Shape) -> bool:
     """Whether `shape`, which leaves nothing free, is one of an input of these sizes."""
     return len(shape) == len(sizes) and all(s in (-1, own) and own >= 0 for own, s in zip(shape, sizes, strict=True))
-
-
-def _product(library: Any) -> str:
-    return f"TensorRT{' for RTX' if targets(library) else ''} {library.__version__}"

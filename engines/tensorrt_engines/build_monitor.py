@@ -6,6 +6,7 @@ The library calls these objects back, from threads of its own too: whatever they
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import threading
 import time
@@ -19,6 +20,11 @@ MIB = 2**20
 _PROGRESS_SECONDS = 0.3
 _POLL_SECONDS = 0.1
 _KEPT_ERRORS = 20
+_SKIPPED = re.compile(r"skipping tactic|insuff?icient to use tactic", re.IGNORECASE)
+"""In messages about a kernel that the builder tried and left out, which is no failure."""
+_NO_MEMORY = re.compile(r"out ?of ?memory|insufficient memory|allocat", re.IGNORECASE)
+_NO_KERNEL_LEFT = "Could not find any implementation"
+"""What the builder says where all kernels of a layer were left out: then why they were is what matters."""
 _LOGGERS: list[tuple[Any, Any]] = []
 _NO_DRIVER = "catchCudaError"
 """In messages that follow another error where there is no driver, from asking the device for one."""
@@ -42,20 +48,50 @@ def _new_logger(library: Any) -> Any:
         def __init__(self) -> None:
             library.ILogger.__init__(self)
             self.errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
+            self.skipped: deque[str] = deque(maxlen=_KEPT_ERRORS)
+            """What is about kernels that a build tried and left out."""
+            self.error: BaseException | None = None
+            """Ctrl-C while the library logged, which would swallow it: `check` raises it."""
 
         def log(self, severity: Any, message: str) -> None:
-            wrong = severity in (library.ILogger.ERROR, library.ILogger.INTERNAL_ERROR)
-            if wrong:
+            try:
+                self._keep(severity in (library.ILogger.ERROR, library.ILogger.INTERNAL_ERROR), message)
+                if severity in (library.ILogger.ERROR, library.ILogger.INTERNAL_ERROR, library.ILogger.WARNING):
+                    print(f"{library.__name__}: {message}", file=sys.stderr)
+            except BaseException as error:
+                self.error = self.error or (None if isinstance(error, Exception) else error)
+
+        def _keep(self, wrong: bool, message: str) -> None:
+            if _SKIPPED.search(message):
+                # An allocation that fails is an error in the log just before the warning that its kernel is skipped.
+                if self.errors and _NO_MEMORY.search(self.errors[-1]):
+                    self.skipped.append(self.errors.pop())
+                self.skipped.append(message)
+            elif wrong:
                 self.errors.append(message)
-            if wrong or severity == library.ILogger.WARNING:
-                print(f"{library.__name__}: {message}", file=sys.stderr)
 
     return Logger()
 
 
+def logged(logger: Any, limit: int, *more: str) -> str:
+    """Why the library failed, by its logger, then `more`; skipped kernels only where none was left for a layer."""
+    errors = list(logger.errors)
+    skipped = list(logger.skipped) if any(_NO_KERNEL_LEFT in error for error in errors) else []
+    return reasons([*more, *skipped, *errors], limit)
+
+
+def forget(logger: Any) -> None:
+    """Let what was logged until here be no reason for what fails later."""
+    logger.errors.clear()
+    logger.skipped.clear()
+
+
 def reasons(messages: list[str], limit: int) -> str:
-    """What the library logged, on one line of at most `limit` characters, without what only a missing driver adds."""
-    lines = dict.fromkeys(" ".join(line.split()) for message in messages for line in message.splitlines())
+    """What the library logged, on one line of at most `limit` characters, without what only a missing driver adds.
+
+    The newest message comes first, the cause of what has just failed: what came before it may have been overcome.
+    """
+    lines = dict.fromkeys(" ".join(line.split()) for message in reversed(messages) for line in message.splitlines())
     text = "; ".join([line for line in lines if line and _NO_DRIVER not in line] or lines)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -104,8 +140,9 @@ def new_monitor(library: Any, report: Callable[[str], None], clock: Callable[[],
     """A progress monitor that reports "building 45 %" a few times a second.
 
     What `report` raises, or Ctrl-C, ends the build at its next step, and is raised by `check`. (Python's handler for
-    Ctrl-C runs only in Python code, which these methods are.)
+    Ctrl-C runs only in Python code, which these methods are, and the logger's.)
     """
+    logger = logger_of(library)
 
     class Monitor(library.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -119,7 +156,7 @@ def new_monitor(library: Any, report: Callable[[str], None], clock: Callable[[],
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             self._do(lambda: self._step(phase_name, step))
-            return self.error is None
+            return self.error is None and logger.error is None
 
         def phase_finish(self, phase_name: str) -> None:
             self._do(lambda: self._progress.finish(phase_name))
@@ -140,9 +177,9 @@ def new_monitor(library: Any, report: Callable[[str], None], clock: Callable[[],
     return Monitor()
 
 
-def check(monitor: Any) -> None:
-    """Raise what ended the build, if anything did."""
-    error, monitor.error = monitor.error, None  # Kept there, it would keep the builder: its traceback refers to both.
+def check(kept_by: Any) -> None:
+    """Raise what a monitor or a logger has kept, if anything: it ended the build, or would have."""
+    error, kept_by.error = kept_by.error, None  # Kept there, it would keep the builder: its traceback refers to both.
     try:
         if error is not None:
             raise error
@@ -170,7 +207,8 @@ def watch_memory(device: bool) -> Iterator[Peaks]:
         Path("/proc/self/clear_refs").write_text("5")
     before = _resident_mib("VmRSS")
     ended = threading.Event()
-    poller = threading.Thread(target=_poll_device, args=(peaks, ended), daemon=True)
+    poller = threading.Thread(target=_poll_device, args=(peaks, ended, _current_device() if device else None))
+    poller.daemon = True
     if device:
         poller.start()
     try:
@@ -183,15 +221,22 @@ def watch_memory(device: bool) -> Iterator[Peaks]:
         peaks.host_mib = None if peak is None or before is None else max(peak - before, 0.0)
 
 
-def _poll_device(peaks: Peaks, ended: threading.Event) -> None:
+def _current_device() -> int | None:
+    """The number of this thread's device: another thread's would be the first."""
     import torch
 
-    if not torch.cuda.is_available():
+    return torch.cuda.current_device() if torch.cuda.is_available() else None
+
+
+def _poll_device(peaks: Peaks, ended: threading.Event, device: int | None) -> None:
+    import torch
+
+    if device is None:
         return
-    before = torch.cuda.mem_get_info()[0]
+    before = torch.cuda.mem_get_info(device)[0]
     least = before
     while not ended.wait(_POLL_SECONDS):
-        least = min(least, torch.cuda.mem_get_info()[0])
+        least = min(least, torch.cuda.mem_get_info(device)[0])
         peaks.device_mib = (before - least) / MIB
 
 

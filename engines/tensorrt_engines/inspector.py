@@ -28,15 +28,32 @@ _OPERANDS = {
     "f16": "float16",
     "bf16": "bfloat16",
     "f32": "float32",
+    "tf32": "float32",
     "f64": "float64",
     "i8": "int8",
     "int8": "int8",
     "e4m3": "float8",
     "e5m2": "float8",
+    # Of cuBLAS: nvjet_hsh_128x64_…, nvjet_sm100_tst_…, nvjet_qqtst_…
+    "h": "float16",
+    "t": "bfloat16",
+    "s": "float32",
+    "q": "float8",
 }
-_TACTIC = re.compile(rf"(?<![a-z0-9])({'|'.join(_OPERANDS)})\1(?![a-z0-9])")
-"""A kernel's name gives the types of both operands, then multiplier and accumulator, then the result:
-sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_…, with TF32 …_f32f32_tf32f32_f32_…"""
+_WORD = "tf32|f16|bf16|f32|f64|i8|i32|int8|e4m3|e5m2"
+_TACTICS = tuple(
+    re.compile(pattern.replace("T", _WORD))
+    for pattern in (
+        r"(?<![a-z0-9])(?:T)(?:T)_(T)(?:T)(?![a-z0-9])",
+        r"(?<![a-z0-9])(T)_(?:T)_(?:T)(?![a-z0-9])",
+        r"(?<![a-z0-9])(T)\1(?![a-z0-9])",
+        r"^nvjet_(?:sm\d+_)?([htsq])",
+    )
+)
+"""A kernel's name gives the types of the tensors, before and after, then those of multiplier and accumulator, then that
+of what follows: sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_…, with TF32 …_f32f32_tf32f32_f32_…,
+and i8f32_i8i32_f32 of int8 that is dequantized (github.com/NVIDIA/TransformerEngine/issues/1391). In others there is
+one word for the operands, or the same one twice."""
 _COMPUTING_TYPE = re.compile(r"conv(?!er)|correlation|gemm|matrixmultiply|matmul|fullyconnected", re.IGNORECASE)
 _COMPUTING_KERNEL = re.compile(r"fprop|dgrad|gemm|winograd|cutlass|_mha_")
 _COMPUTING_WORDS = {"Fc", "Conv", "Gemm", "Mha", "Matmul"}
@@ -112,22 +129,24 @@ def _layer(entry: Any) -> EngineLayer:
 
 
 def _compute_type(entry: Mapping[str, Any], tactic: str) -> str:
-    """What the kernel's name says, or else the weights' type, or else that of the first input that can be an operand.
+    """What the kernel's name says, or else the type of the weights, which may be among the layer's constants.
 
-    In this order, since what runs is the kernel: it may differ from the tensors it is given where a cast is fused.
+    In this order, since what runs is the kernel: it may differ from the tensors it is given where a cast is fused. For
+    that reason the inputs prove nothing.
     """
-    if operands := _TACTIC.search(tactic.lower()):
-        return _OPERANDS[operands[1]]
+    for pattern in _TACTICS:
+        if (operand := pattern.search(tactic.lower())) and operand[1] in _OPERANDS:
+            return _OPERANDS[operand[1]]
     weights = entry.get("Weights")
     candidates = [_type(weights.get("Type"))] if isinstance(weights, dict) else []
-    candidates += _tensor_types(entry.get("Inputs"))
+    candidates += _tensor_types(entry.get("Constants"))
     return next((name for name in candidates if name in _ANY_OPERAND), "unknown")
 
 
 def _tensor_types(tensors: Any) -> list[str]:
     types = []
     for tensor in tensors if isinstance(tensors, list) else []:
-        words = [tensor.get(key) for key in ("Datatype", "DataType", "Format/Datatype", "Format")]
+        words = [tensor.get(key) for key in ("Datatype", "DataType", "Format/Datatype", "Format", "Type")]
         types.append(next((name for word in words if (name := _type(word))), "unknown"))
     return types
 

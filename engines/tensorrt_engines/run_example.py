@@ -36,11 +36,15 @@ def to_bf16(array: Array) -> Array:
 class Model:
     def __init__(self, config: dict[str, Any], arrays: list[Array]) -> None:
         self.library = importlib.import_module(config["settings"]["module"])
-        self.runtime = self.library.Runtime(self.library.Logger(self.library.Logger.WARNING))
+        logger = self.library.Logger(self.library.Logger.WARNING)
+        self.library.init_libnvinfer_plugins(logger, "")
+        self.runtime = self.library.Runtime(logger)
         self.engine = self.runtime.deserialize_cuda_engine((HERE / "model.engine").read_bytes())
-        if self.engine is None:
+        if self.engine is None:  # TensorRT has printed why.
             raise SystemExit("The engine does not load: it is for the GPU and the version of TensorRT in config.json")
         self.context = self.engine.create_execution_context(self.context_config())
+        if self.context is None:
+            raise SystemExit("TensorRT could not create an execution context")
         self.stream = check(cuda.cudaStreamCreate())
         for spec, array in zip(config["inputs"], arrays, strict=True):
             self.upload(spec["name"], to_bf16(array) if spec["dtype"] == "bfloat16" else array)
@@ -74,11 +78,14 @@ class Model:
 
     def bind_outputs(self) -> tuple[int, Array]:
         """Give the outputs and the scratch memory their place; the first output's address, and an array for it."""
-        self.context.infer_shapes()
+        if lacking := self.context.infer_shapes():
+            raise SystemExit(f"TensorRT cannot infer shapes: {', '.join(lacking)} lack theirs")
         outputs = {}
         for name in [self.engine.get_tensor_name(number) for number in range(self.engine.num_io_tensors)]:
             if self.engine.get_tensor_mode(name) == self.library.TensorIOMode.OUTPUT:
                 shape, kind = self.context.get_tensor_shape(name), self.engine.get_tensor_dtype(name).name
+                if kind not in TYPES:
+                    raise SystemExit(f"NumPy has no type for the engine's {name}, {kind}")
                 host = np.empty(tuple(shape), TYPES[kind])
                 outputs[name] = self.allocate(name, host.nbytes), host
         if scratch := self.context.update_device_memory_size_for_shapes() or self.engine.device_memory_size_v2:
@@ -87,7 +94,8 @@ class Model:
 
     def allocate(self, name: str, size: int) -> int:
         address: int = check(cuda.cudaMalloc(max(size, 1)))
-        self.context.set_tensor_address(name, address)
+        if not self.context.set_tensor_address(name, address):
+            raise SystemExit(f"TensorRT refuses the address of {name}")
         return address
 
     def enqueue(self) -> None:

@@ -21,7 +21,7 @@ from engines.base import Array, Building, BuiltAhead, Job, Layer, Mark, Memory, 
 from engines.batch_range import parse_batches
 from engines.catalog import ENGINES, TrtOptions
 from engines.cuda_graph import capture
-from engines.requirements import explain, missing
+from engines.requirements import explain, install_command, missing
 from engines.tensorrt_engines import cuda_driver
 from engines.tensorrt_engines.buffers import Buffer, Buffers
 from engines.tensorrt_engines.build import (
@@ -31,10 +31,10 @@ from engines.tensorrt_engines.build import (
     build_engine,
     built_for,
     request_of,
-    targets,
 )
-from engines.tensorrt_engines.build_monitor import logger_of, reasons
+from engines.tensorrt_engines.build_monitor import check, forget, logged, logger_of, reasons
 from engines.tensorrt_engines.inspector import EngineLayer, read_layers, summarize
+from engines.tensorrt_engines.opening import open_with_plugins, targets
 from exporters.cache import Cache
 from exporters.graph_flops import computes, graph_weights
 from exporters.inputs import BATCH, TensorSpec, graph_specs, read_onnx
@@ -57,7 +57,7 @@ _ERROR_CHARACTERS = 400
 
 def library(engine: str) -> Any:
     """The module of the engine "trt" or "trt-rtx". Raises Unsupported, which says what to install."""
-    product, install = ENGINES[engine].library, ENGINES[engine].requirements[0].install
+    product, install = ENGINES[engine].library, install_command(ENGINES[engine].requirements[0])
     lacking = missing(ENGINES[engine], "cuda", to_build=True)
     if lacking:
         raise Unsupported(explain(lacking))
@@ -202,11 +202,14 @@ class TrtSession:
         stream, profiler = torch.cuda.current_stream(), _profiler(self.library)
         self.context.profiler = profiler
         self.context.enqueue_emits_profile = False
-        for _ in range(_PROFILED_ITERATIONS):
-            self._enqueue()
-            stream.synchronize()
-            if not self.context.report_to_profiler():
-                raise RuntimeError(f"{self.product} gave no layer times: {self._logged()}")
+        try:
+            for _ in range(_PROFILED_ITERATIONS):
+                self._enqueue()
+                stream.synchronize()
+                if not self.context.report_to_profiler():
+                    raise RuntimeError(f"{self.product} gave no layer times: {self._logged()}")
+        finally:
+            self.context.profiler = None
         known = {layer.name: layer for layer in self._layers()}
         unknown = EngineLayer("", "unknown")
         return [
@@ -229,17 +232,19 @@ class TrtSession:
 
     def _load(self) -> None:
         """Deserialize the engine. One from the cache that the library refuses is built again, once."""
-        self.runtime = self.library.Runtime(self.logger)
+        self.runtime = open_with_plugins(self.library, self.library.Runtime, "runtime")
         self.engine = self.runtime.deserialize_cuda_engine(self.built.path.read_bytes())
         if self.engine is None and self.built.cached:
             reason = f"an engine that does not load was built again ({self._logged()})"
             self.warnings.append(Warning("engine-cache", reason))
-            self.logger.errors.clear()
             self.built = self._build(again=True)
+            forget(self.logger)
             self.engine = self.runtime.deserialize_cuda_engine(self.built.path.read_bytes())
         self._check(self.engine, f"cannot load the engine {self.built.path}")
         self.context = self.engine.create_execution_context(self._context_config())
         self._check(self.context, "cannot create an execution context")
+        # An engine of detailed verbosity would mark every layer's launch for a profiler, which takes the host's time.
+        self.context.nvtx_verbosity = self.library.ProfilingVerbosity.NONE
 
     def _context_config(self) -> Any:
         """What an execution context is made by: memory is ours, and TensorRT for RTX compiles its kernels at once."""
@@ -278,7 +283,9 @@ class TrtSession:
         # 0 may also mean that the library could not tell, and a context without memory that needs some is refused.
         scratch = self.context.update_device_memory_size_for_shapes() or self.engine.device_memory_size_v2
         if scratch:
-            self.context.set_device_memory(self.memory_taken.block(scratch), scratch)
+            forget(self.logger)
+            self.context.set_device_memory(self.memory_taken.block(scratch), scratch)  # It tells a misfit in the log.
+            self._check(not self.logger.errors, f"refuses {scratch} bytes of scratch memory")
 
     def _allocate(self, name: str, shape: tuple[int, ...]) -> None:
         kind = self.engine.get_tensor_dtype(name).name
@@ -308,7 +315,7 @@ class TrtSession:
             # Leaving a recording that was broken off raises again.
             first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
             self.fallback = reasons([str(first)], _ERROR_CHARACTERS)
-            self.logger.errors.clear()
+            forget(self.logger)
 
     def _layers(self) -> list[EngineLayer]:
         inspector = self.engine.create_engine_inspector()
@@ -320,12 +327,13 @@ class TrtSession:
             return []
 
     def _check(self, accepted: Any, what: str) -> None:
-        """Raise RuntimeError with what the library logged, unless `accepted`."""
+        """Raise RuntimeError with what the library logged, unless `accepted`; and Ctrl-C that its logger kept."""
+        check(self.logger)
         if accepted is None or accepted is False:
             raise RuntimeError(f"{self.product} {what}: {self._logged()}")
 
     def _logged(self) -> str:
-        return reasons(list(self.logger.errors), _ERROR_CHARACTERS) or "it logged no reason"
+        return logged(self.logger, _ERROR_CHARACTERS) or "it logged no reason"
 
 
 def _request(library: Any, job: Job[TrtOptions]) -> BuildRequest:

@@ -43,13 +43,12 @@ def keep_timings(config: Any, path: Path) -> list[Warning]:
         with locked(path.with_name(path.name + ".lock")):
             data, _ = _read(path)
             others = config.create_timing_cache(data) if data else None
-            if others is not None:
-                timings.combine(others, ignore_mismatch=False)
+            merges = others is None or timings.combine(others, ignore_mismatch=False)
             merged = bytes(timings.serialize())
             write_whole(path, hashlib.sha256(merged).digest() + merged)
     except OSError as error:
         return [Warning("timing-cache", f"the timings of this build cannot be kept: {error.strerror}")]
-    return []
+    return [] if merges else [Warning("timing-cache", "the library does not merge the file: other builds' are dropped")]
 
 
 def _read(path: Path) -> tuple[bytes, bool]:

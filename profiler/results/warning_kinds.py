@@ -281,6 +281,12 @@ _KINDS = (
         "work slowed them, and they are no parts of the latency",
     ),
     WarningKind(
+        "parallel-layers",
+        "A",
+        "layers ran side by side, on several streams; their times overlap, and are no parts of its latency",
+        "`--profile` was given, and TensorRT's engine has auxiliary streams: its layers' times overlap",
+    ),
+    WarningKind(
         "unclosed",
         "#",
         "the runtime failed or hung while it closed the session, after everything had been measured",

@@ -243,6 +243,9 @@ def _profile(session: Session, result: Result, enough: bool) -> None:
         {"layer": layer.name, "kind": layer.kind, "nodes": list(layer.nodes), "ms": layer.ms} for layer in layers
     ]
     result.warnings += layer_warnings(result.layers, result.samples, result.clock or "")
+    if streams := result.proof and result.proof.details.get("auxiliary_streams"):
+        text = f"auxiliary streams of the engine, on which layers run beside others: {streams}"
+        result.warnings.append(Warning("parallel-layers", text))
 
 
 def _bytes(case: Case, arrays: Sequence[Array]) -> int:

@@ -169,6 +169,44 @@ def test_versions_are_compared_where_both_are_installed(monkeypatch: pytest.Monk
     assert explain([both]) == "one 1.7.1 and other 1.6.0 are not of one version: pip install --upgrade"
 
 
+def test_only_one_of_two_may_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bindings and libraries of TensorRT for CUDA 12 and for 13, which lie in the same folders."""
+    installed = {"tensorrt-cu12-bindings": "10.13.3.9", "tensorrt-cu12-libs": "10.13.3.9"}
+    monkeypatch.setattr(requirements, "installed_version", installed.get)
+    monkeypatch.setattr(requirements, "_cuda_of_torch", lambda: "cu12")
+    module = ENGINES["trt"].requirements[0]
+    assert [r for r in missing(ENGINES["trt"], "cuda", to_build=True) if r != module] == []
+    installed |= {"tensorrt-cu13-bindings": "11.4.0.106", "tensorrt-cu13-libs": "11.4.0.106"}
+    lacking = [r for r in missing(ENGINES["trt"], "cuda", to_build=True) if r != module]
+    assert explain(lacking) == (
+        "tensorrt-cu12-bindings and tensorrt-cu13-bindings and tensorrt-cu12-libs and tensorrt-cu13-libs fill the same "
+        "folders, only one may be installed: pip uninstall --yes tensorrt tensorrt-cu12 tensorrt-cu13 "
+        "tensorrt-cu12-bindings tensorrt-cu12-libs tensorrt-cu13-bindings tensorrt-cu13-libs && "
+        "pip install 'tensorrt-cu12>=10.13' (it fetches its libraries from NVIDIA)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "cuda"),
+    [
+        ("cuda: Optional[str] = '12.8'", "cu12"),
+        ("cuda = '13.0'", "cu13"),
+        ("cuda: Optional[str] = None", "cu13"),
+        ("cuda_of_another = '12.8'", "cu13"),
+    ],
+)
+def test_a_command_names_the_cuda_of_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, cuda: str
+) -> None:
+    (tmp_path / "version.py").write_text(f"__version__ = '2.11.0'\n{line}\nhip = None\n")
+    monkeypatch.setattr(requirements, "_folders", lambda module: [str(tmp_path)])
+    requirements._cuda_of_torch.cache_clear()
+    try:
+        assert requirements.install_command(Requirement("x", "pip install x-{cuda}")) == f"pip install x-{cuda}"
+    finally:
+        requirements._cuda_of_torch.cache_clear()
+
+
 def test_compute_capability_of_the_card() -> None:
     engine = ENGINES["trt-rtx"]
     for capability in ("7.5", "8.9", "12.0", None):
@@ -182,7 +220,7 @@ def test_compute_capability_of_the_card() -> None:
 
 @pytest.mark.slow
 def test_compute_capabilities_are_the_librarys() -> None:
-    from engines.tensorrt_engines.build import targets
+    from engines.tensorrt_engines.opening import targets
     from engines.tensorrt_engines.session import library
 
     known = [f"{target[2:-1]}.{target[-1]}" for target in targets(library("trt-rtx"))]

@@ -49,6 +49,10 @@ class EngineStat(enum.Enum):
     TOTAL_WEIGHTS_SIZE, STRIPPED_WEIGHTS_SIZE = range(2)
 
 
+class ProfilingVerbosity(enum.Enum):
+    LAYER_NAMES_ONLY, NONE, DETAILED = range(3)
+
+
 class LayerInformationFormat(enum.Enum):
     ONELINE, JSON = range(2)
 
@@ -98,6 +102,9 @@ class StandIn:
     host_tensors: tuple[str, ...] = ()
     """Inputs whose values it wants in host memory."""
     strange_types: dict[str, DataType] = field(default_factory=dict)
+    auxiliary_streams: int = 0
+    logs: str = ""
+    """What it logs as the error of the step that fails, in place of its own sentence."""
     events: list[str] = field(default_factory=list)
     recording: list[Callable[[], None]] | None = None
     """On the CPU, what a fake CUDA graph records; `broken_off` if it cannot any more."""
@@ -110,10 +117,19 @@ class StandIn:
     __version__ = "10.13.0"
     DataType, TensorIOMode, TensorLocation = DataType, TensorIOMode, TensorLocation
     EngineStat, LayerInformationFormat, ILogger, IProfiler = EngineStat, LayerInformationFormat, ILogger, IProfiler
+    ProfilingVerbosity = ProfilingVerbosity
     ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy
+
+    def init_libnvinfer_plugins(self, logger: ILogger, namespace: str) -> bool:
+        assert namespace == "", "the plugins that graphs refer to are TensorRT's own"
+        self.events.append("plugins registered")
+        return True
 
     def Runtime(self, logger: ILogger) -> Runtime:
         assert logger.made, "the logger's class must call ILogger.__init__"
+        assert self.events[-1] == "plugins registered", "an engine may have some"
+        if self.goes_wrong("Runtime", logger):
+            raise TypeError("pybind11::init(): factory function returned nullptr")
         return Runtime(self, logger)
 
     def build_engine(
@@ -136,7 +152,7 @@ class StandIn:
     def goes_wrong(self, step: str, logger: ILogger) -> bool:
         """Whether this is the step that is to fail; then the log says so."""
         if self.fails == step:
-            logger.log(ILogger.ERROR, f"{step} fails, as it was told to")
+            logger.log(ILogger.ERROR, self.logs or f"{step} fails, as it was told to")
         return self.fails == step
 
 
@@ -173,7 +189,8 @@ class Engine(Freed):
         (profile,) = (entry.value for entry in model.metadata_props if entry.key == "profile")
         self.profile = json.loads(profile)
         self.num_layers = len(model.graph.node)
-        self.refittable, self.streamable_weights_size, self.num_aux_streams = False, 0, 0
+        self.refittable, self.streamable_weights_size = False, 0
+        self.num_aux_streams = self.library.auxiliary_streams
 
     @property
     def num_io_tensors(self) -> int:
@@ -253,6 +270,7 @@ class Context(Freed):
         self.addresses: dict[str, int] = {}
         self.block: tuple[int, int] | None = None
         self.enqueue_emits_profile = True
+        self.nvtx_verbosity = ProfilingVerbosity.DETAILED
         self.enqueued = 0
         self._profiler: IProfiler | None = None
         self._sessions: dict[int, onnxruntime.InferenceSession] = {}
@@ -299,7 +317,7 @@ class Context(Freed):
 
     def set_device_memory(self, memory: int, size: int) -> None:
         if self.library.goes_wrong("set_device_memory", self.logger):
-            raise RuntimeError("set_device_memory fails, as it was told to")
+            return
         self.block = (memory, size)
 
     def execute_async_v3(self, stream_handle: int) -> bool:
@@ -325,8 +343,8 @@ class Context(Freed):
         return self._profiler
 
     @profiler.setter
-    def profiler(self, profiler: IProfiler) -> None:
-        assert profiler.made, "the profiler's class must call IProfiler.__init__"
+    def profiler(self, profiler: IProfiler | None) -> None:
+        assert profiler is None or profiler.made, "the profiler's class must call IProfiler.__init__"
         self._profiler = profiler
 
     def report_to_profiler(self) -> bool:

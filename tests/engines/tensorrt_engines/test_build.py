@@ -32,9 +32,9 @@ from engines.tensorrt_engines.build import (
     build_engine,
     built_for,
     engine_key,
-    targets,
 )
-from engines.tensorrt_engines.build_monitor import MIB, Progress, logger_of, new_monitor, reasons
+from engines.tensorrt_engines.build_monitor import MIB, Progress, forget, logged, logger_of, new_monitor, reasons
+from engines.tensorrt_engines.opening import open_with_plugins, targets
 from engines.tensorrt_engines.session import library
 from engines.tensorrt_engines.timing_cache import attach_timings, keep_timings
 from exporters import build_model
@@ -244,6 +244,15 @@ def test_options_reach_the_builder(rtx: Any, small: BuildRequest) -> None:
     assert [config.get_compute_capability(n).name for n in range(config.num_compute_capabilities)] == ["SM80", "SM89"]
 
 
+@pytest.mark.parametrize(("batches", "resizes"), [("4", False), ("1:8:32", True)])
+def test_memory_for_activations_follows_the_batch(rtx: Any, small: BuildRequest, batches: str, resizes: bool) -> None:
+    """Else a context would take at every batch what the largest one needs."""
+    config, feature = rtx.Builder(logger_of(rtx)).create_builder_config(), rtx.PreviewFeature
+    config.set_preview_feature(feature.RUNTIME_ACTIVATION_RESIZE_10_10, False)  # TensorRT for RTX begins with it.
+    _configure(rtx, config, replace(small, shapes=at_batches(batches)))
+    assert config.get_preview_feature(feature.RUNTIME_ACTIVATION_RESIZE_10_10) == resizes
+
+
 def test_what_a_gpu_is_built_for(rtx: Any, plain: Any, small: BuildRequest, cache: Cache) -> None:
     """TensorRT for RTX takes what was built ahead of time for the card's compute capability."""
     ahead = built(rtx, replace(small, target="sm89"), cache)
@@ -358,8 +367,85 @@ def test_builder_that_fails_says_why(rtx: Any, small: BuildRequest, cache: Cache
 def test_reasons_are_short_and_without_repetition() -> None:
     noise = "[checkMacros.cpp::catchCudaError::250] Error Code 1: no driver"
     assert reasons(["one\n  two", noise, "one"], 100) == "one; two"
+    assert reasons(["overcome", "what failed now"], 100) == "what failed now; overcome", "the end may be cut off"
     assert reasons([noise], 100) == noise
     assert reasons(["x" * 500], 100) == "x" * 99 + "…"
+
+
+NO_MEMORY = "[virtualMemoryBuffer.cpp::resizePhysical::140] Error Code 2: OutOfMemory (Requested size was 9000 bytes.)"
+SKIPPED = "UNSUPPORTED_STATE: Skipping tactic 4 due to insufficient memory on requested size of 9000 detected"
+NONE_LEFT = "Error Code 10: Internal Error (Could not find any implementation for node conv1.)"
+
+
+def said(rtx: Any, *messages: tuple[str, str]) -> str:
+    logger = logger_of(rtx)
+    forget(logger)
+    for severity, text in messages:
+        logger.log(getattr(rtx.ILogger, severity), text)
+    return logged(logger, 2000)
+
+
+def test_a_kernel_that_was_skipped_is_no_reason(rtx: Any) -> None:
+    cause = "Error Code 4: Internal Error (a shape is missing)"
+    skipped = [("ERROR", NO_MEMORY), ("WARNING", SKIPPED)] * 30
+    assert said(rtx, *skipped, ("ERROR", cause)) == cause
+    assert said(rtx, ("ERROR", cause), *skipped) == cause
+
+
+def test_skipped_kernels_are_the_reason_where_none_was_left(rtx: Any) -> None:
+    """Then what ran out is memory, and the row says so."""
+    text = said(rtx, ("ERROR", NO_MEMORY), ("WARNING", SKIPPED), ("ERROR", NONE_LEFT))
+    assert text == f"{NONE_LEFT}; {SKIPPED}; {NO_MEMORY}"
+
+
+def test_a_build_without_memory_and_nothing_skipped_says_so(rtx: Any) -> None:
+    assert said(rtx, ("WARNING", "a warning"), ("ERROR", NO_MEMORY)) == NO_MEMORY
+
+
+def test_a_build_that_succeeds_leaves_no_reasons_behind(rtx: Any, small: BuildRequest, cache: Cache) -> None:
+    said(rtx, ("ERROR", NO_MEMORY), ("WARNING", SKIPPED))
+    built(rtx, small, cache)
+    assert logged(logger_of(rtx), 2000) == ""
+
+
+def test_ctrl_c_while_the_library_logs_ends_the_build(
+    rtx: Any, small: BuildRequest, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bindings print what a logger raises, and go on."""
+    logger = logger_of(rtx)
+    monkeypatch.setattr(logger, "_keep", lambda wrong, message: (_ for _ in ()).throw(KeyboardInterrupt))
+
+    def listen(words: str) -> None:
+        if not logger.error:
+            logger.log(rtx.ILogger.WARNING, "Ctrl-C arrives here")
+
+    with pytest.raises(KeyboardInterrupt):
+        build_engine(rtx, small, cache, listen)
+    assert logger.error is None
+    assert not list(cache.root.rglob("*.engine"))
+
+
+def test_the_librarys_plugins_are_registered_before_a_graph_is_parsed(
+    rtx: Any, small: BuildRequest, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    register, parser = rtx.init_libnvinfer_plugins, rtx.OnnxParser
+    monkeypatch.setattr(rtx, "init_libnvinfer_plugins", lambda *which: order.append("plugins") or register(*which))
+    monkeypatch.setattr(rtx, "OnnxParser", lambda *of: order.append("parser") or parser(*of))
+    built(rtx, small, cache)
+    assert order == ["plugins", "parser"]
+
+
+def test_a_builder_of_a_newer_cuda_than_the_drivers_is_unsupported(rtx: Any, small: BuildRequest, cache: Cache) -> None:
+    """As both libraries say it: the factory gives a null pointer, and the log has CUDA's error 35."""
+
+    def fail(logger: Any) -> Any:
+        logger.log(rtx.ILogger.INTERNAL_ERROR, "[runtime.cpp] CUDA initialization failure with error: 35.")
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    says = r"for a newer CUDA than this driver's: update .* pip uninstall .* && pip install 'tensorrt-rtx-cu1\d-libs"
+    with pytest.raises(Unsupported, match=says):
+        open_with_plugins(rtx, fail, "builder")
 
 
 # The cache.
@@ -516,14 +602,15 @@ class Timings:
     """A timing cache that has something in it, as none has without a GPU."""
 
     def __init__(self, entries: set[str]) -> None:
-        self.entries = entries
+        self.entries, self.merges = entries, True
 
     def serialize(self) -> bytes:
         return " ".join(sorted(self.entries)).encode()
 
     def combine(self, input_cache: Timings, ignore_mismatch: bool) -> bool:
-        self.entries |= input_cache.entries
-        return True
+        if self.merges:
+            self.entries |= input_cache.entries
+        return self.merges
 
 
 class Config:
@@ -557,6 +644,18 @@ def test_timings_of_two_builds_side_by_side_are_merged(tmp_path: Path) -> None:
     assert attach_timings(third, path) == []
     assert third.timings.entries == {"first", "second"}
     assert [found.name for found in path.parent.iterdir() if not found.name.startswith("t")] == []
+
+
+def test_timings_that_do_not_merge_are_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    one, other = Config(), Config()
+    for config, entry in ((one, "first"), (other, "second")):
+        attach_timings(config, tmp_path / "none")
+        config.timings.entries.add(entry)
+    other.timings.merges = False
+    assert keep_timings(one, path) == []
+    (warning,) = keep_timings(other, path)
+    assert str(warning) == "timing-cache: the library does not merge the file: other builds' are dropped"
 
 
 def test_timings_that_the_library_refuses_are_dropped(tmp_path: Path) -> None:

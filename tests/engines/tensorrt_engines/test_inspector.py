@@ -101,7 +101,7 @@ def test_layers_of_tensorrt_11_keep_type_and_format_apart() -> None:
         "Datatype": "BFloat16",
     }
     engine = {
-        "Layers": [changed(GEMM, Inputs=[split], Outputs=[{**split, "Datatype": "Half"}], TacticName="mystery")],
+        "Layers": [changed(GEMM, Constants=[split], Outputs=[{**split, "Datatype": "Half"}], TacticName="mystery")],
         "I/O Tensors": [{"Name": "x", "IOMode": "Input", "DataType": "Float", "Dimensions": [1, 64]}],
     }
     (layer,) = read_layers(json.dumps(engine))
@@ -141,6 +141,13 @@ def test_names_with_brackets_are_kept_whole() -> None:
         ("sm80_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc", "float32"),
         ("sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nhwckrsc_nchw", "float32"),
         ("sm89_xmma_gemm_e4m3e4m3_e4m3f32_bf16_tn_n_tilesize64x64x64", "float8"),
+        ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x128_warpgroupsize1x1x1_cublas", "float8"),
+        ("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x16", "float32"),
+        ("sm80_xmma_fprop_implicit_gemm_interleaved_i8f32_i8i32_f32_nchw_vect_c_32kcrs_vect_c_32", "int8"),
+        ("sm90_xmma_fprop_implicit_gemm_f16_f16_f32_nhwckrsc_nhwc", "float16"),
+        ("nvjet_hsh_128x64_64x6_1x2_h_bz_coopA_TNT", "float16"),
+        ("nvjet_sm100_tst_128x256_64x4_2x1_2cta_h_bz_TNT", "bfloat16"),
+        ("nvjet_qqtst_128x128_128x6_1x2_h_bz_TNT", "float8"),
     ],
 )
 def test_a_kernels_name_says_what_its_operands_are(tactic: str, expected: str) -> None:
@@ -156,14 +163,16 @@ def test_a_kernels_name_says_what_its_operands_are(tactic: str, expected: str) -
         ({"TacticName": "ampere_h16816cudnn_256x64_ldg8_relu_exp_small_nhwc_tn_v1"}, "float16"),
         ({"TacticName": None, "Weights": {"Type": "Float", "Count": 9}}, "float32"),
         ({"TacticName": None, "Weights": {"Type": "Int8", "Count": 9}, "Inputs": [tensor("x", FLOAT)]}, "int8"),
-        ({"TacticName": None, "Weights": None, "Inputs": [tensor("x", FLOAT)]}, "float32"),
-        ({"TacticName": None, "Weights": None, "Inputs": [tensor("s", "Int64"), tensor("x", "Half")]}, "float16"),
-        ({"TacticName": None, "Weights": None, "Inputs": [tensor("x", "Unknown format")]}, "unknown"),
+        ({"TacticName": None, "Weights": None, "Constants": [{"Name": "w", "Type": "Half"}]}, "float16"),
+        ({"TacticName": None, "Weights": None, "Constants": [tensor("s", "Int64"), tensor("w", HALF)]}, "float16"),
+        ({"TacticName": None, "Weights": None, "Constants": [tensor("w", "Unknown format")]}, "unknown"),
+        # A cast may be part of the layer, so what goes in is no contradiction to what was asked for.
+        ({"TacticName": None, "Weights": None, "Inputs": [tensor("x", FLOAT)]}, "unknown"),
         ({"TacticName": None, "Weights": None, "Inputs": None}, "unknown"),
     ],
-    ids=["opaque name", "float weights", "int8 weights", "input", "second input", "unknown", "nothing"],
+    ids=["opaque name", "float weights", "int8 weights", "constant", "second", "odd constant", "input", "nothing"],
 )
-def test_without_a_kernel_that_tells_weights_and_inputs_do(fields: dict[str, Any], expected: str) -> None:
+def test_without_a_kernel_that_tells_weights_and_constants_do(fields: dict[str, Any], expected: str) -> None:
     (layer,) = described(changed(CONVOLUTION, **fields))
     assert layer.compute_type == expected
 

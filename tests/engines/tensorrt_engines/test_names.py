@@ -33,7 +33,8 @@ ROOT = Path(__file__).resolve().parents[3]
 NAMES = Path(__file__).parent / "tensorrt_names"
 FOLDER = ROOT / "engines" / "tensorrt_engines"
 SOURCES = [
-    FOLDER / f"{stem}.py" for stem in ("build", "build_monitor", "deploy", "run_example", "session", "timing_cache")
+    FOLDER / f"{stem}.py"
+    for stem in ("build", "build_monitor", "deploy", "opening", "run_example", "session", "timing_cache")
 ]
 """But those that are given no object of TensorRT's."""
 LIBRARY = {"library", "module"}
@@ -58,7 +59,24 @@ OBJECTS = {
 }
 """What a variable or attribute of that name is, in these files."""
 OTHERS = (
-    *(str, bytes, int, list, dict, tuple, set, type, Path, re.Match, Counter, deque, Exception, ImportError, OSError),
+    *(
+        str,
+        bytes,
+        int,
+        list,
+        dict,
+        tuple,
+        set,
+        type,
+        Path,
+        re.Match,
+        re.Pattern,
+        Counter,
+        deque,
+        Exception,
+        ImportError,
+        OSError,
+    ),
     *(Distribution, os.stat_result, type(hashlib.sha256()), threading.Event, threading.Thread, contextlib.ExitStack),
     *(argparse.ArgumentParser, argparse.Namespace, np.random.Generator),
     *(np.ndarray, torch.Tensor, torch.cuda.Stream, torch.cuda.CUDAGraph),

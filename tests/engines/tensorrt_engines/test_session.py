@@ -359,6 +359,7 @@ def test_a_cached_engine_that_does_not_load_is_built_again_once(
 
 
 STEPS = [
+    "Runtime",
     "deserialize_cuda_engine",
     "create_execution_context",
     "set_input_shape",
@@ -571,6 +572,41 @@ def test_layers_are_timed_outside_of_the_graph(machine: None, library: StandIn, 
     library.fails = "report_to_profiler"
     with pytest.raises(RuntimeError, match="gave no layer times: report_to_profiler fails"):
         session.layers()
+    assert session.context.profiler is None, "it would time whatever runs later"
+
+
+def test_a_driver_that_is_too_old_is_unsupported_with_the_command(
+    machine: None, library: StandIn, convolution: Path
+) -> None:
+    library.fails, library.logs = "Runtime", "[runtime.cpp] CUDA initialization failure with error: 35"
+    says = r"TensorRT 10\.13\.0 is for a newer CUDA than this driver's: .* pip uninstall .* && pip install 'tensorrt"
+    with pytest.raises(Unsupported, match=says):
+        trt.open_session(job_of(convolution))
+
+
+def test_a_runtime_that_does_not_open_says_what_was_logged(machine: None, library: StandIn, convolution: Path) -> None:
+    library.fails, library.logs = "Runtime", "CUDA initialization failure with error: 999"
+    with pytest.raises(RuntimeError, match=r"could not open its runtime: .*error: 999; .*returned nullptr"):
+        trt.open_session(job_of(convolution))
+
+
+def test_launches_are_not_marked_for_a_profiler(machine: None, library: StandIn, convolution: Path) -> None:
+    assert trt.open_session(job_of(convolution)).context.nvtx_verbosity is library.ProfilingVerbosity.NONE
+
+
+def test_ctrl_c_in_the_librarys_log_is_raised(
+    machine: None, library: StandIn, convolution: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*words: object, **to: object) -> None:
+        raise KeyboardInterrupt
+
+    session = trt.open_session(job_of(convolution))
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.print", interrupt)
+        session.logger.log(library.ILogger.WARNING, "something")
+    with pytest.raises(KeyboardInterrupt):
+        run(session)
+    run(session)
 
 
 # Through the worker
@@ -586,13 +622,15 @@ def measure(machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
 
     monkeypatch.setattr(measure_case, "open_bench", open_on_the_cpu)
 
-    def run_case(onnx: Path, precision: str = "native", graph: Path | None = None, **options: Any) -> Any:
+    def run_case(
+        onnx: Path, precision: str = "native", graph: Path | None = None, profile: bool = False, **options: Any
+    ) -> Any:
         source = graphs.source_of(onnx)
         prepared = prepare_model.prepare_model((source, ("cpu",), tmp_path / "cache"), lambda message: None)
         prepared = replace(prepared, onnx={precision: graph or onnx})
         case = Case("net", "trt", "trt", "inference", precision, graphs.BATCH, "cuda", 0, source, options)  # type: ignore[arg-type]
         return measure_case.measure_case(
-            Task(case, prepared, Budget(seconds=0.05, min_samples=3)), lambda message: None
+            Task(case, prepared, Budget(seconds=0.05, min_samples=3), profile=profile), lambda message: None
         )
 
     return run_case
@@ -604,6 +642,16 @@ def test_a_row_has_the_recorded_build_time_and_the_builders_warnings(measure: An
     assert result.figures["build_s"] == 12.5
     assert Warning("engine-cache", "so says the stand-in") in result.warnings
     assert result.figures["rel_l2_error"] < 1e-5
+
+
+def test_layers_on_several_streams_are_said_to_overlap(measure: Any, library: StandIn, convolution: Path) -> None:
+    library.auxiliary_streams = 2
+    kinds = [warning.kind for warning in measure(convolution, profile=True).warnings]
+    assert "parallel-layers" in kinds
+    library.auxiliary_streams = 0
+    result = measure(convolution, profile=True)
+    assert len(result.layers) == 5
+    assert "parallel-layers" not in [warning.kind for warning in result.warnings]
 
 
 def test_a_row_of_several_types_is_ok(measure: Any, mixed: Path) -> None:
