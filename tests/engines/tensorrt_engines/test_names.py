@@ -59,27 +59,10 @@ OBJECTS = {
 }
 """What a variable or attribute of that name is, in these files."""
 OTHERS = (
-    *(
-        str,
-        bytes,
-        int,
-        list,
-        dict,
-        tuple,
-        set,
-        type,
-        Path,
-        re.Match,
-        re.Pattern,
-        Counter,
-        deque,
-        Exception,
-        ImportError,
-        OSError,
-    ),
-    *(Distribution, os.stat_result, type(hashlib.sha256()), threading.Event, threading.Thread, contextlib.ExitStack),
-    *(argparse.ArgumentParser, argparse.Namespace, np.random.Generator),
-    *(np.ndarray, torch.Tensor, torch.cuda.Stream, torch.cuda.CUDAGraph),
+    *(str, bytes, int, list, dict, tuple, set, type, Path, re.Match, re.Pattern, Counter, deque),
+    *(Exception, ImportError, OSError, threading.Event, threading.Thread, contextlib.ExitStack),
+    *(Distribution, os.stat_result, type(hashlib.sha256()), argparse.ArgumentParser, argparse.Namespace),
+    *(np.random.Generator, np.ndarray, torch.Tensor, torch.cuda.Stream, torch.cuda.CUDAGraph),
 )
 PROTOS = (onnx.ModelProto, onnx.GraphProto, onnx.NodeProto, onnx.ValueInfoProto, onnx.TensorProto)
 """What else they work with, beside this project's own classes."""
