@@ -27,7 +27,10 @@ _OWN_PACKAGES = ("onnx", "onnxscript", "numpy", "polars")
 
 DEVICES = "auto, cpu, cuda, cuda:1"
 """What a device may be called, for messages."""
-_OWN_VARIABLES = ("PROFILER_FORKSERVER_LOG", "PROFILER_PRELOAD", "TORCHINDUCTOR_CACHE_DIR")
+_OWN_VARIABLES = (
+    *("PROFILER_FORKSERVER_LOG", "PROFILER_PRELOAD", "PROFILER_STARTED_FOR"),
+    "TORCHINDUCTOR_CACHE_DIR",
+)
 """Which a run sets itself, to what is another every time."""
 
 

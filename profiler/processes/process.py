@@ -74,8 +74,8 @@ _ANSWERED: set[int] = set()
 """Forkservers that have forked a process, and therefore have imported what they preload."""
 _RUNNING: set[int] = set()
 """The processes of calls that have not ended: what else the forkserver has below it, those that have ended left."""
-_EARLIER: set[int] = set()
-"""What this process had started before it had a forkserver."""
+_STARTED_FOR = "PROFILER_STARTED_FOR"
+"""What a forkserver, and all that comes of it, has in its environment: the process that it was started for."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,6 @@ def start_forkserver(log: Path) -> None:
     os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
     _CONTEXT.set_forkserver_preload([PRELOADED])
     _own_folder_for_sockets()
-    _EARLIER.update(trees.children(os.getpid()))
     trees.adopt_orphans()  # Those of a forkserver that a model has ended.
     _ensure_forkserver()
 
@@ -132,18 +131,20 @@ def _own_folder_for_sockets() -> None:
 def _ensure_forkserver() -> None:
     """Start the forkserver where there is none or it has ended, and wake one that a model has stopped."""
     _signal_forkserver(signal.SIGCONT)
-    # It must import this profiler, whatever lies in the folder in which it was called.
-    safe = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
     # Ctrl-C and a closed terminal are this process's: that one would answer by a traceback, or end before the tables.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINALS)
+    # It must import this profiler, whatever lies in the folder in which it was called.
+    own = {"PYTHONSAFEPATH": "1", _STARTED_FOR: str(os.getpid())}
+    users = {name: os.environ[name] for name in own if name in os.environ}
     try:
+        os.environ.update(own)
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    if safe is None:
-        del os.environ["PYTHONSAFEPATH"]
+        for name in own:
+            del os.environ[name]
+        os.environ.update(users)
 
 
 def _forkserver_pid() -> int | None:
@@ -189,7 +190,15 @@ def _end_orphans() -> None:
     if (pid := _forkserver_pid()) is not None:
         trees.end_below(pid, _RUNNING)
     else:
-        trees.end_below(os.getpid(), _EARLIER, os.getsid(0))
+        trees.end_below(os.getpid(), meant=_is_of_a_call)
+
+
+def _is_of_a_call(pid: int) -> bool:
+    """Whether a process came of a forkserver of this one, and is none: whoever calls `measure` starts others too."""
+    with contextlib.suppress(OSError):
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return f"{_STARTED_FOR}={os.getpid()}".encode() in variables and os.getsid(pid) != os.getsid(0)
+    return False
 
 
 class Child:

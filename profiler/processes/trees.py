@@ -10,20 +10,14 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 _ROUNDS = 100
 _GONE_SECONDS = 5.0
 """How long what was killed may take to go: the driver takes a while to free what a process had on a GPU."""
-
-
-class _Process(NamedTuple):
-    parent: int
-    session: int
 
 
 def adopt_orphans(adopt: bool = True) -> None:
@@ -49,19 +43,16 @@ def take_all_along() -> None:
     atexit.register(lambda: end_below(own) if os.getpid() == own else None)
 
 
-def children(pid: int) -> set[int]:
-    """The processes whose parent it is, without those that have ended."""
-    return {child for child, process in _processes().items() if process.parent == pid}
+def end_below(root: int, spared: Collection[int] = (), meant: Callable[[int], bool] = lambda pid: True) -> None:
+    """End every process below `root`, but for its children that are `spared` or not `meant`, and what is below those.
 
-
-def end_below(root: int, spared: Collection[int] = (), session: int | None = None) -> None:
-    """End every process below `root`, but for its children that are `spared` or in that session, and what is below
-    those. They are stopped first, so that none starts others meanwhile."""
+    They are stopped first, so that none starts others meanwhile.
+    """
     if _has_only(root, spared):
         return
     ended: set[int] = set()
     for _ in range(_ROUNDS):
-        new = _below(root, spared, session) - ended
+        new = _below(root, spared, meant) - ended
         for pid in new:
             _signal(pid, signal.SIGSTOP)
         ended |= new
@@ -86,12 +77,11 @@ def _has_only(root: int, spared: Collection[int]) -> bool:
     return False
 
 
-def _below(root: int, spared: Collection[int], session: int | None) -> set[int]:
-    processes = _processes()
+def _below(root: int, spared: Collection[int], meant: Callable[[int], bool]) -> set[int]:
     by_parent: dict[int, list[int]] = {}
-    for pid, process in processes.items():
-        by_parent.setdefault(process.parent, []).append(pid)
-    waiting = [pid for pid in by_parent.get(root, ()) if pid not in spared and processes[pid].session != session]
+    for pid, parent in _processes().items():
+        by_parent.setdefault(parent, []).append(pid)
+    waiting = [pid for pid in by_parent.get(root, ()) if pid not in spared and meant(pid)]
     found: set[int] = set()
     while waiting:
         pid = waiting.pop()
@@ -101,17 +91,17 @@ def _below(root: int, spared: Collection[int], session: int | None) -> set[int]:
     return found
 
 
-def _processes() -> dict[int, _Process]:
-    """All that are alive: man 5 proc_pid_stat."""
+def _processes() -> dict[int, int]:
+    """The parents of all that are alive: man 5 proc_pid_stat."""
     found = {}
     with contextlib.suppress(OSError):
         for folder in os.scandir("/proc"):
             with contextlib.suppress(OSError, ValueError):
                 pid = int(folder.name)
                 # The command's name, which comes before it in parentheses, may hold anything.
-                state, parent, _, session, *_ = Path(folder, "stat").read_bytes().rpartition(b")")[2].split(maxsplit=4)
+                state, parent, *_ = Path(folder, "stat").read_bytes().rpartition(b")")[2].split(maxsplit=2)
                 if state not in b"ZXx":
-                    found[pid] = _Process(int(parent), int(session))
+                    found[pid] = int(parent)
     return found
 
 

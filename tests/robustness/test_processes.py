@@ -183,7 +183,7 @@ def floods_its_log(_, report):
 '''
 
 PARENT = """
-import json, os, signal, sys
+import json, os, signal, subprocess, sys
 from pathlib import Path
 from profiler.processes import process
 from profiler.processes.process import Call, Child, run_all, run_one, start_forkserver
@@ -193,6 +193,8 @@ preload = process._CONTEXT.set_forkserver_preload
 process._CONTEXT.set_forkserver_preload = lambda names: preload(["without_libraries"])
 process._EXIT_SECONDS = 3.0
 start_forkserver(folder / "forkserver.log")
+# As another thread of whoever calls `measure` does; it ends with this process, which holds its pipe.
+users = subprocess.Popen(["cat"], start_new_session=True, stdin=subprocess.PIPE)
 
 
 def call(name):
@@ -228,7 +230,7 @@ found += [said(f"side by side {number}", outcome) for number, outcome in enumera
 signal_it, process._START_SECONDS = process._signal_forkserver, 1.0
 process._signal_forkserver = lambda number: number == signal.SIGCONT or signal_it(number)
 found += [said(name, run_one(call(name))) for name in ("stops_the_forkserver", "good")]
-print(json.dumps(found))
+print(json.dumps([*found, {"what the caller started": state(users.pid)}]))
 """
 
 ATTACKS = {
@@ -287,7 +289,9 @@ def outcomes(folder: Path) -> list[dict[str, Any]]:
             check=False,
         )
     assert done.returncode == 0, (folder / "errors").read_text()
-    found: list[dict[str, Any]] = json.loads(done.stdout)
+    found: list[dict[str, Any]]
+    *found, others = json.loads(done.stdout)
+    assert others == {"what the caller started": "S"}, "it was ended with what the calls had left"
     return found
 
 
