@@ -156,6 +156,8 @@ class Engine:
     compile_cache: str = ""
     """The variable that names a folder in which the library keeps what it compiled for later processes."""
     uses_cudnn: bool = False
+    int8_graph: Literal["int8", "int8-operands"] = "int8"
+    """Which of the graphs of exporters/qdq_placement.py it runs at int8."""
     layers_are_modules: bool = False
     """Whether its profiled layers have the paths of PyTorch's modules as names."""
     compute_capabilities: tuple[str, ...] | None = None
@@ -435,6 +437,7 @@ ENGINES: dict[str, Engine] = {
                 _CUDA_DRIVER,
             ),
             options=TrtOptions,
+            int8_graph="int8-operands",
             spellings=("tensorrt", "tensort"),
             version=LibraryVersion("tensorrt_version", ("tensorrt",), from_proof=True),
             packages=tuple(CUDA_DRIVERS.values()),
@@ -458,6 +461,7 @@ ENGINES: dict[str, Engine] = {
                 _CUDA_DRIVER,
             ),
             options=TrtOptions,
+            int8_graph="int8-operands",
             spellings=("tensorrt-rtx", "tensort-rtx"),
             version=LibraryVersion("tensorrt_version", (), from_proof=True),
             packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs", *CUDA_DRIVERS.values()),

@@ -1,6 +1,7 @@
 """Quantize a model: its fp32 graph, exported or the user's, with int8 Q/DQ pairs, an ONNX file in the cache.
 
-One graph serves TensorRT, TensorRT for RTX and ONNX Runtime: int8 is a property of the graph, not a mode of an engine.
+int8 is a property of the graph, not a mode of an engine. There are two such graphs, of which an engine takes one: they
+differ in where the pairs are, which is in exporters/qdq_placement.py.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from exporters import inputs
+from exporters import inputs, qdq_placement
 from exporters.cache import Cache, check_room, file_sha256, key_of
 from exporters.errors import sentence
 from exporters.inputs import (
@@ -30,6 +31,7 @@ from exporters.inputs import (
 )
 from exporters.onnx_export import Export, export_key, note
 from exporters.onnx_files import fp32_graph
+from exporters.qdq_placement import PLACEMENTS, Placement, keep_operands, residuals
 from exporters.source import ModelError, ModelSource
 from exporters.weights import external_tensors, graph_files, identified
 
@@ -38,36 +40,19 @@ if TYPE_CHECKING:
 
 SEEDED_ITEMS = 8
 """Drawn where the user gives no calibration data: they fill the ranges, and no number of them would mean more."""
-OPERATORS = (
-    # What multiplies. Transposed convolutions stay float: ONNX Runtime has none in int8.
-    *("Conv", "Gemm", "MatMul"),
-    # What lies between, so that a chain of convolutions need not leave int8. No softmax: onnxruntime gives it a zero
-    # point other than 0 whatever the options say.
-    *("Relu", "Clip", "Add", "Concat", "MaxPool", "AveragePool", "Reshape", "Flatten", "Transpose"),
-)
-"""What gets Q/DQ pairs at its inputs and outputs."""
-OPTIONS = {
-    # Zero points of 0, the only ones that TensorRT's parser accepts.
-    "ActivationSymmetric": True,
-    "WeightSymmetric": True,
-    # An int32 bias behind a DequantizeLinear is refused by TensorRT's parser; ONNX Runtime makes its own.
-    "QuantizeBias": False,
-    # A pair for each reader: pairs that several share keep ONNX Runtime's CPU provider from int8.
-    "DedicatedQDQPair": True,
-}
 
 
-def quantize(source: ModelSource, cache: Cache) -> Export:
+def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
     """The model in int8: symmetric, weights per channel, activations per tensor. An activation's range is the smallest
     and the largest value that the calibration data give it: `source.calibration`'s, else SEEDED_ITEMS seeded items,
-    whose ranges are no real input's. Input and output stay float32.
+    whose ranges are no real input's. Input and output stay float32. `graph` is one of PLACEMENTS.
 
     The seconds are those of the fp32 export and of quantizing it. The same model is quantized once for the same data;
     concurrent calls wait for the first.
 
     Raises ModelError for calibration data that do not fit and for a model that cannot be exported or quantized.
     """
-    source = identified(source)
+    source, placement = identified(source), PLACEMENTS[graph]
     specs = input_specs(source)
     files = [] if source.calibration is None else calibration_files(source.calibration, specs)
 
@@ -76,10 +61,11 @@ def quantize(source: ModelSource, cache: Cache) -> Export:
         start = time.perf_counter()
         # The simplified graph is as large as the one in fp32, the quantized one a fourth of that.
         check_room(path, 1.25 * sum(file.stat().st_size for file in graph_files(fp32.path).values()))
-        write_quantized(source.name, fp32.path, feeds(files, named(source, fp32.path, specs)), path)
-        note(path, fp32.seconds + time.perf_counter() - start, f"{fp32.how}, quantized by ONNX Runtime")
+        write_quantized(source.name, fp32.path, feeds(files, named(source, fp32.path, specs)), placement, path)
+        how = f"{fp32.how}, quantized by ONNX Runtime{placement.made_for}"
+        note(path, fp32.seconds + time.perf_counter() - start, how)
 
-    return Export.read(*cache.entry("onnx", quantized_key(source, files), ".onnx", produce))
+    return Export.read(*cache.entry("onnx", quantized_key(source, files, placement), ".onnx", produce))
 
 
 def named(source: ModelSource, graph: Path, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
@@ -91,11 +77,11 @@ def named(source: ModelSource, graph: Path, specs: Sequence[TensorSpec]) -> list
     return [replace(spec, name=name) for spec, name in zip(specs, names, strict=True)]
 
 
-def quantized_key(source: ModelSource, files: list[Path]) -> str:
+def quantized_key(source: ModelSource, files: list[Path], placement: Placement) -> str:
     import onnxruntime
 
-    parts = ["int8", export_key(source, "fp32"), json.dumps([OPERATORS, OPTIONS]), *map(file_sha256, files)]
-    parts += [file_sha256(Path(__file__)), onnxruntime.__version__]
+    parts = ["int8", export_key(source, "fp32"), json.dumps(asdict(placement)), *map(file_sha256, files)]
+    parts += [file_sha256(Path(__file__)), file_sha256(Path(qdq_placement.__file__)), onnxruntime.__version__]
     if not files:
         parts += [str(SEEDED_ITEMS), file_sha256(Path(inputs.__file__))]
     return key_of(*parts)
@@ -152,7 +138,9 @@ def feeds(files: list[Path], specs: Sequence[TensorSpec]) -> Iterator[dict[str, 
             }
 
 
-def write_quantized(name: str, fp32: Path, batches: Iterator[dict[str, NDArray[Any]]], path: Path) -> None:
+def write_quantized(
+    name: str, fp32: Path, batches: Iterator[dict[str, NDArray[Any]]], placement: Placement, path: Path
+) -> None:
     """Calibrate, quantize and check the file.
 
     The graph is simplified by ONNX Runtime first, as its quantizer asks for. Symbolic shape inference is left out: the
@@ -170,19 +158,23 @@ def write_quantized(name: str, fp32: Path, batches: Iterator[dict[str, NDArray[A
             quant_pre_process(
                 fp32, simplified, skip_symbolic_shape=True, save_as_external_data=external, all_tensors_to_one_file=True
             )
+            residual, others = residuals(simplified) if placement.operands_only else ({}, [])
             quantize_static(
                 simplified,
                 path,
                 SimpleNamespace(get_next=lambda: next(batches, None)),  # A CalibrationDataReader.
                 quant_format=QuantFormat.QDQ,
-                op_types_to_quantize=list(OPERATORS),
+                op_types_to_quantize=list(placement.operators),
+                nodes_to_exclude=others,
                 per_channel=True,
                 activation_type=QuantType.QInt8,
                 weight_type=QuantType.QInt8,
                 use_external_data_format=external,
                 calibrate_method=CalibrationMethod.MinMax,
-                extra_options=OPTIONS,
+                extra_options=dict(placement.options),
             )
+            if placement.operands_only:
+                keep_operands(path, residual)
             onnx.checker.check_model(str(path), full_check=True)
         except ModelError:
             raise

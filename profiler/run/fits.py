@@ -7,6 +7,7 @@ from pathlib import Path
 
 from exporters.catalog import network_of
 from exporters.libraries.catalog import folder_of
+from exporters.qdq_placement import PLACEMENTS
 from exporters.source import ModelError, ModelSource
 from exporters.weights import graph_files
 from profiler.job.case import Case
@@ -58,7 +59,7 @@ def at_once(weights: Iterable[float | None]) -> int:
 
 def too_large_to_prepare(function: str, arguments: tuple[object, ...], weights: float | None) -> Outcome | None:
     """Why a function of prepare_model.py that would hold these MiB of weights is not started; None if it may be."""
-    source, int8 = arguments[0], function == "prepare_export" and "int8" in arguments
+    source, int8 = arguments[0], function == "prepare_export" and arguments[1] in PLACEMENTS
     if function == "prepare_export" and not int8 and isinstance(source, ModelSource) and source.own_graph:
         return None  # The user's file is converted without loading its weights.
     what, copies = _HELD.get("int8" if int8 else function, ("", 0.0))

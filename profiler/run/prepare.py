@@ -19,6 +19,7 @@ from exporters.inputs import fixed_batch, input_specs, numpy_dtype
 from exporters.int8 import calibration_files
 from exporters.onnx_export import Export
 from exporters.onnx_files import loops_of
+from exporters.qdq_placement import PLACEMENTS
 from exporters.source import Identity, ModelError, ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, Role, file_name
@@ -158,20 +159,20 @@ class _Stages:
     def exports(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
         """The graphs that the cases' engines need; int8's are made of fp32's."""
         needed = dict.fromkeys(
-            (case.subject, graph_of(case.precision))
+            (case.subject, graph_of(case))
             for case in cases
-            if ENGINES[case.engine].needs == "onnx" and _lacks(prepared[case.subject], graph_of(case.precision))
+            if ENGINES[case.engine].needs == "onnx" and _lacks(prepared[case.subject], graph_of(case))
         )
-        quantized = [name for name, graph in needed if graph == "int8"]
-        floats = [key for key in needed if key[1] != "int8"]
-        floats += [(name, "fp32") for name in quantized if _lacks(prepared[name], "fp32")]
+        quantized = [key for key in needed if key[1] in PLACEMENTS]
+        floats = [key for key in needed if key[1] not in PLACEMENTS]
+        floats += [(name, "fp32") for name, _ in quantized if _lacks(prepared[name], "fp32")]
         self._export(dict.fromkeys(floats), prepared, "exports to ONNX")
         self._export_by_shape(prepared)
         self._export_by_batch(cases, prepared)
-        for name in quantized:
+        for name, graph in quantized:
             if prepared[name].graph("fp32", 0) is None and "fp32" in prepared[name].failures:
-                _fail(prepared, name, "int8", prepared[name].failures["fp32"])
-        ready = [(name, "int8") for name in quantized if "int8" not in prepared[name].failures]
+                _fail(prepared, name, graph, prepared[name].failures["fp32"])
+        ready = [(name, graph) for name, graph in quantized if graph not in prepared[name].failures]
         self._export(ready, prepared, "graphs quantized to int8")
 
     def _export_by_shape(self, prepared: dict[str, Prepared]) -> None:
@@ -179,7 +180,8 @@ class _Stages:
         calls: dict[tuple[str, str], Call] = {}
         for name, model in prepared.items():
             source = self.sources[name]
-            failed_ = [g for g, why in model.failures.items() if why.status == "failed" and g not in ("model", "int8")]
+            failures = model.failures.items()
+            failed_ = [g for g, why in failures if why.status == "failed" and g not in ("model", *PLACEMENTS)]
             if failed_ and any(least < largest for least, largest in source.varied.values()) and not source.own_graph:
                 self.sources[name] = replace(source, varied={})
                 calls |= {(name, g): self._call("prepare_export", f"export-{name}-{g}", name, g, None) for g in failed_}
@@ -193,13 +195,13 @@ class _Stages:
     def _export_by_batch(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
         """A graph a batch size, of the models whose export with a free one failed."""
         needed = dict.fromkeys(
-            (case.subject, graph_of(case.precision), case.batch_size)
+            (case.subject, graph_of(case), case.batch_size)
             for case in cases
             if ENGINES[case.engine].needs == "onnx"
             and case.role is Role.CELL
-            and prepared[case.subject].failures.get(graph_of(case.precision), _OK).status == "failed"
-            and prepared[case.subject].graph(case.precision, case.batch_size) is None
-            and graph_of(case.precision) != "int8"
+            and prepared[case.subject].failures.get(graph_of(case), _OK).status == "failed"
+            and prepared[case.subject].graph(graph_of(case), case.batch_size) is None
+            and case.precision != "int8"
             and case.source.own_graph is None
         )
         calls = {key: self._call("prepare_export", f"export-{key[0]}-{key[1]}-{key[2]}", *key) for key in needed}
@@ -219,7 +221,7 @@ class _Stages:
             sharing.setdefault((own, graph), []).append(name)
         calls = {}
         for (_, graph), names in sharing.items():
-            first = next((name for name in names if graph == "int8" and self._is_calibrated(name)), names[0])
+            first = next((name for name in names if graph in PLACEMENTS and self._is_calibrated(name)), names[0])
             calls[*names, graph] = self._call("prepare_export", f"export-{first}-{graph}", first, graph, None)
         for (*names, graph), outcome in self._run(calls, what).items():
             for name in names:
@@ -324,9 +326,9 @@ def failure(case: Case, prepared: Prepared) -> Outcome | None:
     """How it ended that the prepare phase left nothing that `case` could run; None if it can."""
     if "model" in prepared.failures:
         return prepared.failures["model"]
-    if ENGINES[case.engine].needs != "onnx" or prepared.graph(case.precision, case.batch_size) is not None:
+    if ENGINES[case.engine].needs != "onnx" or prepared.graph(graph_of(case), case.batch_size) is not None:
         return None
-    names = reversed(graphs_of(case.precision, case.batch_size))
+    names = reversed(graphs_of(graph_of(case), case.batch_size))
     return next((prepared.failures[name] for name in names if name in prepared.failures), None)
 
 

@@ -288,7 +288,7 @@ def remarks(case: Case, proof: Proof) -> list[Warning]:
 
 def _exported(task: Task) -> list[Warning]:
     """The warning that a graph is for one batch size or one shape only, and why."""
-    graph = graph_of(task.case.precision)
+    graph = graph_of(task.case)
     why = task.prepared.failures.get(graph)
     if why is None or ENGINES[task.case.engine].needs != "onnx":
         return []
@@ -302,7 +302,7 @@ def _exported(task: Task) -> list[Warning]:
 
 def _kept_float(task: Task) -> list[Warning]:
     """The warning that a converter left operators in float32, by name."""
-    kept = task.prepared.kept.get(graph_of(task.case.precision), "")
+    kept = task.prepared.kept.get(graph_of(task.case), "")
     return [Warning("kept-float", f"{kept} stayed float32 between casts")] if kept else []
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from exporters.build_model import build, call_factory, fill, structure
 from exporters.inputs import TensorSpec, arguments, described, input_specs, read_onnx
 from exporters.int8 import calibration_files
+from exporters.qdq_placement import PLACEMENTS
 from exporters.shapes import dimensions_of
 from exporters.source import ModelError, ModelSource
 from profiler.processes.messages import Outcome, Report
@@ -39,7 +40,7 @@ def look_at_model(argument: tuple[ModelSource, bool], report: Report) -> Look:
         try:
             calibration_files(source.calibration, specs)
         except ModelError as error:
-            failures["int8"] = Outcome("failed", str(error))
+            failures |= dict.fromkeys(PLACEMENTS, Outcome("failed", str(error)))
     seen = _open_header(source) if source.onnx is not None else _look_at_module(source, specs)
     return Look(Prepared(specs, failures=failures), f"{seen}; {described(specs)}")
 

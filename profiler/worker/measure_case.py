@@ -23,7 +23,7 @@ from profiler.worker import checks, disturbance
 from profiler.worker.clock import Clock, CpuClock, CudaClock, QueueClock, Samples
 from profiler.worker.memory import DeviceMeter, HostMeter, declared_parts
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
-from profiler.worker.task import Task, check_inputs, make_job
+from profiler.worker.task import Task, check_inputs, graph_of, make_job
 
 _PROFILED_CALLS = 20
 """Profiling takes at least as long as this many calls, without its own set-up."""
@@ -123,7 +123,7 @@ def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench) 
     if case.role is not Role.CELL:
         bench.report(Salvage(Kept(result, Stage.FITTED)))  # Whether or not there is memory for the checks next to it.
     if ENGINES[case.engine].needs == "onnx":
-        result.graph = task.prepared.made_by(case.precision, case.batch_size)
+        result.graph = task.prepared.made_by(graph_of(case), case.batch_size)
     outputs = session.outputs()
     checks.verify(task, session, outputs, result)
     copied = _bytes(case, job.inputs), _bytes(case, outputs)
@@ -204,10 +204,10 @@ def _add_memory(
 
 def _set_up(task: Task, result: Result, phases: Phases, first_run_s: float) -> Figures:
     """Seconds of the set-up; of an engine from a cache those that building took when it was done."""
-    precision, built = task.case.precision, result.proof.build if result.proof else None
+    built = result.proof.build if result.proof else None
     exported = ENGINES[task.case.engine].needs == "onnx"
     return {
-        "export_s": task.prepared.exported_in(precision, task.case.batch_size) if exported else None,
+        "export_s": task.prepared.exported_in(graph_of(task.case), task.case.batch_size) if exported else None,
         "build_s": built.seconds if built else phases.seconds.get(Phase.BUILD),
         "load_s": phases.seconds.get(Phase.LOAD),
         "first_run_s": first_run_s,

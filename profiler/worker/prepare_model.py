@@ -20,6 +20,7 @@ from exporters.inputs import TensorSpec, input_specs, read_onnx
 from exporters.int8 import quantize
 from exporters.onnx_export import Export, ExportError, check_onnx, export_onnx
 from exporters.onnx_files import fp32_graph, refused_graphs, to_fp16
+from exporters.qdq_placement import PLACEMENTS
 from exporters.source import Identity, ModelSource
 from exporters.weights import cached_state, identified, identify
 from profiler.processes.messages import Entered, Outcome, Progress, Report, Salvage
@@ -107,17 +108,17 @@ def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: 
 
     Raises exporters.source.ModelError.
     """
-    source, precision, batch, root = identified(argument[0]), *argument[1:]
+    source, graph, batch, root = identified(argument[0]), *argument[1:]
     cache = Cache(root)
-    if precision == "int8":
-        return quantize(source, cache)
+    if graph in PLACEMENTS:
+        return quantize(source, cache, graph)
     if source.own_graph is None:
         try:
-            return export_onnx(source, precision, cache, batch)
+            return export_onnx(source, graph, cache, batch)
         except ExportError as error:
             report(Salvage(error.why))  # What a row says that several tries came to.
             raise
-    return to_fp16(source, cache) if precision == "fp16" else fp32_graph(source, cache)
+    return to_fp16(source, cache) if graph == "fp16" else fp32_graph(source, cache)
 
 
 def build_ahead(task: Task, report: Report) -> BuiltAhead:

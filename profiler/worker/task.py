@@ -77,17 +77,17 @@ class Prepared:
         name, usual = maker.names[self.taken.device], usual_items(self.specs)
         return name if self.reference_items >= usual else f"{name}, {self.reference_items} of {usual} items"
 
-    def graph(self, precision: str, batch: int) -> Path | None:
-        """The graph that a case of that precision and batch size runs."""
-        return _first(self.onnx, precision, batch)
+    def graph(self, graph: str, batch: int) -> Path | None:
+        """The file of a graph, for that batch size."""
+        return _first(self.onnx, graph, batch)
 
-    def made_by(self, precision: str, batch: int) -> str:
-        """Who made the graph of that precision and batch size, as the column `graph` says it."""
-        return _first(self.made, precision, batch) or "the file"
+    def made_by(self, graph: str, batch: int) -> str:
+        """Who made it, as the column `graph` says it."""
+        return _first(self.made, graph, batch) or "the file"
 
-    def exported_in(self, precision: str, batch: int) -> float | None:
+    def exported_in(self, graph: str, batch: int) -> float | None:
         """The seconds that its export took."""
-        return _first(self.export_s, precision, batch)
+        return _first(self.export_s, graph, batch)
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,12 @@ def usual_items(specs: Sequence[TensorSpec]) -> int:
     return fixed_batch(specs) or REFERENCE_ITEMS
 
 
-def graph_of(precision: str) -> str:
-    """Which exported graph a precision runs: TF32 is a switch of the engine, not a type of the graph."""
-    return "fp32" if precision == "tf32" else precision
+def graph_of(case: Case) -> str:
+    """Which graph a case runs: TF32 is a switch of the engine, not a type of the graph; of the graphs that can be
+    quantized each engine has its own, unless the user gives one."""
+    if case.precision == "int8" and "int8" not in case.source.graphs:
+        return ENGINES[case.engine].int8_graph
+    return "fp32" if case.precision == "tf32" else case.precision
 
 
 def own_graphs(source: ModelSource) -> dict[str, Path]:
@@ -137,14 +140,13 @@ def static_graph(graph: str, batch: int | None = None) -> str:
     return f"{graph} at its shape" if batch is None else f"{graph} at batch {batch}"
 
 
-def graphs_of(precision: str, batch: int) -> tuple[str, ...]:
-    """The names of the graphs that a case could run, the freest first."""
-    graph = graph_of(precision)
+def graphs_of(graph: str, batch: int) -> tuple[str, ...]:
+    """What a graph may be called that a case of this batch size can run, the freest first."""
     return graph, static_graph(graph), static_graph(graph, batch)
 
 
-def _first(found: Mapping[str, Value], precision: str, batch: int) -> Value | None:
-    return next((found[name] for name in graphs_of(precision, batch) if name in found), None)
+def _first(found: Mapping[str, Value], graph: str, batch: int) -> Value | None:
+    return next((found[name] for name in graphs_of(graph, batch) if name in found), None)
 
 
 def is_for_one_batch(graph: str) -> bool:
@@ -195,7 +197,7 @@ def make_job(
         inputs=tuple(inputs),
         specs=prepared.specs,
         state=prepared.state,
-        onnx=prepared.graph(case.precision, case.batch_size),
+        onnx=prepared.graph(graph_of(case), case.batch_size),
         phase=phase,
         at_peak=at_peak,
         progress=progress,

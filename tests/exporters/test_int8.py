@@ -179,16 +179,3 @@ def test_weights_beside_the_graph(small: ModelSource, tmp_path: Path, monkeypatc
     np.testing.assert_allclose(outputs(export, small), inline)
     data.unlink()
     assert not quantize(small, cache).cached, "the data belong to the entry"
-
-
-def test_tensorrt_for_rtx_takes_it(cache: Cache) -> None:
-    """tests/engines/tensorrt_engines/test_build.py builds it, too."""
-    trt = pytest.importorskip("tensorrt_rtx_bindings")
-    logger = trt.Logger(trt.Logger.ERROR)
-    network = trt.Builder(logger).create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    parser = trt.OnnxParser(network, logger)
-    parsed = parser.parse_from_file(str(quantize(ModelSource("resnet18"), cache).path))
-    assert parsed, [parser.get_error(number).desc() for number in range(parser.num_errors)]
-    kinds = [network.get_layer(number).type for number in range(network.num_layers)]
-    assert kinds.count(trt.LayerType.CONVOLUTION) == 20
-    assert kinds.count(trt.LayerType.QUANTIZE) > 20

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from thin_networks import thin_source
 
 from engines.base import Unsupported, Warning
 from engines.batch_range import parse_batches
+from engines.catalog import ENGINES
+from engines.tensorrt_engines import build
 from engines.tensorrt_engines.build import (
     BuildRequest,
     Built,
@@ -39,7 +42,6 @@ from engines.tensorrt_engines.session import library
 from engines.tensorrt_engines.timing_cache import attach_timings, keep_timings
 from exporters import build_model
 from exporters.cache import Cache
-from exporters.catalog import CATALOG
 from exporters.inputs import TensorSpec, input_specs
 from exporters.int8 import quantize
 from exporters.onnx_export import export_onnx
@@ -161,13 +163,77 @@ def parameters_of(source: ModelSource) -> int:
 
 
 def test_int8(rtx: Any, cache: Cache, exports: Cache) -> None:
-    source = ModelSource("resnet18")
-    request = BuildRequest(
-        quantize(source, exports).path, "int8", batch_shapes(input_specs(source), (1, 8, 32)), target="sm89"
-    )
+    source = thin_source("resnet50")
+    graph = quantize(source, exports, ENGINES["trt-rtx"].int8_graph).path
+    request = BuildRequest(graph, "int8", batch_shapes(input_specs(source), (1, 8, 32)), target="sm89")
     first, second = built(rtx, request, cache), built(rtx, request, cache)
     assert (first.cached, second.cached) == (False, True)
-    assert first.path.stat().st_size < 1.2 * CATALOG["resnet18"].parameters + 4 * MIB
+    assert first.path.stat().st_size < 1.2 * parameters_of(source) + 4 * MIB
+
+
+# By graph, and whether its weights have a scale for each channel, what the kernel behind a convolution with ReLU does,
+# as Myelin names it. Where quantizing alone is left, bias, ReLU and sum are in the convolution.
+QUANTIZE = "MulMinMaxRounCast"
+KERNELS = {
+    ("int8", True): f"MulAdd{QUANTIZE}CastMulRelu{QUANTIZE}",
+    ("int8", False): f"{QUANTIZE}CastMulRelu{QUANTIZE}",
+    ("int8-operands", True): f"MulAddRelu{QUANTIZE}",
+    ("int8-operands", False): QUANTIZE,
+}
+
+
+@pytest.mark.parametrize(("graph", "by_channel"), KERNELS)
+def test_what_is_fused_at_int8(
+    graph: str, by_channel: bool, rtx: Any, exports: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = thin_source("resnet50")
+    path = quantize(source, exports, graph).path
+    path = path if by_channel else with_a_scale_a_tensor(path, tmp_path / "g.onnx")
+    layers = layers_of(rtx, path, batch_shapes(input_specs(source), (8, 8, 8)), tmp_path, monkeypatch)
+    kinds = Counter(kind for _, kind in layers)
+    assert (kinds["correlation"], kinds["gemm"], kinds["reformat"]) == (12, 1, 0)
+    kernels = Counter(match[1] for name, _ in layers if (match := re.match("__myl_([A-Za-z]+)_", name)))
+    # Of twelve convolutions two are shortcuts', three end a block, and seven are followed by ReLU alone.
+    assert kernels[KERNELS[graph, by_channel]] >= 7
+    in_convolutions = (graph, by_channel) == ("int8-operands", False)
+    assert any("Relu" in name for name in kernels) != in_convolutions
+
+
+def with_a_scale_a_tensor(path: Path, target: Path) -> Path:
+    """Write the graph with the largest scale of each weight's channels for all of them."""
+    model = onnx.load(path)
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] in constants:
+            scale, zero = (constants[name] for name in node.input[1:])
+            scale.CopyFrom(numpy_helper.from_array(np.float32(numpy_helper.to_array(scale).max()), scale.name))
+            zero.CopyFrom(numpy_helper.from_array(np.int8(0), zero.name))
+            del node.attribute[:]
+    onnx.save(model, target)
+    return target
+
+
+def layers_of(
+    rtx: Any, path: Path, shapes: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[str, str]]:
+    """The layers' names and kinds. The builder logs at its end what the inspector would say, for which an engine would
+    have to be loaded, on a GPU."""
+
+    class Logger(rtx.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            rtx.ILogger.__init__(self)
+            self.errors: list[str] = []
+            self.said: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            self.said.append(message)
+
+    gc.collect()  # As long as an earlier builder lives, the library goes on with its logger.
+    logger = Logger()
+    monkeypatch.setattr(build, "logger_of", lambda library: logger)
+    build_engine(rtx, BuildRequest(path, "int8", shapes, target="sm89"), Cache(folder), silent)
+    (said,) = [message for message in logger.said if message.startswith("Layers:")]
+    return re.findall(r"^Name: (.*?), LayerType: (\w+)", said, re.MULTILINE)
 
 
 def test_bf16(rtx: Any, cache: Cache, exports: Cache) -> None:
