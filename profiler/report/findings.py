@@ -305,6 +305,8 @@ def _longest_layers(data: Data) -> list[Finding]:
             continue
         layer, variant = max(every, key=lambda of: of[0].ms[of[1]])
         ms, total = layer.ms[variant], next(case.ms for case in cell if case.row["variant"] == variant)
+        if not total:  # As in a damaged table.
+            continue
         share = f"{significant(100 * ms / total)} % of the sum of its layers"
         text = f"{layer.nodes} takes longest: {significant(ms)} ms in {variant}, {share}."
         longest[tuple(key.values())] = {**key, "text": text}

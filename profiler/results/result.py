@@ -145,6 +145,8 @@ class Result:
         numbers = [self.throughput, *self.figures.values(), *self.phases.values(), *self.entered.values()]
         samples = [ms for values in self.samples.values() for ms in values] + [each["ms"] for each in self.layers]
         names = [name for each in self.layers for name in (each["layer"], *each["nodes"])]
+        if not all(isinstance(values, list) for values in self.samples.values()):
+            raise TypeError(f"{self.case_id}: samples are no list")
         if self.status not in get_args(Status) or not all(word is None or isinstance(word, str) for word in words):
             raise TypeError(f"{self.case_id}: a status or text is none")
         if not all(number is None or isinstance(number, int | float) for number in numbers):

@@ -190,7 +190,8 @@ def _job(folder: Path, rng: Random, outside: Path) -> str:
     key = rng.choice([*job, "import_from", "machine", "budget", "shapes"])
     job[key] = odd_json(rng)
     if rng.random() < 0.5:
-        evil = {"name": rng.choice([job["models"][0]["name"], "mine"]) if isinstance(job["models"], list) else "mine"}
+        given = yaml.safe_load((SUITE / "bench.yaml").read_text())["models"][0]["name"]
+        evil = {"name": rng.choice([given, "mine"])}
         job |= {"models": [{**evil, "factory": "evil:make", "input": [3, 8, 8]}], "import_from": ["."]}
         (folder / "evil.py").write_text(EVIL.format(marker=str(outside / "code")))
     _put(path, yaml.safe_dump(job, allow_unicode=True).encode("utf-8", "replace"))

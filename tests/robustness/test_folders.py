@@ -167,6 +167,12 @@ def test_a_whole_run_is_read(reader: str, folders: Folders) -> None:
     assert tried(reader, folders) == {}
 
 
+def test_layers_that_took_no_time_are_read(folders: Folders) -> None:
+    path = folders[0] / "layers.parquet"
+    pl.read_parquet(path).with_columns(ms=pl.lit(0.0)).write_parquet(path)
+    assert tried("report md", folders) == {}
+
+
 def test_whatever_a_folder_holds_is_read_or_refused_in_words(soak: Any, whole: Path, folders: Folders) -> None:
     names, found, count = list(READERS), dict[str, int](), 0
     for rng in soak.trials(120):

@@ -112,6 +112,7 @@ def test_an_earlier_version_can_read_the_journal(run):
         f'{{"case_id": "{CASE.id}"}}',
         '{"case_id": "a", "status": "ok"}',
         '{"unknown": 1}',
+        json.dumps(json.loads(full().to_json()) | {"samples": {"event": {}}}),
     ],
 )
 def test_a_line_that_is_not_whole_is_an_error(line):
