@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 
 from exporters.declared_inputs import BATCH, DeclaredInput
 from exporters.inputs import TensorSpec
+from exporters.qdq_placement import PLACEMENTS
 from exporters.source import ModelError, ModelSource
 from profiler.worker.look_at_model import look_at_model
 from profiler.worker.prepare_model import prepare_model
@@ -140,7 +141,7 @@ def test_calibration_data_that_do_not_fit_keep_only_int8_from_running(factories:
     source = replace(factory("small"), calibration=factories / "images")
     assert look(source).prepared.failures == {}
     failures = look(source, quantized=True).prepared.failures
-    assert failures.keys() == {"int8"}
+    assert failures.keys() == set(PLACEMENTS)
     assert "an item is float32 of shape (3,)" in str(failures["int8"].reason)
 
 
