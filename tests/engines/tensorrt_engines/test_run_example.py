@@ -108,6 +108,15 @@ def run_trt_example(folder: Path, library: StandIn, monkeypatch: pytest.MonkeyPa
     return output
 
 
+REFUSALS = {
+    "deserialize_cuda_engine": "The engine does not load",
+    "create_execution_context": "could not create an execution context",
+    "set_tensor_address": "refuses the address of",
+    "infer_shapes": "cannot infer shapes: nothing_of_that_name",
+}
+"""By the call that fails what the example says."""
+
+
 def test_tensorrts_example_binds_and_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_graph(tmp_path / "model.onnx")
     library = StandIn("cpu", scratch=4096)
@@ -121,6 +130,13 @@ def test_tensorrts_example_binds_and_replays(tmp_path: Path, monkeypatch: pytest
     y = run_trt_example(tmp_path, library, monkeypatch, x)
     np.testing.assert_allclose(y, x @ np.random.default_rng(1).standard_normal((6, 5), dtype=np.float32), rtol=1e-5)
     assert cuda.replays >= 20
+    for step, words in REFUSALS.items():
+        library.fails = step
+        with pytest.raises(SystemExit, match=words):
+            run_trt_example(tmp_path, library, monkeypatch, x)
+    library.fails, library.strange_types = None, {"scores": stand_in.DataType.FP8}
+    with pytest.raises(SystemExit, match="NumPy has no type for the engine's scores, FP8"):
+        run_trt_example(tmp_path, library, monkeypatch, x)
 
 
 @pytest.mark.gpu
