@@ -11,8 +11,9 @@ A suite takes the fixture `soak`, runs its trials, and says what came of them by
 
 `count` adds to the row of that kind, then fails the test unless all survived and every other number is 0; so collect
 what a message should name and assert it before. Several tests and files may add to one kind. Without a loop of
-trials, `soak.times(n)` is n, times PROFILER_SOAK. Choose n so that a file takes about 20 seconds in CI. Trial i of a
-test has the same random numbers in every run of the same PROFILER_SEED, however many there are; `rng.trial` is i.
+trials, `soak.times(n)` is n, times PROFILER_SOAK. Choose n so that a file takes some seconds in CI, in which each kind
+of fault is tried. Trial i of a test has the same random numbers in every run of the same PROFILER_SEED, however many
+there are; `rng.trial` is i.
 
 `make soak` prints the table at its end and writes it to build/soak.md.
 """

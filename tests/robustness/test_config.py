@@ -116,7 +116,7 @@ def accept_or_refuse(make: Any) -> None:
 def test_any_structure_is_a_job_or_refused(soak: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     usual = {"models": ["alexnet"], "engines": ["eager"]}
-    try_all(soak, "configs", 300, JOBS, lambda job: accept_or_refuse(lambda: config_of({**usual, **job})))
+    try_all(soak, "configs", 80, JOBS, lambda job: accept_or_refuse(lambda: config_of({**usual, **job})))
 
 
 def test_any_text_is_a_job_or_refused(soak: Any, folder: Path) -> None:
@@ -127,7 +127,7 @@ def test_any_text_is_a_job_or_refused(soak: Any, folder: Path) -> None:
         accept_or_refuse(lambda: load_config(path, "cpu"))
 
     texts = FRAGMENTS.map(lambda parts: (HEAD * (len(parts) % 2) + "".join(parts)).encode("utf-8", "surrogatepass"))
-    try_all(soak, "configs", 400, texts | st.binary(max_size=60), read)
+    try_all(soak, "configs", 120, texts | st.binary(max_size=60), read)
 
 
 def test_any_job_survives_being_written(soak: Any, folder: Path) -> None:
@@ -138,4 +138,4 @@ def test_any_job_survives_being_written(soak: Any, folder: Path) -> None:
         path.write_text(json.dumps({"models": ["alexnet"], "engines": ["eager"], **job}))
         accept_or_refuse(lambda: load_config(path, "cuda"))
 
-    try_all(soak, "configs", 300, JOBS, read)
+    try_all(soak, "configs", 80, JOBS, read)

@@ -1,4 +1,7 @@
-"""Chains of kills: a run, its workers and its forkserver die at random moments, and `--resume` loses nothing."""
+"""Runs that are killed and resumed, at random moments, and one that is read and resumed while it is measured.
+
+No row is lost, readers see whole rows, and one process measures.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,9 @@ import polars as pl
 import pytest
 from robustness.forked_runs import Run, Runs
 
+from profiler.errors import ConfigError
+from profiler.results.reading import read_runs
+
 pytestmark = pytest.mark.slow
 JOB = """
 models: [{name: net, factory: "net:net", input: [8]}]
@@ -29,7 +35,7 @@ ROWS = 4
 SECONDS = 90
 """Within which whatever was not killed for good has to end."""
 ENDS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
-KILLS_A_CHAIN = 4, 10
+CHAINS, KILLS_A_CHAIN = (1, 2), (3, 10)
 """In CI, and in a soak."""
 
 
@@ -156,7 +162,7 @@ def duration(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> float:
 
 def test_whatever_is_killed_no_row_is_lost(soak, runs: Runs, duration: float, tmp_path: Path) -> None:
     kills, problems = 0, []
-    for rng in soak.trials(2):
+    for rng in soak.trials(CHAINS[soak.times(1) > 1]):
         chain = Chain(runs, workplace(tmp_path / str(rng.trial)), rng, duration)
         while chain.kills < KILLS_A_CHAIN[soak.times(1) > 1]:
             chain.once()
@@ -166,3 +172,70 @@ def test_whatever_is_killed_no_row_is_lost(soak, runs: Runs, duration: float, tm
     print(*(text for _, text in problems), sep="\n")
     found = Counter(kind for kind, _ in problems)
     soak.count("kills of a run or a part of it", tried=kills, survived=kills - len(problems), **found)
+
+
+# Side by side.
+
+
+def read_until_the_end(run: Run, path: Path) -> tuple[int, list[str]]:
+    """How often the folder could be read while the run was going on, and what was wrong with what it held."""
+    looks, wrong, seen = 0, [], set[str]()
+    while run.code is None:
+        time.sleep(0.01)  # Two cores measure meanwhile.
+        try:
+            found = read_runs([path]).results.collect()
+        except ConfigError as error:
+            if seen or ("nothing yet" not in str(error) and "ended before" not in str(error)):
+                wrong.append(str(error))
+            continue
+        except Exception as error:
+            wrong.append(repr(error))
+            continue
+        looks += 1
+        cases = set(found["case_id"])
+        if seen - cases or len(cases) != len(found) or found.filter(pl.col("latency_ms").is_null()).height:
+            wrong.append(f"after {sorted(seen)}: {sorted(found['case_id'])}")
+        seen |= cases
+    return looks, wrong
+
+
+def folder_of(place: Path) -> Path:
+    """The run's folder, once it holds a job."""
+    end = time.monotonic() + SECONDS
+    while not (found := list(place.glob("results/*/bench.yaml"))):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return found[0].parent
+
+
+def wait_for_rows(path: Path, count: int) -> None:
+    end = time.monotonic() + SECONDS
+    while len(journal(path)) < count:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_who_reads_sees_whole_rows_and_one_writes(soak, runs: Runs, tmp_path: Path) -> None:
+    tried, wrong, twice = 0, [], 0
+    for rng in soak.trials(1):
+        place = workplace(tmp_path / str(rng.trial))
+        variables = {"PROFILER_CACHE": str(tmp_path / "cache")}
+        first = runs.start("job.yaml", cwd=place, **variables)
+        path = folder_of(place)
+        wait_for_rows(path, rng.randint(0, 1))
+        beside = runs.start("--resume", str(path), cwd=place, **variables)
+        looks, problems = read_until_the_end(first, path)
+        if beside.wait(SECONDS) != 2 or "measures into it" not in beside.err:
+            problems.append(f"beside: {beside.code} {beside.err[-500:]}")
+        if first.code != 0 or not looks:
+            problems.append(f"first: {first.code}, {looks} looks: {first.err[-500:]}")
+        both = [runs.start("--resume", str(path), "--retry", cwd=place, **variables) for _ in range(2)]
+        codes = [each.wait(SECONDS) for each in both]
+        if not set(codes) <= {0, 2} or 0 not in codes or any("Traceback" in each.err for each in both):
+            problems.append(f"two: {codes} {both[0].err[-500:]} {both[1].err[-500:]}")
+        measured = journal(path)
+        twice += sum(len(rows) - 1 for rows in measured.values()) + ROWS - len(measured)
+        tried += looks + 3
+        wrong += problems
+    print(*wrong, sep="\n")
+    soak.count("looks and writers beside a run", tried=tried, survived=tried - len(wrong), rows_lost=twice)

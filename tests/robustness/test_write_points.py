@@ -30,6 +30,8 @@ from profiler.run.runner import Runner
 pytestmark = pytest.mark.slow
 JOB = "{models: [alexnet, resnet18], engines: [eager], precisions: [fp32], batch_sizes: [1, 2], device: cpu}"
 ROWS = 4
+STRIDE = 3
+"""In CI one step of so many fails, which differs by file: a file takes four. In a soak each does."""
 KILL, FULL, BROKEN = "kill", "full from then on", "broken once"
 
 
@@ -214,7 +216,8 @@ def test_no_step_that_fails_costs_what_was_there(soak, job: Job, begun: Path, tm
     assert rows(tmp_path / "counted") == {str(case.id) for case in job.plan}
     assert counting.steps > 50
     tried, wrong, lost = 0, [], 0
-    for rng, at in itertools.product(soak.trials(1), range(counting.steps)):
+    steps = range(0, counting.steps, STRIDE if soak.times(1) == 1 else 1)
+    for rng, at in itertools.product(soak.trials(1), steps):
         path, fault = tmp_path / "run", rng.choice((KILL, FULL, BROKEN))
         shutil.copytree(begun, path)
         tried += 1
