@@ -267,6 +267,15 @@ def pytest_collection_finish() -> None:
 
 _GPU_SECONDS = 900
 """Of a test on a GPU, where a file's first one waits for a run of many cases."""
+LONGEST = (
+    *("profiler/run/test_command.py", "profiler/recommend/test_artifact.py", "browser/test_page.py"),
+    *("profiler/run/test_sweep.py", "engines/tensorrt_engines/test_build.py", "robustness/test_hostile_models.py"),
+    *("robustness/test_kills.py", "profiler/test_build.py", "engines/test_sessions.py", "profiler/test_measure.py"),
+    *("engines/pytorch/test_training_step.py", "test_wheel.py", "engines/test_new_engine.py"),
+    *("profiler/test_output_gone.py", "profiler/run/test_bad_models.py", "profiler/run/test_shapes.py"),
+    *("profiler/worker/test_checks_of_gradients.py", "exporters/test_flops.py", "robustness/test_folders.py"),
+)
+"""Files of 20 to 60 seconds, the longest first: each is one worker's, and the last of them would end alone."""
 SLOW_FIXTURES = {"forkserver", "command_line", "tab", "busy_processors"}
 """A test that asks for one of these, itself or through another fixture, starts a process."""
 
@@ -300,7 +309,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what is slow and skip what has no GPU; slow files come first, so that parallel workers end together."""
+    """Mark what is slow and skip what has no GPU; long files come first, so that parallel workers end together."""
     slow = {path for path in {item.path for item in items} if _is_slow(path)}
     for item in items:
         if item.path in slow or SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
@@ -310,7 +319,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if not visible_gpus() and not config.getoption("--require-gpu"):
                 item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU answers"))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    places = {ROOT / "tests" / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (item.path not in slow, places.get(item.path, len(places))))
     if config.getoption("--fast"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("slow")])
         items[:] = [item for item in items if not item.get_closest_marker("slow")]

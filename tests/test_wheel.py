@@ -79,7 +79,8 @@ def test_a_run_and_its_report_next_to_files_with_the_names_of_its_packages(insta
     (tmp_path / "engines").mkdir()
     (tmp_path / "engines" / "__init__.py").write_text("raise SystemExit('these are not the engines')\n")
     done = call(installed / "cnn-profiler", "job.yaml", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    assert "Warning:" not in done.stdout
     (run,) = (tmp_path / "results").iterdir()
     assert pl.read_parquet(run / "results.parquet")["status"].to_list() == ["ok", "ok"]
     assert (run / "report.html").stat().st_size > 10_000

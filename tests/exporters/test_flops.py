@@ -194,20 +194,15 @@ def of(factory: str, *shape: int) -> Cost:
 
 @pytest.mark.parametrize("name", FIRST_LAYERS)
 def test_canonical_network_costs_what_is_published(name: str) -> None:
-    source = ModelSource(name)
-    found = cost_of(source, trains=False)
-    assert found.inference_flops == 2 * CATALOG[name].multiply_adds
-    assert found.float_weights is not None
-    assert CATALOG[name].parameters <= found.float_weights < 1.01 * CATALOG[name].parameters, "the statistics are read"
-
-
-@pytest.mark.parametrize("name", FIRST_LAYERS)
-def test_training_costs_three_times_as_much_but_for_the_images_gradient(name: str) -> None:
-    """Each layer's gradients of its weights and of its input cost as much as its forward pass; the image has none."""
+    """A training step costs three times as much but for the image's gradient: each layer's gradients of its weights and
+    of its input cost as much as its forward pass, and the image has none."""
     found = cost_of(ModelSource(name))
     channels, kernel, size = FIRST_LAYERS[name]
     first = 2 * 3 * channels * kernel**2 * size**2
+    assert found.inference_flops == 2 * CATALOG[name].multiply_adds
     assert found.training_flops == 3 * 2 * CATALOG[name].multiply_adds - first
+    assert found.float_weights is not None
+    assert CATALOG[name].parameters <= found.float_weights < 1.01 * CATALOG[name].parameters, "the statistics are read"
 
 
 def test_with_the_images_gradient_training_costs_three_times_as_much(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_gradients_are_autograds(layer: Layer, options: dict[str, Any], open_lay
 
 
 @pytest.mark.parametrize("engine", [COMPILED])
-@layers
+@pytest.mark.parametrize("layer", [LAYERS["grouped"], LAYERS["linear-without-bias"]], ids=["grouped", "without-bias"])
 def test_each_part_is_compiled(layer: Layer, engine: str, open_layer: Open, cache: Cache) -> None:
     torch._dynamo.reset()
     counters.clear()

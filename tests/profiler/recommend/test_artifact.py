@@ -65,7 +65,7 @@ models:
   - {{name: good, factory: "tiny:good", input: [3, 16, 16]}}
   - {{name: branching, factory: "tiny:branching", input: [4]}}
   - {{name: theirs, onnx: parts/theirs.onnx}}
-engines: [eager, eager-tuned, ort{", openvino" if OPENVINO else ""}]
+engines: [eager, ort{", openvino" if OPENVINO else ""}]
 batch_sizes: [{BATCH}]
 device: cpu
 budget: {{seconds: 0.05, min_samples: 3}}
@@ -210,14 +210,13 @@ def config_of(artifact: Path) -> dict[str, Any]:
     return data
 
 
-COMPILED = {"engine": "compiled", "options": '{"mode": "default"}'}
+COMPILED = {"engine": "compiled", "options": '{"mode": "default", "channels_last": true}'}
 
 
 @pytest.mark.parametrize(
     ("variant", "changes", "files"),
     [
         ("eager", {}, {"model.pt2", "weights.safetensors"}),
-        ("eager-tuned", {}, {"model.pt2", "weights.safetensors"}),
         ("compiled", COMPILED, {"model.pt2", "weights.safetensors"}),
         ("ort", {}, {"model.onnx"}),
         pytest.param("openvino", {}, {"model.onnx"}, marks=pytest.mark.skipif(not OPENVINO, reason="no openvino here")),
@@ -236,7 +235,7 @@ def test_the_example_gives_the_models_outputs_with_its_runtime_alone(
     config = config_of(artifact)
     assert (config["model"], config["variant"], config["precision"]) == ("good", variant, "fp32")
     assert config["inputs"] == [{"name": "x", "shape": [BATCH, 3, 16, 16], "dtype": "float32"}]
-    assert config["options"].get("channels_last", False) == (variant == "eager-tuned")
+    assert config["options"].get("channels_last", False) == (variant == "compiled")
     assert config["measured"]["figures"]["latency_ms"] > 0
     assert config["measured"]["torch_version"] == torch.__version__
     readme = (artifact / "README.txt").read_text()

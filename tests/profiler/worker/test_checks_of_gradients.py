@@ -180,15 +180,14 @@ def measure(cache: Path) -> Measure:
     return run
 
 
-@pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize(
-    ("precision", "training"),
+    ("precision", "training", "batch"),
     [
-        ("fp32", Training()),
-        ("bf16", Training("sgd")),
-        ("amp-bf16", Training("adamw")),
-        ("fp32", Training("sgd", "logits")),
-        ("amp-bf16", Training("none", "logits")),
+        ("fp32", Training(), 1),
+        ("bf16", Training("sgd"), 4),
+        ("amp-bf16", Training("adamw"), 1),
+        ("fp32", Training("sgd", "logits"), 4),
+        ("amp-bf16", Training("none", "logits"), 1),
     ],
 )
 def test_a_row_says_how_far_its_gradients_are_off(
@@ -358,14 +357,13 @@ def test_the_reference_and_the_count_have_the_gradient_of_an_input_that_is_asked
 JOB = """
 models: [{name: net, factory: "training_cases:good", input: [3, 16, 16]}]
 import_from: [.]
-engines: [eager, eager-tuned]
-exclude: [{variant: eager-tuned, precision: amp-bf16}]
+engines: [eager]
 passes: [training]
 precisions: [fp32, amp-bf16]
 batch_sizes: [2]
 device: cpu
 training: {optimizers: [none, sgd]}
-budget: {seconds: 0.1, min_samples: 3}
+budget: {seconds: 0.05, min_samples: 3}
 """
 
 
@@ -375,8 +373,8 @@ def test_a_run_from_the_command_line_has_it_all_in_its_table(tmp_path: Path, pro
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = (tmp_path / "results").iterdir()
     rows, samples = (frame.collect() for frame in load(path))
-    assert rows["status"].to_list() == ["ok"] * 6
-    assert rows["reference"].to_list() == ["step-fp64-cpu"] * 6
+    assert rows["status"].to_list() == ["ok"] * 4
+    assert rows["reference"].to_list() == ["step-fp64-cpu"] * 4
     assert rows["gradient_error"].is_between(1e-9, 0.1).all()
     for row in rows.to_dicts():
         assert (row["step_ms"] is not None) == (row["optimizer"] == "sgd")
