@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -18,6 +17,7 @@ from typing import Any
 
 from exporters.errors import chain
 from exporters.source import ModelError
+from exporters.whole_file import FULL, NO_ROOM
 
 
 def default_root() -> Path:
@@ -28,8 +28,6 @@ def default_root() -> Path:
 
 
 _MOST_GIB = 20.0
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-"""A disk that takes no more: full, over quota or its largest file, read-only, broken."""
 _PROBE_BYTES = 2**20
 _HASHED_BYTES = 2**25
 """Of the largest file that is hashed at every look-up: it takes 0.05 s, and VGG-16's weights would take 0.9 s."""
@@ -210,13 +208,20 @@ def _kept(path: Path) -> Iterator[None]:
 def _no_room(folder: Path, error: Exception) -> str | None:
     """Why the folder's disk takes no more, where that is what an error came of; libraries do not always say so."""
     for each in chain(error):
-        if isinstance(each, OSError) and each.errno in NO_ROOM:
+        if isinstance(each, OSError) and _is_of_writing(folder, each):
             return each.strerror
     try:
         (folder / "probe").write_bytes(bytes(_PROBE_BYTES))
     except OSError as full:
         return full.strerror
     return None
+
+
+def _is_of_writing(folder: Path, error: OSError) -> bool:
+    """Whether it says that the folder's disk takes no more; a broken one may be the model's, which is read."""
+    if not isinstance(error.filename, str | bytes):
+        return error.errno in FULL
+    return error.errno in NO_ROOM and Path(os.fsdecode(error.filename)).resolve().is_relative_to(folder.resolve())
 
 
 @contextlib.contextmanager

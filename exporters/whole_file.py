@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_ROOM = (*FULL, errno.EROFS, errno.EIO)
+"""A disk that takes no more: full, over quota or its largest file, which only writing meets; read-only, broken."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

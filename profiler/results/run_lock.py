@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from exporters.cache import NO_ROOM
+from exporters.whole_file import NO_ROOM
 from profiler.errors import ConfigError, resuming
 from profiler.processes.file_lock import FileLock
 

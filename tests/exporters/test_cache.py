@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import resource
@@ -246,6 +247,28 @@ def test_a_full_disk_is_said(tmp_path: Path, fill: Callable[[Path], None]) -> No
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [file.name for file in (tmp_path / "kind").iterdir()] == ["key.bin.lock"]
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "kind"),
+    [
+        (errno.EIO, "model.onnx", OSError),
+        (errno.EROFS, "model.onnx", OSError),
+        (errno.ENOSPC, "elsewhere", OSError),
+        (errno.EIO, None, OSError),
+        (errno.EIO, "cache/kind/.key.bin.tmp/key.bin", CacheError),
+    ],
+)
+def test_only_what_the_caches_own_disk_says_is_the_caches(
+    tmp_path: Path, number: int, name: str | None, kind: type[Exception]
+) -> None:
+    """A model is read, and others write, while its export is written."""
+
+    def fail(path: Path) -> None:
+        raise OSError(number, os.strerror(number), name and str(tmp_path / name))
+
+    with pytest.raises(kind, match=os.strerror(number)):
+        Cache(tmp_path / "cache").entry("kind", "key", ".bin", fail)
 
 
 def test_what_the_disk_cannot_hold_is_not_begun(tmp_path: Path) -> None:
