@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 from thin_networks import thin_source
 
@@ -36,7 +38,16 @@ from engines.tensorrt_engines.build import (
     built_for,
     engine_key,
 )
-from engines.tensorrt_engines.build_monitor import MIB, Progress, forget, logged, logger_of, new_monitor, reasons
+from engines.tensorrt_engines.build_monitor import (
+    MIB,
+    Progress,
+    forget,
+    logged,
+    logger_of,
+    new_monitor,
+    reasons,
+    watch_memory,
+)
 from engines.tensorrt_engines.opening import open_with_plugins, targets
 from engines.tensorrt_engines.session import library
 from engines.tensorrt_engines.timing_cache import attach_timings, keep_timings
@@ -511,6 +522,26 @@ def test_a_builder_of_a_newer_cuda_than_the_drivers_is_unsupported(rtx: Any, sma
     says = r"for a newer CUDA than this driver's: update .* pip uninstall .* && pip install 'tensorrt-rtx-cu1\d-libs"
     with pytest.raises(Unsupported, match=says):
         open_with_plugins(rtx, fail, "builder")
+
+
+def test_memory_is_polled_on_the_gpu_that_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the one that is current to the thread which polls."""
+    asked: list[int] = []
+    builder, seen = threading.get_ident(), threading.Event()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1 if threading.get_ident() == builder else 0)
+
+    def free(device: int) -> tuple[int, int]:
+        asked.append(device)
+        if len(asked) == 3:
+            seen.set()
+        return (10 - len(asked)) * MIB, 10 * MIB
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free)
+    with watch_memory(device=True) as peaks:
+        assert seen.wait(60)
+    assert set(asked) == {1}
+    assert peaks.device_mib is not None and peaks.device_mib >= 1
 
 
 # The cache.
