@@ -361,6 +361,7 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
         lambda group: study is not None and covers(study, group),
         config.budget.seconds,
         runner.repeats_used_up,
+        runner.repeated,
         print_study,
     )
     if wall is not None:

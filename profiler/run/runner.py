@@ -50,7 +50,7 @@ def is_done(result: Result, budget: Budget, retry: bool) -> bool:
 
 class Runner:
     """Measures the cases of one run; `wall` holds what the time went into, and `repeats_used_up` says that disturbed
-    cases remain because `budget.repeats` was spent.
+    cases remain because `budget.repeats` was spent or is 0; `repeated` that some were measured again.
 
     `config` is the job as resolved for `target`; `environment` gets the device's roofs, if it has none. Before each
     case it waits up to `idle_minutes` until the machine is quiet; None is not at all.
@@ -68,7 +68,7 @@ class Runner:
         self.run, self.config, self.target, self.environment, self.display = run, config, target, environment, display
         self.budget, self.path = config.budget, tuple(map(str, config.import_from))
         self.wall = WallTime()
-        self.repeats_used_up = False
+        self.repeats_used_up = self.repeated = False
         self._first_calls: dict[CaseId, float | str] = {}
         self.roofs = RunRoofs(run, target, config.budget.seconds, environment, display)
         self._limits = config.largest_batch or LargestBatch()
@@ -125,11 +125,13 @@ class Runner:
         for number in itertools.count(1):
             disturbed = [task for task in tasks if task.case.id in takes.disturbed]
             if not disturbed or not takes.has_time:
-                self.repeats_used_up = bool(disturbed) and self.budget.repeats > 0
+                self.repeats_used_up = bool(disturbed)
                 return
             what = counted(len(disturbed), "disturbed case")
             self.display.announce(f"measuring {what} again{f', round {number}' if number > 1 else ''}")
-            self._measure_once(disturbed, supervisor, takes, again=True)
+            if stays := self._measure_once(disturbed, supervisor, takes, again=True):
+                what = "was no less disturbed: its" if stays == 1 else "were no less disturbed: their"
+                self.display.announce(f"{counted(stays, 'repeated case')} {what} earlier measurement stays")
 
     def _walks(self, waiting: Sequence[Case]) -> list[list[Case]]:
         """Each configuration's shapes that have to be walked, to time the first calls at those that are new."""
@@ -160,18 +162,24 @@ class Runner:
         elif found is not None and result.status == "ok":
             result.figures["first_call_ms"] = found
 
-    def _measure_once(self, tasks: Sequence[Task], supervisor: Supervisor, takes: Takes, again: bool = False) -> None:
-        """Measure tasks, family by family; `again` as far as there is time for that."""
+    def _measure_once(self, tasks: Sequence[Task], supervisor: Supervisor, takes: Takes, again: bool = False) -> int:
+        """Measure tasks, family by family; `again` as far as there is time for that. Returns how many do not count."""
+        left_out = 0
 
         def keep(case: Case, result: Result) -> None:
+            nonlocal left_out
             self._add_first_call(result)
-            self._keep(case, result, counts=takes.add(result, again))
+            counts = takes.add(result, again)
+            self.repeated |= again
+            left_out += not counts
+            self._keep(case, result, counts)
 
         ordered = families(tasks)
         pace = _Pace([task.case for family in ordered for task in family], self.budget)
         for family in ordered:
             if not again or takes.has_time:
                 self._measure_family(family, supervisor, pace, keep)
+        return left_out
 
     def _measure_family(
         self, family: Sequence[Task], supervisor: Supervisor, pace: _Pace, keep: Callable[[Case, Result], None]

@@ -170,7 +170,17 @@ def test_measuring_again_ends_when_its_share_of_the_time_is_spent(run, repeats: 
     results = {c.id: [result(c, 9.0, throttled=True) for _ in range(9)] for c in cases}
     _, display, wall = run(cases, results, repeats)
     assert wall.seconds["measure"] == (4 + again) * SECONDS
-    assert display.repeats_used_up == (repeats > 0)
+    assert display.repeats_used_up
+
+
+def test_a_repeat_that_was_no_less_disturbed_is_named(run) -> None:
+    one = case("a")
+    takes = [result(one, ms, throttled=True) for ms in (9.0, 8.0)]
+    for take in takes:
+        take.figures["disturbance"] = 0.5
+    folder, display, _ = run([one], {one.id: takes})
+    assert folder.results()[one.id].samples == {"host": [9.0]}
+    assert display.announced[1:] == ["1 repeated case was no less disturbed: its earlier measurement stays"]
 
 
 def test_of_a_sweep_the_batches_that_were_disturbed_share_a_process_again(run) -> None:

@@ -357,6 +357,16 @@ def test_a_run_ends_with_how_many_cases_were_disturbed_and_how_many_came_right()
     assert "used up" not in shown(*frames(rows[0]), repeats_used_up=True)
 
 
+def test_disturbed_cases_that_were_not_measured_again_are_not_said_to_be():
+    rows = [row("eager", warnings=["disturbed: a"]), row("ort", warnings=["disturbed: b"])]
+    assert "\n2 of 2 cases were disturbed; none of them was measured again this time.\n" in printed(*rows)
+    assert "\n1 of 1 case was disturbed; it was not measured again this time.\n" in printed(rows[0])
+    no_time = shown(*frames(*rows), width=150, repeats_used_up=True)
+    assert "measured again this time (no time for repeats: raise budget.repeats).\n" in no_time
+    repeated = shown(*frames(*rows), width=150, repeated=True)
+    assert "\n2 of 2 cases were disturbed: 0 came right when measured again, 2 remain.\n" in repeated
+
+
 def test_what_is_said_of_disturbed_cases_names_the_kinds_that_the_list_of_warnings_has():
     took = "other processes took 40 % of 2 processors"
     again = f"remeasured: first taken while {took}, and while clocks contradicted each other"
