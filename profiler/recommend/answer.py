@@ -189,7 +189,7 @@ def _certainty(choice: Candidate, other: Candidate, margin: Margin) -> str:
         return f"Chosen by the measured median ({runs})."
     if margin.verdict is not None:
         return f"Statistically tested ({runs})."
-    unsure = ", though the interval includes 1" if margin.is_unsure else ""
+    unsure = ", though the interval includes 1" if margin.is_unsure and not margin.disturbed else ""
     tested = f"Not statistically tested ({runs}; a test needs {REPLICATES_FOR_A_VERDICT})."
     return f"{tested} Chosen by the measured median{unsure}."
 

@@ -163,9 +163,16 @@ def _latency(rows: Sequence[Row]) -> Claim | None:
     a, b = at_first["latency_ms"], group[0]["latency_ms"]
     text = (
         f"{name}, the fastest at batch {last}, takes {significant(a)} ms at batch {first} and {significant(b)} ms at "
-        f"batch {last}: {times(b / a)} the time for {last / first:g} times the items"
+        f"batch {last}{_growth(at_first, group[0], f'{last / first:g} times the items')}"
     )
     return text, [at_first, group[0]]
+
+
+def _growth(first: Row, last: Row, what: str) -> str:
+    """Like ": 1.8× the time for 2 times the items", of two rows and `what`; empty where either was disturbed."""
+    if first["own_disturbed"] or last["own_disturbed"]:
+        return ""
+    return f": {times(last['latency_ms'] / first['latency_ms'])} the time for {what}"
 
 
 def _throughput(rows: Sequence[Row]) -> Claim | None:
@@ -214,9 +221,8 @@ def _efficiency(rows: Sequence[Row]) -> Claim | None:
     if all(row["batch_size"] == first for row in rows):
         return None
     smallest = next((row for row in _at(rows, first) if row["configuration"] == best["configuration"]), best)
-    gain = (
-        f", {times(smallest['item_ms'] / best['item_ms'])} faster than at batch {first}" if smallest is not best else ""
-    )
+    calm = smallest is not best and not (smallest["own_disturbed"] or best["own_disturbed"])
+    gain = f", {times(smallest['item_ms'] / best['item_ms'])} faster than at batch {first}" if calm else ""
     ms = significant(best["item_ms"])
     text = f"The time per item is lowest with {best['configuration']} at batch {best['batch_size']}: {ms} ms{gain}"
     return text, [best, smallest]
@@ -288,8 +294,8 @@ def _over_sizes(name: str, rows: Sequence[Row]) -> Claim | None:
     a, b = at_first["latency_ms"], best["latency_ms"]
     text = (
         f"{best['configuration']}, the fastest at {name} {last} and batch {batch}, takes {significant(a)} ms at "
-        f"{name} {first} and {significant(b)} ms at {name} {last}: {times(b / a)} the time for {last / first:g} times "
-        "the size"
+        f"{name} {first} and {significant(b)} ms at {name} {last}"
+        f"{_growth(at_first, best, f'{last / first:g} times the size')}"
     )
     named = [{**row, "configuration": f"{row['configuration']}, {name} {row['size']},"} for row in (at_first, best)]
     return text, named

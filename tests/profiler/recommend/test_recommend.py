@@ -912,6 +912,12 @@ def test_where_every_candidate_was_disturbed_that_is_said_once() -> None:
     assert f"slower (no factor: {names})." in answer.sentences[1]
 
 
+def test_an_interval_is_not_named_where_no_factor_is_shown() -> None:
+    busy = {"warnings": ["disturbed: x"], "latency_ci_low_ms": 0.5, "latency_ci_high_ms": 3.0}
+    found = choose(row("ort", **busy), row("eager", ms=1.1, **busy))
+    assert "the interval" not in " ".join(make_answer(found, "").sentences)
+
+
 def test_a_p99_that_some_replicates_lack_meets_no_limit() -> None:
     lucky, others = {"latency_p99_ms": 1.05, "samples": 700}, {"samples": 300}
     rows = [row("ort", ms=ms, replicate=n, **(lucky if n == 0 else others)) for n, ms in enumerate((1.0, 1.1, 1.2))]

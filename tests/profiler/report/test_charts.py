@@ -320,6 +320,8 @@ def test_a_sentence_of_a_chart_says_which_of_its_rows_were_disturbed(doubted: Da
     doubt = "; ort fp32 at batch 16 was inconsistent."
     for name in ("latency", "throughput", "efficiency", "samples", "setup"):
         assert said[name, "inference"].endswith(doubt), said[name, "inference"]
+    for name in ("latency", "efficiency"):
+        assert "×" not in said[name, "inference"], "of a disturbed row no factor"
     assert said["speedups", "inference"].endswith("the fastest is ort fp32, which was inconsistent.")
     assert said["speedups", "training"] == (
         "Over fp32 eager at batch 16: compiled fp32; the fastest is compiled fp32; fp32 eager was disturbed."
