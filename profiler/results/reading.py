@@ -19,7 +19,7 @@ from profiler.results.columns import LAYERS, RESULTS, SAMPLES, Group, kind_of_wa
 from profiler.results.environment import known_facts
 from profiler.results.parquet_size import check_size
 from profiler.results.run_files import open_run_file, parse_json, read_json
-from profiler.results.unfinished import is_unfinished, so_far
+from profiler.results.unfinished import has_journal, is_unfinished, so_far
 
 ENVIRONMENT = ("machine", *names(Group.PLACE, Group.VERSIONS), "device")
 """Columns of the results that tell of the machine, for a run whose environment.json cannot be read."""
@@ -235,7 +235,23 @@ def _tables(address: str, notes: list[str]) -> dict[str, pl.LazyFrame | None]:
     if "://" not in address and is_unfinished(Path(address)):
         frames, lacking = so_far(Path(address))
         notes.extend(lacking)
-        return {name: None if name == "layers" and frame.is_empty() else frame.lazy() for name, frame in frames.items()}
+        return _of_journal(frames)
+    try:
+        return _scan_tables(address)
+    except ConfigError as error:
+        if "://" in address or not has_journal(Path(address)):
+            raise
+        notes.append(f"{str(error).removesuffix(_GIVE).rstrip('; ')}; the journal stands in for the tables")
+    frames, lacking = so_far(Path(address))
+    notes.extend(lacking)
+    return _of_journal(frames)
+
+
+def _of_journal(frames: Mapping[str, pl.DataFrame]) -> dict[str, pl.LazyFrame | None]:
+    return {name: None if name == "layers" and frame.is_empty() else frame.lazy() for name, frame in frames.items()}
+
+
+def _scan_tables(address: str) -> dict[str, pl.LazyFrame | None]:
     return {
         "results": _scan(f"{address}/results.parquet", RESULTS),
         "samples": _scan_if_there(f"{address}/samples.parquet", SAMPLES),

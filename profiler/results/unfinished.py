@@ -26,9 +26,14 @@ def is_unfinished(folder: Path) -> bool:
         return (folder / "journal.jsonl").is_file() and writer(folder) is not None
     if not (folder / "bench.yaml").is_file():
         return False
-    journal = folder / "journal.jsonl"
-    _check_begun(folder, journal.is_file() and journal.stat().st_size > 0)
+    _check_begun(folder, has_journal(folder))
     return True
+
+
+def has_journal(folder: Path) -> bool:
+    """Whether the folder has what the run's tables can be made of anew."""
+    journal = folder / "journal.jsonl"
+    return (folder / "bench.yaml").is_file() and journal.is_file() and journal.stat().st_size > 0
 
 
 def _check_begun(folder: Path, begun: bool) -> None:
@@ -58,7 +63,11 @@ def so_far(folder: Path) -> tuple[dict[str, pl.DataFrame], list[str]]:
     frames = run.frames(config.suite, [*plan, *probes_among(plan, results)], environment)
     _check_begun(folder, not frames["results"].is_empty())
     who = writer(folder)
-    done = f"{len(plan) - sum(case.id not in results for case in plan)} of {counted(len(plan), 'case')}"
+    left = sum(case.id not in results for case in plan)
+    done = f"{len(plan) - left} of {counted(len(plan), 'case')}"
     if who:
         return frames, [f"{folder}: {who} measures into it; these are {done}", *damages(run)]
-    return frames, [f"{folder}: this run was ended early, after {done}; finish it: {resuming(folder)}", *damages(run)]
+    what = f"this run was ended early, after {done}; finish it"
+    if not left:
+        what = f"all of {counted(len(plan), 'case')} have been measured, only the tables are missing; write them"
+    return frames, [f"{folder}: {what}: {resuming(folder)}", *damages(run)]
