@@ -22,6 +22,7 @@ from profiler.job.config import Config
 from profiler.results.run_files import open_run_file
 
 _SIGNED = re.compile(rb"# signed ([0-9a-f]{64}), by the user who made this run: docs/security\.md\n\Z")
+_COMPILED = "__pycache__"
 _MOST = 2 << 20
 _BYTES = 32
 
@@ -54,7 +55,7 @@ def without_foreign_code(config: Config, folder: Path, option: str, trusted: boo
     Raises ConfigError, which names the code, where its models are made by functions that this user has neither written
     into the job nor `trusted`. `option` is what was asked for.
     """
-    if trusted or is_own(folder):
+    if trusted or (is_own(folder) and _has_source_alone(folder)):
         return config
     if named := [f"{entry.factory} (of {entry.name})" for entry in config.models if entry.factory]:
         places = ", ".join(map(str, config.import_from))
@@ -72,13 +73,22 @@ def _signature(key: bytes, job: bytes, folder: Path) -> str:
     saved = folder / "model"
     if saved.is_symlink():
         raise OSError(errno.EPERM, "it is a link, and no run saves one", str(saved))  # It may lead to a whole disk.
-    shutil.rmtree(saved / "__pycache__", ignore_errors=True)  # Which Python would believe in place of the code.
     for path in sorted(saved.rglob("*")):
+        if _COMPILED in path.relative_to(saved).parts:
+            continue
         signature.update(f"\n{path.relative_to(folder)}\n".encode())
         if not path.is_dir():
             with open_run_file(path) as file:
                 signature.update(hashlib.file_digest(file, "sha256").digest())
     return signature.hexdigest()
+
+
+def _has_source_alone(folder: Path) -> bool:
+    """Remove what was compiled of a saved module, which Python would believe in place of the code that is signed, and
+    say whether it is gone: not from a folder that may only be read."""
+    for compiled in list((folder / "model").rglob(_COMPILED)):
+        shutil.rmtree(compiled, ignore_errors=True)
+    return not any((folder / "model").rglob(_COMPILED))
 
 
 def _key(make: bool) -> bytes | None:

@@ -78,12 +78,26 @@ def test_a_run_that_somebody_else_made_or_changed_is_not(run: RunFolder, key: Pa
     assert not is_own(run.path)
 
 
-def test_compiled_code_next_to_what_was_signed_is_not_believed(run: RunFolder) -> None:
-    cache = run.path / "model" / "__pycache__"
+@pytest.mark.parametrize("place", ["model", "model/package"])
+def test_compiled_code_next_to_what_was_signed_is_not_believed(run: RunFolder, place: str) -> None:
+    (run.path / place).mkdir(exist_ok=True)
+    config = load_config(run.path / "bench.yaml")
+    run.write_config(config)
+    cache = run.path / place / "__pycache__"
     cache.mkdir()
     (cache / "evil.cpython-311.pyc").write_bytes(b"other code")
     assert is_own(run.path)
+    assert cache.exists(), "it was only asked"
+    assert without_foreign_code(config, run.path, "--resume", trusted=False) is config
     assert not cache.exists()
+
+
+def test_compiled_code_that_cannot_be_removed_makes_a_run_a_foreign_one(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (run.path / "model" / "__pycache__").symlink_to(tmp_path / "elsewhere")
+    config = load_config(run.path / "bench.yaml")
+    with pytest.raises(ConfigError, match="--trust-code"):
+        without_foreign_code(config, run.path, "--resume", trusted=False)
 
 
 def test_without_a_home_a_run_is_written_all_the_same(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
