@@ -129,13 +129,14 @@ def usable_cores() -> int:
 
 
 def core_quota() -> float | None:
-    """Cores' worth of time that a control group gives, as containers have it; None where it gives all."""
-    for path, form in (("cpu.max", None), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with contextlib.suppress(OSError, ValueError):
-            words = Path("/sys/fs/cgroup", path).read_text().split()
-            words += Path("/sys/fs/cgroup", form).read_text().split() if form else []
-            return float(words[0]) / float(words[1]) if float(words[0]) > 0 else None
-    return None
+    """Cores' worth of time that this process's control groups give, the least of them; None where they give all."""
+    quotas = []
+    for folder in control_groups("cpu"):
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            with contextlib.suppress(OSError, ValueError):  # "max" is none, as -1 is.
+                quota, period = map(float, " ".join((folder / name).read_text() for name in names).split())
+                quotas += [quota / period] if quota > 0 else []
+    return min(quotas, default=None)
 
 
 def cpu_model() -> str:
@@ -156,8 +157,8 @@ def available_memory_mib() -> float | None:
     return min((each for each in (_memory("MemAvailable"), *left) if each is not None), default=None)
 
 
-def control_groups(root: Path = Path("/")) -> list[Path]:
-    """The folders of the control groups that limit this process's memory, its own first (cgroups(7)).
+def control_groups(controller: str = "memory", root: Path = Path("/")) -> list[Path]:
+    """The folders of the control groups that limit this process's memory or "cpu", its own first (cgroups(7)).
 
     In a container that sees the host's paths none of them is there, and the mounted folder is the container's own.
     """
@@ -168,8 +169,8 @@ def control_groups(root: Path = Path("/")) -> list[Path]:
         return found
     mounts = root / "sys/fs/cgroup"
     for _, controllers, group in (line.split(":", 2) for line in lines if line.count(":") >= 2):
-        if not controllers or "memory" in controllers.split(","):
-            mount = mounts / "memory" if controllers else mounts
+        if not controllers or controller in controllers.split(","):
+            mount = mounts / controller if controllers else mounts
             own = mount / group.lstrip("/")
             found += [each for each in (own, *own.parents) if each.is_relative_to(mount) and each.is_dir()]
     return found

@@ -143,13 +143,13 @@ def _is_count(name: str, least: int = 0) -> pl.Expr:
 
 
 def _short(name: str) -> pl.Expr:
-    return pl.col(name).is_null() | (pl.col(name).str.len_bytes() <= MOST_TEXT)
+    return pl.col(name).is_null() | (pl.col(name).str.len_chars() <= MOST_TEXT)
 
 
 def _items(name: str) -> pl.Expr:
     """A list of short texts, none of them null."""
     items = pl.col(name)
-    lengths = items.list.eval(pl.element().str.len_bytes().fill_null(MOST_TEXT + 1)).list.max()
+    lengths = items.list.eval(pl.element().str.len_chars().fill_null(MOST_TEXT + 1)).list.max()
     return items.is_null() | (lengths.fill_null(0) <= MOST_TEXT)
 
 

@@ -58,7 +58,7 @@ def test_memory_is_what_the_control_groups_leave(
             (folder / name).write_text(text)
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(f"9:name=systemd:/elsewhere\n{line}\n")
-    groups = machine.control_groups(tmp_path)
+    groups = machine.control_groups(root=tmp_path)
     assert groups[:2] == [own, own.parent]
     monkeypatch.setattr(machine, "control_groups", lambda: groups)
     assert machine.available_memory_mib() == 230
@@ -66,6 +66,25 @@ def test_memory_is_what_the_control_groups_leave(
     assert machine.available_memory_mib() == 0, "more is used than a limit that was lowered allows"
     monkeypatch.setattr(machine, "control_groups", list)
     assert (machine.available_memory_mib() or 0) > 230
+
+
+@pytest.mark.parametrize(("line", "mount"), [("0::/outer/inner", ""), ("4:cpu,cpuacct:/outer/inner", "cpu")])
+def test_cores_are_the_least_that_a_control_group_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, mount: str
+) -> None:
+    own = tmp_path / "sys/fs/cgroup" / mount / "outer/inner"
+    own.mkdir(parents=True)
+    for folder, quota in ((own, "150000"), (own.parent, "300000"), (own.parent.parent, "-1" if mount else "max")):
+        names = {"cpu.cfs_quota_us": quota, "cpu.cfs_period_us": "100000"} if mount else {"cpu.max": f"{quota} 100000"}
+        for name, text in names.items():
+            (folder / name).write_text(text + "\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(line + "\n")
+    groups = machine.control_groups("cpu", tmp_path)
+    monkeypatch.setattr(machine, "control_groups", lambda controller: groups)
+    assert machine.core_quota() == 1.5
+    (own.parent / "cpu.cfs_quota_us" if mount else own.parent / "cpu.max").write_text("50000" + " 100000" * (not mount))
+    assert machine.core_quota() == 0.5
 
 
 def test_the_keys_are_the_configs() -> None:
