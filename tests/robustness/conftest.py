@@ -69,13 +69,18 @@ class Soak:
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._item = request.node
 
-    def times(self, few: int) -> int:
-        """How many trials make up for `few` in CI."""
-        return few * SIZE
+    @property
+    def is_large(self) -> bool:
+        """Whether more is tried than with the other tests."""
+        return SIZE > 1
 
-    def trials(self, few: int) -> Iterator[Trial]:
+    def times(self, few: int, soak: float | None = None) -> int:
+        """How many trials: `few` with the other tests; in a soak PROFILER_SOAK times as many, or times `soak`."""
+        return few if not self.is_large else max(1, round((few if soak is None else soak) * SIZE))
+
+    def trials(self, few: int, soak: float | None = None) -> Iterator[Trial]:
         """Random numbers for each trial."""
-        return (Trial(self._item.name, number) for number in range(self.times(few)))
+        return (Trial(self._item.name, number) for number in range(self.times(few, soak)))
 
     def count(self, kind: str, tried: int, survived: int | None = None, **found: int) -> None:
         """Add to the table's row of that kind; all are taken to have survived where that is not said.

@@ -91,7 +91,7 @@ def try_all(soak: Any, kind: str, few: int, strategy: Any, check_one: Any) -> No
 
     @hypothesis.seed(rng.getrandbits(64))
     @hypothesis.settings(
-        max_examples=soak.times(few),
+        max_examples=soak.times(few, 3.5 * few),
         database=None,
         deadline=None,
         suppress_health_check=list(hypothesis.HealthCheck),

@@ -175,7 +175,7 @@ def test_layers_that_took_no_time_are_read(folders: Folders) -> None:
 
 def test_whatever_a_folder_holds_is_read_or_refused_in_words(soak: Any, whole: Path, folders: Folders) -> None:
     names, found, count = list(READERS), dict[str, int](), 0
-    for rng in soak.trials(50):
+    for rng in soak.trials(50, 120):
         _fresh(whole, *folders)
         what = [spoil(folders[0], rng, folders[2]) for _ in range(rng.choice([1, 1, 2, 4]))]
         reader = rng.choice(names)
@@ -251,7 +251,7 @@ def spoilt(data: bytes, rng: Random) -> tuple[bytes, set[int]]:
 
 def test_whatever_a_journal_holds_its_other_rows_are_read(soak: Any, begun: RunFolder) -> None:
     whole, tries, raised, lost = begun.journal.read_bytes(), 0, 0, 0
-    for rng in soak.trials(40):
+    for rng in soak.trials(40, 80):
         tries += 1
         data, left = spoilt(whole, rng)
         begun.journal.write_bytes(data)

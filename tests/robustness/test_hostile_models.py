@@ -60,9 +60,9 @@ def workplace(folder: Path, rng: random.Random, few: bool) -> dict[str, tuple[st
 
 def test_each_gets_its_status_and_good_ones_their_figures(soak, runs: Runs, tmp_path: Path) -> None:
     tried, wrong, tracebacks, orphans, hangs = 0, [], 0, 0, 0
-    for rng in soak.trials(1):
+    for rng in soak.trials(1, 0.08):
         folder = tmp_path / str(rng.trial)
-        right = workplace(folder, rng, few=soak.times(1) == 1)
+        right = workplace(folder, rng, few=not soak.is_large)
         run = runs.start("job.yaml", cwd=folder, PROFILER_CACHE=str(folder / "cache"))
         hangs += (code := run.wait(SECONDS)) is None
         left = run.left_behind()

@@ -162,9 +162,9 @@ def duration(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> float:
 
 def test_whatever_is_killed_no_row_is_lost(soak, runs: Runs, duration: float, tmp_path: Path) -> None:
     kills, problems = 0, []
-    for rng in soak.trials(CHAINS[soak.times(1) > 1]):
+    for rng in soak.trials(*CHAINS):
         chain = Chain(runs, workplace(tmp_path / str(rng.trial)), rng, duration)
-        while chain.kills < KILLS_A_CHAIN[soak.times(1) > 1]:
+        while chain.kills < KILLS_A_CHAIN[soak.is_large]:
             chain.once()
         chain.finish()
         kills += chain.kills
