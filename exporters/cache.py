@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -48,11 +49,19 @@ def key_of(*parts: str) -> str:
 class CacheError(ModelError):
     """The cache cannot take a file: its disk is full, or it may only be read."""
 
-    def __init__(self, path: Path, why: str) -> None:
+    def __init__(self, path: Path, why: str, full: bool = True) -> None:
+        room = "make room, as `cache clear` does, or " if full else ""
         super().__init__(
-            f"the cache cannot keep {path} ({why}); make room, as `cache clear` does, or name a folder that can be "
-            "written in PROFILER_CACHE"
+            f"the cache cannot keep {path} ({why}); {room}name a folder that can be written in PROFILER_CACHE"
         )
+
+
+def check_root(root: Path) -> None:
+    """Raise CacheError for a folder that has nothing and cannot be written; a filled one may be read-only."""
+    with _kept(root):
+        if not (root.is_dir() and any(root.iterdir())):
+            root.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=root).close()
 
 
 def check_room(path: Path, size: float) -> None:
@@ -202,7 +211,8 @@ def _kept(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CacheError(path, error.strerror or str(error)) from error
+        full = error.errno in NO_ROOM
+        raise CacheError(path, error.strerror or str(error), full=full) from error
 
 
 def _no_room(folder: Path, error: Exception) -> str | None:

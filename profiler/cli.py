@@ -82,7 +82,11 @@ def _command(options: type, function: str) -> Callable[..., None]:
         module, _, name = function.partition(":")
         execute = getattr(import_module(module), name)
         _listen()
-        code = execute(options(**given), _console())
+        try:
+            code = execute(options(**given), _console())
+        except KeyboardInterrupt:  # A run that has a folder by then says more itself.
+            print("Interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
         if options is not Run:  # A run's results are in its folder.
             check_written()
         raise typer.Exit(code)

@@ -52,7 +52,7 @@ from profiler.run.model_job import (
     refuse_model_options,
     write_job,
 )
-from profiler.run.prepare import cache_limit
+from profiler.run.prepare import cache_limit, check_cache
 from profiler.run.progress import open_display
 from profiler.run.resume import check_machine, check_measured_models
 from profiler.run.runner import Runner, is_done
@@ -75,6 +75,8 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     _check_budget(options)
     job, only = _open_job(options), parse_only(options.only)
     limit, caches = cache_limit(), compile_caches()
+    if not options.dry_run:
+        check_cache()
     # A mistake in the other device's block should show here too.
     configs = [job.read(kind) for kind in DEVICE_BLOCKS]
     with libraries(_modules(configs)) as facts:
@@ -98,7 +100,9 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     if (run.path / "layers.parquet").exists():
         console.print(Text(f"Its layers: {PROGRAM} layers {shlex.quote(str(run.path))}"), soft_wrap=True)
     if interrupted:
-        console.print(Text(f"Interrupted; go on with: {_resuming(options, run)}"), soft_wrap=True)
+        done = not _waiting(run.results(), cases, config.budget, retry=False) and config.largest_batch is None
+        what = "all cases have been measured" if done else f"go on with: {_resuming(options, run)}"
+        console.print(Text(f"Interrupted; {what}"), soft_wrap=True)
         return 130
     if job.model is not None:
         if conclude is not None:

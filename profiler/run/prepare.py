@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from engines.catalog import ENGINES, Device
-from exporters.cache import default_root, most_bytes
+from exporters.cache import CacheError, check_root, default_root, most_bytes
 from exporters.flops import Cost
 from exporters.gradients import reference_items
 from exporters.inputs import fixed_batch, input_specs, numpy_dtype
@@ -46,6 +46,14 @@ def cache_limit() -> int:
         return most_bytes()
     except ValueError as error:
         raise ConfigError(f"PROFILER_CACHE_GIB: {error}; give a number of GiB, such as 20") from None
+
+
+def check_cache() -> None:
+    """Raises ConfigError for a cache that has nothing and cannot be written, which no model could be prepared in."""
+    try:
+        check_root(default_root())
+    except CacheError as error:
+        raise ConfigError(str(error)) from None
 
 
 def prepare(
@@ -288,14 +296,15 @@ class _Stages:
 
     def _call(self, function: str, log: str, model: str, *arguments: object, most: float = math.inf) -> Call:
         """A call of a function of prepare_model.py, with the model's source, `arguments` and the cache's folder."""
+        limit = self.budget.build_timeout
         return Call(
             f"profiler.worker.prepare_model:{function}",
             (self.sources[model], *arguments, default_root()),
             self.logs / f"{file_name(log)}.log",
-            timeout=min(most, self.budget.build_timeout),
-            build_timeout=self.budget.build_timeout,
+            timeout=min(most, limit),
+            build_timeout=limit,
             path=self.path,
-            option=self.option,
+            option=self.option or ("budget.build_timeout" if limit <= most else None),
         )
 
     def _run(self, calls: Mapping[Key, Call], what: str) -> dict[Key, Outcome]:

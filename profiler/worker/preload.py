@@ -23,7 +23,10 @@ PID = os.getpid()
 ERROR: str | None = None
 
 trees.take_all_along()
-redirect_output(Path(os.environ.get("PROFILER_FORKSERVER_LOG", os.devnull)))
+try:
+    redirect_output(Path(os.environ.get("PROFILER_FORKSERVER_LOG", os.devnull)))
+except FileNotFoundError:  # Its parent was interrupted meanwhile, and has cleared the log's folder away.
+    os._exit(0)
 
 if log := os.environ.get("PROFILER_FORKSERVER_LOG"):
     # What imports write into the temporary folder, or choose there for good, goes with the run's own.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from read_only import read_only
 
-from exporters.cache import Cache, CacheError, check_room, default_root, entries, key_of, trim
+from exporters.cache import Cache, CacheError, check_room, check_root, default_root, entries, key_of, trim
 
 
 def write_slowly(log: Path, path: Path) -> None:
@@ -212,9 +212,21 @@ def test_what_a_read_only_cache_lacks_is_an_error_in_words(everyones_folder: Pat
     with read_only(cache.root), pytest.raises(CacheError) as caught:
         cache.entry(kind, "other", ".bin", produce)
     assert str(caught.value) == (
-        f"the cache cannot keep {cache.root / kind / 'other.bin'} (Permission denied); make room, as `cache clear` "
-        "does, or name a folder that can be written in PROFILER_CACHE"
+        f"the cache cannot keep {cache.root / kind / 'other.bin'} (Permission denied); name a folder that can be "
+        "written in PROFILER_CACHE"
     )
+
+
+def test_only_an_empty_cache_has_to_be_writable(everyones_folder: Path) -> None:
+    cache = Cache(everyones_folder / "cache")
+    cache.root.mkdir()
+    with read_only(cache.root), pytest.raises(CacheError, match="Permission denied"):
+        check_root(cache.root)
+    cache.entry("kind", "key", ".bin", produce)
+    with read_only(cache.root):
+        check_root(cache.root)
+    with pytest.raises(CacheError, match=r"\(No such file or directory\); name a folder"):
+        check_root(Path("/proc/nope"))
 
 
 def to_a_full_disk(path: Path) -> None:

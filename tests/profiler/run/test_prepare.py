@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -11,6 +12,10 @@ import numpy as np
 import onnxruntime
 import polars as pl
 import pytest
+
+from exporters.source import ModelSource
+from profiler.job.case import Budget
+from profiler.run.prepare import _Stages
 
 FACTORY = """
 import helper
@@ -69,3 +74,10 @@ def test_a_changed_helper_is_a_new_graph_and_an_unchanged_one_is_none(start: Sta
     assert {variant: row["status"] for variant, row in changed.items()} == {"eager": "ok", "ort": "ok"}
     (old,), (new,) = before, graphs() - before
     np.testing.assert_allclose(outputs(new), outputs(old) * 500, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("most", "option"), [(math.inf, "budget.build_timeout"), (8.0, None)])
+def test_the_option_to_raise_is_the_one_that_limits(tmp_path: Path, most: float, option: str | None) -> None:
+    stages = _Stages({"m": ModelSource("m")}, Budget(timeout=8, build_timeout=20), tmp_path, (), lambda *_: None)
+    call = stages._call("prepare_model", "log", "m", most=most)
+    assert (call.timeout, call.option) == (min(most, 20), option)
