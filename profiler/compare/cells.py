@@ -38,7 +38,7 @@ def compare(
 
     `results` has the columns of results.parquet; `by` is the text column whose values are the sides. Rows of one side
     and one cell (model, variant, pass, precision, batch size, extra) are its processes. The base is the side named
-    `base`, else the first (of shapes the smallest). With `best` only a side's fastest variant counts,
+    `base`, else the first (of shapes the smallest that a model has of the same dimensions). With `best` only a side's fastest variant counts,
     whatever its name. `common` are the `spreads` of the whole runs, where `results` are a part of them.
 
     Times are medians over the processes' medians, in milliseconds; memory is in MiB. `ratio` is on the headline
@@ -54,19 +54,33 @@ def compare(
         raise ConfigError(f"there is only one side ({by} {names[0]}): give another run, or other sides by --by")
     if base is not None and base not in names:
         raise ConfigError(f"--base: no side is called '{base}'{nearest(base, names)}")
-    base = names[0] if base is None else base
     cell = [name for name in CELL if name != by]
     match = [name for name in cell if not (best and name in ("variant", "extra"))]
     lines = _lines(rows, cell, spreads(results) if common is None else common)
     if best:
         lines = lines.sort("latency_median", nulls_last=True, maintain_order=True)
         lines = lines.unique(["side", *match], keep="first", maintain_order=True)
-    sides = {name: lines.filter(side=name).drop("side") for name in names}
-    cells = pl.concat(_pair(sides[base], sides[name], match, base, name) for name in names if name != base)
+    if by == "shape" and base is None:
+        # Each model has dimensions of its own: a sequence is not to be compared with a cache.
+        dimensions = pl.col("side").str.replace_all("=[^/]*", "").alias("dimensions")
+        groups = [part for _, part in lines.group_by("model", dimensions, maintain_order=True)]
+        groups = [part for part in groups if part["side"].n_unique() > 1] or [lines]
+        cells = pl.concat(_against(part, match, [n for n in names if n in set(part["side"])]) for part in groups)
+    else:
+        cells = _against(lines, match, names, base)
     if cells.filter(pl.col("base_status").is_not_null() & pl.col("side_status").is_not_null()).is_empty():
-        others = ", ".join(name for name in names if name != base)
-        raise ConfigError(f"no cell is on both sides: {base} and {others} share no {', '.join(match)}")
+        first = names[0] if base is None else base
+        others = ", ".join(name for name in names if name != first)
+        raise ConfigError(f"no cell is on both sides: {first} and {others} share no {', '.join(match)}")
     return cells
+
+
+def _against(lines: pl.DataFrame, match: Sequence[str], names: Sequence[str], base: str | None = None) -> pl.DataFrame:
+    """The cells of all other sides against the base, else against the first of `names`."""
+    sides = {name: lines.filter(side=name).drop("side") for name in names}
+    base = names[0] if base is None else base
+    others = [name for name in names if name != base]
+    return pl.concat(_pair(sides[base], sides[name], match, base, name) for name in others)
 
 
 def check_by(results: pl.LazyFrame | pl.DataFrame, by: str) -> None:

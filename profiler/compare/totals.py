@@ -70,7 +70,8 @@ def totals(cells: pl.DataFrame) -> list[Total]:
     Cells that were disturbed do not count: their ratio is no ratio of these two.
     """
     cells = cells.filter(pl.col("disturbed").is_null())
-    of = dict(cells.group_by("side").agg(pl.struct("pass", "model").unique()).iter_rows())
+    both = cells.group_by("base", "side").agg(pl.struct("pass", "model").unique())
+    of = {(base, side): models for base, side, models in both.iter_rows()}
     found = []
     for (base, side, pass_), part in cells.drop_nulls("ratio").group_by("base", "side", "pass", maintain_order=True):
         models = part.group_by("model", maintain_order=True).agg(geometric_mean(pl.col("ratio")))
@@ -89,7 +90,7 @@ def totals(cells: pl.DataFrame) -> list[Total]:
                 low=min(models["ratio"]),
                 high=max(models["ratio"]),
                 models=tuple(map(str, models["model"].drop_nulls())),
-                of=sum(row["pass"] == pass_ for row in of[side]),
+                of=sum(row["pass"] == pass_ for row in of[base, side]),
                 verdicts={verdict: verdicts.get(verdict, 0) for verdict in Verdict},
                 margin=max(MARGINS[clock] for clock in part["judged_on"].unique()),
             )

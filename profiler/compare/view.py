@@ -69,8 +69,16 @@ class Comparison:
 
     @property
     def base(self) -> str:
-        """The side that the others are compared with."""
-        return str(self.cells["base"][0])
+        """The side that the others are compared with; several where models have different dimensions."""
+        return ", ".join(self.pairs)
+
+    @cached_property
+    def pairs(self) -> dict[str, list[str]]:
+        """By base the sides that are compared with it, in the order of the sides."""
+        found = dict[str, set[str]]()
+        for base, side in self.cells.select("base", "side").unique(maintain_order=True).iter_rows():
+            found.setdefault(base, set()).add(side)
+        return {base: [side.name for side in self.sides if side.name in names] for base, names in found.items()}
 
 
 def sections(comparison: Comparison, top: int, width: int | None = None) -> list[Section]:
@@ -78,8 +86,7 @@ def sections(comparison: Comparison, top: int, width: int | None = None) -> list
 
     The legend leaves out the columns that a terminal of `width` does without.
     """
-    others = [side.name for side in comparison.sides if side.name != comparison.base]
-    cells = [_cells(comparison, name, top) for name in others]
+    cells = [_cells(comparison, base, name, top) for base, names in comparison.pairs.items() for name in names]
     tables = [table for section in cells for table in section.tables]
     parts = [_sides(comparison), _conclusions(comparison), *cells]
     parts += [_legend(comparison, tables, width), _missing(comparison), _differences(comparison)]
@@ -126,8 +133,8 @@ def _sides(comparison: Comparison) -> Section:
         figure("Rows", "rows", whole),
     ]
     rows = [(side.name, side.machine if named else "", len(side.runs), side.rows) for side in sides]
-    others = ", ".join(side.name for side in sides if side.name != comparison.base)
-    return Section(f"{others} against {comparison.base}", (), [of_rows("", fields, rows)])
+    title = "; ".join(f"{', '.join(names)} against {base}" for base, names in comparison.pairs.items())
+    return Section(title, (), [of_rows("", fields, rows)])
 
 
 def _conclusions(comparison: Comparison) -> Section:
@@ -142,8 +149,8 @@ def _conclusions(comparison: Comparison) -> Section:
     for (side,), part in lost.group_by("side", maintain_order=True):
         kinds = sorted({kind for kinds in part["disturbed"] for kind in kinds.split(", ")})
         paragraphs.append(
-            f"{side}: {counted(part.height, 'cell')} disturbed on either side ({', '.join(kinds)}), which no mean and "
-            "no range counts: measure again."
+            f"{side}: {counted(part.height, 'cell')} left out of the means and ranges, because a measurement on one "
+            f"side or both was {' or '.join(kinds)}. Measure again."
         )
     if WITHIN in compared["interval"]:
         paragraphs.append(_WITHIN)
@@ -170,13 +177,13 @@ def _counts(total: Total) -> str:
     return f" Verdicts: {counts}." if counts else ""
 
 
-def _cells(comparison: Comparison, side: str, top: int) -> Section:
+def _cells(comparison: Comparison, base: str, side: str, top: int) -> Section:
     """A table a pass; the slowest and the fastest, where there are more than `top`. Disturbed cells have no ratio."""
-    compared = comparison.cells.filter(side=side).drop_nulls("ratio")
+    compared = comparison.cells.filter(base=base, side=side).drop_nulls("ratio")
     certain = [pl.when(pl.col("disturbed").is_null()).then(name).alias(name) for name in _FACTORS]
     tables = []
     for (pass_,), part in compared.group_by("pass", maintain_order=True):
-        title = ", ".join(filter(None, [f"{side} against {comparison.base}", pass_]))
+        title = ", ".join(filter(None, [f"{side} against {base}", pass_]))
         if part.height > top:
             title += f": of {numbers.count(part.height)} cells the {top} that changed most"
             part = part.sort("ratio", maintain_order=True)

@@ -374,7 +374,7 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
         total = Counter(environment.get("wall_seconds", {}))
         total.update(seconds)
         run.write_environment({**environment, "wall_seconds": {k: round(v, 3) for k, v in total.most_common()}})
-        console.print(Text(f"\n{describe_time(seconds)}"))
+        console.print(Text(f"\n{describe_time(seconds)}, counted from when the cases were planned"))
     if report and not results.is_empty():
         _report(console, run, lines)
     return results

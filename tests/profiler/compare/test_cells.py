@@ -153,6 +153,20 @@ def test_shapes_of_one_run_are_sides():
     assert (cell["ratio"], cell["differs"]) == (pytest.approx(0.25), None)
 
 
+def test_shapes_of_each_model_have_a_base_of_their_own():
+    rows = [
+        one
+        for model, name, sizes in (("gpt2", "cache", (16, 64)), ("bert", "sequence", (32, 128)))
+        for size in sizes
+        for one in processes("a", float(size), model=model, shape=f"{name}={size}", extra=f"{name}={size}")
+    ]
+    cells = compare(frame(*rows), "shape")
+    assert {(c["model"], c["base"], c["side"], round(c["ratio"], 6)) for c in cells.to_dicts()} == {
+        ("gpt2", "cache=16", "cache=64", 0.25),
+        ("bert", "sequence=32", "sequence=128", 0.25),
+    }
+
+
 def test_rows_older_than_the_column_extra_are_compared_with_newer_ones() -> None:
     rows = frame(*processes("old", 1.0), *processes("new", 1.0, extra=""))
     assert only(compare(rows))["ratio"] == 1.0
