@@ -38,8 +38,9 @@ def compare(
 
     `results` has the columns of results.parquet; `by` is the text column whose values are the sides. Rows of one side
     and one cell (model, variant, pass, precision, batch size, extra) are its processes. The base is the side named
-    `base`, else the first (of shapes the smallest that a model has of the same dimensions). With `best` only a side's fastest variant counts,
-    whatever its name. `common` are the `spreads` of the whole runs, where `results` are a part of them.
+    `base`, else the first (of shapes the smallest that a model has of the same dimensions). With `best`
+    only a side's fastest variant counts, whatever its name. `common` are the `spreads` of the whole runs, where
+    `results` are a part of them.
 
     Times are medians over the processes' medians, in milliseconds; memory is in MiB. `ratio` is on the headline
     clock, `device_ratio` and `verdict` on the clock `judged_on`. A cell that a side lacks, or that failed there, has no
