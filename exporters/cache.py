@@ -211,7 +211,7 @@ def _kept(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in NO_ROOM
+        full = error.errno in FULL
         raise CacheError(path, error.strerror or str(error), full=full) from error
 
 
