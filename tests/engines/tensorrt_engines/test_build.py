@@ -229,20 +229,16 @@ def layers_of(
     """The layers' names and kinds. The builder logs at its end what the inspector would say, for which an engine would
     have to be loaded, on a GPU."""
 
-    class Logger(rtx.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            rtx.ILogger.__init__(self)
-            self.errors: list[str] = []
-            self.said: list[str] = []
+    kind, heard = type(build.logger_of(rtx)), list[str]()
+    log = kind.log
 
-        def log(self, severity: Any, message: str) -> None:
-            self.said.append(message)
+    def note(logger: Any, severity: Any, message: str) -> None:
+        heard.append(message)
+        log(logger, severity, message)
 
-    gc.collect()  # As long as an earlier builder lives, the library goes on with its logger.
-    logger = Logger()
-    monkeypatch.setattr(build, "logger_of", lambda library: logger)
+    monkeypatch.setattr(kind, "log", note)
     build_engine(rtx, BuildRequest(path, "int8", shapes, target="sm89"), Cache(folder), silent)
-    (said,) = [message for message in logger.said if message.startswith("Layers:")]
+    (said,) = [message for message in heard if message.startswith("Layers:")]
     return re.findall(r"^Name: (.*?), LayerType: (\w+)", said, re.MULTILINE)
 
 
