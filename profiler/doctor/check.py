@@ -7,7 +7,8 @@ from typing import Literal
 
 Status = Literal["ok", "note", "missing", "failed"]
 STYLES: dict[Status, str] = {"ok": "green", "note": "yellow", "missing": "yellow", "failed": "red"}
-"""`note`: figures may suffer; `missing`: a library that is not installed; `failed`: what is there does not work."""
+"""`note`: figures may suffer, or it is nothing for this device; `missing`: a library that is not installed; `failed`:
+what is there does not work."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from exporters.cache import default_root
+from exporters.cache import CacheError, check_root, default_root
 from profiler.doctor.check import Check
 from profiler.machine import (
     Target,
@@ -91,14 +91,16 @@ def _memory() -> Iterator[Check]:
 
 
 def _disks() -> Iterator[Check]:
-    for what, folder in (("Cache", default_root()), ("Temporary files", Path(tempfile.gettempdir()))):
-        there = next(each for each in (folder, *folder.parents) if each.exists())
-        free = shutil.disk_usage(there).free / 2**30
-        if not os.access(there, os.W_OK):
-            yield Check("failed", what, f"{folder} cannot be written: {_MEND[what]}")
-        else:
-            mend = f": {_MEND[what]}" if free < _LEAST_GIB else ""
-            yield Check("note" if mend else "ok", what, f"{folder}, {free:.1f} GiB free{mend}")
+    folders = {"Cache": default_root(), "Temporary files": Path(tempfile.gettempdir())}
+    try:
+        check_root(folders["Cache"])
+    except CacheError as error:
+        yield Check("failed", "Cache", str(error))
+        del folders["Cache"]
+    for what, folder in folders.items():
+        free = shutil.disk_usage(folder).free / 2**30
+        mend = f": {_MEND[what]}" if free < _LEAST_GIB else ""
+        yield Check("note" if mend else "ok", what, f"{folder}, {free:.1f} GiB free{mend}")
 
 
 def _versions() -> Iterator[Check]:

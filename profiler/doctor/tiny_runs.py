@@ -12,12 +12,13 @@ from profiler.doctor.check import Check
 from profiler.job.config import Config, config_of
 from profiler.machine import Target
 from profiler.results.result import Result
+from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.stats.samples import median
 from profiler.tables.numbers import milliseconds, significant
 
 TENSORRT = ("trt", "trt-rtx")
 """Engines of which every step is said."""
-_TELLING = ("no-cuda-graph", "unproven", "no-layers", "timing-cache")
+_TELLING = (NO_CUDA_GRAPH, "unproven", "no-layers", "timing-cache")
 """Kinds of warning that say something of an installation; others are of a figure, and these figures are nobody's."""
 
 
@@ -67,13 +68,16 @@ def of_engines(results: Sequence[Result], target: Target) -> list[Check]:
     """A line a preset; below one of TensorRT's a line a row, with every step."""
     found: list[Check] = []
     for preset in usual():
-        own = [each for each in results if each.case_id.variant == preset.name and each.status != "unsupported"]
+        own = [each for each in results if each.case_id.variant == preset.name]
+        ran = [each for each in own if each.status != "unsupported"]
         if check := lacks(preset, target):
             found.append(check)
-        elif own:
-            found.append(_of_preset(preset, own))
+        elif ran:
+            found.append(_of_preset(preset, ran))
             if preset.engine in TENSORRT:
-                found += tensorrt_steps(own)
+                found += tensorrt_steps(ran)
+        elif own:  # What only shows once it is tried, as a driver that is older than the library's CUDA.
+            found.append(Check("failed", preset.name, str(own[0].reason)))
     return found
 
 
@@ -100,10 +104,10 @@ def tensorrt_steps(results: Iterable[Result]) -> list[Check]:
         if result.status == "ok":
             proof = result.proof or Proof()
             types = {kind: count for kind, count in (proof.compute_types or {}).items() if kind != "unknown"}
-            built = proof.build
+            built, error = proof.build, result.figures.get("rel_l2_error")
             steps = {
                 "built": "" if built is None else "before" if built.cached else f"in {built.seconds:.1f} s",
-                "error": significant(result.figures.get("rel_l2_error") or 0.0),
+                "error": "" if error is None else significant(error),
                 "CUDA graph": "recorded" if proof.cuda_graph else "",
                 "types by the inspector": ", ".join(f"{count} {kind}" for kind, count in types.items()),
                 "layers timed": str(len(result.layers) or ""),

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 import engines
-from engines.base import Job
+from engines.base import Job, Warning
 from engines.catalog import ENGINES, Device, known
 from engines.deployment import Deployed, save_inputs
 from exporters.cache import default_root
@@ -34,6 +34,7 @@ from profiler.results.own_runs import without_foreign_code
 from profiler.results.reading import Run
 from profiler.results.run_files import check_readable, json_object
 from profiler.results.run_folder import RunFolder
+from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.run.prepare import failure, prepare_graphs
 from profiler.run.progress import open_display
 from profiler.run.resume import check_models
@@ -98,6 +99,8 @@ def _case(candidate: Candidate, run: Run, trust_code: bool) -> tuple[Case, tuple
     options, declared = json_object(row["options"]), ENGINES[row["engine"]].options.declared()
     if odd := [key for key, value in options.items() if key not in declared or type(value) is not declared[key].type]:
         raise ConfigError(f"--export: {row['engine']} has no such option: {listed(odd)}; give another run")
+    if options.get("cuda_graph") and any(Warning.parse(each).kind == NO_CUDA_GRAPH for each in row["warnings"] or ()):
+        options["cuda_graph"] = False  # What was measured went on without, which the exported program would not.
     model, engine, variant = row["model"], row["engine"], row["variant"]
     precision, batch_size = row["precision"], row["batch_size"]
     return Case(model, engine, variant, "inference", precision, batch_size, device, 0, source, options), folders

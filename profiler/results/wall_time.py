@@ -15,6 +15,7 @@ WAIT = "wait"
 _NAMED = {"measuring": (Phase.MEASURE, Phase.ENERGY), "building": (Phase.BUILD,), "waiting": (WAIT,)}
 """What a run is for, and what its user asked it to wait for; the rest is the price of measuring."""
 _WORDS = {
+    "start": "importing libraries and looking at the models",
     "prepare": "weights, references and exports",
     "roofs": "the machine's peak rates",
     Phase.WARM_UP: "warming up",
@@ -35,6 +36,11 @@ class WallTime:
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._started = time.monotonic()
+
+    def count_from(self, started: float) -> None:
+        """Count what came before, since that moment of time.monotonic(), as "start"."""
+        self.seconds["start"] += self._started - started
+        self._started = started
 
     @contextlib.contextmanager
     def span(self, phase: str) -> Iterator[None]:

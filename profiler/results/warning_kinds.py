@@ -46,6 +46,9 @@ REMEASURED = "remeasured"
 DISTURBED = "disturbed"
 """Of a row from which other work had taken the processors or the card."""
 
+NO_CUDA_GRAPH = "no-cuda-graph"
+"""Of a row that was to replay a CUDA graph, and had to do without."""
+
 UNTIMED = "no-first-call"
 """Of a row whose shape was walked in vain."""
 
@@ -262,7 +265,7 @@ _KINDS = (
         "torch.compile compiled again while it ran, though the shapes stayed; the column warnings says why",
     ),
     WarningKind(
-        "no-cuda-graph",
+        NO_CUDA_GRAPH,
         "n",
         "no CUDA graph was recorded; the log or the column warnings says why",
         "no CUDA graph was recorded, though one was asked for",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,6 +73,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
 
     After a model that the command line names `conclude` says what follows from the run.
     """
+    started = time.monotonic()
     _check_budget(options)
     job, only = _open_job(options), parse_only(options.only)
     limit, caches = cache_limit(), compile_caches()
@@ -93,6 +95,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
             return prepare_ahead(config, target, cases, caches, console)
         with _open_run(options, config, target, cases, environment, console) as run:
             runner = Runner(run, config, target, environment, open_display(console), options.wait_for_idle)
+            runner.wall.count_from(started)
             interrupted, results = measure_cases(runner, cases, console, options.retry)
     if removed := trim(default_root(), limit):
         console.print(Text(f"\nCache: {counted(len(removed), 'artifact')} removed, those not used for longest"))
@@ -374,7 +377,7 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
         total = Counter(environment.get("wall_seconds", {}))
         total.update(seconds)
         run.write_environment({**environment, "wall_seconds": {k: round(v, 3) for k, v in total.most_common()}})
-        console.print(Text(f"\n{describe_time(seconds)}, counted from when the cases were planned"))
+        console.print(Text(f"\n{describe_time(seconds)}"))
     if report and not results.is_empty():
         _report(console, run, lines)
     return results

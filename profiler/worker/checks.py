@@ -19,6 +19,7 @@ from exporters.source import ModelSource, shape_words
 from exporters.weights import has_own_weights
 from profiler.job.case import Case
 from profiler.results.result import Finding, Result
+from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.tables import numbers
 from profiler.worker.outputs import Aligned, align, read_outputs
 from profiler.worker.parity import WRONG, Difference, compare, figures, judge
@@ -280,9 +281,9 @@ def remarks(case: Case, proof: Proof) -> list[Warning]:
         warnings.append(Warning("recompiled", f"torch.compile compiled {count} again: {proof.recompilations[0]}"))
     if proof.cuda_graph_wanted and (proof.cuda_graph_skips or not proof.cuda_graph):
         reason = "torch.compile recorded no CUDA graph, or not for all; the worker's log says why"
-        warnings.append(Warning("no-cuda-graph", reason))
+        warnings.append(Warning(NO_CUDA_GRAPH, reason))
     if proof.cuda_graph_fallback:
-        warnings.append(Warning("no-cuda-graph", f"every call was enqueued again ({proof.cuda_graph_fallback})"))
+        warnings.append(Warning(NO_CUDA_GRAPH, f"every call was enqueued again ({proof.cuda_graph_fallback})"))
     return warnings + list(proof.warnings or [])
 
 

@@ -66,7 +66,22 @@ def test_tensorrt_is_said_step_by_step() -> None:
     )
     (check,) = tensorrt_steps([result("trt", proof=Proof(compute_types={"unknown": 4}))])
     assert check.status == "failed"
-    assert check.text.count("NONE") == 4
+    assert check.text.count("NONE") == 5
+
+
+def test_what_only_shows_once_it_is_tried_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_runs, "missing", lambda engine, device: [])
+    rows = [result("trt", each, status="unsupported", reasons=["error 35"]) for each in ("fp32", "fp16")]
+    (line,) = (check for check in of_engines(rows, H200) if check.what == "trt")
+    assert (line.status, line.text) == ("failed", "error 35")
+
+
+def test_a_cache_that_cannot_be_made_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(machine, "default_root", lambda: tmp_path / "file" / "cache")
+    (line,) = (check for check in machine.of_machine(CPU, {}) if check.what == "Cache")
+    assert line.status == "failed"
+    assert "PROFILER_CACHE" in line.text
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from exporters.cache import Cache
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Case
-from profiler.recommend.artifact import check_folder
+from profiler.recommend.artifact import _case, check_folder
 from profiler.recommend.artifact_papers import requirements
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -447,6 +448,15 @@ def test_every_engine_is_deployed_by_a_script_that_stands_alone(tmp_path: Path) 
         imported = {a.name if isinstance(n, ast.Import) else n.module for n in nodes for a in n.names}
         ours = {m for m in imported if m and m.partition(".")[0] in ("profiler", "engines", "exporters", "tests")}
         assert not ours, script
+
+
+@pytest.mark.parametrize("warned", [False, True])
+def test_what_went_on_without_a_cuda_graph_is_exported_without(tmp_path: Path, warned: bool) -> None:
+    row = {"engine": "ort", "device": "cuda", "model": "resnet18", "model_kind": "canonical", "variant": "ort-tuned"}
+    row |= {"precision": "fp16", "batch_size": 1, "options": '{"cuda_graph": true}'}
+    row["warnings"] = ["no-cuda-graph: a node runs on the CPU"] if warned else []
+    case, _ = _case(SimpleNamespace(row=row), SimpleNamespace(address=str(tmp_path)), False)  # type: ignore[arg-type]
+    assert case.options["cuda_graph"] is not warned
 
 
 def test_an_engine_without_a_deployment_is_an_error(results: Path, profiler: Profiler, tmp_path: Path) -> None:

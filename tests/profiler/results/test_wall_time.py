@@ -19,6 +19,16 @@ def test_phases_are_summed_and_the_rest_is_named(monkeypatch) -> None:
     assert list(wall.split()) == ["measure", "prepare", "rest", "fork"]
 
 
+def test_what_came_before_counts_as_the_start(monkeypatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(wall_time.time, "monotonic", lambda: now[0])
+    wall = WallTime()
+    wall.count_from(70.0)
+    now[0] += 10
+    assert wall.split() == {"start": 30.0, "rest": 10.0}
+    assert describe(wall.split()) == "Took 40 s (other 100 %: importing libraries and looking at the models 75 %)"
+
+
 def test_a_span_is_counted_even_where_it_was_left_by_an_interrupt(monkeypatch) -> None:
     now = [0.0]
     monkeypatch.setattr(wall_time.time, "monotonic", lambda: now[0])
