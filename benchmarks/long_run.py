@@ -9,12 +9,12 @@ than 20 MB, or the last hundred took over 20 % more; on a busy machine only the 
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -38,7 +38,8 @@ _JOB = """
 models: [{{name: net, factory: "net:net", input: [8]}}]
 engines: [eager]
 device: cpu
-replicates: {cases}
+batch_sizes: [1, 2, 3, 4]
+replicates: {replicates}
 budget: {{seconds: 0.001, min_samples: 3, repeats: 0}}
 """
 
@@ -70,8 +71,10 @@ def resident() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def main(arguments: Sequence[str]) -> int:
-    cases = int(arguments[0]) if arguments else CASES
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="?", type=int, default=CASES)
+    cases = parser.parse_args().cases
     with tempfile.TemporaryDirectory() as place:
         watch, end = run(Path(place), cases)
     part = min(PART, cases // 2)
@@ -86,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
 def run(place: Path, cases: int) -> tuple[Watch, float]:
     """Measure that many; returns what was watched, and the megabytes at the run's end."""
     (place / "net.py").write_text(_MODEL)
-    (place / "job.yaml").write_text(_JOB.format(cases=cases))
+    (place / "job.yaml").write_text(_JOB.format(replicates=-(-cases // 4)))
     os.environ["PROFILER_CACHE"] = str(place / "cache")
     config = load_config(place / "job.yaml", "cpu")
     with libraries() as facts, (place / "out").open("w") as out:
@@ -95,9 +98,9 @@ def run(place: Path, cases: int) -> tuple[Watch, float]:
         with writing(folder.path):
             folder.write_config(config)
             environment = describe(target, facts) | {"machine": {}}
-            measure_cases(Runner(folder, config, target, environment, watch), make_plan(config, "cpu"), console)
+            measure_cases(Runner(folder, config, target, environment, watch), make_plan(config, "cpu")[:cases], console)
     return watch, resident()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
