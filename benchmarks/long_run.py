@@ -86,12 +86,17 @@ def main() -> int:
     return int(after - before > MOST_MB or last / first > MOST_RATIO)
 
 
-def run(place: Path, cases: int) -> tuple[Watch, float]:
-    """Measure that many; returns what was watched, and the megabytes at the run's end."""
+def write_job(place: Path, cases: int) -> Path:
+    """The job of at least so many cases, with its model beside it."""
     (place / "net.py").write_text(_MODEL)
     (place / "job.yaml").write_text(_JOB.format(replicates=-(-cases // 4)))
+    return place / "job.yaml"
+
+
+def run(place: Path, cases: int) -> tuple[Watch, float]:
+    """Measure that many; returns what was watched, and the megabytes at the run's end."""
     os.environ["PROFILER_CACHE"] = str(place / "cache")
-    config = load_config(place / "job.yaml", "cpu")
+    config = load_config(write_job(place, cases), "cpu")
     with libraries() as facts, (place / "out").open("w") as out:
         target, console = Target("cpu"), Console(file=out, width=120)
         folder, watch = RunFolder.create(place / "results"), Watch(console)
