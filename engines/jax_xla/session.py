@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,11 @@ class JaxSession:
     def __init__(self, job: Job[JaxOptions]) -> None:
         self.job = job
         jax.config.update("jax_platforms", PLATFORMS[job.device])
-        # Read by XLA's CPU client as it starts. Else it takes every core, whatever OMP_NUM_THREADS says.
-        os.environ.setdefault("NPROC", str(torch.get_num_threads()))
         # A time to build that came out of a cache would be none.
         jax.config.update("jax_enable_compilation_cache", False)
         try:
-            self.device = jax.devices()[0]
+            with _as_many_threads_as_torch():
+                self.device = jax.devices()[0]
         except RuntimeError as error:
             raise Unsupported(f"JAX has no {job.device} device: {error}") from error
         assert job.state is not None, "an engine that needs torch gets the prepared weights"
@@ -161,6 +161,20 @@ class JaxSession:
     def _to_device(self, thing: Array | torch.Tensor) -> jax.Array:
         """An array there, floats in the job's type."""
         return jax.device_put(converted(thing, self.job.precision), self.device)
+
+
+@contextlib.contextmanager
+def _as_many_threads_as_torch() -> Iterator[None]:
+    """Have XLA's CPU client, which reads NPROC as it starts, take no more; else it takes every core, whatever
+    OMP_NUM_THREADS says. Processes that this one starts later choose for themselves."""
+    if "NPROC" in os.environ:
+        yield
+        return
+    os.environ["NPROC"] = str(torch.get_num_threads())
+    try:
+        yield
+    finally:
+        del os.environ["NPROC"]
 
 
 def inference(program: Program) -> Any:

@@ -123,10 +123,12 @@ def error(actual: Any, expected: Any) -> float:
 
 @pytest.mark.parametrize("engine", ["eager", COMPILED, "ort", OPENVINO, JAX])
 def test_every_engine_gives_the_modules_outputs(engine: str, open_session: Open, expected: Any) -> None:
+    before = os.environ.get("NPROC")
     session = open_session(engine)
     assert error(outputs(session), expected) < 1e-5
     assert error(outputs(session), expected) < 1e-5, "and again"
     assert session.proof().compute_types.keys() == {"float32"}
+    assert os.environ.get("NPROC") == before, "JAX's threads would be those of every process that is started later"
 
 
 def test_channels_last_and_half_precision_give_the_same_outputs(open_session: Open, expected: Any) -> None:
