@@ -10,10 +10,10 @@ A suite takes the fixture `soak`, runs its trials, and says what came of them by
         soak.count("configs", tried=tried, survived=tried - raised, tracebacks=raised)
 
 `count` adds to the row of that kind, then fails the test unless all survived and every other number is 0; so collect
-what a message should name and assert it before. Several tests and files may add to one kind. Without a loop of
-trials, `soak.times(n)` is n, times PROFILER_SOAK. Choose n so that a file takes some seconds in CI, in which each kind
-of fault is tried. Trial i of a test has the same random numbers in every run of the same PROFILER_SEED, however many
-there are; `rng.trial` is i.
+what a message should name and assert it before; `faults` names the kinds of faults tried, whose number is in the table.
+Several tests and files may add to one kind. Without a loop of trials, `soak.times(n)` is n, times PROFILER_SOAK. Choose
+n so that a file takes some seconds in CI, in which each kind of fault is tried. Trial i of a test has the same random
+numbers in every run of the same PROFILER_SEED, however many there are; `rng.trial` is i.
 
 `make soak` prints the table at its end and writes it to build/soak.md.
 """
@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,13 +82,16 @@ class Soak:
         """Random numbers for each trial."""
         return (Trial(self._item.name, number) for number in range(self.times(few, soak)))
 
-    def count(self, kind: str, tried: int, survived: int | None = None, **found: int) -> None:
+    def count(
+        self, kind: str, tried: int, survived: int | None = None, faults: Iterable[str] = (), **found: int
+    ) -> None:
         """Add to the table's row of that kind; all are taken to have survived where that is not said.
 
-        `found` are the other fields of Count. Raises AssertionError where one is not 0, or not all survived.
+        `faults` are the names of what differs by more than its numbers, `found` the other fields of Count. Raises
+        AssertionError where one is not 0, or not all survived.
         """
         count = Count(tried, tried if survived is None else survived, **found)
-        self._item.user_properties.append((_PROPERTY, [kind, asdict(count)]))
+        self._item.user_properties.append((_PROPERTY, [kind, asdict(count), sorted(set(faults))]))
         assert count == Count(tried, tried), f"{kind}, seed {SEED}: {count}"
 
 
@@ -105,6 +108,8 @@ def soak(request: pytest.FixtureRequest) -> Soak:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if SIZE > 1:  # What takes longest begins first.
+        items.sort(key=lambda item: item.path.stem != "test_kills")
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_SECONDS * SIZE))
@@ -113,14 +118,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print the table; the process that prints has the properties of all tests, those of other processes too."""
     rows: dict[str, Counter[str]] = {}
+    faults: dict[str, set[str]] = {}
     for reports in terminalreporter.stats.values():
         for report in reports:
             properties = getattr(report, "user_properties", []) if getattr(report, "when", "") == "call" else []
-            for kind, count in (value for name, value in properties if name == _PROPERTY):
+            for kind, count, names in (value for name, value in properties if name == _PROPERTY):
                 rows.setdefault(kind, Counter()).update(count)
+                faults.setdefault(kind, set()).update(names)
     if not rows:
         return
-    table = _table(rows)
+    table = _table(rows, faults)
     terminalreporter.section(f"What was tried: seed {SEED}, size {SIZE}")
     terminalreporter.write_line(table)
     if SIZE > 1:
@@ -128,16 +135,16 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         TABLE.write_text(table)
 
 
-def _table(rows: dict[str, Counter[str]]) -> str:
+def _table(rows: dict[str, Counter[str]], faults: dict[str, set[str]]) -> str:
     names = list(Count.__dataclass_fields__)
     everything = Counter[str]()
     for count in rows.values():
         everything.update(count)
     lines = [
-        ["kind", *(name.replace("_", " ") for name in names)],
-        ["---", *["---:"] * len(names)],
-        *([kind, *(f"{rows[kind][name]:,}" for name in names)] for kind in sorted(rows)),
-        ["all", *(f"{everything[name]:,}" for name in names)],
+        ["kind", "faults", *(name.replace("_", " ") for name in names)],
+        ["---", "---:", *["---:"] * len(names)],
+        *([kind, str(len(faults[kind]) or ""), *(f"{rows[kind][name]:,}" for name in names)] for kind in sorted(rows)),
+        ["all", str(sum(map(len, faults.values()))), *(f"{everything[name]:,}" for name in names)],
     ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "".join(f"| {' | '.join(map(str.ljust, line, widths))} |\n" for line in lines)

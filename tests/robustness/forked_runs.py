@@ -1,7 +1,8 @@
 """Start the command without its imports, for tests that kill many of them: a process that has them all forks it.
 
 What is forked is the command as it is, with workers, a forkserver and a resource tracker of its own: but those two are
-forked, too, where an exec would follow in a user's run. Started as a script, this is the process that forks.
+forked, too, where an exec would follow in a user's run. `as_a_user` is without any of this: `python -m profiler`.
+Started as a script, this is the process that forks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,7 +61,18 @@ class Run:
         """The processes that work in its folder: what it started, directly or not, and they live."""
         return [pid for pid in working_in(self.folder) if pid != self.pid]
 
-    def left_behind(self, seconds: float = 10.0) -> list[int]:
+    def part(self, pid: int) -> str:
+        """What one of the others is, by its command line and its parent."""
+        try:
+            name = "".join(Path(f"/proc/{pid}/{each}").read_text() for each in ("comm", "cmdline"))
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return "a process that has just ended"
+        if parent != self.pid:
+            return "a worker"
+        return next((f"the {each}" for each in ("tracker", "forkserver") if each in name), "another process")
+
+    def left_behind(self, seconds: float = 30.0) -> list[int]:
         """Those that are still there so long after its end, which are killed now."""
         end = time.monotonic() + seconds
         while (left := working_in(self.folder)) and time.monotonic() < end:
@@ -85,7 +98,7 @@ class Runs:
     """The process that forks commands."""
 
     def __init__(self, folder: Path) -> None:
-        self._number = 0
+        self._number, self._lock = 0, threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, __file__],
             env={
@@ -100,22 +113,23 @@ class Runs:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
 
-    def start(self, *arguments: str, cwd: Path, **variables: str) -> Run:
+    def start(self, *arguments: str, cwd: Path, as_a_user: bool = False, **variables: str) -> Run:
         """Start `python -m profiler ARGUMENTS` in that folder, which no other command's processes should be in."""
-        self._number += 1
         temporary = cwd / "tmp"
         temporary.mkdir(exist_ok=True)
         told = {
             "arguments": ["profiler", *arguments],
+            "as_a_user": as_a_user,
             "cwd": str(cwd),
-            "number": self._number,
             "environment": {"TMPDIR": str(temporary), **variables},
         }
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(told) + "\n")
-        self._process.stdin.flush()
-        return Run(int(self._process.stdout.readline()), cwd, self._number)
+        with self._lock:
+            self._number += 1
+            self._process.stdin.write(json.dumps(told | {"number": self._number}) + "\n")
+            self._process.stdin.flush()
+            return Run(int(self._process.stdout.readline()), cwd, self._number)
 
     def close(self) -> None:
         self._process.communicate()
@@ -184,6 +198,8 @@ def _become(told: dict[str, Any]) -> NoReturn:
         os.dup2(file, number)
         os.close(file)
     os.environ.update(told["environment"])
+    if told["as_a_user"]:
+        os.execv(sys.executable, [sys.executable, "-m", *told["arguments"]])
     sys.argv = told["arguments"]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     util.spawnv_passfds = _fork_script
@@ -212,6 +228,7 @@ def _fork_script(path: bytes, arguments: list[str], fds: list[int]) -> int:
         os.closerange(low + 1, high)
     code = 1
     try:
+        Path("/proc/self/comm").write_text("tracker" if "resource_tracker" in arguments[-1] else "forkserver")
         exec(arguments[-1], {"__name__": "__main__"})
         code = 0
     except SystemExit as end:

@@ -5,18 +5,22 @@ No row is lost, readers see whole rows, and one process measures.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from robustness.conftest import SIZE
 from robustness.forked_runs import Run, Runs
 
 from profiler.errors import ConfigError
@@ -32,11 +36,12 @@ replicates: 2
 budget: {seconds: 0.02, min_samples: 3, repeats: 0, timeout: 60}
 """
 ROWS = 4
-SECONDS = 90
+SECONDS = 90 if SIZE == 1 else 300  # Of which a soak keeps the cores busy.
 """Within which whatever was not killed for good has to end."""
 ENDS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
-CHAINS, KILLS_A_CHAIN = (1, 2), (3, 10)
-"""In CI, and in a soak."""
+CHAINS, KILLS_A_CHAIN, SIDE_BY_SIDE = (1, 2), (3, 10), (1, 3)
+AS_A_USER = 5
+"""In a soak the runs of every fifth chain are started as a user starts them, and killed while they import, too."""
 
 
 @dataclass
@@ -47,23 +52,35 @@ class Chain:
     folder: Path
     rng: random.Random
     duration: float
-    kills: int = 0
+    as_a_user: bool = False
+    kills: list[str] = field(default_factory=list)
+    """What was sent to what, and when."""
     ended: dict[Path, dict[str, Any]] = field(default_factory=dict)
     """By run the rows that had ended, by case."""
     touched: set[Path] = field(default_factory=set)
     """Runs of which a worker was killed, whose rows need not be ok."""
     problems: list[tuple[str, str]] = field(default_factory=list)
 
+    def until(self, kills: int) -> Chain:
+        """Kill so often, then finish."""
+        while len(self.kills) < kills:
+            self.once()
+        self.finish()
+        return self
+
     def once(self) -> None:
         """Start or resume the run, kill something of it, and look at what is left."""
         run = self._start()
         before = {path: dict(rows) for path, rows in self.ended.items()}
-        time.sleep(self.rng.uniform(0, self.duration))
+        delay = self.rng.uniform(0, self.duration)
+        time.sleep(delay)
         others = run.others()
         killed = "nothing"
         if run.code is None:
-            self.kills += 1
+            rows = sum(len(journal(path)) for path in self._begun())
             killed = self._kill_part(run, others) if others and self.rng.random() < 0.4 else self._kill_whole(run)
+            if killed != "nothing":
+                self.kills.append(f"{killed}\t{delay:.2f} s\t{rows} rows")
         self._look(run, killed)
         for path, rows in before.items():
             for case, row in rows.items():
@@ -89,23 +106,27 @@ class Chain:
         """The run to go on with, or a new one."""
         path = path or next((each for each in self._begun() if len(journal(each)) < ROWS), None)
         arguments = ["job.yaml"] if path is None else ["--resume", str(path)]
-        return self.runs.start(*arguments, cwd=self.folder, PROFILER_CACHE=str(self.folder.parent / "cache"))
+        # A cache that is empty at first, or one that all share.
+        cache = str((self.folder if self.as_a_user else self.folder.parent) / "cache")
+        return self.runs.start(*arguments, cwd=self.folder, as_a_user=self.as_a_user, PROFILER_CACHE=cache)
 
     def _begun(self) -> list[Path]:
         return sorted(path.parent for path in self.folder.glob("results/*/bench.yaml"))
 
     def _kill_part(self, run: Run, others: list[int]) -> str:
         pid, name = self.rng.choice(others), self.rng.choice((*ENDS, "SIGSEGV"))
+        part = run.part(pid)
         self.touched |= set(self._begun())
         try:
             os.kill(pid, getattr(signal, name))
         except ProcessLookupError:
-            self.kills -= 1
-        return f"{name} of a part"
+            return "nothing"
+        return f"{name} to {part}"
 
     def _kill_whole(self, run: Run) -> str:
-        name = self.rng.choice(ENDS)
+        name, whom = self.rng.choice(ENDS), "the run"
         if self.rng.random() < 0.3:  # As a terminal does it: all of its processes, and twice.
+            whom = "all processes"
             for _ in range(2):
                 try:
                     os.killpg(run.pid, getattr(signal, name))
@@ -113,13 +134,14 @@ class Chain:
                     break
                 time.sleep(self.rng.uniform(0, 0.2))
         run.signal(getattr(signal, name))
-        return name
+        return f"{name} to {whom}"
 
     def _look(self, run: Run, killed: str) -> None:
         code = run.wait(SECONDS)
-        allowed = {0, 1, 130, *(-getattr(signal, name) for name in ENDS)} if "part" not in killed else {0, 1}
+        whole = killed.endswith(("the run", "all processes"))
+        allowed = {0, 1, 130, *(-getattr(signal, name) for name in ENDS)} if whole else {0, 1}
         if code is None:
-            self.problems.append(("hangs", f"{killed}: {run.out[-500:]}"))
+            self.problems.append(("hangs", f"{killed}: {processes(run)} {run.out[-500:]}"))
             run.signal(signal.SIGKILL)
         elif code not in ({0} if killed == "nothing" and not self.touched else allowed):
             self.problems.append(("tracebacks", f"{killed}: code {code}: {run.out[-300:]} {run.err[-1500:]}"))
@@ -129,6 +151,16 @@ class Chain:
             self.problems.append(("orphans", f"{killed}: {left}"))
         for path in self._begun():
             self.ended[path] = {case: rows[-1] for case, rows in journal(path).items()}
+
+
+def processes(run: Run) -> list[str]:
+    """What each process of a run waits in."""
+    found = []
+    for pid in (run.pid, *run.others()):
+        with contextlib.suppress(OSError):
+            files = (Path(f"/proc/{pid}/{name}").read_text().strip() for name in ("comm", "wchan"))
+            found.append(f"{pid} {run.part(pid)}: {' '.join(files)}")
+    return found
 
 
 def journal(run: Path) -> dict[str, list[dict[str, Any]]]:
@@ -151,27 +183,37 @@ def workplace(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def duration(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> float:
-    """Seconds that a run takes that nobody kills."""
+def seconds_of_runs(runs: Runs, folder: Path, side_by_side: int, as_a_user: bool) -> float:
+    """How long so many take side by side that nobody kills."""
+    places = [workplace(folder / f"{number}-{as_a_user}") for number in range(side_by_side)]
     start = time.monotonic()
-    run = runs.start("job.yaml", cwd=workplace(tmp_path_factory.mktemp("whole") / "place"))
-    assert run.wait(SECONDS) == 0, run.out + run.err
+    for run in [runs.start("job.yaml", cwd=each, as_a_user=as_a_user, PROFILER_CACHE=str(each)) for each in places]:
+        assert run.wait(SECONDS) == 0, run.out + run.err
     return time.monotonic() - start
 
 
-def test_whatever_is_killed_no_row_is_lost(soak, runs: Runs, duration: float, tmp_path: Path) -> None:
-    kills, problems = 0, []
-    for rng in soak.trials(*CHAINS):
-        chain = Chain(runs, workplace(tmp_path / str(rng.trial)), rng, duration)
-        while chain.kills < KILLS_A_CHAIN[soak.is_large]:
-            chain.once()
-        chain.finish()
-        kills += chain.kills
-        problems += [(kind, f"chain {rng.trial}: {text}") for kind, text in chain.problems]
+def test_whatever_is_killed_no_row_is_lost(soak, runs: Runs, tmp_path: Path) -> None:
+    size = soak.is_large
+    durations = [seconds_of_runs(runs, tmp_path, SIDE_BY_SIDE[size], kind) for kind in (False, True)[: 1 + size]]
+
+    def chain(rng: Any) -> Chain:
+        as_a_user = size and rng.trial % AS_A_USER == 0
+        place = workplace(tmp_path / str(rng.trial))
+        done = Chain(runs, place, rng, durations[as_a_user], as_a_user).until(KILLS_A_CHAIN[size])
+        if not done.problems:
+            shutil.rmtree(place)
+        with (tmp_path / "kills.txt").open("a") as file:
+            file.writelines(f"{rng.trial}\t{line}\n" for line in [*done.kills, *map(str, done.problems)])
+        return done
+
+    with ThreadPoolExecutor(SIDE_BY_SIDE[size]) as pool:
+        chains = list(pool.map(chain, soak.trials(*CHAINS)))
+    problems = [problem for done in chains for problem in done.problems]
     print(*(text for _, text in problems), sep="\n")
-    found = Counter(kind for kind, _ in problems)
-    soak.count("kills of a run or a part of it", tried=kills, survived=kills - len(problems), **found)
+    found, kills = Counter(kind for kind, _ in problems), [kill for done in chains for kill in done.kills]
+    faults = {kill.partition("\t")[0] for kill in kills}
+    survived = len(kills) - len(problems)
+    soak.count("kills of a run or a part of it", len(kills), survived, faults, **found)
 
 
 # Side by side.
@@ -217,7 +259,7 @@ def wait_for_rows(path: Path, count: int) -> None:
 
 def test_who_reads_sees_whole_rows_and_one_writes(soak, runs: Runs, tmp_path: Path) -> None:
     tried, wrong, twice = 0, [], 0
-    for rng in soak.trials(1):
+    for rng in soak.trials(1, 0.4):
         place = workplace(tmp_path / str(rng.trial))
         variables = {"PROFILER_CACHE": str(tmp_path / "cache")}
         first = runs.start("job.yaml", cwd=place, **variables)

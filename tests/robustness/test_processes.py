@@ -304,7 +304,8 @@ def test_each_attack_is_its_own_case_and_the_next_one_goes_on(outcomes: list[dic
         if (after["status"], after["value"]) != ("ok", "figures"):
             wrong.append(after)
     assert wrong == []
-    soak.count("attacks on a process", len(ORDER), orphans=sum(len(each["living"]) for each in outcomes))
+    orphans = sum(len(each["living"]) for each in outcomes)
+    soak.count("attacks on a process", len(ORDER), faults=ATTACKS, orphans=orphans)
 
 
 def test_what_had_been_reported_is_kept(outcomes: list[dict[str, Any]]) -> None:

@@ -230,4 +230,5 @@ def test_no_step_that_fails_costs_what_was_there(soak, job: Job, begun: Path, tm
         wrong += [f"step {at}, {fault}: {each}" for each in problems if each]
         shutil.rmtree(path)
     print(*wrong, sep="\n")
-    soak.count("write points that fail or are the last", tried=tried, survived=tried - len(wrong), rows_lost=lost)
+    faults = (KILL, FULL, BROKEN)
+    soak.count("write points that fail or are the last", tried, tried - len(wrong), faults, rows_lost=lost)
