@@ -20,7 +20,8 @@ from profiler.processes.temporary import own_folder, sweep
 def libraries(modules: Iterable[str] = ()) -> Iterator[dict[str, Any]]:
     """Start the forkserver and ask the libraries, in a forked process, what they are; yields the answers.
 
-    The forkserver also imports `modules`, as far as that works, so that no worker has to.
+    The forkserver also imports `modules`, as far as that works, so that no worker has to. Raises ConfigError where the
+    process that is asked ends twice, or a library cannot be loaded.
     """
     os.environ["PROFILER_PRELOAD"] = ",".join(modules)
     sweep()
@@ -30,10 +31,13 @@ def libraries(modules: Iterable[str] = ()) -> Iterator[dict[str, Any]]:
         given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_compile_folder(given, folder / "inductor"))
         start_forkserver(log)
-        outcome = run_one(Call("profiler.worker.preload:probe", None, log, timeout=300))
+        probe = Call("profiler.worker.preload:probe", None, log, timeout=300)
+        outcome = run_one(probe)
+        if outcome.status == "crashed":  # As one does that somebody kills.
+            outcome = run_one(probe)
         if outcome.status != "ok":
             text = log.read_text(errors="replace")[-2000:] if log.exists() else ""
-            raise RuntimeError(f"the libraries could not be loaded: {outcome.reason}\n{text}")
+            raise ConfigError(f"the libraries could not be loaded: {outcome.reason}\n{text}")
         yield outcome.value
 
 

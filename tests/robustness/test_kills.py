@@ -216,6 +216,16 @@ def test_whatever_is_killed_no_row_is_lost(soak, runs: Runs, tmp_path: Path) -> 
     soak.count("kills of a run or a part of it", len(kills), survived, faults, **found)
 
 
+def test_the_process_that_looks_at_the_libraries_may_be_killed(runs: Runs, tmp_path: Path) -> None:
+    run = runs.start("job.yaml", cwd=workplace(tmp_path / "place"), PROFILER_CACHE=str(tmp_path / "cache"))
+    end = time.monotonic() + SECONDS
+    while not (workers := [pid for pid in run.others() if run.part(pid) == "a worker"]):
+        assert run.code is None and time.monotonic() < end
+    os.kill(workers[0], signal.SIGKILL)
+    assert run.wait(SECONDS) == 0, run.err
+    assert "Traceback" not in run.err
+
+
 # Side by side.
 
 
