@@ -107,6 +107,7 @@ def soak(request: pytest.FixtureRequest) -> Soak:
     return Soak(request)
 
 
+@pytest.hookimpl(trylast=True)  # After the one that knows which files take long among all tests.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if SIZE > 1:  # What takes longest begins first.
         items.sort(key=lambda item: item.path.stem != "test_kills")

@@ -39,7 +39,7 @@ ROWS = 4
 SECONDS = 90 if SIZE == 1 else 300  # Of which a soak keeps the cores busy.
 """Within which whatever was not killed for good has to end."""
 ENDS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
-CHAINS, KILLS_A_CHAIN, SIDE_BY_SIDE = (1, 2), (3, 10), (1, 4)
+CHAINS, KILLS_A_CHAIN, SIDE_BY_SIDE = (1, 2), (3, 10), (1, 6)
 AS_A_USER = 10
 """In a soak the runs of every tenth chain are started as a user starts them, and killed while they import, too."""
 
