@@ -114,6 +114,8 @@ class Proof:
     library: str | None = None
     """Name and version."""
     device: str | None = None
+    provider: str | None = None
+    """The execution provider that it was to run on."""
     providers: Mapping[str, int] | None = None
     """Nodes by execution provider."""
     compute_providers: Mapping[str, int] | None = None

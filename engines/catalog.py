@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from engines.batch_range import parse_batches
+from engines.key_values import key_values
 
 Device = Literal["cpu", "cuda"]
 Pass = Literal["inference", "training"]
@@ -58,6 +59,8 @@ class Option:
     """Least and largest value of a number."""
     check: Callable[[str], object] | None = None
     """Raises ValueError, which says why, for a text that is not of its form; the empty one is not asked."""
+    is_code: bool = False
+    """Whether its text names code that will be called: an installed package, or a file relative to the YAML."""
 
 
 def option(default: Any, meaning: str, **facts: Any) -> Any:
@@ -272,6 +275,39 @@ class OrtOptions(Options):
 
 
 @dataclass(frozen=True)
+class OrtPluginOptions(Options):
+    """Options of ONNX Runtime on a provider that comes as a library of its own."""
+
+    library: str = option(
+        "",
+        "the plugin: its package, such as onnxruntime_ep_openvino, or the path of its .so, relative to the YAML",
+        is_code=True,
+    )
+    provider_options: str = option("", 'the plugin\'s own options, "key=value; key=value"', check=key_values)
+    optimize: bool = option(True, "graph optimizations before the plugin gets its subgraphs")
+    threads: int = option(0, "threads inside an operator that the plugin leaves; 0 is one per core", devices=_CPU)
+    cuda_graph: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class OrtOpenVinoOptions(Options):
+    """Options of ONNX Runtime on OpenVINO's plugin."""
+
+    threads: int = option(0, "inference threads; 0 lets OpenVINO choose", devices=_CPU)
+    optimize: bool = option(True, "graph optimizations before the plugin gets its subgraphs")
+    cuda_graph: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class OrtTrtOptions(Options):
+    """Options of ONNX Runtime on TensorRT."""
+
+    cuda_graph: bool = option(False, "record one run and replay it", devices=_CUDA)
+    optimize: bool = option(True, "graph optimizations before TensorRT gets its subgraphs")
+    threads: ClassVar[int] = 0
+
+
+@dataclass(frozen=True)
 class TrtOptions(Options):
     """Options of TensorRT and of TensorRT for RTX."""
 
@@ -313,6 +349,11 @@ _ORT = Requirement("onnxruntime", _INSTALL_ORT)
 GRAPH_REQUIREMENTS: Mapping[str, tuple[Requirement, ...]] = {"int8": (_ORT,)}
 """By precision what making a graph of it needs, whichever engine runs it."""
 
+_PROVIDER_FILE = "onnxruntime/capi/libonnxruntime_providers_{}.so"
+_ORT_VERSION = LibraryVersion("onnxruntime_version", ("onnxruntime-gpu", "onnxruntime"), from_proof=True)
+# libonnxruntime_providers_tensorrt.so of 1.31 needs libnvinfer.so.10 and was compiled against 10.14.1, for CUDA 13.
+_INSTALL_TRT_10 = "pip install 'tensorrt-cu13>=10.14,<11' (it fetches its libraries from NVIDIA, several GB)"
+
 _INSTALL_TRT = "pip install 'tensorrt-{cuda}>=10.13' (it fetches its libraries from NVIDIA)"
 _INSTALL_RTX = "pip install 'tensorrt-rtx-{cuda}-libs>=1.7' 'tensorrt-rtx-{cuda}-bindings>=1.7'"
 CUDA_DRIVERS = {"pycuda": "pycuda", "cuda.bindings": "cuda-bindings"}
@@ -336,6 +377,13 @@ def _of_one_cuda(product: str, install: str, packages: tuple[str, ...] = ()) -> 
 
 
 _NO_OPENVINO_ON_CUDA = "OpenVINO has no NVIDIA device"
+_OPENVINO_REASONS: Mapping[tuple[Device, str], str] = {
+    ("cpu", "tf32"): _NO_TF32_ON_CPU,
+    ("cpu", "fp16"): "OpenVINO's CPU plugin computes an fp16 graph in fp32 or bf16, whichever the processor has",
+    ("cpu", "bf16"): "OpenVINO chooses bf16 by an inference hint, not by the graph's type",
+    ("cuda", "inference"): _NO_OPENVINO_ON_CUDA,
+    ("cuda", "training"): _NO_OPENVINO_ON_CUDA,
+}
 _TRT_NEEDS_A_GPU = "TensorRT runs only on NVIDIA GPUs"
 _TRT_REASONS: Mapping[tuple[Device, str], str] = {
     ("cpu", "inference"): _TRT_NEEDS_A_GPU,
@@ -407,10 +455,10 @@ ENGINES: dict[str, Engine] = {
             },
             requirements=(
                 _ORT,
-                Requirement("onnxruntime/capi/libonnxruntime_providers_cuda.so", REINSTALL_ORT, "file", devices=_CUDA),
+                Requirement(_PROVIDER_FILE.format("cuda"), REINSTALL_ORT, "file", devices=_CUDA),
             ),
             options=OrtOptions,
-            version=LibraryVersion("onnxruntime_version", ("onnxruntime-gpu", "onnxruntime"), from_proof=True),
+            version=_ORT_VERSION,
             uses_cudnn=True,
             deployment=Deployment(
                 "engines.onnx_runtime.deploy:write_graph",
@@ -422,6 +470,69 @@ ENGINES: dict[str, Engine] = {
                 *("native", OrtOptions(optimize=False, conv_search="DEFAULT")),
                 module="onnxruntime",
             ),
+        ),
+        Engine(
+            name="ort-trt",
+            module="engines.onnx_runtime.session",
+            library="ONNX Runtime",
+            summary="ONNX Runtime on TensorRT, its TensorRT provider",
+            needs="onnx",
+            precisions={("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "int8"})},
+            reasons={
+                **_TRT_REASONS,
+                ("cuda", "native"): (
+                    "ONNX Runtime's TensorRT provider is told which types it may use, and does not take them from the "
+                    "file: trt does"
+                ),
+            },
+            requirements=(
+                _ORT,
+                *(Requirement(_PROVIDER_FILE.format(each), REINSTALL_ORT, "file") for each in ("cuda", "tensorrt")),
+                Requirement("tensorrt_libs", _INSTALL_TRT_10),
+                Requirement("tensorrt_libs/libnvinfer.so.10", _INSTALL_TRT_10, "file"),
+            ),
+            options=OrtTrtOptions,
+            int8_graph="int8-operands",
+            version=_ORT_VERSION,
+            packages=("tensorrt-cu13-libs",),
+            compiles=True,
+        ),
+        Engine(
+            name="ort-openvino",
+            module="engines.onnx_runtime.session",
+            library="ONNX Runtime",
+            summary="ONNX Runtime on OpenVINO's CPU, by OpenVINO's plugin",
+            needs="onnx",
+            precisions={("inference", "cpu"): frozenset({"fp32", "int8", "native"})},
+            reasons=_OPENVINO_REASONS,
+            requirements=(
+                _ORT,
+                Requirement("onnxruntime_ep_openvino", "pip install 'cnn-runtime-profiler[ort-openvino]'"),
+            ),
+            options=OrtOpenVinoOptions,
+            version=_ORT_VERSION,
+            packages=("onnxruntime-ep-openvino",),
+            deployment=Deployment(
+                "engines.onnx_runtime.deploy:write_graph", {"cpu": ("onnxruntime{release}", "onnxruntime-ep-openvino")}
+            ),
+        ),
+        Engine(
+            name="ort-plugin",
+            module="engines.onnx_runtime.session",
+            library="ONNX Runtime",
+            summary="ONNX Runtime on a plugin that you name: a package, or a library's path",
+            needs="onnx",
+            precisions={
+                ("inference", "cpu"): frozenset({"fp32", "fp16", "bf16", "int8", "native"}),
+                ("inference", "cuda"): frozenset({"fp32", "fp16", "bf16", "int8", "native"}),
+            },
+            reasons={
+                ("cpu", "tf32"): _NO_TF32_ON_CPU,
+                ("cuda", "tf32"): "whether a plugin rounds to TF32 is its own option, which nothing here can see",
+            },
+            requirements=(_ORT,),
+            options=OrtPluginOptions,
+            version=_ORT_VERSION,
         ),
         Engine(
             name="trt",
@@ -480,15 +591,7 @@ ENGINES: dict[str, Engine] = {
             summary="OpenVINO on the CPU",
             needs="onnx",
             precisions={("inference", "cpu"): frozenset({"fp32", "int8", "native"})},
-            reasons={
-                ("cpu", "tf32"): _NO_TF32_ON_CPU,
-                ("cpu", "fp16"): (
-                    "OpenVINO's CPU plugin computes an fp16 graph in fp32 or bf16, whichever the processor has"
-                ),
-                ("cpu", "bf16"): "OpenVINO chooses bf16 by an inference hint, not by the graph's type",
-                ("cuda", "inference"): _NO_OPENVINO_ON_CUDA,
-                ("cuda", "training"): _NO_OPENVINO_ON_CUDA,
-            },
+            reasons=_OPENVINO_REASONS,
             requirements=(Requirement("openvino", "pip install 'cnn-runtime-profiler[openvino]'"),),
             options=OpenVinoOptions,
             version=LibraryVersion("openvino_version", ("openvino",)),
@@ -554,6 +657,8 @@ PRESETS: dict[str, Preset] = {
             _ORT_TUNED,
             usual=True,
         ),
+        Preset("ort-openvino", "ort-openvino", "ONNX Runtime on OpenVINO, by its plugin", {}, _NO_OPENVINO_ON_CUDA),
+        Preset("ort-trt", "ort-trt", "ONNX Runtime on TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH),
         Preset("trt", "trt", "TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True),
         Preset("trt-rtx", "trt-rtx", "TensorRT for RTX with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True),
         Preset("openvino", "openvino", "OpenVINO as it comes", {}, _NO_OPENVINO_ON_CUDA, usual=True),

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from engines.base import Job
-from engines.catalog import OrtOptions
 from engines.deployment import Deployed, copy_graph, write_run
-from engines.onnx_runtime.session import cuda_settings, session_entries, symbol_sizes
+from engines.onnx_runtime.providers import PROVIDERS
+from engines.onnx_runtime.session import symbol_sizes
 
 
-def write_graph(job: Job[OrtOptions], folder: Path, built: Path | None) -> Deployed:
+def write_graph(job: Job[Any], folder: Path, built: Path | None) -> Deployed:
     """Write model.onnx and the settings with which it gets the figures that were measured."""
-    cuda = [["CUDAExecutionProvider", cuda_settings(job.precision, job.options)]] if job.device == "cuda" else []
+    provider = PROVIDERS[job.engine, job.device]
     settings = {
-        "providers": [*cuda, ["CPUExecutionProvider", {}]],
+        "providers": [[each.name, each.settings(job)] for each in provider.chain()],
+        "plugin": provider.library,
         "threads": job.options.threads,
         "optimize": job.options.optimize,
-        "session": session_entries(job.precision, job.device),
+        "session": dict(provider.entries.get(job.precision, {})),
         "dimensions": symbol_sizes(job),
     }
     write_run(__file__, folder)

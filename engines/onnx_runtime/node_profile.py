@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import onnx
 
 from engines.base import Layer
 from engines.layer_profile.node_mapping import Step
 from engines.layer_profile.torch_trace import Kernel, Trace, median_layers
+from engines.openvino_cpu.cpu_plugin import compute_type
 
 _SUFFIX = "_kernel_time"
+_PLUGINS = {"OpenVINOExecutionProvider": ("ov_node_type", "ov_exec_type")}
+"""Plugins that put their own kernels into the profile: the arguments with a kernel's kind and its implementation, such
+as "Convolution" and "brgconv_avx512_f32" (onnxruntime-ep-openvino 1.8.1)."""
 _SLACK_US = 5.0
 """Around a node's interval; between two nodes ONNX Runtime spends more, on the profile itself."""
 _FOUND = 0.95
@@ -31,6 +39,8 @@ class NodeRun:
     kind: str
     start: float
     end: float
+    implementation: str = ""
+    """Of a plugin's kernel."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +59,45 @@ def read_runs(path: Path, last: int) -> list[Run]:
     runs = [Run(e["ts"], e["ts"] + e["dur"], []) for e in events if e["name"] == "model_run"][-last:]
     if len(runs) < last:
         raise RuntimeError(f"ONNX Runtime's profile has {len(runs)} runs, {last} were made")
+    detailed = {event["args"].get("ep") for event in events if event["cat"] == "Kernel"} & _PLUGINS.keys()
     for event in events:
-        if event["cat"] != "Node" or not event["name"].endswith(_SUFFIX):
-            continue
-        node = NodeRun(
-            event["name"].removesuffix(_SUFFIX), event["args"]["op_name"], event["ts"], event["ts"] + event["dur"]
-        )
-        run = next((run for run in runs if run.start <= node.start <= run.end), None)
-        # The nodes of a subgraph run inside the node that has it, whose time holds theirs.
-        if run is not None and (not run.nodes or node.start >= run.nodes[-1].end):
+        node = _node_run(event, detailed)
+        run = node and next((run for run in runs if run.start <= node.start <= run.end), None)
+        # The nodes of a subgraph run inside the node that has it, whose time holds theirs. A plugin's kernels follow
+        # one another, and may seem to overlap: their ends are rounded.
+        if node and run and (node.implementation or not run.nodes or node.start >= run.nodes[-1].end):
             run.nodes.append(node)
     return runs
+
+
+def _node_run(event: dict[str, Any], detailed: Set[str]) -> NodeRun | None:
+    """A node, or in place of one that a plugin made of a subgraph its kernels."""
+    args, start, end = event["args"], event["ts"], event["ts"] + event["dur"]
+    if event["cat"] == "Node" and event["name"].endswith(_SUFFIX) and args.get("provider") not in detailed:
+        return NodeRun(event["name"].removesuffix(_SUFFIX), args["op_name"], start, end)
+    if event["cat"] == "Kernel" and args.get("ep") in detailed:
+        kind, implementation = (args.get(key, "") for key in _PLUGINS[args["ep"]])
+        return NodeRun(event["name"].split("::", 1)[-1], kind, start, end, implementation)
+    return None
+
+
+def kernel_steps(run: Run, graph: onnx.GraphProto) -> list[Step]:
+    """What ran, as steps of a graph that cannot be written: all there is of it are names, which begin with a node's or
+    its result's, such as "conv1/WithoutBiases"."""
+    results = {name for node in graph.node for name in (node.name, *node.output)}
+    steps = []
+    for node in run.nodes:
+        whole = node.name.split("/")
+        begins = ["/".join(whole[:length]) for length in range(len(whole), 0, -1)]
+        result = next((begin for begin in begins if begin in results), node.name)
+        steps.append(Step(result, node.kind, (), (result,)))
+    return steps
+
+
+def compute_types(run: Run) -> dict[str, int]:
+    """The convolutions and products of a plugin that says its kernels, by type."""
+    types = (compute_type(node.kind, node.implementation) for node in run.nodes if node.implementation)
+    return dict(Counter(filter(None, types)))
 
 
 def host_layers(runs: Sequence[Run], steps: Sequence[Step], covered: Sequence[tuple[str, ...]]) -> list[Layer]:

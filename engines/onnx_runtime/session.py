@@ -1,4 +1,4 @@
-"""Run a graph in ONNX Runtime, on its CUDA or CPU provider, with preallocated buffers.
+"""Run a graph in ONNX Runtime, on one of its execution providers, with preallocated buffers.
 
 One call is asynchronous on CUDA: inputs and outputs are bound to device memory once, the provider works on torch's
 current stream (`user_compute_stream`), and the run option `disable_synchronize_execution_providers` keeps it from
@@ -13,6 +13,7 @@ import re
 import stat
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ import onnx
 import onnxruntime
 import torch
 
-from engines.base import Array, Job, Layer, Mark, Memory, Proof, Unsupported, ignore
-from engines.catalog import REINSTALL_ORT, Device, OrtOptions
-from engines.layer_profile.node_mapping import covered_nodes, steps_of
-from engines.layer_profile.torch_trace import ITERATIONS, record
-from engines.onnx_runtime.node_profile import device_layers, host_layers, read_runs
+from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Unsupported, ignore
+from engines.catalog import REINSTALL_ORT
+from engines.layer_profile.node_mapping import Step, covered_nodes, steps_of
+from engines.layer_profile.torch_trace import ITERATIONS, Trace, record
+from engines.onnx_runtime.node_profile import Run, compute_types, device_layers, host_layers, kernel_steps, read_runs
+from engines.onnx_runtime.plugins import load_plugin
+from engines.onnx_runtime.providers import PROVIDERS, Provider
 from exporters.errors import text_of
 from exporters.inputs import BATCH, graph_inputs, read_onnx
 
@@ -54,18 +57,20 @@ _ARENA = re.compile(
 _INFO, _WARNING = 1, 2
 _NOT_CAPTURED = "cannot use the graph capture feature"
 """Said where a node runs on the CPU (ONNX Runtime 1.31)."""
-_PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 
 
-def open_session(job: Job[OrtOptions]) -> OrtSession:
-    """Open `job`'s graph in ONNX Runtime.
+def open_session(job: Job[Any]) -> OrtSession:
+    """Open `job`'s graph in ONNX Runtime, on the provider of the engine's row in PROVIDERS.
 
-    Raises Unsupported where this build has no such provider, RuntimeError where it cannot be had, or ORT's own errors.
+    Raises Unsupported where this build has no such provider, or a plugin does not load, RuntimeError where a provider
+    cannot be had, or ORT's own errors.
     """
-    if (provider := _PROVIDERS[job.device]) not in (built := onnxruntime.get_available_providers()):
-        here = f"this build of ONNX Runtime has no {provider}, only {', '.join(built)}"
+    provider = PROVIDERS[job.engine, job.device]
+    built = onnxruntime.get_available_providers()
+    if provider.library is None and provider.name not in built:
+        here = f"this build of ONNX Runtime has no {provider.name}, only {', '.join(built)}"
         raise Unsupported(f"{here}: {REINSTALL_ORT}")
-    return OrtSession(job)
+    return OrtSession(job) if job.device == "cpu" or provider.on_stream else WaitingSession(job)
 
 
 class OrtSession:
@@ -75,13 +80,16 @@ class OrtSession:
     batches took, so that a large one ran out of memory before its time.
     """
 
-    def __init__(self, job: Job[OrtOptions], options: onnxruntime.SessionOptions | None = None) -> None:
+    def __init__(self, job: Job[Any], options: onnxruntime.SessionOptions | None = None) -> None:
         """`options` replace those that follow from `job`."""
         self.job = job
-        self.provider = _PROVIDERS[job.device]
+        self.provider = PROVIDERS[job.engine, job.device]
         self.fallback: str | None = None
         """Why there is no CUDA graph."""
         self.log_start = _log_size()
+        self.provider.prepare(job)
+        if self.provider.compiles:
+            job.phase(Phase.BUILD)
         self.session = self._open(options or _session_options(job))
         self.log_loaded = _log_size()
         self.binding = self.session.io_binding()
@@ -90,13 +98,15 @@ class OrtSession:
         self.inputs = [self._bind(self.binding.bind_input, node, array) for node, array in inputs]
         outputs = self._output_shapes()
         self.results = [self._bind(self.binding.bind_output, node, None, shape) for node, shape in outputs]
-        self.run_options = run_options(job.device)
+        self.run_options = run_options(self.provider)
+        if self.provider.compiles:  # Of an unknown shape the first run, which told those of the outputs.
+            job.phase(Phase.LOAD)
 
     def run(self, mark: Mark) -> None:
         """Enqueue one run of the graph (with `cuda_graph`: two plain runs, then captured, then replayed)."""
         self.session.run_with_iobinding(self.binding, self.run_options)
 
-    def reshape(self, job: Job[OrtOptions]) -> None:
+    def reshape(self, job: Job[Any]) -> None:
         """Bind inputs of another shape, and outputs that are allocated when their shape is known.
 
         A recorded CUDA graph, or a file that is for one shape, takes another session.
@@ -124,7 +134,9 @@ class OrtSession:
             onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize * math.prod(t.dims)
             for t in read_onnx(self.job.graph).graph.initializer
         )
-        loaded = _arena_bytes(self.log_start, self.log_loaded) if self.job.device == "cuda" else None
+        # The log tells of the CUDA provider's arena; what a compiling one holds is not in it.
+        has_arena = self.job.device == "cuda" and not self.provider.compiles
+        loaded = _arena_bytes(self.log_start, self.log_loaded) if has_arena else None
         if loaded is None:
             return Memory(weights=weights)
         # Arenas grow by what is asked for and never shrink. The bound inputs and outputs are torch's.
@@ -141,46 +153,79 @@ class OrtSession:
         nodes = [
             (s.ep_name, n.op_type) for s in self.session.get_provider_graph_assignment_info() for n in s.get_nodes()
         ]
-        graph = self._optimized_graph()
-        known = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
-        known |= {t.name: t.data_type for t in graph.initializer}
-        types = Counter(_operand_type(node, known) for node in graph.node if node.op_type in _COMPUTE)
-        cuda = self.session.get_provider_options().get("CUDAExecutionProvider", {})
+        options = self.session.get_provider_options()
+        own, cuda = options.get(self.name, {}), options.get("CUDAExecutionProvider", {})
+        types, details = self._types(sum(op in _COMPUTE for _, op in nodes))
         return Proof(
             library=f"onnxruntime {onnxruntime.__version__}",
             device=self.job.device,
+            provider=self.name,
             providers=dict(Counter(provider for provider, _ in nodes)),
             compute_providers=dict(Counter(provider for provider, op in nodes if op in _COMPUTE)),
-            compute_types=dict(types),
-            tf32=cuda.get("use_tf32") == "1",
-            cuda_graph=cuda.get("enable_cuda_graph") == "1",
+            compute_types=types,
+            tf32=self.provider.tf32(own, _logged(self.log_start, _log_size()).decode(errors="replace")),
+            cuda_graph=own.get(self.provider.graph_option) == "1",
             cuda_graph_fallback=self.fallback,
             details={
-                "operators": len(graph.node),
-                "casts": sum(node.op_type == "Cast" for node in graph.node),
+                **details,
                 "channels_last": cuda.get("prefer_nhwc") == "1",
                 "conv_search": cuda.get("cudnn_conv_algo_search"),
             },
         )
 
+    def _types(self, compute: int) -> tuple[dict[str, int], dict[str, int]]:
+        """The convolutions and products by type, and how many operators and casts there are.
+
+        A twin session writes its optimized graph, which has them, unless the provider compiled it. Then the kernels of
+        a profiled twin have them, where the plugin says any; else they are `unknown`.
+        """
+        if self.provider.compiles:
+            runs = [] if self.job.device == "cuda" else self._profiled(lambda twin: twin.run(ignore), 1)[0]
+            return next(filter(None, map(compute_types, runs)), {"unknown": compute}), {}
+        graph = self._optimized_graph()
+        known = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
+        known |= {t.name: t.data_type for t in graph.initializer}
+        types = Counter(_operand_type(node, known) for node in graph.node if node.op_type in _COMPUTE)
+        return dict(types), {
+            "operators": len(graph.node),
+            "casts": sum(node.op_type == "Cast" for node in graph.node),
+        }
+
     def layers(self) -> list[Layer]:
-        """The nodes of a twin session that ONNX Runtime profiles; without a CUDA graph, whose replay runs no node."""
-        with tempfile.TemporaryDirectory() as folder:
-            optimized = Path(folder) / "optimized.onnx"
-            options = _session_options(self.job, optimized)
-            options.enable_profiling = True
-            options.profile_file_prefix = str(Path(folder) / "profile")
-            twin = OrtSession(replace(self.job, options=replace(self.job.options, cuda_graph=False)), options)
-            # On the CPU torch.profiler sees nothing of it, and counts the iterations.
-            trace = record(lambda: twin.run(ignore), self.job.device)
-            started = twin.session.get_profiling_start_time_ns()
-            runs = read_runs(Path(twin.session.end_profiling()), ITERATIONS)
-            twin.close()
-            steps = steps_of(read_onnx(optimized).graph)
+        """The nodes of a twin session that ONNX Runtime profiles, or the kernels of a plugin that says them; none on a
+        GPU of a provider that compiles."""
+        if self.provider.compiles and self.job.device == "cuda":
+            return []
+        # On the CPU torch.profiler sees nothing of it, and counts the iterations.
+        traces: list[Trace] = []
+        runs, started, steps = self._profiled(
+            lambda twin: traces.append(record(lambda: twin.run(ignore), self.job.device)), ITERATIONS
+        )
         covered = covered_nodes(read_onnx(self.job.graph).graph, steps)
         if self.job.device == "cpu":
             return host_layers(runs, steps, covered)
-        return device_layers(runs, started, trace, steps, covered)
+        return device_layers(runs, started, traces[0], steps, covered)
+
+    def _profiled(self, call: Callable[[OrtSession], object], last: int) -> tuple[list[Run], int, list[Step]]:
+        """The last runs that `call` makes of a twin that ONNX Runtime profiles, when that started, and its steps.
+
+        It has no CUDA graph, whose replay runs no node.
+        """
+        own = self.job.options
+        plain = replace(own, cuda_graph=False) if own.cuda_graph else own
+        with tempfile.TemporaryDirectory() as folder:
+            optimized = None if self.provider.compiles else Path(folder) / "optimized.onnx"
+            options = _session_options(self.job, optimized)
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(folder) / "profile")
+            twin = OrtSession(replace(self.job, options=plain, phase=lambda phase: None), options)
+            call(twin)
+            started = twin.session.get_profiling_start_time_ns()
+            runs = read_runs(Path(twin.session.end_profiling()), last)
+            twin.close()
+            graph = read_onnx(optimized or self.job.graph).graph
+            steps = steps_of(graph) if optimized else kernel_steps(runs[-1], graph)
+        return runs, started, steps
 
     def close(self) -> None:
         del self.binding, self.session
@@ -188,12 +233,14 @@ class OrtSession:
         self.results.clear()
 
     def _open(self, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
-        providers: list[Any] = [self.provider]
-        if self.job.device == "cuda":
-            # torch's default stream has handle 0, which ORT takes for "none": the worker has set another one.
-            stream = {"user_compute_stream": str(torch.cuda.current_stream().cuda_stream)}
-            settings = {**cuda_settings(self.job.precision, self.job.options), **stream}
-            providers = [(self.provider, settings), "CPUExecutionProvider"]
+        plugin, providers = self.provider.library, None
+        if plugin is None:
+            self.name = self.provider.name
+            providers = [(each.name, self._settings(each)) for each in self.provider.chain()]
+        else:
+            device = load_plugin(plugin or self.job.options.library).on(self.job.device)
+            self.name = device.ep_name
+            options.add_provider_for_devices([device], self._settings(self.provider))
         try:
             session = onnxruntime.InferenceSession(self.job.graph, options, providers=providers)
         except Exception as error:  # Its own classes, which have no other base.
@@ -202,12 +249,18 @@ class OrtSession:
             self.fallback = text_of(error)
             self.job = replace(self.job, options=replace(self.job.options, cuda_graph=False))
             return self._open(options)
-        if session.get_providers()[0] != self.provider:
+        if session.get_providers()[0] != self.name:
             raise RuntimeError(
-                f"ONNX Runtime could not load {self.provider} and fell back to {session.get_providers()[0]}; "
+                f"ONNX Runtime could not load {self.name} and fell back to {session.get_providers()[0]}; "
                 "the worker's log says which library it did not find"
             )
         return session
+
+    def _settings(self, provider: Provider) -> dict[str, str]:
+        if not provider.on_stream:
+            return provider.settings(self.job)
+        # torch's default stream has handle 0, which ORT takes for "none": the worker has set another one.
+        return {**provider.settings(self.job), "user_compute_stream": str(torch.cuda.current_stream().cuda_stream)}
 
     def _optimized_graph(self) -> onnx.GraphProto:
         with tempfile.TemporaryDirectory() as folder:
@@ -240,7 +293,14 @@ class OrtSession:
         return tensor
 
 
-def _session_options(job: Job[OrtOptions], optimized: Path | None = None) -> onnxruntime.SessionOptions:
+class WaitingSession(OrtSession):
+    """A session of a provider with a queue of its own: a call returns when all is done."""
+
+    def wait(self) -> None:
+        """Nothing is left to wait for."""
+
+
+def _session_options(job: Job[Any], optimized: Path | None = None) -> onnxruntime.SessionOptions:
     """With `optimized` the session writes its optimized graph there, the weights next to it."""
     options = onnxruntime.SessionOptions()
     # At this level the arena says in the process's log what it allocates; sessions and runs stay quiet.
@@ -250,7 +310,7 @@ def _session_options(job: Job[OrtOptions], optimized: Path | None = None) -> onn
     if not job.options.optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    for key, value in session_entries(job.precision, job.device).items():
+    for key, value in PROVIDERS[job.engine, job.device].entries.get(job.precision, {}).items():
         options.add_session_config_entry(key, value)
     for dimension, size in symbol_sizes(job).items():
         options.add_free_dimension_override_by_name(dimension, size)
@@ -260,13 +320,13 @@ def _session_options(job: Job[OrtOptions], optimized: Path | None = None) -> onn
     return options
 
 
-def run_options(device: Device) -> onnxruntime.RunOptions | None:
-    """Of every call; None on the CPU, where none is needed.
+def run_options(provider: Provider) -> onnxruntime.RunOptions | None:
+    """Of every call; None where a call waits for its results, as on the CPU.
 
     Python's run_with_iobinding (1.31) asks run options for `gpu_graph_id`. Where that is unset an exception is raised
     and caught in every call, which takes longer than a small network.
     """
-    if device == "cpu":
+    if not provider.on_stream:
         return None
     options = onnxruntime.RunOptions()
     options.log_severity_level = _WARNING
@@ -275,18 +335,7 @@ def run_options(device: Device) -> onnxruntime.RunOptions | None:
     return options
 
 
-def session_entries(precision: str, device: Device) -> dict[str, str]:
-    """Entries of the session's configuration that a precision needs on a device."""
-    if (precision, device) == ("int8", "cpu"):
-        # On x86 the CPU provider multiplies uint8 by int8. It shifts a Q/DQ pair from int8 to uint8 if it has a single
-        # reader, and where a shifted pair meets an unshifted one the convolution stays float. In the graph every reader
-        # has a pair of its own, but as common subexpressions they would be merged. Measured (ONNX Runtime 1.31): with
-        # that, 20 of ResNet-50's 53 convolutions stay float; without it none, at half the latency.
-        return {"optimization.disable_specified_optimizers": "CommonSubexpressionElimination"}
-    return {}
-
-
-def symbol_sizes(job: Job[OrtOptions]) -> dict[str, int]:
+def symbol_sizes(job: Job[Any]) -> dict[str, int]:
     """Sizes of the graph's symbolic dimensions; the batch is the leading one of the first input."""
     batch = BATCH
     if job.source.own_graph is not None:
@@ -296,37 +345,26 @@ def symbol_sizes(job: Job[OrtOptions]) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if not (job.keeps_free and name in job.source.varied)}
 
 
-def cuda_settings(precision: str, options: OrtOptions) -> dict[str, str]:
-    """The CUDA provider's options with which a deployment gets the figures measured here."""
-    flag = {True: "1", False: "0"}
-    return {
-        "device_id": "0",
-        # Growth by powers of two would count as the engine's need what is only the arena's slack.
-        "arena_extend_strategy": "kSameAsRequested",
-        "use_tf32": flag[precision == "tf32"],
-        "cudnn_conv_algo_search": options.conv_search,
-        "prefer_nhwc": flag[options.prefer_nhwc],
-        "enable_cuda_graph": flag[options.cuda_graph],
-        "fuse_conv_bias": flag[options.fuse_conv_bias],
-    }
-
-
 def _arena_bytes(start: int, end: int) -> int | None:
     """By how much the log says between two positions that the CUDA arena grew; None if it says nothing.
 
     ONNX Runtime 1.31 gives no other access to its arena's statistics from Python.
     """
-    if end <= start:
-        return None
-    with Path("/proc/self/fd/2").open("rb") as log:
-        log.seek(start)
-        text = log.read(end - start)
     total, arena = 0, b""
-    for match in _ARENA.finditer(text):
+    for match in _ARENA.finditer(_logged(start, end)):
         arena = match["arena"] or arena
         if match["reserved"] or (match["grown"] and arena == b"Cuda"):
             total += int(match["reserved"] or match["grown"])
     return total or None
+
+
+def _logged(start: int, end: int) -> bytes:
+    """What standard error, a file, has between two positions."""
+    if end <= start:
+        return b""
+    with Path("/proc/self/fd/2").open("rb") as log:
+        log.seek(start)
+        return log.read(end - start)
 
 
 def _log_size() -> int:

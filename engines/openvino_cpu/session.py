@@ -13,11 +13,9 @@ from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, ignore
 from engines.catalog import OpenVinoOptions
 from engines.deployment import Deployed, copy_graph, write_run
 from engines.layer_profile.node_mapping import node_name
+from engines.openvino_cpu.cpu_plugin import compute_type, cpu_properties
 from exporters.inputs import read_onnx
 
-_COMPUTE = {"Convolution", "FullyConnected", "MatMul", "GroupConvolution"}
-_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "u8": "int8"}
-"""By the type of the activations: uint8 times int8 is int8's arithmetic."""
 _PROFILED_RUNS = 10
 """The first of them, which is slower, is in the mean."""
 
@@ -38,7 +36,7 @@ class OpenVinoSession:
         arrays = job.named_inputs([port.any_name for port in model.inputs])
         model.reshape({port: array.shape for port, array in zip(model.inputs, arrays, strict=True)})
         job.phase(Phase.BUILD)
-        self.compiled = core.compile_model(model, "CPU", {**cpu_properties(job.options), **properties})
+        self.compiled = core.compile_model(model, "CPU", {**cpu_properties(job.options.threads), **properties})
         job.phase(Phase.LOAD)
         self.request = self.compiled.create_infer_request()
         for number, array in enumerate(arrays):
@@ -61,7 +59,7 @@ class OpenVinoSession:
         """The types that the compiled graph's nodes run in, as the plugin's own execution graph tells them."""
         nodes = [node.get_rt_info() for node in self.compiled.get_runtime_model().get_ordered_ops()]
         kinds = [(_info(node, "layerType"), _info(node, "runtimePrecision")) for node in nodes]
-        types = Counter(_TYPES.get(precision, precision) for kind, precision in kinds if kind in _COMPUTE)
+        types = Counter(filter(None, (compute_type(*each) for each in kinds)))
         return Proof(
             library=f"openvino {openvino.__version__}",
             device="cpu",
@@ -94,20 +92,12 @@ class OpenVinoSession:
         del self.request, self.compiled
 
 
-def cpu_properties(options: OpenVinoOptions) -> dict[str, str | int]:
-    """The CPU plugin's properties with which a deployment gets the figures measured here."""
-    return {
-        # The hint's default lets the plugin compute an fp32 graph in bf16 where the processor can.
-        "INFERENCE_PRECISION_HINT": "f32",
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": options.threads,
-    }
-
-
 def write_graph(job: Job[OpenVinoOptions], folder: Path, built: Path | None) -> Deployed:
     """Write a folder that runs the graph with the settings that were measured."""
     write_run(__file__, folder)
-    return Deployed({**copy_graph(job, folder), "settings": cpu_properties(job.options)}, "model.onnx is the model.")
+    return Deployed(
+        {**copy_graph(job, folder), "settings": cpu_properties(job.options.threads)}, "model.onnx is the model."
+    )
 
 
 def _info(info: Any, key: str) -> str:

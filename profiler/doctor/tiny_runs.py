@@ -23,7 +23,7 @@ _TELLING = (NO_CUDA_GRAPH, "unproven", "no-layers", "timing-cache")
 
 
 def tiny_job(target: Target, folder: Path) -> Config:
-    """The job of doctor on the device: every preset that is usual, in fp32 and, where it is cheap, narrower."""
+    """The job of doctor on the device: every preset that it tries, in fp32 and, where it is cheap, narrower."""
     able = [preset.name for preset in usual() if not lacks(preset, target)]
     slow = [name for name in able if PRESETS[name].engine in ("compiled", "jax")]
     others = [name for name in able if name != "eager"]
@@ -49,8 +49,9 @@ def tiny_job(target: Target, folder: Path) -> Config:
 
 
 def usual() -> list[Preset]:
-    """The presets that doctor tries."""
-    return [preset for preset in PRESETS.values() if preset.usual]
+    """The presets that doctor tries: the usual ones, and those of engines that have none."""
+    known = {preset.engine for preset in PRESETS.values() if preset.usual}
+    return [preset for preset in PRESETS.values() if preset.usual or preset.engine not in known]
 
 
 def lacks(preset: Preset, target: Target) -> Check | None:

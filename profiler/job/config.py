@@ -33,6 +33,7 @@ from engines.catalog import (
     Pass,
     Training,
 )
+from engines.key_values import is_path
 from exporters.bounds import LARGEST, MOST_CASES, MOST_ENTRIES, Count, Price, Replicates
 from exporters.catalog import CATALOG
 from exporters.declared_inputs import InputMistake, declared_inputs, is_integer, name_of, no_values, symbols
@@ -391,19 +392,32 @@ class EngineEntry(BaseModel):
         return name
 
     @model_validator(mode="after")
-    def _options(self) -> EngineEntry:
-        engine = PRESETS[self.name].engine if self.name in PRESETS else self.name
-        for key, value in (self.model_extra or {}).items():
-            options = ENGINES[engine].options.declared()
-            check_word(key, options, f"option of {engine}", at=(key,))
-            _check_option(key, value, options[key])
+    def _options(self, info: ValidationInfo) -> EngineEntry:
+        extra, declared = self.model_extra or {}, self._declared()
+        for key, value in extra.items():
+            check_word(key, declared, f"option of {self._engine()}", at=(key,))
+            _check_option(key, value, declared[key])
+            if declared[key].is_code and is_path(value):
+                extra[key] = str(_below_yaml(Path(value), info))
         if self.label in PRESETS and self.label != self.name:
             raise mistake(f"the label {self.label} is a preset's name; choose another")
         return self
 
+    def _engine(self) -> str:
+        return PRESETS[self.name].engine if self.name in PRESETS else self.name
+
+    def _declared(self) -> dict[str, Option]:
+        return ENGINES[self._engine()].options.declared()
+
     @property
     def options(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
+
+    @property
+    def code(self) -> list[str]:
+        """What the options name that will be called: packages and files."""
+        declared = self._declared()
+        return [value for key, value in self.options.items() if declared[key].is_code]
 
 
 class Config(_Strict):

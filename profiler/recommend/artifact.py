@@ -112,8 +112,8 @@ def _source(
     entry = next((entry for entry in config.subjects if entry.name == row["model"]), None)
     if entry is None:
         raise ConfigError(f"--export: {path} has no model {row['model']}, though the results do")
-    # Of other models' code nothing is called.
-    alone = config.model_copy(update={"models": [entry] if isinstance(entry, ModelEntry) else []})
+    # Of other models' code nothing is called, nor is a library of engines, which are not exported with one.
+    alone = config.model_copy(update={"models": [entry] if isinstance(entry, ModelEntry) else [], "engines": []})
     config = without_foreign_code(alone, path.parent, "--export", trust_code)
     shape = {name: int(size) for name, size in settings(row["shape"] or "").items()}
     source = at_shape(entry.source(), shape, getattr(entry, "shapes", None) or {})  # A layer has none.

@@ -52,17 +52,19 @@ def is_own(folder: Path) -> bool:
 def without_foreign_code(config: Config, folder: Path, option: str, trusted: bool) -> Config:
     """The job of the run in the folder, without the folders of code that no model of it needs.
 
-    Raises ConfigError, which names the code, where its models are made by functions that this user has neither written
-    into the job nor `trusted`. `option` is what was asked for.
+    Raises ConfigError, which names the code, where its models are made by functions, or its engines load libraries,
+    that this user has neither written into the job nor `trusted`. `option` is what was asked for.
     """
     if trusted or (is_own(folder) and _has_source_alone(folder)):
         return config
-    if named := [f"{entry.factory} (of {entry.name})" for entry in config.models if entry.factory]:
+    factories = [f"{entry.factory} (of {entry.name})" for entry in config.models if entry.factory]
+    libraries = [f"{name} (of {entry.label})" for entry in config.engines for name in entry.code]
+    if named := factories + libraries:
         places = ", ".join(map(str, config.import_from))
         raise ConfigError(
-            f"{option}: this run was made elsewhere, or its bench.yaml has been changed since, and its models are made "
-            f"by code: {', '.join(named)}, from {places}, or installed; read that code, and where you trust it add "
-            "--trust-code"
+            f"{option}: this run was made elsewhere, or its bench.yaml has been changed since, and it is measured by "
+            f"code of its own: {', '.join(named)}, from {places}, or installed; read that code, and where you trust it "
+            "add --trust-code"
         )
     return config.model_copy(update={"import_from": []})
 

@@ -244,9 +244,10 @@ def mismatch(case: Case, proof: Proof) -> str | None:
         wrong.append(f"asked for {case.precision}, and the engine does not say in which types it computed")
     elif requested is not None and _strays(case, types) and not _mixed(case, types):
         wrong.append(f"asked for {case.precision}, computed in {_counts(types)}")
-    elsewhere = {p: n for p, n in (proof.compute_providers or {}).items() if p != _PROVIDERS[case.device]}
+    asked = proof.provider or _PROVIDERS[case.device]
+    elsewhere = {p: n for p, n in (proof.compute_providers or {}).items() if p != asked}
     if elsewhere:
-        wrong.append(f"convolutions and products ran on {_counts(elsewhere)}, not on {_PROVIDERS[case.device]}")
+        wrong.append(f"convolutions and products ran on {_counts(elsewhere)}, not on {asked}")
     if bool(proof.tf32) != (case.precision == "tf32"):
         wrong.append(f"TF32 was {'on' if proof.tf32 else 'off'} at {case.precision}")
     if case.options.get("cuda_graph") and not proof.cuda_graph and not proof.cuda_graph_fallback:
@@ -269,8 +270,8 @@ def remarks(case: Case, proof: Proof) -> list[Warning]:
     if types is not None and (not types or "unknown" in types):
         unknown = types.get("unknown", "all")
         warnings.append(Warning("unproven", f"the types of {unknown} convolutions and products could not be seen"))
-    on_cpu = (proof.providers or {}).get("CPUExecutionProvider")
-    if proof.device == "cuda" and on_cpu:
+    on_cpu = (proof.providers or {}).get(_PROVIDERS["cpu"])
+    if on_cpu and (proof.provider or _PROVIDERS[proof.device or "cpu"]) != _PROVIDERS["cpu"]:
         warnings.append(Warning("cpu-nodes", f"{on_cpu} nodes ran on the CPU provider"))
     if proof.graph_breaks:
         where = f": {_some(proof.graph_break_reasons)}" if proof.graph_break_reasons else ""

@@ -82,6 +82,10 @@ def outputs(session: Session) -> Any:
             "openvino",
             marks=pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed"),
         ),
+        pytest.param(
+            "ort-openvino",
+            marks=pytest.mark.skipif(not importlib.util.find_spec("onnxruntime_ep_openvino"), reason="no such plugin"),
+        ),
     ],
 )
 def test_every_convolution_and_product_is_int8(engine: str, open_session: Open) -> None:

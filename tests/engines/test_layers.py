@@ -103,7 +103,7 @@ def make_job(cache: Cache) -> Callable[..., Job]:
         inputs = tuple(seeded_inputs(input_specs(SOURCE), BATCH))
         onnx = export_onnx(SOURCE, "fp32", cache).path if exported or ENGINES[engine].needs == "onnx" else None
         own = ENGINES[engine].options(**options)
-        return Job(SOURCE, pass_, "fp32", BATCH, "cpu", own, inputs, cached_state(SOURCE, cache), onnx)
+        return Job(SOURCE, pass_, "fp32", BATCH, "cpu", own, inputs, cached_state(SOURCE, cache), onnx, engine=engine)
 
     return make
 

@@ -20,6 +20,7 @@ import torch
 import engines
 from engines.base import Job, Session, Unsupported
 from engines.catalog import ENGINES
+from engines.onnx_runtime.providers import PROVIDERS
 from engines.onnx_runtime.session import run_options
 from exporters.build_model import restore
 from exporters.cache import Cache
@@ -54,6 +55,11 @@ COMPILED = pytest.param("compiled", marks=pytest.mark.skipif(not has_compiler, r
 OPENVINO = pytest.param(
     "openvino",
     marks=pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed"),
+)
+
+PLUGIN = pytest.param(
+    "ort-openvino",
+    marks=pytest.mark.skipif(importlib.util.find_spec("onnxruntime_ep_openvino") is None, reason="no such plugin"),
 )
 
 JAX = pytest.param(
@@ -121,7 +127,7 @@ def error(actual: Any, expected: Any) -> float:
     return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.parametrize("engine", ["eager", COMPILED, "ort", OPENVINO, JAX])
+@pytest.mark.parametrize("engine", ["eager", COMPILED, "ort", OPENVINO, PLUGIN, JAX])
 def test_every_engine_gives_the_modules_outputs(engine: str, open_session: Open, expected: Any) -> None:
     before = os.environ.get("NPROC")
     session = open_session(engine)
@@ -251,7 +257,7 @@ def test_proof_of_compiled_counts_its_graphs(open_session: Open) -> None:
 def test_no_call_of_ort_asks_for_an_option_that_is_not_set(open_session: Open) -> None:
     """Python's run_with_iobinding asks for `gpu_graph_id`; the exception that it catches took 20 µs of every call."""
     assert open_session("ort").run_options is None
-    options = run_options("cuda")
+    options = run_options(PROVIDERS["ort", "cuda"])
     assert options is not None
     assert options.get_run_config_entry("gpu_graph_id") == "0"
 

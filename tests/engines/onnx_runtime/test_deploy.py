@@ -22,7 +22,7 @@ def test_onnx_runtime_gets_the_options_that_were_measured(tmp_path: Path) -> Non
     path = tmp_path / "graph.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     options = OrtOptions(prefer_nhwc=True, cuda_graph=True, conv_search="HEURISTIC")
-    job = Job(ModelSource("net", onnx=path), "inference", "tf32", 2, "cuda", options, (), onnx=path)
+    job = Job(ModelSource("net", onnx=path), "inference", "tf32", 2, "cuda", options, (), onnx=path, engine="ort")
     folder = tmp_path / "out"
     folder.mkdir()
     deployed = write_graph(job, folder, None)

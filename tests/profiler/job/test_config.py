@@ -63,6 +63,7 @@ MISTAKES = [
     ),
     mistake("option below its range", engines("{name: trt, label: x, workspace_mib: -5}"), 3, "workspace_mib", "-5"),
     mistake("option of another form", engines("{name: trt, label: x, batch_range: '8:1'}"), 3, "'8:1'", "min:opt:max"),
+    mistake("options of a plugin", engines("{name: ort-plugin, label: x, provider_options: a}"), 3, "key=value"),
     mistake("option without label", engines("{name: ort, threads: 1}"), 3, "engines[0]", "label", "label: ort-"),
     mistake("label with a slash", engines("{name: ort, label: a/b}"), 3, "engines[0].label", "'a/b'", "'/'"),
     mistake("label of a preset", engines("{name: ort, label: eager, threads: 1}"), 3, "label", "eager", "another"),

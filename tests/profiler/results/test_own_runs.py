@@ -122,6 +122,18 @@ def test_another_ones_run_without_factories_brings_no_folder_of_code(run: RunFol
     assert (config.import_from, config.models[0].name) == ([], "resnet18")
 
 
+def test_another_ones_library_is_not_loaded(run: RunFolder, key: Path, tmp_path: Path) -> None:
+    plugins = [{"name": "ort-plugin", "label": name, "library": name} for name in ("evil_package", "evil.so")]
+    run.write_config(config_of({"models": ["resnet18"], "engines": [*plugins, "ort-openvino"]}))
+    resume = Run(resume=run.path)
+    assert _open_job(resume).read("cpu").engines[0].code == ["evil_package"]
+    key.unlink()
+    named = rf"evil_package \(of evil_package\), {Path.cwd()}/evil.so \(of evil.so\), from .*--trust-code"
+    with pytest.raises(ConfigError, match=named):
+        _open_job(resume).read("cpu")
+    assert _open_job(Run(resume=run.path, trust_code=True)).read("cpu").engines[1].code == [str(Path.cwd() / "evil.so")]
+
+
 def test_an_export_asks_for_the_code_of_its_own_model_alone(run: RunFolder, key: Path) -> None:
     run.write_config(config_of({"models": [FACTORY, "resnet18"], "engines": ["eager"], "import_from": [run.path]}))
     path, row = run.path / "bench.yaml", {"model": "mine", "shape": None}

@@ -24,8 +24,8 @@ def case(precision: str = "fp32", device: str = "cuda", calibration: Path | None
     return Case("net", "ort", "ort", "inference", precision, 1, device, 0, source, options)
 
 
-def proof(compute: str = "float32", provider: str = "CUDAExecutionProvider", **more: object) -> Proof:
-    own = {"compute_types": {compute: 20}, "compute_providers": {provider: 20}, "tf32": False, "cuda_graph": False}
+def proof(compute: str = "float32", ran_on: str = "CUDAExecutionProvider", **more: object) -> Proof:
+    own = {"compute_types": {compute: 20}, "compute_providers": {ran_on: 20}, "tf32": False, "cuda_graph": False}
     return Proof.from_dict(own | more)
 
 
@@ -63,7 +63,7 @@ def test_what_the_model_itself_does_explains_every_engines_outputs():
         (case("fp16"), proof("float16")),
         (case("bf16"), proof("bfloat16")),
         (case("native"), proof("float16")),
-        (case(device="cpu"), proof(provider="CPUExecutionProvider")),
+        (case(device="cpu"), proof(ran_on="CPUExecutionProvider")),
         (case(cuda_graph=True), proof(cuda_graph=True)),
         (case(cuda_graph=False), proof()),
         (case(cudnn=False), proof(cudnn=False)),
@@ -95,8 +95,13 @@ def test_a_proof_that_matches_its_request_is_no_mismatch(asked, ran):
         (case("int8"), proof(compute_types={"int8": 0, "float16": 3}), "asked for int8, computed in float16 (3×)"),
         (case("fp16"), proof(compute_types={"float16": 19, "int8": 1}), "float16 (19×), int8 (1×)"),
         (case("int8"), proof("int8", tf32=True), "TF32 was on at int8"),
-        (case(), proof(provider="CPUExecutionProvider"), "ran on CPUExecutionProvider (20×), not on CUDA"),
+        (case(), proof(ran_on="CPUExecutionProvider"), "ran on CPUExecutionProvider (20×), not on CUDA"),
         (case(device="cpu"), proof(), "ran on CUDAExecutionProvider (20×), not on CPU"),
+        (
+            case(device="cpu"),
+            proof(ran_on="CPUExecutionProvider", provider="OpenVINOExecutionProvider"),
+            "not on OpenVINOExecutionProvider",
+        ),
         (case(), proof(tf32=True), "TF32 was on at fp32"),
         (case("tf32"), proof(), "TF32 was off at tf32"),
         (case("fp16"), proof("float16", tf32=True), "TF32 was on at fp16"),
@@ -109,7 +114,7 @@ def test_each_contradiction_is_told(asked, ran, says):
 
 
 def test_all_contradictions_are_told_together():
-    told = mismatch(case("fp16", cuda_graph=True), proof(provider="CPUExecutionProvider", tf32=True))
+    told = mismatch(case("fp16", cuda_graph=True), proof(ran_on="CPUExecutionProvider", tf32=True))
     assert len(told.split("; ")) == 4
 
 
@@ -121,6 +126,11 @@ def test_a_proof_that_says_nothing_is_a_contradiction():
     ("ran", "kind", "says"),
     [
         ({"device": "cuda", "providers": {"CUDAExecutionProvider": 9, "CPUExecutionProvider": 2}}, "cpu-nodes", "2"),
+        (
+            {"device": "cpu", "providers": {"Other": 9, "CPUExecutionProvider": 2}, "provider": "Other"},
+            "cpu-nodes",
+            "2",
+        ),
         ({"graph_breaks": 3}, "graph-breaks", "3 places"),
         ({"graph_breaks": 1, "graph_break_reasons": ["a branch at net.py:3"]}, "graph-breaks", "1 place: a branch"),
         ({"recompilations": ["`self.calls == 0` no longer held"]}, "recompiled", "1 time again: `self.calls == 0`"),

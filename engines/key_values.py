@@ -1,0 +1,24 @@
+"""Read options of a runtime's own as a user writes them, and tell a file from a package."""
+
+from __future__ import annotations
+
+import re
+
+_PAIRS = "written as key=value; key=value"
+
+
+def key_values(text: str) -> dict[str, str]:
+    """The options in "device_id=0; cache_dir=/tmp". Raises ValueError, which says what is none."""
+    pairs = [pair.partition("=") for pair in text.split(";") if pair.strip()]
+    for key, equals, value in pairs:
+        if not equals or not key.strip():
+            raise ValueError(f"'{(key + equals + value).strip()}' is no option; they are {_PAIRS}")
+    found = {key.strip(): value.strip() for key, _, value in pairs}
+    if len(found) < len(pairs):
+        raise ValueError(f"'{text}' gives an option twice; they are {_PAIRS}")
+    return found
+
+
+def is_path(library: str) -> bool:
+    """Whether it names a file rather than an installed package."""
+    return not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", library) or library.endswith((".so", ".dll", ".dylib"))

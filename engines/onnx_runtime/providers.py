@@ -1,0 +1,155 @@
+"""List the execution providers that engines of ONNX Runtime run on, a row each: what a session of it is given."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.base import Job
+from engines.catalog import Device, OrtOptions
+from engines.key_values import key_values
+from engines.openvino_cpu.cpu_plugin import cpu_properties
+
+_FLAG = {True: "1", False: "0"}
+
+
+def _nothing(job: Job[Any]) -> None:
+    """What most providers do before their session."""
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One provider on one kind of device."""
+
+    name: str
+    """ONNX Runtime's; empty for a plugin, whose library says it."""
+    settings: Callable[[Job[Any]], dict[str, str]]
+    """Its options for a job, those that follow from the precision among them: a deployment gets them, too."""
+    entries: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By precision entries of the session's configuration."""
+    library: str | None = None
+    """Of a plugin: the package that brings it, or nothing where the job's option `library` names that."""
+    compiles: bool = False
+    """Whether it makes one node of a whole subgraph while the session opens. Of such nodes ONNX Runtime does not know
+    in which types they compute, and it cannot write a graph that has some."""
+    on_stream: bool = False
+    """Whether it works on torch's current stream, which it gets as `user_compute_stream`; else a call waits for it."""
+    graph_option: str = ""
+    """Its option that records CUDA graphs, as the session shows it."""
+    tf32: Callable[[Mapping[str, str], str], bool] = lambda options, log: False
+    """Whether it may round to TF32, by the options that the session shows and what was logged since it was opened."""
+    prepare: Callable[[Job[Any]], None] = _nothing
+    behind: Provider | None = None
+    """Who gets the nodes that it does not take."""
+
+    def chain(self) -> Iterator[Provider]:
+        """The provider, and those behind it."""
+        yield self
+        if self.behind is not None:
+            yield from self.behind.chain()
+
+
+def cuda_settings(precision: str, options: OrtOptions) -> dict[str, str]:
+    """The CUDA provider's options with which a deployment gets the figures measured here."""
+    return {
+        "device_id": "0",
+        # Growth by powers of two would count as the engine's need what is only the arena's slack.
+        "arena_extend_strategy": "kSameAsRequested",
+        "use_tf32": _FLAG[precision == "tf32"],
+        "cudnn_conv_algo_search": options.conv_search,
+        "prefer_nhwc": _FLAG[options.prefer_nhwc],
+        "enable_cuda_graph": _FLAG[options.cuda_graph],
+        "fuse_conv_bias": _FLAG[options.fuse_conv_bias],
+    }
+
+
+_BUILDER_FLAGS = {"fp16": "trt_fp16_enable", "bf16": "trt_bf16_enable", "int8": "trt_int8_enable"}
+
+
+def tensorrt_settings(job: Job[Any]) -> dict[str, str]:
+    """The TensorRT provider's options.
+
+    Its networks are weakly typed (1.31.1 calls createNetworkV2 with flags 0; microsoft/onnxruntime#18707, which would
+    have changed that, was not merged): a graph's type alone does nothing, the builder has to be allowed it. Neither
+    engines nor timings are kept, so that each session builds, and what that takes is what the row says.
+    """
+    flags = {flag: str(job.precision == precision) for precision, flag in _BUILDER_FLAGS.items()}
+    return {
+        "device_id": "0",
+        **flags,
+        "trt_engine_cache_enable": "False",
+        "trt_timing_cache_enable": "False",
+        "trt_cuda_graph_enable": str(job.options.cuda_graph),
+    }
+
+
+def openvino_settings(job: Job[Any]) -> dict[str, str]:
+    """The options of OpenVINO's plugin: OpenVINO's own properties, as the engine `openvino` sets them."""
+    properties = {key: str(value) for key, value in cpu_properties(job.options.threads).items()}
+    return {"load_config": json.dumps({"CPU": properties})}
+
+
+_TF32_SWITCH = "NVIDIA_TF32_OVERRIDE"
+_TF32_IS_OFF = "Disabling TF32"
+"""TensorRT's builder, of the switch (microsoft/onnxruntime#28177)."""
+_TENSORRT = ("libnvinfer.so.10", "libnvinfer_plugin.so.10", "libnvonnxparser.so.10")
+
+
+def load_tensorrt(job: Job[Any]) -> None:
+    """Load TensorRT's libraries from pip's folder, where the loader does not look, and set TF32's switch.
+
+    The provider has no option for TF32 (microsoft/onnxruntime#26029). NVIDIA's libraries read the variable once, when
+    the first of them is opened; with 0 the builder says in the log that it disables TF32.
+    """
+    os.environ.pop(_TF32_SWITCH, None)
+    if job.precision != "tf32":
+        os.environ[_TF32_SWITCH] = "0"
+    spec = importlib.util.find_spec("tensorrt_libs")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for name in _TENSORRT:
+            if (Path(folder) / name).exists():
+                ctypes.CDLL(str(Path(folder) / name), ctypes.RTLD_GLOBAL)
+
+
+# On x86 the CPU provider multiplies uint8 by int8. It shifts a Q/DQ pair from int8 to uint8 if it has a single reader,
+# and where a shifted pair meets an unshifted one the convolution stays float. In the graph every reader has a pair of
+# its own, but as common subexpressions they would be merged. Measured (ONNX Runtime 1.31): with that, 20 of ResNet-50's
+# 53 convolutions stay float; without it none, at half the latency.
+_UNMERGED = {"int8": {"optimization.disable_specified_optimizers": "CommonSubexpressionElimination"}}
+
+_CPU = Provider("CPUExecutionProvider", lambda job: {}, _UNMERGED)
+_CUDA = Provider(
+    "CUDAExecutionProvider",
+    lambda job: cuda_settings(job.precision, job.options),
+    on_stream=True,
+    graph_option="enable_cuda_graph",
+    tf32=lambda options, log: options.get("use_tf32") == "1",
+    behind=_CPU,
+)
+_PLUGIN = Provider("", lambda job: key_values(job.options.provider_options), library="", compiles=True)
+PROVIDERS: Mapping[tuple[str, Device], Provider] = {
+    ("ort", "cpu"): _CPU,
+    ("ort", "cuda"): _CUDA,
+    ("ort-trt", "cuda"): Provider(
+        "TensorrtExecutionProvider",
+        tensorrt_settings,
+        compiles=True,
+        on_stream=True,
+        graph_option="trt_cuda_graph_enable",
+        tf32=lambda options, log: _TF32_IS_OFF not in log and torch.cuda.get_device_capability() >= (8, 0),
+        prepare=load_tensorrt,
+        behind=replace(_CUDA, settings=lambda job: cuda_settings(job.precision, OrtOptions())),
+    ),
+    ("ort-openvino", "cpu"): Provider("", openvino_settings, library="onnxruntime_ep_openvino", compiles=True),
+    ("ort-plugin", "cpu"): _PLUGIN,
+    ("ort-plugin", "cuda"): _PLUGIN,
+}
+"""By engine and device. A plugin that comes as a package is one more row here, and one in engines/catalog.py."""
