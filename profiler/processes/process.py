@@ -76,6 +76,22 @@ _RUNNING: set[int] = set()
 """The processes of calls that have not ended: what else the forkserver has below it, those that have ended left."""
 _STARTED_FOR = "PROFILER_STARTED_FOR"
 """What a forkserver, and all that comes of it, has in its environment: the process that it was started for."""
+_FIRST_TO_GO = 1000
+"""A call's oom_score_adj, which what it starts inherits: man 5 proc_pid_oom_score_adj."""
+_WHILE: Mapping[str, str] = {
+    Phase.FORK: " while starting",
+    Phase.OPEN: "",  # All of a call that tells no phases.
+    Phase.CONTEXT: " while opening the device",
+    Phase.BUILD: " while building or compiling",
+    Phase.LOAD: " while loading the model",
+    Phase.WARM_UP: " while warming up",
+    Phase.MEASURE: " while measuring",
+    Phase.ENERGY: " while measuring energy",
+    Phase.CHECK: " while checking what it computed",
+    Phase.PROFILE: " while timing its layers",
+    Phase.END: " while closing the session",
+}
+"""What a call was doing, at the end of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -194,10 +210,16 @@ def _end_orphans() -> None:
 
 
 def _is_of_a_call(pid: int) -> bool:
-    """Whether a process came of a forkserver of this one, and is none: whoever calls `measure` starts others too."""
+    """Whether a process came of a forkserver of this one, and is none: whoever calls `measure` starts others too.
+
+    A model may have emptied its environment, but not lowered how soon the kernel would end it, which is higher than
+    this process's own.
+    """
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        return f"{_STARTED_FOR}={os.getpid()}".encode() in variables and os.getsid(pid) != os.getsid(0)
+        own, its = (int(Path(f"/proc/{each}/oom_score_adj").read_text()) for each in (os.getpid(), pid))
+        is_marked = f"{_STARTED_FOR}={os.getpid()}".encode() in variables or own < its == _FIRST_TO_GO
+        return is_marked and os.getsid(pid) != os.getsid(0)
     return False
 
 
@@ -261,7 +283,7 @@ class Child:
         except EOFError:
             has_ended = True
         except BrokenMessage as error:
-            return self._finish(Outcome("crashed", f"{error}, in phase {self.phase}"))
+            return self._finish(Outcome("crashed", f"{error}{self._while()}"))
         if has_ended:
             return self._finish(self._post_mortem())
         if self._remaining() > 0:
@@ -330,7 +352,10 @@ class Child:
             return f"closing the session took more than {_CLOSE_SECONDS:g} s"
         key = "build_timeout" if self.phase == Phase.BUILD else "timeout"
         limit, option = getattr(self.call, key), self.call.option or f"budget.{key}"
-        return f"ended after {limit:g} s, in phase {self.phase}; raise {option} if it needs longer"
+        return f"ended after {limit:g} s{self._while()}; raise {option} if it needs longer"
+
+    def _while(self) -> str:
+        return _WHILE.get(self.phase, f" in phase {self.phase}")
 
     def _enter_phase(self, phase: str) -> None:
         now = time.monotonic()
@@ -359,15 +384,15 @@ class Child:
         self._await_exit()
         code = self.process.exitcode
         if code == 255 and _forkserver_ends():  # So multiprocessing calls what it cannot know.
-            return Outcome("crashed", f"ended in phase {self.phase} with the forkserver, which forks every process")
+            return Outcome("crashed", f"ended{self._while()} with the forkserver, which forks every process")
         if code is None:
-            return Outcome("crashed", f"closed its pipe in phase {self.phase} but is still running")
+            return Outcome("crashed", f"closed its pipe{self._while()} but is still running")
         if code >= 0:
-            return Outcome("crashed", f"exited with code {code} in phase {self.phase}")
+            return Outcome("crashed", f"exited with code {code}{self._while()}")
         name = signal.Signals(-code).name
         if name == "SIGKILL" and _oom_kills() > self._oom_kills:
-            return Outcome("oom", f"killed by the kernel in phase {self.phase}: out of memory")
-        return Outcome("crashed", f"ended by {name} in phase {self.phase}")
+            return Outcome("oom", f"killed by the kernel{self._while()}: out of memory")
+        return Outcome("crashed", f"ended by {name}{self._while()}")
 
 
 def run_one(call: Call, tick: Callable[[Child], None] = lambda child: None) -> Outcome:
@@ -433,7 +458,7 @@ def _enter(connection: Connection, call: Call, temporary: str) -> NoReturn:
     report: Report = Sender(connection.fileno())
     try:
         with contextlib.suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text("1000")
+            Path("/proc/self/oom_score_adj").write_text(str(_FIRST_TO_GO))
         redirect_output(call.log)
         faulthandler.enable()  # A crash in C leaves the Python stack in the log.
         os.environ.update(call.environment)

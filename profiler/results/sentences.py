@@ -69,8 +69,8 @@ FIRST_CALL = (
 def not_in_the_choice(results: Frame) -> str | None:
     """Which configurations failed, so that nothing was chosen from them, and why in short; None where none did.
 
-    Like "Not in the choice: compiled fp16 at batch 1 and 16 (crashed: ended by SIGSEGV in phase load)". What is
-    unsupported, and what was measured in another process, is left out.
+    Like "Not in the choice: compiled fp16 at batch 1 and 16 (crashed: ended by SIGSEGV while loading the model)".
+    What is unsupported, and what was measured in another process, is left out.
     """
     cells = without_probes(results).lazy()
     cell = ["run_id", "model", "variant", "pass", "precision", "batch_size", "extra"]

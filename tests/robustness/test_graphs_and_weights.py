@@ -80,7 +80,7 @@ def test_a_loop_that_may_never_end_has_the_time_of_a_case(forkserver: None, soak
     prepared = _Stages({"m": source}, budget, folder, (), lambda what, done, total: None).models()["m"]
     (why,) = prepared.failures.values()
     assert why.status == "timeout"
-    assert str(why.reason).startswith("the model could not be prepared: ended after 2 s, in phase ")
+    assert str(why.reason).startswith("the model could not be prepared: ended after 2 s; raise ")
     assert str(why.reason).endswith("; raise budget.timeout if it needs longer; its Loop 'spin' may never end")
     soak.count("graphs and weights", tried=1)
 

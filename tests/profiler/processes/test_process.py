@@ -435,7 +435,7 @@ def test_closing_has_a_limit_of_its_own_and_is_told_by_its_phase(
 ) -> None:
     monkeypatch.setattr(process, "_CLOSE_SECONDS", 1.0)
     outcome = run_one(call("closes_by" if several else "closes_the_only_case_by", how))
-    reason = "closing the session took more than 1 s" if how == "hang" else f"ended by {how} in phase end"
+    reason = "closing the session took more than 1 s" if how == "hang" else f"ended by {how} while closing the session"
     assert (outcome.phase, outcome.reason) == ("end", reason)
     assert ([part.value for part in outcome.parts] or [outcome.salvage]) == ["measured"]
 

@@ -565,11 +565,11 @@ def test_a_break_even_of_replicates_is_that_of_the_report(tmp_path: Path):
 def test_what_makes_a_figure_unreliable_is_an_own_sentence():
     replicates = thrice("ort", 1.0, spread=0.01)
     replicates[0]["warnings"] = ["drift: the last third of the samples is 3 % slower than the first"]
-    lost = row("ort", ms=None, replicate=9, status="crashed", reason="ended by SIGSEGV in phase load")
+    lost = row("ort", ms=None, replicate=9, status="crashed", reason="ended by SIGSEGV while loading the model")
     found = choose(*replicates, lost, row("eager", ms=2.0, throttled=True), limits=(Limit("latency_ms", 1.005),))
     doubts = make_answer(found, "").doubts
     assert any(s.startswith("Caution: ort fp16, batch 1 has the warning drift: figures moved") for s in doubts)
-    assert "Caution: 1 of its 4 replicates failed: crashed: ended by SIGSEGV in phase load." in doubts
+    assert "Caution: 1 of its 4 replicates failed: crashed: ended by SIGSEGV while loading the model." in doubts
     assert "Caution: 1 of its 3 replicates miss the latency limit (at worst 1.01 ms)." in doubts
     assert not any("throttled" in sentence for sentence in doubts)
     close = choose(row("ort", throttled=True, latency_ci_high_ms=1.2), limits=(Limit("latency_ms", 1.1),))

@@ -61,8 +61,8 @@ def net():
     return Net(nn.Flatten(), nn.Linear(32, 3))
 """
 ENDS = {
-    "SIGABRT": "ended by SIGABRT in phase end",
-    "SIGSEGV": "ended by SIGSEGV in phase end",
+    "SIGABRT": "ended by SIGABRT while closing the session",
+    "SIGSEGV": "ended by SIGSEGV while closing the session",
     "hang": "closing the session took more than 1 s",
     "raise": "RuntimeError: cannot close",
 }
@@ -152,7 +152,7 @@ def test_a_batch_that_failed_keeps_its_reason_where_freeing_what_it_left_aborts(
     assert [result.status for result in results] == ["ok", "failed", "ok"]
     assert str(results[1].reason).startswith("RuntimeError: cannot compute at /")
     assert results[1].log == f"{folder.name}/net-eager-inference-fp32-r0-sweep.log"
-    assert closing_warnings(results[1]) == ["unclosed: ended by SIGABRT in phase end"]
+    assert closing_warnings(results[1]) == ["unclosed: ended by SIGABRT while closing the session"]
 
 
 def test_a_shape_that_was_not_timed_says_why_beside_one_that_was(
