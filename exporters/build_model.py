@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import math
@@ -19,11 +18,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from exporters.catalog import CLASSES, network_of
-from exporters.errors import sentence, text_of
+from exporters.errors import closest, nearest, sentence, text_of
 from exporters.libraries.catalog import build_from_library
 from exporters.packages import library_folders
 from exporters.single_layers import Conv2d, Layer
-from exporters.source import ModelError, ModelSource, nearest
+from exporters.source import ModelError, ModelSource
 
 SEED = 0
 CALIBRATION_ITEMS = 8
@@ -92,7 +91,7 @@ def canonical(source: ModelSource) -> nn.Module:
     known = list(inspect.signature(family.build).parameters)[1:]
     for option in source.options:
         if option not in known:
-            raise ModelError(f"model {source.name!r}: unknown option {option!r}; {nearest(option, known)}")
+            raise ModelError(f"model {source.name!r}: unknown option {option!r}{nearest(option, known)}")
     model: nn.Module = family.build(network.name, **source.options)
     return model
 
@@ -163,7 +162,7 @@ def call_factory(source: ModelSource) -> nn.Module:
     if factory is None:
         own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
         hint = nearest(function_name, own)
-        raise ModelError(f"model {source.name!r}: {module_name} has no {function_name!r}; {hint}")
+        raise ModelError(f"model {source.name!r}: {module_name} has no {function_name!r}{hint}")
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"model {source.name!r}: factory {source.factory!r} returned {type(model).__module__}."
@@ -181,7 +180,7 @@ def _no_module(name: str | None) -> str:
     # The profiler's own folder is on the path of its processes; the user's code is there only where the user is.
     folders = [folder for folder in folders if folder != checkout or folder == Path.cwd()]
     files = [file for folder in folders for file in sorted((folder / package.replace(".", "/")).glob("*.py"))]
-    near = difflib.get_close_matches(last, [file.stem for file in files], n=1)
+    near = closest(last, [file.stem for file in files])
     hint = f"; did you mean {'.'.join(filter(None, (package, near[0])))!r}?" if near else ""
     return f"there is no module {name!r} in {', '.join(map(str, folders))} (import_from), nor installed{hint}"
 

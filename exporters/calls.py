@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from exporters.errors import nearest
 from exporters.inputs import TensorSpec, arguments
-from exporters.source import ModelError, nearest
+from exporters.source import ModelError
 
 
 def call(model: Any, specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> Any:
@@ -60,8 +61,8 @@ def chosen(wanted: Sequence[str | int], names: Collection[str]) -> list[int]:
         else:
             found = [place for place, name in enumerate(known) if name == each or name.startswith(f"{each}.")]
         if not found:
-            there = f"there are {len(known)}" if isinstance(each, int) else nearest(each, known)
-            raise ModelError(f"outputs: the model has no output {each!r}; {there}")
+            there = f"; there are {len(known)}" if isinstance(each, int) else nearest(each, known)
+            raise ModelError(f"outputs: the model has no output {each!r}{there}")
         places += found
     return places if wanted else list(range(len(known)))
 

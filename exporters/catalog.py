@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exporters.source import ModelError, ModelSource, nearest
+from exporters.errors import nearest
+from exporters.source import ModelError, ModelSource
 
 CLASSES = 1000
 """ImageNet's, of every canonical network."""
@@ -90,7 +91,7 @@ def architecture(name: str) -> Architecture:
     """
     if name in CATALOG:
         return CATALOG[name]
-    raise ModelError(f"unknown model {name!r}; {nearest(name, CATALOG)}")
+    raise ModelError(f"unknown model {name!r}{nearest(name, CATALOG)}")
 
 
 def network_of(source: ModelSource) -> Architecture | None:

@@ -1,7 +1,8 @@
-"""Say in a sentence what an error was, and at which line of the user's own code it came up."""
+"""Say in a sentence what an error was, at which line of the user's own code it came up, and which word was meant."""
 
 from __future__ import annotations
 
+import difflib
 import linecache
 import re
 import traceback
@@ -17,10 +18,35 @@ _SIGNATURE = re.compile(r"(?<!\S)/\S*?/onnxruntime/\S+ .*?\] (?=\w+ failure \d+)
 _PLACE = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)')
 """As Python writes a frame, and torch those of the code that it traced or compiled."""
 _LINE_CHARACTERS = 80
+_WORD_CHARACTERS = 200
+"""Of a word that is compared with others, which takes the square of their number."""
 _MESSAGE_CHARACTERS = 100_000
 """Some have a tensor or a file's content in them: 48 MB of it took ten seconds to look through."""
 _TITLE_CHARACTERS = 40
 """A paragraph that is shorter is no more than a title, such as "C++ compile error"."""
+
+
+def cut(text: str, characters: int) -> str:
+    """The text, or its beginning of that many characters, which ends in "…"."""
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
+def shown(text: str, characters: int = 120) -> str:
+    """A text's beginning, on one line: what a terminal would not print becomes its escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut(text, characters))
+
+
+def closest(word: str, valid: Iterable[str], count: int = 1) -> list[str]:
+    """The valid words, `count` at most, of which one was probably meant."""
+    return difflib.get_close_matches(word[:_WORD_CHARACTERS], list(dict.fromkeys(valid)), n=count, cutoff=0.7)
+
+
+def nearest(word: str, valid: Iterable[str], otherwise: str | None = None, count: int = 1) -> str:
+    """A hint behind a sentence, like "; did you mean 'eager'?"; else `otherwise`, or all of the valid words."""
+    words = list(valid)
+    if near := closest(word, words, count):
+        return f"; did you mean {' or '.join(map(repr, near))}?"
+    return f"; {otherwise or 'valid: ' + (', '.join(dict.fromkeys(words)) or 'none')}"
 
 
 def sentence(error: BaseException, characters: int = 300) -> str:
@@ -52,8 +78,7 @@ def place_in(frames: Iterable[traceback.FrameSummary]) -> str:
 
 
 def _at(file: str, number: int) -> str:
-    code = linecache.getline(file, number).strip()
-    code = code if len(code) <= _LINE_CHARACTERS else code[: _LINE_CHARACTERS - 1] + "…"
+    code = cut(linecache.getline(file, number).strip(), _LINE_CHARACTERS)
     return f" at {file}:{number}" + (f" (`{code}`)" if code else "")
 
 
@@ -67,8 +92,7 @@ def text_of(error: BaseException, characters: int = 300) -> str:
         faults = [line for line in more.splitlines() if "error: " in line]
         first = f"{first}: {faults[0] if faults else more}"
     words = " ".join(first.split())
-    text = _SIGNATURE.sub("", "".join(character for character in words if character.isprintable()))
-    return text if len(text) <= characters else text[: characters - 1] + "…"
+    return cut(_SIGNATURE.sub("", "".join(filter(str.isprintable, words))), characters)
 
 
 def message(error: BaseException) -> str:

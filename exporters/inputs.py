@@ -16,7 +16,8 @@ from exporters.cache import file_sha256
 from exporters.catalog import network_of
 from exporters.declared_inputs import BATCH as BATCH
 from exporters.declared_inputs import DeclaredInput, Place, arrays_of, is_integer, name_of, no_values, symbols
-from exporters.source import WEIGHTS, ModelError, ModelSource, nearest
+from exporters.errors import nearest
+from exporters.source import WEIGHTS, ModelError, ModelSource
 
 if TYPE_CHECKING:
     import onnx
@@ -174,7 +175,7 @@ def _library_specs(source: ModelSource) -> list[TensorSpec]:
     known = known_inputs(source)
     own = {name_of(each.place, len(known.inputs)): each for each in known.inputs}
     if strays := [name for name in source.dimensions if name not in (*known.sizes, *symbols(source.inputs))]:
-        raise ModelError(f"model {source.name!r}: dimensions: {nearest(strays[0], list(known.sizes))}")
+        raise ModelError(f"model {source.name!r}: no dimension {strays[0]!r}{nearest(strays[0], known.sizes)}")
     for name, most in known.limits.items():
         if (size := source.dimensions.get(name, 0)) > most:
             raise ModelError(

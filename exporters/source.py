@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -182,9 +181,3 @@ def shape_words(shape: Mapping[str, int]) -> list[str]:
 
 class ModelError(Exception):
     """A model that cannot be had: the message says what is wrong, where, and how to mend it."""
-
-
-def nearest(word: str, known: Collection[str]) -> str:
-    """A hint at the known words, two at most, of which one was probably meant, or at all of them."""
-    near = difflib.get_close_matches(word, known, n=2)
-    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"there is {', '.join(known) or 'none'}"

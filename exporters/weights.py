@@ -9,6 +9,7 @@ from typing import Any
 
 from exporters.cache import Cache, check_room, file_sha256
 from exporters.catalog import network_of
+from exporters.errors import cut
 from exporters.inputs import input_specs, read_onnx
 from exporters.libraries.catalog import LIBRARIES, folder_of
 from exporters.packages import installed_version
@@ -16,7 +17,6 @@ from exporters.sound_graph import graphs_in
 from exporters.source import TOO_LONG, Identity, ModelError, ModelSource, digest, plain
 
 PACKAGE = Path(__file__).parent
-_SHOWN_LOCATION = 200
 
 
 def source_key(source: ModelSource) -> str:
@@ -162,7 +162,7 @@ def external_tensors(path: Path) -> list[tuple[Any, dict[str, str]]]:
 def _check_location(path: Path, tensor: str, location: str) -> None:
     """Raise ModelError for data outside the folder of the file: a model must not read other files of this machine."""
     folder = path.parent.resolve()
-    shown = repr(location if len(location) <= _SHOWN_LOCATION else f"{location[:_SHOWN_LOCATION]}…")
+    shown = repr(cut(location, 200))
     try:
         is_inside = (folder / location).resolve().is_relative_to(folder)
         (folder / location).exists()

@@ -1,8 +1,7 @@
-"""Define the error of a config, file or argument that cannot be used, and suggest the word that was meant."""
+"""Define the error of a config, file or argument that cannot be used."""
 
 from __future__ import annotations
 
-import difflib
 import errno
 import re
 import shlex
@@ -10,11 +9,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from exporters.errors import cut
+from exporters.errors import nearest as nearest
+
 PROGRAM = "cnn-profiler" if Path(sys.argv[0]).stem == "cnn-profiler" else "python -m profiler"
 """How the program was called, for messages that give a command."""
-
-_LONG_WORD = 200
-"""Characters; comparing takes the square of their number."""
 
 
 def resuming(run: Path) -> str:
@@ -26,18 +25,10 @@ class ConfigError(Exception):
     """A config, file or argument that cannot be used; the message says where and how to mend it. Exit code 2."""
 
 
-def nearest(word: str, valid: Iterable[str], otherwise: str | None = None) -> str:
-    """A hint at the valid word that was probably meant; else `otherwise`, or all of them."""
-    words = list(dict.fromkeys(valid))
-    close = difflib.get_close_matches(word[:_LONG_WORD], words, n=1, cutoff=0.7)
-    return f"; did you mean '{close[0]}'?" if close else f"; {otherwise or 'valid: ' + ', '.join(words)}"
-
-
 def unusable_path(error: Exception) -> str | None:
     """What to say of an error that is about a name which no file can have, whichever argument it is of; else None."""
     if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
-        name = str(error.filename or "")
-        return f"{name if len(name) < _LONG_WORD else name[:_LONG_WORD] + '…'}: {error.strerror}; give another name"
+        return f"{cut(str(error.filename or ''), 200)}: {error.strerror}; give another name"
     # What Python 3.11 makes of a loop of links.
     return str(error) if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop") else None
 
@@ -46,7 +37,7 @@ def check_arguments(arguments: Iterable[str]) -> None:
     """Raises ConfigError for an argument that is no text, or has a number of more digits than any number here."""
     for number, argument in enumerate(arguments, 1):
         if re.search(r"[\ud800-\udfff]", argument):
-            raise ConfigError(f"argument {number}, {argument[:_LONG_WORD]!r}, is not UTF-8")
+            raise ConfigError(f"argument {number}, {cut(argument, 200)!r}, is not UTF-8")
         if re.search(r"\d{30}", argument):
             raise ConfigError(f"argument {number} has a number of 30 digits or more, which nothing here takes")
 

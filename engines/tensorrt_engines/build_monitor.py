@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from exporters.errors import cut
+
 MIB = 2**20
 _PROGRESS_SECONDS = 0.3
 _POLL_SECONDS = 0.1
@@ -92,8 +94,7 @@ def reasons(messages: list[str], limit: int) -> str:
     The newest message comes first, the cause of what has just failed: what came before it may have been overcome.
     """
     lines = dict.fromkeys(" ".join(line.split()) for message in reversed(messages) for line in message.splitlines())
-    text = "; ".join([line for line in lines if line and _NO_DRIVER not in line] or lines)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return cut("; ".join([line for line in lines if line and _NO_DRIVER not in line] or lines), limit)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporters.declared_inputs import DeclaredInput
-from exporters.errors import sentence
+from exporters.errors import nearest, sentence
 from exporters.source import ModelError, ModelSource
 
 if TYPE_CHECKING:
@@ -134,9 +134,6 @@ def not_installed(library: Library) -> str | None:
     return f"needs {library.package}, which is not installed: pip install 'cnn-runtime-profiler[{library.extra}]'"
 
 
-def closest(name: str, names: list[str], what: str = "models") -> str:
+def similar(name: str, names: list[str], what: str = "models") -> str:
     """A hint at the names of a library, or of `what` else there is, that were probably meant."""
-    import difflib
-
-    near = difflib.get_close_matches(name, names, n=3)
-    return f"did you mean {' or '.join(near)}?" if near else f"it has {len(names)} {what}, {names[0]} for one"
+    return nearest(name, names, f"it has {len(names)} {what}, {names[0]} for one", count=3)

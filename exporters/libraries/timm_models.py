@@ -9,7 +9,7 @@ import timm
 from torch import nn
 
 from exporters.declared_inputs import BATCH, DeclaredInput
-from exporters.libraries.catalog import Known, closest
+from exporters.libraries.catalog import Known, similar
 from exporters.source import ModelError
 
 
@@ -32,4 +32,4 @@ def inputs(name: str, options: Mapping[str, Any]) -> Known:
 
 def _check(name: str) -> None:
     if not timm.is_model(name.partition(".")[0]):
-        raise ModelError(f"timm has no such model; {closest(name, timm.list_models())}")
+        raise ModelError(f"timm has no such model{similar(name, timm.list_models())}")

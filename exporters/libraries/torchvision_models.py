@@ -10,7 +10,7 @@ import torchvision
 from torch import nn
 
 from exporters.declared_inputs import BATCH, DeclaredInput
-from exporters.libraries.catalog import Known, closest
+from exporters.libraries.catalog import Known, similar
 from exporters.source import ModelError
 
 _IMAGE = 224
@@ -49,5 +49,5 @@ def inputs(name: str, options: Mapping[str, Any]) -> Known:
 def _builder(name: str) -> Any:
     names = torchvision.models.list_models()
     if name not in names:
-        raise ModelError(f"torchvision has no such model; {closest(name, names)}")
+        raise ModelError(f"torchvision has no such model{similar(name, names)}")
     return torchvision.models.get_model_builder(name)

@@ -19,7 +19,7 @@ import transformers
 from torch import nn
 
 from exporters.declared_inputs import BATCH, DeclaredInput, name_of
-from exporters.libraries.catalog import Known, closest, folder_of
+from exporters.libraries.catalog import Known, folder_of, similar
 from exporters.libraries.transformers_steps import Step, cached_inputs
 from exporters.source import ModelError
 
@@ -148,7 +148,7 @@ def _config(name: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
         cls, config_class, given = *_classes(name), {}
     if strays := [key for key in options if key != "attn_implementation" and not hasattr(config_class(), key)]:
         known = [key for key in vars(config_class()) if not key.startswith("_")]
-        raise ModelError(f"{config_class.__name__} has no option {strays[0]!r}; {closest(strays[0], known, 'options')}")
+        raise ModelError(f"{config_class.__name__} has no option {strays[0]!r}{similar(strays[0], known, 'options')}")
     config = config_class(**{**given, **options})
     if "use_cache" not in options and hasattr(config.get_text_config(), "use_cache"):
         config.use_cache = config.get_text_config().use_cache = False
@@ -164,7 +164,7 @@ def _classes(name: str) -> tuple[Any, Any]:
                 f"{name} is no folder with a config.json (nothing is downloaded: give a local folder, or a model class)"
             )
         models = [each for each in dir(transformers) if "Model" in each or "For" in each]
-        raise ModelError(f"transformers has no such class; {closest(name, models)}")
+        raise ModelError(f"transformers has no such class{similar(name, models)}")
     if issubclass(found, transformers.PreTrainedConfig):
         return None, found
     config_class = getattr(found, "config_class", None)

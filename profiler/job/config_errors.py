@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
@@ -14,7 +13,9 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from engines.catalog import ENGINES
 from exporters.bounds import MOST_NAME_BYTES
-from profiler.errors import ConfigError, nearest
+from exporters.errors import closest, nearest
+from exporters.errors import shown as shown
+from profiler.errors import ConfigError
 from profiler.job.yaml_lines import Lines, Location
 
 DEVICE_BLOCKS = ("cpu", "cuda")
@@ -91,7 +92,7 @@ def nearest_engine(word: str, valid: Iterable[str]) -> str:
     """`nearest`, which also knows what people write for an engine's name, such as TensorRT_RTX for trt-rtx."""
     words = list(valid)
     spellings = {spelling: e.name for e in ENGINES.values() if e.name in words for spelling in e.spellings}
-    close = difflib.get_close_matches(word.lower().replace("_", "-"), [*words, *spellings], n=1, cutoff=0.7)
+    close = closest(word.lower().replace("_", "-"), [*words, *spellings])
     return nearest(spellings.get(close[0], close[0]) if close else word, words)
 
 
@@ -100,12 +101,6 @@ def yaml_text(value: Any) -> str:
     if value is None:
         return "nothing"
     return str(value).lower() if isinstance(value, bool) else shown(repr(value))
-
-
-def shown(text: str, characters: int = 120) -> str:
-    """A text's beginning, on one line: what a terminal would not print becomes its escape."""
-    cut = text if len(text) <= characters else f"{text[: characters - 1]}…"
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut)
 
 
 @dataclass(frozen=True)

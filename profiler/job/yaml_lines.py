@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import re
-import stat
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from exporters.errors import cut
 from exporters.source import WEIGHTS
+from exporters.whole_file import open_regular
 from profiler.errors import ConfigError
 
 Location = tuple[str | int, ...]
@@ -101,7 +101,7 @@ def read(path: Path) -> tuple[dict[str, Any], Lines]:
         line = mark.line + 1 if mark else 1
         why = getattr(error, "problem", None) or str(error).splitlines()[0]
         kind = "" if isinstance(error, _Refused) else "no valid YAML: "
-        raise ConfigError(f"{path}:{line}: {kind}{_cut(why, 300)}") from None
+        raise ConfigError(f"{path}:{line}: {kind}{cut(why, 300)}") from None
     if not isinstance(data, dict):
         raise ConfigError(
             f"{path}:1: expected keys such as models and engines; see the bench.yaml that comes with the project"
@@ -112,17 +112,12 @@ def read(path: Path) -> tuple[dict[str, Any], Lines]:
 def _text(path: Path) -> str:
     """The file's text. Raises ConfigError, also for what has no end or makes its reader wait, such as a pipe."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(file, "rb") as content:
-            is_file = stat.S_ISREG(os.fstat(file).st_mode)
-            data = content.read(_MOST_BYTES + 1) if is_file else b""
-        why = "it is not a file" if not is_file else "it is larger than 1 MiB" if len(data) > _MOST_BYTES else ""
-        text = "" if why else data.decode()
+        with open_regular(path, _MOST_BYTES) as file:
+            return file.read(_MOST_BYTES).decode()
     except (OSError, ValueError) as error:  # Of a path that no file can have, too.
-        why = str(error.strerror) if isinstance(error, OSError) else "it is not UTF-8 text"
-    if why:
-        raise ConfigError(f"{_cut(str(path))}: cannot be read: {why}; give the path of a YAML file such as bench.yaml")
-    return text
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+    where = cut(str(path), 300)
+    raise ConfigError(f"{where}: cannot be read: {why}; give the path of a YAML file such as bench.yaml")
 
 
 @functools.lru_cache(maxsize=1)
@@ -178,8 +173,4 @@ def _why_not(value: Any) -> str:
 
 def _short(value: Any) -> str:
     """A value as a file has it, on one line, in quotes, and not much of it."""
-    return _cut(repr(value), 80) if isinstance(value, str) else "this"
-
-
-def _cut(text: str, characters: int = 300) -> str:
-    return text if len(text) <= characters else f"{text[: characters - 1]}…"
+    return cut(repr(value), 80) if isinstance(value, str) else "this"

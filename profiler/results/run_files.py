@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from exporters.whole_file import open_regular
 from profiler.errors import ConfigError
 
 UNPRINTABLE = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069{}]"
@@ -49,16 +50,7 @@ def open_run_file(path: Path, most: int | None = None) -> io.BufferedReader:
     target = os.path.realpath(path, strict=True)
     if os.path.commonpath([folder, target]) != folder:
         raise OSError(errno.EPERM, "it is a link that leads out of the run's folder", str(path))
-    # Without O_NONBLOCK a pipe would be waited for.
-    file = os.fdopen(os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, 0), "rb")
-    facts = os.fstat(file.fileno())
-    why = "" if stat.S_ISREG(facts.st_mode) else "it is no regular file"
-    if most is not None and facts.st_size > most:
-        why = why or f"it is larger than {most >> 20} MiB"
-    if why:
-        file.close()
-        raise OSError(errno.EINVAL, why, str(path))
-    return file
+    return open_regular(Path(target), most)
 
 
 def check_readable(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import math
 import shlex
@@ -18,6 +17,7 @@ from engines.catalog import ENGINES, PRESETS, Device, Preset, unsupported
 from engines.requirements import explain, missing
 from exporters.catalog import CATALOG
 from exporters.declared_inputs import BATCH, DTYPES, FILLS, is_integer
+from exporters.errors import closest
 from exporters.libraries.catalog import LIBRARIES, library_of, model_entry, not_installed
 from exporters.onnx_files import is_float32
 from exporters.source import ModelError, ModelSource
@@ -234,7 +234,7 @@ def _check_source(word: str) -> None:
             raise ConfigError(f"{word} {why}")
         return
     sources = {library.package: library.prefix for library in LIBRARIES.values()} | {each: each for each in LIBRARIES}
-    close = difflib.get_close_matches(prefix, sources, n=1, cutoff=0.7) if colon else []
+    close = closest(prefix, sources) if colon else []
     is_own = (
         Path(f"{prefix}.py").exists()
         or Path(prefix).is_dir()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from engines.base import Warning
 from engines.catalog import reference_of
+from exporters.errors import cut
 from profiler.job.case import Case, CaseId, Role
 from profiler.processes.messages import Outcome
 from profiler.results.result import Result
@@ -86,8 +87,4 @@ def _most(these: Mapping[str, float], those: Mapping[str, float]) -> str:
     more = {name: ms - those.get(name, 0.0) for name, ms in these.items()}
     total = sum(ms for ms in more.values() if ms > 0)
     worst = [name for name in sorted(more, key=lambda name: -more[name]) if more[name] > 0.05 * total][:_NAMED]
-    return ", ".join(f"{_short(name)} {these[name]:.3g} ms" for name in worst)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _NAME_CHARACTERS else name[: _NAME_CHARACTERS - 1] + "…"
+    return ", ".join(f"{cut(name, _NAME_CHARACTERS)} {these[name]:.3g} ms" for name in worst)

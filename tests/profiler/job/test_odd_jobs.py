@@ -40,7 +40,7 @@ def test_an_odd_job_is_refused_in_words(folder: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        *(("pipe", "it is not a file"), ("/dev/zero", "it is not a file"), ("folder.yaml", "Is a directory")),
+        *(("pipe", "it is no regular file"), ("/dev/zero", "it is no regular file"), ("folder.yaml", "Is a directory")),
         *(("loop", "symbolic links"), (f"{LONG}.yaml", "too long"), ("no.yaml", "No such file")),
     ],
 )
