@@ -13,9 +13,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from engines.host_memory import HostMeter
 from exporters.errors import cut
 
 MIB = 2**20
@@ -200,26 +200,20 @@ class Peaks:
 def watch_memory(device: bool) -> Iterator[Peaks]:
     """Fill the Peaks once the block has ended.
 
-    Host: this process's resident memory, whose peak is counted from here where the kernel allows it (proc(5),
-    clear_refs). Device: all of it that is in use, polled by torch from a thread, which the builder lets run.
+    Host: this process's resident memory. Device: all of it that is in use, polled by torch from a thread, which the
+    builder lets run.
     """
-    peaks = Peaks()
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-    before = _resident_mib("VmRSS")
-    ended = threading.Event()
-    poller = threading.Thread(target=_poll_device, args=(peaks, ended, _current_device() if device else None))
-    poller.daemon = True
-    if device:
-        poller.start()
+    peaks, host, ended = Peaks(), HostMeter(), threading.Event()
+    host.start_measuring()
+    of = _current_device() if device else None
+    poller = threading.Thread(target=_poll_device, args=(peaks, ended, of), daemon=True)
+    poller.start()
     try:
         yield peaks
     finally:
         ended.set()
-        if device:
-            poller.join()
-        peak = _resident_mib("VmHWM")
-        peaks.host_mib = None if peak is None or before is None else max(peak - before, 0.0)
+        poller.join()
+        peaks.host_mib = host.peak_mib()
 
 
 def _current_device() -> int | None:
@@ -239,12 +233,3 @@ def _poll_device(peaks: Peaks, ended: threading.Event, device: int | None) -> No
     while not ended.wait(_POLL_SECONDS):
         least = min(least, torch.cuda.mem_get_info(device)[0])
         peaks.device_mib = (before - least) / MIB
-
-
-def _resident_mib(key: str) -> float | None:
-    """A line of /proc/self/status in MiB."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(key + ":"):
-                return float(line.split()[1]) / 1024
-    return None

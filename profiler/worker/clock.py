@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from engines.base import Mark, ignore
+
 if TYPE_CHECKING:
     import torch
 
-Mark = Callable[[str], None]
 Run = Callable[[Mark], object]
 Samples = dict[str, list[float]]
 """Clock name to intervals in milliseconds, in the order in which they were taken."""
@@ -28,14 +29,10 @@ _CAPTURED_READS = 10
 """Calls a chunk from which the boundaries inside a captured graph are read: each of them has to be synchronized."""
 
 
-def ignore(name: str) -> None:
-    """The mark of a call whose inner boundaries nobody reads."""
-
-
 class Clock(Protocol):
     """Times calls on one device. `headline` names the clock whose median is the row's latency.
 
-    What is written here holds where a call has finished when it returns.
+    What does nothing here is for calls that have finished when they return.
     """
 
     headline: str
@@ -59,7 +56,16 @@ class Clock(Protocol):
 
     def time_synchronized(self, run: Run, calls: int) -> Samples:
         """Time each call from its start to its finished work ("host") and to its return ("enqueue")."""
-        return {}
+        samples: Samples = {"host": [], "enqueue": []}
+        for _ in range(calls):
+            self.synchronize()
+            start = time.perf_counter_ns()
+            run(ignore)
+            returned = time.perf_counter_ns()
+            self.synchronize()
+            samples["host"].append((time.perf_counter_ns() - start) / 1e6)
+            samples["enqueue"].append((returned - start) / 1e6)
+        return samples
 
     def time_gated(self, run: Run, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
         """Time `calls` times a call that was wholly enqueued before it started, and nothing behind it ("gpu").
@@ -74,6 +80,18 @@ class Clock(Protocol):
 
         `call_ms` is what a call is known to take.
         """
+        # Counted beforehand: the device's queue takes far more than `seconds` of calls before it holds the host.
+        calls = max(1, math.ceil(seconds * 1000 / call_ms))
+        while True:
+            self.synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                run(ignore)
+            self.synchronize()
+            elapsed = time.perf_counter() - start
+            if elapsed >= seconds:
+                return calls / elapsed
+            calls = math.ceil(calls * min(1.05 * seconds / elapsed, 10))
 
 
 class CpuClock(Clock):
@@ -172,9 +190,6 @@ class CudaClock(Clock):
             self._read_captured(run, min(calls, _CAPTURED_READS), samples)
         return samples
 
-    def time_synchronized(self, run: Run, calls: int) -> Samples:
-        return _synchronized(self, run, calls)
-
     def time_gated(self, run: Run, enqueue_ms: float, calls: int, block: int = 1) -> Samples | None:
         """Hold the stream behind a spin kernel while one call is enqueued, as NVBench does (`gpu` in docs/method.md).
 
@@ -192,9 +207,6 @@ class CudaClock(Clock):
             else:
                 return None
         return taken
-
-    def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
-        return _queued(self, run, seconds, call_ms)
 
     def time_copies(self, h2d_bytes: int, d2h_bytes: int, calls: int = 20) -> Samples:
         """Pinned copies of that many bytes, to the device ("h2d") and back ("d2h")."""
@@ -295,41 +307,8 @@ class QueueClock(Clock):
             for _ in range(block):
                 run(mark)
 
-        taken = _synchronized(self, calls_of_block, calls)
+        taken = self.time_synchronized(calls_of_block, calls)
         return {name: [ms / block for ms in values] for name, values in taken.items()}
-
-    def throughput(self, run: Run, seconds: float, call_ms: float) -> float:
-        return _queued(self, run, seconds, call_ms)
-
-
-def _synchronized(clock: Clock, run: Run, calls: int) -> Samples:
-    """Each call's time until its work has finished ("host"), and until it returns ("enqueue")."""
-    samples: Samples = {"host": [], "enqueue": []}
-    for _ in range(calls):
-        clock.synchronize()
-        start = time.perf_counter_ns()
-        run(ignore)
-        returned = time.perf_counter_ns()
-        clock.synchronize()
-        samples["host"].append((time.perf_counter_ns() - start) / 1e6)
-        samples["enqueue"].append((returned - start) / 1e6)
-    return samples
-
-
-def _queued(clock: Clock, run: Run, seconds: float, call_ms: float) -> float:
-    """Calls per second of a loop that waits once, at its end."""
-    # Counted beforehand: the device's queue takes far more than `seconds` of calls before it holds the host.
-    calls = max(1, math.ceil(seconds * 1000 / call_ms))
-    while True:
-        clock.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            run(ignore)
-        clock.synchronize()
-        elapsed = time.perf_counter() - start
-        if elapsed >= seconds:
-            return calls / elapsed
-        calls = math.ceil(calls * min(1.05 * seconds / elapsed, 10))
 
 
 def _add_marks(

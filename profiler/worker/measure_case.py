@@ -13,6 +13,7 @@ import torch
 import engines
 from engines.base import Array, Job, OwnQueue, Phase, Session, Warning
 from engines.catalog import ENGINES, Options
+from engines.host_memory import HostMeter
 from exporters.errors import sentence
 from profiler.job.case import Budget, Case, Role
 from profiler.nvml import Nvml
@@ -21,7 +22,7 @@ from profiler.results.result import Figures, Kept, Result, Stage, layer_warnings
 from profiler.results.roofline import MIB
 from profiler.worker import checks, disturbance
 from profiler.worker.clock import Clock, CpuClock, CudaClock, QueueClock, Samples
-from profiler.worker.memory import DeviceMeter, HostMeter, declared_parts
+from profiler.worker.memory import DeviceMeter, declared_parts
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
 from profiler.worker.task import Task, check_inputs, graph_of, make_job
 

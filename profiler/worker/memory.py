@@ -1,4 +1,4 @@
-"""Measure the memory of a worker process, in parts that add up.
+"""Measure the device memory of a worker process, in parts that add up.
 
 Device memory is read for the whole device (by NVML), since per-process figures are not available everywhere; another
 process that uses the device meanwhile would be counted in.
@@ -6,39 +6,12 @@ process that uses the device meanwhile would be counted in.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from pathlib import Path
 
 from engines.base import Memory
 from profiler.results.result import Figures
 
 MIB = 2**20
-
-
-class HostMeter:
-    """Resident memory of this process above what it started with."""
-
-    def __init__(self) -> None:
-        self._baseline = _status("VmRSS")
-
-    def start_measuring(self) -> bool:
-        """Let the kernel count the peak again from here (proc(5), clear_refs); whether it did."""
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            return False
-        return True
-
-    def now_mib(self) -> float | None:
-        """What is held now; None where there is no /proc."""
-        now = _status("VmRSS")
-        return None if now is None or self._baseline is None else now - self._baseline
-
-    def peak_mib(self) -> float | None:
-        """The peak since the start, or since `start_measuring`; None where there is no /proc."""
-        peak = _status("VmHWM")
-        return None if peak is None or self._baseline is None else max(peak - self._baseline, 0.0)
 
 
 class DeviceMeter:
@@ -107,12 +80,3 @@ def declared_parts(declared: Memory) -> Figures:
 
 def _mib(size: int | None) -> float | None:
     return None if size is None else size / MIB
-
-
-def _status(key: str) -> float | None:
-    """A line of /proc/self/status in MiB."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(key + ":"):
-                return float(line.split()[1]) / 1024
-    return None

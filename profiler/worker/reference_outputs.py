@@ -22,6 +22,7 @@ import torch
 import engines
 from engines.base import Array, Job, Named, Session, Unsupported
 from engines.catalog import Device, reference_of
+from engines.host_memory import HostMeter
 from exporters import calls, inputs
 from exporters.cache import Cache, CacheError, file_sha256, key_of, locked
 from exporters.calls import chosen
@@ -32,7 +33,6 @@ from exporters.time_limit import TooLong, limited
 from exporters.weights import checked, source_key
 from profiler.machine import available_memory_mib
 from profiler.worker import outputs as kept
-from profiler.worker.memory import HostMeter
 from profiler.worker.outputs import read_facts, write_outputs
 from profiler.worker.task import REFERENCE_ITEMS, Taken, usual_items
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engines.base import Warning
+from engines.base import Mark, Warning, ignore
 from profiler import processor
 from profiler.job.case import Budget
 from profiler.stats.samples import median
 from profiler.stats.stop_rule import StopRule
 from profiler.tables.numbers import milliseconds
-from profiler.worker.clock import GATE_SLACK_MS, Clock, Mark, Samples, ignore
+from profiler.worker.clock import GATE_SLACK_MS, Clock, Samples
 
 Now = Callable[[], float]
 Read = Callable[[], processor.Reading]

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from engines.base import Mark
 from profiler.stats.samples import median
-from profiler.worker.clock import CudaClock, Mark, Run
+from profiler.worker.clock import CudaClock, Run
 
 pytestmark = pytest.mark.gpu
 

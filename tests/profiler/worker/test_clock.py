@@ -6,7 +6,8 @@ import types
 
 import pytest
 
-from profiler.worker.clock import CudaClock, Mark
+from engines.base import Mark
+from profiler.worker.clock import CudaClock
 
 QUEUE = 100
 """Calls that the launch queue holds; enqueueing another waits until one has run."""

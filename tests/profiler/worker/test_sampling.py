@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from engines.base import Warning
+from engines.base import Mark, Warning
 from profiler import processor
 from profiler.job.case import Budget
-from profiler.worker.clock import GATE_SLACK_MS, CpuClock, Mark, Run, Samples
+from profiler.worker.clock import GATE_SLACK_MS, CpuClock, Run, Samples
 from profiler.worker.sampling import (
     Measurement,
     energy_per_call,
