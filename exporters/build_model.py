@@ -21,7 +21,7 @@ from exporters.catalog import CLASSES, network_of
 from exporters.errors import closest, nearest, sentence, text_of
 from exporters.libraries.catalog import build_from_library
 from exporters.packages import library_folders
-from exporters.single_layers import Conv2d, Layer
+from exporters.single_layers import Conv2d
 from exporters.source import ModelError, ModelSource
 
 SEED = 0
@@ -73,17 +73,11 @@ def load(source: ModelSource) -> nn.Module:
 
 def structure(source: ModelSource) -> nn.Module:
     """A canonical network or a single layer, on torch's current default device."""
-    return canonical(source) if source.layer is None else single(source.layer)
-
-
-def single(layer: Layer) -> nn.Module:
-    if isinstance(layer, Conv2d):
+    if isinstance(layer := source.layer, Conv2d):
         shared = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups", "bias")}
         return nn.Conv2d(layer.input[0], layer.out_channels, layer.kernel, **shared)
-    return nn.Linear(layer.in_features, layer.out_features, layer.bias)
-
-
-def canonical(source: ModelSource) -> nn.Module:
+    if layer is not None:
+        return nn.Linear(layer.in_features, layer.out_features, layer.bias)
     network = network_of(source)
     if network is None:
         raise ModelError(f"model {source.name!r} is an ONNX file ({source.onnx}): no torch module can be made of it")
@@ -326,13 +320,8 @@ def shared_prefix(own: Collection[str], state: Collection[str]) -> str | None:
     return None
 
 
-def save_state(model: nn.Module, path: Path) -> None:
-    """Write the state dict for `restore`."""
-    torch.save(model.state_dict(), path)
-
-
 def restore(source: ModelSource, state_path: Path) -> nn.Module:
-    """The model with the state that `save_state` wrote: as `load` returns it, without seeding or calibration.
+    """The model with the state that `exporters.weights.cached_state` wrote: as `load` returns it, without seeding.
 
     A canonical network's weights, and a layer's, are mapped from the file (copy on write), so nothing is read before it
     is used.

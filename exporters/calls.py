@@ -23,12 +23,12 @@ def call(model: Any, specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> 
 def named_outputs(result: Any) -> dict[str, Tensor]:
     """The tensors in what a module returned, in its order: a tensor is "y", a tuple's are "y0", "y1", a dict's or a
     dataclass's go by their keys, nested ones have a dot between. What is no tensor (None, a cache) is left out."""
-    return {_name(place): tensor for place, tensor in _tensors(result, ())}
+    return dict(_tensors(result, ""))
 
 
-def _tensors(result: Any, place: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Tensor]]:
+def _tensors(result: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     if isinstance(result, Tensor):
-        yield place, result
+        yield name or "y", result
         return
     parts: Iterator[tuple[str | int, Any]] = iter(())
     if isinstance(result, Mapping):
@@ -40,12 +40,7 @@ def _tensors(result: Any, place: tuple[str | int, ...]) -> Iterator[tuple[tuple[
     elif dataclasses.is_dataclass(result):
         parts = ((part.name, getattr(result, part.name)) for part in dataclasses.fields(result))
     for key, part in parts:
-        yield from _tensors(part, (*place, key))
-
-
-def _name(place: tuple[str | int, ...]) -> str:
-    first = place[0] if place and isinstance(place[0], str) else "".join(["y", *map(str, place[:1])])
-    return ".".join([first, *map(str, place[1:])])
+        yield from _tensors(part, f"{name}.{key}" if name else key if isinstance(key, str) else f"y{key}")
 
 
 def chosen(wanted: Sequence[str | int], names: Collection[str]) -> list[int]:

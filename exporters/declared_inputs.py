@@ -128,12 +128,9 @@ def _parts(data: Mapping[str, Any] | Sequence[Any]) -> Iterator[tuple[str | int,
 
 def _tensor(data: Mapping[str, Any], place: Place, folder: Path) -> DeclaredInput:
     shape, dtype, span, fill = (data.get(key) for key in ("shape", "dtype", "range", "fill"))
-    if shape is not None:
-        whole = isinstance(shape, list | tuple) and all(_is_size(size) for size in shape)
-        if not whole:
-            raise InputMistake(
-                f"must be sizes and names of sizes, such as [batch, 128], got {shape}", (*place, "shape")
-            )
+    if shape is not None and not (isinstance(shape, list | tuple) and all(map(_is_size, shape))):
+        what = "must be sizes and names of sizes, such as [batch, 128]"
+        raise InputMistake(f"{what}, got {shape}", (*place, "shape"))
     if dtype is not None and dtype not in DTYPES:
         raise InputMistake(f"unknown type '{dtype}'; valid: {', '.join(DTYPES)}", (*place, "dtype"))
     if fill is not None and fill not in FILLS:

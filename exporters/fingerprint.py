@@ -55,19 +55,12 @@ def look(source: ModelSource, runs: bool = True) -> dict[str, Any]:
     """
     assert source.factory is not None
     model = load(source)
-    parts: dict[str, Any] = {"state": _state(model), "structure": _structure(model)}
+    parts: dict[str, Any] = {"state": _digest(model.state_dict().items()), "structure": _structure(model)}
     if runs:
         parts["outputs"] = _outputs(model, source)
     # After the run, which may import more.
     names = {type(module).__module__ for module in model.modules()} | {source.factory.partition(":")[0]}
     return parts | {"code": code(name for name in names if name.partition(".")[0] != "torch")}
-
-
-def _state(model: nn.Module) -> str:
-    total = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        _add(total, name, tensor)
-    return total.hexdigest()
 
 
 def _structure(model: nn.Module) -> str:
@@ -89,12 +82,11 @@ def _outputs(model: nn.Module, source: ModelSource) -> str | None:
     items = fixed_batch(specs) or ITEMS
     inputs = [torch.from_numpy(array).clone() for array in seeded_inputs(specs, items)]
     threads = torch.get_num_threads()
-    total = hashlib.sha256()
     try:
         torch.set_num_threads(1)
         with torch.no_grad(), torch.random.fork_rng(devices=[]), limited(SECONDS):
             torch.seed()
-            leaves = list(named_outputs(call(model, specs, inputs)).items())
+            outputs = named_outputs(call(model, specs, inputs))
     except TooLong as error:
         print(f"model {source.name!r}: its key is of its parameters and its code only: {error}", file=sys.stderr)
         return TOO_LONG
@@ -104,20 +96,20 @@ def _outputs(model: nn.Module, source: ModelSource) -> str | None:
         return None
     finally:
         torch.set_num_threads(threads)
-    for name, leaf in leaves:
-        _add(total, name, leaf)
+    return _digest(outputs.items())
+
+
+def _digest(named: Iterable[tuple[str, object]]) -> str:
+    """The sha256 of tensors, and of what else `get_extra_state` gives, by name."""
+    total = hashlib.sha256()
+    for name, value in named:
+        is_tensor = isinstance(value, Tensor)
+        kind = f"{value.dtype} {tuple(value.shape)}" if is_tensor else re.sub(r"0x[0-9a-f]+", "", repr(value))
+        total.update(repr((name, kind)).encode("utf-8", "backslashreplace"))
+        if is_tensor:
+            # As bytes, since NumPy has no bfloat16; where they lie, since a table of embeddings has gigabytes.
+            total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return total.hexdigest()
-
-
-def _add(total: Any, name: str, value: object) -> None:
-    kind = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else ""
-    if not kind:  # what `get_extra_state` gives
-        kind = re.sub(r"0x[0-9a-f]+", "", repr(value))
-    total.update(repr((name, kind)).encode("utf-8", "backslashreplace"))
-    if not isinstance(value, Tensor):
-        return
-    # As bytes, since NumPy has no bfloat16; where they lie, since a table of embeddings has gigabytes.
-    total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def code(modules: Iterable[str]) -> dict[str, str]:

@@ -179,7 +179,7 @@ def _forward(
     """
     if precision == "tf32":
         weights = {f"{path}.weight".lstrip(".") for path, m in model.named_modules() if isinstance(m, _PRODUCTS)}
-        return functional_call(model, _rounded_parameters(model, weights, _to_tf32, None), *_call(specs, inputs))
+        return functional_call(model, _rounded_parameters(model, weights, _to_tf32, None), *arguments(specs, inputs))
     if precision not in _HALVES:
         return call(model, specs, inputs)
     narrow = {
@@ -191,12 +191,7 @@ def _forward(
     half = _through(_HALVES[precision])
     summed = half if precision.startswith("amp-") else lambda gradient: half(gradient / scale) * scale
     parameters = _rounded_parameters(model, narrow, half, summed)
-    return functional_call(model, parameters, *_call(specs, _round_all(list(inputs), half, half)))
-
-
-def _call(specs: Sequence[TensorSpec], inputs: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    positional, keywords = arguments(specs, inputs)
-    return tuple(positional), keywords
+    return functional_call(model, parameters, *arguments(specs, _round_all(list(inputs), half, half)))
 
 
 def _rounded_parameters(

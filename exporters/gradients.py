@@ -141,7 +141,8 @@ def deviation(result: Array, samples: Mapping[str, Array], reference: Gradients)
     tensors = {
         name: relative_l2(samples.get(name, np.zeros_like(truth)), truth) for name, truth in reference.samples.items()
     }
-    zeros = [name for name, truth in reference.samples.items() if truth.any() and not _any(samples, name)]
+    given = {name for name, sample in samples.items() if sample.any()}
+    zeros = [name for name, truth in reference.samples.items() if truth.any() and name not in given]
     norm = float(np.linalg.norm(list(reference.norms.values())))
     error = float(np.linalg.norm([tensors[name] * reference.norms[name] for name in tensors]))
     return Deviation(relative_l2(result, reference.result), error / norm if norm else error, tensors, zeros)
@@ -155,7 +156,3 @@ def largest(deviations: Sequence[Deviation]) -> Deviation:
         {name: float(np.max([d.tensors[name] for d in deviations])) for name in deviations[0].tensors},
         sorted({name for d in deviations for name in d.zeros}),
     )
-
-
-def _any(samples: Mapping[str, Array], name: str) -> bool:
-    return name in samples and bool(samples[name].any())

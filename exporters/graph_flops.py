@@ -27,16 +27,15 @@ def graph_weights(model: ModelProto) -> Counter[np.dtype[Any]]:
     """By type, the elements of the initializers that are read as a whole: no tables of which nodes only gather rows."""
     import onnx
 
-    read = {name for node in model.graph.node for i, name in enumerate(node.input) if i not in _rows_read(node)}
+    read = set()
+    for node in model.graph.node:
+        of_rows = _TABLES.get(node.op_type, range(node.op_type.startswith("Gather")))
+        read.update(name for place, name in enumerate(node.input) if place not in of_rows)
     elements: Counter[np.dtype[Any]] = Counter()
     for tensor in model.graph.initializer:
         if tensor.name in read:
             elements[onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)] += math.prod(tensor.dims)
     return elements
-
-
-def _rows_read(node: NodeProto) -> Sequence[int]:
-    return _TABLES.get(node.op_type, range(node.op_type.startswith("Gather")))
 
 
 def quantized_products(graph: GraphProto) -> tuple[int, int]:

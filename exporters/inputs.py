@@ -252,7 +252,7 @@ def _array(path: Path, name: str) -> NDArray[Any]:
         raise ModelError(f"input {name!r}: {error}") from None
 
 
-def arguments(specs: Sequence[TensorSpec], values: Sequence[Value]) -> tuple[list[Any], dict[str, Any]]:
+def arguments(specs: Sequence[TensorSpec], values: Sequence[Value]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of a module's call, of values in the order of `specs`; nested lists and mappings
     are made anew. Without specs all are positional."""
     tree: dict[str | int, Any] = {}
@@ -263,9 +263,8 @@ def arguments(specs: Sequence[TensorSpec], values: Sequence[Value]) -> tuple[lis
             node = node.setdefault(key, {})
         node[place[-1]] = value
     positions = sorted(key for key in tree if isinstance(key, int))
-    return [_built(tree[key]) for key in positions], {
-        key: _built(part) for key, part in tree.items() if isinstance(key, str)
-    }
+    keywords = {key: _built(part) for key, part in tree.items() if isinstance(key, str)}
+    return tuple(_built(tree[key]) for key in positions), keywords
 
 
 def _built(part: Any) -> Any:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from exporters.errors import sentence
 from exporters.inputs import BATCH, TensorSpec, graph_specs, read_onnx
 from exporters.onnx_export import Export, check_onnx, export_onnx, note
 from exporters.packages import installed_version
-from exporters.sound_graph import check_sound, every_node, graphs_in, graphs_of, loops
+from exporters.sound_graph import check_sound, every_node, graphs_in, loops
 from exporters.source import ModelError, ModelSource
 from exporters.weights import external_tensors, graph_files, identified, source_key, tensors
 
@@ -47,36 +46,27 @@ def not_made(source: ModelSource, precision: str) -> str | None:
 
 def is_float32(path: Path) -> bool:
     """Whether all floats of an .onnx file are float32 and nothing is quantized; False of a file that cannot be read."""
-    try:
-        changed = path.stat().st_mtime_ns
-    except OSError:
-        return False
-    return _is_float32(path, changed)
+    return _looked_at(path)[0]
 
 
 def loops_of(source: ModelSource) -> tuple[str, ...]:
     """The names of the loops in a user's graph, of which nobody can know before whether they end."""
-    if source.onnx is None or not source.onnx.is_file():
-        return ()
-    return _loops_of(source.onnx, source.onnx.stat().st_mtime_ns)
+    return () if source.onnx is None else _looked_at(source.onnx)[1]
 
 
-@lru_cache(maxsize=64)
-def _loops_of(path: Path, changed: int) -> tuple[str, ...]:
+def _looked_at(path: Path) -> tuple[bool, tuple[str, ...]]:
+    """What `is_float32` and `loops_of` say of a file; of one that cannot be read whoever prepares it says why."""
     try:
-        return tuple(loop.name for graph in graphs_in(read_onnx(path)) for loop in loops(graph))
-    except ModelError:
-        return ()  # Whoever prepares it says why.
+        return _look(path, path.stat().st_mtime_ns)
+    except (OSError, ModelError):
+        return False, ()
 
 
 @lru_cache(maxsize=64)
-def _is_float32(path: Path, changed: int) -> bool:
+def _look(path: Path, changed: int) -> tuple[bool, tuple[str, ...]]:
     from onnx import TensorProto
 
-    try:
-        model = read_onnx(path)
-    except ModelError:
-        return False
+    model = read_onnx(path)
     graphs = graphs_in(model)
     types = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     # A single double is a constant that PyTorch's exporter leaves; it makes no double model.
@@ -84,13 +74,13 @@ def _is_float32(path: Path, changed: int) -> bool:
     types |= {t.data_type for t in held if t.data_type != TensorProto.DOUBLE or len(t.dims)}
     # One that is not UTF-8 is bytes.
     nodes = [node for graph in graphs for node in every_node(graph) if isinstance(node.op_type, str)]
-    types |= {a.i for node in nodes if node.op_type == "Cast" for a in node.attribute if a.name == "to"} - {
-        TensorProto.DOUBLE
-    }
+    casts = {a.i for node in nodes if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
+    types |= casts - {TensorProto.DOUBLE}
     exact = {getattr(TensorProto, name) for name in ("FLOAT", "INT64", "INT32", "BOOL", "STRING", "UNDEFINED")}
     exact |= {TensorProto.UINT8}  # An image's bytes.
     quantized = any(node.op_type.startswith(_INTEGER_OPERATORS) for node in nodes)
-    return _FLOAT in types and types <= exact and not quantized
+    looping = tuple(loop.name for graph in graphs for loop in loops(graph))
+    return _FLOAT in types and types <= exact and not quantized, looping
 
 
 def fp32_graph(source: ModelSource, cache: Cache) -> Export:
@@ -126,6 +116,7 @@ def to_fp16(source: ModelSource, cache: Cache) -> Export:
 def _write_fp16(name: str, graph: Path, path: Path) -> str:
     """Convert and check the file; returns the operators that stay float32, like "Resize (2×), TopK (1×)"."""
     import onnx
+    import onnx_ir as ir
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
     try:
@@ -135,8 +126,10 @@ def _write_fp16(name: str, graph: Path, path: Path) -> str:
         inferred = onnx.shape_inference.infer_shapes(read_onnx(graph))
         kept = _blocked(inferred, DEFAULT_OP_BLOCK_LIST)
         places = _without_data(inferred)
-        model = convert_float_to_float16(inferred, disable_shape_infer=True)
-        _sort(model.graph)
+        # The converter appends its casts at the end (onnxruntime 1.31).
+        sorted_ = ir.from_proto(convert_float_to_float16(inferred, disable_shape_infer=True))
+        sorted_.graph.sort()
+        model = ir.to_proto(sorted_)
         _move_data(model, places, graph.parent, path)
         onnx.save(model, path)
         onnx.checker.check_model(str(path), full_check=True)
@@ -194,27 +187,6 @@ def _move_data(model: Any, outside: Mapping[str, Any], folder: Path, path: Path)
             tensor.data_location = before.data_location
             for key, value in (("location", data_path.name), ("offset", start), ("length", target.tell() - start)):
                 tensor.external_data.add(key=key, value=str(value))
-
-
-def _sort(graph: Any) -> None:
-    """Put each node behind those that it needs: the converter appends its casts at the end (onnxruntime 1.31)."""
-    for inner in [inner for node in graph.node for inner in graphs_of(node)]:
-        _sort(inner)
-    nodes = list(graph.node)
-    maker = {name: place for place, node in enumerate(nodes) for name in node.output}
-    needs = {place: {maker[name] for name in _read(node) if name in maker} for place, node in enumerate(nodes)}
-    order = list(TopologicalSorter(needs).static_order())
-    del graph.node[:]
-    graph.node.extend(nodes[place] for place in order)
-
-
-def _read(node: Any) -> Iterator[str]:
-    """What a node reads, the nodes of its subgraphs among it."""
-    yield from node.input
-    for graph in (g for a in node.attribute for g in (a.g, *a.graphs)):
-        for inner in graph.node:
-            yield from _read(inner)
-        yield from (value.name for value in graph.output)
 
 
 def _blocked(model: Any, operators: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
@@ -125,9 +125,5 @@ def _remove_unread(graph: GraphProto) -> None:
             left.update(node.input)
             graph.node.remove(node)
     read = outputs.union(*(node.input for node in graph.node))
-    _drop(graph.initializer, left - read)
-
-
-def _drop(tensors: Any, names: set[str]) -> None:
-    for tensor in [tensor for tensor in tensors if tensor.name in names]:
-        tensors.remove(tensor)
+    for tensor in [tensor for tensor in graph.initializer if tensor.name in left - read]:
+        graph.initializer.remove(tensor)

@@ -203,11 +203,13 @@ def cached_state(source: ModelSource, cache: Cache) -> Path:
 
     Raises ModelError.
     """
-    from exporters.build_model import load, save_state
+    import torch
+
+    from exporters.build_model import load
 
     def produce(path: Path) -> None:
         model = load(source)
         check_room(path, sum(weight.nbytes for weight in model.parameters()))
-        save_state(model, path)
+        torch.save(model.state_dict(), path)
 
     return cache.entry("state", state_key(source), ".pt", checked(source, produce, runs=False))[0]

@@ -69,7 +69,7 @@ class EagerSession:
         assert job.state is not None, "an engine that needs torch gets the prepared weights"
         self.model = self._to_device(restore(job.source, job.state))
         self.inputs: list[torch.Tensor] = []
-        self.arguments: tuple[list[Any], dict[str, Any]] = [], {}
+        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self.call: Callable[..., Any] = self.model
         self.result: Any = None
         self.graph: torch.cuda.CUDAGraph | None = None

@@ -455,15 +455,11 @@ class Config(_Strict):
         """A mistake that shows only once the job has been read, with the line, or the option, of its place there."""
         return self._origin.error(message, at)
 
-    @field_validator("layers", "engines", mode="before")
+    @field_validator("models", "layers", "engines", mode="before")
     @classmethod
-    def _words(cls, entries: Any) -> Any:
-        return [{"name": e} if isinstance(e, str) else e for e in entries] if isinstance(entries, list) else entries
-
-    @field_validator("models", mode="before")
-    @classmethod
-    def _model_words(cls, entries: Any) -> Any:
-        return [model_entry(e) if isinstance(e, str) else e for e in entries] if isinstance(entries, list) else entries
+    def _words(cls, entries: Any, info: ValidationInfo) -> Any:
+        entry = model_entry if info.field_name == "models" else lambda word: {"name": word}
+        return [entry(e) if isinstance(e, str) else e for e in entries] if isinstance(entries, list) else entries
 
     @model_validator(mode="after")
     def _subjects(self) -> Config:

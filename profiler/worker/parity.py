@@ -30,20 +30,10 @@ class Difference:
 
 
 def compare(outputs: Sequence[Array], reference: Sequence[Array], names: Sequence[str] = ()) -> list[Difference]:
-    """Each output's difference. Both sides have items along the first axis; as many are compared as both have.
-
-    Raises ValueError where the outputs' number or shapes differ from the reference's.
-    """
-    if len(outputs) != len(reference):
-        raise ValueError(f"{len(outputs)} outputs, the reference has {len(reference)}")
-    found = []
-    for number, (output, expected) in enumerate(zip(outputs, reference, strict=True)):
-        if output.ndim != expected.ndim or output.shape[1:] != expected.shape[1:]:
-            raise ValueError(f"output {number} has shape {output.shape}, the reference {expected.shape}")
-        name = f"output {names[number]}" if len(outputs) > 1 and names else f"output {number}"
-        # A layer's output at a large batch is gigabytes, of which a few items are compared.
-        found.append(_difference(name, *_common(output, expected)))
-    return found
+    """Each output's difference, of arrays that `profiler.worker.outputs.align` has given the same shapes."""
+    several = len(outputs) > 1 and names
+    called = [f"output {name}" for name in (names if several else range(len(outputs)))]
+    return [_difference(*each) for each in zip(called, outputs, reference, strict=True)]
 
 
 def _difference(name: str, ours: Array, truth: Array) -> Difference:
@@ -74,13 +64,6 @@ def _not_alike(name: str, ours: Array, truth: Array) -> tuple[str | None, bool]:
     return f"{sentence}; the reference itself is not finite in {share} % of them", True
 
 
-def _common(output: Array, expected: Array) -> tuple[Array, Array]:
-    """The items that both have, of scalars the one."""
-    ours, truth = np.atleast_1d(output), np.atleast_1d(expected)
-    items = min(len(ours), len(truth))
-    return ours[:items], truth[:items]
-
-
 def figures(
     differences: Sequence[Difference], outputs: Sequence[Array], reference: Sequence[Array], real_weights: bool
 ) -> Figures:
@@ -92,8 +75,7 @@ def figures(
     agreement = None
     largest = [difference.largest for difference in differences if difference.largest is not None]
     if real_weights and reference and reference[0].ndim == 2 and not differences[0].exact:
-        ours, truth = _common(outputs[0], reference[0])
-        agreement = float(np.mean(ours.argmax(axis=1) == truth.argmax(axis=1)))
+        agreement = float(np.mean(outputs[0].argmax(axis=1) == reference[0].argmax(axis=1)))
     # np.max keeps a NaN, which max() would lose.
     return {
         "rel_l2_error": _finite(np.max([difference.error for difference in differences], initial=0.0)),

@@ -20,7 +20,6 @@ from exporters.build_model import (
     initialize,
     load,
     restore,
-    save_state,
     structure,
 )
 from exporters.cache import Cache
@@ -206,7 +205,7 @@ def test_restore(tmp_path: Path, small: ModelSource) -> None:
         first = next(model.parameters())
         with torch.no_grad():
             first.mul_(2)  # so that a restore that ignores the file is noticed
-        save_state(model, tmp_path / "state.pt")
+        torch.save(model.state_dict(), tmp_path / "state.pt")
         restored = restore(source, tmp_path / "state.pt")
         assert states_equal(model, restored)
         assert not restored.training
@@ -215,7 +214,7 @@ def test_restore(tmp_path: Path, small: ModelSource) -> None:
 
 def test_restored_weights_are_a_private_copy(tmp_path: Path) -> None:
     source, path = ModelSource("resnet18"), tmp_path / "state.pt"
-    save_state(load(source), path)
+    torch.save(load(source).state_dict(), path)
     before = path.read_bytes()
     with torch.no_grad():
         for parameter in restore(source, path).parameters():
@@ -224,7 +223,7 @@ def test_restored_weights_are_a_private_copy(tmp_path: Path) -> None:
 
 
 def test_restore_refuses_another_models_state(tmp_path: Path) -> None:
-    save_state(load_model("resnet18"), tmp_path / "state.pt")
+    torch.save(load_model("resnet18").state_dict(), tmp_path / "state.pt")
     with pytest.raises(ModelError, match="cannot be restored"):
         restore(ModelSource("resnet34"), tmp_path / "state.pt")
 

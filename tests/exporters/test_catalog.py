@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from exporters.build_model import canonical
+from exporters.build_model import structure
 from exporters.catalog import CATALOG, architecture
 from exporters.source import ModelError, ModelSource
 
@@ -32,7 +32,7 @@ PUBLISHED_PARAMETERS = {
 def test_row_describes_its_network(name: str) -> None:
     row = CATALOG[name]
     with torch.device("meta"):
-        model = canonical(ModelSource(name)).eval()
+        model = structure(ModelSource(name)).eval()
         with FlopCounterMode(display=False) as counter:
             logits = model(torch.empty(2, *row.input_shape))
     assert logits.shape == (2, 1000)
@@ -102,7 +102,7 @@ def test_googlenet_torch_counts_by_hand() -> None:
 
 
 def test_googlenet_torch_cuts_off_all_but_the_1000_classes() -> None:
-    model = canonical(ModelSource("googlenet-torch"))
+    model = structure(ModelSource("googlenet-torch"))
     classifier = model.get_submodule("fc")
     classifier.weight = torch.nn.Parameter(torch.zeros(1008, 1024))
     classifier.bias = torch.nn.Parameter(torch.arange(1008.0))
@@ -111,12 +111,12 @@ def test_googlenet_torch_cuts_off_all_but_the_1000_classes() -> None:
 
 def test_auxiliary_heads_are_the_papers() -> None:
     with pytest.raises(ModelError, match="'googlenet-torch' has no auxiliary classifiers; leave out auxiliary"):
-        canonical(ModelSource("googlenet-torch", options={"auxiliary": True}))
+        structure(ModelSource("googlenet-torch", options={"auxiliary": True}))
 
 
 def test_auxiliary_heads_train_and_do_not_infer() -> None:
     with torch.device("meta"):
-        model = canonical(ModelSource("googlenet", options={"auxiliary": True}))
+        model = structure(ModelSource("googlenet", options={"auxiliary": True}))
         x = torch.empty(2, 3, 224, 224)
         trained, inferred = model.train()(x), model.eval()(x)
     # 128 1x1 filters and two linear layers a head: Caffe's train_val.prototxt.

@@ -32,8 +32,8 @@ def test_keywords_positions_and_nested_parts_have_places() -> None:
     args, keywords = arguments(input_specs(source([{"shape": [2]}, [{"shape": [3]}, {"shape": [4]}]])), ["a", "b", "c"])
     assert (args, keywords) == (["a", ["b", "c"]], {})
     specs = input_specs(source({"images": [{"image": {"shape": ["batch", 3]}}, {"shape": [4]}]}))
-    assert arguments(specs, ["a", "b"]) == ([], {"images": [{"image": "a"}, "b"]})
-    assert arguments([], ["a", "b"]) == (["a", "b"], {})
+    assert arguments(specs, ["a", "b"]) == ((), {"images": [{"image": "a"}, "b"]})
+    assert arguments([], ["a", "b"]) == (("a", "b"), {})
 
 
 @pytest.mark.parametrize(

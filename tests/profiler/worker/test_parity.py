@@ -55,33 +55,10 @@ def test_half_precision_is_compared_without_overflowing() -> None:
     assert found([half], [half.astype(np.float32)])["rel_l2_error"] == 0.0
 
 
-@pytest.mark.parametrize("items", [1, 2, 5])
-def test_as_many_items_are_compared_as_both_have(items: int) -> None:
-    batch = np.repeat(LOGITS, 3, axis=0)[:items]
-    reference = np.vstack([batch[:2], np.full((6, 3), 99.0, dtype=np.float32)])
-    assert found([batch[:2]], [reference])["rel_l2_error"] == 0.0
-
-
 def test_a_scalar_loss_is_compared() -> None:
     scalar = found([np.array(2.2)], [np.array(2.0)], real_weights=True)
     assert scalar["rel_l2_error"] == pytest.approx(0.1, rel=1e-5)
     assert scalar["top1_agreement"] is None
-
-
-@pytest.mark.parametrize(
-    ("outputs", "reference"),
-    [
-        ([LOGITS], [LOGITS, LOGITS]),
-        ([LOGITS[:, :2]], [LOGITS]),
-        ([LOGITS.reshape(2, 3, 1)], [LOGITS]),
-        ([LOGITS[0]], [np.array(1.0, dtype=np.float32)]),
-        ([np.array(1.0, dtype=np.float32)], [LOGITS[0]]),
-    ],
-    ids=["too few", "classes", "dimensions", "vector for a scalar", "scalar for a vector"],
-)
-def test_outputs_of_another_number_or_shape_are_refused(outputs: list[Array], reference: list[Array]) -> None:
-    with pytest.raises(ValueError, match=r"outputs|shape"):
-        compare(outputs, reference)
 
 
 def test_top1_agreement_is_the_share_of_items_with_the_same_class() -> None:
