@@ -8,10 +8,11 @@ versions, in which the same tensors are blurred by what another order of summati
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,11 @@ def cached_gradients(
     """The step in fp64 and at each precision, each computed once for all runs. Dropout is off.
 
     Under fp16 it is another one for each of `batches`, by default a batch of only the items. `of_input`: see `step`.
-
     Raises what the model raises in training mode.
     """
     source = identified(source)
-    code = [file_sha256(Path(__file__).with_name(name)) for name in _CODE]
-    start = [head, str(items), str(of_input), repr(source.outputs)]
-    common = [source_key(source), *start, *code, str(installed_version("torch"))]
+    code = [*(file_sha256(Path(__file__).with_name(name)) for name in _CODE), str(installed_version("torch"))]
+    common = [source_key(source), head, str(items), str(of_input), repr(source.outputs), *code]
     arrays = seeded_inputs(specs, items)
 
     def entry(name: str, suffix: str, produce: Callable[[Path], None]) -> Path:
@@ -96,9 +95,7 @@ def cached_gradients(
 
         return Deviation(**json.loads(entry(own_name(precision, batch), ".json", produce).read_text()))
 
-    named = {
-        own_name(precision, batch): (precision, batch) for precision in precisions for batch in batches or (items,)
-    }
+    named = {own_name(*key): key for key in product(precisions, batches or (items,))}
     return GradientReference(path, {name: own(*key) for name, key in named.items()})
 
 
@@ -125,21 +122,14 @@ def step(
     trained: dict[str, Tensor] = dict(model.named_parameters())
     if of_input or source.layer is not None:
         trained |= zip(input_names(len(inputs)), (x.requires_grad_() for x in inputs), strict=True)
-    items, dtype = _items(specs, inputs), torch.float64 if precision == "fp64" else torch.float32
-    goal = None if target is None else _to(target, dtype)
-    scale = _SCALE if precision == "amp-fp16" else 1.0
-    if precision == "fp16" and batch is not None:
-        scale = items / batch
+    items = _items(specs, inputs)
+    goal = None if target is None else _to(target, _type(precision))
+    scale = {"amp-fp16": _SCALE, "fp16": items / (batch or items)}.get(precision, 1.0)
     while True:
         first = trained_output(_forward(model, specs, inputs, precision, scale), source.outputs)
         goal = seeded_target(first, head, items) if goal is None else goal
-        root, gradient = start_of_backward(first, goal, head)
-        for tensor in trained.values():
-            tensor.grad = None
-        root.backward((torch.ones_like(root) if gradient is None else gradient) * scale)
-        gradients = {name: p.grad / scale for name, p in trained.items() if p.grad is not None}
-        is_finite = all(bool(torch.isfinite(g).all()) for g in gradients.values())
-        if precision != "amp-fp16" or scale <= _SMALLEST_SCALE or is_finite:
+        root, gradients = _backward(first, goal, head, trained, scale)
+        if precision != "amp-fp16" or scale <= _SMALLEST_SCALE or all(g.isfinite().all() for g in gradients.values()):
             break
         scale /= 2
     return Gradients(
@@ -150,16 +140,31 @@ def step(
     )
 
 
+def _backward(
+    first: Tensor, goal: Tensor | None, head: str, trained: Mapping[str, Tensor], scale: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the head makes of the output, and the gradients, computed at a scale and without it."""
+    root, gradient = start_of_backward(first, goal, head)
+    for tensor in trained.values():
+        tensor.grad = None
+    root.backward((torch.ones_like(root) if gradient is None else gradient) * scale)
+    return root, {name: p.grad / scale for name, p in trained.items() if p.grad is not None}
+
+
 def _prepare(
     source: ModelSource, state: Path, arrays: Sequence[Array], precision: str, blur: int
 ) -> tuple[nn.Module, list[Tensor]]:
     """The model in training mode, which rounds as the precision does, and the items."""
     model = restore(source, state)
     prepare_to_train(model, dropout=False)
-    dtype = torch.float64 if precision == "fp64" else torch.float32
-    model = model.to(dtype)
+    model = model.to(_type(precision))
     _round_modules(model, precision, blur)
-    return model, [_to(array, dtype) for array in arrays]
+    return model, [_to(array, _type(precision)) for array in arrays]
+
+
+def _type(precision: str) -> torch.dtype:
+    """In which a step is computed, narrower precisions rounded."""
+    return torch.float64 if precision == "fp64" else torch.float32
 
 
 def _items(specs: Sequence[TensorSpec], inputs: Sequence[Tensor]) -> int:

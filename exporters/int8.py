@@ -147,7 +147,6 @@ def write_quantized(
     exporter wrote all shapes, the batch symbolic.
     """
     import onnx
-    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     # Beyond protobuf's 2 GiB the weights lie next to the graph, in the intermediate files too.
@@ -159,20 +158,7 @@ def write_quantized(
                 fp32, simplified, skip_symbolic_shape=True, save_as_external_data=external, all_tensors_to_one_file=True
             )
             residual, others = residuals(simplified) if placement.operands_only else ({}, [])
-            quantize_static(
-                simplified,
-                path,
-                SimpleNamespace(get_next=lambda: next(batches, None)),  # A CalibrationDataReader.
-                quant_format=QuantFormat.QDQ,
-                op_types_to_quantize=list(placement.operators),
-                nodes_to_exclude=others,
-                per_channel=True,
-                activation_type=QuantType.QInt8,
-                weight_type=QuantType.QInt8,
-                use_external_data_format=external,
-                calibrate_method=CalibrationMethod.MinMax,
-                extra_options=dict(placement.options),
-            )
+            _put_pairs(simplified, path, batches, placement, others, external)
             if placement.operands_only:
                 keep_operands(path, residual)
             onnx.checker.check_model(str(path), full_check=True)
@@ -183,3 +169,30 @@ def write_quantized(
                 f"model {name!r}: quantizing to int8 failed: {sentence(error)}; the model "
                 "must run in ONNX Runtime at fp32: try precisions: [fp32] with engines: [ort]"
             ) from error
+
+
+def _put_pairs(
+    graph: Path,
+    path: Path,
+    batches: Iterator[dict[str, NDArray[Any]]],
+    placement: Placement,
+    others: Sequence[str],
+    external: bool,
+) -> None:
+    """Quantize the graph to `path`, the nodes called `others` left out."""
+    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+    quantize_static(
+        graph,
+        path,
+        SimpleNamespace(get_next=lambda: next(batches, None)),  # A CalibrationDataReader.
+        quant_format=QuantFormat.QDQ,
+        op_types_to_quantize=list(placement.operators),
+        nodes_to_exclude=list(others),
+        per_channel=True,
+        activation_type=QuantType.QInt8,
+        weight_type=QuantType.QInt8,
+        use_external_data_format=external,
+        calibrate_method=CalibrationMethod.MinMax,
+        extra_options=dict(placement.options),
+    )

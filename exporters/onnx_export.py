@@ -153,9 +153,8 @@ def _write(
 
     from exporters.calls import flattened
 
-    shapes = _free_axes(specs)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    check_room(path, sum(weight.nbytes for weight in model.parameters()))
+    shapes, size = _free_axes(specs), sum(tensor.nbytes for tensor in model.state_dict().values())
+    check_room(path, size)
     with quiet(), flattened(model, specs) as outputs:
         program = to_program(
             model,

@@ -171,8 +171,7 @@ def _build(
     # The weights are about as large as in the graph, whose int8 ones are still in fp32.
     weights = sum(file.stat().st_size for file in graph_files(request.onnx).values())
     check_room(path, weights / (4 if request.precision == "int8" else 1))
-    started = time.perf_counter()
-    warnings: list[Warning] = []
+    started, warnings = time.perf_counter(), list[Warning]()
     logger, monitor = logger_of(library), new_monitor(library, progress)
     # TensorRT for RTX measures nothing, and with a timing cache it would look for a GPU.
     timings = None if targets(library) else cache.root / "timings" / digest({"of": [_versions(library), request.gpu]})
@@ -194,10 +193,7 @@ def _build(
         check(logger)
         check(monitor)
         if plan is None:
-            why = logged(logger, 2 * _ERROR_CHARACTERS)
-            if re.search(_NO_KERNELS, " ".join(logger.errors)):
-                raise Unsupported(f"{product(library)} has no kernels of this graph for {request.target}: {why}")
-            raise RuntimeError(f"{product(library)} cannot build {request.onnx.name}: {why}")
+            raise _failure(library, request, logger)
         forget(logger)
         seconds = time.perf_counter() - started
         if timings is not None:
@@ -207,6 +203,14 @@ def _build(
     record = {"seconds": seconds, "peak_host_mib": peaks.host_mib, "peak_device_mib": peaks.device_mib}
     record_of(path).write_text(json.dumps(record))
     return warnings
+
+
+def _failure(library: Any, request: BuildRequest, logger: Any) -> Exception:
+    """What to raise where the builder gives no engine."""
+    why = logged(logger, 2 * _ERROR_CHARACTERS)
+    if re.search(_NO_KERNELS, " ".join(logger.errors)):
+        return Unsupported(f"{product(library)} has no kernels of this graph for {request.target}: {why}")
+    return RuntimeError(f"{product(library)} cannot build {request.onnx.name}: {why}")
 
 
 def _parse(library: Any, parser: Any, onnx: Path) -> None:
