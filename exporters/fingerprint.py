@@ -103,12 +103,12 @@ def _digest(named: Iterable[tuple[str, object]]) -> str:
     """The sha256 of tensors, and of what else `get_extra_state` gives, by name."""
     total = hashlib.sha256()
     for name, value in named:
-        is_tensor = isinstance(value, Tensor)
-        kind = f"{value.dtype} {tuple(value.shape)}" if is_tensor else re.sub(r"0x[0-9a-f]+", "", repr(value))
-        total.update(repr((name, kind)).encode("utf-8", "backslashreplace"))
-        if is_tensor:
-            # As bytes, since NumPy has no bfloat16; where they lie, since a table of embeddings has gigabytes.
-            total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        if not isinstance(value, Tensor):
+            total.update(repr((name, re.sub(r"0x[0-9a-f]+", "", repr(value)))).encode("utf-8", "backslashreplace"))
+            continue
+        total.update(repr((name, f"{value.dtype} {tuple(value.shape)}")).encode("utf-8", "backslashreplace"))
+        # As bytes, since NumPy has no bfloat16; where they lie, since a table of embeddings has gigabytes.
+        total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

@@ -27,7 +27,7 @@ def graph_weights(model: ModelProto) -> Counter[np.dtype[Any]]:
     """By type, the elements of the initializers that are read as a whole: no tables of which nodes only gather rows."""
     import onnx
 
-    read = set()
+    read = set[str]()
     for node in model.graph.node:
         of_rows = _TABLES.get(node.op_type, range(node.op_type.startswith("Gather")))
         read.update(name for place, name in enumerate(node.input) if place not in of_rows)

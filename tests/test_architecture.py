@@ -240,8 +240,7 @@ NOT_WHOLE = {
     **dict.fromkeys(("engines.tensorrt_engines.build", "profiler.report.page"), "entry"),
     **dict.fromkeys(("engines.deployment", "engines.jax_xla.deploy", "profiler.recommend.artifact_papers"), "artifact"),
     # Settings of the kernel.
-    **dict.fromkeys(("engines.tensorrt_engines.build_monitor", "profiler.worker.memory"), "proc"),
-    "profiler.processes.process": "proc",
+    **dict.fromkeys(("engines.host_memory", "profiler.processes.process"), "proc"),
     # What is only ever appended to: a line that is cut off is known as such.
     **dict.fromkeys(("profiler.results.journal", "profiler.run.telemetry", "profiler.run.prepare"), "log"),
     "profiler.processes.logs": "log",

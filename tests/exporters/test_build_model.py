@@ -166,7 +166,7 @@ def test_a_checkpoint_that_does_not_fit_says_which_key_to_give(
 def test_unknown_option_suggests_a_known_one() -> None:
     with pytest.raises(ModelError, match=r"unknown option 'auxilary'; did you mean 'auxiliary'"):
         load_model("googlenet", auxilary=True)
-    with pytest.raises(ModelError, match="there is none"):
+    with pytest.raises(ModelError, match="valid: none"):
         load_model("vgg16", depth=3)
 
 
@@ -186,7 +186,7 @@ def test_factory(small: ModelSource) -> None:
         ("small_factories:raising", "raised ValueError: no luck at .*small_factories.py:14"),
         ("small_factories:other", "returned builtins.dict, not a torch.nn.Module"),
         ("small_factories:smal", "'mine': small_factories has no 'smal'; did you mean 'small'\\?$"),
-        ("small_factories:zzz", "small_factories has no 'zzz'; there is .*Branching, branching$"),
+        ("small_factories:zzz", "small_factories has no 'zzz'; valid: .*Branching, branching$"),
         ("smal_factories:f", "no module 'smal_factories' in {folder}.*import_from.*; did you mean 'small_factories'"),
         ("absent:f", r"'absent:f': there is no module 'absent' in {folder}.* \(import_from\), nor installed$"),
         ("lacking:f", "raised ModuleNotFoundError: No module named 'absent' at .*lacking.py:1"),

@@ -30,7 +30,7 @@ def test_keywords_positions_and_nested_parts_have_places() -> None:
     assert [name_of(each.place, 2) for each in declared_inputs([{"shape": [1]}, {"shape": [2]}])] == ["x0", "x1"]
     assert name_of((0,), 1) == "x"
     args, keywords = arguments(input_specs(source([{"shape": [2]}, [{"shape": [3]}, {"shape": [4]}]])), ["a", "b", "c"])
-    assert (args, keywords) == (["a", ["b", "c"]], {})
+    assert (args, keywords) == (("a", ["b", "c"]), {})
     specs = input_specs(source({"images": [{"image": {"shape": ["batch", 3]}}, {"shape": [4]}]}))
     assert arguments(specs, ["a", "b"]) == ((), {"images": [{"image": "a"}, "b"]})
     assert arguments([], ["a", "b"]) == (("a", "b"), {})
