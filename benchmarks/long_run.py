@@ -103,7 +103,8 @@ def run(place: Path, cases: int) -> tuple[Watch, float]:
         with writing(folder.path):
             folder.write_config(config)
             environment = describe(target, facts) | {"machine": {}}
-            measure_cases(Runner(folder, config, target, environment, watch), make_plan(config, "cpu")[:cases], console)
+            plan = make_plan(config, "cpu")[:cases]
+            measure_cases(Runner(folder, config, target, plan, environment, watch), plan, console)
     return watch, resident()
 
 

@@ -22,6 +22,7 @@ from engines.catalog import Device
 from profiler.bundled import jobs
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
+from profiler.published.claims.evidence import Evidence
 from profiler.published.command import write
 from profiler.published.studies import STUDIES
 from profiler.published.tables import link, published_tables
@@ -91,7 +92,7 @@ def write_suite(runs: Sequence[Submitted], into: Path) -> None:
         old.unlink()
     read = read_runs([run.folder for run in runs])
     results, study = read.results.collect(), runs[0].study
-    write(into, study, results, published_tables(study, results, [run.environment for run in read.runs]))
+    write(into, Evidence(study, results), published_tables(study, results, [run.environment for run in read.runs]))
 
 
 def index(runs: Sequence[Submitted]) -> str:

@@ -70,17 +70,14 @@ class BuildTask:
 
     @property
     def options(self) -> TrtOptions:
-        """The case's."""
         return TrtOptions(**self.case.options)
 
     @property
     def batches(self) -> str:
-        """The range that it is for, or the one size."""
         return self.options.batch_range or str(self.case.batch_size)
 
     @property
     def name(self) -> str:
-        """What it is, in words."""
         return f"{self.case.model} {self.case.precision} batch {self.batches}"
 
 
@@ -294,7 +291,6 @@ def _print(console: Console, title: str, tasks: Sequence[BuildTask], outcomes: S
 
 
 def _remarks(task: BuildTask, outcome: Outcome) -> list[str]:
-    """Warnings of an engine, or why there is none."""
     if outcome.status != "ok":
         return [f"{outcome.status}: {outcome.reason}"]
     seeded = task.case.precision == "int8" and task.case.source.calibration is None

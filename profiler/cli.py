@@ -47,19 +47,12 @@ class _DefaultsToRun(TyperGroup):
             option = getattr(error, "option_name", None)
             # By its name: typer raises its own, or in older versions click's.
             if type(error).__name__ == "NoSuchOption" and option:
-                having = [name for name, command in self.commands.items() if _has_option(command, option)]
-                self._say_where(error, option, having)
+                having = [n for n, each in self.commands.items() if any(option in one.opts for one in each.params)]
+                where = f"{PROGRAM} {having[0]} --help" if len(having) == 1 else ", ".join(having)
+                if having:
+                    message = f"No such option: {option}. Other commands have it: {where}"
+                    vars(error).update(possibilities=None, message=message)
             raise
-
-    @staticmethod
-    def _say_where(error: Any, option: str, having: Sequence[str]) -> None:
-        if having:
-            commands = f"{PROGRAM} {having[0]} --help" if len(having) == 1 else ", ".join(having)
-            error.possibilities, error.message = None, f"No such option: {option}. Other commands have it: {commands}"
-
-
-def _has_option(command: Any, option: str) -> bool:
-    return any(option in parameter.opts for parameter in command.params)
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

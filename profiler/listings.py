@@ -20,7 +20,7 @@ from profiler.nvml import Gpu
 from profiler.options import Cache, Engines, Environment, Models, Suites
 from profiler.processes.forkserver import libraries
 from profiler.published.suites import suites_table
-from profiler.run.prepare import cache_limit
+from profiler.run.prepare import cache_limit, check_cache
 from profiler.tables.numbers import counted, decimals, each, whole
 from profiler.tables.table import Table, figure, name, of_rows, prose, words
 from profiler.tables.writers import print_table
@@ -40,7 +40,6 @@ def list_engines(options: Engines, console: Console) -> int:
 
 
 def list_models(_: Models, console: Console) -> int:
-    """Print the canonical networks."""
     print_table(console, models_table())
     return 0
 
@@ -52,15 +51,16 @@ def list_suites(options: Suites, console: Console) -> int:
 
 
 def print_environment(_: Environment, console: Console) -> int:
-    """Print what environment.json would have."""
     with libraries() as facts:
         console.print_json(data=describe(resolve_device("auto", facts), facts))
     return 0
 
 
 def cache(options: Cache, console: Console) -> int:
-    """List the cache's entries by kind, or clear them. Raises ConfigError for a word that is neither."""
+    """List the cache's entries by kind, or clear them. Raises ConfigError for a word that is neither, and for a cache
+    that cannot be."""
     check_choice("cache", options.action, ("list", "clear"))
+    check_cache()
     root, latest = default_root(), time.time() - 86_400 * options.older_than
     found = [entry for entry in entries(root) if entry.used <= latest]
     if options.action == "clear":
@@ -113,7 +113,8 @@ def engines_table(requested: str) -> Table:
     for preset in PRESETS.values():
         engine = ENGINES[preset.engine]
         why_not = _why_not(preset, device, gpu, bool(nvml.visible_gpus()))
-        passes = [_precisions(engine, pass_, device) if why_not is None else "" for pass_ in get_args(Pass)]
+        able = [engine.precisions.get((pass_, device), ()) if why_not is None else () for pass_ in get_args(Pass)]
+        passes = [" ".join(precision for precision in PRECISIONS if precision in of_pass) for of_pass in able]
         rows.append([preset.name, engine.name, *passes, preset.summary, _missing(engine, device, why_not)])
     return of_rows(f"Engines on {device}{card}", fields, rows)
 
@@ -175,8 +176,3 @@ def _ahead_of_time(engine: Engine) -> str:
     if lacking:
         return f"to build engines here ahead of time: {explain(lacking)}"
     return f"can build engines here ahead of time: {PROGRAM} build --engine {engine.name} --target sm89 …"
-
-
-def _precisions(engine: Engine, pass_: Pass, device: Device) -> str:
-    able = engine.precisions.get((pass_, device), frozenset())
-    return " ".join(p for p in PRECISIONS if p in able)

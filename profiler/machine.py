@@ -140,13 +140,11 @@ def core_quota() -> float | None:
 
 
 def cpu_model() -> str:
-    """The processor's name as the kernel gives it."""
     found = _proc("cpuinfo", "model name")
     return found or platform.processor() or platform.machine()
 
 
 def total_memory_mib() -> float | None:
-    """Main memory of the machine."""
     return _memory("MemTotal")
 
 

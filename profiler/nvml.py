@@ -147,7 +147,6 @@ class Nvml:
             self._card = self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
 
     def memory_mib(self) -> float | None:
-        """Device memory in use by all processes."""
         return self._ask("nvmlDeviceGetMemoryInfo", lambda memory: memory.used / MIB)
 
     def energy_mj(self) -> float | None:
@@ -196,15 +195,12 @@ class Nvml:
         return self._ask_card("nvmlDeviceGetEnforcedPowerLimit", lambda milliwatts: milliwatts / 1000)
 
     def default_power_limit_w(self) -> float | None:
-        """The limit that the card came with."""
         return self._ask_card("nvmlDeviceGetPowerManagementDefaultLimit", lambda milliwatts: milliwatts / 1000)
 
     def most_sm_clock_mhz(self) -> float | None:
-        """The highest clock of the card's multiprocessors."""
         return self._ask_card("nvmlDeviceGetMaxClockInfo", float, *([self._nvml.NVML_CLOCK_SM] if self._nvml else []))
 
     def read(self) -> Reading:
-        """Everything that is polled."""
         nvml = self._nvml
         return Reading(
             time.monotonic(),

@@ -64,7 +64,6 @@ class Reading:
     stalled: float | None
 
     def since(self, before: Reading) -> Load:
-        """The shares of the time between an earlier reading and this one."""
         seconds = max(self.seconds - before.seconds, 1e-9)
         both = [(before.processors[n], self.processors[n]) for n in before.processors if n in self.processors]
         others = steal = stolen = None
@@ -158,7 +157,6 @@ def _descendants(proc: Path, pid: int | str) -> list[int]:
 
 
 def _cpu_seconds(process: Path) -> float:
-    """Processor time of a process and of its children that have ended."""
     fields = _text(process / "stat").rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) * TICK_S
 

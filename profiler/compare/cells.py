@@ -38,9 +38,8 @@ def compare(
 
     `results` has the columns of results.parquet; `by` is the text column whose values are the sides. Rows of one side
     and one cell (model, variant, pass, precision, batch size, extra) are its processes. The base is the side named
-    `base`, else the first (of shapes the smallest that a model has of the same dimensions). With `best`
-    only a side's fastest variant counts, whatever its name. `common` are the `spreads` of the whole runs, where
-    `results` are a part of them.
+    `base`, else the first (of shapes the smallest that a model has of the same dimensions). With `best` only a side's
+    fastest variant counts, whatever its name. `common` are the `spreads` of the whole runs that `results` are of.
 
     Times are medians over the processes' medians, in milliseconds; memory is in MiB. `ratio` is on the headline
     clock, `device_ratio` and `verdict` on the clock `judged_on`. A cell that a side lacks, or that failed there, has no
@@ -61,19 +60,20 @@ def compare(
     if best:
         lines = lines.sort("latency_median", nulls_last=True, maintain_order=True)
         lines = lines.unique(["side", *match], keep="first", maintain_order=True)
-    if by == "shape" and base is None:
-        # Each model has dimensions of its own: a sequence is not to be compared with a cache.
-        dimensions = pl.col("side").str.replace_all("=[^/]*", "").alias("dimensions")
-        groups = [part for _, part in lines.group_by("model", dimensions, maintain_order=True)]
-        groups = [part for part in groups if part["side"].n_unique() > 1] or [lines]
-        cells = pl.concat(_against(part, match, [n for n in names if n in set(part["side"])]) for part in groups)
-    else:
-        cells = _against(lines, match, names, base)
+    groups = _by_dimensions(lines) if by == "shape" and base is None else [lines]
+    cells = pl.concat(_against(part, match, [n for n in names if n in set(part["side"])], base) for part in groups)
     if cells.filter(pl.col("base_status").is_not_null() & pl.col("side_status").is_not_null()).is_empty():
         first = names[0] if base is None else base
         others = ", ".join(name for name in names if name != first)
         raise ConfigError(f"no cell is on both sides: {first} and {others} share no {', '.join(match)}")
     return cells
+
+
+def _by_dimensions(lines: pl.DataFrame) -> list[pl.DataFrame]:
+    """Each model has dimensions of its own: a sequence is not to be compared with a cache."""
+    dimensions = pl.col("side").str.replace_all("=[^/]*", "").alias("dimensions")
+    groups = [part for _, part in lines.group_by("model", dimensions, maintain_order=True)]
+    return [part for part in groups if part["side"].n_unique() > 1] or [lines]
 
 
 def _against(lines: pl.DataFrame, match: Sequence[str], names: Sequence[str], base: str | None = None) -> pl.DataFrame:
@@ -140,12 +140,6 @@ def _differs(columns: Sequence[str]) -> pl.Expr:
     return pl.when(text != "").then(text).alias("differs")
 
 
-def _disturbed() -> pl.Expr:
-    """The kinds of warnings on either side that forbid to say by what factor one wins; null if there are none."""
-    carried = pl.concat_list(pl.col(name).fill_null([]) for name in ("warnings", "warnings_side"))
-    return disturbed(carried).alias("disturbed")
-
-
 def _named(both: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
     """The columns of a comparison; a column of a cell by which the sides differ is null."""
     cell = {name: pl.col(name) if name in both.columns else pl.lit(None, pl.String) for name in CELL}
@@ -183,5 +177,5 @@ def _named(both: pl.DataFrame, base: str, side: str) -> pl.DataFrame:
             for prefix, end in (("base", ""), ("side", "_side"))
         ),
         "differs",
-        _disturbed(),
+        disturbed=disturbed(pl.concat_list(pl.col(name).fill_null([]) for name in ("warnings", "warnings_side"))),
     )

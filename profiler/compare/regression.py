@@ -85,7 +85,8 @@ class Regression:
 
 def find_regressions(cells: pl.DataFrame, limit: float) -> Regression:
     """Judges the cells of `compare`, the worst first. Raises ConfigError where none of them can be judged."""
-    on_device = _is_judged_on_device()
+    # Of calls that no gate can hold there is no device time.
+    on_device = (pl.col("interval") == BETWEEN) & pl.col("device_ratio_high").is_not_null()
     ratio, high = (pl.when(on_device).then(f"device_{name}").otherwise(name) for name in ("ratio", "ratio_high"))
     worst = cells.sort(ratio, nulls_last=True, maintain_order=True)
     beyond = 1 / (1 + limit)
@@ -104,11 +105,6 @@ def find_regressions(cells: pl.DataFrame, limit: float) -> Regression:
         why = next(iter(compared["why_no_verdict"].drop_nulls()), "no cell was measured on both sides")
         raise ConfigError(f"--fail-on-regression: no cell can be judged ({why}); measure with replicates: 3 or more")
     return found
-
-
-def _is_judged_on_device() -> pl.Expr:
-    """Between processes, where there is a device time: of calls that no gate can hold there is none."""
-    return (pl.col("interval") == BETWEEN) & pl.col("device_ratio_high").is_not_null()
 
 
 def _listed(cells: pl.DataFrame, top: int, text: Callable[[Row], str]) -> list[str]:
@@ -143,14 +139,10 @@ def _why_perhaps(row: Row) -> str:
     """How much, and what would prove it; of a disturbed cell no factor."""
     if row["disturbed"]:
         return f"disturbed on either side ({row['disturbed']}), so no factor; measure it again"
-    return f"{_how_much(row)}; {_what_settles(row)}"
-
-
-def _what_settles(row: Row) -> str:
     if row["verdict"] is None:
-        return str(row["why_no_verdict"])
+        return f"{_how_much(row)}; {row['why_no_verdict']}"
     least = max(row["base_processes"], row["side_processes"], row["replicates_to_settle"] or 0)
-    return f"more than {count(least)} replicates a side may prove it"
+    return f"{_how_much(row)}; more than {count(least)} replicates a side may prove it"
 
 
 def _why_lost(row: Row) -> str:

@@ -47,7 +47,6 @@ class Side:
 
     @property
     def machine(self) -> str:
-        """All of them."""
         return ", ".join(self.machines)
 
 
@@ -64,7 +63,6 @@ class Comparison:
 
     @cached_property
     def totals(self) -> list[Total]:
-        """What the cells of each side and pass say together."""
         return totals(self.cells)
 
     @property
@@ -98,7 +96,6 @@ def sections(comparison: Comparison, top: int, width: int | None = None) -> list
 
 
 def data(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as JSON's types."""
     texts = sentences(comparison.totals)
     regression = comparison.regression
     judged = {
@@ -118,7 +115,6 @@ def data(comparison: Comparison) -> dict[str, Any]:
 
 
 def _plain(total: Total) -> dict[str, Any]:
-    """As JSON has it, the verdicts among the other fields."""
     values = {key.rstrip("_"): value for key, value in asdict(total).items()}
     return {**values, **values.pop("verdicts")}
 

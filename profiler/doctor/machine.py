@@ -34,7 +34,8 @@ _BUSY = 0.25
 
 def of_machine(target: Target, facts: Mapping[str, Any]) -> list[Check]:
     """All that can be said before anything is measured; `facts` are the libraries' (processes.forkserver.libraries)."""
-    return [*_card(target, facts), *_processor(), *_memory(), *_disks(), *_versions()]
+    versions = (Check("note", "Version", text) for text in untested())
+    return [*_card(target, facts), *_processor(), *_memory(), *_disks(), *versions]
 
 
 def _card(target: Target, facts: Mapping[str, Any]) -> Iterator[Check]:
@@ -101,8 +102,3 @@ def _disks() -> Iterator[Check]:
         free = shutil.disk_usage(folder).free / 2**30
         mend = f": {_MEND[what]}" if free < _LEAST_GIB else ""
         yield Check("note" if mend else "ok", what, f"{folder}, {free:.1f} GiB free{mend}")
-
-
-def _versions() -> Iterator[Check]:
-    for text in untested():
-        yield Check("note", "Version", text)

@@ -83,7 +83,6 @@ def of_engines(results: Sequence[Result], target: Target) -> list[Check]:
 
 
 def _of_preset(preset: Preset, results: Sequence[Result]) -> Check:
-    """What ran with its milliseconds, or the first failure's reason."""
     ran = ", ".join(
         f"{'training ' * (each.case_id.pass_ == 'training')}{each.case_id.precision} {milliseconds(_latency(each))}"
         for each in results
@@ -99,7 +98,6 @@ def _of_preset(preset: Preset, results: Sequence[Result]) -> Check:
 
 
 def tensorrt_steps(results: Iterable[Result]) -> list[Check]:
-    """What a row of TensorRT proves, step by step."""
     found = []
     for result in results:
         if result.status == "ok":

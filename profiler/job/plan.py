@@ -29,7 +29,7 @@ _LAYERS = Training(head="logits")
 
 
 def make_plan(config: Config, device: Device, only: Filter | None = None, capability: str | None = None) -> list[Case]:
-    """Every cell of the config's matrix that `only` lets through, in running order.
+    """Every cell of the config's matrix that `only` lets through (`only_of`), in running order.
 
     `capability` is the GPU's compute capability, where it is known.
 
@@ -45,14 +45,21 @@ def make_plan(config: Config, device: Device, only: Filter | None = None, capabi
     for case_id, count in Counter(case.id for case in cases).items():
         if count > 1:
             raise ConfigError(f"{count} cases have the id {case_id}: {_why_twice(config)}")
-    excluded = [case for case in cases if not any(condition.matches(case) for condition in config.exclude)]
-    if only and excluded and (unknown := only.unknown(excluded)):
-        raise ConfigError(f"--only {only}: {unknown}")
-    chosen = [case for case in excluded if only is None or only.matches(case)]
-    if not chosen:
-        if only and excluded:
-            raise ConfigError(f"--only {only}: {only.why_none(excluded)}")
+    plan = [case for case in cases if not any(condition.matches(case) for condition in config.exclude)]
+    if not plan:
         raise ConfigError(f"exclude: no case is left; --dry-run without it lists the {len(cases)} of the config")
+    return only_of(plan, only)
+
+
+def only_of(plan: list[Case], only: Filter | None) -> list[Case]:
+    """The cases that `only` lets through. Raises ConfigError for a word in it that no case has, and for none left."""
+    if only is None:
+        return plan
+    if unknown := only.unknown(plan):
+        raise ConfigError(f"--only {only}: {unknown}")
+    chosen = [case for case in plan if only.matches(case)]
+    if not chosen:
+        raise ConfigError(f"--only {only}: {only.why_none(plan)}")
     return chosen
 
 

@@ -15,6 +15,7 @@ from profiler.errors import ConfigError, check_choice
 from profiler.job.case import settings
 from profiler.options import Published as Options
 from profiler.published import page
+from profiler.published.claims.evidence import Evidence
 from profiler.published.layers import LAYERS
 from profiler.published.machines import Environment
 from profiler.published.printed import Printed
@@ -50,18 +51,19 @@ def present(
     tables = published_tables(study, results, environments)
     if not tables:
         return False
+    evidence = Evidence(study, results)
     if into is not None:
-        write(into, study, results, tables)
+        write(into, evidence, tables)
     for table in tables:
         print_published(console, table)
-    page.show(console, study, results)
+    page.show(console, evidence)
     if into is not None:
         where = f"All tables and comparisons: {into / 'published.md'}, {into / 'conclusions.md'}"
         console.print(Text(where, style="dim"), soft_wrap=True)
     return True
 
 
-def write(folder: Path, study: str, results: pl.DataFrame, tables: Sequence[Printed]) -> None:
+def write(folder: Path, evidence: Evidence, tables: Sequence[Printed]) -> None:
     """Write the study's tables as published.md, as CSV and as pictures (published-<name>.csv, .svg); conclusions.md."""
     # Altair takes half a second to import, which only those pay who draw.
     from profiler.published import pictures
@@ -69,11 +71,11 @@ def write(folder: Path, study: str, results: pl.DataFrame, tables: Sequence[Prin
     folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
         table.write(folder)
-    drawn = pictures.published_pictures(study, results)
+    drawn = pictures.published_pictures(evidence.study, evidence.results)
     pictures.write(folder, drawn)
     images = {table.name: [picture.image for picture in drawn if picture.table == table.name] for table in tables}
-    write_whole(folder / "published.md", markdown(study, tables, images))
-    write_whole(folder / "conclusions.md", page.markdown(study, results))
+    write_whole(folder / "published.md", markdown(evidence.study, tables, images))
+    write_whole(folder / "conclusions.md", page.markdown(evidence))
 
 
 def nothing_compared(study: str, passes: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 import polars as pl
 
-from profiler.published import conclusions, references
+from profiler.published import conclusions
 from profiler.published.claims import libraries, networks, speed, sweeps
 from profiler.published.claims.evidence import Evidence, sound
 from profiler.published.claims.kinds import KINDS
@@ -98,24 +98,9 @@ def _cheapest(base: pl.DataFrame, rows: pl.DataFrame) -> str:
     )
 
 
-def without_cudnn(evidence: Evidence) -> list[str]:
-    """What cuDNN is worth."""
-    return [pair.sentence() for pair in speed.without_cudnn(evidence)]
-
-
-def outdone(evidence: Evidence) -> list[str]:
-    """Which networks are both faster and more accurate than another."""
-    return [one.sentence() for one in networks.most_outdone(evidence)]
-
-
 def _of_kind(kind: str) -> Callable[[Evidence], list[str]]:
     """What own rows answer to the study's statements of a kind; nothing where it makes none."""
-
-    def answers(evidence: Evidence) -> list[str]:
-        claims = [claim for claim in references.claims(evidence.study) if claim["kind"] == kind]
-        return KINDS[kind].own(claims, evidence) if claims else []
-
-    return answers
+    return lambda evidence: KINDS[kind].own(evidence) if evidence.claims(kind) else []
 
 
 HEADLINES: Sequence[Callable[[Evidence], list[str]]] = (
@@ -123,10 +108,10 @@ HEADLINES: Sequence[Callable[[Evidence], list[str]]] = (
     fastest,
     own_machines,
     cost,
-    without_cudnn,
+    speed.without_cudnn,
     _of_kind("best_per_layer"),
     _of_kind("memory_use"),
-    outdone,
+    networks.most_outdone,
     _of_kind("framework"),
     _of_kind("time_per_sample"),
     sweeps.knees,

@@ -50,7 +50,8 @@ _HOSTS = [
 def hardware_table(name: str, own: pl.DataFrame, environments: Sequence[Environment]) -> Printed:
     """The published GPUs and the own machines, with cloud, instance and price; of an own one what is known."""
     rows = []
-    for machine in _machines(own):
+    known = own.select("machine", "cloud", "instance", "usd_per_hour", "device").unique(maintain_order=True)
+    for machine in known.to_dicts():
         facts = _environment_of(machine["machine"], environments)
         # `roofs` are raised to what a network reached.
         roofs = facts.get("measured_roofs") or facts.get("roofs") or {}
@@ -87,10 +88,6 @@ def host_table(name: str, own: pl.DataFrame, environments: Sequence[Environment]
         )
     frame = _with_own(references.machines(name), rows, "machine")
     return Printed("hosts", "The computers around them", frame, _HOSTS, note=_HOST_NOTE)
-
-
-def _machines(own: pl.DataFrame) -> list[dict[str, Any]]:
-    return own.select("machine", "cloud", "instance", "usd_per_hour", "device").unique(maintain_order=True).to_dicts()
 
 
 def _with_own(published: pl.DataFrame, rows: Sequence[Mapping[str, Any]], name: str) -> pl.DataFrame:

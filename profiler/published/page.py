@@ -38,23 +38,21 @@ kept out; where not, {noun} whose time the host sets are named and do not count.
 Own machines and libraries come first. An own GPU and a CPU, or an own CPU and a GPU, are compared as machines only."""
 
 
-def markdown(study: str, results: pl.DataFrame) -> str:
+def markdown(evidence: Evidence) -> str:
     """Everything as a page: what is not told first is folded, so that GitHub shows it closed."""
-    evidence = Evidence(study, results)
     parts = [f"# {escape_markdown(evidence.row.title)}: conclusions"]
     if first := headlines(evidence):
         parts.append("\n".join(f"{number}. {sentence}" for number, sentence in enumerate(first, start=1)))
     parts += _statements(groups(evidence))
     for subject, times in evidence.times.items():
         parts += _folded(subject, _comparisons(evidence, subject, times))
-    if "minibatch" in evidence.row.tables and (findings := sweep_sentences(results)):
+    if "minibatch" in evidence.row.tables and (findings := sweep_sentences(evidence.results)):
         parts += _details(f"Every batch sweep: {counted(len(findings), 'finding')}", [_bullets(findings)])
     return "\n\n".join(parts) + "\n"
 
 
-def show(console: Console, study: str, results: pl.DataFrame) -> None:
+def show(console: Console, evidence: Evidence) -> None:
     """Print the conclusions that tell most, and how many of the source's statements hold."""
-    evidence = Evidence(study, results)
     if first := headlines(evidence):
         _heading(console, "Conclusions")
     for number, sentence in enumerate(first, start=1):

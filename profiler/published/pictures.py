@@ -62,7 +62,6 @@ class Picture:
 
     @property
     def file(self) -> str:
-        """Its name in a folder."""
         return f"published-{slug(self.name)}.svg"
 
     @property
@@ -72,23 +71,11 @@ class Picture:
 
     @property
     def data(self) -> dict[str, Rows]:
-        """What the specification draws, by name."""
         return {"rows": self.rows, **self.more}
 
     def drawing(self) -> Spec:
         """The specification with data, colours and title, on white paper."""
-        spec = palette.resolved(self.spec, palette.LIGHT)
-        config = palette.config(palette.LIGHT)
-        config |= {
-            "background": palette.LIGHT.paper,
-            "padding": 16,
-            "legend": {**config["legend"], "columns": WIDTH // LEGEND},
-        }
-        spec |= {
-            "datasets": {**spec.get("datasets", {}), **self.data},
-            "title": {"text": self.title, "subtitle": self.note, "anchor": "start", "offset": 16},
-            "config": config,
-        }
+        spec = palette.on_paper(self.spec, self.data, self.title, self.note, offset=16, columns=WIDTH // LEGEND)
         if self.panels:
             columns = WIDTH // PANEL
             return spec | {"columns": columns, "spec": {**spec["spec"], "width": WIDTH // columns - PANEL_AXIS}}
@@ -181,7 +168,6 @@ def _by_library(study: str, rows: pl.DataFrame) -> list[Picture]:
 
 
 def _by_layer(rows: pl.DataFrame) -> list[Picture]:
-    """The five layers, in every published library and every one of ours."""
     known = rows.drop_nulls("ms")
     if not known["ours"].any():
         return []
@@ -335,5 +321,4 @@ def _any_lighter(rows: pl.DataFrame) -> bool:
 
 
 def _figures(column: str) -> pl.Expr:
-    """Three digits, as text."""
     return pl.col(column).map_elements(lambda value: compact(value, 3), return_dtype=pl.String)

@@ -92,12 +92,10 @@ class Printed:
 
 
 def joined_notes() -> list[pl.Expr]:
-    """The notes of several rows as those of one."""
     return [pl.col(note).drop_nulls().str.join("; ").replace("", None) for note in NOTES]
 
 
 def joined_kinds() -> pl.Expr:
-    """The kinds of warnings of several rows as those of one."""
     return pl.col("kinds").explode().drop_nulls().unique(maintain_order=True)
 
 
@@ -126,7 +124,6 @@ def milliseconds(column: str, heading: str, as_printed: str = "") -> Field:
 
 
 def per_image(heading: str) -> list[Field]:
-    """The batch size and the time per image, for tables whose rows differ in the batch size."""
     return [figure("Batch", "batch_size", whole), figure(heading, "per_item_ms", measures)]
 
 

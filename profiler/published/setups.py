@@ -57,11 +57,9 @@ def times(results: pl.DataFrame) -> pl.DataFrame:
         updates=pl.col("optimizer").fill_null("none") != "none",
         to_image=pl.col("input_gradient").fill_null(False),
     )
-    brief = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(pl.col("status") != "ok").then("status")
-    library = pl.format("{}{}", "software", "ending")
-    kinds = pl.col("warnings")
+    brief, kinds = pl.when(status="oom").then(pl.lit(OUT_OF_MEMORY)).when(~OK).then("status"), pl.col("warnings")
     cells = merge(labelled, _KEYS, _FIGURES, **_ends()).with_columns(
-        library=library,
+        library=pl.format("{}{}", "software", "ending"),
         runtime=pl.format("{}{}", "runtime", "ending"),
         note=pl.coalesce(why_not(), marks(kinds)),
         brief=pl.coalesce(brief, marks(kinds)),

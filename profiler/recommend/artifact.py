@@ -151,10 +151,9 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
     task = _build_task(case, run) if engine.builds else None
     onnx = built = None
     with libraries(), open_display(console) as display:
-        why = "what would be exported is not what was measured"
-        check_models(
-            RunFolder(Path(run.address)), {case.subject: case.source}, folders, Budget(), logs, "--export", why
-        )
+        why, own = "what would be exported is not what was measured", RunFolder(Path(run.address))
+        sources = {case.subject: case.source}
+        check_models(own, sources, folders, Budget(), logs, "--export", why, display.preparing)
         if engine.needs == "onnx":
             prepared = prepare_graphs([case], Budget(), logs, folders, display.preparing)[case.subject]
             if why_not := failure(case, prepared):

@@ -20,7 +20,6 @@ from profiler.tables.numbers import significant
 
 
 def write_papers(candidate: Candidate, case: Case, deployed: Deployed, folder: Path) -> None:
-    """Write config.json, requirements.txt and README.txt."""
     row = candidate.row
     config = {
         "model": case.model,
@@ -59,7 +58,6 @@ def requirements(case: Case, row: Mapping[str, Any]) -> str:
 
 
 def _readme(candidate: Candidate, case: Case, contents: str) -> str:
-    """One paragraph."""
     engine, latency = ENGINES[case.engine], significant(candidate.figures["latency_ms"], 4)
     drawn = case.source.kind in ("canonical", "layer") or case.source.library is not None
     seeded = drawn and not has_own_weights(case.source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
@@ -51,12 +51,10 @@ class Candidate:
 
     @property
     def machine(self) -> str:
-        """What its machine is called."""
         return str(self.row["machine"])
 
     @property
     def replicates(self) -> int:
-        """How many were measured."""
         return len(self.cases)
 
     @property
@@ -154,7 +152,11 @@ def _with_unique_names(every: list[Candidate]) -> list[Candidate]:
     """The candidates with unique names, which have machine, kind of row, run and a number as far as they need them."""
     if len({candidate.machine for candidate in every}) > 1:
         every = [replace(c, name=f"{c.name} on {c.machine}") for c in every]
-    for ending in (_kind, _run):
+    endings: list[Callable[[Candidate], str]] = [
+        lambda candidate: ", in a sweep" if candidate.row["role"] == Role.SWEEP else "",
+        lambda candidate: f" (run {candidate.run_ids[0]})",
+    ]
+    for ending in endings:
         count = Counter(c.name for c in every)
         every = [replace(c, name=c.name + ending(c)) if count[c.name] > 1 else c for c in every]
     count, seen = Counter(c.name for c in every), Counter[str]()
@@ -163,11 +165,3 @@ def _with_unique_names(every: list[Candidate]) -> list[Candidate]:
             seen[candidate.name] += 1
             every[place] = replace(candidate, name=f"{candidate.name}, no. {seen[candidate.name]}")
     return every
-
-
-def _kind(candidate: Candidate) -> str:
-    return ", in a sweep" if candidate.row["role"] == Role.SWEEP else ""
-
-
-def _run(candidate: Candidate) -> str:
-    return f" (run {candidate.run_ids[0]})"

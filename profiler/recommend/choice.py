@@ -54,7 +54,6 @@ class Limit:
     value: float
 
     def holds(self, value: float) -> bool:
-        """Whether a figure meets it."""
         return value >= self.value if self.figure in HIGHER else value <= self.value
 
     def excess(self, value: float) -> float:
@@ -87,7 +86,6 @@ class Request:
 
     @property
     def figure(self) -> str:
-        """The figure that the objective is about."""
         return OBJECTIVES[self.objective]
 
     @property
@@ -337,7 +335,6 @@ def _nearest(ranked: Sequence[Candidate], limits: Sequence[Limit]) -> Candidate 
 
 
 def _times(results: pl.DataFrame, compared: Sequence[Candidate]) -> pl.DataFrame:
-    """The `sides` of the candidates, by name."""
     names = [(*case, c.name) for c in compared for case in c.cases]
     of_cases = pl.DataFrame(names, schema=["run_id", "case_id", "candidate"], orient="row")
     rows = results.join(of_cases, on=["run_id", "case_id"])

@@ -71,7 +71,9 @@ def make_request(options: Options, results: pl.DataFrame) -> Request:
         machines=tuple(options.machine),
     )
     if rows_of(results, request).is_empty():
-        raise ConfigError(_nothing_left(request))
+        given = list(request.restrictions)  # They exclude each other, or everything.
+        how = {1: "it", 2: "both"}.get(len(given), "all of them")
+        raise ConfigError(f"{', '.join(given)}: no row of these runs meets {how}")
     _check_objective(request, rows)
     return request
 
@@ -82,13 +84,6 @@ def _engines(option: str, given: Sequence[str], model: str, rows: pl.DataFrame) 
     there = pl.concat([rows["engine"], rows["variant"]])
     _check_there(option, names, there, f"{model} was not measured with that engine")
     return names
-
-
-def _nothing_left(request: Request) -> str:
-    """Which options exclude each other, or everything."""
-    given = list(request.restrictions)
-    how = {1: "it", 2: "both"}.get(len(given), "all of them")
-    return f"{', '.join(given)}: no row of these runs meets {how}"
 
 
 def _latency(text: str) -> Limit:

@@ -29,7 +29,6 @@ UNCALIBRATED = "int8 without calibration data"
 
 
 def reason(loser: Loser, found: Recommendation) -> str:
-    """Why a candidate was not chosen."""
     candidate, objective = loser.candidate, found.request.objective
     if loser.why == "unmeasured":
         return f"not measured: {candidate.unmeasured[0]}"
@@ -108,7 +107,6 @@ def limit_text(limit: Limit) -> str:
 
 
 def amount(figure: str, value: float) -> str:
-    """A figure with its unit."""
     unit = FIGURES[figure].unit
     return numbers.error(value) if unit == "error" else f"{numbers.significant(value)} {unit}"
 
@@ -147,17 +145,12 @@ def needs_more(loser: Candidate, choice: Candidate) -> str:
 
 def lacking(found: Recommendation) -> list[tuple[Candidate, int]]:
     """The candidates without a percentile that a limit is of, best first, and how many samples it needs."""
-    needs = [
-        (loser.candidate, max((_needs(missed.limit) for missed in loser.shortfalls if missed.value is None), default=0))
-        for loser in found.losers
-    ]
-    return [(candidate, need) for candidate, need in needs if need]
-
-
-def _needs(limit: Limit) -> int:
-    """How many samples the limit's figure needs; 0 where it is no percentile."""
-    percentile = FIGURES[limit.figure].percentile
-    return PERCENTILE_NEEDS[percentile] if percentile else 0
+    needs = []
+    for loser in found.losers:
+        figures = [FIGURES[missed.limit.figure] for missed in loser.shortfalls if missed.value is None]
+        if of_tails := [PERCENTILE_NEEDS[figure.percentile] for figure in figures if figure.percentile]:
+            needs.append((loser.candidate, max(of_tails)))
+    return needs
 
 
 def sampling(needs: Sequence[tuple[Candidate, int]], sampled: float | None) -> str:

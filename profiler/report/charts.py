@@ -25,7 +25,11 @@ _MODEL = {"run": 1, "pass": 1, "model": 1}
 _ONE = {**_MODEL, "extra": 1}
 _SUBJECTS = {"run": 1, "pass": 1, "manner": 1}
 _LARGEST = {**_MODEL, "batch_size": -1}
+_FEW_SUBJECTS = {"pass": 1, "manner": 1, "batch_size": -1, "subject": 3}
 _BAR = (20, ("configuration", "batch_size"))
+_DOT = (13, ("configuration", "batch_size"))
+_LINE = (9, ("configuration", "subject", "run"))
+_NODE = (9, ("nodes", "variant"))
 _MOST_LAYERS = 14
 """In the chart of layers: the longest."""
 _DRAWN = [
@@ -74,45 +78,24 @@ def make(domains: Domains) -> dict[str, Chart]:
     training = specs.stacked(domains, TRAINING, "_ms", "One iteration, ms", "latency_ms", timed=True)
     setup = specs.stacked(domains, SETUP, "_s", "Until the second call, s", "set_up_s")
     sizes = {**_MODEL, "batch_size": 3}
+    steps = {**sizes, "extra": 1}
     node = {**_ONE, "precision": 1, "batch_size": -1}
     over = specs.over_batches
+    latency, item = over(domains, "latency_ms", "Latency, ms"), over(domains, "item_ms", "Time per item, ms")
+    fastest = f"The fastest of each model{', shape' * bool(domains.dimensions)} and batch size"
+    answer = specs.overview(domains)
     charts = [
-        Chart(
-            "overview",
-            f"The fastest of each model{', shape' * bool(domains.dimensions)} and batch size",
-            specs.overview(domains),
-            ["base"],  # Of all that were compared the fastest, or nothing if its factor is not certain.
-            _SUBJECTS,
-            (20, ("subject", "batch_size")),
-            draws="answer",
-        ),
-        Chart(
-            "speedups",
-            "Speed-up by configuration",
-            specs.speedups(domains),
-            ["speedup"],
-            {**sizes, "extra": 1},
-            (13, ("configuration", "batch_size")),
-        ),
-        Chart(
-            "speedups-models",
-            "Speed-up of each model",
-            specs.models(domains),
-            ["speedup"],
-            {"pass": 1, "manner": 1, "batch_size": -1, "subject": 3},
-            (9, ("configuration", "subject", "run")),
-        ),
-        Chart(
-            "latency", "Latency against batch size", over(domains, "latency_ms", "Latency, ms"), ["latency_ms"], _ONE
-        ),
+        # Of all that were compared the fastest, or nothing if its factor is not certain.
+        Chart("overview", fastest, answer, ["base"], _SUBJECTS, (20, ("subject", "batch_size")), draws="answer"),
+        Chart("speedups", "Speed-up by configuration", specs.speedups(domains), ["speedup"], steps, _DOT),
+        Chart("speedups-models", "Speed-up of each model", specs.models(domains), ["speedup"], _FEW_SUBJECTS, _LINE),
+        Chart("latency", "Latency against batch size", latency, ["latency_ms"], _ONE),
         Chart("throughput", "Throughput against latency", specs.throughput(domains), ["item_s"], _ONE),
         Chart("memory", "Parts of the peak", memory, ["peak_memory_mib"], _LARGEST, _BAR),
-        Chart("roofline", "Roofline", specs.roofline(domains), ["intensity"], _ONE, None, ("lines", "roofs")),
-        Chart("efficiency", "Time per item", over(domains, "item_ms", "Time per item, ms"), ["item_ms"], _ONE),
+        Chart("roofline", "Roofline", specs.roofline(domains), ["intensity"], _ONE, data=("lines", "roofs")),
+        Chart("efficiency", "Time per item", item, ["item_ms"], _ONE),
         Chart("training", "Parts of an iteration", training, TRAINING, sizes, _BAR),
-        Chart(
-            "layers", "The longest layers", specs.layers(domains), ["ms"], node, (9, ("nodes", "variant")), ("layers",)
-        ),
+        Chart("layers", "The longest layers", specs.layers(domains), ["ms"], node, _NODE, ("layers",)),
         Chart("samples", "Samples", specs.samples(domains), ["ticks"], _LARGEST, _BAR),
         Chart("setup", "Seconds until the second call", setup, ["set_up_s"], _LARGEST, _BAR),
         Chart("break-even", "When the set-up pays off", specs.break_even(domains), ["set_up_s"], _LARGEST),

@@ -201,33 +201,7 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
     how many on it is the first of its group to be done with all of them, null if never; `own_disturbed`: as
     `disturbed`, of its own warnings alone. A gain, and what is won back, is null where what it rests on was disturbed.
     """
-    batch, latency = pl.col("batch_size"), pl.col("latency_ms")
-    item_s = 1 / pl.coalesce("throughput", 1000 * batch / latency)
-    of_shape = pl.col("shape").fill_null("")
-    setting = pl.col("setting").str.strip_suffix(of_shape).str.strip_suffix("/")
-    words = setting.map_elements(_short, pl.String)
-    rest = pl.col("peak_memory_mib") - pl.sum_horizontal(_PARTS)
-    seeded = (pl.col("precision") == "int8") & ~pl.col("calibrated").fill_null(value=False)
-    configurations = configurations.with_columns(
-        configuration=pl.concat_str("variant", "precision", separator=" ")
-        + pl.when(words != "").then(", " + words).otherwise(pl.lit("")),
-        subject=pl.col("model")
-        + pl.when(of_shape != "")
-        .then(", " + of_shape.str.replace_all("/", ", ").str.replace_all("=", " "))
-        .otherwise(pl.lit("")),
-        manner=pl.concat_str(setting, "role", separator="/"),
-        item_ms=latency / batch,
-        item_s=item_s,
-        rank=pl.when(~seeded | seeded.all().over(KEY)).then(latency).rank("ordinal").over(KEY),
-        moved_mib=pl.coalesce("moved_mib", "weights_mib"),
-        gflops_per_item=pl.col("flops_per_item") / 1e9,
-        undivided_mib=pl.when(rest > 0.5).then(rest),
-        own_disturbed=disturbed(pl.col("warnings")),
-    ).with_columns(
-        intensity=pl.col("flops_per_item") * batch / (pl.col("moved_mib").replace(0, None) * 2**20),
-        over_floor=pl.min_horizontal("latency_ms", "gpu_ms") / pl.col("floor_ms").replace(0, None),
-    )
-    configurations = _sorted(configurations)
+    configurations = _sorted(configurations.with_columns(**_names(), **_figures()).with_columns(**_rates()))
     best_so_far = (1 / pl.col("item_s")).cum_max().over(_SWEEP, order_by="latency_ms")
     calm_ms = pl.when(pl.col("own_disturbed").is_null()).then("item_ms")
     at_smallest = calm_ms.first().over([*_SWEEP, "variant", "precision"], order_by="batch_size")
@@ -243,6 +217,45 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
     return configurations.join(
         _best_from(configurations), on=CONFIGURATION_KEY, how="left", nulls_equal=True, maintain_order="left"
     )
+
+
+def _names() -> dict[str, pl.Expr]:
+    of_shape = pl.col("shape").fill_null("")
+    setting = pl.col("setting").str.strip_suffix(of_shape).str.strip_suffix("/")
+    words = setting.map_elements(_short, pl.String)
+    sizes = of_shape.str.replace_all("/", ", ").str.replace_all("=", " ")
+
+    def more(text: pl.Expr) -> pl.Expr:
+        return pl.when(text != "").then(", " + text).otherwise(pl.lit(""))
+
+    return {
+        "configuration": pl.concat_str("variant", "precision", separator=" ") + more(words),
+        "subject": pl.col("model") + more(sizes),
+        "manner": pl.concat_str(setting, "role", separator="/"),
+    }
+
+
+def _figures() -> dict[str, pl.Expr]:
+    batch, latency = pl.col("batch_size"), pl.col("latency_ms")
+    rest = pl.col("peak_memory_mib") - pl.sum_horizontal(_PARTS)
+    seeded = (pl.col("precision") == "int8") & ~pl.col("calibrated").fill_null(value=False)
+    return {
+        "item_ms": latency / batch,
+        "item_s": 1 / pl.coalesce("throughput", 1000 * batch / latency),
+        "rank": pl.when(~seeded | seeded.all().over(KEY)).then(latency).rank("ordinal").over(KEY),
+        "moved_mib": pl.coalesce("moved_mib", "weights_mib"),
+        "gflops_per_item": pl.col("flops_per_item") / 1e9,
+        "undivided_mib": pl.when(rest > 0.5).then(rest),
+        "own_disturbed": disturbed(pl.col("warnings")),
+    }
+
+
+def _rates() -> dict[str, pl.Expr]:
+    work = pl.col("flops_per_item") * pl.col("batch_size")
+    return {
+        "intensity": work / (pl.col("moved_mib").replace(0, None) * 2**20),
+        "over_floor": pl.min_horizontal("latency_ms", "gpu_ms") / pl.col("floor_ms").replace(0, None),
+    }
 
 
 def _short(setting: str) -> str:

@@ -155,24 +155,23 @@ def _speedups(rows: Sequence[Row]) -> Claim | None:
 
 
 def _latency(rows: Sequence[Row]) -> Claim | None:
-    last, group = _at_largest_batch(rows)
-    first, name = min(row["batch_size"] for row in rows), group[0]["configuration"]
-    at_first = next((row for row in _at(rows, first) if row["configuration"] == name), None)
-    if first == last or at_first is None:
+    ends = [end(row["batch_size"] for row in rows) for end in (min, max)]
+    return _growth(rows, "batch_size", "batch", f"batch {ends[1]}", f"{ends[1] / ends[0]:g} times the items")
+
+
+def _growth(rows: Sequence[Row], key: str, called: str, where: str, what: str) -> Claim | None:
+    """What the fastest row `where` the key is largest takes there and where it is smallest, and how many times as much
+    for `what`; without a factor where either was disturbed."""
+    first, last = (end(row[key] for row in rows) for end in (min, max))
+    best = min((row for row in rows if row[key] == last), key=lambda row: row["latency_ms"])
+    start = next((r for r in rows if r[key] == first and r["configuration"] == best["configuration"]), None)
+    if first == last or start is None:
         return None
-    a, b = at_first["latency_ms"], group[0]["latency_ms"]
-    text = (
-        f"{name}, the fastest at batch {last}, takes {significant(a)} ms at batch {first} and {significant(b)} ms at "
-        f"batch {last}{_growth(at_first, group[0], f'{last / first:g} times the items')}"
-    )
-    return text, [at_first, group[0]]
-
-
-def _growth(first: Row, last: Row, what: str) -> str:
-    """Like ": 1.8× the time for 2 times the items", of two rows and `what`; empty where either was disturbed."""
-    if first["own_disturbed"] or last["own_disturbed"]:
-        return ""
-    return f": {times(last['latency_ms'] / first['latency_ms'])} the time for {what}"
+    a, b = start["latency_ms"], best["latency_ms"]
+    calm = not (start["own_disturbed"] or best["own_disturbed"])
+    factor = f": {times(b / a)} the time for {what}" if calm else ""
+    text = f"{best['configuration']}, the fastest at {where}, takes {significant(a)} ms at {called} {first}"
+    return f"{text} and {significant(b)} ms at {called} {last}{factor}", [start, best]
 
 
 def _throughput(rows: Sequence[Row]) -> Claim | None:
@@ -287,18 +286,11 @@ def _over_sizes(name: str, rows: Sequence[Row]) -> Claim | None:
     batch = min(row["batch_size"] for row in rows)
     rows = [row for row in rows if row["batch_size"] == batch and row["rest"] == rows[0]["rest"]]
     first, last = (end(row["size"] for row in rows) for end in (min, max))
-    best = min((row for row in rows if row["size"] == last), key=lambda row: row["latency_ms"])
-    at_first = next((r for r in rows if r["size"] == first and r["configuration"] == best["configuration"]), None)
-    if first == last or at_first is None:
+    claim = _growth(rows, "size", name, f"{name} {last} and batch {batch}", f"{last / first:g} times the size")
+    if claim is None:
         return None
-    a, b = at_first["latency_ms"], best["latency_ms"]
-    text = (
-        f"{best['configuration']}, the fastest at {name} {last} and batch {batch}, takes {significant(a)} ms at "
-        f"{name} {first} and {significant(b)} ms at {name} {last}"
-        f"{_growth(at_first, best, f'{last / first:g} times the size')}"
-    )
-    named = [{**row, "configuration": f"{row['configuration']}, {name} {row['size']},"} for row in (at_first, best)]
-    return text, named
+    text, named = claim
+    return text, [{**row, "configuration": f"{row['configuration']}, {name} {row['size']},"} for row in named]
 
 
 def _longest_layers(data: Data) -> list[Finding]:

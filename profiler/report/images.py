@@ -68,26 +68,15 @@ def _specs(report: Report, chart: Chart) -> Iterator[tuple[dict[str, str], dict[
 
 
 def _spec(chart: Chart, about: Mapping[str, str], sets: Mapping[str, Any]) -> dict[str, Any]:
-    """On white paper, with a title, which a page has next to the chart."""
-    spec = palette.resolved(chart.spec, palette.LIGHT)
+    """With a title, which a page has next to the chart."""
     rows = sets[chart.data[0]]
     sizes = sorted({row["batch_size"] for row in rows})
     shown = [f"batch {', '.join(map(str, sizes))}"] if len(sizes) < 6 else []
     if len(shapes := {row.get("shape") for row in rows}) == 1:
         shown += setting_words(next(iter(shapes)) or "")
-    spec |= {
-        "width": _WIDTH,
-        "datasets": {**spec.get("datasets", {}), **sets},
-        "title": {
-            "text": chart.title,
-            "subtitle": ", ".join([*about.values(), *shown]),
-            "anchor": "start",
-            "offset": 24,
-        },
-        "config": {**palette.config(palette.LIGHT), "background": palette.LIGHT.paper, "padding": 16},
-    }
+    spec = palette.on_paper(chart.spec, sets, chart.title, ", ".join([*about.values(), *shown]), offset=24)
     pixels = charts.height(chart, rows)
-    return spec | ({"height": pixels} if pixels else {})
+    return spec | {"width": _WIDTH} | ({"height": pixels} if pixels else {})
 
 
 def _safe(word: str) -> str:

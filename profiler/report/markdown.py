@@ -19,12 +19,13 @@ def text(report: Report, images: Sequence[Image], folder: Path) -> str:
     parts += ["\n".join(f"- {escape_markdown(str(one))}" for one in report.lead)]
     parts += [escape_markdown(note) for note in report.notes]
     for section in report.sections:
-        parts += [f"## {section.title}", *section.text, *map(escape_markdown, section.plain)]
+        parts += [f"## {section.title}", *section.text, *(text for text, _ in section.commands[:1])]
+        parts += map(escape_markdown, section.plain)
         tables = [f"### {escape_markdown(table.title)}\n\n{markdown(table)}" for table in section.tables]
         sentences = "\n".join(f"- {escape_markdown(text)}" for text, _ in section.sentences)
         charts = [_chart(report, chart, images, folder) for chart in section.charts]
         parts += [*tables, sentences, *charts] if section.open else [*charts, *tables]
-        parts += [f"{title}\n\n{_fenced(code)}" for title, code in section.code]
+        parts += [f"{title}\n\n{_fenced(code)}" for title, code, _ in section.code]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 

@@ -20,7 +20,7 @@ from exporters.cache import Cache, CacheError
 from profiler.job.case import setting_words
 from profiler.report import charts, palette
 from profiler.report.charts import Chart
-from profiler.report.sections import Report, Section
+from profiler.report.sections import About, Report, Section
 from profiler.tables.numbers import natural
 from profiler.tables.table import Table
 from profiler.tables.writers import html
@@ -37,6 +37,8 @@ _FILTERS = {
 _SENTENCES_AT_ONCE = 12
 """Of the answer; more have to be unfolded."""
 _MOST_LEADS = 6
+_SAID = ("title", "caption")
+"""Of a chart what stands in the page itself."""
 Options = Mapping[str, Sequence[Any]]
 
 
@@ -44,8 +46,9 @@ def page(report: Report) -> str:
     """The whole document. Whatever a run's names hold, no script runs but the two whose hashes the page allows."""
     options = _options(report)
     bundle, script = vega_bundle(), _template("report.js")
+    hashes = [hashlib.sha256(text.encode()).digest() for text in (bundle, script)]
     return Template(_template("report.html")).substitute(
-        hashes=" ".join(f"'sha256-{_sha256(text)}'" for text in (bundle, script)),
+        hashes=" ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in hashes),
         title=escape(report.title),
         machine=escape(report.machine),
         style=_style(),
@@ -53,7 +56,7 @@ def page(report: Report) -> str:
         contents="".join(f'<li><a href="#{part.name}">{escape(part.title)}</a></li>' for part in report.sections),
         filters=_filters(options),
         notes="".join(f'<p class="notes">{escape(note)}</p>' for note in report.notes),
-        sections="".join(_section(part, len(options["precision"]) > 1) for part in report.sections),
+        sections="".join(_section(part, options) for part in report.sections),
         data=_json(_payload(report, options)),
         bundle=bundle,
         script=script,
@@ -109,23 +112,39 @@ def _filters(options: Options) -> str:
     return f'<form class="filters" aria-label="Show only"><div>{"".join(fields)}</div></form>' if fields else ""
 
 
-def _section(section: Section, several_precisions: bool) -> str:
-    parts = [*map(_paragraph, section.text), *(f"<p>{escape(text)}</p>" for text in section.plain)]
-    if section.name == "answer" and several_precisions:
+def _section(section: Section, options: Options) -> str:
+    parts = [f"<p>{_marked(text)}</p>" for text in section.text]
+    for number, (text, about) in enumerate(section.commands):
+        hidden = " hidden" if number else ""
+        parts.append(f"<p{_about(about, options, '!' * bool(number))}{hidden}>{_marked(text)}</p>")
+    parts += [f"<p>{escape(text)}</p>" for text in section.plain]
+    if section.name == "answer" and len(options["precision"]) > 1:
         parts.append('<p class="only-with">Choose a precision above to see the fastest in it.</p>')
     tables = [_table(table, section.open) for table in section.tables]
     figures = [_figure(chart, titled=len(section.charts) > 1 or section.open) for chart in section.charts]
-    parts += [*tables, *figures, *_sentences(section)] if section.open else [*figures, *tables]
+    parts += [*tables, *figures, *_sentences(section, options)] if section.open else [*figures, *tables]
     parts += [
-        f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
-        for title, text in section.code
+        f"<details{_about(about, options)}><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+        for title, text, about in section.code
     ]
     return f'<section id="{section.name}"><h2>{escape(section.title)}</h2>{"".join(parts)}</section>'
 
 
-def _paragraph(text: str) -> str:
+def _about(about: About, options: Options, only: str = "") -> str:
+    """An attribute by which the script hides an element with the rows that it is about, by the places of their values
+    among the filters' options; with `only` "!" it is shown only where they are chosen."""
+    places = {f"{key}{only}": _places(options, key).get(about[key], -2) for key in _FILTERS if key in about}
+    return f" data-about='{json.dumps(places)}'" if places else ""
+
+
+def _places(options: Options, key: str) -> dict[Any, int]:
+    """Of each value that a filter offers its place. A row without a shape is none of the one that is chosen."""
+    return {value: place for place, value in enumerate(options[key])} | {None: -2 if key == "shape" else -1}
+
+
+def _marked(text: str) -> str:
     """What is between backticks is code, and between two asterisks bold."""
-    coded = re.sub("`([^`]+)`", r"<code>\1</code>", f"<p>{escape(text)}</p>")
+    coded = re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
     return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", coded)
 
 
@@ -151,10 +170,10 @@ def _table(table: Table, open_: bool) -> str:
     return f"<details><summary>Table: {title}</summary>{body}</details>"
 
 
-def _sentences(section: Section) -> list[str]:
+def _sentences(section: Section, options: Options) -> list[str]:
     if not section.sentences:
         return []
-    items = "".join(f"<li>{escape(text)}</li>" for text, _ in section.sentences)
+    items = "".join(f"<li{_about(about, options)}>{escape(text)}</li>" for text, about in section.sentences)
     unfolded = " open" if len(section.sentences) <= _SENTENCES_AT_ONCE else ""
     title = "In sentences"
     return [f'<details{unfolded}><summary>{title}</summary><ul class="sentences">{items}</ul></details>']
@@ -175,29 +194,10 @@ def _payload(report: Report, options: Options) -> dict[str, Any]:
         "options": options,
         "margin": charts.MARGIN,
         "config": palette.config(palette.variables()),
-        "charts": [
-            {
-                "name": c.name,
-                "spec": c.spec,
-                "needs": c.needs,
-                "keep": c.keep,
-                "draws": c.draws,
-                "data": c.data,
-                "row_height": c.row_height,
-                "height": c.height,
-                "panel": c.panel,
-                "legend": c.legend,
-            }
-            for c in report.charts
-        ],
+        "charts": [{key: value for key, value in vars(one).items() if key not in _SAID} for one in report.charts],
         "data": {name: _columnar(rows) for name, rows in report.rows.items()},
         "findings": report.findings,
         "tables": {table.name: _keys(table, options) for table in report.tables if table.keys},
-        "sentences": [
-            {key: about[key] for key in _FILTERS if key in about}
-            for section in report.sections
-            for _, about in section.sentences
-        ],
     }
 
 
@@ -211,9 +211,7 @@ def _keys(table: Table, options: Options) -> dict[str, Any]:
         keys["shape"] = "shape"
     columns = []
     for key, column in keys.items():
-        # A row without a shape is none of the one that is chosen.
-        none = -2 if key == "shape" else -1
-        places: dict[Any, int] = {value: place for place, value in enumerate(options[key.rstrip("!")])} | {None: none}
+        places = _places(options, key.rstrip("!"))
         columns.append(
             [
                 [places.get(one, -2) for one in value] if isinstance(value, pl.Series) else places.get(value, -2)
@@ -241,7 +239,3 @@ def _json(value: Any) -> str:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
-
-
-def _sha256(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -64,6 +65,18 @@ def resolved(spec: dict[str, Any], palette: Palette) -> dict[str, Any]:
         text = text.replace(variable, colour)
     found: dict[str, Any] = json.loads(text)
     return found
+
+
+def on_paper(
+    spec: dict[str, Any], sets: Mapping[str, Any], title: str, subtitle: str, offset: int, **legend: Any
+) -> dict[str, Any]:
+    """The specification as an image of its own: with its data by name, a title and colours, on white paper."""
+    made, own = resolved(spec, LIGHT), config(LIGHT)
+    return made | {
+        "datasets": {**made.get("datasets", {}), **sets},
+        "title": {"text": title, "subtitle": subtitle, "anchor": "start", "offset": offset},
+        "config": {**own, "legend": {**own["legend"], **legend}, "background": LIGHT.paper, "padding": 16},
+    }
 
 
 def config(palette: Palette) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import contextlib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,25 +71,29 @@ _METHOD = (
 )
 _MOST_JOBS = 5
 """Whose commands and files are in a report."""
+About = Mapping[str, Any]
+"""What of a run, model, pass and so on something is about, by column: a page hides it with their rows."""
 
 
 @dataclass(frozen=True)
 class Section:
     """One part: its text, its charts, its tables, and sentences with the group that each is about.
 
-    `plain`: text after that, in which nothing is markup. `open`: its tables are shown at once; otherwise a reader
-    unfolds them. `code`: titles and what can be unfolded below them, letter by letter.
+    `commands`: a paragraph a model; the first is shown where none is chosen. `plain`: text after that, in which nothing
+    is markup. `open`: its tables are shown at once; otherwise a reader unfolds them. `code`: titles, what can be
+    unfolded below them, letter by letter, and what each is about.
     """
 
     name: str
     title: str
     text: Sequence[str] = ()
+    commands: Sequence[tuple[str, About]] = ()
     plain: Sequence[str] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
     open: bool = False
-    sentences: Sequence[tuple[str, Mapping[str, Any]]] = ()
-    code: Sequence[tuple[str, str]] = ()
+    sentences: Sequence[tuple[str, About]] = ()
+    code: Sequence[tuple[str, str, About]] = ()
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,6 @@ class Report:
 
 
 def compose(data: Data) -> Report:
-    """The report of what was gathered."""
     rows = charts.rows(data)
     drawn = {
         name: chart
@@ -137,54 +141,53 @@ def compose(data: Data) -> Report:
     )
 
 
+def _section(
+    drawn: Mapping[str, Chart], made: Mapping[str, Table], name: str, title: str, text: Sequence[str] = (), **more: Any
+) -> Section:
+    """With the charts and tables of that name ("latency", "latency-…") that there are, and of `other`."""
+    names = [name, more.pop("other", name)]
+
+    def own(among: Iterable[str]) -> Iterable[str]:
+        return dict.fromkeys(key for part in names for key in among if key == part or key.startswith(f"{part}-"))
+
+    return Section(
+        name, title, text, charts=[drawn[n] for n in own(drawn)], tables=[made[n] for n in own(made)], **more
+    )
+
+
+def _when(condition: object, text: str) -> list[str]:
+    return [text] if condition else []
+
+
 def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
     made, configurations = tables(data), data.configurations
-
-    def section(name: str, title: str, text: Sequence[str] = (), *more: str, **fields: Any) -> Section:
-        """With the charts and tables of that name ("latency", "latency-…"), and of `more` names, that there are."""
-        names = (name, *more)
-
-        def own(among: Iterable[str]) -> list[str]:
-            return [key for part in names for key in among if key == part or key.startswith(f"{part}-")]
-
-        return Section(
-            name,
-            title,
-            text,
-            charts=[drawn[key] for key in own(drawn)],
-            tables=[made[key] for key in own(made)],
-            **fields,
-        )
-
-    def when(condition: object, text: str) -> list[str]:
-        return [text] if condition else []
-
+    section = partial(_section, drawn, made)
     measured = not configurations.is_empty()
     sized, trained = configurations["batch_size"].n_unique() > 1, "training" in configurations["pass"]
     walked = configurations["first_call_ms"].count()
     environment = [*wall_time(data.runs), *data.runs.notes]
+    lost, sentences = _when(measured and data.lost, data.lost or ""), _sentences(configurations)
+    answer = {"commands": _commands(data), "plain": lost, "sentences": sentences, "open": True}
+    every, machine = _when("not-measured" not in made, "Every case succeeded."), code(data.runs, data.labels)
     return [
-        section(
-            *("answer", "What to deploy", _answer(data), "overview"),
-            open=True,
-            plain=[data.lost] if data.lost and measured else [],
-            sentences=_sentences(configurations),
-        ),
+        section("answer", "What to deploy", _answer(data), other="overview", **answer),
         section("speedups", "Speed-up by configuration", _speedups(configurations)),
         section("latency", "Latency against batch size", _latency(configurations)),
-        section("shapes", "Latency and throughput by shape", when(charts.dimensions(configurations), _SHAPES)),
-        section("throughput", "Throughput against latency", when(measured, _THROUGHPUT)),
+        section("shapes", "Latency and throughput by shape", _when(charts.dimensions(configurations), _SHAPES)),
+        section("throughput", "Throughput against latency", _when(measured, _THROUGHPUT)),
         section("memory", "Memory", _memory(configurations)),
         section("roofline", "Roofline", _roofline(data, "roofline" in drawn)),
-        section("efficiency", "Minibatch efficiency", when(sized, _EFFICIENCY), "largest-batch"),
-        section("training", "Training", when(trained, _TRAINING)),
-        section("layers", "Layer by layer", when(measured, _layers(data))),
-        section("samples", "Raw samples", when(measured, _samples(configurations))),
-        section("setup", "Set-up and break-even", [*when(measured, _SETUP), *when(walked, FIRST_CALL)], "break-even"),
+        section("efficiency", "Minibatch efficiency", _when(sized, _EFFICIENCY), other="largest-batch"),
+        section("training", "Training", _when(trained, _TRAINING)),
+        section("layers", "Layer by layer", _when(measured, _layers(data))),
+        section("samples", "Raw samples", _when(measured, _samples(configurations))),
+        section(
+            "setup", "Set-up and break-even", [*_when(measured, _SETUP), *_when(walked, FIRST_CALL)], other="break-even"
+        ),
         section("energy", "Energy and cost"),
-        section("not-measured", "Not measured", when("not-measured" not in made, "Every case succeeded."), open=True),
+        section("not-measured", "Not measured", every, open=True),
         section("warnings", "Warnings", _warnings(configurations, "warnings" in made), open=True),
-        section("environment", "Machine and versions", environment, open=True, code=code(data.runs)),
+        section("environment", "Machine and versions", environment, open=True, code=machine),
         section("method", "Method", _METHOD),
     ]
 
@@ -197,7 +200,7 @@ def _machine(data: Data) -> str:
 
 
 def _answer(data: Data) -> list[str]:
-    """How to read the answer, and where to ask under limits."""
+    """How to read the answer."""
     configurations = data.configurations
     if configurations.is_empty():
         return ["No case succeeded; reasons below."]
@@ -207,11 +210,17 @@ def _answer(data: Data) -> list[str]:
         text[0] += " Where its precision is narrow, check its error."
     if configurations["rank"].has_nulls():
         text[0] += " Left out: int8 that was calibrated on seeded data, whose error on your data nobody knows."
-    runs = " ".join(shlex.quote(run.address) for run in data.runs.runs)
-    command = f"{PROGRAM} recommend {runs} --model {shlex.quote(str(configurations['model'][0]))}"
-    if len(command) < 250 and "`" not in command:
-        text.append(f"To choose under limits of latency, throughput, memory, error or cost: `{command}`")
     return text
+
+
+def _commands(data: Data) -> list[tuple[str, About]]:
+    """Of each model where to ask under limits."""
+    recommend = shlex.join(["recommend", *(run.address for run in data.runs.runs), "--model"])
+    models = data.configurations["model"].unique(maintain_order=True).to_list()
+    commands = {model: f"{PROGRAM} {recommend} {shlex.quote(model)}" for model in models}
+    text = "To choose under limits of latency, throughput, memory, error or cost: `{}`"
+    short = {model: command for model, command in commands.items() if len(command) < 250 and "`" not in command}
+    return [(text.format(command), {"model": model}) for model, command in short.items()]
 
 
 def _sentences(configurations: pl.DataFrame) -> list[tuple[str, dict[str, Any]]]:
@@ -323,21 +332,22 @@ def _samples(configurations: pl.DataFrame) -> str:
 
 
 def wall_time(runs: Runs) -> list[str]:
-    """What each run's time went into."""
     times = [(run.name, run.environment["wall_seconds"]) for run in runs.runs if run.environment.get("wall_seconds")]
     return [f"{f'{name}: ' if len(runs.runs) > 1 else ''}{describe(seconds)}." for name, seconds in times]
 
 
-def code(runs: Runs) -> list[tuple[str, str]]:
-    """Titles and texts: the commands and the job of each run."""
-    found = []
+def code(runs: Runs, labels: Mapping[str, str]) -> list[tuple[str, str, About]]:
+    """Titles and texts: the commands and the job of each run; `labels` are what the rows call runs, by their ids."""
+    found: list[tuple[str, str, About]] = []
     for run in runs.runs[:_MOST_JOBS]:
+        called = {labels[run_id] for run_id in run.run_ids if run_id in labels}
+        about = {"run": called.pop()} if len(called) == 1 else {}
         commands = [*(run.environment.get("earlier_commands") or []), run.environment.get("command")]
         text = "\n".join(shlex.join(map(str, words)) for words in commands if words)
         name = f" of {run.name}" if len(runs.runs) > 1 else ""
         if text:
-            found.append((f"Command{name}", text))
+            found.append((f"Command{name}", text, about))
         with contextlib.suppress(OSError):  # There may be none, as at an object store's address.
             job = read_text(Path(run.address) / "bench.yaml")
-            found.append((f"Job{name} (bench.yaml, as resolved)", job))
+            found.append((f"Job{name} (bench.yaml, as resolved)", job, about))
     return found

@@ -52,7 +52,7 @@ def compose(study: str, runs: Runs, only: Filter | None) -> Report:
             [*wall_time(runs), *runs.notes],
             tables=[environment_table(environments)],
             open=True,
-            code=code(runs),
+            code=code(runs, {}),
         ),
     ]
     return Report(f"{STUDIES[study].title}: published and own figures", machine, _leads(evidence), sections, {}, {}, ())

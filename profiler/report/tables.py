@@ -112,27 +112,13 @@ def _answer(configurations: pl.DataFrame, own_warnings: Field) -> Table:
         own = best.unique([*KEY, "precision"], keep="first", maintain_order=True).sort(place("precision", PRECISIONS))
         rows.append(own.with_columns(restricted_to="precision"))
     best = pl.concat(rows).sort("place", maintain_order=True)
-    base = best["base"].drop_nulls().unique()
-    against = under(
-        f"Against {base[0]}" if base.len() == 1 else "Against the base",
-        figure("Speed-up (95\u00a0%),\u00a0×", ("speedup", "speedup_low", "speedup_high"), numbers.speedup),
-        *([words("over", "base")] if base.len() > 1 else []),
-        verdict(),
-        words("Tied with", "indistinguishable_from"),
-    )
     fields = [
         *_identity(best, engine=False),
-        *under(
-            "Deploy", words("Configuration", "configuration"), field("latency_ms"), field("throughput", format=rates)
-        ),
-        *against,
-        *under("At the price of", field("peak_memory_mib"), field("rel_l2_error")),
+        *_DEPLOY,
+        *_against(best["base"].drop_nulls().unique()),
+        *_PRICE,
         field("top1_agreement"),
-        *under(
-            "Otherwise",
-            _rival("Runner-up, × the time", "runner_up", "margin"),
-            _rival("Fastest in fp32, ms", "fastest_fp32", "fastest_fp32_ms"),
-        ),
+        *_OTHERWISE,
         own_warnings,
         _NOTE,
     ]
@@ -140,14 +126,14 @@ def _answer(configurations: pl.DataFrame, own_warnings: Field) -> Table:
     return Table("answer", "What to deploy", best, fields, keys=keys, hidden="restricted_to")
 
 
-def _rival(heading: str, name: str, value: str) -> Field:
-    """Another configuration and its figure, like "ort fp16, 1.05"."""
-
-    def cells(names: pl.Series, figures: pl.Series) -> list[str]:
-        pairs = zip(names, figures, strict=True)
-        return ["" if name is None or value is None else f"{name}, {significant(value)}" for name, value in pairs]
-
-    return Field(heading=heading, columns=(name, value), format=cells, kind="words")
+def _against(base: pl.Series) -> list[Field]:
+    return under(
+        f"Against {base[0]}" if base.len() == 1 else "Against the base",
+        figure("Speed-up (95\u00a0%),\u00a0×", ("speedup", "speedup_low", "speedup_high"), numbers.speedup),
+        *([words("over", "base")] if base.len() > 1 else []),
+        verdict(),
+        words("Tied with", "indistinguishable_from"),
+    )
 
 
 def _layers(number: int, cell: Sequence[Profiled]) -> Table:
@@ -212,9 +198,28 @@ def _facts(environment: Mapping[str, Any]) -> dict[str, str]:
     return facts
 
 
+def _rival(heading: str, name: str, value: str) -> Field:
+    """Another configuration and its figure, like "ort fp16, 1.05"."""
+
+    def cells(names: pl.Series, figures: pl.Series) -> list[str]:
+        pairs = zip(names, figures, strict=True)
+        return ["" if name is None or value is None else f"{name}, {significant(value)}" for name, value in pairs]
+
+    return Field(heading=heading, columns=(name, value), format=cells, kind="words")
+
+
 _shown = partial(fields, shown=Shown.REPORT)
 _NOTE = words("Note", "note")
 """What was disturbed, for which factors are left out."""
+_DEPLOY = under(
+    "Deploy", words("Configuration", "configuration"), field("latency_ms"), field("throughput", format=rates)
+)
+_PRICE = under("At the price of", field("peak_memory_mib"), field("rel_l2_error"))
+_OTHERWISE = under(
+    "Otherwise",
+    _rival("Runner-up, × the time", "runner_up", "margin"),
+    _rival("Fastest in fp32, ms", "fastest_fp32", "fastest_fp32_ms"),
+)
 _SPEEDUPS = [
     field("latency_ms"),
     figure("Speed-up", "speedup", aligned(most=2), unit="×"),

@@ -88,13 +88,12 @@ _seconds = partial(_figure, unit="s", better="less")
 _error = partial(_figure, unit="error", better="less")
 
 
-def _case() -> Iterator[Column]:
+def _identity() -> Iterator[Column]:
     cell = "the cell; `engine` is the runtime, `variant` the preset or label"
     parts = (
         "`extra` in its two parts: the first without its end (`optimizer=sgd/head=logits`; empty for nothing), the "
         "second as `cell`, `sweep` or `probe`"
     )
-    training = "what training did besides forward and backward; null in inference"
     yield _text("run_id", "", "the run's folder: UTC time, host, four hex digits")
     yield _text(
         "case_id",
@@ -128,6 +127,10 @@ def _case() -> Iterator[Column]:
         "the sizes of named dimensions that the job varies (`shapes`), as in `extra`: `height=224/width=224`; else "
         "null",
     )
+
+
+def _work() -> Iterator[Column]:
+    training = "what training did besides forward and backward; null in inference"
     yield _flag(
         "is_base", "Base", "whether speed-ups are relative to this row: eager at fp32, `ort` for a user's ONNX file"
     )
@@ -389,7 +392,8 @@ def _versions() -> Iterator[Column]:
 
 
 _DECLARED = (
-    (Group.CASE, _case),
+    (Group.CASE, _identity),
+    (Group.CASE, _work),
     (Group.OUTCOME, _outcome),
     (Group.LATENCY, _latency),
     (Group.CLOCKS, _clocks),
@@ -443,7 +447,6 @@ def columns(*groups: Group, shown: Shown = Shown.FILES) -> list[Column]:
 
 
 def names(*groups: Group, shown: Shown = Shown.FILES) -> list[str]:
-    """The names of those columns."""
     return [column.name for column in columns(*groups, shown=shown)]
 
 
@@ -472,14 +475,3 @@ def whole_row(row: Mapping[str, Any]) -> dict[str, Any]:
 def kind_of_warning(written: pl.Expr) -> pl.Expr:
     """The kind of each warning, which is "kind: text" in files (engines/base.py)."""
     return written.str.split(":").list.first()
-
-
-def documented() -> str:
-    """The table of docs/columns.md, in Markdown."""
-    rows: list[tuple[list[str], str]] = []
-    for column in COLUMNS.values():
-        if not rows or rows[-1][1] != column.meaning:
-            rows.append(([], column.meaning))
-        rows[-1][0].append(f"`{column.name}`")
-    lines = [f"| {' '.join(found)} | {meaning} |" for found, meaning in rows]
-    return "\n".join(["| columns | meaning |", "| --- | --- |", *lines]) + "\n"

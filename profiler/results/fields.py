@@ -32,5 +32,4 @@ def latency_spread(**more: Any) -> Field:
 
 
 def verdict(**more: Any) -> Field:
-    """The verdict in one short word."""
     return figure("Verdict", "verdict", each(label), **more)

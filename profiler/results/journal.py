@@ -25,7 +25,8 @@ class Journal:
             # A line that a crash cut off must not swallow this one.
             if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
                 file.write(b"\n")
-            file.write(_sealed(line.encode()) + b"\n")
+            sealed = line.encode()
+            file.write(sealed[:-1] + b', "crc32": "%08x"}\n' % zlib.crc32(sealed))
             file.flush()
             os.fsync(file.fileno())
 
@@ -41,10 +42,6 @@ class Journal:
         read = [_unsealed(line) for line in ended if line]
         lines = [line for line in [*read, _unsealed(last)] if line]
         return lines, read.count(None)
-
-
-def _sealed(line: bytes) -> bytes:
-    return line[:-1] + b', "crc32": "%08x"}' % zlib.crc32(line)
 
 
 def _unsealed(line: bytes) -> str | None:

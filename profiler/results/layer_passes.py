@@ -58,13 +58,9 @@ def layer_rows(results: pl.DataFrame) -> pl.DataFrame:
     rates = [(pl.col("part_flops") / pl.col(f"{part}_ms") / 1e9).alias(f"{part}_tflops") for part in PARTS]
     rates.append((3 * pl.col("part_flops") / pl.col("total_ms") / 1e9).alias("total_tflops"))
     kinds = pl.col("kinds").fill_null([])
-    times, tflops = [f"{part}_ms" for part in PARTS], [f"{part}_tflops" for part in PARTS]
-    columns = [*KEYS, *times, "backward_ms", "total_ms", "clock", "peak_memory_mib", *tflops, "total_tflops", "kinds"]
-    return (
-        rows.with_columns(rates)
-        .select(*columns, "status", "reason", "disturbed")
-        .with_columns(kinds=pl.when(clock="gpu").then(kinds.list.set_difference([HOST_BOUND])).otherwise(kinds))
-    )
+    kinds = pl.when(clock="gpu").then(kinds.list.set_difference([HOST_BOUND])).otherwise(kinds)
+    times = [*(f"{part}_ms" for part in PARTS), "backward_ms", "total_ms", "clock", "peak_memory_mib"]
+    return rows.select(*KEYS, *times, *rates, kinds.alias("kinds"), "status", "reason", "disturbed")
 
 
 def best_per_layer(rows: pl.DataFrame) -> pl.DataFrame:

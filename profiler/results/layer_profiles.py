@@ -66,7 +66,6 @@ def profiled(rows: pl.DataFrame, layers: pl.LazyFrame, keys: Sequence[str]) -> l
 
 
 def together(cases: Iterable[Profiled], keys: Sequence[str]) -> list[list[Profiled]]:
-    """The cases that are alike in the keys, together."""
     found: dict[tuple[Any, ...], list[Profiled]] = {}
     for case in cases:
         found.setdefault(tuple(case.row[key] for key in keys), []).append(case)

@@ -91,19 +91,13 @@ def read_runs(addresses: Sequence[str | Path]) -> Runs:
         known[address] = run_ids, environment
         # Written before the columns were: as they would be now.
         machine = pl.coalesce("machine", "gpu", pl.lit(environment["machine"]))
-        frames = {
-            "results": results.with_columns(machine=machine),
-            **{
-                name: checked(name, frame, f"{address}/{name}.parquet", notes) if frame is not None else None
-                for name, frame in written.items()
-                if name != "results"
-            },
-        }
-        if frames["samples"] is None:
+        written["results"] = results.with_columns(machine=machine)
+        if written["samples"] is None:
             notes.append(f"{address}: there is no samples.parquet that can be read")
-        for table, frame in frames.items():
+        for name, frame in written.items():
             if frame is not None:
-                tables[table].append(frame.filter(pl.col("run_id").is_in(run_ids)) if twice else frame)
+                sound = frame if name == "results" else checked(name, frame, f"{address}/{name}.parquet", notes)
+                tables[name].append(sound.filter(pl.col("run_id").is_in(run_ids)) if twice else sound)
     runs = tuple(Run(address, name, *known[address]) for address, name in zip(known, _names(list(known)), strict=True))
     samples = pl.concat(tables["samples"] or [pl.LazyFrame(schema=SAMPLES)])
     layers = pl.concat(tables["layers"]) if tables["layers"] else None

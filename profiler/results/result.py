@@ -40,6 +40,12 @@ _JOURNALED = ("reasons", "figures", "environment", *_FACTS)
 """What the journal's line has in a form of its own."""
 
 _LAYER = {"layer", "kind", "nodes", "ms"}
+_OF_CASE = (
+    *("model", "engine", "variant", "precision", "batch_size", "device", "replicate"),
+    *("setting", "role", "is_base", "calibrated"),
+)
+_OF_RESULT = ("status", "reason", "log", "graph", "reference")
+"""Columns that are attributes by the same name."""
 
 Finding = str | Warning | None
 """What a check found: why the row is failed, a warning, or nothing."""
@@ -166,30 +172,16 @@ class Result:
             "run_id": run_id,
             "case_id": str(case.id),
             "suite": suite,
-            "model": case.model,
-            "engine": case.engine,
-            "variant": case.variant,
+            **{name: getattr(case, name) for name in _OF_CASE},
             "pass": case.pass_,
-            "precision": case.precision,
-            "batch_size": case.batch_size,
-            "device": case.device,
-            "replicate": case.replicate,
             "model_kind": case.source.kind,
             "network": case.source.catalog_name,
             "extra": case.id.extra or None,
-            "setting": case.setting,
             "shape": "/".join(shape_words(case.shape)) or None,
-            "role": case.role,
-            "is_base": case.is_base,
             "reference_model": case.reference.name if case.reference else None,
             **(dataclasses.asdict(case.training) if case.pass_ == "training" else {}),
             "options": case.options_json,
-            "calibrated": case.calibrated,
-            "status": self.status,
-            "reason": self.reason,
-            "log": self.log,
-            "graph": self.graph,
-            "reference": self.reference,
+            **{name: getattr(self, name) for name in _OF_RESULT},
             "warnings": list(map(str, self.warnings)),
             "proof": json.dumps(self.proof.to_dict(), sort_keys=True) if self.proof else None,
             **_machine(environment),
@@ -205,7 +197,7 @@ class Result:
             | self.figures
             | {name: statistics.median(values) for name, values in self.clocks.items()}
             | self._latency()
-            | {"clock": self.clock, "stop_reason": self.stop_reason, "throughput": self.throughput}
+            | {name: getattr(self, name) for name in ("clock", "stop_reason", "throughput")}
             | _cost(self.throughput, row["usd_per_hour"])
         )
 

@@ -57,6 +57,7 @@ class RunFolder:
         self.journal = path / "journal.jsonl"
         self._here: dict[str, Any] = {}
         self._older: dict[str, Any] = {}
+        self._read: tuple[tuple[int, int] | None, dict[CaseId, Result], int] | None = None
 
     @classmethod
     def create(cls, output: Path) -> RunFolder:
@@ -148,6 +149,7 @@ class RunFolder:
             line = Result(result.case_id, "failed", [f"its figures cannot be kept: {error}"]).to_json()
             kept = Result.from_json(line)
         Journal(self.journal).append(line)
+        self._read = None  # While cases are measured nothing is to fill the memory.
         return kept
 
     def results(self) -> dict[CaseId, Result]:
@@ -159,6 +161,17 @@ class RunFolder:
         return self._read_journal()[1]
 
     def _read_journal(self) -> tuple[dict[CaseId, Result], int]:
+        """What `results` and `unreadable_lines` are; it is parsed once as long as nobody writes into it."""
+        facts = self.journal.stat() if self.journal.exists() else None
+        written = facts and (facts.st_size, facts.st_mtime_ns)
+        if self._read is None or self._read[0] != written:
+            self._read = written, *self._parsed()
+        _, known, unreadable = self._read
+        for result in known.values():
+            result.environment = result.environment or self._older
+        return dict(known), unreadable
+
+    def _parsed(self) -> tuple[dict[CaseId, Result], int]:
         known: dict[CaseId, Result] = {}
         lines, unreadable = Journal(self.journal).lines()
         for line in lines:
@@ -168,7 +181,6 @@ class RunFolder:
             except _NO_RESULT:
                 unreadable += 1
                 continue
-            result.environment = result.environment or self._older
             known[result.case_id] = result
         return known, unreadable
 

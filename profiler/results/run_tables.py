@@ -20,12 +20,10 @@ from profiler.tables.writers import TEXTS
 
 
 def latency(results: pl.DataFrame) -> pl.DataFrame:
-    """One row a measured case: every clock's figures."""
     return measured(results).select([*CONFIGURATION, "replicate", *names(*TIMES), "warnings"])
 
 
 def memory(results: pl.DataFrame) -> pl.DataFrame:
-    """One row a measured case: the parts of its memory."""
     return measured(results).select([*CONFIGURATION, "replicate", *names(Group.MEMORY)])
 
 

@@ -52,7 +52,6 @@ class WallTime:
             self.seconds[phase] += time.monotonic() - start
 
     def add(self, phases: Mapping[str, float]) -> None:
-        """Add a case's seconds by phase."""
         for phase, seconds in phases.items():
             self.seconds[phase] += seconds
 

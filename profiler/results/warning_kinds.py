@@ -117,7 +117,6 @@ _KINDS = (
         "throttled",
         "t",
         "the GPU slowed down for heat or a hardware reason",
-        "the card slowed down for heat or a hardware reason",
         doubts="latency",
         first_taken="while the card slowed down",
     ),
@@ -177,11 +176,7 @@ _KINDS = (
         "S",
         "the model could be exported for one batch size or one shape at a time only; the column warnings says why",
     ),
-    WarningKind(
-        UNTIMED,
-        "N",
-        "the first call at a new shape could not be timed; the column warnings says why",
-    ),
+    WarningKind(UNTIMED, "N", "the first call at a new shape could not be timed; the column warnings says why"),
     WarningKind("calibration", "k", "int8 was calibrated on seeded data, so its accuracy says nothing", doubts="error"),
     WarningKind(
         SLOWER_KERNELS,
@@ -240,7 +235,6 @@ _KINDS = (
     WarningKind(
         "host-peak",
         "m",
-        "the kernel does not reset its count, so the host's memory includes the set-up",
         "the kernel does not reset its count of the peak, so `host_peak_mib` includes the set-up",
         doubts="memory",
     ),
@@ -248,17 +242,10 @@ _KINDS = (
         "engine-cache", "a", "an engine in the cache was damaged, foreign or did not load, and was built again"
     ),
     WarningKind(
-        "timing-cache",
-        "w",
-        "TensorRT's timing cache was damaged or of another device, and was dropped",
-        "TensorRT's timing cache was damaged, or of another device or version, and was dropped",
+        "timing-cache", "w", "TensorRT's timing cache was damaged, or of another device or version, and was dropped"
     ),
-    WarningKind("cpu-nodes", "c", "ONNX Runtime ran nodes on the CPU", "ONNX Runtime placed nodes on its CPU provider"),
-    WarningKind(
-        "graph-breaks",
-        "b",
-        "torch.compile left the graph; the column warnings says where and why",
-    ),
+    WarningKind("cpu-nodes", "c", "ONNX Runtime ran nodes on the CPU"),
+    WarningKind("graph-breaks", "b", "torch.compile left the graph; the column warnings says where and why"),
     WarningKind(
         "recompiled",
         "R",
@@ -290,22 +277,11 @@ _KINDS = (
         "`--profile` was given, and TensorRT's engine has auxiliary streams: its layers' times overlap",
     ),
     WarningKind(
-        "unclosed",
-        "#",
-        "the runtime failed or hung while it closed the session, after everything had been measured",
-        "the process failed or hung, as the text says, while it closed the session: everything had been measured",
+        "unclosed", "#", "the runtime failed or hung while it closed the session, after everything had been measured"
     ),
+    WarningKind("no-energy", "e", "`budget.timeout` left no time for the energy loop"),
     WarningKind(
-        "no-energy",
-        "e",
-        "the timeout left no time for the energy loop",
-        "`budget.timeout` left no time for the energy loop",
-    ),
-    WarningKind(
-        "telemetry",
-        "l",
-        "the process that reads the GPU's sensors ended; power, clocks and polled memory are missing",
-        "the process that reads the GPU's sensors ended: power, clocks and polled memory are missing",
+        "telemetry", "l", "the process that reads the GPU's sensors ended; power, clocks and polled memory are missing"
     ),
 )
 
@@ -385,9 +361,3 @@ def was_disturbed(kinds: Iterable[str]) -> str:
 def disturbed(name: str, kinds: Iterable[str]) -> str:
     """Like "ort fp32 was inconsistent"."""
     return f"{name} {was_disturbed(kinds)}"
-
-
-def documented() -> str:
-    """The table of docs/columns.md, in Markdown."""
-    rows = [f"| `{kind.kind}` | {kind.when or kind.meaning} |" for kind in _KINDS]
-    return "\n".join(["| warning | meaning |", "| --- | --- |", *rows]) + "\n"

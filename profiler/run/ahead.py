@@ -43,7 +43,9 @@ def prepare_ahead(config: Config, target: Target, cases: Sequence[Case], caches:
         prepared = prepare(runnable, config.budget, logs, path, display.preparing, uuid)
         outcomes = {case.id: failure(case, prepared[case.subject]) for case in runnable}
         ready = [case for case in runnable if outcomes[case.id] is None]
-        tasks = [Task(case, prepared[case.subject], config.budget, uuid) for case in ready if _is_kept(case, caches)]
+        # What compiling a cell makes a later process finds; the batches of a sweep share a process.
+        kept = [case for case in ready if case.role is Role.CELL and ENGINES[case.engine].compile_cache in caches]
+        tasks = [Task(case, prepared[case.subject], config.budget, uuid) for case in kept]
         outcomes |= compile_ahead(tasks, path, display.preparing)
     failed = {id_: outcome for id_, outcome in outcomes.items() if outcome is not None and outcome.status != "ok"}
     print_pairs(console, [(Text(f"  {id_}", "yellow"), Text(str(why.reason))) for id_, why in failed.items()])
@@ -69,11 +71,6 @@ def compile_ahead(tasks: Sequence[Task], path: tuple[str, ...], tick: Tick) -> d
     ]
     outcomes = run_all(calls, slots, lambda done: tick("compilations", done, len(calls)))
     return dict(zip((task.case.id for task in tasks), outcomes, strict=True))
-
-
-def _is_kept(case: Case, caches: set[str]) -> bool:
-    """Whether a later process finds what compiling the case makes; the batches of a sweep share a process."""
-    return case.role is Role.CELL and ENGINES[case.engine].compile_cache in caches
 
 
 def _summary(cases: Sequence[Case], failed: int, compiled: int, seconds: float) -> str:

@@ -22,10 +22,10 @@ from exporters.libraries.catalog import library_of
 from profiler.bundled import job_file
 from profiler.errors import PROGRAM, ConfigError, resuming
 from profiler.job.case import Budget, Case, CaseId, Role
-from profiler.job.conditions import parse_only
+from profiler.job.conditions import Filter, parse_only
 from profiler.job.config import Config, load_config, parse_machine
 from profiler.job.config_errors import DEVICE_BLOCKS
-from profiler.job.plan import make_plan
+from profiler.job.plan import make_plan, only_of
 from profiler.job.probes import probes_among, searched
 from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.options import Run as Options
@@ -68,6 +68,25 @@ LEAST_WAIT = 0.1
 """Minutes that a case may be told to wait for a quiet machine, at least."""
 
 
+@dataclass(frozen=True)
+class _Start:
+    """What a command starts: its job as resolved for the target, and what `environment` says of the machine."""
+
+    options: Options
+    console: Console
+    config: Config
+    target: Target
+    environment: dict[str, Any]
+    plan: Sequence[Case]
+    """Every case of the job."""
+    cases: Sequence[Case]
+    """Of these what `--only` lets through."""
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print a line that is not broken."""
+        self.console.print(Text(text, style=style), soft_wrap=True)
+
+
 def execute(options: Options, console: Console, conclude: Conclude | None = None) -> int:
     """Run the job; returns the exit code. Raises ConfigError.
 
@@ -82,35 +101,30 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     # A mistake in the other device's block should show here too.
     configs = [job.read(kind) for kind in DEVICE_BLOCKS]
     with libraries(_modules(configs)) as facts:
-        target = resolve_device(job.device, facts)
-        config = with_shapes(job.read(target.kind, target.compute_capability))
-        require(config.published)
-        cases = make_plan(config, target.kind, only, target.compute_capability)
+        start = _resolved(options, console, job, only, facts)
         if job.model is not None:
-            _before(options, job.model, config, target, cases, console)
-        environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
+            _look_at(job.model, start)
         if options.dry_run:
-            return _dry_run(options, config, target, cases, environment, console)
+            return _dry_run(start)
         if options.prepare:
-            return prepare_ahead(config, target, cases, caches, console)
-        with _open_run(options, config, target, cases, environment, console) as run:
-            runner = Runner(run, config, target, environment, open_display(console), options.wait_for_idle)
+            return prepare_ahead(start.config, start.target, start.cases, caches, console)
+        with _open_run(start) as run:
+            config, target, environment = start.config, start.target, start.environment
+            runner = Runner(run, config, target, start.plan, environment, open_display(console), options.wait_for_idle)
             runner.wall.count_from(started)
-            interrupted, results = measure_cases(runner, cases, console, options.retry)
+            interrupted, results = measure_cases(runner, start.cases, console, options.retry)
     if removed := trim(default_root(), limit):
         console.print(Text(f"\nCache: {counted(len(removed), 'artifact')} removed, those not used for longest"))
-    console.print(Text(f"\nResults: {run.path}"), soft_wrap=True)
+    start.say(f"\nResults: {run.path}")
     if (run.path / "layers.parquet").exists():
-        console.print(Text(f"Its layers: {PROGRAM} layers {shlex.quote(str(run.path))}"), soft_wrap=True)
+        start.say(f"Its layers: {PROGRAM} layers {shlex.quote(str(run.path))}")
     if interrupted:
-        done = not _waiting(run.results(), cases, config.budget, retry=False) and config.largest_batch is None
-        what = "all cases have been measured" if done else f"go on with: {_resuming(options, run)}"
-        console.print(Text(f"Interrupted; {what}"), soft_wrap=True)
+        start.say(f"Interrupted; {_what_is_left(start, run)}")
         return 130
     if job.model is not None:
         if conclude is not None:
             conclude(run.path, results, console)
-        _say_yaml(options, run, console)
+        _say_yaml(start, run)
     statuses = set(without_probes(results)["status"])
     return int("ok" not in statuses or (options.strict and bool(statuses - {"ok", "unsupported"})))
 
@@ -149,27 +163,35 @@ def _open_job(options: Options) -> _Job:
     return _Job(check_device(options.device or "auto"), read, model)
 
 
-def _before(
-    options: Options, model: ModelJob, config: Config, target: Target, cases: Sequence[Case], console: Console
-) -> None:
+def _resolved(options: Options, console: Console, job: _Job, only: Filter | None, facts: dict[str, Any]) -> _Start:
+    """The job on the device that it asks for; `facts` are the libraries'. Raises ConfigError."""
+    target = resolve_device(job.device, facts)
+    with open_display(console) as display:
+        config = with_shapes(job.read(target.kind, target.compute_capability), display.preparing)
+    require(config.published)
+    plan = make_plan(config, target.kind, capability=target.compute_capability)
+    environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
+    return _Start(options, console, config, target, environment, plan, only_of(plan, only))
+
+
+def _look_at(model: ModelJob, start: _Start) -> None:
     """Look at a model that the command line names, say what is left out, and write the YAML. Raises ConfigError."""
-    if not options.dry_run:
-        check_model(cases, config)
+    config, target, file = start.config, start.target, start.options.write_yaml
+    if not start.options.dry_run:
+        with open_display(start.console) as display:
+            check_model(start.cases, config, display.preparing)
     if text := model.not_installed(config, target.kind, target.compute_capability):
-        console.print(Text(text, style="dim"), soft_wrap=True)
-    if options.write_yaml is not None:
-        write_job(config, options.write_yaml)
-        console.print(
-            Text(f"Written: {options.write_yaml}; {PROGRAM} {shlex.quote(str(options.write_yaml))} measures the same")
-        )
+        start.say(text, "dim")
+    if file is not None:
+        write_job(config, file)
+        start.console.print(Text(f"Written: {file}; {PROGRAM} {shlex.quote(str(file))} measures the same"))
 
 
-def _say_yaml(options: Options, run: RunFolder, console: Console) -> None:
-    """How to say the same by a YAML file."""
+def _say_yaml(start: _Start, run: RunFolder) -> None:
     text = "The same as a YAML file, to extend: add --write-yaml job.yaml"
-    if options.write_yaml is not None:
-        text = f"The same again: {PROGRAM} {shlex.quote(str(options.write_yaml))}"
-    console.print(Text(f"{text} (the run's own is {run.path / 'bench.yaml'})", style="dim"), soft_wrap=True)
+    if (file := start.options.write_yaml) is not None:
+        text = f"The same again: {PROGRAM} {shlex.quote(str(file))}"
+    start.say(f"{text} (the run's own is {run.path / 'bench.yaml'})", "dim")
 
 
 def _check_budget(options: Options) -> None:
@@ -248,51 +270,39 @@ def _with_samples(budget: Budget, options: Options) -> Budget:
 
 
 @contextlib.contextmanager
-def _open_run(
-    options: Options,
-    config: Config,
-    target: Target,
-    cases: Sequence[Case],
-    environment: dict[str, Any],
-    console: Console,
-) -> Iterator[RunFolder]:
-    """A new run's folder, or the resumed one's, whose earlier `environment` is carried on; nobody else writes into it.
+def _open_run(start: _Start) -> Iterator[RunFolder]:
+    """A new run's folder, or the resumed one's, whose earlier environment is carried on; nobody else writes into it.
 
     Raises ConfigError for a run that cannot be resumed, and where the disk takes no more.
     """
-    if options.resume is None:
-        check_output(config.output, len(cases))
-    run = RunFolder.create(config.output) if options.resume is None else RunFolder.resume(options.resume)
+    config, folder = start.config, start.options.resume
+    if folder is None:
+        check_output(config.output, len(start.cases))
+    run = RunFolder.create(config.output) if folder is None else RunFolder.resume(folder)
     with writing(run.path):
-        if options.resume is None:
-            run.write_config(config.model_copy(update={"device": str(target), "output": config.output.resolve()}))
+        if folder is None:
+            run.write_config(config.model_copy(update={"device": str(start.target), "output": config.output.resolve()}))
         else:
-            _carry_on(run, options, config, cases, environment, console)
-        run.write_environment(environment)
+            _carry_on(run, folder, start)
+        run.write_environment(start.environment)
         yield run
 
 
-def _carry_on(
-    run: RunFolder,
-    options: Options,
-    config: Config,
-    cases: Sequence[Case],
-    environment: dict[str, Any],
-    console: Console,
-) -> None:
-    """Put into `environment` what the run says of its earlier rows. Raises ConfigError where it cannot go on here."""
-    assert options.resume is not None
+def _carry_on(run: RunFolder, folder: Path, start: _Start) -> None:
+    """Put into the environment what the run says of its earlier rows. Raises ConfigError where it cannot go on here."""
+    environment = start.environment
     for note in damages(run):
-        console.print(Text(f"Note: {note}", style="yellow"), soft_wrap=True)
+        start.say(f"Note: {note}", "yellow")
     before = run.read_environment()
-    check_machine(options.resume, before, environment)
-    check_measured_models(run, options.resume, config, cases)
+    check_machine(folder, before, environment)
+    with open_display(start.console) as display:
+        check_measured_models(run, folder, start.config, start.cases, display.preparing)
     kept = ("roofs", "measured_roofs", "wall_seconds")
     environment |= {key: before[key] for key in kept if before.get(key)}
     if not all(result.environment for result in run.results().values()):
         environment[OLDER_ROWS] = before.get(OLDER_ROWS) or measured_in(before)
     # The run's bench.yaml is the first start's; what later ones said of the machine is only in here.
-    environment["machine"] |= before.get("machine", {}) | parse_machine(options.machine)
+    environment["machine"] |= before.get("machine", {}) | parse_machine(start.options.machine)
     environment["earlier_commands"] = [*before.get("earlier_commands", []), before.get("command")]
 
 
@@ -385,8 +395,8 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
 
 def _planned(runner: Runner) -> list[Case]:
     """Every case of the run, whichever this start was to measure, and the probes for the largest batch."""
-    plan = make_plan(runner.config, runner.target.kind, capability=runner.target.compute_capability)
-    return [*plan, *(probes_among(plan, runner.run.results()) if runner.config.largest_batch else [])]
+    probes = probes_among(runner.plan, runner.run.results()) if runner.config.largest_batch else []
+    return [*runner.plan, *probes]
 
 
 def _report(console: Console, run: RunFolder, lines: pl.DataFrame) -> None:
@@ -405,45 +415,41 @@ def _report(console: Console, run: RunFolder, lines: pl.DataFrame) -> None:
         console.print(Text(message, style="yellow"), soft_wrap=True)
 
 
-def _resuming(options: Options, run: RunFolder) -> str:
-    """The command that goes on with an interrupted run."""
+def _what_is_left(start: _Start, run: RunFolder) -> str:
+    """That an interrupted run is complete all the same, or the command that goes on with it."""
+    options, config = start.options, start.config
+    if config.largest_batch is None and not _waiting(run.results(), start.cases, config.budget, retry=False):
+        return "all cases have been measured"
     only = "".join(f" --only {shlex.quote(condition)}" for condition in options.only)
     flags = " --trust-code" if options.trust_code else ""
     flags += (" --strict" if options.strict else "") + (" --profile" if options.profile else "")
     if options.wait_for_idle is not None:
         flags += f" --wait-for-idle {options.wait_for_idle:g}"
-    return f"{resuming(run.path)}{only}{flags}"
+    return f"go on with: {resuming(run.path)}{only}{flags}"
 
 
-def _dry_run(
-    options: Options,
-    config: Config,
-    target: Target,
-    cases: Sequence[Case],
-    environment: dict[str, Any],
-    console: Console,
-) -> int:
+def _dry_run(start: _Start) -> int:
     """Print what a run would do, or what is left of the one to resume; raises what starting it would.
 
     Whether a model has changed since is not looked at: for that it would have to run.
     """
+    options, config, cases = start.options, start.config, start.cases
     if options.resume is None:
         check_output(config.output, len(cases))
     else:
         run = RunFolder(options.resume)
-        check_machine(options.resume, run.read_environment(), environment)
-        everything, cases = cases, _waiting(run.results(), cases, config.budget, options.retry)
+        check_machine(options.resume, run.read_environment(), start.environment)
+        cases = _waiting(run.results(), cases, config.budget, options.retry)
         if not cases:
-            console.print(Text(_nothing_left(everything)), soft_wrap=True)
+            start.say(_nothing_left(start.cases))
             return 0
     doubt = _incomparable(config.published, cases)
-    estimates = Estimates(config.output, environment, config.budget)
-    path = tuple(map(str, config.import_from))
-    code = dry_run(console, target.name, cases, config.budget, path, estimates)
+    estimates = Estimates(config.output, start.environment, config.budget)
+    code = dry_run(start.console, start.target.name, cases, config, estimates)
     if config.largest_batch is not None:
-        console.print(Text("The search for the largest batch comes on top."))
+        start.console.print(Text("The search for the largest batch comes on top."))
     if doubt:
-        console.print(Text(doubt, style="yellow"), soft_wrap=True)
+        start.say(doubt, "yellow")
     return code
 
 

@@ -16,12 +16,14 @@ from exporters.inputs import input_specs
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
+from profiler.job.config import Config
 from profiler.processes.messages import Outcome, Status
 from profiler.processes.process import Call, run_all
 from profiler.processes.temporary import own_folder
 from profiler.run.estimate import Estimates
 from profiler.run.fits import at_once, weight_mib
-from profiler.run.prepare import compared, failed, failure, models_of
+from profiler.run.prepare import Tick, compared, failed, failure, models_of, of_several
+from profiler.run.progress import open_display
 from profiler.tables.numbers import counted, duration, whole
 from profiler.tables.table import figure, name, of_rows
 from profiler.tables.writers import print_pairs, print_table
@@ -45,11 +47,13 @@ class Planned:
     refusal: tuple[Status, str] | None
 
 
-def look_at_models(cases: Sequence[Case], budget: Budget, path: tuple[str, ...], log: Path) -> dict[str, Look]:
+def look_at_models(
+    cases: Sequence[Case], budget: Budget, path: tuple[str, ...], log: Path, tick: Tick = lambda *_: None
+) -> dict[str, Look]:
     """A look at each model of the runnable cases, side by side, each in a process of its own.
 
     A canonical network without options or weights of its own and a single layer need none. Factories are found in
-    `path`.
+    `path`; `tick(what, done, total)` is called a few times a second, for the display.
     """
     runnable, limit = [case for case in cases if case.unsupported is None], min(_SECONDS, budget.build_timeout)
     quantized = {case.subject for case in runnable if case.precision == "int8"}
@@ -66,7 +70,8 @@ def look_at_models(cases: Sequence[Case], budget: Budget, path: tuple[str, ...],
         )
         for model, source in unknown.items()
     ]
-    outcomes = run_all(calls, at_once(map(weight_mib, unknown.values())))
+    slots = at_once(map(weight_mib, unknown.values()))
+    outcomes = run_all(calls, slots, of_several(tick, "models looked at", len(calls)))
     looks = {model: _look(outcome, limit < _SECONDS) for model, outcome in zip(unknown, outcomes, strict=True)}
     looks |= {
         model: Look(Prepared(tuple(input_specs(source)))) for model, source in sources.items() if model not in looks
@@ -122,13 +127,12 @@ def print_plan(
     return 0 if runnable else 2
 
 
-def dry_run(
-    console: Console, machine: str, cases: Sequence[Case], budget: Budget, path: tuple[str, ...], estimates: Estimates
-) -> int:
+def dry_run(console: Console, machine: str, cases: Sequence[Case], config: Config, estimates: Estimates) -> int:
     """Look at the models and print the plan; returns the exit code."""
-    with own_folder() as folder:
-        looks = look_at_models(cases, budget, path, folder / "log")
-    return print_plan(console, machine, planned(cases, looks, budget), looks, estimates)
+    path = tuple(map(str, config.import_from))
+    with own_folder() as folder, open_display(console) as display:
+        looks = look_at_models(cases, config.budget, path, folder / "log", display.preparing)
+    return print_plan(console, machine, planned(cases, looks, config.budget), looks, estimates)
 
 
 def check_output(folder: Path, cases: int) -> None:

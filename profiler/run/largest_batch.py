@@ -110,7 +110,6 @@ class Search:
 
 
 def inputs_mib(specs: Sequence[TensorSpec], batch_size: int) -> float:
-    """What the inputs of a batch take on the host."""
     sizes = (math.prod(spec.at(batch_size)) * _BYTES.get(spec.dtype, 4) for spec in specs)
     return sum(sizes) / 2**20
 

@@ -122,13 +122,14 @@ def run_job(
 
     `facts` are what the libraries say (processes.forkserver.libraries).
     """
-    config = with_shapes(config)
-    cases = make_plan(config, target.kind, capability=target.compute_capability)
+    with open_display(console) as display:
+        config = with_shapes(config, display.preparing)
+    plan = make_plan(config, target.kind, capability=target.compute_capability)
     environment = describe(target, facts) | {"machine": {}}
     run.write_config(config.model_copy(update={"device": str(target)}))
     run.write_environment(environment)
-    runner = Runner(run, config, target, environment, open_display(console))
-    return measure_cases(runner, cases, console, report=report)[0]
+    runner = Runner(run, config, target, plan, environment, open_display(console))
+    return measure_cases(runner, plan, console, report=report)[0]
 
 
 def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], Example]:

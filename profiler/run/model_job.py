@@ -31,6 +31,7 @@ from profiler.results.run_folder import relative_to
 from profiler.run.dry_run import look_at_models
 from profiler.run.example_inputs import Example
 from profiler.run.named_models import named_entry
+from profiler.run.prepare import Tick
 
 _USUAL: Mapping[Device, Mapping[str, Any]] = {
     "cpu": {"precisions": ["fp32"], "batch_sizes": [1, 16]},
@@ -160,11 +161,11 @@ def refuse_model_options(options: Options, what: str) -> None:
         raise ConfigError(f"{given[0]} goes with a model, such as {PROGRAM} resnet50 {given[0]} …; {what}")
 
 
-def check_model(cases: Sequence[Case], config: Config) -> None:
+def check_model(cases: Sequence[Case], config: Config, tick: Tick) -> None:
     """Look at the model in a process of its own. Raises ConfigError for one that cannot be had."""
     with own_folder() as folder:
         path = tuple(map(str, config.import_from))
-        looks = look_at_models(cases, config.budget, path, folder / "log")
+        looks = look_at_models(cases, config.budget, path, folder / "log", tick)
     for look in looks.values():
         if outcome := look.prepared.failures.get("model"):
             raise ConfigError(str(outcome.reason))

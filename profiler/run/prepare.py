@@ -40,6 +40,11 @@ _GRADIENT_SECONDS = 300.0
 """For a model's reference gradients, which a run can do without, too: on one core VGG-16's step in fp64 takes 10 s."""
 
 
+def of_several(tick: Tick, what: str, total: int) -> Callable[[int], None]:
+    """The tick of `run_all` for a display; one thing alone is none to be counted."""
+    return lambda done: tick(what, done, total) if total > 1 else None
+
+
 def cache_limit() -> int:
     """Bytes that may be left in the cache at the end of a run. Raises ConfigError where the variable is no number."""
     try:
@@ -98,10 +103,11 @@ def prepare_graphs(
 
 
 def identities(
-    sources: Mapping[str, ModelSource], budget: Budget, logs: Path, path: tuple[str, ...]
+    sources: Mapping[str, ModelSource], budget: Budget, logs: Path, path: tuple[str, ...], tick: Tick
 ) -> dict[str, Identity | str]:
     """What the models are now, by name; or why one cannot be had."""
-    return _Stages(dict(sources), budget, logs, path, lambda *_: None).identities() if sources else {}
+    several = tick if len(sources) > 1 else lambda *_: None
+    return _Stages(dict(sources), budget, logs, path, several).identities()
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,6 @@ class _Stages:
         return prepared
 
     def _why(self, name: str, outcome: Outcome) -> Outcome:
-        """Why the model could not be prepared."""
         spins = loops_of(self.sources[name]) if outcome.status == "timeout" else ()
         hint = f"; its Loop {spins[0]!r} may never end" if spins else ""
         return replace(failed(outcome), reason=f"{failed(outcome).reason}{hint}")
@@ -321,7 +326,6 @@ class _Stages:
         return {**refused, **dict(zip(calls, outcomes, strict=True))}
 
     def _weights(self, call: Call) -> float | None:
-        """MiB of the weights of the call's model."""
         source = call.argument[0]
         return weight_mib(source, self.states.get(source.subject))
 
@@ -372,7 +376,6 @@ def _outputs(model: Prepared) -> str:
 
 
 def _lacks(model: Prepared, graph: str) -> bool:
-    """Whether the graph is still to be made."""
     return "model" not in model.failures and graph not in model.failures and graph not in model.onnx
 
 

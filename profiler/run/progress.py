@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -25,14 +26,14 @@ class PlainDisplay:
         self._console = console
         self._last, self._place, self._is_waiting = "", "", False
 
-    def __enter__(self) -> PlainDisplay:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
     def preparing(self, what: str, done: int, total: int) -> None:
-        """Called a few times a second while models are prepared."""
+        """Called a few times a second while models are looked at or prepared."""
         self._print_once(f"prepare: {what}, {done} of {total}")
 
     def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
@@ -63,17 +64,13 @@ class PlainDisplay:
             self._console.print(Text(text), soft_wrap=True, highlight=False)
 
 
-class LiveDisplay:
+class LiveDisplay(PlainDisplay):
     """What runs now, how many are left, and the time left; redrawn at most once a second, so as not to disturb."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        super().__init__(console)
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._drawn = 0.0
-
-    def __enter__(self) -> LiveDisplay:
-        self._live.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
@@ -91,22 +88,18 @@ class LiveDisplay:
     def building(self, what: str, phase: str, done: int, total: int) -> None:
         self._draw(_place(done, total), Text(what, style="cyan"), Text(phase, style="dim"))
 
-    def announce(self, what: str) -> None:
-        self._console.print(Text(what), highlight=False)
-
-    def ended(self, case: Case, result: Result) -> None:
-        self._console.print(_line(case, result), soft_wrap=True, highlight=False)
-
     def _draw(self, *words: Text) -> None:
         now = time.monotonic()
         if now - self._drawn >= _REDRAW_SECONDS:
+            self._live.start()  # Only now: one that never draws leaves no empty line.
             self._drawn = now
             line = Table.grid(padding=(0, 2))
             line.add_row(*words)
             self._live.update(line, refresh=True)
 
 
-Display = PlainDisplay | LiveDisplay
+Display = PlainDisplay
+"""What a command shows its progress by."""
 
 
 def open_display(console: Console) -> Display:

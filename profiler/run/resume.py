@@ -12,7 +12,7 @@ from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
 from profiler.job.config import Config
 from profiler.results.run_folder import RunFolder
-from profiler.run.prepare import identities
+from profiler.run.prepare import Tick, identities
 
 _NAMES = {"gpu": "GPU", "cpu": "processor", "cpu_cores": "usable cores:", "torch_threads": "threads of torch:"}
 """What a message calls keys of environment.json; any other is called as it is."""
@@ -47,7 +47,7 @@ def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
     return common | {key: known[key] for key in keys if known.get(key) is not None}
 
 
-def check_measured_models(run: RunFolder, folder: Path, config: Config, cases: Sequence[Case]) -> None:
+def check_measured_models(run: RunFolder, folder: Path, config: Config, cases: Sequence[Case], tick: Tick) -> None:
     """Raises ConfigError where a model that the run has measured, or compared one with, is another one now.
 
     A model without a measured row may have changed: that is how one is mended that failed.
@@ -56,7 +56,7 @@ def check_measured_models(run: RunFolder, folder: Path, config: Config, cases: S
     compared = [case for case in cases if case.unsupported is None and case.model in measured]
     sources = {each.subject: each for case in compared for each in (case.reference, case.source) if each}
     why, path = "figures of two networks cannot be mixed in one table", tuple(map(str, config.import_from))
-    check_models(run, sources, path, config.budget, run.logs, f"--resume {folder}", why)
+    check_models(run, sources, path, config.budget, run.logs, f"--resume {folder}", why, tick)
 
 
 def check_models(
@@ -67,13 +67,15 @@ def check_models(
     logs: Path,
     option: str,
     why: str,
+    tick: Tick,
 ) -> None:
     """Raises ConfigError where one of these models, by name, is not what the run's models.json says of it.
 
-    Their factories are found in `path`. `option` is what the user asked for, and `why` another network forbids it.
+    Their factories are found in `path`. `option` is what the user asked for, and `why` another network forbids it;
+    `tick(what, done, total)` is called a few times a second, for the display.
     """
     recorded = {name: model for name, model in run.read_models().items() if name in sources}
-    now = identities({name: sources[name] for name in recorded}, budget, logs, path)
+    now = identities({name: sources[name] for name in recorded}, budget, logs, path, tick)
     for name, model in recorded.items():
         found = now[name]
         changes = model.identity.changes(found) if isinstance(found, Identity) else [f"it cannot be had: {found}"]

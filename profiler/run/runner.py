@@ -13,7 +13,7 @@ from typing import Any
 from engines.base import Warning
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import Config, LargestBatch
-from profiler.job.plan import estimate_seconds, make_plan
+from profiler.job.plan import estimate_seconds
 from profiler.job.probes import probe_of
 from profiler.machine import Target, available_memory_mib
 from profiler.results.result import Result, log_name
@@ -52,8 +52,8 @@ class Runner:
     """Measures the cases of one run; `wall` holds what the time went into, and `repeats_used_up` says that disturbed
     cases remain because `budget.repeats` was spent or is 0; `repeated` that some were measured again.
 
-    `config` is the job as resolved for `target`; `environment` gets the device's roofs, if it has none. Before each
-    case it waits up to `idle_minutes` until the machine is quiet; None is not at all.
+    `config` is the job as resolved for `target`, and `plan` all of its cases; `environment` gets the device's roofs, if
+    it has none. Before each case it waits up to `idle_minutes` until the machine is quiet; None is not at all.
     """
 
     def __init__(
@@ -61,12 +61,13 @@ class Runner:
         run: RunFolder,
         config: Config,
         target: Target,
+        plan: Sequence[Case],
         environment: dict[str, Any],
         display: Display,
         idle_minutes: float | None = None,
     ) -> None:
         self.run, self.config, self.target, self.environment, self.display = run, config, target, environment, display
-        self.budget, self.path = config.budget, tuple(map(str, config.import_from))
+        self.plan, self.budget, self.path = plan, config.budget, tuple(map(str, config.import_from))
         self.wall = WallTime()
         self.repeats_used_up = self.repeated = False
         self._first_calls: dict[CaseId, float | str] = {}
@@ -91,7 +92,7 @@ class Runner:
         with DeviceLock(self._uuid or "cpu", self.run.path) as lock:
             quiet = Quiet(lock, self._uuid, self._idle_minutes, self.display, self.wall)
             quiet.begin()
-            walked = self._walks(waiting)
+            walked = walks(self.plan, {case.id for case in waiting}, self.run.results())
             before = {case.id: case for walk in walked for case in walk} | {case.id: case for case in waiting}
             task = self._prepare(list(before.values()), searched, quiet)
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
@@ -132,11 +133,6 @@ class Runner:
             if stays := self._measure_once(disturbed, supervisor, takes, again=True):
                 what = "was no less disturbed: its" if stays == 1 else "were no less disturbed: their"
                 self.display.announce(f"{counted(stays, 'repeated case')} {what} earlier measurement stays")
-
-    def _walks(self, waiting: Sequence[Case]) -> list[list[Case]]:
-        """Each configuration's shapes that have to be walked, to time the first calls at those that are new."""
-        plan = make_plan(self.config, self.target.kind, capability=self.target.compute_capability)
-        return walks(plan, {case.id for case in waiting}, self.run.results())
 
     def _time_first_calls(self, walked: Sequence[Sequence[Task]], supervisor: Supervisor) -> None:
         """The first call at each new shape, before any case has been measured; a resumed run keeps what it had."""

@@ -11,13 +11,16 @@ from profiler.job.config import Config
 from profiler.processes.process import Call, run_all
 from profiler.processes.temporary import own_folder
 from profiler.run.fits import at_once, weight_mib
+from profiler.run.prepare import Tick, of_several
 
 _SECONDS = 120.0
 """For importing a library of models."""
 
 
-def with_shapes(config: Config) -> Config:
+def with_shapes(config: Config, tick: Tick = lambda *_: None) -> Config:
     """The job with its `shapes` in each model that has such dimensions, so that what it measures is written down.
+
+    `tick(what, done, total)` is called a few times a second, for the display.
 
     Raises ConfigError for a name that no model has, and for one that a model with `shapes` of its own lacks.
     """
@@ -25,7 +28,8 @@ def with_shapes(config: Config) -> Config:
     if not asking:
         return config
     path = tuple(map(str, config.import_from))
-    known = dict(zip([entry.name for entry in asking], _dimensions([e.source() for e in asking], path), strict=True))
+    sources = [entry.source() for entry in asking]
+    known = dict(zip([entry.name for entry in asking], _dimensions(sources, path, tick), strict=True))
     models, used = [], set()
     for number, entry in enumerate(config.models):
         if entry.name not in known:
@@ -54,14 +58,15 @@ def _lacks(source: ModelSource, name: str, own: Sequence[str]) -> str:
     return f"{source.name}'s inputs have no dimension '{name}'{nearest(name, own)}"
 
 
-def _dimensions(sources: Sequence[ModelSource], path: tuple[str, ...]) -> list[list[str]]:
+def _dimensions(sources: Sequence[ModelSource], path: tuple[str, ...], tick: Tick) -> list[list[str]]:
     """The names of each model's dimensions; of a library's model in another process, which imports the library."""
     foreign = [source for source in sources if source.library is not None]
     with own_folder() as folder:
         log = folder / "log"
         function = "profiler.worker.look_at_model:look_at_dimensions"
         calls = [Call(function, source, log, _SECONDS, path=path, threads=1) for source in foreign]
-        outcomes = iter(run_all(calls, at_once(map(weight_mib, foreign))))
+        slots = at_once(map(weight_mib, foreign))
+        outcomes = iter(run_all(calls, slots, of_several(tick, "models asked for their inputs", len(calls))))
     found = []
     for source in sources:
         if source.library is None:

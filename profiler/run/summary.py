@@ -55,11 +55,7 @@ def print_results(
     compared = [(key, group) for key, group in networks if key["role"] != Role.SWEEP]
     judged = False
     for key, group in compared:
-        lost: list[Field] = []
-        if not elsewhere(key):
-            console.print()
-            lost = print_table(console, _table(key, group))
-        judged |= any(line["verdict"] for line in group) and not any("verdict" in each.columns for each in lost)
+        judged |= _print_group(console, key, group, elsewhere(key))
     if layers and not all(elsewhere({"model": name, "pass": "training", "setting": ""}) for name in layers):
         _print_layers(console, results)
     if not all(elsewhere(key) for key, _ in networks if key["role"] == Role.SWEEP):
@@ -76,6 +72,15 @@ def print_results(
         console.print(Text(f"\n{text}"))
     if notes := _notes([line for _, group in compared for line in group], rough([sampling_seconds]), judged):
         console.print(Text("\n" + "\n".join(notes), style="dim"))
+
+
+def _print_group(console: Console, key: Row, lines: Sequence[Row], elsewhere: bool) -> bool:
+    """Print a group's table, if it is not elsewhere; returns whether it has verdicts that need an explanation."""
+    lost: list[Field] = []
+    if not elsewhere:
+        console.print()
+        lost = print_table(console, _table(key, lines))
+    return any(line["verdict"] for line in lines) and not any("verdict" in each.columns for each in lost)
 
 
 def _notes(lines: Sequence[Row], doubt: str | None, judged: bool) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from engines.base import BuiltAhead, Phase, Warning
@@ -17,6 +17,9 @@ from profiler.results.result import Result, log_name, result_of
 from profiler.run.quiet import Quiet
 from profiler.run.telemetry import Watcher
 from profiler.worker.task import Task
+
+Look = Callable[[Child], None]
+"""Called a few times a second with the process that runs."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +42,16 @@ class Supervisor:
         log = self.logs / f"{task.case.id.file_name}.log"
         built = None
         if ENGINES[task.case.engine].builds is not None:
-            ahead = self._call("profiler.worker.prepare_model:build_ahead", task, task, log)
-            built = run_one(ahead, lambda child: tick(child.doing))
+            built = self._run("prepare_model:build_ahead", task, task, log, lambda child: tick(child.doing))
             if built.status != "ok":
                 return result_of(task.case.id, built)
         self.quiet.start()
-        measuring = self._call("profiler.worker.measure_case:measure_case", task, task, log)
-        result = result_of(task.case.id, run_one(measuring, lambda child: tick(child.doing)))
+        outcome = self._run("measure_case:measure_case", task, task, log, lambda child: tick(child.doing))
+        result = result_of(task.case.id, outcome)
         if built is not None:
             _add_build(result, built)
         self._add_telemetry(result)
         self.quiet.mark(result)
-        _drop_if_empty(log)
         return result
 
     def first_calls(self, tasks: Sequence[Task]) -> dict[CaseId, float | str]:
@@ -61,19 +62,15 @@ class Supervisor:
         variable = ENGINES[case.engine].compile_cache
         self.quiet.start()
         with own_folder() as folder:
-            call = self._call("profiler.worker.first_calls:first_calls", tasks, tasks[0], log)
-            environment = {**call.environment, **({variable: str(folder)} if variable else {})}
-            outcome = run_one(replace(call, environment=environment), lambda child: None)
-        _drop_if_empty(log)
+            own = {variable: str(folder)} if variable else {}
+            outcome = self._run("first_calls:first_calls", tasks, tasks[0], log, variables=own)
         found: dict[CaseId, float] = (outcome.value if outcome.status == "ok" else outcome.salvage) or {}
         return {each.case.id: found.get(each.case.id, str(outcome.reason)) for each in tasks[1:]}
 
     def kernel_times(self, task: Task) -> Outcome:
         """The kernels of a case that has been measured, in a process of its own."""
         log = self.logs / f"{task.case.id.file_name}-kernels.log"
-        outcome = run_one(self._call("profiler.worker.kernel_times:kernel_times", task, task, log), lambda child: None)
-        _drop_if_empty(log)
-        return outcome
+        return self._run("kernel_times:kernel_times", task, task, log)
 
     def measure_sweep(
         self, tasks: Sequence[Task], tick: Callable[[int, str], None], keep: Callable[[Result], None]
@@ -96,7 +93,6 @@ class Supervisor:
         while ended < len(tasks):
             self.quiet.start()
             self._measure_in_one_process(tasks[ended:], log, lambda what: tick(ended, what), end)
-        _drop_if_empty(log)
 
     def _measure_in_one_process(
         self, tasks: Sequence[Task], log: Path, tick: Callable[[str], None], end: Callable[[Result], None]
@@ -122,7 +118,7 @@ class Supervisor:
                 tick(child.doing)
 
         try:
-            outcome = run_one(self._call("profiler.worker.measure_sweep:measure_batches", tasks, tasks[0], log), look)
+            outcome = self._run("measure_sweep:measure_batches", tasks, tasks[0], log, look)
             parts = outcome.parts
             unclosed = outcome.status != "ok" and outcome.phase == Phase.END and bool(parts)
             if unclosed:
@@ -134,10 +130,22 @@ class Supervisor:
         if taken == 0 or (outcome.status != "ok" and not unclosed and taken < len(tasks)):
             end(result_of(tasks[taken].case.id, outcome))
 
-    def _call(self, function: str, argument: object, task: Task, log: Path) -> Call:
-        """A call on the device and within the limits of `task`."""
-        variables = {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
-        return Call(function, argument, log, task.budget.timeout, task.budget.build_timeout, variables, self.path)
+    def _run(
+        self,
+        function: str,
+        argument: object,
+        task: Task,
+        log: Path,
+        look: Look = lambda child: None,
+        variables: Mapping[str, str] | None = None,
+    ) -> Outcome:
+        """Run a worker's function on the device and within the limits of `task`; a log that stays empty is deleted."""
+        environment, budget = {"CUDA_VISIBLE_DEVICES": task.gpu or "", **(variables or {})}, task.budget
+        name = f"profiler.worker.{function}"
+        outcome = run_one(Call(name, argument, log, budget.timeout, budget.build_timeout, environment, self.path), look)
+        if log.exists() and not log.stat().st_size:
+            log.unlink()
+        return outcome
 
     def _add_telemetry(self, result: Result) -> None:
         """The device's readings while the case was measured, by the phases that it `entered`."""
@@ -160,12 +168,6 @@ def families(tasks: Sequence[Task]) -> list[list[Task]]:
     for task in tasks:
         found.setdefault(task.case.id.family if task.case.role is Role.SWEEP else str(task.case.id), []).append(task)
     return list(found.values())
-
-
-def _drop_if_empty(log: Path) -> None:
-    """Delete a log in which nothing was written."""
-    if log.exists() and not log.stat().st_size:
-        log.unlink()
 
 
 def _add_build(result: Result, built: Outcome) -> None:

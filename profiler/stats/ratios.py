@@ -157,11 +157,9 @@ class Times:
     prior_variance: Floats
 
     def where(self, chosen: NDArray[np.bool_]) -> Times:
-        """The chosen cells."""
         return Times(**{name: values[chosen] for name, values in vars(self).items()})
 
     def or_where(self, chosen: NDArray[np.bool_], other: Times) -> Times:
-        """These, but the other's in the chosen cells."""
         return Times(**{name: np.where(chosen, vars(other)[name], values) for name, values in vars(self).items()})
 
     @property

@@ -146,7 +146,6 @@ class Cleaner:
         return results.with_columns(*cleaned).with_columns(pl.lit(None, pl.String).alias(c) for c in ("host", "log"))
 
     def run(self, run: Run) -> Run:
-        """All of it."""
         return Run(self.results(run.results), self.environment(run.environment), self.job(run.job))
 
     def left(self, cleaned: Run) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import select
@@ -17,8 +18,8 @@ class _Stream(io.RawIOBase):
     A pipe whose reader has left, a terminal that was closed and a disk that is full are no reason to end a run.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: int, closed: bool) -> None:
+        self._descriptor, self._closed = descriptor, closed
         self.lost: OSError | None = None
 
     def writable(self) -> bool:
@@ -31,6 +32,8 @@ class _Stream(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: Any) -> int:
+        if self._closed:
+            self.lost = OSError(errno.EBADF, "it was closed")
         while self.lost is None:
             try:
                 return os.write(self._descriptor, data)
@@ -46,12 +49,15 @@ def keep_writing(encoding: str | None = None) -> None:
 
     `encoding` is in place of theirs; a character that it lacks is written as its escape.
     """
+    closed = set()
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:  # The next file that is opened would get its number, and the output of workers.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    sys.stdout, sys.stderr = _text(1, sys.stdout, encoding), _text(2, sys.stderr, encoding)
+            closed.add(descriptor)
+    sys.stdout = _text(_Stream(1, 1 in closed), sys.stdout, encoding)
+    sys.stderr = _text(_Stream(2, 2 in closed), sys.stderr, encoding)
 
 
 def check_written() -> None:
@@ -63,11 +69,11 @@ def check_written() -> None:
         raise ConfigError(f"standard output: {lost.strerror}; what was printed is not all there")
 
 
-def _text(descriptor: int, before: TextIO | None, encoding: str | None) -> TextIO:
+def _text(stream: _Stream, before: TextIO | None, encoding: str | None) -> TextIO:
     return io.TextIOWrapper(
-        io.BufferedWriter(_Stream(descriptor)),
+        io.BufferedWriter(stream),
         encoding=encoding or (before.encoding if before else "utf-8"),
         errors="backslashreplace",
-        line_buffering=descriptor == 2 or (before is not None and before.isatty()),
+        line_buffering=stream.fileno() == 2 or (before is not None and before.isatty()),
         write_through=bool(getattr(before, "write_through", False)),
     )

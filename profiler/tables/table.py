@@ -99,7 +99,6 @@ class Table:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
         return len(self.frame[self.fields[0].columns[0]])
 
     def columns(self) -> list[tuple[Field, list[str]]]:
@@ -112,7 +111,6 @@ class Table:
         return [False] * self.rows if column is None else [bool(value) for value in self.frame[column]]
 
     def stand_out(self, field: Field) -> Sequence[bool]:
-        """Which of the field's cells do."""
         return self.bold.get(field.columns[0]) or [False] * self.rows
 
     def links(self, field: Field) -> list[list[str]]:
@@ -130,7 +128,6 @@ class Section:
 
 
 def of_frame(name: str, title: str, frame: pl.DataFrame) -> Table:
-    """A table of every column of a frame, under the columns' own names."""
     fields = [
         (figure if dtype.is_numeric() else words)(column, column, numbers.anythings)
         for column, dtype in frame.schema.items()
@@ -139,7 +136,6 @@ def of_frame(name: str, title: str, frame: pl.DataFrame) -> Table:
 
 
 def of_rows(title: str, fields: Sequence[Field], rows: Iterable[Sequence[Any]], **more: Any) -> Table:
-    """A table of rows that have a value for each field."""
     values = list(zip(*rows, strict=True)) or [()] * len(fields)
     frame = {field.columns[0]: column for field, column in zip(fields, values, strict=True)}
     return Table("", title, frame, fields, **more)

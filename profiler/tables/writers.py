@@ -29,7 +29,6 @@ MARK = "▸"
 
 
 def print_section(console: Console, section: Section) -> None:
-    """Print heading, paragraphs and tables."""
     console.print()
     if section.heading:
         console.print(Text(section.heading, style="bold"))
@@ -190,7 +189,6 @@ def markdown(table: Table) -> str:
 
 
 def markdown_section(section: Section) -> str:
-    """Write heading, paragraphs and tables as GitHub's Markdown."""
     parts = [f"## {escape_markdown(section.heading)}"] if section.heading else []
     parts += map(escape_markdown, section.paragraphs)
     for table in section.tables:

@@ -13,6 +13,7 @@ from rich.console import Console
 from engines.catalog import ENGINES, Requirement
 from exporters.cache import Cache
 from profiler import listings, nvml
+from profiler.errors import ConfigError
 from profiler.nvml import Gpu
 from profiler.tables.writers import print_table
 
@@ -122,3 +123,10 @@ def test_the_cache_is_listed_and_cleared(command, tmp_path):
     assert [path.name for path in root.glob("*/key.txt")] == ["key.txt"]
     assert command("cache", "empty", cwd=tmp_path).stderr == "cache: unknown 'empty'; valid: list, clear\n"
     assert command("cache", cwd=tmp_path, PROFILER_CACHE=str(root), PROFILER_CACHE_GIB="much").returncode == 2
+
+
+@pytest.mark.parametrize("root", [__file__, "/proc/none/cache"])
+def test_a_cache_that_cannot_be_is_a_sentence(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROFILER_CACHE", root)
+    with pytest.raises(ConfigError, match=f"the cache cannot keep {root} .*PROFILER_CACHE$"):
+        listings.cache(listings.Cache(), Console(file=io.StringIO()))

@@ -60,6 +60,9 @@ def test_a_document_that_is_lost_is_no_success() -> None:
         ended = printing("check_written()", stdout=full, stderr=subprocess.PIPE)
     assert "ConfigError: standard output: No space left on device" in ended.stderr
     assert ended.returncode == 1
+    ended = printing("check_written()", stderr=subprocess.PIPE, preexec_fn=lambda: os.close(1))
+    assert "ConfigError: standard output: it was closed" in ended.stderr
+    assert ended.returncode == 1
 
 
 def test_a_pipe_that_does_not_wait_gets_everything() -> None:

@@ -45,8 +45,10 @@ class Evidence:
 
     @property
     def row(self) -> Study:
-        """What the study is called and shows."""
         return STUDIES[self.study]
+
+    def claims(self, kind: str) -> list[Claim]:
+        return [claim for claim in references.claims(self.study) if claim["kind"] == kind]
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -55,7 +57,6 @@ class Evidence:
 
     @cached_property
     def published(self) -> pl.DataFrame:
-        """Its published times."""
         return conclusions.published_times(self.study)
 
     @cached_property
@@ -79,7 +80,6 @@ class Evidence:
         )
 
     def name(self, network: str) -> str:
-        """The network as the source prints it."""
         return self.names.get(network, network)
 
 

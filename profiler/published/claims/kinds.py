@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from profiler.published import references
 from profiler.published.claims import libraries, memory, networks, speed, sweeps
-from profiler.published.claims.evidence import Answer, Claim, Evidence, Outcome
+from profiler.published.claims.evidence import NO_FIGURES, Answer, Claim, Evidence, Outcome
 
-Own = Callable[[Sequence[Claim], Evidence], list[str]]
-
-
-def _nothing(_: Sequence[Claim], __: Evidence) -> list[str]:
-    return []
+Check = Callable[[Claim, Evidence], Answer]
 
 
 @dataclass(frozen=True)
@@ -23,8 +19,8 @@ class Kind:
 
     heading: str
     claimed: Callable[[Claim, Evidence], str]
-    checked: Callable[[Claim, Evidence], Answer]
-    own: Own = _nothing
+    checked: Check
+    own: Callable[[Evidence], list[str]] = lambda _: []
 
 
 _SPEED, _NETWORKS, _LIBRARIES, _MEMORY, _SWEEPS = (
@@ -36,8 +32,11 @@ _SPEED, _NETWORKS, _LIBRARIES, _MEMORY, _SWEEPS = (
 )
 
 
-def _pictures(_: Claim, __: Evidence) -> Answer:
-    return Answer(Outcome.UNDECIDED, "The source gives no figures for it.")
+def _undecided(says: str) -> Check:
+    return lambda *_: Answer(Outcome.UNDECIDED, says)
+
+
+_PICTURES, _NO_COLUMN = _undecided(NO_FIGURES), "The source has a column for peak memory, and nothing in it."
 
 
 def _best_gpu(claim: Claim, _: Evidence) -> str:
@@ -49,21 +48,21 @@ def _best_gpu(claim: Claim, _: Evidence) -> str:
 
 
 KINDS: Mapping[str, Kind] = {
-    "speed": Kind(_SPEED, speed.claimed, speed.checked, speed.own),
+    "speed": Kind(_SPEED, speed.claimed, speed.checked, speed.without_cudnn),
     "order": Kind(_SPEED, speed.order_claimed, speed.order_checked),
     "network_speed": Kind(_NETWORKS, networks.speed_claimed, networks.speed_checked, networks.own),
     "accuracy": Kind(_NETWORKS, networks.accuracy_claimed, networks.accuracy_checked),
-    "best": Kind(_LIBRARIES, libraries.best_claimed, libraries.best_checked, libraries.best_own),
-    "framework": Kind(_LIBRARIES, libraries.framework_claimed, libraries.framework_checked, libraries.framework_own),
+    "best": Kind(_LIBRARIES, libraries.best_claimed, libraries.best_checked, libraries.fastest),
+    "framework": Kind(_LIBRARIES, libraries.framework_claimed, _PICTURES, libraries.framework_own),
     "best_per_layer": Kind(_LIBRARIES, libraries.layers_claimed, libraries.layers_checked, libraries.layers_own),
     "memory": Kind(_MEMORY, memory.size_claimed, memory.size_checked),
     "fit": Kind(_MEMORY, memory.fit_claimed, memory.fit_checked, memory.fit_own),
     "support": Kind(_MEMORY, memory.support_claimed, memory.support_checked, memory.support_own),
-    "memory_use": Kind(_MEMORY, memory.use_claimed, memory.use_checked, memory.use_own),
+    "memory_use": Kind(_MEMORY, memory.use_claimed, _undecided(_NO_COLUMN), memory.use_own),
     "time_per_sample": Kind(_SWEEPS, sweeps.per_sample_claimed, sweeps.per_sample_checked, sweeps.per_sample_own),
     "ms_above_twice": Kind(_SWEEPS, sweeps.excess_claimed, sweeps.excess_checked, sweeps.excess_own),
-    "curvature": Kind(_SWEEPS, sweeps.bend_claimed, sweeps.bend_checked, sweeps.bend_own),
-    "best_gpu": Kind("Which card to buy", _best_gpu, _pictures),
+    "curvature": Kind(_SWEEPS, sweeps.bend_claimed, _PICTURES, sweeps.bend_own),
+    "best_gpu": Kind("Which card to buy", _best_gpu, _undecided("The source gives no figures for it.")),
 }
 """By the `kind` of references/conclusions.csv, in the order of their headings."""
 
@@ -90,7 +89,6 @@ class Group:
 
 
 def groups(evidence: Evidence) -> list[Group]:
-    """Every statement of the study, checked, by heading."""
     order = list(KINDS)
     claims = sorted(references.claims(evidence.study), key=lambda claim: order.index(claim["kind"]))
     return [
@@ -104,9 +102,6 @@ def _group(heading: str, claims: Sequence[Claim], evidence: Evidence) -> Group:
         Checked(KINDS[claim["kind"]].claimed(claim, evidence), KINDS[claim["kind"]].checked(claim, evidence))
         for claim in claims
     ]
-    return Group(heading, checked, list(dict.fromkeys(_own(claims, evidence))))
-
-
-def _own(claims: Sequence[Claim], evidence: Evidence) -> Iterator[str]:
-    for kind, of in groupby(claims, lambda claim: claim["kind"]):
-        yield from KINDS[kind].own(list(of), evidence)
+    kinds = dict.fromkeys(claim["kind"] for claim in claims)
+    own = dict.fromkeys(sentence for kind in kinds for sentence in KINDS[kind].own(evidence))
+    return Group(heading, checked, list(own))

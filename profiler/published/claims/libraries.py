@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import polars as pl
 
 from profiler.published import references
-from profiler.published.claims.evidence import NO_FIGURES, Answer, Claim, Evidence, Outcome, sound
+from profiler.published.claims.evidence import Answer, Claim, Evidence, Outcome, sound
 from profiler.published.conclusions import the
 from profiler.published.layers import LAYERS
 from profiler.published.studies import PASSES
@@ -19,14 +17,12 @@ _FRAMEWORKS = {"neon": "Neon", "torch": "Torch", "caffe": "Caffe", "tensorflow":
 
 
 def best_claimed(claim: Claim, evidence: Evidence) -> str:
-    """A statement that a library is the fastest for a network in some passes: the bold cells."""
     of = f"on {evidence.name(claim['networks'][0])}" if claim["networks"] else "on L1 to L5 together"
     library = f"{_published_name(claim, _of(claim, evidence))} ({claim['implementation']})"
     return f"{library} is the fastest {of}: {listed(claim['pass'])}"
 
 
 def best_checked(claim: Claim, evidence: Evidence) -> Answer:
-    """Its times, and those of the next."""
     rows, wins, says = _of(claim, evidence), True, []
     name = _published_name(claim, rows)
     for pass_ in claim["pass"]:
@@ -45,13 +41,7 @@ def _of(claim: Claim, evidence: Evidence) -> pl.DataFrame:
     return references.read("convnet-layers").filter(pl.col("library") != "cherry-picking", table="summary")
 
 
-def best_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
-    """Own variants: which one is the fastest on how many networks, for each machine, pass and precision."""
-    return fastest(evidence)
-
-
 def framework_claimed(claim: Claim, _: Evidence) -> str:
-    """A statement on a framework and some GPUs."""
     name = _FRAMEWORKS[claim["framework"]]
     gpus = f"on {listed(claim['gpu'])}"
     match claim["relation"]:
@@ -64,13 +54,7 @@ def framework_claimed(claim: Claim, _: Evidence) -> str:
     return f"Only {name} can train all networks without running out of memory"
 
 
-def framework_checked(_: Claim, __: Evidence) -> Answer:
-    """Nothing: there were only pictures."""
-    return Answer(Outcome.UNDECIDED, NO_FIGURES)
-
-
-def framework_own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
-    """The fastest variant for each machine, pass and precision, and who ran everything."""
+def framework_own(evidence: Evidence) -> list[str]:
     return [*fastest(evidence), *ran_everything(evidence)]
 
 
@@ -128,13 +112,11 @@ def ran_everything(evidence: Evidence) -> list[str]:
 
 
 def layers_claimed(claim: Claim, _: Evidence) -> str:
-    """A statement on the sum of the fastest times of each layer."""
     (pass_,) = claim["pass"]
     return f"The fastest library for each layer takes {compact(claim['low'])} ms for L1 to L5 ({pass_})"
 
 
 def layers_checked(claim: Claim, _: Evidence) -> Answer:
-    """The sum of the lowest cells."""
     (pass_,) = claim["pass"]
     rows = references.layers().filter(pl.col("library") != "cherry-picking")
     tables = ["forward", "backward"] if pass_ == "total" else [pass_]
@@ -144,7 +126,7 @@ def layers_checked(claim: Claim, _: Evidence) -> Answer:
     return Answer(verdict, f"The lowest published times add up to {compact(least)} ms.")
 
 
-def layers_own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
+def layers_own(evidence: Evidence) -> list[str]:
     """What picking the fastest variant of each layer and pass is worth in own rows, for each precision."""
     rows = layer_rows(evidence.results.filter(pl.col("model_kind") == "layer", pl.col("model").is_in(LAYERS)))
     keys = ["machine", "precision", "batch_size"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import polars as pl
 
 from profiler.published import references
@@ -16,14 +14,12 @@ from profiler.tables.numbers import compact, count, decimals, listed, millisecon
 
 
 def size_claimed(claim: Claim, _: Evidence) -> str:
-    """A statement on the memory of two GPUs."""
     how = f"{compact(claim['low'])} times the" if claim["low"] else claim["relation"]
     than = "of" if claim["low"] else "than"
     return f"{claim['to']} has {how} memory {than} {claim['from']}"
 
 
 def size_checked(claim: Claim, evidence: Evidence) -> Answer:
-    """Both sizes as the sources print them."""
     known = _sizes()
     mine, other = known[claim["to"]], known[claim["from"]]
     holds = mine / other == claim["low"] if claim["low"] else mine < other
@@ -32,7 +28,6 @@ def size_checked(claim: Claim, evidence: Evidence) -> Answer:
 
 
 def fit_claimed(claim: Claim, evidence: Evidence) -> str:
-    """A statement on networks that run on a GPU, or run out of memory there."""
     names = [evidence.name(network) for network in claim["networks"]]
     missing = [name for network, name in evidence.names.items() if network not in claim["networks"]]
     who = f"All networks but {listed(missing)}" if len(missing) < len(names) else listed(names)
@@ -42,7 +37,6 @@ def fit_claimed(claim: Claim, evidence: Evidence) -> str:
 
 
 def fit_checked(claim: Claim, evidence: Evidence) -> Answer:
-    """Whether the tables have rows of it."""
     rows = references.read(evidence.study).filter(pl.col("network").is_in(claim["networks"]), gpu=claim["gpu"][0])
     if version := claim["library_version"]:
         before = pl.col("library_version") < version.removeprefix("before ")
@@ -58,9 +52,9 @@ def fit_checked(claim: Claim, evidence: Evidence) -> Answer:
     return Answer(Outcome.HOLDS if ran == 0 else Outcome.FAILS, says)
 
 
-def fit_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
+def fit_own(evidence: Evidence) -> list[str]:
     """The peak memory of what was out of memory, next to the memory of those GPUs; then what was so in own rows."""
-    failing = [claim for claim in claims if claim["relation"] == "out of memory"]
+    failing = [claim for claim in evidence.claims("fit") if claim["relation"] == "out of memory"]
     sizes, found = _sizes(), []
     for network in reversed(dict.fromkeys(name for claim in failing for name in claim["networks"])):
         gpus = dict.fromkeys(claim["gpu"][0] for claim in failing if network in claim["networks"])
@@ -75,21 +69,18 @@ def fit_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
 
 
 def support_claimed(claim: Claim, evidence: Evidence) -> str:
-    """A statement that only cuDNN runs a network."""
     return f"{evidence.name(claim['networks'][0])} runs only with cuDNN, for its grouped convolutions"
 
 
 def support_checked(claim: Claim, evidence: Evidence) -> Answer:
-    """Whether the tables have rows without cuDNN."""
     rows = references.read(evidence.study).filter(network=claim["networks"][0])
     only = set(rows["library"]) == {claim["library"]}
     says = "The tables have no time of it without cuDNN." if only else "The tables have times without cuDNN."
     return Answer(Outcome.HOLDS if only else Outcome.FAILS, says)
 
 
-def support_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
-    """Whether it runs without cuDNN in own rows."""
-    networks = [network for claim in claims for network in claim["networks"]]
+def support_own(evidence: Evidence) -> list[str]:
+    networks = [network for claim in evidence.claims("support") for network in claim["networks"]]
     rows = evidence.own.filter(pl.col("model").is_in(networks), pl.col("ending").str.contains("no cuDNN"))
     return [
         f"On {the(row['machine'])}, {row['published_network']} runs without cuDNN, too: {row['software']} takes "
@@ -99,16 +90,10 @@ def support_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
 
 
 def use_claimed(claim: Claim, _: Evidence) -> str:
-    """A statement that a library needs much memory."""
     return f"{claim['library'].title()}'s {claim['implementation']} uses {claim['remark']} of memory"
 
 
-def use_checked(_: Claim, __: Evidence) -> Answer:
-    """Nothing: the column is empty."""
-    return Answer(Outcome.UNDECIDED, "The source has a column for peak memory, and nothing in it.")
-
-
-def use_own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
+def use_own(evidence: Evidence) -> list[str]:
     """The layer of which own variants' peak memory differs most."""
     rows = without_probes(evidence.results).filter(
         pl.col("model").is_in(LAYERS), pl.col("pass") == "training", model_kind="layer", batch_size=128

@@ -19,13 +19,11 @@ _MACHINES = Subject("machines")
 
 
 def speed_claimed(claim: Claim, _: Evidence) -> str:
-    """A statement on two networks' times."""
     who, other = claim["published_to"], claim["published_from"]
     return f"{who} is about as fast as {other}" if claim["relation"] == "equal" else f"{who} is faster than {other}"
 
 
 def speed_checked(claim: Claim, evidence: Evidence) -> Answer:
-    """The range of the ratios over all GPUs."""
     pairs = against_each_other(_published(evidence))
     pair = next(p for p in pairs if {p.faster, p.slower} == {evidence.name(claim["from"]), evidence.name(claim["to"])})
     ahead = pair.faster == evidence.name(claim["to"])
@@ -35,7 +33,6 @@ def speed_checked(claim: Claim, evidence: Evidence) -> Answer:
 
 
 def accuracy_claimed(claim: Claim, evidence: Evidence) -> str:
-    """A statement on two networks' errors."""
     who, other = (evidence.name(claim[side]) for side in ("to", "from"))
     if claim["relation"] == "equal":
         deep, shallow = (claim[f"published_{side}"].removesuffix("-layer") for side in ("to", "from"))
@@ -46,7 +43,6 @@ def accuracy_claimed(claim: Claim, evidence: Evidence) -> str:
 
 
 def accuracy_checked(claim: Claim, evidence: Evidence) -> Answer:
-    """Both top-5 errors, of this source or of another that has both."""
     known = references.top5_errors(evidence.study)
     source = "Its table has"
     if not {claim["from"], claim["to"]} <= set(known):
@@ -59,7 +55,7 @@ def accuracy_checked(claim: Claim, evidence: Evidence) -> Answer:
     return Answer(Outcome.FAILS if mine >= other else Outcome.HOLDS if as_printed else Outcome.IN_PART, says)
 
 
-def own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
+def own(evidence: Evidence) -> list[str]:
     """Which networks are both faster and more accurate than another: in the published rows, and on own machines."""
     return [one.sentence() for where in _everywhere(evidence) for one in where]
 
@@ -81,9 +77,10 @@ class Outdone:
         return f"{self.where}, {who} both faster and more accurate than {than}: {better}."
 
 
-def most_outdone(evidence: Evidence) -> list[Outdone]:
+def most_outdone(evidence: Evidence) -> list[str]:
     """On own machines, what most networks outdo first."""
-    return sorted((one for where in _everywhere(evidence)[1:] for one in where), key=lambda one: -len(one.by))
+    found = sorted((one for where in _everywhere(evidence)[1:] for one in where), key=lambda one: -len(one.by))
+    return [one.sentence() for one in found]
 
 
 def against_each_other(times: pl.DataFrame) -> list[Comparison]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -28,7 +27,6 @@ _WITHOUT = "without cuDNN"
 
 
 def claimed(claim: Claim, _: Evidence) -> str:
-    """A statement on two machines or libraries."""
     who, other = _name(claim["to"]), _name(claim["from"])
     where = f" on the {claim['gpu'][0]}" if claim["gpu"] else ""
     if claim["relation"] == "equal":
@@ -37,7 +35,6 @@ def claimed(claim: Claim, _: Evidence) -> str:
 
 
 def checked(claim: Claim, evidence: Evidence) -> Answer:
-    """The range of the ratios over all networks."""
     to = _name(claim["to"])
     pair = _pair(claim, evidence)
     low, high = (pair.low, pair.high) if pair.faster == to else (1 / pair.high, 1 / pair.low)
@@ -58,12 +55,10 @@ def verdict(claim: Claim, low: float, high: float, mostly: bool) -> Outcome:
 
 
 def order_claimed(claim: Claim, _: Evidence) -> str:
-    """A statement that several machines stand in the order of their speed."""
     return f"From the fastest to the slowest, {claim['remark']}: {listed(claim['gpu'])}"
 
 
 def order_checked(claim: Claim, evidence: Evidence) -> Answer:
-    """Whether each is faster than the next on every network that both ran."""
     found = compare_machines(evidence.published, evidence.row.by_release)
     pairs = {frozenset((pair.faster, pair.slower)): pair for pair in found}
     chain = [(one, other, pairs[frozenset((one, other))]) for one, other in pairwise(claim["gpu"])]
@@ -76,14 +71,9 @@ def order_checked(claim: Claim, evidence: Evidence) -> Answer:
     return Answer(Outcome.FAILS if any(turned) else Outcome.IN_PART, says)
 
 
-def own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
-    """What cuDNN is worth on own machines."""
-    return [pair.sentence() for pair in without_cudnn(evidence)]
-
-
-def without_cudnn(evidence: Evidence) -> list[Comparison]:
+def without_cudnn(evidence: Evidence) -> list[str]:
     """Own machines' variant that stands for the published library against the same without cuDNN."""
-    found = []
+    found: list[Comparison] = []
     for subject, rows in evidence.times.items():
         none = pl.col("ending").str.contains("no cuDNN", literal=True)
         ending = pl.col("ending").str.replace(", cuDNN", " with cuDNN", literal=True)
@@ -100,7 +90,7 @@ def without_cudnn(evidence: Evidence) -> list[Comparison]:
                 )
                 pairs = [pair for pair, bare in sides if len(bare) > 1]
                 found += [replace(p, subject=subject, machine=str(machine), article=False) for p in pairs]
-    return found
+    return [pair.sentence() for pair in found]
 
 
 def _name(what: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import polars as pl
 
@@ -30,12 +30,10 @@ def _groups(rows: pl.DataFrame, evidence: Evidence) -> Iterator[tuple[str, pl.Da
 
 
 def per_sample_claimed(claim: Claim, _: Evidence) -> str:
-    """A statement that larger minibatches are more efficient."""
     return f"Larger minibatches take less time per sample, but this is {claim['remark']}"
 
 
 def per_sample_checked(_: Claim, evidence: Evidence) -> Answer:
-    """The exception that the text gives."""
     half, whole = _pair(evidence)
     each = [f"{decimals(row['total_ms'] / row['batch_size'], 2)} ms" for row in (half, whole)]
     says = f"{NO_FIGURES} The two in its text are an exception: {half['published_network']} on {half['machine']} takes "
@@ -43,7 +41,7 @@ def per_sample_checked(_: Claim, evidence: Evidence) -> Answer:
     return Answer(Outcome.UNDECIDED, says)
 
 
-def per_sample_own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
+def per_sample_own(evidence: Evidence) -> list[str]:
     """For each machine, pass and variant: at how many steps to a larger minibatch the time per sample fell."""
     points = batch_sweeps.efficiency(evidence.results).drop_nulls("latency_ms")
     calm = pl.col("disturbed").is_null()
@@ -67,7 +65,6 @@ def per_sample_own(_: Sequence[Claim], evidence: Evidence) -> list[str]:
 
 
 def excess_claimed(claim: Claim, evidence: Evidence) -> str:
-    """A statement that a minibatch takes more than twice the time of half of it."""
     name, gpu = evidence.name(claim["networks"][0]), claim["gpu"][0]
     half, whole = (claim[side].removeprefix("batch ") for side in ("from", "to"))
     return (
@@ -77,7 +74,6 @@ def excess_claimed(claim: Claim, evidence: Evidence) -> str:
 
 
 def excess_checked(claim: Claim, evidence: Evidence) -> Answer:
-    """The difference of the two times in the text."""
     half, whole = _pair(evidence)
     excess = whole["total_ms"] - 2 * half["total_ms"]
     times = [f"{decimals(row['total_ms'], 2)} ms" for row in (whole, half)]
@@ -85,11 +81,10 @@ def excess_checked(claim: Claim, evidence: Evidence) -> Answer:
     return Answer(Outcome.HOLDS if claim["low"] - 1 < excess < claim["low"] else Outcome.FAILS, says)
 
 
-def excess_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
-    """The same two minibatches in own sweeps."""
+def excess_own(evidence: Evidence) -> list[str]:
     points = batch_sweeps.efficiency(evidence.results).drop_nulls("judged_ms").filter(pl.col("disturbed").is_null())
     found = []
-    for claim in claims:
+    for claim in evidence.claims("ms_above_twice"):
         half, whole = (int(claim[side].removeprefix("batch ")) for side in ("from", "to"))
         mine = points.filter(pl.col("model") == claim["networks"][0], pl.col("pass") == "training")
         for _, group in mine.group_by(FAMILY, maintain_order=True):
@@ -105,7 +100,6 @@ def excess_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
 
 
 def bend_claimed(claim: Claim, evidence: Evidence) -> str:
-    """A statement on the curve of the time per sample against the minibatch."""
     size = claim["batch_size"]
     if claim["relation"] == "most":
         return f"The time per sample against the minibatch bends most at {size}"
@@ -115,14 +109,9 @@ def bend_claimed(claim: Claim, evidence: Evidence) -> str:
     )
 
 
-def bend_checked(_: Claim, __: Evidence) -> Answer:
-    """Nothing: there were only pictures."""
-    return Answer(Outcome.UNDECIDED, NO_FIGURES)
-
-
-def bend_own(claims: Sequence[Claim], evidence: Evidence) -> list[str]:
+def bend_own(evidence: Evidence) -> list[str]:
     """For each machine and pass how the curves bend at that size, and where each bends most."""
-    (size,) = {claim["batch_size"] for claim in claims}
+    (size,) = {claim["batch_size"] for claim in evidence.claims("curvature")}
     bends = batch_sweeps.curvature(evidence.results)
     found = []
     for where, group in _groups(bends, evidence):

@@ -189,7 +189,7 @@ def test_of_a_network_that_did_not_fit_the_least_memory_in_fp32_counts() -> None
 
 def test_a_label_with_a_word_of_its_own_has_no_article() -> None:
     rows = [case("vgg16", machine="My Xeon"), case("vgg16", "eager-tuned", ms=1.0, machine="My Xeon")]
-    text = page.markdown("cnn-benchmarks", evidence("cnn-benchmarks", *rows).results)
+    text = page.markdown(evidence("cnn-benchmarks", *rows))
     assert "On My Xeon, the one network" in text and "My Xeon with" in text and "the My Xeon" not in text
 
 
@@ -308,7 +308,7 @@ def rows_of_all() -> list[Any]:
 
 
 def test_the_page_opens_with_the_five_that_tell_most_and_folds_the_pairs() -> None:
-    text = page.markdown("cnn-benchmarks", evidence("cnn-benchmarks", *rows_of_all()).results)
+    text = page.markdown(evidence("cnn-benchmarks", *rows_of_all()))
     first = [line for line in text.splitlines() if re.match(r"\d\. ", line)]
     assert first == [
         "1. Across the 3 models that both ran, the H200 with PyTorch 2.11 eager-benchmark fp32, cuDNN 9.19 is **7.4x "
@@ -341,7 +341,7 @@ def test_of_several_machines_of_ones_own_the_page_says_which_is_faster() -> None
 
 def test_the_terminal_has_the_five_and_counts_the_verdicts() -> None:
     console = Console(file=io.StringIO(), width=80)
-    page.show(console, "gpu-study", evidence("gpu-study", case("vgg16", "eager", ms=42.0, batch_size=64)).results)
+    page.show(console, evidence("gpu-study", case("vgg16", "eager", ms=42.0, batch_size=64)))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from profiler.published import conclusions, headlines, page, references, setups
+from profiler.published.claims import networks
 from profiler.published.claims.evidence import Evidence
 from profiler.published.conclusions import (
     FORWARD_ONLY,
@@ -258,7 +259,7 @@ def test_libraries_of_ours_are_compared_over_machines_only_where_several_ran_bot
 def test_a_network_of_about_the_same_time_is_not_called_faster() -> None:
     def said(resnet: float) -> list[str]:
         rows = frame(case("vgg16", ms=100.0), case("resnet50", ms=resnet))
-        return headlines.outdone(Evidence("cnn-benchmarks", rows))
+        return networks.most_outdone(Evidence("cnn-benchmarks", rows))
 
     assert said(97.0) == []
     assert "ResNet-50 (1.11x as fast" in said(90.0)[0]
@@ -293,7 +294,7 @@ def test_machines_are_compared_by_the_variant_that_does_as_the_published_library
     ]
     said = "Across the 3 models that both ran, the H200 is **{}x** faster than GTX 1080 Ti."
     assert machines("cnn-benchmarks", *rows) == [said.format("15.0")]
-    text = page.markdown("cnn-benchmarks", frame(*rows))
+    text = page.markdown(Evidence("cnn-benchmarks", frame(*rows)))
     assert "newest cuDNN; ours in eager-benchmark fp32" in text
     # Where it was not measured, or gave no figures, plain eager takes its place.
     failed = ours(15.0, variant="eager-benchmark", status="oom", latency_ms=None)
@@ -323,7 +324,7 @@ def test_what_gave_no_figures_is_in_no_range() -> None:
 
 
 def test_the_page_has_every_pair_ours_first() -> None:
-    text = page.markdown("cnn-benchmarks", frame(*ours(10.0), *ours(20.0, precision="tf32")))
+    text = page.markdown(Evidence("cnn-benchmarks", frame(*ours(10.0), *ours(20.0, precision="tf32"))))
     folded = text.partition("<details>")[2].partition("</details>")[0]
     sections = {part.splitlines()[0]: part.strip().splitlines()[2:] for part in folded.split("\n## ")[1:]}
     machines, libraries, both = (
@@ -347,7 +348,7 @@ def test_layers_are_compared_by_their_three_passes_together() -> None:
     fastest = found[SINGLE_LAYERS].filter(setup="Titan Black with cuda-convnet2 (ConvLayer)", network="L1")
     # Its forward of 63 ms and backward of 224 ms, of 128 images.
     assert fastest["ms"].to_list() == [pytest.approx((63 + 224) / 128)]
-    assert "Across all layers, " in page.markdown("convnet-benchmarks", rows)
+    assert "Across all layers, " in page.markdown(Evidence("convnet-benchmarks", rows))
     assert all(
         pair.sentence().startswith("Across all layers") for pair in most_telling(found[SINGLE_LAYERS], SINGLE_LAYERS)
     )
@@ -380,7 +381,7 @@ def test_the_gpu_study_compares_the_forward_pass_alone_too() -> None:
         "Across the 2 models that both ran on the H200, forward only, ONNX Runtime 1.31 ort fp32 is **1.50x** faster "
         "than PyTorch 2.11 eager fp32."
     )
-    assert "their times for a forward pass, per\nimage" in page.markdown("gpu-study", rows)
+    assert "their times for a forward pass, per\nimage" in page.markdown(Evidence("gpu-study", rows))
 
 
 def test_what_a_batch_sweep_found_is_folded_and_the_published_excess_is_told_once() -> None:
@@ -397,12 +398,12 @@ def test_what_a_batch_sweep_found_is_folded_and_the_published_excess_is_told_onc
             for batch, ms in ((16, 16.0), (32, 20.0), (64, 30.0))
         )
     )
-    text = page.markdown("gpu-study", rows)
+    text = page.markdown(Evidence("gpu-study", rows))
     found, _, end = text.splitlines()[-3:]
     assert end == "</details>"
     assert found.startswith("- vgg16 training, eager fp32, head logits: ")
     assert text.count("59.30 ms more than twice") == 1
-    assert "batch sweep" not in page.markdown("gpu-study", frame(case("vgg16", batch_size=64)))
+    assert "batch sweep" not in page.markdown(Evidence("gpu-study", frame(case("vgg16", batch_size=64))))
 
 
 @pytest.mark.parametrize(
@@ -422,7 +423,7 @@ def test_what_was_disturbed_is_in_no_range_and_the_sentence_says_so(kind: str, o
         "**10.0x** faster than GTX 1080 Ti with cuDNN 5.1.10.",
         f"No factor between PyTorch 2.11 eager fp32 and PyTorch 2.11 eager tf32 on the H200: {all_three}.",
     ]
-    text = page.markdown("cnn-benchmarks", rows)
+    text = page.markdown(Evidence("cnn-benchmarks", rows))
     assert not [line for line in text.splitlines() if "tf32" in line and "x**" in line]
 
 

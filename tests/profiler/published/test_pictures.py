@@ -14,6 +14,7 @@ from handmade import row, run
 
 from profiler.published import picture_specs as specs
 from profiler.published import pictures
+from profiler.published.claims.evidence import Evidence
 from profiler.published.command import write
 from profiler.published.pictures import Picture, published_pictures
 from profiler.published.tables import published_tables
@@ -158,7 +159,7 @@ def test_names_of_networks_do_not_lie_upon_each_other() -> None:
 
 def test_files_lie_next_to_the_page_that_shows_them(tmp_path: Path) -> None:
     frame = results("gpu-study")
-    write(tmp_path, "gpu-study", frame, published_tables("gpu-study", frame))
+    write(tmp_path, Evidence("gpu-study", frame), published_tables("gpu-study", frame))
     shown = re.findall(r"!\[(.*?)\]\((.*?)\)", (tmp_path / "published.md").read_text())
     assert [file for _, file in shown] == [
         "published-engines-h200-inference.svg",

@@ -14,6 +14,7 @@ from rich.console import Console
 from exporters.single_layers import LAYERS as SHAPES
 from profiler.errors import ConfigError
 from profiler.published import references, setups
+from profiler.published.claims.evidence import Evidence
 from profiler.published.command import (
     Options,
     covers,
@@ -634,7 +635,7 @@ def test_a_terminal_has_the_brief_note_and_a_file_the_whole():
 def test_the_folder_has_a_page_and_a_csv_a_table(tmp_path):
     results = frame(case("alexnet", **rented()))
     tables = published_tables("cloud-gpus", results)
-    write(tmp_path / "tables", "cloud-gpus", results, tables)
+    write(tmp_path / "tables", Evidence("cloud-gpus", results), tables)
     names = {path.name for path in (tmp_path / "tables").iterdir()}
     pictures = {"published-machines-cuda-training.svg", "published-errors.svg"}
     assert names == {"published.md", "conclusions.md", *(f"published-{t.name}.csv" for t in tables)} | pictures

@@ -57,6 +57,18 @@ def test_journal_gives_back_what_was_appended(run: RunFolder) -> None:
     assert run.results() == {first.case_id: first, second.case_id: second}
 
 
+def test_a_journal_is_parsed_once_until_somebody_writes_into_it(run: RunFolder) -> None:
+    run.append(measured("a", 1.0))
+    first, second = (run.results()[case("a").id] for _ in range(2))
+    assert first is second
+    run.append(measured("b", 1.0))
+    assert run.results()[case("a").id] is not first
+    assert len(run.results()) == 2
+    before = run.results()
+    RunFolder(run.path).append(measured("c", 1.0))
+    assert run.results().keys() - before == {case("c").id}
+
+
 def test_journal_of_a_new_run_is_empty(run: RunFolder) -> None:
     assert run.results() == {}
 

@@ -15,7 +15,7 @@ import pytest
 
 from exporters.source import ModelSource
 from profiler.job.case import Budget
-from profiler.run.prepare import _Stages
+from profiler.run.prepare import _Stages, of_several
 
 FACTORY = """
 import helper
@@ -81,3 +81,11 @@ def test_the_option_to_raise_is_the_one_that_limits(tmp_path: Path, most: float,
     stages = _Stages({"m": ModelSource("m")}, Budget(timeout=8, build_timeout=20), tmp_path, (), lambda *_: None)
     call = stages._call("prepare_model", "log", "m", most=most)
     assert (call.timeout, call.option) == (min(most, 20), option)
+
+
+def test_several_models_that_are_looked_at_are_counted() -> None:
+    said: list[tuple[str, int, int]] = []
+    of_several(lambda *what: said.append(what), "models looked at", 1)(1)
+    assert said == []
+    of_several(lambda *what: said.append(what), "models looked at", 30)(12)
+    assert said == [("models looked at", 12, 30)]

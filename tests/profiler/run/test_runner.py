@@ -87,7 +87,7 @@ def run(
         monkeypatch.setattr(module, "prepare", lambda cases, *_: {case.model: Prepared() for case in cases})
         job = {"models": [{"name": "alexnet"}], "engines": [{"name": "eager"}], "budget": {"repeats": repeats}}
         roofs = {"copy_gb_s": 10.0, "fp32_tflops": 1.0}
-        runner = module.Runner(folder, Config.model_validate(job), Target("cpu"), {"roofs": roofs}, display)
+        runner = module.Runner(folder, Config.model_validate(job), Target("cpu"), cases, {"roofs": roofs}, display)
         runner.measure(cases)
         display.repeats_used_up = runner.repeats_used_up
         return folder, display, runner.wall
@@ -115,7 +115,8 @@ def test_a_resumed_run_adds_the_first_call_of_a_shape_that_was_measured_as_the_f
     )
     folder = RunFolder.create(tmp_path)
     folder.append(result(eight, 1.0))
-    runner = module.Runner(folder, config, Target("cpu"), {"roofs": {"copy_gb_s": 10.0, "fp32_tflops": 1.0}}, Silent())
+    roofs = {"roofs": {"copy_gb_s": 10.0, "fp32_tflops": 1.0}}
+    runner = module.Runner(folder, config, Target("cpu"), [four, eight, sixteen], roofs, Silent())
     runner.measure([four, sixteen])
     assert prepared == [[four.id, eight.id, sixteen.id]]
     found = {id_: each.figures.get("first_call_ms") for id_, each in folder.results().items()}
