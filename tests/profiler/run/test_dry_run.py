@@ -105,7 +105,9 @@ def test_a_reference_with_other_inputs_is_refused(tmp_path: Path) -> None:
 def test_a_look_that_took_too_long_refuses_only_what_a_run_would(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: float, refused: bool
 ) -> None:
-    monkeypatch.setattr(dry_run, "run_all", lambda calls, slots, tick: [Outcome("timeout", f"after {calls[0].timeout:g} s")])
+    monkeypatch.setattr(
+        dry_run, "run_all", lambda calls, slots, tick: [Outcome("timeout", f"after {calls[0].timeout:g} s")]
+    )
     look = look_at_models([case()], Budget(build_timeout=limit), (), tmp_path / "log")["mine"]
     assert bool(look.prepared.failures) == refused
     if refused:
