@@ -22,8 +22,9 @@ from typing import Any
 
 import polars as pl
 import pytest
+import vl_convert
 from other_work import on_processors
-from quick_exports import translate_once
+from quick_exports import bundle_once, translate_once
 from rich.console import Console
 
 from exporters.cache import Cache
@@ -45,6 +46,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Before torch is imported, for this process and all that it starts: on a machine where test processes share the cores,
 # threads that spin while they wait for one another take half of the time.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# The compiler need not be tried on each kind of vector that the processor has.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 Profiler = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -64,6 +67,7 @@ def forkserver(tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process._CONTEXT, "set_forkserver_preload", lambda names: preload([*names, "quick_workers"]))
         patch.setenv("PYTHONPATH", str(ROOT / "tests"), prepend=os.pathsep)
+        patch.setenv("QUICK_TEMPORARY", tempfile.gettempdir())
         patch.delenv("PYTHONUNBUFFERED", raising=False)  # It takes the buffer from C's stdout, too.
         multiprocessing.forkserver._forkserver._stop()  # One that a test without this fixture has started.
         process.start_forkserver(tmp_path_factory.mktemp("forkserver") / "log")
@@ -243,6 +247,15 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     """One cache for all tests of all workers, so that a network is exported once."""
     folder = tmp_path_factory.getbasetemp()
     return Cache((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "exports")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_bundle(exports: Cache) -> Iterator[None]:
+    """Every page has the script that the first one of all workers put together, whichever cache a test gives it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vl_convert.javascript_bundle", vl_convert.javascript_bundle)  # So that it is put back.
+        bundle_once(exports)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,14 @@
-"""Let a process prepare torch's exporter to ONNX once, not for every export."""
+"""Let processes prepare once what is always the same: torch's exporter to ONNX, and the script of the pages."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+from pathlib import Path
+
+import vl_convert
+
+from exporters.cache import Cache, key_of
 
 
 def translate_once() -> None:
@@ -15,13 +20,26 @@ def translate_once() -> None:
             ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]
 
 
+def bundle_once(shared: Cache) -> None:
+    """Keep what vl_convert makes of Vega, which takes it 2.5 s for each cache that a test gives its runs."""
+    bundle = vl_convert.javascript_bundle
+
+    def bundled(snippet: str) -> str:
+        path, _ = shared.entry("bundle", key_of(snippet), ".js", lambda path: write(path, bundle(snippet)))
+        return path.read_text(encoding="utf-8")
+
+    def write(path: Path, text: str) -> None:
+        path.write_text(text, encoding="utf-8")
+
+    vl_convert.javascript_bundle = bundled  # type: ignore[assignment]
+
+
 def export_ahead() -> None:
     """Export a layer for any batch size, so that processes forked later have what torch imports and translates for it.
 
     It runs no kernel, and tqdm is kept from its monitor: a fork would lack their threads.
     """
     import tempfile
-    from pathlib import Path
 
     from torch import nn
 

@@ -6,7 +6,6 @@ measured is real, but for less long; runs by `command_line` have none of this.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import onnxruntime.quantization  # noqa: F401
 import onnxscript.function_libs.torch_lib.ops  # noqa: F401
-import torch._inductor.config
+import torch._inductor.codecache
 import torch.utils.flop_counter
 from quick_exports import export_ahead, translate_once
 
@@ -39,10 +38,13 @@ def remembered_roofs(argument: Any, report: Report) -> roofline.Measured:
 
 
 roofline.measure_roofs = remembered_roofs
-# The compiler need not be tried on each kind of vector, nor have its headers compiled for what is compiled once.
-with contextlib.suppress(AttributeError):  # Another version of torch may have no such options.
-    torch._inductor.config.cpp.vec_isa_ok = True
-    torch._inductor.config.cpp_cache_precompile_headers = False
+# Of a compilation's 10 s its headers take 8: they are those that the tests' own processes have compiled, or will use.
+own_headers = Path(torch._inductor.codecache._HEADER_DIR)
+if "QUICK_TEMPORARY" in os.environ and not own_headers.exists():
+    shared_headers = Path(os.environ["QUICK_TEMPORARY"], *own_headers.parts[-2:])
+    for folder in (shared_headers, own_headers.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    own_headers.symlink_to(shared_headers)
 if not visible_gpus():  # What the GPU's tests say of figures is of those that a user gets.
     sampling._THROUGHPUT_SECONDS = 0.05
     export_ahead()  # Where there is a GPU it would begin to use it, which no process can that is forked from this one.

@@ -17,6 +17,7 @@ import pytest
 
 import engines
 from engines import catalog
+from exporters.cache import Cache
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTION = (ROOT / "docs" / "extending.md").read_text().partition("## Adding an engine")[2].partition("\n## ")[0]
@@ -50,12 +51,12 @@ budget: {seconds: 0.1, min_samples: 3, repeats: 0}
 Run = Callable[..., CompletedProcess[str]]
 
 
-def with_engine(folder: Path) -> dict[str, str]:
-    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "PROFILER_CACHE": "cache"}
+def with_engine(folder: Path, exports: Cache) -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "PROFILER_CACHE": str(exports.root)}
 
 
 @pytest.fixture(scope="module")
-def folder(command_line: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(command_line: Run, exports: Cache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where a run of all engines is, one/run, and what it has of the new one, two/run; this process knows it, too."""
     place = tmp_path_factory.mktemp("engine")
     # The file is where the row says, in the package that it would be in.
@@ -64,7 +65,7 @@ def folder(command_line: Run, tmp_path_factory: pytest.TempPathFactory) -> Itera
     (place / "sitecustomize.py").write_text(found + REGISTERED)
     (place / "networks.py").write_text(NETWORK)
     (place / "job.yaml").write_text(JOB)
-    done = command_line("job.yaml", "--output", "one", cwd=place, **with_engine(place))
+    done = command_line("job.yaml", "--output", "one", cwd=place, **with_engine(place, exports))
     assert done.returncode == 0, done.stdout + done.stderr
     (made,) = (place / "one").iterdir()
     made.rename(place / "one" / "run")
@@ -121,8 +122,8 @@ def test_report_and_compare_read_its_runs(run: Run, folder: Path) -> None:
     assert "reference" in run("compare", "one/run", "two/run").stdout
 
 
-def test_it_is_recommended_and_exported_and_runs_without_us(command_line: Run, folder: Path) -> None:
-    done = command_line("recommend", "two/run", "--export", "out", cwd=folder, **with_engine(folder))
+def test_it_is_recommended_and_exported_and_runs_without_us(command_line: Run, exports: Cache, folder: Path) -> None:
+    done = command_line("recommend", "two/run", "--export", "out", cwd=folder, **with_engine(folder, exports))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "reference" in done.stdout
     made = folder / "out"

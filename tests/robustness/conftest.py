@@ -31,6 +31,8 @@ from typing import Any
 import pytest
 from robustness.forked_runs import Runs, forked_runs
 
+from exporters.cache import Cache
+
 SIZE = int(os.environ.get("PROFILER_SOAK", "1"))
 SEED = int(os.environ.get("PROFILER_SEED", "20261122"))
 TABLE = Path(__file__).resolve().parents[2] / "build" / "soak.md"
@@ -96,9 +98,9 @@ class Soak:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+def runs(tmp_path_factory: pytest.TempPathFactory, exports: Cache) -> Iterator[Runs]:
     """What starts commands at once, each in a process of its own: see forked_runs.py."""
-    with forked_runs(tmp_path_factory.mktemp("runs")) as runs:
+    with forked_runs(tmp_path_factory.mktemp("runs"), exports) as runs:
         yield runs
 
 

@@ -19,7 +19,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from exporters.cache import Cache
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,10 +100,10 @@ def working_in(folder: Path) -> list[int]:
 class Runs:
     """The process that forks commands."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, exports: Cache) -> None:
         self._number, self._lock = 0, threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, __file__, str(exports.root)],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
@@ -136,8 +139,8 @@ class Runs:
 
 
 @contextlib.contextmanager
-def forked_runs(folder: Path) -> Iterator[Runs]:
-    runs = Runs(folder)
+def forked_runs(folder: Path, exports: Cache) -> Iterator[Runs]:
+    runs = Runs(folder, exports)
     try:
         yield runs
     finally:
@@ -244,6 +247,7 @@ def _import_all() -> None:
 
     import altair  # noqa: F401
     import onnxruntime  # noqa: F401
+    import quick_exports
     import quick_workers  # noqa: F401
     import torch._dynamo
     import torch._inductor.compile_fx  # noqa: F401
@@ -253,8 +257,10 @@ def _import_all() -> None:
     import profiler.run.command
     import profiler.worker.measure_case
     import profiler.worker.prepare_model  # noqa: F401
+    from exporters.cache import Cache
     from profiler.run import device_lock
 
+    quick_exports.bundle_once(Cache(Path(sys.argv[1])))
     device_lock.lock_folder = lambda: Path(os.devnull)  # Runs of tests that go on side by side do not wait.
 
 

@@ -13,6 +13,8 @@ import polars as pl
 import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
+from exporters.cache import Cache
+
 Profiler = Callable[..., CompletedProcess[str]]
 Rows = dict[tuple[str, str, str], dict[str, Any]]
 
@@ -62,7 +64,7 @@ def write_linear(path: Path) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path, command_line: Profiler) -> Callable[..., Rows]:
+def run(tmp_path: Path, command_line: Profiler, exports: Cache) -> Callable[..., Rows]:
     """Run a job where some distributions and modules are not installed; its rows by model, variant and precision."""
 
     def measure(job: str, distributions: Sequence[str], modules: Sequence[str] = ()) -> Rows:
@@ -76,7 +78,7 @@ def run(tmp_path: Path, command_line: Profiler) -> Callable[..., Rows]:
             "MISSING_DISTRIBUTIONS": ",".join(distributions),
             "MISSING_MODULES": ",".join(modules),
         }
-        done = command_line("job.yaml", cwd=tmp_path, PROFILER_CACHE=str(tmp_path / "cache"), **site)
+        done = command_line("job.yaml", cwd=tmp_path, PROFILER_CACHE=str(exports.root), **site)
         (folder,) = (tmp_path / "results").iterdir()
         rows = pl.read_parquet(folder / "results.parquet").to_dicts()
         assert rows, done.stdout + done.stderr
