@@ -6,7 +6,6 @@ import gc
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_export import export_onnx
 from exporters.source import ModelSource
 from exporters.weights import cached_state
+from profiler.processes.process import Call, run_one
 
 FACTORY = """
 from torch import nn
@@ -345,25 +345,27 @@ def test_the_cuda_arena_is_read_from_what_onnx_runtime_logs(capfd: pytest.Captur
     capfd.readouterr()
 
 
-def test_onnx_runtimes_arena_says_what_the_parser_expects(tmp_path: Path) -> None:
-    """On the CPU the arena is another one, and its lines are the same."""
-    script = f"""
-import numpy, onnx, onnxruntime, os, sys
+ARENA = """
+import numpy, onnx, onnxruntime
 import engines.onnx_runtime.session  # which configures the log
-log = os.open({str(tmp_path / "log")!r}, os.O_CREAT | os.O_RDWR | os.O_APPEND)
-os.dup2(log, 2)
-value = onnx.helper.make_tensor_value_info
-weights = [onnx.numpy_helper.from_array(numpy.ones((64, 64), "float32"), "w")]
-x, y = value("x", 1, [64, 64]), value("y", 1, [64, 64])
-graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "w"], ["h"]),
-    onnx.helper.make_node("MatMul", ["h", "w"], ["y"])], "g", [x], [y], weights)
-model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
-onnxruntime.set_default_logger_severity(1)
-session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-session.run(None, {{"x": numpy.ones((64, 64), "float32")}})
+
+def run(_, report):
+    value = onnx.helper.make_tensor_value_info
+    weights = [onnx.numpy_helper.from_array(numpy.ones((64, 64), "float32"), "w")]
+    x, y = value("x", 1, [64, 64]), value("y", 1, [64, 64])
+    nodes = [onnx.helper.make_node("MatMul", [a, "w"], [b]) for a, b in ("xh", "hy")]
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], weights)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+    onnxruntime.set_default_logger_severity(1)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session.run(None, {"x": numpy.ones((64, 64), "float32")})
 """
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+
+
+def test_onnx_runtimes_arena_says_what_the_parser_expects(forkserver: None, tmp_path: Path) -> None:
+    """On the CPU the arena is another one, and its lines are the same."""
+    (tmp_path / "arena.py").write_text(ARENA)
+    assert run_one(Call("arena:run", None, tmp_path / "log", path=(str(tmp_path),))).status == "ok"
     from engines.onnx_runtime import session as ort
 
     text = (tmp_path / "log").read_bytes().replace(b"BFCArena for Cpu", b"BFCArena for Cuda")

@@ -9,8 +9,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -57,6 +55,7 @@ from exporters.inputs import TensorSpec, input_specs
 from exporters.int8 import quantize
 from exporters.onnx_export import export_onnx
 from exporters.source import ModelError, ModelSource
+from profiler.processes.process import Call, run_all
 
 pytestmark = pytest.mark.slow
 
@@ -622,36 +621,34 @@ def test_data_beside_the_graph(rtx: Any, tmp_path: Path, cache: Cache) -> None:
     assert (same.path, same.cached) == (first.path, True)
 
 
-BUILD = """
-import sys
+BUILDER = """
+import time
 from pathlib import Path
 from engines.tensorrt_engines.session import library
-from engines.tensorrt_engines.build import BuildRequest, build_engine
-from exporters.cache import Cache
-request = BuildRequest(Path(sys.argv[1]), "fp32", {"x": ((4, 3, 16, 16),) * 3}, target="sm89")
-rtx = library("trt-rtx")
-print("ready", flush=True)
-sys.stdin.readline()
-made = build_engine(rtx, request, Cache(Path(sys.argv[2])), lambda words: None)
-print(made.cached, made.path.stat().st_size, len(made.warnings))
+from engines.tensorrt_engines.build import build_engine
+
+def build(argument, report):
+    request, cache, own, others = argument
+    rtx = library("trt-rtx")
+    Path(own).touch()
+    while not Path(others).exists():
+        time.sleep(0.01)
+    return build_engine(rtx, request, cache, lambda words: None)
 """
 
 
-def test_two_processes_build_once(small: BuildRequest, cache: Cache) -> None:
-    arguments = [sys.executable, "-c", BUILD, str(small.onnx), str(cache.root)]
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
-    processes = [subprocess.Popen(arguments, **pipes) for _ in range(2)]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    answers = [process.communicate(timeout=60)[0].split() for process in processes]
-    assert sorted(answer[0] for answer in answers) == ["False", "True"]
-    assert answers[0][1:] == answers[1][1:]
-    assert answers[0][2] == "0"
+def test_two_processes_build_once(forkserver: None, small: BuildRequest, cache: Cache, tmp_path: Path) -> None:
+    (tmp_path / "builder.py").write_text(BUILDER)
+    ready = [str(tmp_path / name) for name in ("one", "other")]
+    calls = [
+        Call("builder:build", (small, cache, *each), tmp_path / f"log{number}", path=(str(tmp_path),))
+        for number, each in enumerate((ready, ready[::-1]))
+    ]
+    outcomes = run_all(calls, 2)
+    assert [outcome.status for outcome in outcomes] == ["ok", "ok"], outcomes
+    first, second = sorted((outcome.value for outcome in outcomes), key=lambda made: made.cached)
+    assert (first.cached, first.warnings) == (False, ())
+    assert second == replace(first, cached=True)
 
 
 # The timing cache. TensorRT's way, which TensorRT for RTX can be led but where nothing is measured.
