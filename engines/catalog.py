@@ -19,9 +19,12 @@ Head = Literal["cross-entropy", "logits"]
 
 DEVICES: tuple[Device, ...] = ("cpu", "cuda")
 PASSES: tuple[Pass, ...] = ("inference", "training")
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "amp-fp16", "amp-bf16", "int8", "native")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "amp-fp16", "amp-bf16", "int8", "fp8", "native")
 """`amp-fp16` and `amp-bf16` are training with fp32 weights under autocast, `amp-fp16` with a GradScaler. `native` is a
 user's ONNX file as it is; a config does not ask for it, such a model has no other."""
+EIGHT_BITS = ("int8", "fp8")
+LEAST_CAPABILITY = {"fp8": (8, 9)}
+"""Of the GPUs that have a precision, by torchao's own check (0.18)."""
 
 OPTIMIZERS: tuple[Optimizer, ...] = ("none", "sgd", "adamw")
 HEADS: tuple[Head, ...] = ("cross-entropy", "logits")
@@ -159,6 +162,8 @@ class Engine:
     compile_cache: str = ""
     """The variable that names a folder in which the library keeps what it compiled for later processes."""
     uses_cudnn: bool = False
+    quantizers: Mapping[str, Requirement] = field(default_factory=lambda: {"int8": _ORT})
+    """By precision what quantizes its models; graphs ONNX Runtime does, whichever engine runs them."""
     int8_graph: Literal["int8", "int8-operands"] = "int8"
     """Which of the graphs of exporters/qdq_placement.py it runs at int8."""
     layers_are_modules: bool = False
@@ -205,20 +210,18 @@ _NO_TF32_ON_CPU = "TF32 is a mode of NVIDIA's tensor cores; on the CPU ask for f
 _TORCH = Requirement("torch", "pip install 'torch>=2.11,<2.14'")
 _TORCH_VERSION = LibraryVersion("torch_version", ("torch",))
 _TORCH_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
-    ("inference", "cpu"): frozenset({"fp32", "fp16", "bf16"}),
-    ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16"}),
+    ("inference", "cpu"): frozenset({"fp32", "fp16", "bf16", "int8"}),
+    ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "int8", "fp8"}),
     ("training", "cpu"): frozenset({"fp32", "bf16", "amp-bf16"}),
     ("training", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "amp-fp16", "amp-bf16"}),
 }
-_NO_INT8_IN_TORCH = (
-    "int8 is a graph with quantize and dequantize nodes, for runtimes that read ONNX; PyTorch has its own quantizers, "
-    "whose result would be another network"
-)
+_TORCHAO = Requirement("torchao", "pip install 'torchao>=0.18' (3 MB)")
 _TORCH_REASONS: Mapping[tuple[Device, str], str] = {
     ("cpu", "tf32"): _NO_TF32_ON_CPU,
-    ("cpu", "int8"): _NO_INT8_IN_TORCH,
-    ("cuda", "int8"): _NO_INT8_IN_TORCH,
+    ("cpu", "fp8"): "torchao computes fp8 on GPUs only, from compute capability 8.9 on",
 }
+_QUANTIZERS = dict.fromkeys(EIGHT_BITS, _TORCHAO)
+_NO_FP8_GRAPH = "no fp8 graph is made: ask for int8, or for fp8 in eager or compiled"
 _TORCH_DEPLOYMENT = Deployment(
     "engines.pytorch.deploy:write_program",
     {
@@ -345,9 +348,7 @@ _TRT_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
 _INSTALL_ORT = "pip install 'onnxruntime-gpu>=1.31'"
 # Both distributions fill one folder, so that removing either breaks the other.
 REINSTALL_ORT = f"pip uninstall --yes onnxruntime onnxruntime-gpu && {_INSTALL_ORT}"
-_ORT = Requirement("onnxruntime", _INSTALL_ORT)
-GRAPH_REQUIREMENTS: Mapping[str, tuple[Requirement, ...]] = {"int8": (_ORT,)}
-"""By precision what making a graph of it needs, whichever engine runs it."""
+_ORT: Requirement = Requirement("onnxruntime", _INSTALL_ORT)
 
 _PROVIDER_FILE = "onnxruntime/capi/libonnxruntime_providers_{}.so"
 _ORT_VERSION = LibraryVersion("onnxruntime_version", ("onnxruntime-gpu", "onnxruntime"), from_proof=True)
@@ -381,6 +382,7 @@ _OPENVINO_REASONS: Mapping[tuple[Device, str], str] = {
     ("cpu", "tf32"): _NO_TF32_ON_CPU,
     ("cpu", "fp16"): "OpenVINO's CPU plugin computes an fp16 graph in fp32 or bf16, whichever the processor has",
     ("cpu", "bf16"): "OpenVINO chooses bf16 by an inference hint, not by the graph's type",
+    ("cpu", "fp8"): _NO_FP8_GRAPH,
     ("cuda", "inference"): _NO_OPENVINO_ON_CUDA,
     ("cuda", "training"): _NO_OPENVINO_ON_CUDA,
 }
@@ -388,6 +390,7 @@ _TRT_NEEDS_A_GPU = "TensorRT runs only on NVIDIA GPUs"
 _TRT_REASONS: Mapping[tuple[Device, str], str] = {
     ("cpu", "inference"): _TRT_NEEDS_A_GPU,
     ("cpu", "training"): _TRT_NEEDS_A_GPU,
+    ("cuda", "fp8"): _NO_FP8_GRAPH,
 }
 
 ENGINES: dict[str, Engine] = {
@@ -403,8 +406,10 @@ ENGINES: dict[str, Engine] = {
             precisions=_TORCH_PRECISIONS,
             reasons=_TORCH_REASONS,
             requirements=(_TORCH,),
+            quantizers=_QUANTIZERS,
             options=EagerOptions,
             version=_TORCH_VERSION,
+            packages=("torchao",),
             uses_cudnn=True,
             deployment=_TORCH_DEPLOYMENT,
             reference=Reference(
@@ -424,9 +429,10 @@ ENGINES: dict[str, Engine] = {
                 Requirement("triton", "pip install triton", devices=_CUDA),
                 Requirement("g++", "apt-get install g++ (or set CXX to a C++ compiler)", "program", devices=_CPU),
             ),
+            quantizers=_QUANTIZERS,
             options=CompiledOptions,
             version=_TORCH_VERSION,
-            packages=("triton",),
+            packages=("triton", "torchao"),
             compiles=True,
             compile_cache="TORCHINDUCTOR_CACHE_DIR",
             uses_cudnn=True,
@@ -448,6 +454,7 @@ ENGINES: dict[str, Engine] = {
                     "ONNX Runtime's CPU provider has no fp16 convolution: it would insert casts and compute in fp32"
                 ),
                 ("cpu", "bf16"): "ONNX Runtime's CPU provider has no bf16 convolution",
+                **dict.fromkeys((("cpu", "fp8"), ("cuda", "fp8")), _NO_FP8_GRAPH),
                 ("cuda", "bf16"): "ONNX Runtime's CUDA provider has no bf16 convolution",
                 ("cuda", "int8"): (
                     "ONNX Runtime's CUDA provider has no int8 convolution: it would dequantize and compute in float"
@@ -670,6 +677,12 @@ BASES = tuple((preset.name, preset.base_at[0]) for preset in PRESETS.values() if
 """Variant and precision that speed-ups of old results are relative to, which do not say it themselves."""
 
 
+def float_part(precision: str, device: Device) -> str:
+    """The precision of what torchao leaves in float: bf16 on a GPU, which is what its fp8 kernels with a scale a row
+    write, fp32 on a CPU. Any other precision is its own."""
+    return ("bf16" if device == "cuda" else "fp32") if precision in EIGHT_BITS else precision
+
+
 def is_base(variant: str, precision: str, kind: str) -> bool:
     """Whether speed-ups of a model source of that kind are relative to the preset: PyTorch's of a torch module, ONNX
     Runtime's of a user's .onnx file."""
@@ -708,6 +721,9 @@ def unsupported(
     if engine.needs == "torch":
         able = able - {"native"}
     if precision in able:
+        least = LEAST_CAPABILITY.get(precision)
+        if device == "cuda" and least and capability and tuple(map(int, capability.split("."))) < least:
+            return f"{precision} needs compute capability {least[0]}.{least[1]} or more; this GPU has {capability}"
         return None
     if (device, pass_) in engine.reasons:
         return engine.reasons[device, pass_]

@@ -11,17 +11,17 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from engines.catalog import GRAPH_REQUIREMENTS, Device, Engine, Requirement
+from engines.catalog import Device, Engine, Requirement
 from exporters.packages import installed_version
 
 
-def missing(engine: Engine, device: Device, to_build: bool = False, graph: str | None = None) -> list[Requirement]:
+def missing(engine: Engine, device: Device, to_build: bool = False, precision: str = "") -> list[Requirement]:
     """The requirements of `engine` on `device` that this machine does not have.
 
-    With `to_build` only those of building ahead of time; with `graph`, a precision, also those of making its graph.
+    With `to_build` only those of building ahead of time; with `precision` also what quantizes for it.
     """
     needed = [r for r in engine.requirements if device in r.devices and (r.to_build or not to_build)]
-    needed += GRAPH_REQUIREMENTS.get(graph or "", ())
+    needed += [engine.quantizers[precision]] if precision in engine.quantizers else []
     return [r for r in dict.fromkeys(needed) if not _is_there(r)]
 
 

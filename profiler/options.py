@@ -107,7 +107,7 @@ class Build:
     ]
     precisions: Annotated[
         Sequence[str],
-        Option("--precision", help="fp32, tf32, fp16, bf16, int8; may be repeated; of an .onnx file fp32 if left out"),
+        Option("--precision", help="fp32, tf32, fp16, bf16, int8, fp8; repeatable; of an .onnx file fp32 if left out"),
     ] = ()
     target: Annotated[
         str | None, Option(help="trt-rtx: compute capabilities to build for, such as sm89 or sm89,sm120, or all")
@@ -173,7 +173,8 @@ class Recommend:
     max_memory_mib: Annotated[float | None, Option(help="Maximum peak memory (MiB)")] = None
     max_error: Annotated[float | None, Option(help="Maximum rel_l2_error (training: gradient_error)")] = None
     allow_uncalibrated: Annotated[
-        bool, Option("--allow-uncalibrated", help="Choose from int8 without calibration data too; so does --max-error")
+        bool,
+        Option("--allow-uncalibrated", help="Choose from int8, fp8 without calibration data too; so does --max-error"),
     ] = False
     usd_per_hour: Annotated[
         Sequence[str], Option(help="The machine's price, LABEL=3.5 for one of several; in place of the runs'")

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_model
 
 from engines.base import Job
-from engines.catalog import TorchOptions
+from engines.catalog import EIGHT_BITS, TorchOptions
 from engines.deployment import Deployed, described_inputs, write_run
 from engines.pytorch.eager import DTYPES
 from exporters.build_model import restore
@@ -24,8 +24,14 @@ from exporters.weights import cached_state
 def write_program(job: Job[TorchOptions], folder: Path, built: Path | None) -> Deployed:
     """Write model.pt2, a program for the batch size of the job, and the weights again for other uses.
 
-    Raises ModelError for a model that torch.export cannot take.
+    Raises ModelError for a model that torch.export cannot take, and in 8 bits.
     """
+    if job.precision in EIGHT_BITS:
+        raise ModelError(
+            f"{job.precision} is not exported: torch.export would fix the kernels, which torchao chooses by device and "
+            "batch. Deploy the module itself, with torchao.quantization.quantize_ and the configuration that the row's "
+            "proof names (`quantized_by`)"
+        )
     dtype, specs = DTYPES[job.precision], input_specs(job.source)
     model = restore(job.source, cached_state(job.source, Cache())).to(dtype)
     arrays = seeded_inputs(specs, job.batch_size)

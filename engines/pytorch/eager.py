@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engines.base import Array, Job, Layer, Mark, Memory, Proof, ignore
-from engines.catalog import EagerOptions, TorchOptions
+from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, ignore
+from engines.catalog import EIGHT_BITS, EagerOptions, TorchOptions, float_part
 from engines.cuda_graph import capture
 from engines.layer_profile.node_mapping import origins
 from engines.layer_profile.torch_modules import profile_module
 from engines.pytorch.layer_step import LayerStep
+from engines.pytorch.quantized import quantize, stored
 from engines.pytorch.training_step import TrainingStep
 from exporters.build_model import restore
 from exporters.calls import call, named_outputs
@@ -34,6 +35,9 @@ DTYPES = {
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """By a tensor's dimensions: those of images, and of volumes or clips."""
 _COMPUTE = {"convolution", "conv2d", "addmm", "mm", "bmm", "baddbmm", "linear", "matmul", "convolution_backward"}
+_COMPUTE |= {"_int_mm", "out_dtype", "_scaled_mm", "f8f8bf16_rowwise"}  # Of torchao; out_dtype is int8's on a GPU.
+_SAME = {"uint8": "int8", "float8_e4m3fn": "float8"}
+"""What proofs call a type that products are computed in: uint8 times int8 is int8's arithmetic."""
 _WARM_UPS_BEFORE_CAPTURE = 3
 _PROOF_ITEMS = 2
 """That many of a batch show all operators, and need no second batch's memory next to what a graph holds."""
@@ -62,22 +66,25 @@ class EagerSession:
     def __init__(self, job: Job[TorchOptions]) -> None:
         set_switches(job)
         self.job = job
-        self.dtype = DTYPES[job.precision]
+        self.dtype = DTYPES[float_part(job.precision, job.device)]
         self.formats = (
             CHANNELS_LAST if job.options.channels_last else dict.fromkeys(CHANNELS_LAST, torch.contiguous_format)
         )
-        assert job.state is not None, "an engine that needs torch gets the prepared weights"
-        self.model = self._to_device(restore(job.source, job.state))
+        self.model: nn.Module
         self.inputs: list[torch.Tensor] = []
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
-        self.call: Callable[..., Any] = self.model
+        self.call: Callable[..., Any]
+        self.quantized: dict[str, Any] = {}
+        """What torchao quantized, for the proof."""
         self.result: Any = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.fallback: str | None = None
         """Why no CUDA graph could be recorded."""
         self.training: TrainingStep | None = None
         self.step: Callable[[Mark], None] = self._infer if job.pass_ == "inference" else self._train
+        self._load()
         self._take_batch()
+        self._quantize()
 
     def rebatch(self, job: Job[TorchOptions]) -> None:
         """What the old batch brought goes: inputs, results, gradients, the optimizer's state, a captured graph."""
@@ -85,7 +92,13 @@ class EagerSession:
         if job.device == "cuda":
             torch.cuda.empty_cache()
         self.job = job
-        self._take_batch()
+        if not self.quantized or job.device == "cpu":
+            self._take_batch()
+        else:  # Which layers can be quantized depends on the batch.
+            del self.model, self.call
+            self._load()
+            self._take_batch()
+            self._quantize()
 
     def reshape(self, job: Job[TorchOptions]) -> None:
         """The next call searches algorithms, records its graph or, compiled, is compiled for the shape."""
@@ -112,7 +125,7 @@ class EagerSession:
         return list(named_outputs(self.result))
 
     def memory(self) -> Memory:
-        weights = sum(t.nbytes for t in (*self.model.parameters(), *self.model.buffers()))
+        weights = sum(t.nbytes for t in stored((*self.model.parameters(), *self.model.buffers())))
         gradients = optimizer = None
         if self.job.pass_ == "training":
             gradients = sum(p.grad.nbytes for p in self.model.parameters() if p.grad is not None)
@@ -144,8 +157,10 @@ class EagerSession:
             if self.training is not None:
                 self.training.few(_PROOF_ITEMS)
             elif self.job.pass_ == "inference":
+                # A quantized layer's kernel depends on the batch.
+                items = self.job.batch_size if self.quantized else _PROOF_ITEMS
                 with torch.inference_mode():
-                    call(self.model, self.job.specs, first_items(self.job.specs, self.inputs, _PROOF_ITEMS))
+                    call(self.model, self.job.specs, first_items(self.job.specs, self.inputs, items))
             else:
                 self.step(ignore)
         return seen
@@ -156,7 +171,7 @@ class EagerSession:
         tf32 = torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
         images = [w for w in self.model.parameters() if w.dim() in CHANNELS_LAST]
         own = {
-            "weight_types": dict(Counter(_name(p.dtype) for p in self.model.parameters())),
+            "weight_types": dict(Counter(_name(p.dtype) for p in stored(self.model.parameters()))),
             "channels_last": bool(images)
             and all(w.is_contiguous(memory_format=CHANNELS_LAST[w.dim()]) for w in images),
         }
@@ -168,7 +183,7 @@ class EagerSession:
             cudnn=cuda and torch.backends.cudnn.enabled,
             cuda_graph=self.graph is not None,
             cuda_graph_fallback=self.fallback,
-            details=own | details,
+            details=own | self.quantized | details,
         )
 
     def layers(self) -> list[Layer]:
@@ -180,6 +195,20 @@ class EagerSession:
         self.graph = self.result = None
         self.inputs.clear()
         del self.model, self.call, self.step, self.training
+
+    def _load(self) -> None:
+        """The module with the prepared weights, in float."""
+        assert self.job.state is not None, "an engine that needs torch gets the prepared weights"
+        self.call = self.model = self._to_device(restore(self.job.source, self.job.state))
+
+    def _quantize(self) -> None:
+        """Quantize the module where the precision asks for it, which takes a call in float."""
+        job = self.job
+        if job.precision in EIGHT_BITS:
+            job.phase(Phase.BUILD)
+            self.quantized = quantize(self.model, job.precision, job.device, lambda: self._infer(ignore))
+            self.result = None
+            job.phase(Phase.LOAD)
 
     def _forget(self) -> None:
         """Free what the inputs brought."""
@@ -241,16 +270,19 @@ class EagerSession:
 class Recorder(TorchDispatchMode):
     """Counts the operators that run, and for convolutions and matrix products the type of their first input."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: Counter[str] = Counter()
         self.types: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
+        name = getattr(func, "overloadpacket", func).__name__
         self.operators[name] += 1
         if name in _COMPUTE:
-            self.types[_name(next(a for a in args if isinstance(a, torch.Tensor)).dtype)] += 1
+            own = _name(next(a for a in args if isinstance(a, torch.Tensor)).dtype)
+            self.types[_SAME.get(own, own)] += 1
         return func(*args, **(kwargs or {}))
 
 

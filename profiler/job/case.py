@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from engines.catalog import PLAIN, Device, Pass, Training, is_base
+from engines.catalog import EIGHT_BITS, ENGINES, PLAIN, Device, Pass, Training, is_base
 from exporters.bounds import Repeats, Samples, Seconds
 from exporters.source import ModelSource
 
@@ -159,9 +159,12 @@ class Case:
 
     @property
     def calibrated(self) -> bool | None:
-        """Of int8 whether its ranges are of data that the user chose: those of a file quantized by others count so."""
-        if self.precision != "int8":
+        """Of 8 bits whether their ranges are of data that the user chose: those of a file quantized by others count so,
+        and those that torchao takes of each call's inputs do not."""
+        if self.precision not in EIGHT_BITS:
             return None
+        if ENGINES[self.engine].needs == "torch":
+            return False
         return self.source.calibration is not None or "int8" in self.source.graphs
 
     @property

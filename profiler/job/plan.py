@@ -120,7 +120,7 @@ def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capab
             reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind, capability)
             if ENGINES[engine].needs == "onnx":
                 reason = reason or not_made(source, precision)
-            lacking = missing(ENGINES[engine], device, graph=precision)
+            lacking = missing(ENGINES[engine], device, precision=precision)
             if reason is None and lacking:
                 reason = explain(lacking)
             yield Case(

@@ -10,7 +10,6 @@ from profiler.job.case import setting_words
 from profiler.recommend.candidates import FIGURES, Candidate
 from profiler.recommend.choice import Limit, Margin, Recommendation, Request, break_even
 from profiler.recommend.reasons import (
-    UNCALIBRATED,
     WORSE,
     amount,
     doubt,
@@ -21,6 +20,7 @@ from profiler.recommend.reasons import (
     relaxation,
     setting,
     times,
+    uncalibrated,
     worse,
 )
 from profiler.results.columns import Group, columns
@@ -39,10 +39,14 @@ _AIMS = {
 }
 _LEAST_SECONDS = 1.0
 """Set-up that nobody waits for."""
-_CALIBRATE = (
-    f"{UNCALIBRATED.capitalize()} has ranges of seeded inputs, so its error on yours is unknown. Give the model "
-    "`calibration: FOLDER` in the job and measure again, or let it compete with --allow-uncalibrated or --max-error."
-)
+_CALIBRATE = {
+    "onnx": "Int8 without calibration data has ranges of seeded inputs, so its error on yours is unknown. Give the "
+    "model `calibration: FOLDER` in the job and measure again, or let it compete with --allow-uncalibrated or "
+    "--max-error.",
+    "torch": "torchao takes its ranges from each call's inputs, here seeded ones, so its error on yours is unknown. "
+    "Let it compete with --allow-uncalibrated or --max-error.",
+}
+"""By what the engine needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +113,7 @@ def _nothing(found: Recommendation) -> str:
     if not whys:
         return "Nothing to deploy: no candidate was measured"
     if not admitted:
-        return f"Nothing to deploy: all that was measured is {UNCALIBRATED}"
+        return f"Nothing to deploy: all that was measured is {uncalibrated(_barred(found))}"
     if not request.limits:
         return f"Nothing to deploy: {FIGURES[request.figure].noun} was measured of none of {admitted} candidates"
     what = f"None of {admitted} candidates meets" if admitted > 1 else "The only candidate misses"
@@ -227,10 +231,16 @@ def _nearest(found: Recommendation) -> list[str]:
         sentences.append(
             f"The nearest is {near.candidate.name}: {reason(near, found)}. Admit it with {' '.join(options)}."
         )
-    barred = [x.candidate.name for x in found.losers if x.why == "uncalibrated" and not x.shortfalls]
+    barred = [x.candidate for x in found.losers if x.why == "uncalibrated" and not x.shortfalls]
     if barred and found.request.limits:
-        sentences.append(f"Only {UNCALIBRATED} meets the limits: {', '.join(barred)}.")
+        names = ", ".join(candidate.name for candidate in barred)
+        sentences.append(f"Only {uncalibrated(barred)} meets the limits: {names}.")
     return sentences
+
+
+def _barred(found: Recommendation) -> list[Candidate]:
+    """What the request does not admit."""
+    return [loser.candidate for loser in found.losers if loser.why == "uncalibrated"]
 
 
 def _doubts(choice: Candidate, found: Recommendation) -> list[str]:
@@ -340,9 +350,7 @@ def _notes(found: Recommendation, is_rough: bool, sampling: str) -> list[str]:
     notes += [f"A p{tail} needs {PERCENTILE_NEEDS[tail]} samples in each replicate." for tail in tails]
     if "--min-samples" in sampling:
         notes.append(f"For more samples measure with {sampling}.")
-    if any(loser.why == "uncalibrated" for loser in found.losers):
-        notes.append(_CALIBRATE)
-    return notes
+    return [*notes, *dict.fromkeys(_CALIBRATE[known(barred.row["engine"]).needs] for barred in _barred(found))]
 
 
 def versions(row: Mapping[str, object]) -> str:

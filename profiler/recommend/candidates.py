@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from engines.catalog import EIGHT_BITS
 from profiler.job.case import Role
 from profiler.results.columns import COLUMNS, DERIVED, Group, columns, kind_of_warning, names
 from profiler.results.replicates import OK, disturbed, merge, why_not
@@ -64,8 +65,8 @@ class Candidate:
 
     @property
     def is_uncalibrated(self) -> bool:
-        """Whether its int8 ranges are of no data of the user's, so that its error on those is unknown."""
-        return self.row["precision"] == "int8" and not self.row["calibrated"]
+        """Whether its ranges in 8 bits are of no data of the user's, so that its error on those is unknown."""
+        return self.row["precision"] in EIGHT_BITS and not self.row["calibrated"]
 
     @property
     def is_disturbed(self) -> bool:

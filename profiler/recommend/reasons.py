@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from profiler.job.case import Budget, Role
 from profiler.recommend.candidates import FIGURES, Candidate
@@ -25,7 +25,11 @@ _NOT_TIMED = ("peak_memory_mib", "error")
 """Figures that other work on the machine does not change."""
 _RESERVE = 1.5
 """How many times more samples to aim at than are needed: another run may be slower."""
-UNCALIBRATED = "int8 without calibration data"
+
+
+def uncalibrated(barred: Iterable[Candidate]) -> str:
+    """What keeps candidates from being chosen, like "int8 without calibration data"."""
+    return f"{' and '.join(sorted({str(each.row['precision']) for each in barred}))} without calibration data"
 
 
 def reason(loser: Loser, found: Recommendation) -> str:
@@ -39,7 +43,7 @@ def reason(loser: Loser, found: Recommendation) -> str:
     if loser.why == "unknown":
         return _unknown(candidate, found.request.figure)
     if loser.why == "uncalibrated":
-        return "; ".join([UNCALIBRATED, *(_shortfall(candidate, shortfall) for shortfall in loser.shortfalls)])
+        return "; ".join([uncalibrated([candidate]), *(_shortfall(candidate, short) for short in loser.shortfalls)])
     assert loser.margin is not None and found.choice is not None and found.best is not None, "it met every limit"
     if loser.why == "tied":
         verdict = loser.margin.verdict

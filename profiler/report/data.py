@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from engines.catalog import ENGINES, PASSES, PRECISIONS, PRESETS
+from engines.catalog import EIGHT_BITS, ENGINES, PASSES, PRECISIONS, PRESETS
 from profiler.errors import PROGRAM
 from profiler.job.case import Role, settings
 from profiler.job.conditions import Filter
@@ -193,7 +193,7 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
 
     `configuration`: its name, without its shape, which the group has; `subject`: its model, and the shape;
     `manner`: what else distinguishes it from others of its subject, as optimizers do; `rank` in its group, 1 the
-    fastest, null of int8 that was calibrated on seeded data where there is anything else, as `recommend` does not
+    fastest, null of int8 and fp8 without calibration data where there is anything else, as `recommend` does not
     choose it either; `step`: its place from the base to the exported runtimes; `front`: none of the model has both a
     lower latency and a higher throughput; `undivided_mib` of the
     peak is in none of the parts; `item_gain`: over the smallest batch; `pays_off_items`, `restart_items`: after how
@@ -238,7 +238,7 @@ def _names() -> dict[str, pl.Expr]:
 def _figures() -> dict[str, pl.Expr]:
     batch, latency = pl.col("batch_size"), pl.col("latency_ms")
     rest = pl.col("peak_memory_mib") - pl.sum_horizontal(_PARTS)
-    seeded = (pl.col("precision") == "int8") & ~pl.col("calibrated").fill_null(value=False)
+    seeded = pl.col("precision").is_in(EIGHT_BITS) & ~pl.col("calibrated").fill_null(value=False)
     return {
         "item_ms": latency / batch,
         "item_s": 1 / pl.coalesce("throughput", 1000 * batch / latency),

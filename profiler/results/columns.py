@@ -148,8 +148,9 @@ def _work() -> Iterator[Column]:
     yield _flag(
         "calibrated",
         "Calibrated",
-        "of int8: whether its ranges are those of the job's `calibration` data, or of seeded data; null at any other "
-        "precision, and where an older run does not say",
+        "of int8 and fp8: whether their ranges are those of the job's `calibration` data; false of seeded data, and of "
+        "torchao, which takes them from each call's inputs; null at any other precision, and where an older run does "
+        "not say",
     )
 
 

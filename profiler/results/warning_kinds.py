@@ -153,8 +153,8 @@ _KINDS = (
         "inaccurate",
         "i",
         "the error is larger than usual for the precision",
-        "the error is larger than usual for the precision (fp32 1e-4, tf32 1e-2, fp16 2e-2, bf16 1e-1, int8 2e-1); "
-        "from 0.5 on the row is `failed`",
+        "the error is larger than usual for the precision (fp32 1e-4, tf32 1e-2, fp16 2e-2, bf16 1e-1, int8 2e-1, "
+        "fp8 2e-1); from 0.5 on the row is `failed`",
         doubts="error",
     ),
     WarningKind(
@@ -190,9 +190,9 @@ _KINDS = (
         "mixed-precision",
         "8",
         "some convolutions and products were computed in a wider type; the column warnings says how many",
-        "of an int8 graph, or of what a user's Q/DQ file quantizes, some convolutions or products were computed in "
-        "float, as counted; if all were at int8, the row is `failed`. Of a factory's model in half precision, fewer "
-        "than half were computed in fp32",
+        "of an int8 graph, of a module at int8 or fp8, or of what a user's Q/DQ file quantizes, some convolutions or "
+        "products were computed in float, as counted; if all were at int8 or fp8, the row is `failed`. Of a factory's "
+        "model in half precision, fewer than half were computed in fp32",
         doubts="error",
     ),
     WarningKind(

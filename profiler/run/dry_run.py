@@ -13,6 +13,7 @@ from rich.text import Text
 
 from engines.base import Unsupported
 from exporters.inputs import input_specs
+from exporters.qdq_placement import PLACEMENTS
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
@@ -27,7 +28,7 @@ from profiler.run.progress import open_display
 from profiler.tables.numbers import counted, duration, whole
 from profiler.tables.table import figure, name, of_rows
 from profiler.tables.writers import print_pairs, print_table
-from profiler.worker.task import Look, Prepared, Task, check_inputs
+from profiler.worker.task import Look, Prepared, Task, check_inputs, graph_of
 
 _SECONDS = 60.0
 """How long a look at one model may take."""
@@ -56,7 +57,7 @@ def look_at_models(
     `path`; `tick(what, done, total)` is called a few times a second, for the display.
     """
     runnable, limit = [case for case in cases if case.unsupported is None], min(_SECONDS, budget.build_timeout)
-    quantized = {case.subject for case in runnable if case.precision == "int8"}
+    quantized = {case.subject for case in runnable if graph_of(case) in PLACEMENTS}
     references, sources = models_of(runnable)
     unknown = {model: source for model, source in sources.items() if not _is_known(source)}
     calls = [

@@ -27,7 +27,7 @@ kernel can drop)."""
 _BASE_MIB, _COPIES = 700, 6.5
 """What a preparation may take: VGG-16's export, the largest, peaks at 3.5 GB for 528 MiB of weights in fp32."""
 _UNKNOWN_MIB = 400.0
-_BYTES = {"fp16": 2, "bf16": 2, "int8": 1}
+_BYTES = {"fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
 
 
 def weight_mib(source: ModelSource, state: Path | None = None) -> float | None:

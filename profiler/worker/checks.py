@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from engines.base import Array, Named, Proof, Session, Trainable, Warning
-from engines.catalog import ENGINES, reference_of
+from engines.catalog import EIGHT_BITS, ENGINES, reference_of
 from exporters.distance import unlike
 from exporters.gradients import Deviation, GradientReference, Gradients, deviation, is_input, reference_items, tiled
 from exporters.inputs import how_seeded, repeated_inputs
@@ -33,6 +33,7 @@ _TYPES = {
     "amp-fp16": "float16",
     "amp-bf16": "bfloat16",
     "int8": "int8",
+    "fp8": "float8",
 }
 _FLOATS = ("float32", "float16", "bfloat16")
 _NAMED = 3
@@ -261,7 +262,7 @@ def remarks(case: Case, proof: Proof) -> list[Warning]:
     """Warnings for what is no contradiction but should be known."""
     warnings = []
     types = proof.compute_types
-    if case.calibrated is False:
+    if case.calibrated is False and ENGINES[case.engine].needs == "onnx":
         warnings.append(Warning("calibration", "seeded data, so accuracy says nothing"))
     if types and _mixed(case, types) and (strays := _strays(case, types)):
         share = f"{sum(strays.values())} of {sum(types.values())}"
@@ -329,10 +330,11 @@ def _strays(case: Case, types: Mapping[str, int]) -> dict[str, int]:
 
 def _mixed(case: Case, types: Mapping[str, int]) -> bool:
     """Whether strays are to be expected: with a Q/DQ graph the runtime decides what it computes in int8, and not every
-    operator has an integer kernel. Without a single one, int8 did not happen. A user's model may itself compute a few
-    products in fp32, such as rotary embeddings, or as torch's plain attention does."""
-    if case.precision == "int8":
-        return types.get("int8", 0) > 0
+    operator has an integer kernel; torchao quantizes only linear layers. Without a single one, int8 or fp8 did not
+    happen. A user's model may itself compute a few products in fp32, such as rotary embeddings, or as torch's plain
+    attention does."""
+    if case.precision in EIGHT_BITS:
+        return types.get(_TYPES[case.precision], 0) > 0
     strays = _strays(case, types)
     own = types.get(_TYPES.get(case.precision, ""), 0)
     return case.source.kind == "factory" and set(strays) == {"float32"} and own > sum(strays.values())

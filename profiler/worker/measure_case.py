@@ -12,7 +12,7 @@ import torch
 
 import engines
 from engines.base import Array, Job, OwnQueue, Phase, Session, Warning
-from engines.catalog import ENGINES, Options
+from engines.catalog import ENGINES, Options, float_part
 from engines.host_memory import HostMeter
 from exporters.errors import sentence
 from profiler.job.case import Budget, Case, Role
@@ -251,5 +251,6 @@ def _profile(session: Session, result: Result, enough: bool) -> None:
 
 def _bytes(case: Case, arrays: Sequence[Array]) -> int:
     """The arrays' size on the device: floats, which the host holds as float32, are of the precision's type there."""
-    half = case.precision in ("fp16", "bf16")
+    is_module = ENGINES[case.engine].needs == "torch"
+    half = (float_part(case.precision, case.device) if is_module else case.precision) in ("fp16", "bf16")
     return sum(a.nbytes // 2 if half and a.dtype == np.float32 else a.nbytes for a in arrays)

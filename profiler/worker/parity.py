@@ -88,7 +88,7 @@ def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-_USUAL = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1, "int8": 2e-1}
+_USUAL = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1, "int8": 2e-1, "fp8": 2e-1}
 """int8's error grows with the depth, since every layer rounds its activations to 8 bits again. Measured with seeded
 weights and calibration, ONNX Runtime on the CPU: GoogLeNet 0.025, AlexNet 0.03, VGG-16 0.04, ResNet-18 0.03, ResNet-50
 0.04, ResNet-152 0.11, ResNet-200 0.12."""

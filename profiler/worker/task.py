@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from engines.base import Job, Phase, Unsupported
-from engines.catalog import ENGINES, Device, Options, Reference
+from engines.catalog import EIGHT_BITS, ENGINES, Device, Options, Reference
 from exporters.flops import Cost
 from exporters.gradients import GradientReference
 from exporters.inputs import TensorSpec, fixed_batch, numpy_dtype, repeated_inputs, seeded_inputs
@@ -123,7 +123,9 @@ def usual_items(specs: Sequence[TensorSpec]) -> int:
 
 def graph_of(case: Case) -> str:
     """Which graph a case runs: TF32 is a switch of the engine, not a type of the graph; of the graphs that can be
-    quantized each engine has its own, unless the user gives one."""
+    quantized each engine has its own, unless the user gives one. A quantized module's layers are those of fp32's."""
+    if case.precision in EIGHT_BITS and ENGINES[case.engine].needs == "torch":
+        return "fp32"
     if case.precision == "int8" and "int8" not in case.source.graphs:
         return ENGINES[case.engine].int8_graph
     return "fp32" if case.precision == "tf32" else case.precision

@@ -39,6 +39,8 @@ ROOT = Path(__file__).resolve().parents[2]
         ("ort", "inference", "cpu", "int8", "canonical"),
         ("trt", "inference", "cuda", "int8", "factory"),
         ("openvino", "inference", "cpu", "native", "onnx"),
+        ("eager", "inference", "cpu", "int8", "canonical"),
+        ("compiled", "inference", "cuda", "fp8", "layer"),
     ],
 )
 def test_what_an_engine_can_has_no_reason(engine: str, pass_: str, device: Device, precision: str, kind: str) -> None:
@@ -58,8 +60,10 @@ def test_what_an_engine_can_has_no_reason(engine: str, pass_: str, device: Devic
         ("ort", "inference", "cpu", "fp16", "canonical", ["no fp16 convolution", "casts"]),
         ("ort", "inference", "cuda", "bf16", "canonical", ["CUDA provider", "no bf16 convolution"]),
         ("ort", "inference", "cuda", "int8", "canonical", ["no int8 convolution", "compute in float"]),
-        ("eager", "inference", "cuda", "int8", "canonical", ["quantize and dequantize nodes", "PyTorch has its own"]),
-        ("compiled", "training", "cpu", "int8", "canonical", ["another network"]),
+        ("eager", "inference", "cpu", "fp8", "canonical", ["GPUs only", "8.9"]),
+        ("ort", "inference", "cpu", "fp8", "canonical", ["no fp8 graph", "eager or compiled"]),
+        ("trt", "inference", "cuda", "fp8", "canonical", ["no fp8 graph", "eager or compiled"]),
+        ("compiled", "training", "cuda", "int8", "canonical", ["compiled has no int8 training on cuda", "amp-bf16"]),
         ("eager", "training", "cpu", "amp-bf16", "layer", ["a layer is a single one", "ask for bf16"]),
         # A pass that the engine does not have.
         ("ort", "training", "cpu", "fp32", "canonical", ["ort", "inference", "no training"]),
@@ -76,6 +80,15 @@ def test_what_an_engine_cannot_has_a_reason(
     assert reason is not None
     for word in words:
         assert word in reason
+
+
+def test_fp8_needs_a_gpu_that_has_it() -> None:
+    def why(precision: str, capability: str | None) -> str | None:
+        return unsupported(ENGINES["eager"], "inference", "cuda", precision, "canonical", capability)
+
+    assert why("fp8", "8.6") == "fp8 needs compute capability 8.9 or more; this GPU has 8.6"
+    assert [why("fp8", each) for each in ("8.9", "9.0", "10.0", None)] == [None] * 4
+    assert why("int8", "8.0") is None
 
 
 def test_engine_without_the_device_at_all_says_so() -> None:
@@ -265,10 +278,14 @@ def test_onnx_runtime_for_the_cpu_lacks_only_what_cuda_needs(cpu_build: Path) ->
     assert missing(ENGINES["ort"], "cuda") == []
 
 
-def test_a_graph_in_int8_needs_what_quantizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_needs_what_quantizes() -> None:
     quantizer = Requirement("no_such_quantizer", "pip install it")
-    monkeypatch.setattr(requirements, "GRAPH_REQUIREMENTS", {"int8": (quantizer,)})
     module = Requirement("no_such_module_anywhere", "pip install it")
-    assert missing(made_up(module), "cuda", graph="int8") == [module, quantizer]
-    assert missing(made_up(quantizer), "cuda", graph="int8") == [quantizer]
-    assert missing(made_up(module), "cuda", graph="fp16") == [module]
+    engine = replace(made_up(module), quantizers={"int8": quantizer})
+    assert missing(engine, "cuda", precision="int8") == [module, quantizer]
+    assert missing(replace(engine, requirements=(quantizer,)), "cuda", precision="int8") == [quantizer]
+    assert missing(engine, "cuda", precision="fp16") == [module]
+    assert [engine.quantizers["int8"].name for engine in ENGINES.values()] == [
+        *("torchao", "torchao"),
+        *["onnxruntime"] * (len(ENGINES) - 2),
+    ]

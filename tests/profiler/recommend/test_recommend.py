@@ -946,6 +946,10 @@ def test_int8_on_seeded_ranges_is_chosen_only_where_that_is_asked_for() -> None:
         assert not [note for note in make_answer(asked, "").notes if "calibration" in note]
     real = of(True)
     assert real.choice and real.choice.name == "ort int8, batch 1"
+    fp8 = choose(row("compiled", "fp8", ms=0.5, calibrated=False), row("ort"))
+    assert reasons(fp8) == {"compiled fp8, batch 1": "fp8 without calibration data"}
+    (note,) = [note for note in make_answer(fp8, "").notes if "unknown" in note]
+    assert "torchao" in note and "calibration:" not in note
     strict = of(False, limits=(Limit("error", 0.01),))
     assert reasons(strict) == {"ort int8, batch 1": "error 2.0e-2 over the limit of 1.0e-2"}
 

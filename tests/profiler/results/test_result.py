@@ -196,6 +196,7 @@ def test_a_row_says_whether_its_int8_ranges_are_of_the_jobs_data(precision, cali
     case = replace(CASE, precision=precision, source=ModelSource("net", calibration=calibration))
     for status in ("ok", "failed"):
         assert full(case.id, status).row("run", "suite", case, ENVIRONMENT)["calibrated"] is known
+    assert replace(case, engine="eager").calibrated is (None if known is None else False), "torchao's are of each call"
 
 
 def test_a_row_says_what_else_distinguishes_its_case_and_what_its_training_did():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 from collections.abc import Callable
@@ -33,6 +34,7 @@ models:
   - {name: half, factory: "nets:half", input: [3, 16, 16], calibration: images}
   - {name: branching, factory: "nets:Branching", input: [3, 16, 16]}
 engines: [ort, {name: ort, label: plain, optimize: false}, eager]
+exclude: [{variant: eager, model: [calibrated, misfit, branching]}]
 precisions: [int8]
 device: cpu
 budget: {seconds: 0.05, min_samples: 3}
@@ -95,10 +97,22 @@ def test_a_graph_that_was_computed_in_float_fails(rows: dict[str, dict[str, Any]
     assert "asked for int8, computed in float32" in row["reason"]
 
 
-def test_an_engine_without_int8_says_why(rows: dict[str, dict[str, Any]]) -> None:
-    row = rows["seeded/eager"]
-    assert row["status"] == "unsupported"
-    assert "quantize and dequantize nodes" in row["reason"]
+def test_a_module_is_quantized_by_torchao_or_its_row_says_why_not(rows: dict[str, dict[str, Any]]) -> None:
+    row, without = rows["seeded/eager"], rows["half/eager"]
+    assert without["status"] == "unsupported"
+    if importlib.util.find_spec("torchao") is None:
+        assert (row["status"], row["reason"]) == ("unsupported", without["reason"])
+        assert row["reason"].startswith("torchao is not installed: pip install")
+        return
+    assert without["reason"] == "int8: torchao quantizes linear layers (nn.Linear), of which the model has none"
+    assert (row["status"], row["calibrated"]) == ("ok", False)
+    assert row["warnings"] == ["mixed-precision: 1 of 2 convolutions and products computed in float32"]
+    assert row["build_s"] > 0
+    assert 1e-4 < row["rel_l2_error"] < 0.1
+    proof = json.loads(row["proof"])
+    assert proof["compute_types"] == {"float32": 1, "int8": 1}
+    assert (proof["linear_layers"], proof["quantized_layers"]) == (1, 1)
+    assert "Int8DynamicActivation" in proof["quantized_by"]
 
 
 def test_what_cannot_be_made_fails_its_own_rows(rows: dict[str, dict[str, Any]]) -> None:

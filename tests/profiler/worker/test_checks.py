@@ -74,6 +74,7 @@ def test_what_the_model_itself_does_explains_every_engines_outputs():
         (case("amp-bf16"), proof("bfloat16")),
         (case("int8"), proof("int8")),
         (case("int8"), proof(compute_types={"int8": 1, "float32": 19})),
+        (case("fp8"), proof(compute_types={"float8": 36, "bfloat16": 12})),
         (case("native"), proof("int8")),
     ],
 )
@@ -93,6 +94,7 @@ def test_a_proof_that_matches_its_request_is_no_mismatch(asked, ran):
         (case("amp-bf16"), proof("bfloat16", tf32=True), "TF32 was on at amp-bf16"),
         (case("int8"), proof("float32"), "asked for int8, computed in float32 (20×)"),
         (case("int8"), proof(compute_types={"int8": 0, "float16": 3}), "asked for int8, computed in float16 (3×)"),
+        (case("fp8"), proof("bfloat16"), "asked for fp8, computed in bfloat16 (20×)"),
         (case("fp16"), proof(compute_types={"float16": 19, "int8": 1}), "float16 (19×), int8 (1×)"),
         (case("int8"), proof("int8", tf32=True), "TF32 was on at int8"),
         (case(), proof(ran_on="CPUExecutionProvider"), "ran on CPUExecutionProvider (20×), not on CUDA"),
@@ -156,6 +158,7 @@ def test_nothing_is_remarked_of_what_is_as_it_should_be(ran):
 def test_int8_on_seeded_data_is_remarked():
     assert remarks(case("int8"), proof("int8")) == [Warning("calibration", "seeded data, so accuracy says nothing")]
     assert remarks(case("int8", calibration=Path("images")), proof("int8")) == []
+    assert remarks(replace(case("int8"), engine="eager"), proof("int8")) == [], "its ranges are of each call's inputs"
 
 
 def test_a_factorys_model_may_compute_a_few_products_in_fp32():
