@@ -86,6 +86,7 @@ $(VENV)/.ready-bench: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.ready-test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt --editable '.[test,openvino,jax,tensorrt-rtx-build]'
+	$(VENV)/bin/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/older-onnxruntime onnxruntime==1.22.1
 	touch $@
 
 $(VENV)/.ready-verify: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -349,6 +349,14 @@ _INSTALL_ORT = "pip install 'onnxruntime-gpu>=1.31'"
 # Both distributions fill one folder, so that removing either breaks the other.
 REINSTALL_ORT = f"pip uninstall --yes onnxruntime onnxruntime-gpu && {_INSTALL_ORT}"
 _ORT: Requirement = Requirement("onnxruntime", _INSTALL_ORT)
+WORKER_REQUIREMENTS = (
+    Requirement("numpy", "pip install 'numpy>=2'"),
+    _TORCH,
+    Requirement("pynvml", "pip install nvidia-ml-py", devices=_CUDA),
+)
+"""What every worker imports: torch is its clock on a GPU, and holds the inputs and weights."""
+GRAPH_WORKER_REQUIREMENTS = (Requirement("onnx", "pip install 'onnx>=1.22'"),)
+"""What the workers of engines of graphs import besides."""
 
 _PROVIDER_FILE = "onnxruntime/capi/libonnxruntime_providers_{}.so"
 _ORT_VERSION = LibraryVersion("onnxruntime_version", ("onnxruntime-gpu", "onnxruntime"), from_proof=True)

@@ -8,10 +8,16 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from engines.catalog import Device, Engine, Requirement
+from engines.catalog import (
+    GRAPH_WORKER_REQUIREMENTS,
+    WORKER_REQUIREMENTS,
+    Device,
+    Engine,
+    Requirement,
+)
 from exporters.packages import installed_version
 
 
@@ -22,16 +28,27 @@ def missing(engine: Engine, device: Device, to_build: bool = False, precision: s
     """
     needed = [r for r in engine.requirements if device in r.devices and (r.to_build or not to_build)]
     needed += [engine.quantizers[precision]] if precision in engine.quantizers else []
+    return _absent(needed)
+
+
+def missing_for_worker(device: Device, engine: Engine | None = None) -> list[Requirement]:
+    """What this interpreter lacks of what every worker imports, or of what the workers of `engine` import besides."""
+    if engine is None:
+        return _absent([r for r in WORKER_REQUIREMENTS if device in r.devices])
+    return [*_absent(GRAPH_WORKER_REQUIREMENTS if engine.needs == "onnx" else ()), *missing(engine, device)]
+
+
+def _absent(needed: Iterable[Requirement]) -> list[Requirement]:
     return [r for r in dict.fromkeys(needed) if not _is_there(r)]
 
 
-def explain(lacking: Sequence[Requirement]) -> str:
-    """What is missing or does not go together, and the commands that mend it, each once."""
+def explain(lacking: Sequence[Requirement], pip: str = "pip") -> str:
+    """What is missing or does not go together, and the commands that mend it, each once; `pip` is how to call that."""
     groups: dict[tuple[str, str], list[Requirement]] = {}
     for requirement in lacking:
         # A module and a program, which one command may install, are said in one sentence.
         sentence: str = "module" if requirement.kind == "program" else requirement.kind
-        groups.setdefault((install_command(requirement), sentence), []).append(requirement)
+        groups.setdefault((install_command(requirement, pip), sentence), []).append(requirement)
     sentences = []
     for (install, sentence), group in groups.items():
         if sentence == "same version":
@@ -50,9 +67,9 @@ def explain(lacking: Sequence[Requirement]) -> str:
     return "; ".join(sentences)
 
 
-def install_command(requirement: Requirement) -> str:
+def install_command(requirement: Requirement, pip: str = "pip") -> str:
     """The command that mends it, for the CUDA that torch was built for: torch's driver serves that one."""
-    return requirement.install.replace("{cuda}", _cuda_of_torch())
+    return requirement.install.replace("{cuda}", _cuda_of_torch()).replace("pip ", f"{pip} ")
 
 
 @functools.cache

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from exporters.catalog import CLASSES, network_of
@@ -189,7 +188,7 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "", own: Coll
     if not path.is_file():
         raise ModelError(f"weights {path}: no such file")
     try:
-        content = load_file(path) if path.suffix == ".safetensors" else opened(path)
+        content = _load_file(path) if path.suffix == ".safetensors" else opened(path)
     except Exception as error:
         raise ModelError(
             f"weights {path}: not a readable state dict ({_why_unreadable(error)}); save one by "
@@ -202,6 +201,12 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "", own: Coll
         what = f"{len(strays)} keys do not begin with {prefix!r}, {strays[0]} for one"
         raise ModelError(f"weights {path}: {what}; correct or leave out prefix")
     return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+
+
+def _load_file(path: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file  # A worker that reads no such file does without.
+
+    return load_file(path)
 
 
 def _why_unreadable(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import site
@@ -15,13 +16,21 @@ _KNOWN = (*_INSTALLED, *site.getsitepackages(), site.getusersitepackages(), *_OW
 
 
 def installed_version(*distributions: str) -> str | None:
-    """The version of the first that is installed; None where none is, as of a vendor's build under another name."""
+    """The version of the first that is installed; None where none is, as of a vendor's build under another name.
+
+    Of several that are in different folders, as where one environment adds to another, the one that is imported counts.
+    """
+    found = []
     for name in distributions:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(importlib.metadata.distribution(name))
+    return min(found, key=_place).version if found else None
+
+
+def _place(distribution: importlib.metadata.Distribution) -> int:
+    """Where in Python's path its folder is."""
+    folder = Path(str(distribution.locate_file("")))
+    return next((place for place, each in enumerate(sys.path) if Path(each) == folder), len(sys.path))
 
 
 @functools.lru_cache(maxsize=1)

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
-
 from engines.catalog import ENGINES, Device
+from engines.requirements import explain, missing_for_worker
 from exporters.packages import installed_version
 from profiler import nvml
-from profiler.bundled import bundled
 from profiler.errors import ConfigError
 from profiler.nvml import Gpu
 
@@ -213,6 +211,17 @@ def library_versions() -> dict[str, str | None]:
     return columns
 
 
+def describe_interpreter(device: Device) -> dict[str, dict[str, str | None]]:
+    """What the interpreter of this process has, for one that is to run calls in it; imports no library.
+
+    `facts` for environment.json, and what is `lacking` to every worker ("") and to those of each engine, in words.
+    """
+    pip = f"{sys.executable} -m pip"
+    needed = {name: missing_for_worker(device, engine) for name, engine in {"": None, **ENGINES}.items()}
+    facts = {"python": platform.python_version(), **library_versions(), "numpy": installed_version("numpy")}
+    return {"facts": facts, "lacking": {name: explain(of, pip) for name, of in needed.items() if of}}
+
+
 def own_version() -> str:
     """The profiler's own version; of a copy that was never installed it is not known."""
     return installed_version("cnn-runtime-profiler") or "of a copy that is not installed"
@@ -220,6 +229,10 @@ def own_version() -> str:
 
 def untested() -> list[str]:
     """A note for each installed package whose version is not one of constraints.txt."""
+    from packaging.requirements import Requirement  # Neither is in every worker's interpreter.
+
+    from profiler.bundled import bundled
+
     lines = [line.partition("#")[0].strip() for line in bundled("constraints.txt").read_text().splitlines()]
     requirements = [Requirement(line) for line in lines if line]
     return [

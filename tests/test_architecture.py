@@ -244,8 +244,8 @@ NOT_WHOLE = {
     # What is only ever appended to: a line that is cut off is known as such.
     **dict.fromkeys(("profiler.results.journal", "profiler.run.telemetry", "profiler.run.prepare"), "log"),
     "profiler.processes.logs": "log",
-    # A log of what failed, which nobody reads back; and the one place where the others write.
-    "profiler.run.command": "log",
+    # Logs that nobody reads back; and the one place where the others write.
+    **dict.fromkeys(("profiler.run.command", "profiler.processes.other_python"), "log"),
     # Never in place of a file that is there: opened with "x".
     "profiler.run.model_job": "new",
     # Into the memory.
@@ -285,7 +285,7 @@ UNPICKLING = {
     # What profiler.measure saved of a live module, for its own workers.
     "exporters.saved_module": {"torch.load(path, map_location='cpu', weights_only=False)"},
     # What a worker of this run, which runs the job's code anyway, sends to its parent.
-    "profiler.processes.pipe": {"pickle.loads(data)"},
+    "profiler.processes.pipe": {"pickle.Unpickler"},
 }
 """By module the calls that may run code out of a file; nothing that somebody gives as weights or data may."""
 _PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
@@ -293,11 +293,14 @@ _PICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "sh
 
 def unpickles(source: str) -> set[str]:
     """The calls that would run code that a file has: torch.load but for weights alone, numpy's pickles, and pickle's
-    own readers."""
+    own readers, and what is derived from one."""
     tree = ast.parse(source)
     names = {name.name: name.asname or name.name for name in ast.walk(tree) if isinstance(name, ast.alias)}
     loaders = {names[each] for each in ("load", "loads", "Unpickler") if each in names and _imports_pickle(tree, each)}
-    return {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call) and _runs_code(node, loaders)}
+    bases = {ast.unparse(base) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases}
+    derived = {base for base in bases if base in loaders or base.endswith("pickle.Unpickler")}
+    calls = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call) and _runs_code(node, loaders)}
+    return calls | derived
 
 
 def _imports_pickle(tree: ast.AST, name: str) -> bool:
@@ -320,6 +323,7 @@ def _runs_code(call: ast.Call, loaders: set[str]) -> bool:
     [
         *("torch.load(p)", "torch.load(p, weights_only=False)", "np.load(p, allow_pickle=True)", "pickle.load(f)"),
         *("from pickle import loads as l\nl(b)", "from torch import load\nload(p)", "np.load(p, allow_pickle=x)"),
+        "class U(pickle.Unpickler): pass",
     ],
 )
 def test_the_reader_of_unpickling_sees_it(call):

@@ -20,6 +20,7 @@ from profiler.options import Compare as Options
 from profiler.published.references import published_as_results
 from profiler.results.reading import Runs, check_only, chosen, read_runs
 from profiler.results.replicates import without_probes
+from profiler.results.result import in_its_interpreter
 from profiler.results.sentences import rough
 from profiler.results.speedups import spreads
 from profiler.tables.output import deliver
@@ -132,8 +133,11 @@ def _sides(rows: pl.DataFrame, by: str, runs: Runs) -> tuple[tuple[Side, ...], d
         clocks = dict(part.group_by("run_id").agg(pl.col("sm_clock_mhz").median()).drop_nulls().iter_rows())
         # Of a published figure its machine's name is all that is known.
         unknown = {"machine": ", ".join(machines)}
+        known = [runs.environments.get(i, unknown) for i in ids]
+        if by == "variant":  # It may have been measured in an interpreter of its own.
+            known = [{**in_its_interpreter(of, str(name)), "interpreters": None} for of in known]
         environments[str(name)] = [
-            {**runs.environments.get(i, unknown), **({"sm_clock_mhz": clocks[i]} if i in clocks else {})} for i in ids
+            {**of, **({"sm_clock_mhz": clocks[i]} if i in clocks else {})} for i, of in zip(ids, known, strict=True)
         ]
     return tuple(sides), environments
 

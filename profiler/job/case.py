@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from engines.catalog import EIGHT_BITS, ENGINES, PLAIN, Device, Pass, Training, is_base
@@ -135,6 +136,8 @@ class Case:
     training: Training = PLAIN
     unsupported: str | None = None
     reference: ModelSource | None = None
+    python: Path | None = None
+    """The interpreter that measures it, where that is another one."""
 
     @property
     def id(self) -> CaseId:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,6 +91,12 @@ def _base(info: ValidationInfo) -> Path:
 def _file(path: Path) -> Path:
     if not path.is_file():
         raise mistake(f"there is no file {path}; paths are relative to the YAML")
+    return path
+
+
+def _program(path: Path) -> Path:
+    if not os.access(path, os.X_OK):
+        raise mistake(f"{path} cannot be executed; give an interpreter, such as .venv/bin/python")
     return path
 
 
@@ -375,12 +382,15 @@ class EngineEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
     name: str
     label: Annotated[str, _part_of_id("a label")]
+    python: Annotated[File, AfterValidator(_program)] | None = None
+    """The interpreter that measures it, where that is another one, with other versions of the libraries."""
 
     @model_validator(mode="before")
     @classmethod
     def _label(cls, data: Any) -> Any:
         if isinstance(data, dict) and "label" not in data and len(data) > 1:
-            raise mistake("an engine with options needs a label, which names its rows, for example label: ort-nhwc")
+            example = "ort-1.27" if "python" in data else "ort-nhwc"
+            raise mistake(f"an engine with options needs a label, which names its rows, for example label: {example}")
         return {"label": data.get("name"), **data} if isinstance(data, dict) else data
 
     @field_validator("name")
@@ -415,9 +425,10 @@ class EngineEntry(BaseModel):
 
     @property
     def code(self) -> list[str]:
-        """What the options name that will be called: packages and files."""
+        """What the entry names that will be called: packages, files and an interpreter."""
         declared = self._declared()
-        return [value for key, value in self.options.items() if declared[key].is_code]
+        named = [value for key, value in self.options.items() if declared[key].is_code]
+        return [*named, *([str(self.python)] if self.python else [])]
 
 
 class Config(_Strict):

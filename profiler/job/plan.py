@@ -120,7 +120,8 @@ def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capab
             reason = reason or unsupported(ENGINES[engine], pass_, device, precision, source.kind, capability)
             if ENGINES[engine].needs == "onnx":
                 reason = reason or not_made(source, precision)
-            lacking = missing(ENGINES[engine], device, precision=precision)
+            # What another interpreter lacks is asked where it may be started (profiler/run/interpreters.py).
+            lacking = [] if engine_entry.python else missing(ENGINES[engine], device, precision=precision)
             if reason is None and lacking:
                 reason = explain(lacking)
             yield Case(
@@ -139,6 +140,7 @@ def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capab
                 training=training,
                 unsupported=reason,
                 reference=_at_same_shape(reference, shape) if reference else None,
+                python=engine_entry.python,
             )
 
 

@@ -76,5 +76,23 @@ class Ended:
     outcome: Outcome
 
 
+@dataclass
+class Running:
+    """How far a call is that another interpreter runs (other_python.py), as its `Child` there says."""
+
+    doing: str = Phase.FORK
+    phase: str = Phase.FORK
+    is_closing: bool = False
+    parts: list[Part] = field(default_factory=list)
+    """On their way those that have not been sent before."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Another interpreter takes calls; what its libraries say of themselves (preload.py)."""
+
+    facts: dict[str, Any]
+
+
 Message = Entered | Progress | Salvage | CaseEnded | Ended
 Report = Callable[[Message], None]

@@ -114,6 +114,8 @@ class Call:
     """How many torch computes with; None leaves it one a core, which calls side by side must not have."""
     option: str | None = None
     """What the user raises to give it longer; None is the job's budget."""
+    python: Path | None = None
+    """The interpreter that is to run it, where that is another one (other_python.py)."""
 
 
 def start_forkserver(log: Path) -> None:
@@ -206,11 +208,19 @@ def _end_orphans() -> None:
     if (pid := _forkserver_pid()) is not None:
         trees.end_below(pid, _RUNNING)
     else:
-        trees.end_below(os.getpid(), meant=_is_of_a_call)
+        end_calls_of(os.getpid())
 
 
-def _is_of_a_call(pid: int) -> bool:
-    """Whether a process came of a forkserver of this one, and is none: whoever calls `measure` starts others too.
+def end_calls_of(starter: int) -> None:
+    """End the children of this process that came of a forkserver for the process `starter`.
+
+    Nothing else: whoever calls `measure` starts other processes too.
+    """
+    trees.end_below(os.getpid(), meant=lambda pid: _is_of_a_call(pid, starter))
+
+
+def _is_of_a_call(pid: int, starter: int) -> bool:
+    """Whether a process came of a forkserver for `starter`.
 
     A model may have emptied its environment, but not lowered how soon the kernel would end it, which is higher than
     this process's own.
@@ -218,9 +228,14 @@ def _is_of_a_call(pid: int) -> bool:
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         own, its = (int(Path(f"/proc/{each}/oom_score_adj").read_text()) for each in (os.getpid(), pid))
-        is_marked = f"{_STARTED_FOR}={os.getpid()}".encode() in variables or own < its == _FIRST_TO_GO
+        is_marked = f"{_STARTED_FOR}={starter}".encode() in variables or own < its == _FIRST_TO_GO
         return is_marked and os.getsid(pid) != os.getsid(0)
     return False
+
+
+def while_in(phase: str) -> str:
+    """What a call was doing in that phase, at the end of a sentence."""
+    return _WHILE.get(phase, f" in phase {phase}")
 
 
 class Child:
@@ -355,7 +370,7 @@ class Child:
         return f"ended after {limit:g} s{self._while()}; raise {option} if it needs longer"
 
     def _while(self) -> str:
-        return _WHILE.get(self.phase, f" in phase {self.phase}")
+        return while_in(self.phase)
 
     def _enter_phase(self, phase: str) -> None:
         now = time.monotonic()

@@ -112,12 +112,24 @@ def _source(
     entry = next((entry for entry in config.subjects if entry.name == row["model"]), None)
     if entry is None:
         raise ConfigError(f"--export: {path} has no model {row['model']}, though the results do")
-    # Of other models' code nothing is called, nor is a library of engines, which are not exported with one.
+    _check_interpreter(config, row)
+    # Of other models' code nothing is called, nor are an engine's library and interpreter.
     alone = config.model_copy(update={"models": [entry] if isinstance(entry, ModelEntry) else [], "engines": []})
     config = without_foreign_code(alone, path.parent, "--export", trust_code)
     shape = {name: int(size) for name, size in settings(row["shape"] or "").items()}
     source = at_shape(entry.source(), shape, getattr(entry, "shapes", None) or {})  # A layer has none.
     return source, tuple(map(str, config.import_from))
+
+
+def _check_interpreter(config: Config, row: Mapping[str, Any]) -> None:
+    """Raises ConfigError for what was measured in another interpreter, unless it is a graph: those suit any version."""
+    entry = next((entry for entry in config.engines if entry.label == row["variant"]), None)
+    engine = ENGINES[row["engine"]]
+    if entry is not None and entry.python is not None and (engine.needs == "torch" or engine.builds):
+        raise ConfigError(
+            f"--export: {row['variant']} was measured in {entry.python}, and what {engine.library} writes is for the "
+            "version that wrote it: measure and export by a profiler that is installed there"
+        )
 
 
 @dataclass(frozen=True)

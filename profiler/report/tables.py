@@ -29,7 +29,6 @@ _FACTS = {
     "CPU": {"cpu": "{}", "cpu_cores": "{} cores", "memory_mib": "{:,.0f} MiB"},
     "Host": {"host": "{}"},
     "Platform": {"platform": "{}"},
-    "Python": {"python": "{}"},
 }
 _UNITS = {"tflops": "TFLOP/s", "gb_s": "GB/s", "mib": "MiB"}
 
@@ -191,6 +190,9 @@ def _facts(environment: Mapping[str, Any]) -> dict[str, str]:
         known = {key: value for key in forms if (value := environment.get(key)) is not None}
         facts[part] = ", ".join(forms[key].format(value) for key, value in known.items())
     facts["Packages"] = ", ".join(f"{name} {version}" for name, version in (environment.get("packages") or {}).items())
+    for label, own in (environment.get("interpreters") or {}).items():
+        known = {c.heading: own[c.name] for c in columns(Group.VERSIONS) if own.get(c.name)}
+        facts[f"Interpreter of {label}"] = ", ".join(f"{name} {version}" for name, version in known.items())
     for name, value in (environment.get("roofs") or {}).items():
         of, _, unit = name.partition("_")
         what = {"copy": "Memory bandwidth, measured", "cache": "Last-level cache"}.get(of, f"{of} peak, measured")

@@ -385,6 +385,7 @@ def _versions() -> Iterator[Column]:
     yield _text("cuda", "CUDA", meaning)
     yield _text("driver", "Driver", meaning, noun="driver")
     yield _text("cudnn", "cuDNN", meaning)
+    yield _text("python", "Python", meaning)
     yield _text("torch_version", "torch", meaning)
     yield _text("onnxruntime_version", "ONNX Runtime", meaning)
     yield _text("tensorrt_version", "TensorRT", meaning)

@@ -46,6 +46,7 @@ _FORMS: dict[str, Form] = {
     **dict.fromkeys(("command", "untested"), items_of(is_text)),
     "earlier_commands": items_of(_or_null(items_of(is_text))),
     "older_rows": values_of(_or_null(is_text)),
+    "interpreters": values_of(values_of(_or_null(is_text))),
     "usd_per_hour": is_number,
     "machine": is_machine,
 }

@@ -218,14 +218,20 @@ class Result:
         }
 
 
-def measured_in(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """What of environment.json a result keeps: its columns of the results."""
-    return {column: environment[column] for column in _columns_of_environment() if column in environment}
+def measured_in(environment: Mapping[str, Any], variant: str = "") -> dict[str, Any]:
+    """What of environment.json a result of the variant keeps: its columns of the results."""
+    facts = in_its_interpreter(environment, variant)
+    return {column: facts[column] for column in _columns_of_environment() if column in facts}
+
+
+def in_its_interpreter(environment: Mapping[str, Any], variant: str) -> Mapping[str, Any]:
+    """What environment.json says, with the versions of the interpreter that measures the variant."""
+    return {**environment, **((environment.get("interpreters") or {}).get(variant) or {})}
 
 
 def _columns_of_environment() -> list[str]:
     versions = dict.fromkeys(e.version.column for e in ENGINES.values() if e.version)
-    return ["gpu", "host", "cuda", "driver", "cudnn", *versions]
+    return ["gpu", "host", "cuda", "driver", "cudnn", "python", *versions]
 
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -99,8 +99,8 @@ class RunFolder:
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Results that are appended from now on were measured in this environment."""
-        self._here = measured_in(environment)
-        self._older = environment.get(OLDER_ROWS) or self._here
+        self._here = dict(environment)
+        self._older = environment.get(OLDER_ROWS) or measured_in(environment)
         write_whole(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 
     def read_environment(self) -> dict[str, Any]:
@@ -140,7 +140,8 @@ class RunFolder:
         A result that says nothing of where it was measured was measured here. One with a value that no reader takes, as
         a sample that is no time, is a failed one.
         """
-        result = replace(result, environment=result.environment or self._here)
+        here = result.environment or measured_in(self._here, result.case_id.variant)
+        result = replace(result, environment=here)
         warning_kinds.check(result.warnings)
         columns.check([*result.figures, *result.clocks])
         try:

@@ -44,7 +44,8 @@ def prepare_ahead(config: Config, target: Target, cases: Sequence[Case], caches:
         outcomes = {case.id: failure(case, prepared[case.subject]) for case in runnable}
         ready = [case for case in runnable if outcomes[case.id] is None]
         # What compiling a cell makes a later process finds; the batches of a sweep share a process.
-        kept = [case for case in ready if case.role is Role.CELL and ENGINES[case.engine].compile_cache in caches]
+        here = [case for case in ready if case.role is Role.CELL and case.python is None]
+        kept = [case for case in here if ENGINES[case.engine].compile_cache in caches]
         tasks = [Task(case, prepared[case.subject], config.budget, uuid) for case in kept]
         outcomes |= compile_ahead(tasks, path, display.preparing)
     failed = {id_: outcome for id_, outcome in outcomes.items() if outcome is not None and outcome.status != "ok"}

@@ -45,6 +45,7 @@ from profiler.results.wall_time import describe as describe_time
 from profiler.run.ahead import compile_caches, prepare_ahead
 from profiler.run.dry_run import check_output, dry_run
 from profiler.run.estimate import Estimates
+from profiler.run.interpreters import print_interpreters, with_interpreters
 from profiler.run.model_job import (
     ModelJob,
     check_model,
@@ -170,7 +171,9 @@ def _resolved(options: Options, console: Console, job: _Job, only: Filter | None
         config = with_shapes(job.read(target.kind, target.compute_capability), display.preparing)
     require(config.published)
     plan = make_plan(config, target.kind, capability=target.compute_capability)
-    environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)}
+    plan, others = with_interpreters(config, plan, only_of(plan, only), target.kind)
+    print_interpreters(console, others)
+    environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)} | others
     return _Start(options, console, config, target, environment, plan, only_of(plan, only))
 
 

@@ -24,6 +24,7 @@ from profiler.results.run_folder import RunFolder
 from profiler.results.run_lock import writing
 from profiler.run.command import measure_cases, quick_budget
 from profiler.run.example_inputs import Example, examples
+from profiler.run.interpreters import with_interpreters
 from profiler.run.named_models import named_entry, taken_by_module
 from profiler.run.prepare import cache_limit
 from profiler.run.progress import open_display
@@ -125,7 +126,8 @@ def run_job(
     with open_display(console) as display:
         config = with_shapes(config, display.preparing)
     plan = make_plan(config, target.kind, capability=target.compute_capability)
-    environment = describe(target, facts) | {"machine": {}}
+    plan, others = with_interpreters(config, plan, plan, target.kind)
+    environment = describe(target, facts) | {"machine": {}} | others
     run.write_config(config.model_copy(update={"device": str(target)}))
     run.write_environment(environment)
     runner = Runner(run, config, target, plan, environment, open_display(console))

@@ -44,6 +44,9 @@ def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
     known |= columns
     keys = ("cpu", "cpu_cores", "torch_threads", *columns, *packages)
     common = {key: environment.get(key) for key in ("gpu", "device")}
+    for label, facts in (environment.get("interpreters") or {}).items():
+        here = {key: facts.get(key) for key in ("python", *columns)}
+        common |= {f"{key} of {label}": value for key, value in here.items() if value is not None}
     return common | {key: known[key] for key in keys if known.get(key) is not None}
 
 

@@ -6,8 +6,9 @@ The cases of a batch sweep share a process; each probe for the largest batch is 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from engines.base import Warning
@@ -16,6 +17,7 @@ from profiler.job.config import Config, LargestBatch
 from profiler.job.plan import estimate_seconds
 from profiler.job.probes import probe_of
 from profiler.machine import Target, available_memory_mib
+from profiler.processes.other_python import OtherPython, other_pythons
 from profiler.results.result import Result, log_name
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import WallTime
@@ -89,14 +91,15 @@ class Runner:
         searched = self._unfinished(searched, waiting, again)
         if not waiting and not searched:
             return
-        with DeviceLock(self._uuid or "cpu", self.run.path) as lock:
+        pythons = [case.python for case in (*waiting, *searched) if case.python]
+        with DeviceLock(self._uuid or "cpu", self.run.path) as lock, other_pythons(pythons, self.run.logs) as others:
             quiet = Quiet(lock, self._uuid, self._idle_minutes, self.display, self.wall)
             quiet.begin()
             walked = walks(self.plan, {case.id for case in waiting}, self.run.results())
             before = {case.id: case for walk in walked for case in walk} | {case.id: case for case in waiting}
-            task = self._prepare(list(before.values()), searched, quiet)
+            task = self._prepare(list(before.values()), searched, quiet, others)
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
-                supervisor = Supervisor(self.run.logs, self.path, watcher, quiet)
+                supervisor = Supervisor(self.run.logs, self.path, watcher, quiet, others)
                 tasks = list(map(task, waiting))
                 self._time_first_calls([list(map(task, walk)) for walk in walked], supervisor)
                 self._measure_all(tasks, supervisor)
@@ -105,19 +108,40 @@ class Runner:
                         self.run.append(result)
                 self._search_all(list(map(task, searched)), again, supervisor)
 
-    def _prepare(self, waiting: Sequence[Case], searched: Sequence[Case], quiet: Quiet) -> Callable[[Case], Task]:
-        """Prepare the models, and measure the device's roofs; returns what makes a case's task."""
+    def _prepare(
+        self,
+        waiting: Sequence[Case],
+        searched: Sequence[Case],
+        quiet: Quiet,
+        others: Mapping[Path, OtherPython],
+    ) -> Callable[[Case], Task]:
+        """Prepare the models while the `others` load their libraries, and measure the device's roofs.
+
+        Returns what makes a case's task.
+        """
         # An odd batch and an even one, which a reference of the gradients is made for.
         probes = [probe_of(case, batch) for case in searched for batch in (1, 2)]
         with self.wall.span("prepare"):
             cases, tick = [*waiting, *probes], self.display.preparing
             prepared = prepare(cases, self.budget, self.run.logs, self.path, tick, self._uuid)
             self.run.write_models({name: each.identity for name, each in prepared.items() if each.identity})
+            self._await(others)
         quiet.start()
         with self.wall.span("roofs"):
             self.roofs.measure([c for c in (*waiting, *searched) if failure(c, prepared[c.subject]) is None])
         energy, profile = self.config.energy, self.config.profile
         return lambda case: Task(case, prepared[case.subject], self.budget, self._uuid, energy, profile)
+
+    def _await(self, others: Mapping[Path, OtherPython]) -> None:
+        """Wait until the other interpreters are ready; their rows have the CUDA of their libraries."""
+        for python, other in others.items():
+            self.display.preparing(f"libraries of {python}", 0, 1)
+            said = other.ready()
+            found = {"cuda": said.get("torch_cuda"), "cudnn": said.get("cudnn")} if self.target.gpu else {}
+            for facts in self.environment["interpreters"].values():
+                facts |= found if facts["path"] == str(python) else {}
+        if others:
+            self.run.write_environment(self.environment)
 
     def _measure_all(self, tasks: Sequence[Task], supervisor: Supervisor) -> None:
         """Measure every task, and what was disturbed again until it is not, or the time for that is spent."""

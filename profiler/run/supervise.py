@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.base import BuiltAhead, Phase, Warning
 from engines.catalog import ENGINES
 from profiler.job.case import CaseId, Role, file_name
 from profiler.nvml import Reading, power_capped, slowdowns, summarize
-from profiler.processes.messages import Outcome, Part
+from profiler.processes.messages import Outcome, Part, Running
+from profiler.processes.other_python import OtherPython, Tick
 from profiler.processes.process import Call, Child, run_one
 from profiler.processes.temporary import own_folder
 from profiler.results.result import Result, log_name, result_of
@@ -18,7 +19,6 @@ from profiler.run.quiet import Quiet
 from profiler.run.telemetry import Watcher
 from profiler.worker.task import Task
 
-Look = Callable[[Child], None]
 """Called a few times a second with the process that runs."""
 
 
@@ -33,6 +33,8 @@ class Supervisor:
     path: tuple[str, ...]
     watcher: Watcher
     quiet: Quiet
+    others: Mapping[Path, OtherPython] = field(default_factory=dict)
+    """The other interpreters that cases are measured in."""
 
     def measure_one(self, task: Task, tick: Callable[[str], None]) -> Result:
         """One case, watched from here: its phases, its limits, and the device's telemetry.
@@ -110,7 +112,7 @@ class Supervisor:
                 result.log = None if result.status == "ok" else log_name(log)
                 end(result)
 
-        def look(child: Child) -> None:
+        def look(child: Child | Running) -> None:
             nonlocal parts
             parts = child.parts
             take(len(parts) - child.is_closing)  # A row that waits for its session to be closed may get a warning yet.
@@ -136,13 +138,15 @@ class Supervisor:
         argument: object,
         task: Task,
         log: Path,
-        look: Look = lambda child: None,
+        look: Tick = lambda child: None,
         variables: Mapping[str, str] | None = None,
     ) -> Outcome:
         """Run a worker's function on the device and within the limits of `task`; a log that stays empty is deleted."""
         environment, budget = {"CUDA_VISIBLE_DEVICES": task.gpu or "", **(variables or {})}, task.budget
         name = f"profiler.worker.{function}"
-        outcome = run_one(Call(name, argument, log, budget.timeout, budget.build_timeout, environment, self.path), look)
+        limits, python = (budget.timeout, budget.build_timeout), task.case.python
+        call = Call(name, argument, log, *limits, environment, self.path, python=python)
+        outcome = run_one(call, look) if python is None else self.others[python].run(call, look)
         if log.exists() and not log.stat().st_size:
             log.unlink()
         return outcome

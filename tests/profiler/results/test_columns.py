@@ -34,7 +34,7 @@ grad_input_ms grad_weight_ms gpu_forward_ms gpu_backward_ms gpu_step_ms gpu_grad
 gradients_mib optimizer_mib loss_error gradient_error
 machine cloud instance usd_per_hour usd_per_million_items items_per_usd
 """
-NAMED = ["network", "reference_model", "shape", "openvino_version", "jax_version"]
+NAMED = ["network", "reference_model", "shape", "openvino_version", "jax_version", "python"]
 ADDED = [
     *SINCE.split(),
     "moved_mib",
@@ -48,7 +48,7 @@ ADDED = [
     *NAMED,
 ]
 """Parts of other_mib; what else distinguishes a case; training in depth; layers; the price; bytes; others' share;
-names."""
+names and versions."""
 
 TEXTS = """
 run_id case_id suite model engine variant pass precision device options status reason reference clock stop_reason proof

@@ -1,0 +1,56 @@
+"""Look at the other interpreters that a job names, before anything is measured in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from engines.catalog import Device
+from profiler.job.case import Case
+from profiler.job.config import Config
+from profiler.processes.other_python import Interpreter, Unusable, look_at
+from profiler.results.columns import Group, columns
+from profiler.tables.writers import print_pairs
+
+
+def with_interpreters(
+    config: Config, plan: Sequence[Case], chosen: Sequence[Case], device: Device
+) -> tuple[list[Case], dict[str, Any]]:
+    """The plan, a case `unsupported` where its interpreter lacks the engine's library, and what environment.json says
+    of the interpreters of the `chosen` cases, by label under `interpreters`; nothing where there is none.
+
+    It runs them, so that a run of others must have been trusted before. Raises ConfigError, with the line of the job,
+    for one in which no worker could run.
+    """
+    labels, known = {case.variant for case in chosen if case.python}, dict[str, Interpreter]()
+    for number, entry in enumerate(config.engines):
+        if entry.python is not None and entry.label in labels:
+            try:
+                known[entry.label] = look_at(entry.python, device)
+            except Unusable as error:
+                raise config.error(str(error), "engines", number, "python") from None
+    checked = [_checked(case, known[case.variant]) if case.variant in known else case for case in plan]
+    return checked, {"interpreters": {label: dict(found.facts) for label, found in known.items()}} if known else {}
+
+
+def _checked(case: Case, interpreter: Interpreter) -> Case:
+    lacking = interpreter.lacking.get(case.engine)
+    return replace(case, unsupported=case.unsupported or (f"{case.python}: {lacking}" if lacking else None))
+
+
+def print_interpreters(console: Console, environment: Mapping[str, Any]) -> None:
+    """A line a label, like "ort-1.27  Python 3.11.7, torch 2.13.0, ONNX Runtime 1.27.0 of .venvs/ort127/bin/python"."""
+    known = environment.get("interpreters") or {}
+    lines = [(Text(f"  {label}"), Text(f"{versions_of(facts)} of {facts['path']}")) for label, facts in known.items()]
+    if lines:
+        console.print(Text("Measured in other interpreters", style="bold"))
+        print_pairs(console, lines)
+
+
+def versions_of(facts: Mapping[str, str | None]) -> str:
+    """The versions of an interpreter and its libraries, in words."""
+    return ", ".join(f"{c.heading} {facts[c.name]}" for c in columns(Group.VERSIONS) if facts.get(c.name))
