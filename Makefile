@@ -85,7 +85,7 @@ $(VENV)/.ready-bench: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.ready-test: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt --editable '.[test,openvino,jax,tensorrt-rtx-build]'
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt --editable '.[test,openvino,ort-openvino,jax,tensorrt-rtx-build]'
 	$(VENV)/bin/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/older-onnxruntime onnxruntime==1.22.1
 	touch $@
 

@@ -51,7 +51,9 @@ def load_plugin(library: str) -> Plugin:
         )
     path, names = (Path(library), []) if is_path(library) else _of_package(library)
     if not path.is_file():
-        raise Unsupported(f"library: {path} is {'a folder' if path.is_dir() else 'not there'}; give the plugin's .so")
+        raise Unsupported(f"library: {path} is {'a folder' if path.is_dir() else 'not there'}: give the plugin's .so")
+    if not hasattr(onnxruntime, "register_execution_provider_library"):
+        raise Unsupported(f"ONNX Runtime {onnxruntime.__version__} takes no plugins; 1.23 and later do")
     before = onnxruntime.get_ep_devices()
     try:
         onnxruntime.register_execution_provider_library(path.stem, str(path))
@@ -72,7 +74,9 @@ def _of_package(name: str) -> tuple[Path, list[str]]:
     except ModuleNotFoundError as error:
         if error.name != name.partition(".")[0]:
             raise Unsupported(f"{name} cannot be imported: {text_of(error)}") from error
-        raise Unsupported(f"{name} is not installed: pip install {name.replace('_', '-')}") from error
+        distribution = name.partition(".")[0].replace("_", "-")
+        mend = f"pip install {distribution}, or give the path of its .so, such as ./{distribution}.so"
+        raise Unsupported(f"{name} is not installed: {mend}") from error
     except Exception as error:
         raise Unsupported(f"{name} cannot be imported: {text_of(error)}") from error
     try:

@@ -103,15 +103,19 @@ _TF32_IS_OFF = "Disabling TF32"
 _TENSORRT = ("libnvinfer.so.10", "libnvinfer_plugin.so.10", "libnvonnxparser.so.10")
 
 
-def load_tensorrt(job: Job[Any]) -> None:
-    """Load TensorRT's libraries from pip's folder, where the loader does not look, and set TF32's switch.
+def switch_tf32(job: Job[Any]) -> None:
+    """Let NVIDIA's libraries round to TF32 at tf32 only, where a provider has no option for it.
 
-    The provider has no option for TF32 (microsoft/onnxruntime#26029). NVIDIA's libraries read the variable once, when
-    the first of them is opened; with 0 the builder says in the log that it disables TF32.
+    They read the variable once, when the first of them is opened (microsoft/onnxruntime#26029).
     """
     os.environ.pop(_TF32_SWITCH, None)
     if job.precision != "tf32":
         os.environ[_TF32_SWITCH] = "0"
+
+
+def load_tensorrt(job: Job[Any]) -> None:
+    """Load TensorRT's libraries from pip's folder, where the loader does not look, and set TF32's switch."""
+    switch_tf32(job)
     spec = importlib.util.find_spec("tensorrt_libs")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for name in _TENSORRT:
@@ -150,6 +154,6 @@ PROVIDERS: Mapping[tuple[str, Device], Provider] = {
     ),
     ("ort-openvino", "cpu"): Provider("", openvino_settings, library="onnxruntime_ep_openvino", compiles=True),
     ("ort-plugin", "cpu"): _PLUGIN,
-    ("ort-plugin", "cuda"): _PLUGIN,
+    ("ort-plugin", "cuda"): replace(_PLUGIN, prepare=switch_tf32),
 }
 """By engine and device. A plugin that comes as a package is one more row here, and one in engines/catalog.py."""

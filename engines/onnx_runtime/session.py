@@ -84,6 +84,8 @@ class OrtSession:
         """`options` replace those that follow from `job`."""
         self.job = job
         self.provider = PROVIDERS[job.engine, job.device]
+        self.plugin: str | None = None
+        """The version of its library, where it says one."""
         self.fallback: str | None = None
         """Why there is no CUDA graph."""
         self.log_start = _log_size()
@@ -168,6 +170,7 @@ class OrtSession:
             cuda_graph_fallback=self.fallback,
             details={
                 **details,
+                **({"plugin": self.plugin} if self.plugin else {}),
                 "channels_last": cuda.get("prefer_nhwc") == "1",
                 "conv_search": cuda.get("cudnn_conv_algo_search"),
             },
@@ -239,7 +242,7 @@ class OrtSession:
             providers = [(each.name, self._settings(each)) for each in self.provider.chain()]
         else:
             device = load_plugin(plugin or self.job.options.library).on(self.job.device)
-            self.name = device.ep_name
+            self.name, self.plugin = device.ep_name, device.ep_metadata.get("version")
             options.add_provider_for_devices([device], self._settings(self.provider))
         try:
             session = onnxruntime.InferenceSession(self.job.graph, options, providers=providers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -76,7 +75,6 @@ OPERATORS = [
 Open = Callable[..., Any]
 
 has_compiler = any(c and shutil.which(c) for c in (os.environ.get("CXX", ""), "g++"))
-has_openvino = importlib.util.find_spec("openvino") is not None
 
 
 @pytest.fixture(scope="module")
@@ -202,9 +200,10 @@ def test_unoptimized_ort_runs_the_exported_nodes_themselves(open_session: Open, 
     assert [layer.name for layer in layers] == exported
 
 
-@pytest.mark.skipif(not has_openvino, reason="openvino is not installed")
-def test_openvino_tells_what_it_fused(open_session: Open, exported: list[str]) -> None:
-    layers = open_session("openvino").layers()
+@pytest.mark.parametrize(("engine", "package"), [("openvino", "openvino"), ("ort-openvino", "onnxruntime_ep_openvino")])
+def test_openvino_tells_what_it_fused(open_session: Open, exported: list[str], engine: str, package: str) -> None:
+    pytest.importorskip(package)
+    layers = open_session(engine).layers()
     stem, conv1, _ = of_kind(exported, "conv")
     relus = of_kind(exported, "relu")
     fused = {layer.nodes for layer in layers if layer.kind == "Convolution"}

@@ -41,7 +41,7 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "without_library",
             "without_library does not say where its library is: module 'without_library' has no attribute 'get_lib",
         ),
-        ("elsewhere", "library: /not/there.so is not there; give the plugin's .so"),
+        ("elsewhere", "library: /not/there.so is not there: give the plugin's .so"),
         ("fails", "fails cannot be imported: division by zero"),
         ("needs_more", "needs_more cannot be imported: No module named 'no_such_module'"),
         ("{}/missing.so", "missing.so is not there"),

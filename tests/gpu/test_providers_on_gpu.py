@@ -1,0 +1,61 @@
+"""ONNX Runtime's TensorRT provider on the GPU: types, TF32, a CUDA graph and a build that is not cached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from engines.catalog import ENGINES
+from engines.requirements import explain, missing
+from profiler import load
+
+lacking = missing(ENGINES["ort-trt"], "cuda")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(lacking), reason=explain(lacking))]
+
+JOB = """
+models: [resnet18]
+engines: [ort, ort-trt, {name: ort-trt, label: no-graph, cuda_graph: false}]
+precisions: [fp32, tf32, fp16, int8]
+batch_sizes: [8]
+device: cuda
+budget: {seconds: 0.3, min_samples: 5, build_timeout: 600}
+exclude: [{variant: no-graph, precision: [tf32, fp16, int8]}]
+"""
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., CompletedProcess[str]]) -> list[Any]:
+    folder = tmp_path_factory.mktemp("providers")
+    (folder / "job.yaml").write_text(JOB)
+    done = profiler("job.yaml", cwd=folder, timeout=2400)
+    print(done.stdout)
+    (run,) = (folder / "results").iterdir()
+    return [row for row in load(run)[0].collect().to_dicts() if row["engine"] == "ort-trt"]
+
+
+def test_tensorrt_got_every_product_and_the_row_says_how(rows: list[Any]) -> None:
+    assert {(row["variant"], row["precision"]) for row in rows} == {
+        *(("ort-trt", precision) for precision in ("fp32", "tf32", "fp16", "int8")),
+        ("no-graph", "fp32"),
+    }
+    for row in rows:
+        assert row["status"] == "ok", row["reason"]
+        proof = json.loads(row["proof"])
+        assert proof["compute_providers"] == {"TensorrtExecutionProvider": 21}
+        assert proof["tf32"] == (row["precision"] == "tf32")
+        assert proof["cuda_graph"] == (row["variant"] == "ort-trt")
+
+
+def test_each_build_is_a_whole_one(rows: list[Any]) -> None:
+    builds = {row["variant"]: row["build_s"] for row in rows if row["precision"] == "fp32"}
+    assert builds["no-graph"] > builds["ort-trt"] / 2, "the second found nothing of the first"
+
+
+def test_errors_are_those_of_the_precision(rows: list[Any]) -> None:
+    error = {row["precision"]: row["rel_l2_error"] for row in rows}
+    assert error["fp32"] < 1e-5 < error["tf32"] < 1e-2
+    assert error["fp16"] < 2e-2
