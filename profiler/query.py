@@ -16,6 +16,7 @@ from rich.text import Text
 from profiler.errors import ConfigError, check_choice, nearest
 from profiler.options import Query as Options
 from profiler.results.checked import UNREADABLE, printable_texts
+from profiler.results.environment import flat
 from profiler.results.reading import Runs, read_runs
 from profiler.tables.numbers import count, counted
 from profiler.tables.output import deliver
@@ -70,22 +71,12 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
 
 def _environments(environments: Mapping[str, Mapping[str, Any]]) -> pl.LazyFrame:
     rows = [
-        {"run_id": run_id, "key": key, "value": value}
+        (run_id, key, value if value is None or isinstance(value, str) else json.dumps(value))
         for run_id, environment in environments.items()
-        for key, value in _facts(environment, "")
+        for key, value in flat(environment)
+        if not isinstance(value, Mapping)
     ]
-    return pl.LazyFrame(rows, schema=dict.fromkeys(("run_id", "key", "value"), pl.String))
-
-
-def _facts(environment: Mapping[str, Any], prefix: str) -> list[tuple[str, str | None]]:
-    facts: list[tuple[str, str | None]] = []
-    for key, value in environment.items():
-        if isinstance(value, Mapping):
-            facts += _facts(value, f"{prefix}{key}.")
-        else:
-            text = value if value is None or isinstance(value, str) else json.dumps(value)
-            facts.append((f"{prefix}{key}", text))
-    return facts
+    return pl.LazyFrame(rows, schema=dict.fromkeys(("run_id", "key", "value"), pl.String), orient="row")
 
 
 def _explain(error: BaseException, tables: Mapping[str, pl.LazyFrame]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from engines.catalog import ENGINES
 from profiler.results.columns import Group, names
+from profiler.results.environment import flat
 from profiler.tables.numbers import compact
 
 Environment = Mapping[str, Any]
@@ -20,7 +21,7 @@ _FIRST = (
 """What a reader looks for first; all else follows in the environments' order."""
 _OF_THE_RUN = ("command", "earlier_commands", "wall_seconds", "measured_roofs", "older_rows", "untested")
 """Keys of environment.json that describe the run, not the machine."""
-_TWICE = frozenset(package for e in ENGINES.values() if e.version for package in e.version.packages)
+_TWICE = frozenset(f"packages.{package}" for e in ENGINES.values() if e.version for package in e.version.packages)
 """Packages whose versions have a key of their own."""
 _CLOSE = 0.02
 """Figures closer together than this share are the same: roofs and clocks are measured again in every run."""
@@ -31,7 +32,7 @@ def differences(sides: Mapping[str, Sequence[Environment]]) -> list[dict[str, st
 
     A value that a run says it does not have is "none"; what it did not record is no difference, and "" in its side.
     """
-    flat = {name: [dict(_flatten(run)) for run in runs] for name, runs in sides.items()}
+    flat = {name: [_flatten(run) for run in runs] for name, runs in sides.items()}
     known = [key for runs in flat.values() for run in runs for key in run if run[key] is not _PART]
     rows = []
     for key in dict.fromkeys([*(key for key in _FIRST if key in known), *known]):
@@ -47,16 +48,15 @@ _PART = object()
 """In place of a mapping: what it does not hold, the run does not have."""
 
 
-def _flatten(environment: Environment, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in environment.items():
-        name = f"{prefix}{key}"
-        if name in _OF_THE_RUN or (prefix == "packages." and key in _TWICE):
-            continue
-        if isinstance(value, Mapping):
-            yield name, _PART
-            yield from _flatten(value, f"{name}.")
-        elif value is None or isinstance(value, str | int | float):
-            yield name, value
+def _flatten(environment: Environment) -> dict[str, Any]:
+    facts = {key: _PART if isinstance(value, Mapping) else value for key, value in flat(environment)}
+    return {
+        key: value
+        for key, value in facts.items()
+        if key.partition(".")[0] not in _OF_THE_RUN
+        and key not in _TWICE
+        and (value is _PART or value is None or isinstance(value, str | int | float))
+    }
 
 
 def _recorded(run: Mapping[str, Any], key: str) -> list[Any]:

@@ -15,6 +15,7 @@ from profiler.tables.numbers import count, counted, percent, times
 
 Row = Mapping[str, Any]
 
+_MEND = "measure them, or leave them out by --only"
 BROKEN = ("failed", "oom", "timeout", "crashed")
 _CLOCKS = {"gpu": "device time", "host": "latency", "latency": "latency"}
 
@@ -65,18 +66,13 @@ class Regression:
         slower = f"{counted(self.slower.height, 'cell')} slower by more than {limit}:"
         lines = [f"No cell is certainly slower by more than {limit}." if self.slower.is_empty() else slower]
         lines += _listed(self.slower, top, _how_much)
-        if self.broken.height:
-            lines.append(f"{counted(self.broken.height, 'cell')} that the base ran failed:")
-            lines += _listed(self.broken, top, lambda row: f"{row['side_status']}, {row['side_reason']}")
-        if self.perhaps.height:
-            lines.append(f"{counted(self.perhaps.height, 'cell')} may be slower by more, which is not proven:")
-            lines += _listed(self.perhaps, top, _why_perhaps)
-        if self.lost.height:
-            lines.append(
-                f"{counted(self.lost.height, 'cell')} that the base ran cannot be compared; "
-                "measure them, or leave them out by --only:"
-            )
-            lines += _listed(self.lost, top, _why_lost)
+        for cells, what, why in (
+            (self.broken, "that the base ran failed:", _why_lost),
+            (self.perhaps, "may be slower by more, which is not proven:", _why_perhaps),
+            (self.lost, f"that the base ran cannot be compared; {_MEND}:", _why_lost),
+        ):
+            if cells.height:
+                lines += [f"{counted(cells.height, 'cell')} {what}", *_listed(cells, top, why)]
         if self.unknown.height:
             cells = counted(self.unknown.height, "cell")
             lines.append(f"{cells} could not be judged: there is no interval. No median is slower by more.")

@@ -52,9 +52,9 @@ class Comparison:
 
     `faster` is the one with the lower geometric mean of its times. `machine` is named where both ran on it, `ours` says
     whether either is one of ours; `mean` is the geometric mean of the ratios, `lost` are networks on which `slower` is
-    the faster one. Left out, by the reasons of `_REASONS`, are networks on which either was `disturbed`
-    or `inconsistent`, or whose time the host sets (`host_set`), and whose ratio as measured would widen the range;
-    where no network is left, `low` and `high` are no numbers, and the two in no order.
+    the faster one. `left_out`, by the keys of `_REASONS`, are networks on which either was disturbed or inconsistent,
+    or whose time the host sets, and whose ratio as measured would widen the range; where no network is left, `low` and
+    `high` are no numbers, and the two in no order.
     """
 
     faster: str
@@ -64,9 +64,7 @@ class Comparison:
     networks: tuple[str, ...]
     of: int
     ours: bool = False
-    disturbed: tuple[str, ...] = ()
-    inconsistent: tuple[str, ...] = ()
-    host_set: tuple[str, ...] = ()
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
     subject: Subject = MODELS
     machine: str = ""
     article: bool = True
@@ -97,8 +95,7 @@ class Comparison:
 
     def _left_out(self, form: int) -> list[str]:
         """What does not count and why, in one of the forms of `_REASONS`."""
-        found = ((texts[form], getattr(self, name)) for name, texts in _REASONS.items())
-        given = [(text, names) for text, names in found if names]
+        given = [(_REASONS[reason][form], names) for reason, names in self.left_out.items() if names]
         return [text.format(names=listed(of), were="was" if len(of) == 1 else "were") for text, of in given]
 
     @property
@@ -111,7 +108,7 @@ class Comparison:
         return f"{on}{f', {self.subject.manner}' if self.subject.manner else ''}"
 
     def _where(self) -> str:
-        noun, both = self.subject.noun, len(self.networks) + sum(len(getattr(self, name)) for name in _REASONS)
+        noun, both = self.subject.noun, len(self.networks) + sum(map(len, self.left_out.values()))
         if both == self.of:
             over = f"Across all {noun}"
         elif both == 1:
@@ -179,18 +176,15 @@ def _comparison(row: Mapping[str, Any], name: str, of: int) -> Comparison:
     faster, slower, low, high = row[name], row[f"{name}_2"], row["low"], row["high"]
     if row["mean"] < 0:
         faster, slower, low, high = slower, faster, 1 / high, 1 / low
-    left: dict[str, tuple[str, ...]] = {}
+    left: dict[str, list[str]] = {}
     known = set(row["networks"])
     for reason in _REASONS:
-        left[reason] = tuple(one for one in row[reason] if one not in known)
+        left[reason] = [one for one in row[reason] if one not in known]
         known |= set(left[reason])
     wins = tuple(one for one in row["slower_on"] if one not in row["faster_on"])
     losses = tuple(one for one in row["faster_on"] if one not in row["slower_on"])
     return Comparison(
-        *(faster, slower, low, high, tuple(row["networks"]), of, row["ours"]),
-        disturbed=left["disturbed"],
-        inconsistent=left["inconsistent"],
-        host_set=left["host_set"],
+        *(faster, slower, low, high, tuple(row["networks"]), of, row["ours"], left),
         mean=math.exp(abs(row["mean"])),
         lost=losses if row["mean"] < 0 else wins,
     )

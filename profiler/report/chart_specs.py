@@ -115,22 +115,20 @@ def models(domains: Domains) -> Spec:
 
 def over_batches(domains: Domains, field: str, title: str) -> Spec:
     """A field against the batch size, a line for each configuration."""
-    return _over(_LINES, ("batch_size", "Batch size"), domains.batches, domains, field, title)
+    return over(domains, domains.batches, ("batch_size", "Batch size"), "lines", field, title)
 
 
-def over_sizes(domains: Domains, sizes: Sequence[int], data: str, field: str, title: str) -> Spec:
-    """A field against a dimension of the inputs, a line for each configuration; `data` names its rows."""
-    return _over(alt.NamedData(data), ("size", "Size"), sizes, domains, field, title)
-
-
-def _over(data: alt.NamedData, axis: Tip, every: Sequence[int], domains: Domains, field: str, title: str) -> Spec:
+def over(domains: Domains, every: Sequence[int], axis: Tip, data: str, field: str, title: str) -> Spec:
+    """A field against sizes, a line for each configuration; `data` names its rows, `axis` has the sizes' field."""
     values, (name, named) = list(every), axis
     if len(values) > 10:
         values = [size for size in values if size & (size - 1) == 0] or values[:: len(values) // 10]
     ends = [values[0], values[-1]] if values else [1, 1]
     scale = alt.Scale(type="log", base=2, nice=False, padding=18, domain=ends)
     x = alt.X(f"{name}:Q", title=named, scale=scale, axis=alt.Axis(values=values, format=",", grid=False))
-    lines = alt.Chart(data).encode(x=x, y=alt.Y(**logarithmic(field, title)), color=_engine(domains), detail="extra:N")
+    lines = alt.Chart(alt.NamedData(data)).encode(
+        x=x, y=alt.Y(**logarithmic(field, title)), color=_engine(domains), detail="extra:N"
+    )
     # A field of its own, so that it does not change the legend of the shapes, which tells the same apart.
     dash = alt.StrokeDash("dash:N", scale=_dashes(domains), legend=None)
     drawn = lines.transform_calculate(dash="datum.precision").mark_line(strokeWidth=1.75).encode(strokeDash=dash)

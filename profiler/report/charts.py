@@ -115,7 +115,7 @@ def _over_shapes(domains: Domains) -> Iterator[Chart]:
             ("latency_ms", "Latency, ms", "Latency", 1),
             ("throughput", "Items per second", "Throughput", -1),
         ):
-            spec = specs.over_sizes(domains, sizes, f"sizes-{number}", field, title)
+            spec = specs.over(domains, sizes, ("size", "Size"), f"sizes-{number}", field, title)
             keep = {**_MODEL, "rest": 1, "batch_size": batch}
             where = f"shapes-{number}-{what.lower()}"
             yield Chart(where, f"{what} against {name}", spec, [field], keep, data=(f"sizes-{number}",))

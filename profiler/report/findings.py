@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -82,22 +83,28 @@ def lead(configurations: pl.DataFrame) -> list[Lead]:
 
 def findings(data: Data) -> dict[str, list[Finding]]:
     """By chart, a sentence for each run, model, pass and shape that it can show."""
+    sizes = enumerate(charts.by_size(data.configurations).items())
     return {
-        **{name: list(_of_each_model(data.configurations, *how)) for name, how in _SENTENCES.items()},
+        **{
+            name: _of_each(data.configurations.drop_nulls(needs).to_dicts(), sentence, "shape")
+            for name, (needs, sentence) in _SENTENCES.items()
+        },
         "layers": _longest_layers(data),
-        **_over_shapes(data),
+        **{f"shapes-{number}-latency": _of_each(rows, partial(_over_sizes, name)) for number, (name, rows) in sizes},
     }
 
 
-def _of_each_model(
-    configurations: pl.DataFrame, needs: str, sentence: Callable[[Sequence[Row]], Claim | None]
-) -> Iterator[Finding]:
-    """What the rows that have the figure `needs` show of each run, model, pass and shape."""
-    keys = ["run", "model", "pass", "shape"]
-    for key, part in configurations.drop_nulls(needs).group_by(keys, maintain_order=True):
-        if found := sentence(part.to_dicts()):
-            text, named = found
-            yield {**dict(zip(keys, key, strict=True)), "text": f"{text}{_doubt(named)}."}
+def _of_each(rows: Sequence[Row], sentence: Callable[[Sequence[Row]], Claim | None], *more: str) -> list[Finding]:
+    """What the rows show of each run, model and pass, and of `more` keys."""
+    keys = ("run", "model", "pass", *more)
+    parts: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        parts.setdefault(tuple(row[key] for key in keys), []).append(row)
+    claims = {key: claim for key, part in parts.items() if (claim := sentence(part))}
+    return [
+        {**dict(zip(keys, key, strict=True)), "text": f"{text}{_doubt(named)}."}
+        for key, (text, named) in claims.items()
+    ]
 
 
 def _doubt(named: Sequence[Row]) -> str:
@@ -264,22 +271,6 @@ def _break_even(rows: Sequence[Row]) -> Claim:
         return f"At batch {batch} {first['configuration']} is done first with any number of items", steps
     parts = [f"{row['configuration']} from {rounded(row['best_from_items'])} items on" for row in more]
     return f"At batch {batch} {first['configuration']} is done first with few items, {', '.join(parts)}", steps
-
-
-def _over_shapes(data: Data) -> dict[str, list[Finding]]:
-    """Of each run, model and pass what the largest size of a dimension takes against the smallest."""
-    keys, found = ("run", "model", "pass"), dict[str, list[Finding]]()
-    for number, (name, rows) in enumerate(charts.by_size(data.configurations).items()):
-        parts: dict[tuple[Any, ...], list[Row]] = {}
-        for row in rows:
-            parts.setdefault(tuple(row[key] for key in keys), []).append(row)
-        claims = {key: _over_sizes(name, part) for key, part in parts.items()}
-        found[f"shapes-{number}-latency"] = [
-            {**dict(zip(keys, key, strict=True)), "text": f"{claim[0]}{_doubt(claim[1])}."}
-            for key, claim in claims.items()
-            if claim
-        ]
-    return found
 
 
 def _over_sizes(name: str, rows: Sequence[Row]) -> Claim | None:

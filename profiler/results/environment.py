@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 Form = Callable[[Any], bool]
@@ -51,6 +51,14 @@ _FORMS: dict[str, Form] = {
     "machine": is_machine,
 }
 """By key; what another version writes may have any form."""
+
+
+def flat(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Its facts by keys such as "packages.torch", and before those of a mapping that mapping."""
+    for key, value in environment.items():
+        yield f"{prefix}{key}", value
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
 
 
 def known_facts(environment: Mapping[str, Any], forms: Mapping[str, Form] = _FORMS) -> tuple[dict[str, Any], list[str]]:

@@ -76,13 +76,16 @@ def best_per_layer(rows: pl.DataFrame) -> pl.DataFrame:
     sum is blank where a layer that is in `rows` for that machine and batch size has no figure.
     """
     fastest = [pl.col(f"{part}_ms").min() for part in PARTS]
-    names = [
-        pl.col("variant").filter(pl.col(f"{part}_ms") == pl.col(f"{part}_ms").min()).first().alias(f"{part}_variant")
-        for part in PARTS
-    ]
-    is_picked = [pl.col(f"{part}_ms") == pl.col(f"{part}_ms").min() for part in PARTS]
-    picked = [pl.col("disturbed").filter(one).first() for one in is_picked]
-    kinds = pl.col("kinds").filter(pl.any_horizontal(is_picked)).explode().drop_nulls().unique(maintain_order=True)
+    is_picked = {part: pl.col(f"{part}_ms") == pl.col(f"{part}_ms").min() for part in PARTS}
+    names = [pl.col("variant").filter(one).first().alias(f"{part}_variant") for part, one in is_picked.items()]
+    picked = [pl.col("disturbed").filter(one).first() for one in is_picked.values()]
+    kinds = (
+        pl.col("kinds")
+        .filter(pl.any_horizontal(*is_picked.values()))
+        .explode()
+        .drop_nulls()
+        .unique(maintain_order=True)
+    )
     clocks = pl.col("clock").drop_nulls().unique(maintain_order=True).str.join(" and ").replace("", None)
     # Every layer in every group, so that a missing one blanks the sums.
     layers = rows.select("machine", "device", "batch_size", "layer").unique(maintain_order=True)

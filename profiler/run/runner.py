@@ -230,12 +230,11 @@ class Runner:
     def _unfinished(self, searched: Sequence[Case], waiting: Sequence[Case], again: Collection[CaseId]) -> list[Case]:
         """Those of `searched` in whose families there is something to measure or to search."""
         results, measured = self.run.results(), {case.id.family for case in waiting}
-
-        def has_next(case: Case) -> bool:
-            search = Search(case, self._limits, self.target.gpu, results, again)
-            return search.next_batch(available_memory_mib()) is not None
-
-        return [case for case in searched if case.id.family in measured or has_next(case)]
+        searches = [(case, Search(case, self._limits, self.target.gpu, results, again)) for case in searched]
+        available = available_memory_mib()
+        return [
+            case for case, search in searches if case.id.family in measured or search.next_batch(available) is not None
+        ]
 
     def _search_all(self, tasks: Sequence[Task], again: Collection[CaseId], supervisor: Supervisor) -> None:
         """Search the largest batch of each family, of which `tasks` has one each."""

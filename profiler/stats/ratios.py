@@ -66,30 +66,20 @@ class Verdict(StrEnum):
     @property
     def relation(self) -> str:
         """What a sentence says, before the other configuration's name."""
-        return _WORDS[self].relation
+        return _RELATIONS[self]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Words:
-    label: str
-    relation: str
-    meaning: str = ""
-    """Only of a word that does not explain itself."""
-
-
-_WORDS = {
-    Verdict.FASTER: _Words(label="faster", relation="faster than"),
-    Verdict.SLOWER: _Words(label="slower", relation="slower than"),
-    Verdict.EQUIVALENT: _Words(
-        label="tie",
-        relation="equivalent to",
-        meaning="equivalent, the whole interval between processes lies within a margin of {margin}",
-    ),
-    Verdict.UNCLEAR: _Words(
-        label="unclear",
-        relation="not clearly different from",
-        meaning="the interval shows neither a difference beyond the margin nor a tie",
-    ),
+_RELATIONS = {
+    Verdict.FASTER: "faster than",
+    Verdict.SLOWER: "slower than",
+    Verdict.EQUIVALENT: "equivalent to",
+    Verdict.UNCLEAR: "not clearly different from",
+}
+_TIE = "tie"
+"""What a table calls an equivalent one."""
+_MEANINGS = {
+    _TIE: "equivalent, the whole interval between processes lies within a margin of {margin}",
+    Verdict.UNCLEAR: "the interval shows neither a difference beyond the margin nor a tie",
 }
 
 
@@ -122,13 +112,12 @@ def overall(found: Iterable[Verdict | None]) -> Verdict | None:
 
 def label(verdict: str | None) -> str:
     """A verdict's word in a table; empty without one."""
-    return _WORDS[Verdict(verdict)].label if verdict else ""
+    return _TIE if verdict == Verdict.EQUIVALENT else verdict or ""
 
 
 def legend(within: str = MARGIN_WORDS) -> str:
     """The words in tables that need an explanation, like "tie: indistinguishable within …"; `within` is the margin."""
-    known = (words for words in _WORDS.values() if words.meaning)
-    return "; ".join(f"{words.label}: {words.meaning.format(margin=within)}" for words in known)
+    return "; ".join(f"{word}: {meaning.format(margin=within)}" for word, meaning in _MEANINGS.items())
 
 
 def outlook(replicates: int | None) -> str:
