@@ -437,8 +437,8 @@ def write_onnx(path: Path, batch: int | str = "batch", external: str | None = No
 BROKEN: dict[str, tuple[str, list[str]]] = {
     "raising": ("failed", ["ValueError", "no luck with this one", "tiny:raising"]),
     "no_module": ("failed", ["dict", "torch.nn.Module"]),
-    "dying": ("crashed", ["SIGSEGV", "warm-up"]),
-    "hanging": ("timeout", ["5 s", "warm-up"]),
+    "dying": ("crashed", ["SIGSEGV", "warming up"]),
+    "hanging": ("timeout", ["5 s", "warming up"]),
     "hungry": ("oom", ["allocate"]),
     "dying_at_once": ("crashed", ["SIGSEGV"]),
     "hanging_at_once": ("timeout", ["4 s"]),
