@@ -66,13 +66,13 @@ class Regression:
         slower = f"{counted(self.slower.height, 'cell')} slower by more than {limit}:"
         lines = [f"No cell is certainly slower by more than {limit}." if self.slower.is_empty() else slower]
         lines += _listed(self.slower, top, _how_much)
-        for cells, what, why in (
+        for listed, what, why in (
             (self.broken, "that the base ran failed:", _why_lost),
             (self.perhaps, "may be slower by more, which is not proven:", _why_perhaps),
             (self.lost, f"that the base ran cannot be compared; {_MEND}:", _why_lost),
         ):
-            if cells.height:
-                lines += [f"{counted(cells.height, 'cell')} {what}", *_listed(cells, top, why)]
+            if listed.height:
+                lines += [f"{counted(listed.height, 'cell')} {what}", *_listed(listed, top, why)]
         if self.unknown.height:
             cells = counted(self.unknown.height, "cell")
             lines.append(f"{cells} could not be judged: there is no interval. No median is slower by more.")
