@@ -8,7 +8,7 @@ in `engines.catalog.float_part`'s type.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -35,15 +35,7 @@ def quantize(model: nn.Module, precision: str, device: Device, infer: Callable[[
     from torchao.quantization import quantize_
 
     layers = [part for part in model.modules() if _is_linear(part)]
-    if not layers:
-        raise Unsupported(f"{precision}: torchao quantizes linear layers (nn.Linear), of which the model has none")
-    step, least = (table.get((precision, device), 1) for table in (_MULTIPLE_OF, _LEAST_ROWS))
-    chosen = {part for part in layers if part.in_features % step == part.out_features % step == 0}
-    if least > 1:
-        chosen &= {part for part, rows in _rows(chosen, infer).items() if rows >= least}
-    if not chosen:
-        needs = f"sizes that are multiples of {step}" + (f" and inputs of {least} rows or more" if least > 1 else "")
-        raise Unsupported(f"{precision}: on a GPU a linear layer needs {needs}; none of the model's {len(layers)} has")
+    chosen = _choose(layers, precision, device, infer)
     config = _config(precision, device)
     quantize_(model, config, lambda part, name: part in chosen and not is_traceable_wrapper_subclass(part.weight))
     torch.backends.mha.set_fastpath_enabled(False)  # torch's fused transformer layer reads plain weights.
@@ -56,6 +48,22 @@ def quantize(model: nn.Module, precision: str, device: Device, infer: Callable[[
         "quantized_layers": quantized,
         "quantized_by": f"torchao {torchao.__version__}, {type(config).__name__}",
     }
+
+
+def _choose(
+    layers: Sequence[nn.Linear], precision: str, device: Device, infer: Callable[[], object]
+) -> Collection[nn.Module]:
+    """The layers that torchao computes in 8 bits on the device. Raises Unsupported where there is none."""
+    if not layers:
+        raise Unsupported(f"{precision}: torchao quantizes linear layers (nn.Linear), of which the model has none")
+    step, least = (table.get((precision, device), 1) for table in (_MULTIPLE_OF, _LEAST_ROWS))
+    chosen: set[nn.Module] = {part for part in layers if part.in_features % step == part.out_features % step == 0}
+    if least > 1:
+        chosen = {part for part, rows in _rows(chosen, infer).items() if rows >= least}
+    if not chosen:
+        needs = f"sizes that are multiples of {step}" + (f" and inputs of {least} rows or more" if least > 1 else "")
+        raise Unsupported(f"{precision}: on a GPU a linear layer needs {needs}; none of the model's {len(layers)} has")
+    return chosen
 
 
 def stored(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
