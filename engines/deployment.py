@@ -16,7 +16,7 @@ from engines import run_frame
 from engines.base import Job
 from exporters.inputs import TensorSpec, fixed_batch, graph_specs, input_specs, read_onnx, seeded_inputs
 from exporters.onnx_export import check_onnx
-from exporters.source import ModelError, ModelSource
+from exporters.source import ModelSource
 from exporters.weights import graph_files
 
 
@@ -54,7 +54,7 @@ def copy_graph(job: Job[Any], folder: Path) -> dict[str, Any]:
     specs = graph_specs(job.source, job.graph)
     fixed = fixed_batch(specs)
     if fixed not in (None, job.batch_size):
-        raise ModelError(f"model {job.source.name!r}: its batch is fixed to {fixed}, and {job.batch_size} was measured")
+        raise job.source.error(f"its batch is fixed to {fixed}, and {job.batch_size} was measured")
     for place, file in graph_files(job.graph).items():
         target = folder / ("model.onnx" if file == job.graph else place)
         target.parent.mkdir(parents=True, exist_ok=True)

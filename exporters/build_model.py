@@ -41,8 +41,8 @@ def build(source: ModelSource) -> nn.Module:
         model = call_factory(source) if source.factory else structure(source)
     tensors = (*model.named_parameters(), *model.named_buffers())
     if names := [name for name, tensor in tensors if tensor.is_complex()]:
-        raise ModelError(
-            f"model {source.name!r}: {names[0]} is complex, and in fp32 its imaginary part would be lost; keep the two "
+        raise source.error(
+            f"{names[0]} is complex, and in fp32 its imaginary part would be lost; keep the two "
             "parts as floats (torch.view_as_real) and make them one in forward (torch.view_as_complex)"
         )
     return model.to("cpu", torch.float32).eval()
@@ -84,7 +84,7 @@ def structure(source: ModelSource) -> nn.Module:
     known = list(inspect.signature(family.build).parameters)[1:]
     for option in source.options:
         if option not in known:
-            raise ModelError(f"model {source.name!r}: unknown option {option!r}{nearest(option, known)}")
+            raise source.error(f"unknown option {option!r}{nearest(option, known)}")
     model: nn.Module = family.build(network.name, **source.options)
     return model
 
@@ -143,22 +143,22 @@ def call_factory(source: ModelSource) -> nn.Module:
         return build_from_library(source)
     module_name, _, function_name = source.factory.partition(":")
     if not module_name or not function_name:
-        raise ModelError(f"model {source.name!r}: factory {source.factory!r} is not 'package.module:function'")
+        raise source.error(f"factory {source.factory!r} is not 'package.module:function'")
     try:
         module = importlib.import_module(module_name)
         factory = getattr(module, function_name, None)
         model = factory(**source.options) if factory is not None else None
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            raise ModelError(f"model {source.name!r}: factory {source.factory!r}: {_no_module(error.name)}") from error
-        raise ModelError(f"model {source.name!r}: factory {source.factory!r} raised {sentence(error)}") from error
+            raise source.error(f"factory {source.factory!r}: {_no_module(error.name)}") from error
+        raise source.error(f"factory {source.factory!r} raised {sentence(error)}") from error
     if factory is None:
         own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
         hint = nearest(function_name, own)
-        raise ModelError(f"model {source.name!r}: {module_name} has no {function_name!r}{hint}")
+        raise source.error(f"{module_name} has no {function_name!r}{hint}")
     if not isinstance(model, nn.Module):
-        raise ModelError(
-            f"model {source.name!r}: factory {source.factory!r} returned {type(model).__module__}."
+        raise source.error(
+            f"factory {source.factory!r} returned {type(model).__module__}."
             f"{type(model).__qualname__}, not a torch.nn.Module; return the module itself"
         )
     return model
@@ -344,5 +344,5 @@ def restore(source: ModelSource, state_path: Path) -> nn.Module:
         model.load_state_dict(state, assign=True)
     except Exception as error:
         cause = str(error).strip().partition("\n")[0]
-        raise ModelError(f"model {source.name!r}: {state_path} cannot be restored ({cause}); delete it") from error
+        raise source.error(f"{state_path} cannot be restored ({cause}); delete it") from error
     return model.eval()

@@ -95,17 +95,15 @@ def input_specs(source: ModelSource) -> list[TensorSpec]:
         return [TensorSpec("x", sized(source, names), "float32", named=_named(source, names))]
     fixed = fixed_batch(specs)
     if fixed is not None and fixed > MOST_BATCH:
-        raise ModelError(
-            f"model {source.name!r}: its batch is fixed to {fixed:,}, and at most {MOST_BATCH:,} items are taken; "
-            "export it with another one, or with a free one"
+        raise source.error(
+            f"its batch is fixed to {fixed:,}, and at most {MOST_BATCH:,} items are taken; export it with another one, "
+            "or with a free one"
         )
     for spec in specs:
         if (size := math.prod(spec.at(1)) * numpy_dtype(spec.dtype).itemsize) > _MOST_INPUT:
-            raise ModelError(
-                f"model {source.name!r}: {described([spec])} takes {size / 2**40:.1e} TiB an item; correct its shape"
-            )
+            raise source.error(f"{described([spec])} takes {size / 2**40:.1e} TiB an item; correct its shape")
         if is_integer(spec.dtype) and not (spec.range or spec.fill or spec.data):
-            raise ModelError(f"model {source.name!r}: {no_values(spec.name, spec.dtype)}")
+            raise source.error(no_values(spec.name, spec.dtype))
     return specs
 
 
@@ -134,8 +132,8 @@ def _item_shape(source: ModelSource) -> tuple[int, ...]:
     network = network_of(source)
     shape = network.input_shape if network else source.input_shape
     if shape is None:
-        raise ModelError(
-            f"model {source.name!r}: a factory needs the shape of one item, or its inputs; add `input: [3, 224, 224]` "
+        raise source.error(
+            "a factory needs the shape of one item, or its inputs; add `input: [3, 224, 224]` "
             "to it, or `inputs: {input_ids: {shape: [batch, 128], dtype: int64, range: [0, 1000]}}`"
         )
     return shape
@@ -149,14 +147,12 @@ def _declared_specs(source: ModelSource, declared: Sequence[DeclaredInput]) -> l
         found = None if each.data is None else _array(each.data, name)
         shape = each.shape if found is None or each.shape else (BATCH, *found.shape[1:])
         if shape is None:
-            raise ModelError(
-                f"model {source.name!r}: input {name!r} has no shape; add `shape: [batch, 3, 224, 224]` to it"
-            )
+            raise source.error(f"input {name!r} has no shape; add `shape: [batch, 3, 224, 224]` to it")
         lacking = {size: 1 for size in shape if isinstance(size, str) and size not in (BATCH, *source.dimensions)}
         if lacking:
             sizes = ", ".join(f"{size}: 128" for size in lacking)
-            raise ModelError(
-                f"model {source.name!r}: input {name!r} has sizes that nobody gives: {', '.join(lacking)}; add "
+            raise source.error(
+                f"input {name!r} has sizes that nobody gives: {', '.join(lacking)}; add "
                 f"`dimensions: {{{sizes}}}` next to inputs"
             )
         dtype = each.dtype or ("float32" if found is None or found.dtype.kind in "fV" else str(found.dtype))
@@ -175,11 +171,11 @@ def _library_specs(source: ModelSource) -> list[TensorSpec]:
     known = known_inputs(source)
     own = {name_of(each.place, len(known.inputs)): each for each in known.inputs}
     if strays := [name for name in source.dimensions if name not in (*known.sizes, *symbols(source.inputs))]:
-        raise ModelError(f"model {source.name!r}: no dimension {strays[0]!r}{nearest(strays[0], known.sizes)}")
+        raise source.error(f"no dimension {strays[0]!r}{nearest(strays[0], known.sizes)}")
     for name, most in known.limits.items():
         if (size := source.dimensions.get(name, 0)) > most:
-            raise ModelError(
-                f"model {source.name!r}: {name} is {size}, but {source.factory} has positions for {most}: "
+            raise source.error(
+                f"{name} is {size}, but {source.factory} has positions for {most}: "
                 f"give at most {most}, or options that make it longer"
             )
     declared = [_completed(each, own.get(name_of(each.place, len(source.inputs)))) for each in source.inputs]
@@ -187,8 +183,8 @@ def _library_specs(source: ModelSource) -> list[TensorSpec]:
     if source.input_shape is not None and taken:
         taken[0] = replace(taken[0], shape=(BATCH, *source.input_shape))
     if not taken:
-        raise ModelError(
-            f"model {source.name!r}: what {source.factory} takes is not known; write it down, for example "
+        raise source.error(
+            f"what {source.factory} takes is not known; write it down, for example "
             "`inputs: {input_ids: {shape: [batch, 128], dtype: int64, range: [0, 1000]}}`"
         )
     return _declared_specs(replace(source, dimensions={**known.sizes, **source.dimensions}), taken)
@@ -208,16 +204,15 @@ def _with_values(source: ModelSource, specs: Sequence[TensorSpec]) -> list[Tenso
     declared = {name_of(each.place): each for each in source.inputs}
     names = [spec.name for spec in specs]
     if strays := [name for name in declared if name not in names]:
-        raise ModelError(f"model {source.name!r}: inputs: {source.onnx} has no input {strays[0]!r}, but {names}")
+        raise source.error(f"inputs: {source.onnx} has no input {strays[0]!r}, but {names}")
     held = []
     for spec in specs:
         each = declared.get(spec.name, DeclaredInput(()))
         own = replace(spec, range=each.range, fill=each.fill, data=each.data)
         for what, theirs, its in (("shape", each.shape, spec.shape), ("dtype", each.dtype, spec.dtype)):
             if theirs is not None and theirs != its:
-                raise ModelError(
-                    f"model {source.name!r}: inputs: {spec.name}'s {what} in {source.onnx} is {its}, not {theirs}; "
-                    f"leave {what} out"
+                raise source.error(
+                    f"inputs: {spec.name}'s {what} in {source.onnx} is {its}, not {theirs}; leave {what} out"
                 )
         held.append(_checked_data(source, own))
     return held
@@ -231,8 +226,8 @@ def _checked_data(source: ModelSource, spec: TensorSpec) -> TensorSpec:
     items = array.shape[1:] if spec.shape[:1] == (BATCH,) else array.shape
     if items != tuple(size for size in spec.shape if size != BATCH) or not array.size:
         shape = str(list(spec.shape)).replace("'", "")
-        raise ModelError(
-            f"model {source.name!r}: input {spec.name!r} has the shape {shape}, which the array of shape "
+        raise source.error(
+            f"input {spec.name!r} has the shape {shape}, which the array of shape "
             f"{array.shape} in {spec.data} does not fit"
         )
     return replace(spec, digest=file_sha256(spec.data))
@@ -467,8 +462,8 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
     if unnamed:
         names = sorted(unnamed)
         example = ", ".join(f"{name}: 1" if name.isidentifier() else f'"{name}": 1' for name in names)
-        raise ModelError(
-            f"model {source.name!r}: {path} has dimensions of no fixed size: {', '.join(names)}; "
+        raise source.error(
+            f"{path} has dimensions of no fixed size: {', '.join(names)}; "
             f"give their sizes next to `onnx`, for example:\n    dimensions: {{{example}}}"
         )
     return specs
@@ -504,7 +499,7 @@ def _check_dimensions(
         else:
             listed = f"those without a fixed size are {', '.join(free)}" if free else "none needs a size: leave it out"
             why = f"{path} has no dimension {name!r}; {listed}"
-        raise ModelError(f"model {source.name!r}: dimensions: {why}")
+        raise source.error(f"dimensions: {why}")
 
 
 def symbolic_shape(value: Any) -> list[int | str]:

@@ -88,7 +88,7 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | 
     """
     precision = "fp32" if precision == "tf32" else precision
     if precision not in OPSETS:
-        raise ModelError(f"model {source.name!r}: no export in {precision!r}; known: {', '.join(OPSETS)}, tf32")
+        raise source.error(f"no export in {precision!r}; known: {', '.join(OPSETS)}, tf32")
     if source.onnx is not None:
         raise ModelError(f"model {source.name!r} is an ONNX file already: {source.onnx}")
 

@@ -173,6 +173,10 @@ class ModelSource:
         """What the catalog calls the canonical network; None of another model."""
         return (self.network or self.name) if self.kind == "canonical" else None
 
+    def error(self, text: str) -> ModelError:
+        """What to raise of this model."""
+        return ModelError(f"model {self.name!r}: {text}")
+
 
 def shape_words(shape: Mapping[str, int]) -> list[str]:
     """Like ["height=224", "width=224"], as ids have them."""

@@ -17,7 +17,6 @@ from exporters.calls import flattened
 from exporters.errors import sentence
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_export import quiet
-from exporters.source import ModelError
 from exporters.weights import cached_state
 
 
@@ -41,9 +40,8 @@ def write_program(job: Job[TorchOptions], folder: Path, built: Path | None) -> D
         with quiet(), torch.no_grad(), flattened(model, specs):
             torch.export.save(torch.export.export(model, example), folder / "model.pt2")
     except Exception as error:
-        raise ModelError(
-            f"model {job.source.name!r}: torch.export cannot take it, so no program can be written that runs "
-            f"without its source: {sentence(error)}"
+        raise job.source.error(
+            f"torch.export cannot take it, so no program can be written that runs without its source: {sentence(error)}"
         ) from error
     weights = folder / "weights.safetensors"
     save_model(model, str(weights))

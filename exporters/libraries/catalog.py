@@ -115,16 +115,14 @@ def _asked(source: ModelSource, function: str) -> Any:
     library = LIBRARIES[source.library]
     name = (source.factory or "").partition(":")[2]
     if why := not_installed(library):
-        raise ModelError(f"model {source.name!r}: {source.factory} {why}")
+        raise source.error(f"{source.factory} {why}")
     try:
         call: Callable[..., Any] = getattr(importlib.import_module(library.module), function)
         return call(name, source.options, *([source.step] if source.step else []))
     except ModelError as error:
-        raise ModelError(f"model {source.name!r}: {source.factory}: {error}") from error
+        raise source.error(f"{source.factory}: {error}") from error
     except Exception as error:
-        raise ModelError(
-            f"model {source.name!r}: {source.factory}: {library.package} raised {sentence(error)}"
-        ) from error
+        raise source.error(f"{source.factory}: {library.package} raised {sentence(error)}") from error
 
 
 def not_installed(library: Library) -> str | None:

@@ -78,7 +78,7 @@ class _Maker:
             if found is not None:  # What the module changes is seen on the CPU only.
                 return found if first is None else replace(found, changed=first.changed)
             if "cpu" not in devices:
-                raise ModelError(f"model {self.source.name!r}: its reference outputs cannot be made on the GPU either")
+                raise self.source.error("its reference outputs cannot be made on the GPU either")
         items = max(items, least)
         return first if first is not None and items == least else self.run("cpu", items)
 
@@ -110,9 +110,7 @@ class _Maker:
             mib = _given_back(meter) if is_measured else 0.0
             names = session.output_names() if isinstance(session, Named) else [f"y{n}" for n in range(len(outputs))]
             if not outputs:
-                raise ModelError(
-                    f"model {self.source.name!r}: it returns no tensor; return one, or some in a tuple or a dict"
-                )
+                raise self.source.error("it returns no tensor; return one, or some in a tuple or a dict")
             chosen(self.source.outputs, names)
         except (ModelError, Unsupported, TooLong):
             raise
@@ -205,7 +203,7 @@ def no_reference(
         why += f"; `input: {list(source.input_shape or ())}` must be the shape of one item, without the batch"
     elif specs and source.input_shape and not isinstance(error, TypeError) and "device" not in message(error):
         why += f"; the job gives {described(specs)}: correct `input`, or write `inputs` for another type"
-    return ModelError(f"model {source.name!r}: its reference outputs cannot be made: {why}")
+    return source.error(f"its reference outputs cannot be made: {why}")
 
 
 def _given_back(meter: HostMeter) -> float:
