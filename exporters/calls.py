@@ -89,8 +89,7 @@ def flattened(model: nn.Module, specs: Sequence[TensorSpec]) -> Iterator[list[st
     original, own, names = model.forward, vars(model).get("forward"), list[str]()
 
     def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
-        positional, keywords = arguments(specs, tensors)
-        outputs = named_outputs(original(*positional, **keywords))
+        outputs = named_outputs(call(original, specs, tensors))
         names[:] = outputs
         return tuple(outputs.values())
 

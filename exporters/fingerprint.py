@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 import inspect
 import re
 import sys
 import uuid
 from collections.abc import Iterable, Iterator
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from exporters.build_model import load
 from exporters.cache import file_sha256
 from exporters.calls import call, named_outputs
 from exporters.inputs import fixed_batch, input_specs, seeded_inputs
-from exporters.packages import library_folders
+from exporters.packages import library_folders, spec_of
 from exporters.source import TOO_LONG, ModelSource
 from exporters.time_limit import TooLong, limited
 
@@ -138,22 +136,11 @@ def _file(module: str) -> Path | None:
         if module in sys.modules:
             file: str | None = inspect.getfile(sys.modules[module])
         else:
-            spec = _spec(module)
+            spec = spec_of(module)
             file = spec.origin if spec else None
     except (ImportError, AttributeError, KeyError, ValueError, TypeError):  # built in, or a namespace
         return None
     return Path(file).resolve() if file and Path(file).is_file() else None
-
-
-def _spec(module: str) -> ModuleSpec | None:
-    """As importlib.util.find_spec, which imports the packages that a module is in."""
-    top, *rest = module.split(".")
-    spec = importlib.util.find_spec(top)
-    for name in rest:
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        spec = PathFinder.find_spec(f"{spec.name}.{name}", spec.submodule_search_locations)
-    return spec
 
 
 def _imports(path: Path, module: str) -> Iterator[str]:

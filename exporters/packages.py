@@ -8,6 +8,8 @@ import importlib.metadata
 import site
 import sys
 import sysconfig
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 _OWN = [str(Path(__file__).parents[1] / package) for package in ("engines", "exporters", "profiler")]
@@ -43,3 +45,17 @@ def _folders(path: tuple[str, ...]) -> frozenset[Path]:
 def library_folders() -> frozenset[Path]:
     """Where code lies that is not the user's: Python's, what is installed, and this project's."""
     return _folders(tuple(sys.path))
+
+
+def spec_of(module: str) -> ModuleSpec | None:
+    """As importlib.util.find_spec, which imports the packages that a module is in, and believes sys.modules."""
+    path: Sequence[str] | None = None
+    spec, name = None, ""
+    for part in module.split("."):
+        if spec is not None and (path := spec.submodule_search_locations) is None:
+            return None
+        name = f"{name}.{part}".lstrip(".")
+        spec = next((found for finder in sys.meta_path if (found := finder.find_spec(name, path))), None)
+        if spec is None:
+            return None
+    return spec

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from exporters.errors import sentence
+from exporters.packages import spec_of
 from exporters.source import ModelError
 
 NAME = "measured_module"
@@ -155,13 +156,6 @@ def _by_value(names: Iterable[str]) -> Iterator[None]:
 
 def _can_be_imported(name: str) -> bool:
     """Whether another process with this one's path finds the module, and in the same file."""
-    path, spec = None, None
-    for count in range(1, name.count(".") + 2):
-        part = ".".join(name.split(".")[:count])
-        # Not importlib.util.find_spec: it believes what is in sys.modules.
-        spec = next((found for finder in sys.meta_path if (found := finder.find_spec(part, path))), None)
-        if spec is None:
-            return False
-        path = spec.submodule_search_locations
+    spec = spec_of(name)
     known = getattr(sys.modules.get(name), "__file__", None)
-    return name != "__main__" and (known is None or spec is None or spec.origin in (known, None))
+    return name != "__main__" and spec is not None and (known is None or spec.origin in (known, None))

@@ -23,11 +23,11 @@ from engines.catalog import ENGINES, PRECISIONS, Engine, TrtOptions, foreign_cap
 from engines.requirements import explain, missing
 from engines.tensorrt_engines.build import (
     ALL_TARGETS,
+    BuildRequest,
     Built,
     batch_shapes,
     build_engine,
     built_for,
-    request_of,
 )
 from engines.tensorrt_engines.opening import targets
 from exporters.cache import Cache, default_root
@@ -226,7 +226,7 @@ def build_one(task: BuildTask, report: Report) -> Built:
         raise Unsupported(f"{task.case.model} has a fixed batch of {fixed}: use --batch {fixed}")
     device = {"target": task.target} if task.target else built_for(module, *current_gpu())
     shapes = batch_shapes(specs, batches)
-    request = request_of(task.onnx, task.case.precision, shapes, options, device)
+    request = BuildRequest(task.onnx, task.case.precision, shapes, options, **device)
     report(Entered(Phase.BUILD))
     return build_engine(module, request, Cache(), lambda text: report(Progress(text)), options.rebuild)
 

@@ -26,8 +26,6 @@ from exporters.build_model import restore
 from exporters.gradients import input_names, is_input, of_reference_items, positions
 from exporters.loss import prepare_to_train
 
-PLATFORMS = {"cpu": "cpu", "cuda": "cuda"}
-"""JAX's names: it opens no other device than the case's, so nothing can run on the CPU in silence."""
 PRODUCTS = {"fp32": "highest", "tf32": "tensorfloat32"}
 """`jax_default_matmul_precision`, of convolutions too. What JAX takes by default on a GPU is TF32."""
 
@@ -42,7 +40,8 @@ class JaxSession:
 
     def __init__(self, job: Job[JaxOptions]) -> None:
         self.job = job
-        jax.config.update("jax_platforms", PLATFORMS[job.device])
+        # It opens no other device than the case's, so nothing can run on the CPU in silence.
+        jax.config.update("jax_platforms", job.device)
         # A time to build that came out of a cache would be none.
         jax.config.update("jax_enable_compilation_cache", False)
         try:

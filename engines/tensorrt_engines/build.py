@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,7 @@ class BuildRequest:
     """tf32 sets the TF32 flag, every other clears it."""
     shapes: Mapping[str, tuple[Shape, Shape, Shape]]
     """By input: the least, the most likely and the largest shape that the engine is for."""
-    optimization_level: int | None = None
-    workspace_mib: int | None = None
+    options: TrtOptions = field(default_factory=TrtOptions)
     target: str | None = None
     """TensorRT for RTX: "sm89", several with commas between, or "all"."""
     gpu: str | None = None
@@ -86,25 +85,6 @@ def batch_shapes(specs: Sequence[TensorSpec], batches: tuple[int, int, int]) -> 
     return {
         s.name: (s.end(least, largest=False), s.end(likely, largest=True), s.end(largest, largest=True)) for s in specs
     }
-
-
-def request_of(
-    onnx: Path,
-    precision: str,
-    shapes: Mapping[str, tuple[Shape, Shape, Shape]],
-    options: TrtOptions,
-    device: Mapping[str, str],
-) -> BuildRequest:
-    """What an engine's options ask for; `device` is `built_for`'s, or a target. It is the same one ahead of time."""
-    level = options.optimization_level
-    return BuildRequest(
-        onnx=onnx,
-        precision=precision,
-        shapes=shapes,
-        optimization_level=None if level < 0 else level,
-        workspace_mib=options.workspace_mib or None,
-        **device,
-    )
 
 
 def built_for(library: Any, gpu: str, capability: str) -> dict[str, str]:
@@ -149,7 +129,7 @@ def engine_key(library: Any, request: BuildRequest) -> str:
             "library": _versions(library),
             "device": request.target or request.gpu,
             "shapes": {name: list(shapes) for name, shapes in request.shapes.items()},
-            "options": [request.precision, request.optimization_level, request.workspace_mib],
+            "options": [request.precision, request.options.optimization_level, request.options.workspace_mib],
             "code": file_sha256(Path(__file__)),
         }
     )
@@ -244,12 +224,12 @@ def _configure(library: Any, config: Any, request: BuildRequest) -> None:
     if any(least != largest for least, _, largest in request.shapes.values()):
         # Else a context wants the largest batch's memory at every batch (NvInfer.h, PreviewFeature).
         config.set_preview_feature(library.PreviewFeature.RUNTIME_ACTIVATION_RESIZE_10_10, True)
-    if request.workspace_mib is not None:
-        config.set_memory_pool_limit(library.MemoryPoolType.WORKSPACE, request.workspace_mib * 2**20)
-    if request.optimization_level is not None:
-        config.builder_optimization_level = request.optimization_level
-        if config.builder_optimization_level != request.optimization_level:  # It is clipped in silence.
-            raise Unsupported(f"optimization_level {request.optimization_level}: {product(library)} has 0 to 5")
+    if request.options.workspace_mib:
+        config.set_memory_pool_limit(library.MemoryPoolType.WORKSPACE, request.options.workspace_mib * 2**20)
+    if (level := request.options.optimization_level) >= 0:
+        config.builder_optimization_level = level
+        if config.builder_optimization_level != level:  # It is clipped in silence.
+            raise Unsupported(f"optimization_level {level}: {product(library)} has 0 to 5")
     if targets(library):
         _set_targets(library, config, request)
     elif request.target is not None:

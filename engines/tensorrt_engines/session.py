@@ -30,7 +30,6 @@ from engines.tensorrt_engines.build import (
     batch_shapes,
     build_engine,
     built_for,
-    request_of,
 )
 from engines.tensorrt_engines.build_monitor import check, forget, logged, logger_of, reasons
 from engines.tensorrt_engines.inspector import EngineLayer, read_layers, summarize
@@ -342,7 +341,7 @@ def _request(library: Any, job: Job[TrtOptions]) -> BuildRequest:
     _check_capability(library, job.engine, gpu, capability)
     specs = graph_specs(job.source, job.graph)
     shapes = batch_shapes(specs, _batches(job, specs))
-    return request_of(job.graph, job.precision, shapes, job.options, built_for(library, gpu, capability))
+    return BuildRequest(job.graph, job.precision, shapes, job.options, **built_for(library, gpu, capability))
 
 
 def _batches(job: Job[TrtOptions], specs: Sequence[TensorSpec]) -> tuple[int, int, int]:

@@ -25,7 +25,7 @@ from thin_networks import thin_source
 
 from engines.base import Unsupported, Warning
 from engines.batch_range import parse_batches
-from engines.catalog import ENGINES
+from engines.catalog import ENGINES, TrtOptions
 from engines.tensorrt_engines import build
 from engines.tensorrt_engines.build import (
     BuildRequest,
@@ -307,7 +307,9 @@ def test_tf32_flag(rtx: Any, small: BuildRequest, precision: str, on: bool) -> N
 
 def test_options_reach_the_builder(rtx: Any, small: BuildRequest) -> None:
     config = rtx.Builder(logger_of(rtx)).create_builder_config()
-    _configure(rtx, config, replace(small, optimization_level=1, workspace_mib=64, target="sm80,sm89"))
+    _configure(
+        rtx, config, replace(small, options=TrtOptions(optimization_level=1, workspace_mib=64), target="sm80,sm89")
+    )
     assert config.builder_optimization_level == 1
     assert config.get_memory_pool_limit(rtx.MemoryPoolType.WORKSPACE) == 64 * MIB
     assert config.profiling_verbosity == rtx.ProfilingVerbosity.DETAILED
@@ -336,7 +338,7 @@ def test_what_a_gpu_is_built_for(rtx: Any, plain: Any, small: BuildRequest, cach
 
 def test_level_that_the_builder_does_not_have(rtx: Any, small: BuildRequest, cache: Cache) -> None:
     with pytest.raises(Unsupported, match=r"optimization_level 9: .* 0 to 5"):
-        built(rtx, replace(small, optimization_level=9), cache)
+        built(rtx, replace(small, options=TrtOptions(optimization_level=9)), cache)
 
 
 def test_every_target(rtx: Any, small: BuildRequest, cache: Cache) -> None:
@@ -590,8 +592,8 @@ def test_key_tells_apart_what_differs(rtx: Any, small: BuildRequest, tmp_path: P
         replace(small, target="sm80"),
         replace(small, target=None, gpu="one, compute capability 8.9"),
         replace(small, target=None, gpu="other, compute capability 8.9"),
-        replace(small, optimization_level=1),
-        replace(small, workspace_mib=1),
+        replace(small, options=TrtOptions(optimization_level=1)),
+        replace(small, options=TrtOptions(workspace_mib=1)),
     ]
     assert len({engine_key(rtx, request) for request in requests}) == len(requests)
 

@@ -288,12 +288,13 @@ def test_an_output_whose_shape_depends_on_values_is_refused(machine: None, tmp_p
 def test_the_build_is_told_what_the_options_say(machine: None, library: StandIn, convolution: Path) -> None:
     trt.open_session(job_of(convolution, optimization_level=-1, workspace_mib=0))
     (request,) = library.builds
-    assert (request.optimization_level, request.workspace_mib, request.target) == (None, None, None)
+    assert (request.options.optimization_level, request.options.workspace_mib, request.target) == (-1, 0, None)
     assert request.shapes == {"x": ((graphs.BATCH, 3, 16, 16),) * 3}
     assert request.gpu == "NVIDIA H200, compute capability 9.0"
     trt.open_session(job_of(convolution, "tf32", optimization_level=0, workspace_mib=512, batch_range="1:8:32"))
     request = library.builds[-1]
-    assert (request.precision, request.optimization_level, request.workspace_mib) == ("tf32", 0, 512)
+    asked = request.precision, request.options.optimization_level, request.options.workspace_mib
+    assert asked == ("tf32", 0, 512)
     assert request.shapes == {"x": tuple((batch, 3, 16, 16) for batch in (1, 8, 32))}
 
 
