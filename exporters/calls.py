@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from exporters.distance import Array
 from exporters.errors import nearest
 from exporters.inputs import TensorSpec, arguments
 from exporters.source import ModelError
@@ -18,6 +20,12 @@ def call(model: Any, specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> 
     """What the module, or what has been compiled of it, returns for the tensors, each at its place."""
     positional, keywords = arguments(specs, tensors)
     return model(*positional, **keywords)
+
+
+def typed(arrays: Iterable[Array], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Tensors of the arrays, floats in the type."""
+    tensors = map(torch.from_numpy, arrays)
+    return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
 
 
 def named_outputs(result: Any) -> dict[str, Tensor]:

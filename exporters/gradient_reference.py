@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 
 from exporters.build_model import restore
 from exporters.cache import Cache, file_sha256, key_of
-from exporters.calls import call, trained_output
+from exporters.calls import call, trained_output, typed
 from exporters.distance import Array
 from exporters.gradients import (
     Deviation,
@@ -35,7 +35,7 @@ from exporters.gradients import (
     own_name,
     positions,
 )
-from exporters.inputs import BATCH, TensorSpec, arguments, fixed_batch, seeded_inputs
+from exporters.inputs import TensorSpec, arguments, fixed_batch, seeded_inputs
 from exporters.loss import prepare_to_train, seeded_target, start_of_backward
 from exporters.packages import installed_version
 from exporters.source import ModelSource
@@ -123,7 +123,7 @@ def step(
     if of_input or source.layer is not None:
         trained |= zip(input_names(len(inputs)), (x.requires_grad_() for x in inputs), strict=True)
     items = _items(specs, inputs)
-    goal = None if target is None else _to(target, _type(precision))
+    goal = None if target is None else typed([target], _type(precision))[0]
     scale = {"amp-fp16": _SCALE, "fp16": items / (batch or items)}.get(precision, 1.0)
     while True:
         first = trained_output(_forward(model, specs, inputs, precision, scale), source.outputs)
@@ -159,7 +159,7 @@ def _prepare(
     prepare_to_train(model, dropout=False)
     model = model.to(_type(precision))
     _round_modules(model, precision, blur)
-    return model, [_to(array, _type(precision)) for array in arrays]
+    return model, list(typed(arrays, _type(precision)))
 
 
 def _type(precision: str) -> torch.dtype:
@@ -171,8 +171,8 @@ def _items(specs: Sequence[TensorSpec], inputs: Sequence[Tensor]) -> int:
     """How many items the inputs have."""
     if not specs:
         return len(inputs[0])
-    axes = [(x, spec.shape.index(BATCH)) for x, spec in zip(inputs, specs, strict=True) if BATCH in spec.shape]
-    return next((x.shape[axis] for x, axis in axes), fixed_batch(specs) or 1)
+    axes = ((x, spec.batch_axis) for x, spec in zip(inputs, specs, strict=True))
+    return next((x.shape[axis] for x, axis in axes if axis is not None), fixed_batch(specs) or 1)
 
 
 def _forward(
@@ -252,8 +252,3 @@ def _blurred(generator: torch.Generator) -> Round:
 def _to_tf32(x: Tensor) -> Tensor:
     """fp32 with 10 instead of 23 bits of mantissa, to nearest."""
     return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
-
-
-def _to(array: Array, dtype: torch.dtype) -> Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -62,6 +62,11 @@ class TensorSpec:
     named: tuple[NamedAxis, ...] = field(default=(), repr=False)
     """The axes whose sizes are others in other cases; in an export they stay free."""
 
+    @property
+    def batch_axis(self) -> int | None:
+        """Along which its items are; None where the batch is not free."""
+        return self.shape.index(BATCH) if BATCH in self.shape else None
+
     def at(self, batch: int) -> tuple[int, ...]:
         """Its shape at a batch size."""
         return tuple(batch if size == BATCH else int(size) for size in self.shape)
@@ -274,10 +279,9 @@ def first_items(specs: Sequence[TensorSpec], values: Sequence[Any], items: int) 
     """The first items of each input, a view; what has no batch dimension stays as it is."""
     if not specs or fixed_batch(specs) is not None:
         return [value[:items] for value in values] if not specs else list(values)
-    axes = [spec.shape.index(BATCH) if BATCH in spec.shape else None for spec in specs]
     return [
-        value if axis is None else value[(slice(None),) * axis + (slice(items),)]
-        for axis, value in zip(axes, values, strict=True)
+        value if spec.batch_axis is None else value[(slice(None),) * spec.batch_axis + (slice(items),)]
+        for spec, value in zip(specs, values, strict=True)
     ]
 
 
@@ -304,7 +308,7 @@ def seeded_inputs(specs: Sequence[TensorSpec], batch: int) -> list[NDArray[Any]]
     for index, spec in enumerate(specs):
         item_shape = list(spec.at(batch))
         leading = fixed is not None and spec.shape[:1] == (fixed,)
-        axis = spec.shape.index(BATCH) if BATCH in spec.shape else 0 if leading else None
+        axis = 0 if leading else spec.batch_axis
         if axis is None:
             arrays.append(seeded_item(spec, item_shape, index, 0))
             continue
@@ -323,7 +327,7 @@ def repeated_inputs(specs: Sequence[TensorSpec], batch: int, distinct: int) -> l
         return seeded_inputs(specs, batch)
     few, order = seeded_inputs(specs, distinct), np.arange(batch) % distinct
     return [
-        np.take(array, order, axis=spec.shape.index(BATCH)) if BATCH in spec.shape else array
+        array if spec.batch_axis is None else np.take(array, order, axis=spec.batch_axis)
         for spec, array in zip(specs, few, strict=True)
     ]
 

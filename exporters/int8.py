@@ -21,7 +21,6 @@ from exporters import inputs, qdq_placement
 from exporters.cache import Cache, check_room, file_sha256, key_of
 from exporters.errors import sentence
 from exporters.inputs import (
-    BATCH,
     TensorSpec,
     fixed_batch,
     graph_inputs,
@@ -133,7 +132,7 @@ def feeds(files: list[Path], specs: Sequence[TensorSpec]) -> Iterator[dict[str, 
         arrays = seeded_inputs(specs, SEEDED_ITEMS if fixed is None else fixed)
         for item in range(SEEDED_ITEMS if fixed is None else 1):
             yield {
-                spec.name: array if BATCH not in spec.shape else np.take(array, [item], spec.shape.index(BATCH))
+                spec.name: array if spec.batch_axis is None else np.take(array, [item], spec.batch_axis)
                 for spec, array in zip(specs, arrays, strict=True)
             }
 

@@ -122,10 +122,11 @@ def write_onnx(
     """
     import torch
 
+    from exporters.calls import typed
+
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
     # Two items, since torch.export specializes dimensions of size 1.
-    items = [torch.from_numpy(array) for array in seeded_inputs(specs, batch or fixed_batch(specs) or 2)]
-    example = tuple(item.to(dtype) if item.is_floating_point() else item for item in items)
+    example = typed(seeded_inputs(specs, batch or fixed_batch(specs) or 2), dtype)
     sizes = _free_sizes(specs, batch or fixed_batch(specs))
     try:
         way = _write(model.to(dtype), example, specs, precision, path, batch)
@@ -274,7 +275,7 @@ def _free_axes(specs: Sequence[TensorSpec]) -> tuple[dict[int, Any], ...]:
         for each in spec.named
     }
     return tuple(
-        ({spec.shape.index(BATCH): batch} if BATCH in spec.shape else {})
+        ({} if spec.batch_axis is None else {spec.batch_axis: batch})
         | {each.axis: named[each.name] for each in spec.named}
         for spec in specs
     )
@@ -290,7 +291,7 @@ def check_free(specs: Sequence[TensorSpec], path: Path) -> None:
     """Raises ValueError where a free size became the example's: code that goes through items one by one does that."""
     shapes = {value.name: symbolic_shape(value) for value in graph_inputs(read_onnx(path).graph)}
     for spec in specs:
-        free = {spec.shape.index(BATCH): "batch"} if BATCH in spec.shape else {}
+        free = {} if spec.batch_axis is None else {spec.batch_axis: "batch"}
         for axis, name in (free | {each.axis: each.name for each in spec.named}).items():
             if isinstance(shapes[spec.name][axis], int):
                 raise ValueError(

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from engines.base import Array, Unsupported
 from engines.jax_xla.aten import OPERATORS
-from exporters.calls import flattened
+from exporters.calls import flattened, typed
 from exporters.inputs import TensorSpec
 from exporters.onnx_export import quiet
 
@@ -71,8 +71,7 @@ def trace(model: torch.nn.Module, inputs: Sequence[Array], specs: Sequence[Tenso
     Raises Unsupported for an operator that is not in OPERATORS.
     """
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
-    example = tuple(torch.from_numpy(array) for array in inputs)
-    example = tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in example)
+    example = typed(inputs, dtype)
     with quiet(), flattened(model, specs) as names:
         exported = torch.export.export(model, example)
         # Functional: statistics that are updated in place become results. The rest of torch's table only where needed.

@@ -13,7 +13,7 @@ from engines.deployment import Deployed, described_inputs, write_run
 from engines.pytorch.eager import DTYPES
 from exporters.build_model import restore
 from exporters.cache import Cache
-from exporters.calls import flattened
+from exporters.calls import flattened, typed
 from exporters.errors import sentence
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_export import quiet
@@ -33,9 +33,7 @@ def write_program(job: Job[TorchOptions], folder: Path, built: Path | None) -> D
         )
     dtype, specs = DTYPES[job.precision], input_specs(job.source)
     model = restore(job.source, cached_state(job.source, Cache())).to(dtype)
-    arrays = seeded_inputs(specs, job.batch_size)
-    tensors = [torch.from_numpy(array) for array in arrays]
-    example = tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
+    example = typed(seeded_inputs(specs, job.batch_size), dtype)
     try:
         with quiet(), torch.no_grad(), flattened(model, specs):
             torch.export.save(torch.export.export(model, example), folder / "model.pt2")
