@@ -16,7 +16,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from engines.base import Unsupported, Warning
+from engines.base import Building, Unsupported, Warning
 from engines.catalog import TrtOptions
 from engines.tensorrt_engines.build_monitor import (
     check,
@@ -62,17 +62,13 @@ class BuildRequest:
     """TensorRT: the current GPU's name and compute capability."""
 
 
-@dataclass(frozen=True)
-class Built:
-    """A serialized engine in the cache. Seconds and peaks are of the build that made it, now or earlier."""
+@dataclass(kw_only=True)
+class Built(Building):
+    """A serialized engine in the cache. Seconds and peaks, that of the host above its start, are of the build that made
+    it, now or earlier."""
 
     path: Path
-    cached: bool
-    seconds: float
-    peak_host_mib: float | None
-    """The building process's peak above its start."""
-    peak_device_mib: float | None
-    warnings: tuple[Warning, ...]
+    warnings: tuple[Warning, ...] = ()
 
 
 def batch_shapes(specs: Sequence[TensorSpec], batches: tuple[int, int, int]) -> dict[str, tuple[Shape, Shape, Shape]]:
@@ -114,7 +110,8 @@ def build_engine(
         warnings.append(Warning("engine-cache", "a damaged or foreign file was built again"))
 
     path, cached = cache.entry("engines", engine_key(library, request), ".engine", produce, rebuild, damaged)
-    return Built(path, cached, **json.loads(record_of(path).read_text()), warnings=tuple(warnings))
+    record = json.loads(record_of(path).read_text())
+    return Built(path=path, cached=cached, warnings=tuple(warnings), **record)
 
 
 def record_of(path: Path) -> Path:

@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import re
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,6 @@ class TrtSession:
         summary = summarize(self._layers(), self.products)
         if self.request.precision == "tf32" and summary["compute_types"] and not summary["tf32_kernels"]:
             self.warnings.append(Warning("unproven", "TF32 was allowed, and no kernel's name says that it was used"))
-        built = self.built
         return Proof(
             library=f"{self.product} {self.library.__version__}",
             device="cuda",
@@ -179,12 +179,7 @@ class TrtSession:
             tf32=self.request.precision == "tf32" or summary["tf32_kernels"] > 0,
             cuda_graph=self.graph is not None,
             cuda_graph_fallback=self.fallback,
-            build=Building(
-                seconds=built.seconds,
-                cached=built.cached,
-                peak_host_mib=built.peak_host_mib,
-                peak_device_mib=built.peak_device_mib,
-            ),
+            build=Building(**{own.name: getattr(self.built, own.name) for own in fields(Building)}),
             warnings=list(self.warnings),
             details=summary
             | {
