@@ -96,8 +96,10 @@ def input_specs(source: ModelSource) -> list[TensorSpec]:
     elif source.inputs:
         specs = _declared_specs(source, source.inputs)
     else:
-        names = (BATCH, *named_axes(_item_shape(source)))
-        return [TensorSpec("x", sized(source, names), "float32", named=_named(source, names))]
+        item = _item_shape(source)
+        names = named_axes(item)
+        sizes = (source.dimensions.get(str(name), size) for name, size in zip(names, item, strict=True))
+        return [TensorSpec("x", (BATCH, *sizes), "float32", named=_named(source, (BATCH, *names)))]
     fixed = fixed_batch(specs)
     if fixed is not None and fixed > MOST_BATCH:
         raise source.error(
@@ -116,13 +118,6 @@ def named_axes(item: Sequence[int]) -> tuple[int | str, ...]:
     """The shape of an item with names for the sizes of an image, such as (3, "height", "width"), or of a volume."""
     names = SPACE[-(len(item) - 1) :] if len(item) in (3, 4) else ()
     return (*item[: len(item) - len(names)], *names)
-
-
-def sized(source: ModelSource, shape: Sequence[int | str]) -> tuple[int | str, ...]:
-    """The shape with numbers for the sizes that have names, all but the batch."""
-    item = _item_shape(source)
-    sizes = {str(size): number for size, number in zip(named_axes(item), item, strict=True)} | source.dimensions
-    return tuple(sizes.get(size, size) if isinstance(size, str) else size for size in shape)
 
 
 def _named(source: ModelSource, shape: Sequence[int | str]) -> tuple[NamedAxis, ...]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 import engines
-from engines.base import BuiltAhead, Unsupported
-from engines.catalog import ENGINES, Device, reference_of
+from engines.base import BuiltAhead, Job, Unsupported
+from engines.catalog import ENGINES, Device, Options, reference_of
 from engines.requirements import explain, missing
 from exporters.cache import Cache
 from exporters.flops import Cost, cached_cost
@@ -123,19 +123,19 @@ def prepare_export(argument: tuple[ModelSource, str, int | None, Path], report: 
 
 def build_ahead(task: Task, report: Report) -> BuiltAhead:
     """Have the case's engine built into its cache: memory that a builder takes is not to count as the case's."""
-    case = task.case
-    check_inputs(task)
-    if case.device == "cuda":
-        torch.cuda.init()
-    job = make_job(task, phase=lambda phase: report(Entered(phase)), progress=lambda text: report(Progress(text)))
-    return engines.build(case.engine, job)
+    return engines.build(task.case.engine, _job(task, report))
 
 
 def open_ahead(task: Task, report: Report) -> None:
     """Open the case's session for nothing but what its library then keeps of it for later processes."""
+    # A pool of compilers next to each of many processes would be far more of them than cores.
+    torch._inductor.config.compile_threads = torch.get_num_threads()
+    engines.open_session(task.case.engine, _job(task, report))
+
+
+def _job(task: Task, report: Report) -> Job[Options]:
+    """What an engine opens ahead of the process that measures."""
     check_inputs(task)
     if task.case.device == "cuda":
         torch.cuda.init()
-    # A pool of compilers next to each of many processes would be far more of them than cores.
-    torch._inductor.config.compile_threads = torch.get_num_threads()
-    engines.open_session(task.case.engine, make_job(task, phase=lambda phase: report(Entered(phase))))
+    return make_job(task, phase=lambda phase: report(Entered(phase)), progress=lambda text: report(Progress(text)))
