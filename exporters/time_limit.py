@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Iterator
 
 
@@ -15,8 +16,11 @@ class TooLong(Exception):
 def limited(seconds: float) -> Iterator[None]:
     """Raise TooLong once that many seconds are over, as soon as Python's code runs: one operator takes what it takes.
 
-    In the main thread only, where Python handles signals; infinity is no limit.
+    In the main thread only, where Python handles signals; elsewhere there is no limit. Infinity is none either.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def end(*_: object) -> None:
         raise TooLong(f"ended after {seconds:g} s")

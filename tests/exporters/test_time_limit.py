@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -34,3 +35,12 @@ def test_what_is_done_in_time_is_not_touched(seconds: float) -> None:
         assert nn.Identity()(3) == 3
     remaining, interval = signal.getitimer(signal.ITIMER_REAL)
     assert (remaining > 0, interval) == (before[0] > 0, before[1]), "whoever else had the timer has it again"
+
+
+def test_another_thread_goes_without() -> None:
+    def run() -> int:
+        with limited(0.01):
+            return int(nn.Identity()(3))
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(run).result() == 3
