@@ -17,6 +17,7 @@ from exporters.calls import flattened, typed
 from exporters.errors import sentence
 from exporters.inputs import input_specs, seeded_inputs
 from exporters.onnx_export import quiet
+from exporters.source import ModelError
 from exporters.weights import cached_state
 
 
