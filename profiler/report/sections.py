@@ -210,10 +210,6 @@ def _answer(data: Data) -> list[str]:
         text[0] += " Where its precision is narrow, check its error."
     if configurations["rank"].has_nulls():
         text[0] += " Left out: int8 and fp8 without calibration data, whose error on your data nobody knows."
-    runs = " ".join(shlex.quote(run.address) for run in data.runs.runs)
-    command = f"{PROGRAM} recommend {runs} --model {shlex.quote(str(configurations['model'][0]))}"
-    if len(command) < 250 and "`" not in command:
-        text.append(f"To choose under limits of latency, throughput, memory, error or cost: `{command}`")
     return text
 
 
