@@ -49,6 +49,11 @@ class Run:
         file = self.folder / f"{self.number}.code"
         return int(file.read_text()) if file.exists() else None
 
+    @property
+    def ended(self) -> float:
+        """When it ended, as time.time() has it."""
+        return (self.folder / f"{self.number}.code").stat().st_mtime
+
     def wait(self, seconds: float) -> int | None:
         """The exit code; None if it has not ended by then."""
         end = time.monotonic() + seconds

@@ -173,9 +173,12 @@ def test_layers_that_took_no_time_are_read(folders: Folders) -> None:
     assert tried("report md", folders) == {}
 
 
-def test_whatever_a_folder_holds_is_read_or_refused_in_words(soak: Any, whole: Path, folders: Folders) -> None:
+@pytest.mark.parametrize("quarter", range(4))  # For as many processes.
+def test_whatever_a_folder_holds_is_read_or_refused_in_words(
+    soak: Any, whole: Path, folders: Folders, quarter: int
+) -> None:
     names, found, count = list(READERS), dict[str, int](), 0
-    for rng in soak.trials(50, 120):
+    for rng in soak.trials(12, 30):
         _fresh(whole, *folders)
         what = [spoil(folders[0], rng, folders[2]) for _ in range(rng.choice([1, 1, 2, 4]))]
         reader = rng.choice(names)
