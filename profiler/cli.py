@@ -7,12 +7,13 @@ interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
@@ -57,6 +58,7 @@ class _DefaultsToRun(TyperGroup):
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """That a run ends by with its tables."""
+_AGAIN_SECONDS = 0.05
 _LONG_WORD = re.compile(r"(\S{1000})\S+")
 app = typer.Typer(
     cls=_DefaultsToRun,
@@ -74,14 +76,14 @@ def _command(options: type, function: str) -> Callable[..., None]:
         # What a command needs is imported with it: `--help` must answer at once.
         module, _, name = function.partition(":")
         execute = getattr(import_module(module), name)
-        _listen()
         try:
-            code = execute(options(**given), _console())
+            with _interruptible():
+                code = execute(options(**given), _console())
+                if options is not Run:  # A run's results are in its folder.
+                    check_written()
         except KeyboardInterrupt:  # A run that has a folder by then says more itself.
             print("Interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
-        if options is not Run:  # A run's results are in its folder.
-            check_written()
         raise typer.Exit(code)
 
     hints = get_type_hints(options, include_extras=True)
@@ -137,6 +139,9 @@ def main() -> NoReturn:
             sys.exit(2)
         traceback.print_exc()
         sys.exit(70)
+    finally:  # Nothing is left to end, and what runs as Python exits would answer by a traceback.
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
     sys.exit(0)
 
 
@@ -148,11 +153,26 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=120)
 
 
-def _listen() -> None:
-    """End a command by Ctrl-C, SIGTERM and a closed terminal in the same way, but for what its caller has ignored."""
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Have Ctrl-C, SIGTERM and a closed terminal end what follows in the same way, but for what the caller ignores."""
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
+    before, sys.unraisablehook = sys.unraisablehook, _interrupt_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def _interrupt_again(unraisable: Any) -> None:
+    """Repeat an interrupt that came where Python can raise nothing, as in a destructor: it drops the exception."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        signal.signal(signal.SIGALRM, _interrupt)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _interrupt(number: int, _: object) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,8 @@ from profiler.compare import command
 from profiler.errors import ConfigError
 from profiler.options import COMMANDS, Compare, Report
 from profiler.report import command as report
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -63,3 +69,30 @@ def test_every_command_is_listed_with_the_first_line_of_its_help() -> None:
 def test_a_command_that_is_suggested_can_be_pasted() -> None:
     with pytest.raises(ConfigError, match=r"published 'a run' b --study cnn-benchmarks"):
         report._check_form(Report(runs=["a run", "b"], study="cnn-benchmarks", format="md"))
+
+
+def test_an_interrupt_that_a_destructor_drops_comes_again(capsys: pytest.CaptureFixture[str]) -> None:
+    class Dropping:
+        def __del__(self):
+            signal.raise_signal(signal.SIGTERM)
+
+    handlers = [signal.getsignal(each) for each in (*cli.SIGNALS, signal.SIGALRM)]
+    try:
+        with pytest.raises(KeyboardInterrupt), cli._interruptible():
+            Dropping()
+            time.sleep(30)
+    finally:
+        for number, handler in zip((*cli.SIGNALS, signal.SIGALRM), handlers, strict=True):
+            signal.signal(number, handler)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_a_signal_while_a_command_exits_changes_nothing() -> None:
+    code = (
+        "import atexit, signal, sys; from profiler import cli; sys.argv[1:] = ['query', 'nothing', 'select 1']\n"
+        "atexit.register(lambda: [signal.raise_signal(each) for each in cli.SIGNALS]); cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr and "nothing" in done.stderr
