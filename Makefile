@@ -44,7 +44,7 @@ test-gpu: $(TEST_READY)
 # About an hour on two cores; the table at its end is in build/soak.md, too.
 SOAK ?= 25
 soak: $(TEST_READY)
-	PROFILER_SOAK=$(SOAK) $(RUN) -m pytest -n 2 --dist worksteal tests/robustness
+	PROFILER_SOAK=$(SOAK) $(RUN) -m pytest -n 4 --dist worksteal tests/robustness
 
 lint: $(TEST_READY)
 	$(RUN) -m ruff check .
