@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import importlib.abc
 import importlib.machinery
 import io
@@ -274,6 +275,7 @@ def busy_processors() -> Iterator[list[int]]:
 def pytest_collection_finish() -> None:
     if "torch" in sys.modules:
         translate_once()
+    gc.freeze()  # What is imported by now is no garbage, and takes a collection half a second to visit.
 
 
 # The fast part of the tests.

@@ -6,6 +6,7 @@ measured is real, but for less long; runs by `command_line` have none of this.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -49,3 +50,4 @@ if not visible_gpus():  # What the GPU's tests say of figures is of those that a
     sampling._THROUGHPUT_SECONDS = 0.05
     export_ahead()  # Where there is a GPU it would begin to use it, which no process can that is forked from this one.
 translate_once()
+gc.freeze()

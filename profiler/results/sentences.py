@@ -159,6 +159,8 @@ def sweep_sentences(results: pl.DataFrame) -> list[str]:
     What rests on times says which batches of its family were disturbed, and how many are host-bound.
     """
     results = results.filter(pl.col("role") != Role.CELL)
+    if results.is_empty():
+        return []
     several = results["machine"].n_unique() > 1
     again = results["run_id"].n_unique() > results["machine"].n_unique()
     bends = batch_sweeps.curvature(results).partition_by(FAMILY, maintain_order=True)
