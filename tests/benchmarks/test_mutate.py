@@ -94,9 +94,9 @@ def test_in_a_flat_tree_any_test_that_imports_the_module_will_do(tmp_path: Path)
     assert mirrored(tree, "profiler/m3.py") == ["tests/profiler/a/test_b.py"]
 
 
-PRODUCT = """
+PRODUCT = """from time import sleep
 def slower(a):
-    while a < 3:
+    while sleep(0.001) or a < 3:  # A mutant that never ends need not take a processor meanwhile.
         a += 1
     return a
 
