@@ -138,23 +138,29 @@ class OtherPython:
             self._start()
         if not self.ready() and self.failed is not None:
             return replace(self.failed)
-        seen, ended = Running(), False
+        self._heard = time.monotonic()
+        seen: Running | Outcome = Running()
         try:
-            self._heard = time.monotonic()
-            Sender(self._calls.fileno())(call)
-            while True:
-                for message in self._messages():
-                    if isinstance(message, Outcome):
-                        ended = True
-                        return replace(message, parts=[*seen.parts, *message.parts])
-                    seen = replace(message, parts=[*seen.parts, *message.parts])
+            with contextlib.suppress(BrokenPipeError):  # Of which the next look tells.
+                Sender(self._calls.fileno())(call)
+            while not isinstance(seen := self._look(seen, call), Outcome):
                 tick(seen)
-        except (OSError, EOFError, BrokenMessage) as error:
-            ended = True
-            return replace(self._post_mortem(error, seen), parts=seen.parts, log=call.log)
         finally:
-            if not ended:  # The user has interrupted it.
+            if not isinstance(seen, Outcome):  # The user has interrupted it.
                 self.close()
+        return seen
+
+    def _look(self, seen: Running, call: Call) -> Running | Outcome:
+        """How far the call is, or how it ended."""
+        try:
+            for message in self._messages():
+                now: Running | Outcome = replace(message, parts=[*seen.parts, *message.parts])
+                if isinstance(now, Outcome):
+                    return now
+                seen = now
+        except (OSError, EOFError, BrokenMessage) as error:
+            return replace(self._post_mortem(error, seen), parts=seen.parts, log=call.log)
+        return seen
 
     def _messages(self) -> Iterator[Any]:
         """What came within a fraction of a second. Raises EOFError and BrokenMessage."""
@@ -180,7 +186,8 @@ class OtherPython:
         self._results.close()
         self._process.send_signal(signal.SIGCONT)
         try:
-            self._process.wait(_LEAVE_SECONDS)
+            # One that is still loading its libraries does not look up.
+            self._process.wait(0 if self._facts is None else _LEAVE_SECONDS)
         except subprocess.TimeoutExpired:
             trees.end_below(self._process.pid)
             self._process.kill()
@@ -192,8 +199,7 @@ class OtherPython:
 def other_pythons(pythons: Sequence[Path], logs: Path) -> Iterator[dict[Path, OtherPython]]:
     """Start a process in each interpreter, which end with this context."""
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(own_folder()) if pythons else logs
-        others = {}
+        folder, others = stack.enter_context(own_folder()), dict[Path, OtherPython]()
         for number, python in enumerate(dict.fromkeys(pythons), 1):
             others[python] = OtherPython(python, logs / f"interpreter-{number}.log", folder)
             stack.callback(others[python].close)

@@ -11,7 +11,7 @@ import os
 import select
 import sys
 
-from exporters.errors import text_of
+from profiler.errors import ConfigError
 from profiler.processes import trees
 from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Outcome, Ready, Running
@@ -32,8 +32,10 @@ def serve(source: int, sink: int) -> None:
                 select.select([source], [], [])
                 for call in calls.messages():
                     send(_run(call, source, send))
-    except RuntimeError as error:  # The libraries cannot be loaded.
-        send(Outcome("failed", text_of(error)))
+    except ConfigError as error:  # The libraries cannot be loaded: the end of a traceback says why.
+        print(error)
+        why = str(error).strip().splitlines()[-1]
+        send(Outcome("failed", f"{sys.executable}: the libraries could not be loaded: {why[:300]}"))
     except (EOFError, BrokenPipeError):
         return
 
