@@ -139,28 +139,28 @@ class OtherPython:
         if not self.ready() and self.failed is not None:
             return replace(self.failed)
         self._heard = time.monotonic()
-        seen: Running | Outcome = Running()
+        seen, outcome = Running(), None
         try:
             with contextlib.suppress(BrokenPipeError):  # Of which the next look tells.
                 Sender(self._calls.fileno())(call)
-            while not isinstance(seen := self._look(seen, call), Outcome):
+            while (outcome := self._look(seen, call)) is None:
                 tick(seen)
         finally:
-            if not isinstance(seen, Outcome):  # The user has interrupted it.
+            if outcome is None:  # The user has interrupted it.
                 self.close()
-        return seen
+        return outcome
 
-    def _look(self, seen: Running, call: Call) -> Running | Outcome:
-        """How far the call is, or how it ended."""
+    def _look(self, seen: Running, call: Call) -> Outcome | None:
+        """How the call ended, if it has; else how far it is, is put into `seen`."""
         try:
             for message in self._messages():
-                now: Running | Outcome = replace(message, parts=[*seen.parts, *message.parts])
-                if isinstance(now, Outcome):
-                    return now
-                seen = now
+                if isinstance(message, Outcome):
+                    return replace(message, parts=[*seen.parts, *message.parts])
+                seen.doing, seen.phase, seen.is_closing = message.doing, message.phase, message.is_closing
+                seen.parts += message.parts
         except (OSError, EOFError, BrokenMessage) as error:
             return replace(self._post_mortem(error, seen), parts=seen.parts, log=call.log)
-        return seen
+        return None
 
     def _messages(self) -> Iterator[Any]:
         """What came within a fraction of a second. Raises EOFError and BrokenMessage."""
