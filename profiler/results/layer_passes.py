@@ -75,8 +75,8 @@ def best_per_layer(rows: pl.DataFrame) -> pl.DataFrame:
     Each group of one machine, device, precision and batch size ends with a row of sums, whose layer is ALL_LAYERS. A
     sum is blank where a layer that is in `rows` for that machine and batch size has no figure.
     """
-    fastest = [pl.col(f"{part}_ms").min() for part in PARTS]
-    is_picked = {part: pl.col(f"{part}_ms") == pl.col(f"{part}_ms").min() for part in PARTS}
+    times = {part: pl.col(f"{part}_ms") for part in PARTS}
+    is_picked = {part: ms == ms.min() for part, ms in times.items()}
     names = [pl.col("variant").filter(one).first().alias(f"{part}_variant") for part, one in is_picked.items()]
     picked = [pl.col("disturbed").filter(one).first() for one in is_picked.values()]
     kinds = (
@@ -91,20 +91,18 @@ def best_per_layer(rows: pl.DataFrame) -> pl.DataFrame:
     layers = rows.select("machine", "device", "batch_size", "layer").unique(maintain_order=True)
     groups = rows.select(_GROUP).unique(maintain_order=True).with_row_index("place")
     every = groups.join(layers, on=["machine", "device", "batch_size"], nulls_equal=True, maintain_order="left_right")
-    found = rows.group_by([*_GROUP, "layer"]).agg(*fastest, *names, clocks, kinds, disturbed=pl.coalesce(picked))
+    figures = [*(ms.min() for ms in times.values()), *names, clocks, kinds, pl.coalesce(picked).alias("disturbed")]
+    found = rows.group_by([*_GROUP, "layer"]).agg(figures)
     best = every.join(found, on=[*_GROUP, "layer"], how="left", nulls_equal=True, maintain_order="left")
-    whole = [
-        pl.when(pl.col(f"{part}_ms").is_not_null().all()).then(pl.col(f"{part}_ms").sum()).alias(f"{part}_ms")
-        for part in PARTS
-    ]
+    whole = [pl.when(ms.is_not_null().all()).then(ms.sum()) for ms in times.values()]
     every_kind = pl.col("kinds").explode().drop_nulls().unique(maintain_order=True)
     last = [*whole, pl.col("disturbed").drop_nulls().first(), every_kind]
-    sums = best.group_by("place", *_GROUP).agg(pl.lit(ALL_LAYERS).alias("layer"), *last)
+    sums = best.group_by("place", *_GROUP).agg(*last, layer=pl.lit(ALL_LAYERS))
     both = pl.concat([best, sums], how="diagonal").sort("place", maintain_order=True)
     backward = pl.col("grad_input_ms") + pl.col("grad_weight_ms")
-    both = both.with_columns(backward_ms=backward, total_ms=pl.col("forward_ms") + backward)
-    parts = [f"{part}_{what}" for part in PARTS for what in ("ms", "variant")]
-    return both.select(*_GROUP, "layer", *parts, "backward_ms", "total_ms", "clock", "disturbed", "kinds")
+    parts = [pl.col(f"{part}_{what}") for part in PARTS for what in ("ms", "variant")]
+    parts += [backward.alias("backward_ms"), (pl.col("forward_ms") + backward).alias("total_ms")]
+    return both.select(*_GROUP, "layer", *parts, "clock", "disturbed", "kinds")
 
 
 def _training(layers: pl.DataFrame) -> pl.DataFrame:
