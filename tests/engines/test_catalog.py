@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -162,13 +161,7 @@ def test_missing_to_build_leaves_out_what_running_alone_needs() -> None:
 def test_versions_are_compared_where_both_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     both = Requirement("one=other", "pip install --upgrade", "same version")
     installed: dict[str, str] = {}
-
-    def version(name: str) -> str:
-        if name not in installed:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return installed[name]
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(requirements, "installed_version", installed.get)
     for one, other, lacking in (
         ({}, {}, []),
         ({"one": "1.7.1"}, {}, []),

@@ -136,7 +136,7 @@ def test_another_ones_library_is_not_loaded(run: RunFolder, key: Path, tmp_path:
 
 def test_an_export_asks_for_the_code_of_its_own_model_alone(run: RunFolder, key: Path) -> None:
     run.write_config(config_of({"models": [FACTORY, "resnet18"], "engines": ["eager"], "import_from": [run.path]}))
-    path, row = run.path / "bench.yaml", {"model": "mine", "shape": None}
+    path, row = run.path / "bench.yaml", {"model": "mine", "shape": None, "variant": "eager", "engine": "eager"}
     assert _source(load_config(path), row, path, trust_code=False)[1] == (str(run.path),)
     key.unlink()
     with pytest.raises(ConfigError, match=r"--export: this run was made elsewhere.*evil:make"):
