@@ -106,7 +106,7 @@ def test_a_module_is_quantized_by_torchao_or_its_row_says_why_not(rows: dict[str
         return
     assert without["reason"] == "int8: torchao quantizes linear layers (nn.Linear), of which the model has none"
     assert (row["status"], row["calibrated"]) == ("ok", False)
-    assert row["warnings"] == ["mixed-precision: 1 of 2 convolutions and products computed in float32"]
+    assert "mixed-precision: 1 of 2 convolutions and products computed in float32" in row["warnings"]
     assert row["build_s"] > 0
     assert 1e-4 < row["rel_l2_error"] < 0.1
     proof = json.loads(row["proof"])
