@@ -91,8 +91,8 @@ def _finite(value: float) -> float | None:
 _USUAL = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1, "int8": 2e-1, "fp8": 2e-1}
 """int8's error grows with the depth, since every layer rounds its activations to 8 bits again. Measured with seeded
 weights and calibration, ONNX Runtime on the CPU: GoogLeNet 0.025, AlexNet 0.03, VGG-16 0.04, ResNet-18 0.03, ResNet-50
-0.04, ResNet-152 0.11, ResNet-200 0.12. fp8 only emulated on the CPU, e4m3 with a scale a row, random weights, 12 blocks:
-BERT 0.04, ViT 0.11."""
+0.04, ResNet-152 0.11, ResNet-200 0.12. fp8 was only emulated on the CPU (e4m3, a scale a row, random weights, 12
+blocks): BERT 0.04, ViT 0.11."""
 WRONG = 0.5
 """Relative L2 error from which half of the output is noise: no rounding does that, only a wrong result."""
 
