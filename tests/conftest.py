@@ -161,6 +161,18 @@ def own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """What a test or an engine that it opens leaves in the environment, the next test's processes do not find."""
+    before = dict(os.environ)
+    yield
+    for name in {*before, *os.environ} - {"PYTEST_CURRENT_TEST"}:
+        if name not in before:
+            del os.environ[name]
+        elif os.environ.get(name) != before[name]:
+            os.environ[name] = before[name]
+
+
 @pytest.fixture
 def alone() -> Quiet:
     """What a run on the CPU looks for beside itself, where no other run is and it waits for nobody."""
@@ -288,6 +300,7 @@ LONGEST = (
     *("robustness/test_kills.py", "profiler/test_build.py", "engines/test_sessions.py", "profiler/test_measure.py"),
     *("engines/pytorch/test_training_step.py", "test_wheel.py", "engines/test_new_engine.py"),
     *("profiler/test_output_gone.py", "profiler/run/test_bad_models.py", "profiler/run/test_shapes.py"),
+    *("profiler/run/test_missing_library_job.py", "profiler/run/test_resume.py"),
     *("profiler/worker/test_checks_of_gradients.py", "exporters/test_flops.py", "robustness/test_folders.py"),
 )
 """Files of 20 to 60 seconds, the longest first: each is one worker's, and the last of them would end alone."""
