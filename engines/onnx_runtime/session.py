@@ -152,9 +152,7 @@ class OrtSession:
         The optimized graph is the only place where casts that ORT inserted can be seen; a twin with the same options
         writes it, since writing it in the measured session would lengthen its load time.
         """
-        nodes = [
-            (s.ep_name, n.op_type) for s in self.session.get_provider_graph_assignment_info() for n in s.get_nodes()
-        ]
+        nodes = self._assigned()
         options = self.session.get_provider_options()
         own, cuda = options.get(self.name, {}), options.get("CUDAExecutionProvider", {})
         types, details = self._types(sum(op in _COMPUTE for _, op in nodes))
@@ -175,6 +173,17 @@ class OrtSession:
                 "conv_search": cuda.get("cudnn_conv_algo_search"),
             },
         )
+
+    def _assigned(self) -> list[tuple[str, str]]:
+        """Each node's provider and operator. Raises Unsupported where ONNX Runtime does not say them."""
+        if hasattr(self.session, "get_provider_graph_assignment_info"):  # Since 1.24.
+            parts = self.session.get_provider_graph_assignment_info()
+            return [(part.ep_name, node.op_type) for part in parts for node in part.get_nodes()]
+        name, *others = self.session.get_providers()
+        if others:
+            here = f"ONNX Runtime {onnxruntime.__version__} does not say which provider has which node"
+            raise Unsupported(f"{here}; on a GPU take 1.24 or later")
+        return [(name, node.op_type) for node in self._optimized_graph().node]
 
     def _types(self, compute: int) -> tuple[dict[str, int], dict[str, int]]:
         """The convolutions and products by type, and how many operators and casts there are.
