@@ -31,11 +31,14 @@ def missing(engine: Engine, device: Device, to_build: bool = False, precision: s
     return _absent(needed)
 
 
-def missing_for_worker(device: Device, engine: Engine | None = None) -> list[Requirement]:
-    """What this interpreter lacks of what every worker imports, or of what the workers of `engine` import besides."""
+def missing_for_worker(device: Device, engine: Engine | None = None, precision: str = "") -> list[Requirement]:
+    """What this interpreter lacks of what every worker imports, or of what the workers of `engine` import besides, at a
+    precision that they quantize to themselves, too."""
     if engine is None:
         return _absent([r for r in WORKER_REQUIREMENTS if device in r.devices])
-    return [*_absent(GRAPH_WORKER_REQUIREMENTS if engine.needs == "onnx" else ()), *missing(engine, device)]
+    if engine.needs == "torch":
+        return missing(engine, device, precision=precision)
+    return [*_absent(GRAPH_WORKER_REQUIREMENTS), *missing(engine, device)]  # Its graphs are made elsewhere.
 
 
 def _absent(needed: Iterable[Requirement]) -> list[Requirement]:

@@ -214,10 +214,15 @@ def library_versions() -> dict[str, str | None]:
 def describe_interpreter(device: Device) -> dict[str, dict[str, str | None]]:
     """What the interpreter of this process has, for one that is to run calls in it; imports no library.
 
-    `facts` for environment.json, and what is `lacking` to every worker ("") and to those of each engine, in words.
+    `facts` for environment.json, and what is `lacking`, in words: to every worker (""), to those of each engine, and
+    to those that quantize, such as "eager int8".
     """
     pip = f"{sys.executable} -m pip"
     needed = {name: missing_for_worker(device, engine) for name, engine in {"": None, **ENGINES}.items()}
+    quantizing = ((engine, precision) for engine in ENGINES.values() for precision in engine.quantizers)
+    needed |= {
+        f"{engine.name} {precision}": missing_for_worker(device, engine, precision) for engine, precision in quantizing
+    }
     facts = {"python": platform.python_version(), **library_versions(), "numpy": installed_version("numpy")}
     return {"facts": facts, "lacking": {name: explain(of, pip) for name, of in needed.items() if of}}
 

@@ -35,6 +35,7 @@ _LEAVE_SECONDS = 20.0
 """How long it may take to end what it runs and to leave."""
 _TICK_SECONDS = 0.2
 Tick = Callable[[Child | Running], None]
+"""Called a few times a second with the process that runs."""
 
 
 class Unusable(Exception):
@@ -43,10 +44,11 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Interpreter:
-    """What another interpreter is: facts as environment.json has them, and by engine what its workers lack there."""
+    """What another interpreter is: facts as environment.json has them, and what is lacking there to which workers."""
 
     facts: Mapping[str, str | None]
     lacking: Mapping[str, str]
+    """As profiler.machine.describe_interpreter has it."""
 
 
 def look_at(python: Path, device: Device) -> Interpreter:

@@ -124,7 +124,8 @@ def start_forkserver(log: Path) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ["PROFILER_FORKSERVER_LOG"] = str(log)
     # Python 3.11's forkserver ignores the parent's sys.path, and swallows the ImportError that follows.
-    root = Path(__file__).resolve().parents[2]
+    # In another interpreter's process that folder has links to this project, and none of the libraries next to it.
+    root = Path(__file__).absolute().parents[2]
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     # What was installed it finds by itself, and of that, nothing should come before Python's own modules.
     if str(root) not in known and root.name not in ("site-packages", "dist-packages"):

@@ -56,7 +56,7 @@ from profiler.run.model_job import (
 )
 from profiler.run.prepare import cache_limit, check_cache
 from profiler.run.progress import open_display
-from profiler.run.resume import check_machine, check_measured_models
+from profiler.run.resume import carried_on, check_machine, check_measured_models
 from profiler.run.runner import Runner, is_done
 from profiler.run.shapes import with_shapes
 from profiler.run.summary import print_results
@@ -300,8 +300,7 @@ def _carry_on(run: RunFolder, folder: Path, start: _Start) -> None:
     check_machine(folder, before, environment)
     with open_display(start.console) as display:
         check_measured_models(run, folder, start.config, start.cases, display.preparing)
-    kept = ("roofs", "measured_roofs", "wall_seconds")
-    environment |= {key: before[key] for key in kept if before.get(key)}
+    environment |= carried_on(before, environment)
     if not all(result.environment for result in run.results().values()):
         environment[OLDER_ROWS] = before.get(OLDER_ROWS) or measured_in(before)
     # The run's bench.yaml is the first start's; what later ones said of the machine is only in here.

@@ -38,7 +38,7 @@ def with_interpreters(
 
 
 def _checked(case: Case, interpreter: Interpreter) -> Case:
-    lacking = interpreter.lacking.get(case.engine)
+    lacking = interpreter.lacking.get(f"{case.engine} {case.precision}", interpreter.lacking.get(case.engine))
     return replace(case, unsupported=case.unsupported or (f"{case.python}: {lacking}" if lacking else None))
 
 

@@ -22,8 +22,10 @@ def check_machine(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any
     """Raises ConfigError where the run's environment.json contradicts what this machine is `now`."""
     if not before:  # It is lost, which the user has been told.
         return
-    here = _must_agree(now)
-    for key, value in _must_agree(before).items():
+    here, asked = _must_agree(now), _interpreters(now)
+    # Of interpreters those that `--only` lets through have been asked, and no others.
+    common = {label: facts for label, facts in _interpreters(before).items() if label in asked}
+    for key, value in _must_agree({**before, "interpreters": common}).items():
         if value != here.get(key):
             raise ConfigError(
                 f"--resume {folder}: the run was made with {_NAMES.get(key, key)} {value}, here it is {here.get(key)}; "
@@ -44,10 +46,21 @@ def _must_agree(environment: Mapping[str, Any]) -> dict[str, Any]:
     known |= columns
     keys = ("cpu", "cpu_cores", "torch_threads", *columns, *packages)
     common = {key: environment.get(key) for key in ("gpu", "device")}
-    for label, facts in (environment.get("interpreters") or {}).items():
+    for label, facts in _interpreters(environment).items():
         here = {key: facts.get(key) for key in ("python", *columns)}
         common |= {f"{key} of {label}": value for key, value in here.items() if value is not None}
     return common | {key: known[key] for key in keys if known.get(key) is not None}
+
+
+def _interpreters(environment: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    return environment.get("interpreters") or {}
+
+
+def carried_on(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a run's environment.json the resumed run keeps next to what the machine is `now`."""
+    kept = {key: before[key] for key in ("roofs", "measured_roofs", "wall_seconds") if before.get(key)}
+    interpreters = {**_interpreters(before), **_interpreters(now)}
+    return {**kept, "interpreters": interpreters} if interpreters else kept
 
 
 def check_measured_models(run: RunFolder, folder: Path, config: Config, cases: Sequence[Case], tick: Tick) -> None:

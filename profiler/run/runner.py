@@ -139,7 +139,7 @@ class Runner:
             said = other.ready()
             found = {"cuda": said.get("torch_cuda"), "cudnn": said.get("cudnn")} if self.target.gpu else {}
             for facts in self.environment["interpreters"].values():
-                facts |= found if facts["path"] == str(python) else {}
+                facts |= found if facts.get("path") == str(python) else {}
         if others:
             self.run.write_environment(self.environment)
 

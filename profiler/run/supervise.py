@@ -19,8 +19,6 @@ from profiler.run.quiet import Quiet
 from profiler.run.telemetry import Watcher
 from profiler.worker.task import Task
 
-"""Called a few times a second with the process that runs."""
-
 
 @dataclass(frozen=True)
 class Supervisor:

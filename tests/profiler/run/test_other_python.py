@@ -15,10 +15,11 @@ import pytest
 from profiler.errors import ConfigError
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
+from profiler.machine import describe_interpreter
 from profiler.processes.other_python import Unusable, look_at
 from profiler.results.own_runs import without_foreign_code
 from profiler.results.reading import load
-from profiler.run.resume import check_machine
+from profiler.run.resume import carried_on, check_machine
 
 pytestmark = pytest.mark.slow
 NEEDED = ("numpy", "torch", "onnx")
@@ -229,7 +230,20 @@ def test_a_run_of_others_starts_no_interpreter_unless_it_is_trusted(tmp_path):
     assert without_foreign_code(config, tmp_path, "--resume run", trusted=True) == config
 
 
+def test_an_interpreter_without_torchao_quantizes_no_layers(monkeypatch):
+    monkeypatch.setattr("engines.requirements._is_installed", lambda module: module != "torchao")
+    lacking = describe_interpreter("cpu")["lacking"]
+    assert "torchao is not installed" in lacking["eager int8"] and "eager" not in lacking
+    assert lacking.keys().isdisjoint({"ort", "ort int8"})  # Whose graphs are made by the profiler's own interpreter.
+
+
 def test_a_run_is_resumed_with_the_versions_that_it_began_with():
     before, now = ({"interpreters": {"old": {"onnxruntime_version": version}}} for version in ("1.22.1", "1.23.0"))
     with pytest.raises(ConfigError, match=r"onnxruntime_version of old 1\.22\.1, here it is 1\.23\.0"):
         check_machine(Path("run"), before, now)
+    # With --only nobody asks the interpreters of what is left out, and the run still says what they were.
+    check_machine(Path("run"), before, {})
+    new = {"interpreters": {"new": {"onnxruntime_version": "1.31.1"}}}
+    check_machine(Path("run"), before, new)
+    assert carried_on(before, new) == {"interpreters": before["interpreters"] | new["interpreters"]}
+    assert carried_on({}, {}) == {}
