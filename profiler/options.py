@@ -16,7 +16,10 @@ Runs = Annotated[Sequence[str], Argument(metavar="RUN...", help="Folders of runs
 Only = Annotated[Sequence[str], Option(help="Conditions: model=resnet50,precision=fp16; may be repeated")]
 TrustCode = Annotated[
     bool,
-    Option("--trust-code", help="Call the functions, libraries and interpreters that a run names, though it was made elsewhere"),
+    Option(
+        "--trust-code",
+        help="Call the functions, libraries and interpreters that a run names, though it was made elsewhere",
+    ),
 ]
 OutputFile = Annotated[Path | None, Option(help="Write to this file, not to the terminal")]
 ListedDevice = Annotated[str, Option(help="auto, cpu or cuda")]
