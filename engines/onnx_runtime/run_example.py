@@ -29,9 +29,8 @@ class Model:
             package = importlib.import_module(settings["plugin"])
             ort.register_execution_provider_library(settings["plugin"], package.get_library_path())
             found = [each for each in ort.get_ep_devices() if each.ep_name == package.get_ep_name()]
-            options.add_provider_for_devices(
-                [each for each in found if each.device.type.name == "CPU"], providers[0][1]
-            )
+            processors = [each for each in found if each.device.type.name == "CPU"]
+            options.add_provider_for_devices(processors, providers[0][1])
             providers = [(package.get_ep_name(), {})]
         chosen = None if settings["plugin"] else providers
         self.session = ort.InferenceSession(HERE / "model.onnx", options, providers=chosen)
