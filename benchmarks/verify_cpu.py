@@ -30,7 +30,7 @@ from benchmarks.verify_plain import arrays, module_call, numpy_error
 from profiler.job.case import Budget, Case
 from profiler.job.conditions import parse_only
 from profiler.job.config import load_config
-from profiler.job.plan import make_plan
+from profiler.job.plan import make_plan, only_of
 from profiler.processes.messages import Report
 from profiler.processes.process import Call, run_one, start_forkserver
 from profiler.run.prepare import failure, prepare
@@ -74,7 +74,7 @@ def main() -> None:
     logs.mkdir(parents=True, exist_ok=True)
     start_forkserver(logs / "forkserver.log")
     config = load_config(HERE / "verify_cpu.yaml", "cpu")
-    cases = make_plan(config, "cpu", parse_only(options.only))
+    cases = only_of(make_plan(config, "cpu"), parse_only(options.only))
     prepared = prepare(cases, config.budget, logs, tuple(map(str, config.import_from)), lambda what, done, total: None)
     rows = []
     print(f"{'median µs per call':<24}" + "".join(f"{name:>14}" for name in (*TOOLS, "difference", "share", "parity")))

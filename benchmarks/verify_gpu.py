@@ -32,7 +32,7 @@ from benchmarks.verify_plain import arrays, event_ms, module_call, numpy_error, 
 from profiler.job.case import Budget, Case
 from profiler.job.conditions import parse_only
 from profiler.job.config import load_config
-from profiler.job.plan import make_plan
+from profiler.job.plan import make_plan, only_of
 from profiler.nvml import power_capped, visible_gpus
 from profiler.processes.messages import Entered, Outcome, Report
 from profiler.processes.process import Call, run_one, start_forkserver
@@ -108,7 +108,7 @@ def main() -> None:
     logs.mkdir(parents=True, exist_ok=True)
     start_forkserver(logs / "forkserver.log")
     config = load_config(HERE / "verify_gpu.yaml", "cuda")
-    cases = make_plan(config, "cuda", parse_only(options.only))
+    cases = only_of(make_plan(config, "cuda"), parse_only(options.only))
     prepared = prepare(cases, config.budget, logs, (), lambda what, done, total: None, gpus[0].uuid)
     tasks = [
         Task(case, prepared[case.model], config.budget, gpus[0].uuid)

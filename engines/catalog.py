@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from engines.batch_range import parse_batches
@@ -193,14 +194,16 @@ class Preset:
     """The precisions at which it is what other cases' speed-ups are relative to."""
 
     @property
+    def on(self) -> dict[Device, Mapping[str, object] | str]:
+        return {"cpu": self.cpu, "cuda": self.cuda}
+
+    @property
     def options(self) -> dict[Device, Mapping[str, object]]:
-        on: dict[Device, Mapping[str, object] | str] = {"cpu": self.cpu, "cuda": self.cuda}
-        return {device: options for device, options in on.items() if not isinstance(options, str)}
+        return {device: options for device, options in self.on.items() if not isinstance(options, str)}
 
     @property
     def reasons(self) -> dict[Device, str]:
-        on: dict[Device, Mapping[str, object] | str] = {"cpu": self.cpu, "cuda": self.cuda}
-        return {device: reason for device, reason in on.items() if isinstance(reason, str)}
+        return {device: reason for device, reason in self.on.items() if isinstance(reason, str)}
 
 
 _CUDA: tuple[Device, ...] = ("cuda",)
@@ -215,12 +218,10 @@ _TORCH_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
     ("training", "cpu"): frozenset({"fp32", "bf16", "amp-bf16"}),
     ("training", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "amp-fp16", "amp-bf16"}),
 }
-_TORCHAO = Requirement("torchao", "pip install 'torchao>=0.18' (3 MB)")
 _TORCH_REASONS: Mapping[tuple[Device, str], str] = {
     ("cpu", "tf32"): _NO_TF32_ON_CPU,
     ("cpu", "fp8"): "torchao computes fp8 on GPUs only, from compute capability 8.9 on",
 }
-_QUANTIZERS = dict.fromkeys(EIGHT_BITS, _TORCHAO)
 _NO_FP8_GRAPH = "no fp8 graph is made: ask for int8, or for fp8 in eager or compiled"
 _TORCH_DEPLOYMENT = Deployment(
     "engines.pytorch.deploy:write_program",
@@ -401,57 +402,62 @@ _TRT_REASONS: Mapping[tuple[Device, str], str] = {
     ("cuda", "fp8"): _NO_FP8_GRAPH,
 }
 
+_torch_engine = partial(
+    Engine,
+    library="PyTorch",
+    needs="torch",
+    precisions=_TORCH_PRECISIONS,
+    reasons=_TORCH_REASONS,
+    quantizers=dict.fromkeys(EIGHT_BITS, Requirement("torchao", "pip install 'torchao>=0.18' (3 MB)")),
+    version=_TORCH_VERSION,
+    uses_cudnn=True,
+    deployment=_TORCH_DEPLOYMENT,
+)
+_ort_engine = partial(
+    Engine, module="engines.onnx_runtime.session", library="ONNX Runtime", needs="onnx", version=_ORT_VERSION
+)
+_trt_engine = partial(
+    Engine,
+    module="engines.tensorrt_engines.session",
+    needs="onnx",
+    precisions=_TRT_PRECISIONS,
+    reasons=_TRT_REASONS,
+    options=TrtOptions,
+    int8_graph="int8-operands",
+)
+
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
-        Engine(
+        _torch_engine(
             name="eager",
             module="engines.pytorch.eager",
-            library="PyTorch",
             summary="PyTorch, one kernel launch an operator",
-            needs="torch",
             layers_are_modules=True,
-            precisions=_TORCH_PRECISIONS,
-            reasons=_TORCH_REASONS,
             requirements=(_TORCH,),
-            quantizers=_QUANTIZERS,
             options=EagerOptions,
-            version=_TORCH_VERSION,
             packages=("torchao",),
-            uses_cudnn=True,
-            deployment=_TORCH_DEPLOYMENT,
             reference=Reference(
                 {"cpu": "eager-fp32-cpu", "cuda": "eager-fp32-cuda"}, "fp32", EagerOptions(), module="torch"
             ),
         ),
-        Engine(
+        _torch_engine(
             name="compiled",
             module="engines.pytorch.compiled",
-            library="PyTorch",
             summary="torch.compile with TorchInductor",
-            needs="torch",
-            precisions=_TORCH_PRECISIONS,
-            reasons=_TORCH_REASONS,
             requirements=(
                 _TORCH,
                 Requirement("triton", "pip install triton", devices=_CUDA),
                 Requirement("g++", "apt-get install g++ (or set CXX to a C++ compiler)", "program", devices=_CPU),
             ),
-            quantizers=_QUANTIZERS,
             options=CompiledOptions,
-            version=_TORCH_VERSION,
             packages=("triton", "torchao"),
             compiles=True,
             compile_cache="TORCHINDUCTOR_CACHE_DIR",
-            uses_cudnn=True,
-            deployment=_TORCH_DEPLOYMENT,
         ),
-        Engine(
+        _ort_engine(
             name="ort",
-            module="engines.onnx_runtime.session",
-            library="ONNX Runtime",
             summary="ONNX Runtime: CUDA provider on a GPU, CPU provider elsewhere",
-            needs="onnx",
             precisions={
                 ("inference", "cpu"): frozenset({"fp32", "int8", "native"}),
                 ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "native"}),
@@ -473,7 +479,6 @@ ENGINES: dict[str, Engine] = {
                 Requirement(_PROVIDER_FILE.format("cuda"), REINSTALL_ORT, "file", devices=_CUDA),
             ),
             options=OrtOptions,
-            version=_ORT_VERSION,
             uses_cudnn=True,
             deployment=Deployment(
                 "engines.onnx_runtime.deploy:write_graph",
@@ -486,12 +491,9 @@ ENGINES: dict[str, Engine] = {
                 module="onnxruntime",
             ),
         ),
-        Engine(
+        _ort_engine(
             name="ort-trt",
-            module="engines.onnx_runtime.session",
-            library="ONNX Runtime",
             summary="ONNX Runtime on TensorRT, its TensorRT provider",
-            needs="onnx",
             precisions={("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "int8"})},
             reasons={
                 **_TRT_REASONS,
@@ -508,16 +510,12 @@ ENGINES: dict[str, Engine] = {
             ),
             options=OrtTrtOptions,
             int8_graph="int8-operands",
-            version=_ORT_VERSION,
             packages=("tensorrt-cu13-libs",),
             compiles=True,
         ),
-        Engine(
+        _ort_engine(
             name="ort-openvino",
-            module="engines.onnx_runtime.session",
-            library="ONNX Runtime",
             summary="ONNX Runtime on OpenVINO's CPU, by OpenVINO's plugin",
-            needs="onnx",
             precisions={("inference", "cpu"): frozenset({"fp32", "int8", "native"})},
             reasons=_OPENVINO_REASONS,
             requirements=(
@@ -525,18 +523,14 @@ ENGINES: dict[str, Engine] = {
                 Requirement("onnxruntime_ep_openvino", "pip install 'cnn-runtime-profiler[ort-openvino]'"),
             ),
             options=OrtOpenVinoOptions,
-            version=_ORT_VERSION,
             packages=("onnxruntime-ep-openvino",),
             deployment=Deployment(
                 "engines.onnx_runtime.deploy:write_graph", {"cpu": ("onnxruntime{release}", "onnxruntime-ep-openvino")}
             ),
         ),
-        Engine(
+        _ort_engine(
             name="ort-plugin",
-            module="engines.onnx_runtime.session",
-            library="ONNX Runtime",
             summary="ONNX Runtime on a plugin that you name: a package, or a library's path",
-            needs="onnx",
             precisions={
                 ("inference", "cpu"): frozenset({"fp32", "fp16", "bf16", "int8", "native"}),
                 ("inference", "cuda"): frozenset({"fp32", "fp16", "bf16", "int8", "native"}),
@@ -547,23 +541,16 @@ ENGINES: dict[str, Engine] = {
             },
             requirements=(_ORT,),
             options=OrtPluginOptions,
-            version=_ORT_VERSION,
         ),
-        Engine(
+        _trt_engine(
             name="trt",
-            module="engines.tensorrt_engines.session",
             library="TensorRT",
             summary="TensorRT: an engine built for this GPU",
-            needs="onnx",
-            precisions=_TRT_PRECISIONS,
-            reasons=_TRT_REASONS,
             requirements=(
                 Requirement("tensorrt", _INSTALL_TRT),
                 *_of_one_cuda("tensorrt", _INSTALL_TRT, ("tensorrt", "tensorrt-cu12", "tensorrt-cu13")),
                 _CUDA_DRIVER,
             ),
-            options=TrtOptions,
-            int8_graph="int8-operands",
             spellings=("tensorrt", "tensort"),
             version=LibraryVersion("tensorrt_version", ("tensorrt",), from_proof=True),
             packages=tuple(CUDA_DRIVERS.values()),
@@ -572,22 +559,16 @@ ENGINES: dict[str, Engine] = {
                 "engines.tensorrt_engines.deploy:write_engine", {"cuda": ("tensorrt{release}", "cuda-python")}
             ),
         ),
-        Engine(
+        _trt_engine(
             name="trt-rtx",
-            module="engines.tensorrt_engines.session",
             library="TensorRT for RTX",
             summary="TensorRT for RTX: an engine built ahead of time for GeForce and RTX GPUs",
-            needs="onnx",
-            precisions=_TRT_PRECISIONS,
-            reasons=_TRT_REASONS,
             requirements=(
                 Requirement("tensorrt_rtx|tensorrt_rtx_bindings", _INSTALL_RTX),
                 Requirement("tensorrt_rtx|tensorrt_rtx_libs", _INSTALL_RTX),
                 *_of_one_cuda("tensorrt-rtx", _INSTALL_RTX),
                 _CUDA_DRIVER,
             ),
-            options=TrtOptions,
-            int8_graph="int8-operands",
             spellings=("tensorrt-rtx", "tensort-rtx"),
             version=LibraryVersion("tensorrt_version", (), from_proof=True),
             packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs", *CUDA_DRIVERS.values()),

@@ -95,9 +95,7 @@ class OrtSession:
         self.session = self._open(options or _session_options(job))
         self.log_loaded = _log_size()
         self.binding = self.session.io_binding()
-        nodes = self.session.get_inputs()
-        inputs = zip(nodes, job.named_inputs([node.name for node in nodes]), strict=True)
-        self.inputs = [self._bind(self.binding.bind_input, node, array) for node, array in inputs]
+        self.inputs = self._bind_inputs()
         outputs = self._output_shapes()
         self.results = [self._bind(self.binding.bind_output, node, None, shape) for node, shape in outputs]
         self.run_options = run_options(self.provider)
@@ -118,9 +116,7 @@ class OrtSession:
             self.__init__(job)  # type: ignore[misc]
             return
         self.job, self.binding = job, self.session.io_binding()
-        nodes = self.session.get_inputs()
-        inputs = zip(nodes, job.named_inputs([node.name for node in nodes]), strict=True)
-        self.inputs = [self._bind(self.binding.bind_input, node, array) for node, array in inputs]
+        self.inputs = self._bind_inputs()
         self.results = []
         for node in self.session.get_outputs():
             self.binding.bind_output(node.name, job.device)
@@ -291,6 +287,11 @@ class OrtSession:
         shapes = [tuple(value.shape()) for value in self.binding.get_outputs()]
         self.binding.clear_binding_outputs()
         return list(zip(nodes, shapes, strict=True))
+
+    def _bind_inputs(self) -> list[torch.Tensor]:
+        nodes = self.session.get_inputs()
+        arrays = self.job.named_inputs([node.name for node in nodes])
+        return [self._bind(self.binding.bind_input, *each) for each in zip(nodes, arrays, strict=True)]
 
     def _bind(self, bind: Any, node: Any, array: Array | None, shape: tuple[int, ...] = ()) -> torch.Tensor:
         """Bind a buffer on the device: a copy of `array`, or an empty one of `shape`."""

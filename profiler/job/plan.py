@@ -28,8 +28,8 @@ _LAYERS = Training(head="logits")
 """A layer has no loss: its training pass starts from a fixed gradient of its output."""
 
 
-def make_plan(config: Config, device: Device, only: Filter | None = None, capability: str | None = None) -> list[Case]:
-    """Every cell of the config's matrix that `only` lets through (`only_of`), in running order.
+def make_plan(config: Config, device: Device, capability: str | None = None) -> list[Case]:
+    """Every cell of the config's matrix, in running order.
 
     `capability` is the GPU's compute capability, where it is known.
 
@@ -48,7 +48,7 @@ def make_plan(config: Config, device: Device, only: Filter | None = None, capabi
     plan = [case for case in cases if not any(condition.matches(case) for condition in config.exclude)]
     if not plan:
         raise ConfigError(f"exclude: no case is left; --dry-run without it lists the {len(cases)} of the config")
-    return only_of(plan, only)
+    return plan
 
 
 def only_of(plan: list[Case], only: Filter | None) -> list[Case]:

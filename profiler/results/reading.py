@@ -226,22 +226,15 @@ def _in_a_store(address: str) -> list[str]:
 
 def _tables(address: str, notes: list[str]) -> dict[str, pl.LazyFrame | None]:
     """The files of a run, or what its journal holds so far; a table that a run may lack is None where it does."""
-    if "://" not in address and is_unfinished(Path(address)):
-        frames, lacking = so_far(Path(address))
-        notes.extend(lacking)
-        return _of_journal(frames)
-    try:
-        return _scan_tables(address)
-    except ConfigError as error:
-        if "://" in address or not has_journal(Path(address)):
-            raise
-        notes.append(f"{str(error).removesuffix(_GIVE).rstrip('; ')}; the journal stands in for the tables")
+    if "://" in address or not is_unfinished(Path(address)):
+        try:
+            return _scan_tables(address)
+        except ConfigError as error:
+            if "://" in address or not has_journal(Path(address)):
+                raise
+            notes.append(f"{str(error).removesuffix(_GIVE).rstrip('; ')}; the journal stands in for the tables")
     frames, lacking = so_far(Path(address))
     notes.extend(lacking)
-    return _of_journal(frames)
-
-
-def _of_journal(frames: Mapping[str, pl.DataFrame]) -> dict[str, pl.LazyFrame | None]:
     return {name: None if name == "layers" and frame.is_empty() else frame.lazy() for name, frame in frames.items()}
 
 

@@ -13,7 +13,7 @@ from exporters.weights import source_key
 from profiler.job.case import Budget
 from profiler.job.conditions import parse_only
 from profiler.job.config import Config, ConfigError, load_config
-from profiler.job.plan import estimate_seconds, make_plan
+from profiler.job.plan import estimate_seconds, make_plan, only_of
 from profiler.results.result import Result
 
 MATRIX = """
@@ -145,7 +145,7 @@ def test_any_entry_of_exclude_is_enough(config):
 
 def test_only_keeps_what_it_describes(config):
     only = parse_only(["model=alexnet,pass=training,batch_size=1,batch_size=4,replicate=0"])
-    kept = make_plan(config(MATRIX), "cpu", only)
+    kept = only_of(make_plan(config(MATRIX), "cpu"), only)
     assert {str(case.id) for case in kept} == {
         f"alexnet/{variant}/training/{precision}/b{batch}/r0"
         for variant in ("eager", "ort-two")
@@ -176,7 +176,7 @@ MINE = "models: [{name: mine, network: resnet18}, {name: theirs, onnx: theirs.on
 def test_an_empty_selection_says_what_there_is(config, only, says):
     job = f"{MINE}engines: [eager, ort]\nprecisions: [fp32, bf16]\nbatch_sizes: [1, 8]\n"
     with pytest.raises(ConfigError) as caught:
-        make_plan(config(job), "cpu", parse_only([only]))
+        only_of(make_plan(config(job), "cpu"), parse_only([only]))
     conditions, _, why = str(caught.value).partition(": ")
     assert sorted(conditions.removeprefix("--only ").split(",")) == sorted(only.split(","))
     assert why == says

@@ -16,7 +16,7 @@ from exporters.inputs import input_specs
 from profiler.errors import ConfigError
 from profiler.job.conditions import parse_only
 from profiler.job.config import Config, config_of, load_config
-from profiler.job.plan import make_plan
+from profiler.job.plan import make_plan, only_of
 from profiler.results.result import Result
 from profiler.run.new_shapes import walks
 from profiler.run.shapes import with_shapes
@@ -132,7 +132,7 @@ def test_a_size_that_is_given_twice_is_refused():
 
 def test_a_condition_chooses_a_shape():
     config = with_shapes(job(TEXT, shapes={"sequence": [8, 16]}))
-    [case] = make_plan(config, "cpu", parse_only(["shape=sequence=16"]))
+    [case] = only_of(make_plan(config, "cpu"), parse_only(["shape=sequence=16"]))
     assert case.shape == {"sequence": 16}
 
 
