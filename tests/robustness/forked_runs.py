@@ -37,11 +37,15 @@ class Run:
 
     @property
     def out(self) -> str:
-        return (self.folder / f"{self.number}.out").read_text(errors="replace")
+        return self._printed("out")
 
     @property
     def err(self) -> str:
-        return (self.folder / f"{self.number}.err").read_text(errors="replace")
+        return self._printed("err")
+
+    def _printed(self, ending: str) -> str:
+        file = self.folder / f"{self.number}.{ending}"
+        return file.read_text(errors="replace") if file.exists() else ""  # It may be killed before it has opened one.
 
     @property
     def code(self) -> int | None:
@@ -206,6 +210,7 @@ def _become(told: dict[str, Any]) -> NoReturn:
         os.dup2(file, number)
         os.close(file)
     os.environ.update(told["environment"])
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The tests may be under nohup, which a run would heed.
     if told["as_a_user"]:
         os.execv(sys.executable, [sys.executable, "-m", *told["arguments"]])
     sys.argv = told["arguments"]

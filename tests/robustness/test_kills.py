@@ -39,6 +39,7 @@ ROWS = 4
 SECONDS = 90 if SIZE == 1 else 300  # Of which a soak keeps the cores busy.
 """Within which whatever was not killed for good has to end."""
 ENDS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
+PARTS = ("a worker", "the forkserver", "the tracker")
 CHAINS, KILLS_A_CHAIN, SIDE_BY_SIDE = (1, 2.2), (3, 10), (1, 6)
 AS_A_USER, ITS_KILLS = 10, 5
 """In a soak the runs of every tenth chain are started as a user starts them, and killed while they import, too."""
@@ -75,11 +76,10 @@ class Chain:
         before = {path: dict(rows) for path, rows in self.ended.items()}
         delay = self.rng.uniform(0, self.durations[path is not None])
         time.sleep(delay)
-        others = run.others()
         killed = "nothing"
         if run.code is None:
             rows = sum(len(journal(path)) for path in self._begun())
-            killed = self._kill_part(run, others) if others and self.rng.random() < 0.4 else self._kill_whole(run)
+            killed = self._kill_part(run) if self.rng.random() < 0.4 else self._kill_whole(run)
             if killed != "nothing":
                 self._note(f"{killed}\t{delay:.2f} s\t{rows} rows")
         else:
@@ -93,9 +93,9 @@ class Chain:
     def finish(self) -> None:
         """Resume whatever has not been finished, and compare its tables with what had ended."""
         for path in self._begun():
-            run = self._start(path)
-            self._look(run, "nothing")
-            table = {row["case_id"]: row for row in pl.read_parquet(path / "results.parquet").to_dicts()}
+            if len(table := rows_of(path)) < ROWS:
+                self._look(self._start(path), "nothing")
+                table = rows_of(path)
             lines = journal(path)
             missing = set(self.ended[path]) ^ set(table)
             twice = {case for case, rows in lines.items() if sum(row["status"] == "ok" for row in rows) > 1}
@@ -123,15 +123,17 @@ class Chain:
     def _begun(self) -> list[Path]:
         return sorted(path.parent for path in self.folder.glob("results/*/bench.yaml"))
 
-    def _kill_part(self, run: Run, others: list[int]) -> str:
-        pid, name = self.rng.choice(others), self.rng.choice((*ENDS, "SIGSEGV"))
-        part = run.part(pid)
-        self.touched |= set(self._begun())
-        try:
-            os.kill(pid, getattr(signal, name))
-        except ProcessLookupError:
-            return "nothing"
-        return f"{name} to {part}"
+    def _kill_part(self, run: Run) -> str:
+        """Wait for such a part, of which a worker lives shortest."""
+        name, part = self.rng.choice((*ENDS, "SIGSEGV")), self.rng.choice((*PARTS, PARTS[0]))
+        while run.code is None:
+            pid = next((pid for pid in run.others() if run.part(pid) == part), None)
+            if pid is not None:
+                self.touched |= set(self._begun())
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, getattr(signal, name))
+                    return f"{name} to {part}"
+        return "nothing"
 
     def _kill_whole(self, run: Run) -> str:
         name, whom = self.rng.choice(ENDS), "the run"
@@ -184,6 +186,12 @@ def journal(run: Path) -> dict[str, list[dict[str, Any]]]:
             continue
         found.setdefault(row["case_id"], []).append(row)
     return found
+
+
+def rows_of(run: Path) -> dict[str, dict[str, Any]]:
+    """The rows of its table, by case."""
+    file = run / "results.parquet"
+    return {row["case_id"]: row for row in pl.read_parquet(file).to_dicts()} if file.exists() else {}
 
 
 def workplace(folder: Path) -> Path:
