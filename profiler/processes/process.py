@@ -56,7 +56,6 @@ _OUT_OF_MEMORY = (
 )
 PRELOADED = "profiler.worker.preload"
 """What the forkserver imports."""
-_PR_SET_PDEATHSIG = 1
 _TERMINALS = (signal.SIGINT, signal.SIGHUP)
 """What a terminal sends to all of its processes."""
 _TICK_SECONDS = 0.2
@@ -74,8 +73,6 @@ _ANSWERED: set[int] = set()
 """Forkservers that have forked a process, and therefore have imported what they preload."""
 _RUNNING: set[int] = set()
 """The processes of calls that have not ended: what else the forkserver has below it, those that have ended left."""
-_STARTED_FOR = "PROFILER_STARTED_FOR"
-"""What a forkserver, and all that comes of it, has in its environment: the process that it was started for."""
 _FIRST_TO_GO = 1000
 """A call's oom_score_adj, which what it starts inherits: man 5 proc_pid_oom_score_adj."""
 _WHILE: Mapping[str, str] = {
@@ -154,7 +151,7 @@ def _ensure_forkserver() -> None:
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINALS)
     # It must import this profiler, whatever lies in the folder in which it was called.
-    own = {"PYTHONSAFEPATH": "1", _STARTED_FOR: str(os.getpid())}
+    own = {"PYTHONSAFEPATH": "1", trees.STARTED_FOR: str(os.getpid())}
     users = {name: os.environ[name] for name in own if name in os.environ}
     try:
         os.environ.update(own)
@@ -229,7 +226,7 @@ def _is_of_a_call(pid: int, starter: int) -> bool:
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         own, its = (int(Path(f"/proc/{each}/oom_score_adj").read_text()) for each in (os.getpid(), pid))
-        is_marked = f"{_STARTED_FOR}={starter}".encode() in variables or own < its == _FIRST_TO_GO
+        is_marked = f"{trees.STARTED_FOR}={starter}".encode() in variables or own < its == _FIRST_TO_GO
         return is_marked and os.getsid(pid) != os.getsid(0)
     return False
 
@@ -468,7 +465,7 @@ def _enter(connection: Connection, call: Call, temporary: str) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _TERMINALS)
     # This process is to end with the forkserver, and the forkserver with the parent: it does once nobody else holds the
     # pipe by which it knows that the parent lives, and every child has been given a copy of that.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    trees.end_with_parent()
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     trees.adopt_orphans()  # So that those of a call that has ended are known: they alone are the forkserver's.
     report: Report = Sender(connection.fileno())

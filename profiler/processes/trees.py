@@ -13,8 +13,11 @@ import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
+STARTED_FOR = "PROFILER_STARTED_FOR"
+"""What a forkserver, and all that comes of it, has in its environment: the process that it was started for."""
 _ROUNDS = 100
 _GONE_SECONDS = 5.0
 """How long what was killed may take to go: the driver takes a while to free what a process had on a GPU."""
@@ -33,6 +36,12 @@ def adopts_orphans() -> bool:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer))
     return bool(answer.value)
+
+
+def end_with_parent(end: bool = True) -> None:
+    """Have the kernel kill this process as soon as the thread ends that has started it, or no longer."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL if end else 0))
 
 
 def take_all_along() -> None:

@@ -24,6 +24,9 @@ PID = os.getpid()
 ERROR: str | None = None
 
 trees.take_all_along()
+trees.end_with_parent()  # Only once all is imported it looks whether anybody is left to fork for.
+if os.environ.get(trees.STARTED_FOR, str(os.getppid())) != str(os.getppid()):
+    os._exit(0)
 try:
     redirect_output(Path(os.environ.get("PROFILER_FORKSERVER_LOG", os.devnull)))
 except FileNotFoundError:  # Its parent was interrupted meanwhile, and has cleared the log's folder away.
@@ -65,6 +68,7 @@ except Exception:
     ERROR = traceback.format_exc()
     traceback.print_exc(file=sys.stderr)
 finally:
+    trees.end_with_parent(False)  # A thread may have started it, and end before the last call.
     if _SLICES is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = _SLICES
 

@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -431,6 +432,28 @@ def test_a_log_that_others_filled_gets_no_more_than_a_mebibyte_of_each(
     (tmp_path / "link").symlink_to(path)
     log.trim(done=True)
     assert path.read_text() == text
+
+
+def test_a_forkserver_that_still_imports_ends_with_its_run(tmp_path: Path) -> None:
+    torch = "import os, time; os.symlink(str(os.getpid()), 'pid'); time.sleep(600)"
+    (tmp_path / "torch.py").write_text(torch)
+    run = (
+        "import os, subprocess, sys; os.environ['PROFILER_STARTED_FOR'] = str(os.getpid());"
+        "subprocess.run([sys.executable, '-c', 'import profiler.worker.preload'])"
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    parent = subprocess.Popen([sys.executable, "-c", run], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
+    while not (tmp_path / "pid").is_symlink():
+        assert parent.poll() is None
+        time.sleep(0.01)
+    cwd = Path("/proc", (tmp_path / "pid").readlink(), "cwd")
+    assert cwd.exists()
+    parent.kill()
+    parent.wait()
+    end = time.monotonic() + 60
+    while cwd.is_symlink() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not cwd.exists()
 
 
 def test_folders_of_processes_that_are_gone_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
