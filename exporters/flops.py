@@ -43,7 +43,7 @@ _COMPUTES = re.compile(
     r"|conv(?:olution|\dd|_\w+)?|conv_transpose\dd)(?:_|$)"
 )
 """Parts of the names of torch's operators that multiply matrices."""
-_BYTES = {"fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
+WEIGHT_BYTES = {"fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
 """Of a weight, at the precisions that do not hold it in four."""
 _BATCHES = (2, 3)
 """Two sizes, to see that the count grows with the batch; not 1, which batch normalization refuses in training."""
@@ -87,7 +87,7 @@ class Cost:
         """Bytes of the weights that one call reads; under AMP they are fp32, in 8 bits all are counted as quantized."""
         if self.float_weights is None or self.other_weight_bytes is None:
             return None
-        return self.float_weights * _BYTES.get(precision, 4) + self.other_weight_bytes
+        return self.float_weights * WEIGHT_BYTES.get(precision, 4) + self.other_weight_bytes
 
 
 def cached_cost(

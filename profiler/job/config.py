@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,12 +90,6 @@ def _base(info: ValidationInfo) -> Path:
 def _file(path: Path) -> Path:
     if not path.is_file():
         raise mistake(f"there is no file {path}; paths are relative to the YAML")
-    return path
-
-
-def _program(path: Path) -> Path:
-    if not os.access(path, os.X_OK):
-        raise mistake(f"{path} cannot be executed; give an interpreter, such as .venv/bin/python")
     return path
 
 
@@ -382,8 +375,9 @@ class EngineEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
     name: str
     label: Annotated[str, _part_of_id("a label")]
-    python: Annotated[File, AfterValidator(_program)] | None = None
-    """The interpreter that measures it, where that is another one, with other versions of the libraries."""
+    python: BelowYaml | None = None
+    """The interpreter that measures it, where that is another one, with other versions of the libraries. Whether it is
+    there shows when it is asked: a run may be read where it is not."""
 
     @model_validator(mode="before")
     @classmethod

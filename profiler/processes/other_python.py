@@ -53,6 +53,8 @@ class Interpreter:
 
 def look_at(python: Path, device: Device) -> Interpreter:
     """Ask an interpreter what it has, without importing any of it. Raises Unusable where it can run no worker."""
+    if not python.is_file():
+        raise Unusable(f"there is no file {python}; paths are relative to the YAML")
     # Older ones could not even read the module that answers.
     code = (
         "import platform, sys\n"

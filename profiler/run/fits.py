@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from exporters.catalog import network_of
+from exporters.flops import WEIGHT_BYTES
 from exporters.libraries.catalog import folder_of
 from exporters.qdq_placement import PLACEMENTS
 from exporters.source import ModelError, ModelSource
@@ -27,7 +28,6 @@ kernel can drop)."""
 _BASE_MIB, _COPIES = 700, 6.5
 """What a preparation may take: VGG-16's export, the largest, peaks at 3.5 GB for 528 MiB of weights in fp32."""
 _UNKNOWN_MIB = 400.0
-_BYTES = {"fp16": 2, "bf16": 2, "int8": 1, "fp8": 1}
 
 
 def weight_mib(source: ModelSource, state: Path | None = None) -> float | None:
@@ -78,7 +78,7 @@ def too_large_to_run(case: Case, weights: float | None, gpu: Gpu | None) -> Outc
     """Why a case is not started whose weights alone are larger than the GPU's memory, or than what is available."""
     if weights is None:
         return None
-    own = weights * _BYTES.get(case.precision, 4) / 4 * (2 if case.pass_ == "training" else 1)
+    own = weights * WEIGHT_BYTES.get(case.precision, 4) / 4 * (2 if case.pass_ == "training" else 1)
     card = gpu if case.device == "cuda" else None
     limit = card.memory_mib if card else available_memory_mib()
     if limit is None or own <= limit:

@@ -19,6 +19,7 @@ from profiler.machine import describe_interpreter
 from profiler.processes.other_python import Unusable, look_at
 from profiler.results.own_runs import without_foreign_code
 from profiler.results.reading import load
+from profiler.run.interpreters import with_interpreters
 from profiler.run.resume import carried_on, check_machine
 
 pytestmark = pytest.mark.slow
@@ -209,12 +210,20 @@ def _job(folder: Path, python: str) -> Path:
     return path
 
 
-def test_a_path_is_relative_to_the_yaml_and_must_be_a_program(tmp_path):
-    with pytest.raises(ConfigError, match=r"job.yaml:4: engines\[1\].python: there is no file .*/bin/python"):
-        load_config(_job(tmp_path, "bin/python"))
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("bin/python", "there is no file .*/bin/python; paths are relative to the YAML"),
+        ("notes.txt", ".*notes.txt does not work as a Python interpreter: Permission denied"),
+    ],
+)
+def test_a_path_is_relative_to_the_yaml_and_must_be_a_program_where_it_is_measured_in(path, why, tmp_path):
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(ConfigError, match=r"job.yaml:4: .*notes.txt cannot be executed"):
-        load_config(_job(tmp_path, "notes.txt"))
+    config = load_config(_job(tmp_path, path))
+    own, _ = plan = make_plan(config, "cpu")
+    with pytest.raises(ConfigError, match=rf"job.yaml:4: engines\[1\].python: {why}"):
+        with_interpreters(config, plan, plan, "cpu")
+    assert with_interpreters(config, plan, [own], "cpu") == (plan, {})
 
 
 def test_a_case_knows_its_interpreter_by_the_path_as_it_was_given(tmp_path):
