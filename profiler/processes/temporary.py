@@ -32,9 +32,12 @@ class OwnFolder:
     def remove(self) -> None:
         """Remove it and all that is in it, as far as that goes."""
         shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        lock, self._lock = (
+            self._lock,
+            None,
+        )  # First: after an interrupt this is called again.
+        if lock is not None:
+            os.close(lock)
 
 
 @contextlib.contextmanager

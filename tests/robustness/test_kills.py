@@ -220,8 +220,13 @@ def test_whatever_is_killed_no_row_is_lost(soak, runs: Runs, tmp_path: Path) -> 
         as_a_user = size and rng.trial % AS_A_USER == 0
         place = workplace(tmp_path / str(rng.trial))
         done = Chain(runs, place, rng, durations[as_a_user], as_a_user)
-        done.until(ITS_KILLS if as_a_user else KILLS_A_CHAIN[size])
-        if not done.problems:
+        try:
+            done.until(ITS_KILLS if as_a_user else KILLS_A_CHAIN[size])
+        except Exception as error:  # The other chains go on.
+            done.problems.append(("tracebacks", f"of the chain itself: {error!r}"))
+        if done.problems:
+            (place / "problems.txt").write_text("\n".join(map(str, done.problems)))
+        else:
             shutil.rmtree(place)
         return done
 

@@ -474,5 +474,14 @@ def test_folders_of_processes_that_are_gone_are_swept(tmp_path: Path, monkeypatc
     monkeypatch.setattr("tempfile.tempdir", f"{tmp_path}/{'l' * 150}")
     one = OwnFolder(for_sockets=True)
     assert len(one.path) < 60
-    one.remove()
+    close, lock = os.close, one._lock
+
+    def interrupted(file: int) -> None:
+        close(file)
+        if file == lock:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "close", interrupted)
+        one.remove()
     one.remove()
