@@ -25,8 +25,10 @@ def serve(source: int, sink: int) -> None:
         os.set_inheritable(descriptor, False)
     trees.take_all_along()
     calls, send = Receiver(source), Sender(sink)
+    trees.end_with_parent()  # Only once the libraries are loaded it looks whether anybody is left to run calls for.
     try:
         with libraries(filter(None, os.environ.get("PROFILER_PRELOAD", "").split(","))) as facts:
+            trees.end_with_parent(False)
             send(Ready(facts))
             while True:
                 select.select([source], [], [])
