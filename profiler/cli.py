@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
@@ -169,13 +170,21 @@ def _interruptible() -> Iterator[None]:
 def _interrupt_again(unraisable: Any) -> None:
     """Repeat an interrupt that came where Python can raise nothing, as in a destructor: it drops the exception."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
-        signal.signal(signal.SIGALRM, _interrupt)
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+        _interrupt_soon()
     else:
         sys.__unraisablehook__(unraisable)
 
 
-def _interrupt(number: int, _: object) -> None:
+def _interrupt_soon() -> None:
+    signal.signal(signal.SIGALRM, _interrupt)
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
     if number == signal.SIGHUP:  # The shell and the kernel each send one: the second would cut off the tables.
         signal.signal(number, signal.SIG_IGN)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "polars":
+            return _interrupt_soon()  # Its Rust calls Python, panics at what that raises, and the interrupt is lost.
+        frame = frame.f_back
     raise KeyboardInterrupt

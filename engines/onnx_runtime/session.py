@@ -178,7 +178,7 @@ class OrtSession:
         name, *others = self.session.get_providers()
         if others:
             here = f"ONNX Runtime {onnxruntime.__version__} does not say which provider has which node"
-            raise Unsupported(f"{here}; on a GPU take 1.24 or later")
+            raise Unsupported(f"{here}; with {name} take 1.24 or later")
         return [(name, node.op_type) for node in self._optimized_graph().node]
 
     def _types(self, compute: int) -> tuple[dict[str, int], dict[str, int]]:

@@ -53,6 +53,8 @@ class Interpreter:
 
 def look_at(python: Path, device: Device) -> Interpreter:
     """Ask an interpreter what it has, without importing any of it. Raises Unusable where it can run no worker."""
+    if python.is_dir():
+        raise Unusable(f"{python} is a folder; write the interpreter in it, such as {python}/bin/python")
     if not python.is_file():
         raise Unusable(f"there is no file {python}; paths are relative to the YAML")
     # Older ones could not even read the module that answers.
@@ -75,8 +77,12 @@ def look_at(python: Path, device: Device) -> Interpreter:
             )
             answer = json.loads(found.stdout.splitlines()[-1]) if found.stdout else {}
             words = found.stderr.strip().splitlines()
-        except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-            answer, words = {}, [str(getattr(error, "strerror", None) or error)]
+        except subprocess.TimeoutExpired:
+            answer, words = {}, [f"it did not answer within {_LOOK_SECONDS:.0f} s"]
+        except ValueError:
+            answer, words = {}, ["it printed something else than was asked"]
+        except OSError as error:
+            answer, words = {}, [error.strerror or str(error)]
     last = words[-1] if words else "it printed nothing"
     if last.startswith("OLD "):
         raise Unusable(f"{python} is Python {last[4:]}; {'.'.join(map(str, _LEAST))} or newer is needed")

@@ -10,6 +10,9 @@ from profiler.job.case import CaseId
 from profiler.results.result import Result
 from profiler.results.warning_kinds import REMEASURED, disturbances, first_taken
 
+RETAKEN = ("ok", "oom", "timeout")
+"""What another take may mend: what failed, such as by wrong outputs, or crashed does so on a quiet machine too."""
+
 
 class Takes:
     """The takes of the cases that were disturbed, and the time that measuring them again has taken.
@@ -52,8 +55,7 @@ class Takes:
         return True
 
     def _count(self, result: Result) -> None:
-        # What failed, such as by wrong outputs, fails on a quiet machine too.
-        if result.status != "failed" and disturbances(result.warnings):
+        if result.status in RETAKEN and disturbances(result.warnings):
             # Without its samples and figures, which would fill the memory of a run of many cases.
             share = {"disturbance": result.figures.get("disturbance")}
             judged = Result(result.case_id, result.status, figures=share, warnings=list(result.warnings))

@@ -22,7 +22,7 @@ from profiler.results.result import Result, log_name
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import WallTime
 from profiler.results.warning_kinds import UNTIMED, disturbances, is_measured_again
-from profiler.run.again import Takes
+from profiler.run.again import RETAKEN, Takes
 from profiler.run.device_lock import DeviceLock
 from profiler.run.fits import too_large_to_run, weight_mib
 from profiler.run.largest_batch import Search, short
@@ -47,7 +47,7 @@ def is_done(result: Result, budget: Budget, retry: bool) -> bool:
     repeats = budget.repeats > 0
     if retry:
         return result.status == "ok" and not (repeats and disturbances(result.warnings))
-    return result.status == "failed" or not (repeats and is_measured_again(result.warnings))
+    return result.status not in RETAKEN or not (repeats and is_measured_again(result.warnings))
 
 
 class Runner:

@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from typer.testing import CliRunner
 
@@ -71,20 +73,36 @@ def test_a_command_that_is_suggested_can_be_pasted() -> None:
         report._check_form(Report(runs=["a run", "b"], study="cnn-benchmarks", format="md"))
 
 
-def test_an_interrupt_that_a_destructor_drops_comes_again(capsys: pytest.CaptureFixture[str]) -> None:
-    class Dropping:
-        def __del__(self):
-            signal.raise_signal(signal.SIGTERM)
+class Dropping:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
 
+
+def in_what_rust_calls() -> None:
+    begin = pl.List.__init__
+
+    def interrupted(type_: pl.List, inner: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        begin(type_, inner)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pl.List, "__init__", interrupted)
+        pl.LazyFrame({"a": pl.Series([[1]])}).collect_schema()
+
+
+@pytest.mark.parametrize("drop", [Dropping, in_what_rust_calls])
+def test_an_interrupt_comes_again_where_it_would_be_dropped(
+    drop: Callable[[], object], capfd: pytest.CaptureFixture[str]
+) -> None:
     handlers = [signal.getsignal(each) for each in (*cli.SIGNALS, signal.SIGALRM)]
     try:
         with pytest.raises(KeyboardInterrupt), cli._interruptible():
-            Dropping()
+            drop()
             time.sleep(30)
     finally:
         for number, handler in zip((*cli.SIGNALS, signal.SIGALRM), handlers, strict=True):
             signal.signal(number, handler)
-    assert capsys.readouterr().err == ""
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.slow

@@ -59,9 +59,10 @@ def test_what_a_resumed_run_measures_a_third_time_replaces_only_what_was_disturb
     assert takes.add(take(0.0, doubtful=False), again=False)
 
 
-def test_what_failed_is_not_measured_again_though_it_was_disturbed() -> None:
+@pytest.mark.parametrize("status", ["failed", "crashed", "unsupported"])
+def test_what_failed_is_not_measured_again_though_it_was_disturbed(status: Status) -> None:
     takes = Takes({}, share=1.0)
-    assert takes.add(take(0.5, "failed"), again=False)
+    assert takes.add(take(0.5, status), again=False)
     assert not takes.disturbed
 
 

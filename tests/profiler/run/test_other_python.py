@@ -16,6 +16,7 @@ from profiler.errors import ConfigError
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.machine import describe_interpreter
+from profiler.processes import other_python
 from profiler.processes.other_python import Unusable, look_at
 from profiler.results.own_runs import without_foreign_code
 from profiler.results.reading import load
@@ -191,12 +192,15 @@ def test_an_interpreter_that_lacks_what_every_worker_needs_is_refused(there, tmp
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        ("#!/bin/sh\necho hello", "does not work as a Python interpreter"),
+        ("#!/bin/sh\necho hello", "does not work as a Python interpreter: it printed something else"),
+        ("#!/bin/sh\nexec sleep 60", "does not work as a Python interpreter: it did not answer within 1 s"),
         ("#!/bin/sh\necho 'OLD 3.9.1' >&2; exit 1", r"is Python 3\.9\.1; 3\.11 or newer is needed"),
         ("no program", "does not work as a Python interpreter: Exec format error"),
     ],
 )
-def test_what_is_no_interpreter_is_refused(script, why, tmp_path):
+def test_what_is_no_interpreter_is_refused(script, why, tmp_path, monkeypatch):
+    if "sleep" in script:
+        monkeypatch.setattr(other_python, "_LOOK_SECONDS", 1.0)
     program = tmp_path / "python"
     program.write_text(script)
     program.chmod(0o755)
@@ -214,6 +218,7 @@ def _job(folder: Path, python: str) -> Path:
     ("path", "why"),
     [
         ("bin/python", "there is no file .*/bin/python; paths are relative to the YAML"),
+        (".", ".* is a folder; write the interpreter in it, such as .*/bin/python"),
         ("notes.txt", ".*notes.txt does not work as a Python interpreter: Permission denied"),
     ],
 )
