@@ -94,8 +94,12 @@ def check_models(
     now = identities({name: sources[name] for name in recorded}, budget, logs, path, tick)
     for name, model in recorded.items():
         found = now[name]
-        changes = model.identity.changes(found) if isinstance(found, Identity) else [f"it cannot be had: {found}"]
-        if changes:
+        if not isinstance(found, Identity):
+            raise ConfigError(
+                f"{option}: model {name!r} cannot be had, so that it cannot be compared with what the run measured "
+                f"({model.since}): {found}; call it again once that is mended, or start a new run"
+            )
+        if changes := model.identity.changes(found):
             raise ConfigError(
                 f"{option}: model {name!r} has changed since the run measured it ({model.since}): "
                 f"{', '.join(changes)}; {why}: start a new run, or restore the model as it was"
