@@ -155,9 +155,12 @@ def models_table() -> Table:
 
 def _missing(engine: Engine, device: Device, why_not: str | None) -> str:
     """Why the engine cannot run on the device, or what is to be installed for it; empty where it can run."""
-    lacking = missing(engine, device)
     if why_not is None:
-        return explain(lacking) if lacking else ""
+        if lacking := missing(engine, device):
+            return explain(lacking)
+        able = engine.precisions.get(("inference", device), ())
+        narrow = [each for each in engine.quantizers if each in able and missing(engine, device, precision=each)]
+        return f"for {' and '.join(narrow)}: {explain(missing(engine, device, precision=narrow[0]))}" if narrow else ""
     return f"{why_not}; {_ahead_of_time(engine)}" if engine.builds == "anywhere" else why_not
 
 

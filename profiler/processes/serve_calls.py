@@ -11,9 +11,8 @@ import os
 import select
 import sys
 
-from profiler.errors import ConfigError
 from profiler.processes import trees
-from profiler.processes.forkserver import libraries
+from profiler.processes.forkserver import NotLoaded, libraries
 from profiler.processes.messages import Outcome, Ready, Running
 from profiler.processes.pipe import Receiver, Sender
 from profiler.processes.process import Call, Child, run_one
@@ -34,10 +33,9 @@ def serve(source: int, sink: int) -> None:
                 select.select([source], [], [])
                 for call in calls.messages():
                     send(_run(call, source, send))
-    except ConfigError as error:  # The libraries cannot be loaded: the end of a traceback says why.
+    except NotLoaded as error:
         print(error)
-        why = str(error).strip().splitlines()[-1]
-        send(Outcome("failed", f"{sys.executable}: the libraries could not be loaded: {why[:300]}"))
+        send(Outcome("failed", f"{sys.executable}: the libraries could not be loaded: {error.why[:300]}"))
     except (EOFError, BrokenPipeError):
         return
 

@@ -56,6 +56,13 @@ def test_what_to_install(monkeypatch, row):
     assert "fp32 tf32 fp16 bf16 int8 native" in said
 
 
+def test_what_only_narrower_precisions_need(monkeypatch, row):
+    quantizers = dict.fromkeys(("int8", "fp8"), Requirement("no_quantizer", "pip install it"))
+    monkeypatch.setitem(ENGINES, "eager", dataclasses.replace(ENGINES["eager"], quantizers=quantizers))
+    assert "for int8: no_quantizer is not installed: pip install it" in row("eager", "cpu", [])
+    assert "for int8 and fp8: no_quantizer" in row("eager", "cuda", [card("9.0")])
+
+
 def test_versions_that_do_not_go_together(monkeypatch, row):
     lack(monkeypatch, "trt", Requirement("numpy=rich", "pip install --upgrade both", "same version"))
     said = row("trt", "cuda", [card("9.0")])
