@@ -26,8 +26,11 @@ from profiler.tables.numbers import count, percent
 _SHARE = 0.8
 """Of the main memory that is available, what a probe may take: a machine that swaps is of no use to its user."""
 _BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
-_FARTHEST = 16
-"""By how much a probe may exceed the largest batch that fitted: memory at small batches says little of large ones."""
+_FARTHEST = {"cuda": 16, "cpu": 4}
+"""By how much a probe may exceed the largest batch that fitted: memory at small batches says little of large ones.
+
+A process on the CPU may take some 12 MiB more than the next one, which turns a line through small batches.
+"""
 _AIMED = 3
 """After so many failures the line is wrong, and the rest is bisected."""
 
@@ -84,7 +87,8 @@ class Search:
         capacity = None if available_mib is None else _SHARE * available_mib
         if self.case.device == "cuda":
             capacity = self.gpu.memory_mib - self._occupied_mib if self.gpu else None
-        return next_batch(self.tried, self.limits.limit, self.limits.resolution, capacity, max(fitting, default=1))
+        first, farthest = max(fitting, default=1), _FARTHEST[self.case.device]
+        return next_batch(self.tried, self.limits.limit, self.limits.resolution, capacity, first, farthest)
 
     def refuse(self, batch: int, specs: Sequence[TensorSpec], available_mib: float | None) -> Result | None:
         """The row of a batch for which the main memory is too small to try it; None where it may run."""
@@ -115,13 +119,19 @@ def inputs_mib(specs: Sequence[TensorSpec], batch_size: int) -> float:
 
 
 def next_batch(
-    probes: Sequence[Probe], limit: int, resolution: float, capacity_mib: float | None = None, start: int = 1
+    probes: Sequence[Probe],
+    limit: int,
+    resolution: float,
+    capacity_mib: float | None = None,
+    start: int = 1,
+    farthest: int = _FARTHEST["cuda"],
 ) -> int | None:
     """The next batch to try, at first `start`; None once it is known where memory ends.
 
     That is where the largest batch that fits is `limit`, or a batch failed that exceeds it by at most max(1, resolution
     of it). A failure that a smaller batch does not cure by its size (a timeout, a fixed batch) ends the search, too.
-    `capacity_mib` is the memory that a batch may take, where it is known.
+    `capacity_mib` is the memory that a batch may take, where it is known; no batch is more than `farthest` times the
+    largest that fitted.
     """
     if not probes:
         return min(start, limit)
@@ -135,7 +145,7 @@ def next_batch(
         aim = int(boundary / (1 + resolution / 2))
         target = aim if aim > good else good + step
     if bad is None:
-        return min(limit, _beyond(probes, good, target, refuted))
+        return min(limit, farthest * good, _beyond(probes, good, target, refuted))
     ran_out = sum(probe.status == "oom" for probe in probes)
     if bad.status != "oom" or ran_out >= _AIMED or refuted:
         target = None
@@ -165,7 +175,7 @@ def _beyond(probes: Sequence[Probe], good: int, target: int | None, refuted: boo
         # The line says nothing any more: steps from an eighth on, each twice the last.
         before = max(probe.batch for probe in probes if probe.batch < good)
         target = max(target, min(good + max(good // 8, 2 * (good - before)), 2 * good))
-    return min(target, _FARTHEST * good)
+    return target
 
 
 def _between(good: int, bad: int, target: int | None, closest: int | None) -> int:

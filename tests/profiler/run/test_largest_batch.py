@@ -283,3 +283,17 @@ def test_a_probes_row_is_history() -> None:
 def test_a_probe_keeps_the_limits_of_its_job_and_takes_few_samples() -> None:
     assert short(Budget(timeout=60.0)) == Budget(0.3, 3, 3, timeout=60.0)
     assert short(Budget(seconds=0.1)).seconds == 0.1
+
+
+def test_a_process_that_takes_some_mib_more_does_not_lead_a_search_beyond_the_memory() -> None:
+    """Processes on the CPU differ by 12 MiB and more at the same batch, here 4 MiB an item of 500 MiB."""
+    rng = random.Random(20170401)
+    for _ in range(300):
+        search, peaks = Search(case(1), LargestBatch(), None, results({1: "ok"})), [0.0]
+        while (batch := search.next_batch(500.0)) is not None:
+            tried = search.refuse(batch, [], 500.0)
+            if tried is None:
+                peaks.append(30.0 + 4.0 * batch + rng.choice([0.0, rng.uniform(0, 24)]))
+                tried = probe(batch, peak_memory_mib=peaks[-1])
+            search.add(tried)
+        assert 0.7 * 500 < max(peaks) < 0.9 * 500
