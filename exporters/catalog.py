@@ -65,12 +65,12 @@ IMAGE = (3, 224, 224)
 # 5 s per stage and so on, block by block from fb.resnet.torch's preresnet.lua.
 # The others: torchvision's documentation of its weights.
 ARCHITECTURES = (
-    Architecture("alexnet", "alexnet", IMAGE, 60_965_224, 720_608_384, 42.90, 19.80, ALEXNET),
-    Architecture("alexnet-owt", "alexnet", IMAGE, 61_100_840, 714_188_480, None, None, ONE_WEIRD_TRICK, "alexnet"),
-    Architecture("overfeat", "overfeat", (3, 231, 231), 145_920_872, 2_801_403_904, None, None, OVERFEAT),
-    Architecture("vgg11", "vgg", IMAGE, 132_863_336, 7_609_090_048, None, None, VGG, "vgg11"),
-    Architecture("vgg16", "vgg", IMAGE, 138_357_544, 15_470_264_320, 27.00, 8.80, VGG, "vgg16"),
-    Architecture("vgg19", "vgg", IMAGE, 143_667_240, 19_632_062_464, 27.30, 9.00, VGG, "vgg19"),
+    Architecture("alexnet", "plain", IMAGE, 60_965_224, 720_608_384, 42.90, 19.80, ALEXNET),
+    Architecture("alexnet-owt", "plain", IMAGE, 61_100_840, 714_188_480, None, None, ONE_WEIRD_TRICK, "alexnet"),
+    Architecture("overfeat", "plain", (3, 231, 231), 145_920_872, 2_801_403_904, None, None, OVERFEAT),
+    Architecture("vgg11", "plain", IMAGE, 132_863_336, 7_609_090_048, None, None, VGG, "vgg11"),
+    Architecture("vgg16", "plain", IMAGE, 138_357_544, 15_470_264_320, 27.00, 8.80, VGG, "vgg16"),
+    Architecture("vgg19", "plain", IMAGE, 143_667_240, 19_632_062_464, 27.30, 9.00, VGG, "vgg19"),
     Architecture("googlenet", "inception", IMAGE, 6_998_552, 1_582_671_872, None, 10.07, GOOGLENET),
     Architecture("googlenet-torch", "inception", IMAGE, 7_066_380, 1_509_265_120, None, 10.07, GOOGLENET),
     Architecture("resnet18", "resnet", IMAGE, 11_689_512, 1_814_073_344, 30.43, 10.76, RESNET, "resnet18"),

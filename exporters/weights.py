@@ -91,7 +91,7 @@ def given(source: ModelSource) -> dict[str, Any]:
         parts["code"] = [file_sha256(PACKAGE / "build_model.py")]
     elif network := network_of(source):
         parts["name"] = network.name
-        modules = (f"models/{network.family}.py", "models/normalization.py", "models/plain.py", "build_model.py")
+        modules = (f"models/{network.family}.py", "models/normalization.py", "build_model.py")
         parts["code"] = [file_sha256(PACKAGE / module) for module in modules]
     return parts
 

@@ -153,7 +153,7 @@ def test_the_sources_were_found():
         "engines.catalog",
         "profiler.worker.measure_case",
         "profiler",
-        "exporters.models.vgg",
+        "exporters.models.plain",
     } <= set(MODULES)
     assert "benchmarks.publish" in MODULES
 

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from jax import lax
 
+from engines.base import Unsupported
+
 Array = Any
 """JAX's, of which a check of types without JAX knows nothing."""
 Ints = Sequence[int]
@@ -70,23 +72,6 @@ def convolution(
     return out if bias is None else out + bias.reshape(-1, *[1] * spatial)
 
 
-@aten("conv1d", "conv2d", "conv3d")
-def conv(
-    x: Array,
-    weight: Array,
-    bias: Array | None = None,
-    stride: Ints = (1,),
-    padding: Ints | str = (0,),
-    dilation: Ints = (1,),
-    groups: int = 1,
-) -> Array:
-    if isinstance(padding, str):
-        reach = [d * (k - 1) for d, k in zip(_each(dilation, x.ndim - 2), weight.shape[2:], strict=True)]
-        sides = [(r // 2, r - r // 2) if padding == "same" else (0, 0) for r in reach]
-        x, padding = jnp.pad(x, [(0, 0), (0, 0), *sides]), (0,)
-    return convolution(x, weight, bias, stride, padding, dilation, False, (0,), groups)
-
-
 @aten("linear")
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     out = x @ weight.T
@@ -112,7 +97,9 @@ def attention(
     mask = jnp.tril(jnp.ones(scores.shape[-2:], bool)) if is_causal else attn_mask
     if mask is not None:
         scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == bool else scores + mask
-    return _dropped(softmax(scores, -1) @ value, dropout_p)
+    if dropout_p:
+        raise Unsupported("not translated to JAX: dropout")
+    return softmax(scores, -1) @ value
 
 
 OPERATORS |= {"mm": operator.matmul, "bmm": operator.matmul, "matmul": operator.matmul}
@@ -300,20 +287,9 @@ def clamp(x: Array, min: Any = None, max: Any = None) -> Array:
     return jnp.clip(x, min, max)
 
 
-@aten("dropout")
-def dropout(x: Array, p: float, train: bool) -> Array:
-    return _dropped(x, p if train else 0.0)
-
-
 @aten("_to_copy", "to")
 def to_copy(x: Array, dtype: Any = None, **_: Any) -> Array:
     return x if dtype is None else x.astype(dtype_of(dtype))
-
-
-def _dropped(x: Array, share: float) -> Array:
-    if share:
-        raise NotImplementedError("dropout")
-    return x
 
 
 OPERATORS |= {
@@ -393,12 +369,6 @@ OPERATORS |= {
 # Shapes
 
 
-@aten("flatten")
-def flatten(x: Array, start_dim: int = 0, end_dim: int = -1) -> Array:
-    first, last = start_dim % x.ndim, end_dim % x.ndim
-    return x.reshape(*x.shape[:first], -1, *x.shape[last + 1 :])
-
-
 @aten("squeeze")
 def squeeze(x: Array, dim: Any = None) -> Array:
     dims = range(x.ndim) if dim is None else dim if isinstance(dim, Sequence) else [dim]
@@ -427,19 +397,11 @@ def split(x: Array, size: int | Ints, dim: int = 0) -> Any:
     return jnp.split(x, [sum(sizes[: i + 1]) for i in range(len(sizes)) if sum(sizes[: i + 1]) < x.shape[dim]], dim)
 
 
-@aten("chunk")
-def chunk(x: Array, chunks: int, dim: int = 0) -> Any:
-    return split(x, -(-x.shape[dim] // chunks), dim)
-
-
-@aten("pad", "constant_pad_nd")
-def pad(x: Array, pad: Ints, mode: Any = "constant", value: float | None = None) -> Array:
-    """Torch names the last dimension's sides first; negative ones cut off. `constant_pad_nd` has the value third."""
-    if isinstance(mode, str) and mode != "constant":
-        raise NotImplementedError(f"pad in mode {mode}")
-    filled = value if isinstance(mode, str) else mode
+@aten("constant_pad_nd")
+def pad(x: Array, pad: Ints, value: float = 0) -> Array:
+    """Torch names the last dimension's sides first; negative ones cut off."""
     sides = [(pad[i], pad[i + 1], 0) for i in range(0, len(pad), 2)][::-1]
-    return lax.pad(x, jnp.array(filled or 0, x.dtype), [(0, 0, 0)] * (x.ndim - len(sides)) + sides)
+    return lax.pad(x, jnp.array(value, x.dtype), [(0, 0, 0)] * (x.ndim - len(sides)) + sides)
 
 
 @aten("roll")
@@ -454,7 +416,6 @@ def index(x: Array, indices: Sequence[Array | None]) -> Array:
 
 OPERATORS |= {
     "view": lambda x, shape: x.reshape(shape),
-    "unflatten": lambda x, dim, sizes: x.reshape(*x.shape[: dim % x.ndim], *sizes, *x.shape[dim % x.ndim + 1 :]),
     "permute": lambda x, dims: jnp.transpose(x, dims),
     "transpose": lambda x, one, other: jnp.swapaxes(x, one, other),
     "t": lambda x: x.T,
@@ -468,7 +429,7 @@ OPERATORS |= {
     "gather": lambda x, dim, where: jnp.take_along_axis(x, where, dim),
     "arange": lambda *bounds, dtype=None, **_: jnp.arange(*bounds, dtype=dtype and dtype_of(dtype)),
     "full": lambda size, value, dtype=None, **_: jnp.full(size, value, dtype and dtype_of(dtype)),
-    **dict.fromkeys(("clone", "contiguous", "detach", "alias", "lift_fresh_copy"), lambda x, **_: x),
+    **dict.fromkeys(("clone", "detach", "alias", "lift_fresh_copy"), lambda x, **_: x),
     "getitem": operator.getitem,
 }
 OPERATORS |= dict.fromkeys(("reshape", "_unsafe_view"), OPERATORS["view"])

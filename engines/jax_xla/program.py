@@ -73,15 +73,13 @@ def trace(model: torch.nn.Module, inputs: Sequence[Array], specs: Sequence[Tenso
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     example = typed(inputs, dtype)
     with quiet(), flattened(model, specs) as names:
-        exported = torch.export.export(model, example)
-        # Functional: statistics that are updated in place become results. The rest of torch's table only where needed.
-        exported = exported.run_decompositions({})
-        if _lacking(exported.graph):
-            table = torch.export.default_decompositions()
-            for packet in [key for key in table if key._schema.name.removeprefix("aten::") in OPERATORS]:
-                table.pop(packet)
-            exported = exported.run_decompositions(table)
-    if lacking := _lacking(exported.graph):
+        # Functional: statistics that are updated in place become results.
+        table = torch.export.default_decompositions()
+        for packet in [key for key in table if key._schema.name.removeprefix("aten::") in OPERATORS]:
+            table.pop(packet)
+        exported = torch.export.export(model, example).run_decompositions(table)
+    names_called = {_name(node) for node in exported.graph.nodes if node.op == "call_function"}
+    if lacking := sorted(names_called - OPERATORS.keys()):
         raise Unsupported(f"not translated to JAX: {', '.join(lacking)}")
     signature, state = exported.graph_signature, {**exported.state_dict, **exported.constants}
     shared = {id(tensor): name for name, tensor in reversed(list(model.named_parameters(remove_duplicate=False)))}
@@ -107,7 +105,3 @@ def _name(node: Node) -> str:
     """ATen's name of what a node calls; that of a function of Python's otherwise."""
     schema: Any = getattr(node.target, "_schema", None)
     return getattr(node.target, "__name__", "?") if schema is None else str(schema.name.removeprefix("aten::"))
-
-
-def _lacking(graph: torch.fx.Graph) -> list[str]:
-    return sorted({_name(n) for n in graph.nodes if n.op == "call_function" and _name(n) not in OPERATORS})
