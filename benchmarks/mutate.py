@@ -40,12 +40,12 @@ PRODUCT = ("exporters", "engines", "profiler")
 IMPORTED_ONCE = ("numpy", "torch", "onnx", "onnxruntime", "polars", "pydantic", "scipy.special", "rich", "pytest")
 MOST_FILES = 3
 """Of the tests that import a module without mirroring it, so many of the smallest files are run."""
-FLAT = 20
-"""From so many files directly in profiler/ on, a tree is of the old layout, whose tests do not always mirror it."""
 SLACK, SECONDS = 3.0, 60.0
 """A mutant's time limit: so many times what its tests take without it, and so many seconds more."""
 UNMUTATED_SECONDS = 1200.0
 NOT_THE_GPUS = "not gpu"
+NO_TESTS = 5
+"""pytest's exit code where none was left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +69,8 @@ class Mutant:
         return f"{self.path}:{self.line} {self.operator}: {shortened(old)} → {shortened(new)}"
 
 
-@dataclass(kw_only=True)
-class Fate:
-    """What became of a mutant: killed or not, by what, and which test files were run."""
-
-    mutant: Mutant
-    killed: bool
-    by: str
-    tests: list[str] = field(default_factory=list)
-    seconds: float = 0.0
+Fate = tuple[Mutant, "Run"]
+"""A mutant, and how the run of its tests ended."""
 
 
 def shortened(text: str, most: int = 70) -> str:
@@ -230,14 +223,9 @@ def mirrored(tree: Path, path: str) -> list[str]:
     mirror = Path("tests", place.parent, f"test_{place.stem}.py")
     if (tree / mirror).is_file():
         return [mirror.as_posix()]
-    flat = len(list((tree / "profiler").glob("*.py"))) >= FLAT
-    folder = tree / "tests" / (place.parts[0] if flat else place.parent)
     module = ".".join(place.with_suffix("").parts).removesuffix(".__init__")
-    files = folder.rglob("test_*.py") if flat else folder.glob("test_*.py")
-    importing = sorted((file for file in files if module in _imported(file)), key=lambda file: file.stat().st_size)
-    if flat and not importing:
-        elsewhere = (file for file in (tree / "tests").rglob("test_*.py") if module in _imported(file))
-        importing = sorted(elsewhere, key=lambda file: file.stat().st_size)
+    files = (file for file in (tree / "tests" / place.parent).glob("test_*.py") if module in _imported(file))
+    importing = sorted(files, key=lambda file: file.stat().st_size)
     return [file.relative_to(tree).as_posix() for file in importing[:MOST_FILES]]
 
 
@@ -256,217 +244,169 @@ def _imported(file: Path) -> frozenset[str]:
 # Running them in forks
 
 
-class _Outcomes:
-    """A plugin of pytest: which tests failed, and whether the tree's own modules were imported."""
-
-    def __init__(self, root: Path) -> None:
-        self.failed: list[str] = []
-        self.foreign: list[str] = []
-        self._root = root
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.failed and report.nodeid not in self.failed:
-            self.failed.append(report.nodeid)
-
-    def pytest_sessionfinish(self) -> None:
-        for package in PRODUCT:
-            file = getattr(sys.modules.get(package), "__file__", None)
-            if file and not Path(file).is_relative_to(self._root):
-                self.foreign.append(file)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """A run of tests in a copy of the tree, after `changed` files were written there."""
+@dataclass(kw_only=True)
+class Run:
+    """A run of test files in a copy of the tree, of a mutant or of none, and how it ended."""
 
     tests: list[str]
-    deselected: list[str]
     seconds: float
-    first_failure: bool = True
+    """Its time limit."""
     mutant: Mutant | None = None
-
-
-@dataclass(kw_only=True)
-class Ended:
-    """How a run ended: pytest's exit code, None for a hang, and below 0 a signal's number."""
-
-    code: int | None
-    seconds: float
-    failed: list[str]
-    foreign: list[str]
-    log: str
+    deselected: Sequence[str] = ()
+    code: int | None = None
+    """pytest's exit code, None for a hang, and below 0 a signal's number."""
+    took: float = 0.0
+    failed: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    """Modules of the product that were imported from elsewhere."""
+    log: str = ""
 
     @property
-    def kills(self) -> str:
+    def killer(self) -> str:
         """What killed the mutant; empty where it survived."""
+        if not self.tests or self.code in (0, NO_TESTS):
+            return ""
         if self.code is None:
             return "a hang"
         if self.code < 0:
             return f"signal {-self.code}"
-        if self.code == 0:
-            return ""
         return self.failed[0] if self.failed else f"pytest's exit code {self.code}"
 
 
 class Copy:
-    """A copy of the tree in which one run of tests goes on at a time, each in a fork of this process."""
+    """A copy of the tree in which one run goes on at a time, in a fork of this process."""
+
+    run: Run
 
     def __init__(self, tree: Path, folder: Path) -> None:
-        self.root, self._folder, self._original = folder / "tree", folder, b""
+        self.root, self._folder, self._outcomes = folder / "tree", folder, folder / "outcomes.json"
         hidden = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__")
         shutil.copytree(tree, self.root, ignore=hidden, symlinks=True)
 
-    def start(self, task: Task) -> Running:
+    def start(self, run: Run) -> None:
         """Write the mutant and fork a process that runs its tests."""
-        if task.mutant is not None:
-            file = self.root / task.mutant.path
-            self._original = file.read_bytes()
-            file.write_bytes(task.mutant.applied(self._original))
-        log, outcomes = self._folder / "log", self._folder / "outcomes.json"
-        outcomes.unlink(missing_ok=True)
+        self.run = run
+        if run.mutant is not None:
+            self._file = self.root / run.mutant.path
+            self._original = self._file.read_bytes()
+            self._file.write_bytes(run.mutant.applied(self._original))
+        self._outcomes.unlink(missing_ok=True)
         sys.stdout.flush()
-        pid = os.fork()
-        if pid == 0:
-            _run_tests(self.root, task, log, outcomes, self._folder)
-        return Running(copy=self, task=task, pid=pid, started=time.monotonic(), log=log, outcomes=outcomes)
+        self._started, self._pid = time.monotonic(), os.fork()
+        if self._pid == 0:
+            self._run_tests()
 
-    def restore(self, task: Task) -> None:
-        """Put the mutated file back, and throw away what the tests wrote."""
-        if task.mutant is not None:
-            (self.root / task.mutant.path).write_bytes(self._original)
+    def has_ended(self) -> bool:
+        """Whether the run has, and knows how. One beyond its time is killed with all that it started."""
+        run, (done, status) = self.run, os.waitpid(self._pid, os.WNOHANG)
+        run.took = time.monotonic() - self._started
+        if not done and run.took <= run.seconds:
+            return False
+        self.kill()
+        if not done:
+            os.waitpid(self._pid, 0)
+        run.code = os.waitstatus_to_exitcode(status) if done else None
+        outcomes = json.loads(self._outcomes.read_text()) if self._outcomes.exists() else {}
+        run.failed, run.foreign = outcomes.get("failed", []), outcomes.get("foreign", [])
+        run.log = (self._folder / "log").read_text(errors="replace")
+        if run.mutant is not None:
+            self._file.write_bytes(self._original)
         for name in ("temporary", "cache"):
             shutil.rmtree(self._folder / name, ignore_errors=True)
+        return True
 
-
-@dataclass(kw_only=True)
-class Running:
-    """A run under way."""
-
-    copy: Copy
-    task: Task
-    pid: int
-    started: float
-    log: Path
-    outcomes: Path
-
-    def ended(self) -> Ended | None:
-        """How it ended; None while it goes on. A run beyond its time is killed with all that it started."""
-        done, status = os.waitpid(self.pid, os.WNOHANG)
-        seconds = time.monotonic() - self.started
-        if not done and seconds <= self.task.seconds:
-            return None
+    def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        if not done:
-            os.waitpid(self.pid, 0)
-        facts = json.loads(self.outcomes.read_text()) if self.outcomes.exists() else {}
-        log = self.log.read_text(errors="replace")
-        self.copy.restore(self.task)
-        code = os.waitstatus_to_exitcode(status) if done else None
-        return Ended(
-            code=code, seconds=seconds, failed=facts.get("failed", []), foreign=facts.get("foreign", []), log=log
-        )
+            os.killpg(self._pid, signal.SIGKILL)
+
+    def _run_tests(self) -> None:
+        """Run pytest in this fork, which ends here."""
+        code, root, cache = 70, str(self.root), str(self._folder / "cache")
+        try:
+            os.setsid()
+            output = os.open(self._folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            for stream in (1, 2):
+                os.dup2(output, stream)
+            os.chdir(root)
+            sys.path[0] = root
+            sys.dont_write_bytecode = True
+            os.environ |= {"PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1", "PROFILER_CACHE": cache}
+            import pytest
+
+            options = ["-q", "--no-header", "-p", "no:cacheprovider", "-m", NOT_THE_GPUS, "--rootdir", root]
+            options += [f"--basetemp={self._folder / 'temporary'}", *(["-x"] if self.run.mutant else [])]
+            options += [text for nodeid in self.run.deselected for text in ("--deselect", nodeid)]
+            failed = _Failed()
+            code = int(pytest.main([*options, *self.run.tests], plugins=[failed]))
+            files = [getattr(sys.modules.get(package), "__file__", None) for package in PRODUCT]
+            foreign = [file for file in files if file and not Path(file).is_relative_to(self.root)]
+            self._outcomes.write_text(json.dumps({"failed": failed.tests, "foreign": foreign}))
+            sys.stdout.flush()
+        finally:
+            os._exit(code)  # What a mutant left running, a thread or a handler at exit, cannot keep it.
 
 
-def _run_tests(root: Path, task: Task, log: Path, outcomes: Path, folder: Path) -> None:
-    """Run pytest in this fork, which ends here."""
-    code = 70
+class _Failed:
+    """A plugin of pytest: which tests failed."""
+
+    def __init__(self) -> None:
+        self.tests: list[str] = []
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and report.nodeid not in self.tests:
+            self.tests.append(report.nodeid)
+
+
+def ended(runs: Sequence[Run], copies: Sequence[Copy]) -> Iterator[Run]:
+    """Every run as it ends, as many at a time as there are copies."""
+    waiting, free, busy = list(runs)[::-1], list(copies), list[Copy]()
     try:
-        os.setsid()
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        for stream in (1, 2):
-            os.dup2(output, stream)
-        os.chdir(root)
-        sys.path[0] = str(root)
-        sys.dont_write_bytecode = True
-        os.environ |= {
-            "PYTHONPATH": str(root),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PROFILER_CACHE": str(folder / "cache"),
-        }
-        import pytest
-
-        plugin = _Outcomes(root)
-        options = ["-q", "--no-header", "-p", "no:cacheprovider", "-m", NOT_THE_GPUS]
-        options += [f"--basetemp={folder / 'temporary'}", "--rootdir", str(root)]
-        options += ["-x"] if task.first_failure else []
-        options += [text for nodeid in task.deselected for text in ("--deselect", nodeid)]
-        code = int(pytest.main([*options, *task.tests], plugins=[plugin]))
-        outcomes.write_text(json.dumps({"failed": plugin.failed, "foreign": plugin.foreign}))
-        sys.stdout.flush()
-    finally:
-        os._exit(code)  # What a mutant left running, a thread or a handler at exit, cannot keep it.
-
-
-def run_all(tasks: Sequence[Task], copies: Sequence[Copy], on_end: Callable[[int, Ended], None]) -> None:
-    """Run every task, as many at a time as there are copies; `on_end` gets each task's number and its end."""
-    free, waiting = list(copies), list(enumerate(tasks))[::-1]
-    running: list[tuple[int, Running]] = []
-    try:
-        while waiting or running:
-            while free and waiting:
-                number, task = waiting.pop()
-                running.append((number, free.pop().start(task)))
-            for number, run in list(running):
-                if (end := run.ended()) is not None:
-                    running.remove((number, run))
-                    free.append(run.copy)
-                    on_end(number, end)
+        while waiting or busy:
+            while waiting and free:
+                busy.append(free.pop())
+                busy[-1].start(waiting.pop())
+            for copy in [copy for copy in busy if copy.has_ended()]:
+                busy.remove(copy)
+                free.append(copy)
+                yield copy.run
             time.sleep(0.02)
     finally:
-        for _, run in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(run.pid, signal.SIGKILL)
+        for copy in busy:
+            copy.kill()
 
 
-def unmutated(files: Sequence[str], copies: Sequence[Copy]) -> dict[str, Ended]:
+def unmutated(files: Sequence[str], copies: Sequence[Copy]) -> dict[str, Run]:
     """How each test file ends without a mutant: which of its tests fail anyway, and how long it takes."""
-    found: dict[str, Ended] = {}
-
-    def on_end(number: int, end: Ended) -> None:
-        found[files[number]] = end
-        print(f"  {files[number]}: {end.seconds:.0f} s{f', {len(end.failed)} fail' if end.failed else ''}", flush=True)
-        if end.foreign:
-            sys.exit(f"the tests imported {end.foreign[0]}, which is not in the copy of the tree")
-        if end.code not in (0, 1, 5):
-            print(end.log[-2000:], file=sys.stderr)
-            print(f"{files[number]} cannot be run without a mutant, so it is left out", file=sys.stderr)
-
-    tasks = [Task(tests=[file], deselected=[], seconds=UNMUTATED_SECONDS, first_failure=False) for file in files]
-    run_all(tasks, copies, on_end)
-    return {file: end for file, end in found.items() if end.code in (0, 1, 5)}
+    found: dict[str, Run] = {}
+    for run in ended([Run(tests=[file], seconds=UNMUTATED_SECONDS) for file in files], copies):
+        (file,) = run.tests
+        print(f"  {file}: {run.took:.0f} s{f', {len(run.failed)} fail' if run.failed else ''}", flush=True)
+        if run.foreign:
+            sys.exit(f"the tests imported {run.foreign[0]}, which is not in the copy of the tree")
+        if run.code in (0, 1, NO_TESTS):
+            found[file] = run
+        else:
+            print(
+                run.log[-2000:], f"{file} cannot be run without a mutant, so it is left out", sep="\n", file=sys.stderr
+            )
+    return found
 
 
 def judge(mutants: Sequence[Mutant], copies: Sequence[Copy], more: float = SECONDS) -> list[Fate]:
-    """The fate of each mutant, in their order."""
+    """The run of each mutant, in their order; without tests where there are none."""
     tests = {path: mirrored(copies[0].root, path) for path in {mutant.path for mutant in mutants}}
     files = sorted({file for each in tests.values() for file in each})
     print(f"{len(mutants)} mutants, {len(files)} test files, which are run without a mutant first:", flush=True)
-    known = unmutated(files, copies)
-    fates: dict[int, Fate] = {}
-    tasks: list[Task] = []
-    numbers: list[int] = []
-    for number, mutant in enumerate(mutants):
+    known, runs = unmutated(files, copies), []
+    for mutant in mutants:
         own = [file for file in tests[mutant.path] if file in known]
-        if not own:
-            fates[number] = Fate(mutant=mutant, killed=False, by="no mirrored test")
-            continue
-        seconds = SLACK * sum(known[file].seconds for file in own) + more
+        seconds = SLACK * sum(known[file].took for file in own) + more
         failing = [nodeid for file in own for nodeid in known[file].failed]
-        tasks.append(Task(tests=own, deselected=failing, seconds=seconds, mutant=mutant))
-        numbers.append(number)
-
-    def on_end(place: int, end: Ended) -> None:
-        task, number = tasks[place], numbers[place]
-        assert task.mutant is not None
-        by = "" if end.code == 5 else end.kills
-        fates[number] = Fate(
-            mutant=task.mutant, killed=bool(by), by=by, tests=list(task.tests), seconds=round(end.seconds, 1)
-        )
-        print(f"{len(fates)}/{len(mutants)} {'killed' if by else 'SURVIVED'} {task.mutant}", flush=True)
-
-    run_all(tasks, copies, on_end)
-    return [fates[number] for number in range(len(mutants))]
+        runs.append(Run(tests=own, deselected=failing, seconds=seconds, mutant=mutant))
+    tested = [run for run in runs if run.tests]
+    for number, run in enumerate(ended(tested, copies), len(runs) - len(tested) + 1):
+        print(f"{number}/{len(runs)} {'killed' if run.killer else 'SURVIVED'} {run.mutant}", flush=True)
+    return list(zip(mutants, runs, strict=True))
 
 
 # The report
@@ -475,23 +415,22 @@ def judge(mutants: Sequence[Mutant], copies: Sequence[Copy], more: float = SECON
 def report(fates: Sequence[Fate]) -> str:
     """The share that was killed, in all and by operator and package, and every survivor."""
     lines = [_share("killed", fates)]
-    for what, key in (("operator", lambda fate: fate.mutant.operator), ("package", _package)):
-        names = sorted({key(fate) for fate in fates})
-        lines += ["", f"by {what}:", *(_share(f"  {name}", [f for f in fates if key(f) == name]) for name in names)]
-    untested = Counter(fate.mutant.path for fate in fates if fate.by == "no mirrored test")
-    if untested:
+    keys: dict[str, Callable[[Mutant], str]] = {
+        "operator": lambda mutant: mutant.operator,
+        "package": lambda mutant: mutant.path.rpartition("/")[0],
+    }
+    for what, key in keys.items():
+        names = sorted({key(mutant) for mutant, _ in fates})
+        lines += ["", f"by {what}:", *(_share(f"  {name}", [f for f in fates if key(f[0]) == name]) for name in names)]
+    if untested := Counter(mutant.path for mutant, run in fates if not run.tests):
         lines += ["", "no mirrored test:", *(f"  {path} ({count})" for path, count in sorted(untested.items()))]
-    survivors = [fate for fate in fates if not fate.killed and fate.by != "no mirrored test"]
-    lines += ["", "survivors:", *(f"  {fate.mutant}" for fate in survivors)] if survivors else []
+    if survivors := [mutant for mutant, run in fates if run.tests and not run.killer]:
+        lines += ["", "survivors:", *(f"  {mutant}" for mutant in survivors)]
     return "\n".join(lines)
 
 
-def _package(fate: Fate) -> str:
-    return fate.mutant.path.rpartition("/")[0]
-
-
 def _share(name: str, fates: Sequence[Fate]) -> str:
-    killed = sum(fate.killed for fate in fates)
+    killed = sum(bool(run.killer) for _, run in fates)
     return f"{name}: {killed} of {len(fates)} ({100 * killed / max(len(fates), 1):.0f} %)"
 
 
@@ -523,8 +462,12 @@ def main() -> int:
         fates = judge(mutants, copies, options.seconds)
     print(f"\n{report(fates)}")
     if options.json:
-        data = {"tree": str(tree), "seed": options.seed, "killed": sum(fate.killed for fate in fates)}
-        options.json.write_text(json.dumps({**data, "mutants": [asdict(fate) for fate in fates]}, indent=1) + "\n")
+        ends: list[dict[str, Any]] = [
+            {"killed": bool(run.killer), "by": run.killer, "tests": run.tests} for _, run in fates
+        ]
+        found = [{"mutant": asdict(mutant), **end} for mutant, end in zip(mutants, ends, strict=True)]
+        data = {"tree": str(tree), "seed": options.seed, "killed": sum(end["killed"] for end in ends), "mutants": found}
+        options.json.write_text(json.dumps(data, indent=1) + "\n")
     return 0
 
 

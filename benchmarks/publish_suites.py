@@ -17,7 +17,7 @@ from statistics import median, median_low
 
 import polars as pl
 
-from benchmarks.publish import DOCS, MACHINE, MADE, commands, facts, statuses, table_lines
+from benchmarks.publish import DOCS, MADE, commands, machine_table, statuses
 from engines.catalog import Device
 from profiler.bundled import jobs
 from profiler.job.config import load_config
@@ -34,6 +34,7 @@ from profiler.results.wall_time import describe
 from profiler.submit.checks import label_of
 from profiler.submit.cleaning import Run, read_run
 from profiler.tables.numbers import compact, counted, listed, times
+from profiler.tables.writers import markdown
 
 SUITES = DOCS / "results" / "suites"
 PAGES = ("published.md", "conclusions.md", "published-*.csv", "*.svg")
@@ -113,7 +114,8 @@ def index(runs: Sequence[Submitted]) -> str:
         "## The machines",
     ]
     for machine, of_it in machines.items():
-        page += [f"### {machine}", "\n".join(table_lines(MACHINE, _machine(of_it))), *repeated(of_it)]
+        known = machine_table({run.suite: run.run.environment for run in of_it})
+        page += [f"### {machine}", markdown(known).rstrip(), *repeated(of_it)]
     return "\n\n".join(page) + "\n"
 
 
@@ -185,18 +187,6 @@ def _lacking(one: Submitted) -> str:
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A GitHub table; a bar in a cell is escaped by whoever made it."""
     return [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
-
-
-def _machine(runs: Sequence[Submitted]) -> list[tuple[str, str]]:
-    """The machine's facts; what differs between its runs, such as the cores that they were given, with their suites."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for one in runs:
-        for part, what in facts(one.run.environment):
-            found.setdefault(part, {}).setdefault(what, []).append(one.suite)
-    return [
-        (part, "; ".join(what if len(values) == 1 else f"{what} ({', '.join(who)})" for what, who in values.items()))
-        for part, values in found.items()
-    ]
 
 
 def repeated(runs: Sequence[Submitted]) -> list[str]:

@@ -49,7 +49,7 @@ _SETUP = (
     "every start to load it and for its first call (torch.compile compiles then, too). The table says after how many "
     "items the faster calls have made up for either."
 )
-_METHOD = (
+METHOD = (
     "Every case runs in a process of its own, one at a time (the batch sizes of a sweep share one); exports and "
     "reference outputs are made beforehand.",
     "Latency is the median time of one call: on a GPU between CUDA events around calls that follow each other without "
@@ -166,7 +166,7 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
     sized, trained = configurations["batch_size"].n_unique() > 1, "training" in configurations["pass"]
     walked = configurations["first_call_ms"].count()
     environment = [*wall_time(data.runs), *data.runs.notes]
-    lost, sentences = _when(measured and data.lost, data.lost or ""), _sentences(configurations)
+    lost, sentences = _when(measured and data.lost, data.lost or ""), group_sentences(configurations)
     answer = {"commands": _commands(data), "plain": lost, "sentences": sentences, "open": True}
     every, machine = _when("not-measured" not in made, "Every case succeeded."), code(data.runs, data.labels)
     return [
@@ -188,7 +188,7 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
         section("not-measured", "Not measured", every, open=True),
         section("warnings", "Warnings", _warnings(configurations, "warnings" in made), open=True),
         section("environment", "Machine and versions", environment, open=True, code=machine),
-        section("method", "Method", _METHOD),
+        section("method", "Method", METHOD),
     ]
 
 
@@ -223,7 +223,7 @@ def _commands(data: Data) -> list[tuple[str, About]]:
     return [(text.format(command), {"model": model}) for model, command in short.items()]
 
 
-def _sentences(configurations: pl.DataFrame) -> list[tuple[str, dict[str, Any]]]:
+def group_sentences(configurations: pl.DataFrame) -> list[tuple[str, dict[str, Any]]]:
     """What the terminal says of each group, with what the group is."""
     sentences, everywhere = [], carried_by_all(configurations["warnings"])
     for key, group in configurations.group_by(KEY, maintain_order=True):

@@ -37,11 +37,11 @@ def tables(data: Data) -> dict[str, Table]:
     """Every table that is not empty, by name."""
     configurations = data.configurations
     trained = configurations.filter(pl.col("pass") == "training")
-    own_warnings = _own_warnings(carried_by_all(configurations["warnings"]))
+    warned = own_warnings(carried_by_all(configurations["warnings"]))
     made = [
-        _answer(configurations, own_warnings),
+        _answer(configurations, warned),
         _table("speedups", "Speed-up by configuration", _in_steps(configurations), *_SPEEDUPS, needs="speedup"),
-        _table("latency", "Latency on every clock", configurations, *_LATENCY, own_warnings, needs="latency_ms"),
+        _table("latency", "Latency on every clock", configurations, *_LATENCY, warned, needs="latency_ms"),
         _table("throughput", "Throughput and latency", configurations, *_THROUGHPUT, needs="latency_ms"),
         _table("memory", "Memory", configurations, *_MEMORY, needs="peak_memory_mib"),
         _table("roofline", "Roofline", configurations, *_ROOFLINE, needs="tflops"),
@@ -52,7 +52,7 @@ def tables(data: Data) -> dict[str, Table]:
         _table("samples", "Raw samples", configurations, *_SAMPLES, needs="taken"),
         _table("setup", "Set-up and break-even", configurations, *_SETUP, needs="set_up_s"),
         _table("energy", "Energy and cost", configurations, *_ENERGY, needs=("energy_mj_per_item", "usd_per_hour")),
-        _problems(data.problems),
+        problems_table(data.problems),
         _warnings(data.warnings),
         environment_table(data.environments),
         Table("notes", "Notes", {"note": [*data.runs.notes, *data.notes]}, [prose("Note", "note")]),
@@ -79,13 +79,13 @@ def layers(cell: Sequence[Profiled]) -> list[Layer]:
     return known + ([Layer("no exported node", None, strangers)] if strangers else [])
 
 
-def _own_warnings(of_all: Collection[str]) -> Field:
+def own_warnings(of_all: Collection[str]) -> Field:
     """The kinds that a row carries, but those `of_all`, which the page says once."""
     own = each(lambda kinds: text([kind for kind in kinds if kind not in of_all]))
     return words(COLUMNS["warnings"].heading, "warnings", own)
 
 
-def _answer(configurations: pl.DataFrame, own_warnings: Field) -> Table:
+def _answer(configurations: pl.DataFrame, warned: Field) -> Table:
     """What is fastest in each group, and the fastest in each precision, in rows that the page's filter shows."""
     second, plain = pl.col("rank") == 2, pl.col("precision") == "fp32"
 
@@ -118,7 +118,7 @@ def _answer(configurations: pl.DataFrame, own_warnings: Field) -> Table:
         *_PRICE,
         field("top1_agreement"),
         *_OTHERWISE,
-        own_warnings,
+        warned,
         _NOTE,
     ]
     keys = [*KEY, "restricted_to", *PARTS, *BREAK_EVENS]
@@ -175,29 +175,34 @@ def _largest(data: Data) -> Table:
 
 def environment_table(environments: Mapping[str, Mapping[str, Any]]) -> Table:
     """Versions and machine, a column a label; then what the device reached."""
-    facts = {label: _facts(environment) for label, environment in environments.items()}
-    every = dict.fromkeys(part for of in facts.values() for part in of)
-    parts = [part for part in every if any(of.get(part) for of in facts.values())]
-    places = {f"v{place}": [of.get(part) for part in parts] for place, of in enumerate(facts.values())}
-    fields = [words("Part", "part"), *(prose(label, f"v{place}") for place, label in enumerate(facts))]
+    known = [facts(environment) | roofs(environment) for environment in environments.values()]
+    parts = list(dict.fromkeys(part for of in known for part in of))
+    places = {f"v{place}": [of.get(part) for part in parts] for place, of in enumerate(known)}
+    fields = [words("Part", "part"), *(prose(label, f"v{place}") for place, label in enumerate(environments))]
     return Table("environment", "Machines and versions", {"part": parts, **places}, fields)
 
 
-def _facts(environment: Mapping[str, Any]) -> dict[str, str]:
-    """By part what environment.json says of it; empty where it says nothing."""
-    facts = {}
+def facts(environment: Mapping[str, Any]) -> dict[str, str]:
+    """By part what environment.json says of the machine and its software, as far as it does."""
+    found = {}
     for part, forms in _FACTS.items():
         known = {key: value for key in forms if (value := environment.get(key)) is not None}
-        facts[part] = ", ".join(forms[key].format(value) for key, value in known.items())
-    facts["Packages"] = ", ".join(f"{name} {version}" for name, version in (environment.get("packages") or {}).items())
+        found[part] = ", ".join(forms[key].format(value) for key, value in known.items())
+    found["Packages"] = ", ".join(f"{name} {version}" for name, version in (environment.get("packages") or {}).items())
     for label, own in (environment.get("interpreters") or {}).items():
         known = {c.heading: own[c.name] for c in columns(Group.VERSIONS) if own.get(c.name)}
-        facts[f"Interpreter of {label}"] = ", ".join(f"{name} {version}" for name, version in known.items())
+        found[f"Interpreter of {label}"] = ", ".join(f"{name} {version}" for name, version in known.items())
+    return {part: what for part, what in found.items() if what}
+
+
+def roofs(environment: Mapping[str, Any]) -> dict[str, str]:
+    """What the device reached, and its cache."""
+    found = {}
     for name, value in (environment.get("roofs") or {}).items():
         of, _, unit = name.partition("_")
         what = {"copy": "Memory bandwidth, measured", "cache": "Last-level cache"}.get(of, f"{of} peak, measured")
-        facts[what] = f"{compact(value)} {_UNITS.get(unit, unit)}"
-    return facts
+        found[what] = f"{compact(value)} {_UNITS.get(unit, unit)}"
+    return found
 
 
 def _rival(heading: str, name: str, value: str) -> Field:
@@ -325,7 +330,7 @@ def _in_steps(configurations: pl.DataFrame) -> pl.DataFrame:
     return configurations.with_columns(gain=(calm.shift(1) / calm).over("place"))
 
 
-def _problems(problems: pl.DataFrame) -> Table:
+def problems_table(problems: pl.DataFrame) -> Table:
     fields = [
         *([words("Run", "run")] if problems["run"].n_unique() > 1 else []),
         field("status"),

@@ -88,12 +88,6 @@ def test_tests_are_those_that_mirror_the_file_or_import_it_in_that_folder(tmp_pa
     assert mirrored(tree, "profiler/x/w.py") == []
 
 
-def test_in_a_flat_tree_any_test_that_imports_the_module_will_do(tmp_path: Path) -> None:
-    files = {f"profiler/m{n}.py": "" for n in range(20)}
-    tree = tree_of(tmp_path, {**files, "tests/profiler/a/test_b.py": "from profiler.m3 import c"})
-    assert mirrored(tree, "profiler/m3.py") == ["tests/profiler/a/test_b.py"]
-
-
 PRODUCT = """from time import sleep
 def slower(a):
     while sleep(0.001) or a < 3:  # A mutant that never ends need not take a processor meanwhile.

@@ -19,6 +19,7 @@ import yaml
 
 from profiler.job.config import load_config
 from profiler.results.reading import with_all_columns
+from profiler.results.warning_kinds import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "h200"
@@ -27,6 +28,7 @@ RUN_ID = "20261120T123125Z-gpu-box-17-8c8{}"
 PARTS = (("alexnet", "resnet18"), ("resnet50",))
 FAILED = "resnet50/ort/inference/fp16/b16/r0"
 REASON = f"RuntimeError: <unknown> in __init__ on {HOST}, see /root/secret/results/{RUN_ID.format(1)}/logs/x.log"
+SPEEDUP = "Speed-up (95 %), ×"
 ABSOLUTE = re.compile(r"(?<![\w.~/<-])~?/\w[\w.-]*")
 
 
@@ -139,8 +141,9 @@ def test_the_readme_names_every_model_and_its_fastest_line(published, golden):
     text = (published / "README.md").read_text()
     found = tables(text)
     ok = golden[0].filter(status="ok")
+    every = found["The fastest of each model and batch"]
     for what in ("inference", "training"):
-        rows = next(rows for heading, rows in found.items() if heading.lower().startswith(what))
+        rows = [row for row in every if row["Pass"] == what]
         assert [row["Model"] for row in rows] == [f"[{m}]({m}.md)" for models in PARTS for m in models for _ in "12"]
         for row in rows:
             group = ok.filter(model=row["Model"][1:].split("]")[0], batch_size=int(row["Batch"])).filter(
@@ -148,30 +151,32 @@ def test_the_readme_names_every_model_and_its_fastest_line(published, golden):
             )
             best = group.sort("latency_ms").row(0, named=True)
             base = group.row(by_predicate=(pl.col("variant") == "eager") & (pl.col("precision") == "fp32"), named=True)
-            assert row["Fastest"] == f"{best['variant']} {best['precision']}"
-            assert number(row["ms"]) == pytest.approx(best["latency_ms"], rel=5e-4)
-            assert number(row["fp32 eager ms"]) == pytest.approx(base["latency_ms"], rel=5e-4)
-            assert number(row["Speed-up"]) == pytest.approx(base["latency_ms"] / best["latency_ms"], rel=5e-3)
+            assert row["Configuration"] == f"{best['variant']} {best['precision']}"
+            assert number(row["Latency, ms"]) == pytest.approx(best["latency_ms"], rel=5e-3)
+            assert number(row["Base, ms"]) == pytest.approx(base["latency_ms"], rel=5e-3)
+            assert number(row[SPEEDUP]) == pytest.approx(base["latency_ms"] / best["latency_ms"], rel=5e-3)
             assert number(row["Items/s"]) == pytest.approx(best["throughput"], rel=5e-4)
 
 
 def test_the_figures_of_a_page_are_the_parquets(published, golden):
     exact = {
-        "Latency ms": "latency_ms",
-        "Device ms": "gpu_ms",
+        "Latency, ms": "latency_ms",
+        "Device, ms": "gpu_ms",
         "Items/s": "throughput",
         "TFLOP/s": "tflops",
-        "Memory MiB": "peak_memory_mib",
-        "Forward ms": "forward_ms",
-        "Backward ms": "backward_ms",
+        "Memory, MiB": "peak_memory_mib",
+        "Forward, ms": "forward_ms",
+        "Backward, ms": "backward_ms",
         "Rel. error": "rel_l2_error",
     }
-    parts = ("context_mib", "weights_mib", "activations_mib", "other_mib")
+    parts = ("Context", "Weights", "Activations", "Other")
     seen = set()
     for model in (model for models in PARTS for model in models):
         for heading, rows in tables((published / f"{model}.md").read_text()).items():
+            if heading == "Not measured":
+                continue
             what, batch = heading.lower().split(", batch ")
-            figures = [number(row["Latency ms"]) for row in rows]
+            figures = [number(row["Latency, ms"]) for row in rows]
             assert figures == sorted(figures)
             for row in rows:
                 precision = row["Precision"]
@@ -184,34 +189,39 @@ def test_the_figures_of_a_page_are_the_parquets(published, golden):
                     if case[column] is None:
                         assert not row.get(head)
                     else:
-                        assert number(row[head]) == pytest.approx(case[column], rel=5e-2 if "e-" in row[head] else 5e-3)
-                split = [number(part) for part in row["Split MiB"].split(" + ")]
-                assert split == pytest.approx([case[part] for part in parts], abs=0.51)
-                assert number(row["Of peak %"]) == pytest.approx(100 * case["fraction_of_peak"], rel=5e-3)
+                        near = (
+                            {"rel": 5e-2} if "e-" in row[head] else {"rel": 5e-3, "abs": 0.51 * (head == "Memory, MiB")}
+                        )
+                        assert number(row[head]) == pytest.approx(case[column], **near)
+                split = [number(row[f"{part}, MiB"]) for part in parts]
+                assert split == pytest.approx([case[f"{part.lower()}_mib"] for part in parts], abs=0.51)
+                assert number(row["Of peak, %"]) == pytest.approx(100 * case["fraction_of_peak"], abs=0.051)
                 if case["latency_ci_low_ms"] is None:
                     assert not row.get("± %")
                 else:
                     half = 50 * (case["latency_ci_high_ms"] - case["latency_ci_low_ms"]) / case["latency_ms"]
                     assert number(row["± %"]) == pytest.approx(half, abs=0.051)
                 kinds = {text.partition(":")[0] for text in case["warnings"]}
-                marks = {"host-bound": "h", "queue-bound": "q", "outliers": "o", "drift": "d"}
-                assert sorted(row["Marks"].split()) == sorted(marks[kind] for kind in kinds)
+                assert set(filter(None, row.get("Warnings", "").split(", "))) == kinds
     assert seen == set(golden[0].filter(status="ok")["case_id"])
 
 
-def test_a_page_is_compact_and_explains_its_marks(published):
-    text = (published / "resnet50.md").read_text()
-    assert len(text.splitlines()) < 100
-    assert "**h** host-bound: " in text
-    assert "**o** outliers: " in text
+def test_a_page_is_compact_and_the_readme_explains_its_warnings(published):
+    assert len((published / "resnet50.md").read_text().splitlines()) < 100
+    meant = {row["Warning"]: row["What it means"] for row in tables((published / "README.md").read_text())["Warnings"]}
+    assert {kind: meant[kind] for kind in ("host-bound", "outliers")} == {
+        kind: KINDS[kind].meaning for kind in ("host-bound", "outliers")
+    }
 
 
 def test_what_failed_stands_on_both_pages_as_it_would_be_read(published):
     reason = r"RuntimeError: \<unknown> in \_\_init\_\_ on host, see results/20261120T123125Z-8c81/logs/x.log"
-    assert tables((published / "README.md").read_text())["Not measured"] == [
-        {"Status": "failed", "Reason": reason, "What": "ort · fp16 · inference · batch 16 · resnet50"}
-    ]
-    assert f"- ort · fp16 · inference · batch 16: **failed**, {reason}\n" in (published / "resnet50.md").read_text()
+    for page in ("README.md", "resnet50.md"):
+        (row,) = tables((published / page).read_text())["Not measured"]
+        assert (row["Status"], row["Reason"]) == ("failed", reason)
+        assert [row[key] for key in ("Engine", "Precision", "Pass", "Models", "Batches")] == (
+            ["ort", "fp16", "inference", "resnet50", "16"]
+        )
     assert "Not measured" not in (published / "alexnet.md").read_text()
 
 
@@ -243,9 +253,9 @@ def test_the_runs_are_told_with_commands_seconds_and_roofs(published, golden):
     assert "Took 40 s (measuring" in text
     assert "Took 41 s (measuring" in text
     assert f"120 cases: {golden[0].filter(status='ok').height} ok, 1 failed" in text
-    assert "| 2 | 51.5 | 4,123 |" not in text  # Four digits are for what decides.
-    assert "| 2 | 51.5 | 4,120 |" in text
-    assert {row["Part"]: row["What"] for row in tables(text)["Machine"]}["Driver"] == golden[0]["driver"][0]
+    machine = {row["Part"]: row["What"] for row in tables(text)["Machine"]}
+    assert machine["Driver"] == golden[0]["driver"][0]
+    assert machine["fp32 peak, measured"] == "51.5 TFLOP/s"
 
 
 def test_the_environment_and_the_job_are_those_of_the_runs(published):
@@ -284,20 +294,21 @@ def test_replicates_are_one_line_with_a_verdict_on_device_time(golden, tmp_path)
     rows = tables((tmp_path / "into" / "resnet50.md").read_text())["Inference, batch 1"]
     base, tf32, fp16 = sorted(rows, key=lambda row: ["fp32", "tf32", "fp16"].index(row["Precision"]))
     # By latency eager fp16 is slower than fp32 here, since the host cannot launch fast enough.
-    assert number(fp16["Speed-up"]) < 1
+    assert number(fp16[SPEEDUP]) < 1
     ours = results.filter(batch_size=1, replicate=0).select("precision", "gpu_ms")
     device = dict(ours.iter_rows())
-    assert fp16["On device"] == f"{device['fp32'] / device['fp16']:.2f} faster"
-    assert tf32["On device"] == f"{device['fp32'] / device['tf32']:.2f} faster"
-    assert base["On device"] == ""
+    for row in (tf32, fp16):
+        assert number(row["On device, ×"]) == pytest.approx(device["fp32"] / device[row["Precision"]], abs=0.006)
+        assert row["Verdict"] == "faster"
+    assert base["Verdict"] == ""
     busy = pl.when(pl.col("precision") == "fp16").then(pl.lit(["disturbed: a"])).otherwise("warnings")
     write_run(tmp_path / "busy", 0, results.with_columns(warnings=busy), samples)
     assert publish(tmp_path / "busy", into=tmp_path / "busy-into").returncode == 0
     rows = tables((tmp_path / "busy-into" / "resnet50.md").read_text())["Inference, batch 1"]
-    assert {row["Precision"]: (row["Speed-up"], row["On device"]) for row in rows} == {
-        "fp32": (base["Speed-up"], ""),
-        "tf32": (tf32["Speed-up"], tf32["On device"]),
-        "fp16": ("disturbed", ""),
+    assert {row["Precision"]: (number(row[SPEEDUP] or "0"), row["Verdict"], row["Note"]) for row in rows} == {
+        "fp32": (number(base[SPEEDUP]), "", ""),
+        "tf32": (number(tf32[SPEEDUP]), "faster", ""),
+        "fp16": (0, "", "disturbed"),
     }
 
 
