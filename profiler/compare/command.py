@@ -55,7 +55,7 @@ def make_comparison(options: Options, limit: float | None = None) -> Comparison:
     results = without_probes(pl.concat([runs.results, *(frame.lazy() for frame in published)]))
     results = results.with_columns(run=pl.col("run_id").replace_strict(names, return_dtype=pl.String))
     check_by(results, by)
-    needed = dict.fromkeys([*COLUMNS, "run_id", "machine", "sm_clock_mhz", by])
+    needed = dict.fromkeys([*COLUMNS, "run_id", "machine", "engine", "sm_clock_mhz", by])
     rows = _only(results, options).select(*needed).collect()
     cells = compare(rows, by, options.base, best, spreads(results))
     sides, environments = _sides(rows, by, runs)
@@ -122,7 +122,7 @@ def _only(results: pl.LazyFrame, options: Options) -> pl.LazyFrame:
 
 
 def _sides(rows: pl.DataFrame, by: str, runs: Runs) -> tuple[tuple[Side, ...], dict[str, list[dict[str, Any]]]]:
-    """The sides in order, and by name their runs' environments, each with the median SM clock of its rows."""
+    """The sides in order, and by name their runs' environments, each with its rows' median SM clock and engines."""
     sides = []
     environments: dict[str, list[dict[str, Any]]] = {}
     named = rows.filter(pl.col(by).is_not_null())
@@ -130,15 +130,14 @@ def _sides(rows: pl.DataFrame, by: str, runs: Runs) -> tuple[tuple[Side, ...], d
         machines = part["machine"].drop_nulls().unique(maintain_order=True).to_list()
         ids = part["run_id"].unique(maintain_order=True).to_list()
         sides.append(Side(str(name), tuple(ids), tuple(machines), part.height))
-        clocks = dict(part.group_by("run_id").agg(pl.col("sm_clock_mhz").median()).drop_nulls().iter_rows())
+        own = part.group_by("run_id").agg(pl.col("sm_clock_mhz").median(), engines=pl.col("engine").unique())
+        measured = {row.pop("run_id"): {k: v for k, v in row.items() if v is not None} for row in own.to_dicts()}
         # Of a published figure its machine's name is all that is known.
         unknown = {"machine": ", ".join(machines)}
         known = [runs.environments.get(i, unknown) for i in ids]
         if by == "variant":  # It may have been measured in an interpreter of its own.
             known = [{**in_its_interpreter(of, str(name)), "interpreters": None} for of in known]
-        environments[str(name)] = [
-            {**of, **({"sm_clock_mhz": clocks[i]} if i in clocks else {})} for i, of in zip(ids, known, strict=True)
-        ]
+        environments[str(name)] = [{**of, **measured[i]} for i, of in zip(ids, known, strict=True)]
     return tuple(sides), environments
 
 

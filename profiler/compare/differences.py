@@ -7,7 +7,7 @@ from typing import Any
 
 from engines.catalog import ENGINES
 from profiler.results.columns import Group, names
-from profiler.results.environment import flat
+from profiler.results.environment import flat, versions_of_others
 from profiler.tables.numbers import compact
 
 Environment = Mapping[str, Any]
@@ -30,7 +30,8 @@ _CLOSE = 0.02
 def differences(sides: Mapping[str, Sequence[Environment]]) -> list[dict[str, str]]:
     """One row a fact that the sides do not have in common: `what`, then under each side's name its value or values.
 
-    A value that a run says it does not have is "none"; what it did not record is no difference, and "" in its side.
+    A value that a run says it does not have is "none"; what it did not record is no difference, and "" in its side, as
+    is the version of what no row of the side ran in, where the environment has `engines`.
     """
     flat = {name: [_flatten(run) for run in runs] for name, runs in sides.items()}
     known = [key for runs in flat.values() for run in runs for key in run if run[key] is not _PART]
@@ -45,11 +46,12 @@ def differences(sides: Mapping[str, Sequence[Environment]]) -> list[dict[str, st
 
 
 _PART = object()
-"""In place of a mapping: what it does not hold, the run does not have."""
+"""In place of a mapping: what it does not hold, the run does not have; and of what is not the side's."""
 
 
 def _flatten(environment: Environment) -> dict[str, Any]:
-    facts = {key: _PART if isinstance(value, Mapping) else value for key, value in flat(environment)}
+    others = versions_of_others(environment.get("engines", ENGINES))
+    facts = {k: _PART if isinstance(value, Mapping) or k in others else value for k, value in flat(environment)}
     return {
         key: value
         for key, value in facts.items()
@@ -62,7 +64,7 @@ def _flatten(environment: Environment) -> dict[str, Any]:
 def _recorded(run: Mapping[str, Any], key: str) -> list[Any]:
     """The value in a list, [None] where the run has none, [] where it says nothing of it."""
     if key in run:
-        return [run[key]]
+        return [] if run[key] is _PART else [run[key]]
     parent = key.partition(".")[0]
     return [None] if run.get(parent) is _PART else []
 

@@ -70,7 +70,7 @@ def _print_answer(console: Console, asked: Recommend, found: Recommendation) -> 
     console.print(Text(f"\n{aim}{at}: {choice.name} ({facts})", style="bold green"))
     compared = [one for one in (choice, found.runner_up) if one is not None]
     sentences = [*answer.sentences[:_FEW], *answer.doubts]
-    if noisy := " and ".join(disturbed(one.name, one.warnings) for one in compared if one.is_disturbed):
+    if noisy := disturbed((one.name, one.warnings) for one in compared if one.is_disturbed):
         sentences = [f"Not certain: {noisy}. Measure again before you rely on it."]
     for sentence in sentences:
         console.print(Text(sentence))

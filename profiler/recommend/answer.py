@@ -24,6 +24,7 @@ from profiler.recommend.reasons import (
     worse,
 )
 from profiler.results.columns import Group, columns
+from profiler.results.environment import versions_of_others
 from profiler.results.set_up import PARTS, Part, parts_of
 from profiler.results.warning_kinds import doubting, meaning, was_disturbed, without_factor
 from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
@@ -355,5 +356,7 @@ def _notes(found: Recommendation, is_rough: bool, sampling: str) -> list[str]:
 
 def versions(row: Mapping[str, object]) -> str:
     """Of the software that a row was measured with."""
-    named = [f"{c.noun or c.heading} {row[c.name]}" for c in columns(Group.VERSIONS) if row[c.name]]
+    others = versions_of_others([str(row["engine"])])
+    found = [c for c in columns(Group.VERSIONS) if row[c.name] and c.name not in others]
+    named = [f"{c.noun or c.heading} {row[c.name]}" for c in found]
     return ", ".join(named) or "versions unknown"

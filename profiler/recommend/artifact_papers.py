@@ -15,12 +15,13 @@ from exporters.weights import has_own_weights
 from profiler.job.case import Case
 from profiler.recommend.candidates import Candidate
 from profiler.results.columns import Group, names
+from profiler.results.environment import versions_of_others
 from profiler.results.run_files import json_object
 from profiler.tables.numbers import significant
 
 
 def write_papers(candidate: Candidate, case: Case, deployed: Deployed, folder: Path) -> None:
-    row = candidate.row
+    row, others = candidate.row, versions_of_others([case.engine])
     config = {
         "model": case.model,
         "engine": case.engine,
@@ -32,7 +33,7 @@ def write_papers(candidate: Candidate, case: Case, deployed: Deployed, folder: P
         **deployed.config,
         "measured": {
             "machine": candidate.machine,
-            **{name: row[name] for name in ("gpu", *names(Group.VERSIONS))},
+            **{name: row[name] for name in ("gpu", *names(Group.VERSIONS)) if name not in others},
             "run_ids": list(candidate.run_ids),
             "replicates": candidate.replicates,
             "figures": candidate.figures,

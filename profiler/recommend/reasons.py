@@ -69,12 +69,12 @@ def worse(margin: Margin, words: str, why: str) -> str:
 
 def doubt(margin: Margin, start: str = "; ") -> str:
     """Which of the two was disturbed, after `start`; empty where neither was."""
-    who = " and ".join(disturbed(one.name, one.warnings) for one in margin.disturbed)
+    who = disturbed((one.name, one.warnings) for one in margin.disturbed)
     return start + who if who else ""
 
 
 def _doubt(candidate: Candidate) -> str:
-    return f"; {disturbed(candidate.name, candidate.warnings)}" if candidate.is_disturbed else ""
+    return f"; {disturbed([(candidate.name, candidate.warnings)])}" if candidate.is_disturbed else ""
 
 
 def relaxation(relaxed: Relaxation, found: Recommendation) -> str:

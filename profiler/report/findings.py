@@ -16,7 +16,7 @@ from profiler.report.chart_specs import MEMORY, TRAINING
 from profiler.report.data import KEY, Data
 from profiler.results.speedups import geometric_mean
 from profiler.results.warning_kinds import disturbed, was_disturbed, without_factor
-from profiler.tables.numbers import counted, listed, percent, rounded, significant, times
+from profiler.tables.numbers import counted, percent, rounded, significant, times
 
 Row = Mapping[str, Any]
 Claim = tuple[str, Sequence[Row]]
@@ -109,12 +109,9 @@ def _of_each(rows: Sequence[Row], sentence: Callable[[Sequence[Row]], Claim | No
 
 def _doubt(named: Sequence[Row]) -> str:
     """Which rows that a sentence rests on were disturbed, like "; ort fp32 at batch 1 was inconsistent"."""
-    doubts = [
-        disturbed(f"{row['configuration']} at batch {row['batch_size']}", row["warnings"])
-        for row in named
-        if row["own_disturbed"]
-    ]
-    return f"; {listed(dict.fromkeys(doubts))}" if doubts else ""
+    doubted = [row for row in named if row["own_disturbed"]]
+    who = disturbed((f"{row['configuration']} at batch {row['batch_size']}", row["warnings"]) for row in doubted)
+    return f"; {who}" if who else ""
 
 
 def _inference_first(best: pl.DataFrame) -> pl.DataFrame:
@@ -157,7 +154,7 @@ def _speedups(rows: Sequence[Row]) -> Claim | None:
     best = f"the fastest is {top['configuration']}{', which' if top['own_disturbed'] else ''}{factor(top, 'at ')}"
     best = best if top is not base else "nothing is faster"
     kinds = top["base_warnings"] or []
-    doubt = f"; {disturbed(top['base'], kinds)}" if without_factor(kinds) else ""
+    doubt = f"; {disturbed([(top['base'], kinds)])}" if without_factor(kinds) else ""
     return f"Over {top['base']} at batch {batch}: {', '.join(parts)}; {best}{doubt}", []
 
 

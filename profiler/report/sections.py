@@ -163,8 +163,7 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
     made, configurations = tables(data), data.configurations
     section = partial(_section, drawn, made)
     measured = not configurations.is_empty()
-    sized, trained = configurations["batch_size"].n_unique() > 1, "training" in configurations["pass"]
-    walked = configurations["first_call_ms"].count()
+    trained, walked = "training" in configurations["pass"], configurations["first_call_ms"].count()
     environment = [*wall_time(data.runs), *data.runs.notes]
     lost, sentences = _when(measured and data.lost, data.lost or ""), group_sentences(configurations)
     answer = {"commands": _commands(data), "plain": lost, "sentences": sentences, "open": True}
@@ -177,7 +176,7 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
         section("throughput", "Throughput against latency", _when(measured, _THROUGHPUT)),
         section("memory", "Memory", _memory(configurations)),
         section("roofline", "Roofline", _roofline(data, "roofline" in drawn)),
-        section("efficiency", "Minibatch efficiency", _when(sized, _EFFICIENCY), other="largest-batch"),
+        section("efficiency", "Minibatch efficiency", _when("efficiency" in made, _EFFICIENCY), other="largest-batch"),
         section("training", "Training", _when(trained, _TRAINING)),
         section("layers", "Layer by layer", _when(measured, _layers(data))),
         section("samples", "Raw samples", _when(measured, _samples(configurations))),
@@ -264,10 +263,8 @@ def _speedups(configurations: pl.DataFrame) -> list[str]:
     else:
         intervals = "No intervals: the raw samples are not with these results."
     lost = configurations.filter(pl.col("speedup").is_not_null(), pl.col("disturbed").is_not_null()).height
-    not_drawn = (
-        f"Of {count(lost)} of {counted(configurations['speedup'].count(), 'configuration')} no factor is drawn or "
-        "stated: it, or its base, was disturbed or inconsistent, as column Note says."
-    )
+    of = counted(configurations["speedup"].count(), "configuration")
+    not_drawn = f"Without a factor: {count(lost)} of {of}, disturbed or inconsistent, or their base was (column Note)."
     return [
         "A speed-up is the base's latency over the configuration's own. The steps go from the base through the "
         "narrower precisions to the tuned, compiled and exported runtimes.",

@@ -37,6 +37,7 @@ def tables(data: Data) -> dict[str, Table]:
     """Every table that is not empty, by name."""
     configurations = data.configurations
     trained = configurations.filter(pl.col("pass") == "training")
+    sized = configurations.filter(pl.col("batch_size").n_unique() > 1)
     warned = own_warnings(carried_by_all(configurations["warnings"]))
     made = [
         _answer(configurations, warned),
@@ -45,7 +46,7 @@ def tables(data: Data) -> dict[str, Table]:
         _table("throughput", "Throughput and latency", configurations, *_THROUGHPUT, needs="latency_ms"),
         _table("memory", "Memory", configurations, *_MEMORY, needs="peak_memory_mib"),
         _table("roofline", "Roofline", configurations, *_ROOFLINE, needs="tflops"),
-        _table("efficiency", "Time per item", configurations, *_EFFICIENCY, needs="item_ms"),
+        _table("efficiency", "Time per item", sized, *_EFFICIENCY, needs="item_ms"),
         _largest(data),
         _table("training", "Training", trained, *_TRAINING, needs="latency_ms"),
         *(_layers(number, cell) for number, cell in enumerate(data.layers, 1)),

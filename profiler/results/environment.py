@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
+from engines.catalog import ENGINES
 
 Form = Callable[[Any], bool]
 
@@ -65,3 +67,13 @@ def known_facts(environment: Mapping[str, Any], forms: Mapping[str, Form] = _FOR
     """The facts that have their form, and the keys of the others."""
     wrong = [key for key, form in forms.items() if key in environment and not _or_null(form)(environment[key])]
     return {key: value for key, value in environment.items() if key not in wrong}, wrong
+
+
+def versions_of_others(engines: Iterable[str]) -> set[str]:
+    """The facts, by their flat keys, of libraries that had no part in rows of `engines`, as PyTorch, which exports, has."""
+    own = {*engines, "eager"}
+    keys: dict[bool, set[str]] = {True: set(), False: set()}
+    for name, engine in ENGINES.items():
+        column, packages = (engine.version.column, engine.version.packages) if engine.version else ("", ())
+        keys[name in own] |= {column, *(f"packages.{package}" for package in (*packages, *engine.packages))}
+    return keys[False] - keys[True]

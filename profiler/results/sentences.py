@@ -53,7 +53,7 @@ def rough(sampling_seconds: Iterable[float | None]) -> str | None:
     short = [seconds for seconds in sampling_seconds if seconds is not None and seconds <= ROUGH_SECONDS]
     if not short:
         return None
-    how = f"cases were sampled for {compact(max(short))} s (--quick, `budget.seconds`)"
+    how = f"cases were sampled for {compact(max(short))} s (`budget.seconds`)"
     return f"Rough figures: {how}. Before you decide, measure for longer."
 
 

@@ -13,6 +13,7 @@ from itertools import takewhile
 from typing import Literal
 
 from engines.base import Warning
+from profiler.tables.numbers import listed
 
 Doubt = Literal["latency", "memory", "error"]
 
@@ -252,6 +253,9 @@ def was_disturbed(kinds: Iterable[str]) -> str:
     return f"was {' and '.join(sorted(without_factor(kinds))) or DISTURBED}"
 
 
-def disturbed(name: str, kinds: Iterable[str]) -> str:
-    """Like "ort fp32 was inconsistent"."""
-    return f"{name} {was_disturbed(kinds)}"
+def disturbed(named: Iterable[tuple[str, Iterable[str]]]) -> str:
+    """Like "ort fp32 was inconsistent and eager fp32 and trt fp16 were disturbed", of names and what each carries."""
+    found: dict[str, list[str]] = {}
+    for name, kinds in dict(named).items():
+        found.setdefault(was_disturbed(kinds), []).append(name)
+    return " and ".join(f"{listed(who)} {how if len(who) == 1 else f'were{how[3:]}'}" for how, who in found.items())

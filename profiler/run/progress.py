@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Self
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -105,6 +106,15 @@ Display = PlainDisplay
 def open_display(console: Console) -> Display:
     """The live display on a terminal, plain lines elsewhere."""
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+
+
+def each(display: Display, what: str, items: Sequence[Any]) -> Iterator[Any]:
+    """Yield the items; before each and after the last the display shows how many are done."""
+    for done, item in enumerate(items):
+        display.preparing(what, done, len(items))
+        yield item
+    if items:
+        display.preparing(what, len(items), len(items))
 
 
 def _place(done: int, total: int) -> Text:

@@ -28,7 +28,7 @@ from profiler.run.fits import too_large_to_run, weight_mib
 from profiler.run.largest_batch import Search, short
 from profiler.run.new_shapes import timed, walks
 from profiler.run.prepare import failure, prepare
-from profiler.run.progress import Display
+from profiler.run.progress import Display, each
 from profiler.run.quiet import Quiet
 from profiler.run.roofs import RunRoofs
 from profiler.run.slower_kernels import add_reasons
@@ -124,7 +124,7 @@ class Runner:
         with self.wall.span("prepare"):
             cases, tick = [*waiting, *probes], self.display.preparing
             prepared = prepare(cases, self.budget, self.run.logs, self.path, tick, self._uuid)
-            self.run.write_models({name: each.identity for name, each in prepared.items() if each.identity})
+            self.run.write_models({name: one.identity for name, one in prepared.items() if one.identity})
             self._await(others)
         quiet.start()
         with self.wall.span("roofs"):
@@ -134,8 +134,7 @@ class Runner:
 
     def _await(self, others: Mapping[Path, OtherPython]) -> None:
         """Wait until the other interpreters are ready; their rows have the CUDA of their libraries."""
-        for python, other in others.items():
-            self.display.preparing(f"libraries of {python}", 0, 1)
+        for python, other in each(self.display, "libraries of other interpreters", [*others.items()]):
             said = other.ready()
             found = {"cuda": said.get("torch_cuda"), "cudnn": said.get("cudnn")} if self.target.gpu else {}
             for facts in self.environment["interpreters"].values():
@@ -162,10 +161,8 @@ class Runner:
         """The first call at each new shape, before any case has been measured; a resumed run keeps what it had."""
         journal = self.run.results()
         self._first_calls |= timed(journal)
-        able = [[each for each in walk if failure(each.case, each.prepared) is None] for walk in walked]
-        able = [walk for walk in able if len(walk) > 1]
-        for done, walk in enumerate(able):
-            self.display.preparing("first calls at new shapes", done, len(able))
+        able = [[task for task in walk if failure(task.case, task.prepared) is None] for walk in walked]
+        for walk in each(self.display, "first calls at new shapes", [walk for walk in able if len(walk) > 1]):
             with self.wall.span("first calls"):
                 self._first_calls = supervisor.first_calls(walk) | self._first_calls
         for id_, result in journal.items():

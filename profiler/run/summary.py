@@ -61,11 +61,10 @@ def print_results(
     if not all(elsewhere(key) for key, _ in networks if key["role"] == Role.SWEEP):
         _print_sweeps(console, results)
     print_more()
-    console.print()
     everywhere = carried_by_all(line["warnings"] for _, group in compared for line in group)
-    for text in (*(group_sentence(key, group, everywhere) for key, group in compared), *sweep_sentences(results)):
-        if text:
-            console.print(Text(text))
+    found = [group_sentence(key, group, everywhere) for key, group in compared]
+    if sentences := list(filter(None, [*found, *sweep_sentences(results)])):
+        console.print(Text("\n".join(["", *sentences])))
     _print_problems(console, results)
     _print_warnings(console, results)
     if text := disturbance_sentence(results, repeats_used_up, repeated):

@@ -59,3 +59,13 @@ def test_machine_and_driver_come_before_packages() -> None:
 def test_a_side_of_several_runs_tells_all_its_values() -> None:
     rows = differences({"A": [ONE, {**ONE, "driver": "570"}], "B": [ONE]})
     assert rows == [{"what": "driver", "A": "580.1, 570", "B": "580.1"}]
+
+
+def test_a_side_has_the_versions_of_its_rows_engines_only() -> None:
+    ran = {"torch_version": "2.13", "onnxruntime_version": "1.31", "packages": {"jax": "0.10", "jaxlib": "0.10"}}
+    other = {"torch_version": "2.12", "onnxruntime_version": "1.27", "openvino_version": "2026.4", "packages": {}}
+    rows = differences({"ort": [{**ran, "engines": ["ort"]}], "ov": [{**other, "engines": ["openvino"]}]})
+    assert rows == [{"what": "torch_version", "ort": "2.13", "ov": "2.12"}], "PyTorch exports for all"
+    every = differences({"ort": [{**ran, "engines": ["ort", "jax"]}], "ov": [{**other, "engines": ["ort"]}]})
+    assert [row["what"] for row in every] == ["torch_version", "onnxruntime_version"]
+    assert every[1] == {"what": "onnxruntime_version", "ort": "1.31", "ov": "1.27"}

@@ -908,7 +908,7 @@ def test_where_every_candidate_was_disturbed_that_is_said_once() -> None:
     answer = make_answer(found, "")
     assert set(reasons(found).values()) == {"slower (no factor)"}
     assert answer.notes == ["No factors: every candidate was disturbed."]
-    names = "ort fp16, batch 1 was disturbed and eager fp16, batch 1 was disturbed"
+    names = "ort fp16, batch 1 and eager fp16, batch 1 were disturbed"
     assert f"slower (no factor: {names})." in answer.sentences[1]
 
 

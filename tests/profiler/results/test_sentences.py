@@ -261,4 +261,4 @@ def test_what_moved_on_every_row_is_not_said_again_of_each_group():
 def test_figures_are_rough_where_cases_were_sampled_for_too_short(seconds: list[float | None], said: str | None):
     text = sentences.rough(seconds)
     assert (text is None) == (said is None)
-    assert said is None or f"sampled for {said} (--quick, `budget.seconds`)" in text
+    assert said is None or f"sampled for {said} (`budget.seconds`)" in text

@@ -11,7 +11,7 @@ import pytest
 from engines.base import Warning
 from profiler.results import warning_kinds
 from profiler.results.columns import kind_of_warning
-from profiler.results.warning_kinds import KINDS, carried_by_all, is_measured_again, was_disturbed
+from profiler.results.warning_kinds import KINDS, carried_by_all, disturbed, is_measured_again, was_disturbed
 
 OUTLIERS = Warning("outliers", "7 of 40: far from the median")
 
@@ -89,3 +89,9 @@ def test_what_every_row_carries_needs_to_be_said_only_once():
 def test_disturbed_is_not_said_to_be_disturbed_twice():
     assert was_disturbed(["drift", "disturbed"]) == "was disturbed"
     assert was_disturbed(["disturbed", "inconsistent"]) == "was disturbed and inconsistent"
+
+
+def test_rows_that_were_disturbed_alike_are_named_together():
+    named = [("a", ["disturbed"]), ("b", ["inconsistent"]), ("c", ["disturbed"]), ("a", ["disturbed"])]
+    assert disturbed(named) == "a and c were disturbed and b was inconsistent"
+    assert disturbed([]) == ""

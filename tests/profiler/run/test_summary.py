@@ -398,7 +398,7 @@ def test_that_figures_are_rough_is_said_once_and_last():
     assert quick.count("drift") == 1, "on every row: not in each sentence"
     assert "drift (every row): figures moved" in quick
     (last,) = quick.rpartition("\n\n")[2].splitlines()
-    assert last.startswith("Rough figures: cases were sampled for 0.3 s (--quick, `budget.seconds`).")
+    assert last.startswith("Rough figures: cases were sampled for 0.3 s (`budget.seconds`).")
     assert quick.count("Rough") == 1
     assert "No interval" not in quick, "that is why"
     longer = shown(results, samples.clear(), sampling_seconds=3.0)
