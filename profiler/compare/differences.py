@@ -50,11 +50,11 @@ _PART = object()
 
 
 def _flatten(environment: Environment) -> dict[str, Any]:
-    others = versions_of_others(environment.get("engines", ENGINES))
-    facts = {k: _PART if isinstance(value, Mapping) or k in others else value for k, value in flat(environment)}
+    facts = {key: _PART if isinstance(value, Mapping) else value for key, value in flat(environment)}
+    others = dict.fromkeys(versions_of_others(environment.get("engines", ENGINES)), _PART)
     return {
         key: value
-        for key, value in facts.items()
+        for key, value in (facts | others).items()
         if key.partition(".")[0] not in _OF_THE_RUN
         and key not in _TWICE
         and (value is _PART or value is None or isinstance(value, str | int | float))

@@ -70,7 +70,7 @@ def known_facts(environment: Mapping[str, Any], forms: Mapping[str, Form] = _FOR
 
 
 def versions_of_others(engines: Iterable[str]) -> set[str]:
-    """The facts, by their flat keys, of libraries that had no part in rows of `engines`, as PyTorch, which exports, has."""
+    """The facts, by their flat keys, of libraries without a part in rows of `engines`; PyTorch, which exports, has."""
     own = {*engines, "eager"}
     keys: dict[bool, set[str]] = {True: set(), False: set()}
     for name, engine in ENGINES.items():

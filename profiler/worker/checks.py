@@ -66,7 +66,7 @@ def _check_outputs(task: Task, outputs: Sequence[Array], names: Sequence[str], r
     case, model, other = task.case, task.prepared, task.prepared.other
     aligned, differences = _compared(case, case.source, model, outputs, names)
     finding = judge(case.precision, differences, how_seeded(model.specs))
-    result.take(explained(case, model, finding, differences))
+    result.take(explained(case, model, finding, differences, aligned.apart))
     apart = aligned.apart
     if other is not None:
         aligned, differences = _compared(case, case.reference or case.source, other, outputs, names)
@@ -95,7 +95,9 @@ def _some(reasons: Sequence[str]) -> str:
     return "; ".join([*reasons[:_NAMED], *([f"and {len(reasons) - _NAMED} more"] if len(reasons) > _NAMED else [])])
 
 
-def explained(case: Case, model: Prepared, finding: Finding, differences: Sequence[Difference]) -> Finding:
+def explained(
+    case: Case, model: Prepared, finding: Finding, differences: Sequence[Difference], apart: Sequence[str] = ()
+) -> Finding:
     """The finding on a row's outputs, with what the model itself does that makes them differ from the reference's."""
     if finding is None:
         return None
@@ -103,6 +105,8 @@ def explained(case: Case, model: Prepared, finding: Finding, differences: Sequen
         why = f"forward changes its input {model.changed} in place, so each call gets another: clone it first"
     elif model.identity is not None and not model.identity.repeatable:
         why = "the model gives other outputs each time: switch off what is random (dropout, unseeded weights)"
+    elif apart:
+        why = f"{apart[0]}: the model's `outputs: [NAME]` limits the comparison to outputs whose shape does not vary"
     elif (case.engine, case.precision) == ("eager", "fp32") and _is_far(finding, differences):
         why = (
             "the reference is PyTorch's too, so probably an item's output depends on the others of its batch (batch "

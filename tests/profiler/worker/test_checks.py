@@ -55,6 +55,12 @@ def test_what_the_model_itself_does_explains_every_engines_outputs():
     assert explained(case(), drawn, None, []) is None
 
 
+def test_outputs_of_other_shapes_suggest_to_limit_the_comparison():
+    off = "the outputs are wrong: relative L2 error 6.6e-1"
+    found = explained(case(precision="fp16"), Prepared(), off, [Difference(0.66)], ["boxes has shape (7, 4)"])
+    assert found.startswith(f"{off}; boxes has shape (7, 4): ") and "`outputs: [NAME]`" in found
+
+
 @pytest.mark.parametrize(
     ("asked", "ran"),
     [
