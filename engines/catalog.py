@@ -6,7 +6,7 @@ A new engine is one module in this package and one row in ENGINES; see docs/exte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -98,6 +98,10 @@ class Requirement:
     devices: tuple[Device, ...] = DEVICES
     to_build: bool = True
     """Whether building ahead of time needs it too."""
+    least: str = ""
+    """Of a module the oldest version with which the code here works, where that is known."""
+    packages: tuple[str, ...] = ()
+    """The distributions that may bring it, where they have other names."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,8 @@ class Deployment:
     write: str
     """"module:function", which writes the model's files and run.py: see engines/deployment.py."""
     requirements: Mapping[Device, tuple[str, ...]]
-    """Lines of its requirements.txt; {release} becomes "==" and the measured version, or nothing if none is known."""
+    """Lines of its requirements.txt; {release} becomes "==" and the measured version, or nothing if none is known, and
+    {plugin} the same of a plugin."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +215,7 @@ _CUDA: tuple[Device, ...] = ("cuda",)
 _CPU: tuple[Device, ...] = ("cpu",)
 _NO_TF32_ON_CPU = "TF32 is a mode of NVIDIA's tensor cores; on the CPU ask for fp32"
 
-_TORCH = Requirement("torch", "pip install 'torch>=2.11,<2.14'")
+_TORCH = Requirement("torch", "pip install 'torch>=2.11,<2.14'", least="2.11")
 _TORCH_VERSION = LibraryVersion("torch_version", ("torch",))
 _TORCH_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
     ("inference", "cpu"): frozenset({"fp32", "fp16", "bf16", "int8"}),
@@ -349,18 +354,22 @@ _TRT_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
 _INSTALL_ORT = "pip install 'onnxruntime-gpu>=1.31'"
 # Both distributions fill one folder, so that removing either breaks the other.
 REINSTALL_ORT = f"pip uninstall --yes onnxruntime onnxruntime-gpu && {_INSTALL_ORT}"
-_ORT: Requirement = Requirement("onnxruntime", _INSTALL_ORT)
+_ORT_PACKAGES = ("onnxruntime-gpu", "onnxruntime")
+# On a GPU 1.24 is the first that says where each node runs.
+_ORT_ON_CUDA = Requirement("onnxruntime", _INSTALL_ORT, devices=_CUDA, least="1.24", packages=_ORT_PACKAGES)
+_ORT: Requirement = Requirement("onnxruntime", "pip install 'onnxruntime>=1.22'", least="1.22", packages=_ORT_PACKAGES)
+_ANY_ORT = (replace(_ORT, devices=_CPU), _ORT_ON_CUDA)
 WORKER_REQUIREMENTS = (
-    Requirement("numpy", "pip install 'numpy>=2'"),
+    Requirement("numpy", "pip install 'numpy>=2'", least="2"),
     _TORCH,
     Requirement("pynvml", "pip install nvidia-ml-py", devices=_CUDA),
 )
 """What every worker imports: torch is its clock on a GPU, and holds the inputs and weights."""
-GRAPH_WORKER_REQUIREMENTS = (Requirement("onnx", "pip install 'onnx>=1.22'"),)
+GRAPH_WORKER_REQUIREMENTS = (Requirement("onnx", "pip install 'onnx>=1.22'", least="1.22"),)
 """What the workers of engines of graphs import besides."""
 
 _PROVIDER_FILE = "onnxruntime/capi/libonnxruntime_providers_{}.so"
-_ORT_VERSION = LibraryVersion("onnxruntime_version", ("onnxruntime-gpu", "onnxruntime"), from_proof=True)
+_ORT_VERSION = LibraryVersion("onnxruntime_version", _ORT_PACKAGES, from_proof=True)
 # libonnxruntime_providers_tensorrt.so of 1.31 needs libnvinfer.so.10 and was compiled against 10.14.1, for CUDA 13.
 _INSTALL_TRT_10 = "pip install 'tensorrt-cu13>=10.14,<11' (it fetches its libraries from NVIDIA, several GB)"
 
@@ -369,8 +378,7 @@ _INSTALL_RTX = "pip install 'tensorrt-rtx-{cuda}-libs>=1.7' 'tensorrt-rtx-{cuda}
 CUDA_DRIVERS = {"pycuda": "pycuda", "cuda.bindings": "cuda-bindings"}
 """Modules that give TensorRT's buffers their memory, the preferred one first, with their distributions."""
 _CUDA_DRIVER = Requirement("|".join(CUDA_DRIVERS), "pip install cuda-bindings", to_build=False)
-_INSTALL_JAX = "pip install 'cnn-runtime-profiler[jax]'"
-_INSTALL_JAX_CUDA = "pip install 'cnn-runtime-profiler[jax-cuda]'"
+_INSTALL_JAX_CUDA = "pip install 'jax[cuda13]>=0.10'"
 
 
 def _of_one_cuda(product: str, install: str, packages: tuple[str, ...] = ()) -> tuple[Requirement, ...]:
@@ -408,7 +416,7 @@ _torch_engine = partial(
     needs="torch",
     precisions=_TORCH_PRECISIONS,
     reasons=_TORCH_REASONS,
-    quantizers=dict.fromkeys(EIGHT_BITS, Requirement("torchao", "pip install 'torchao>=0.18' (3 MB)")),
+    quantizers=dict.fromkeys(EIGHT_BITS, Requirement("torchao", "pip install 'torchao>=0.18' (3 MB)", least="0.18")),
     version=_TORCH_VERSION,
     uses_cudnn=True,
     deployment=_TORCH_DEPLOYMENT,
@@ -475,7 +483,7 @@ ENGINES: dict[str, Engine] = {
                 ),
             },
             requirements=(
-                _ORT,
+                *_ANY_ORT,
                 Requirement(_PROVIDER_FILE.format("cuda"), REINSTALL_ORT, "file", devices=_CUDA),
             ),
             options=OrtOptions,
@@ -503,7 +511,7 @@ ENGINES: dict[str, Engine] = {
                 ),
             },
             requirements=(
-                _ORT,
+                _ORT_ON_CUDA,
                 *(Requirement(_PROVIDER_FILE.format(each), REINSTALL_ORT, "file") for each in ("cuda", "tensorrt")),
                 Requirement("tensorrt_libs", _INSTALL_TRT_10),
                 Requirement("tensorrt_libs/libnvinfer.so.10", _INSTALL_TRT_10, "file"),
@@ -520,12 +528,13 @@ ENGINES: dict[str, Engine] = {
             reasons=_OPENVINO_REASONS,
             requirements=(
                 _ORT,
-                Requirement("onnxruntime_ep_openvino", "pip install 'cnn-runtime-profiler[ort-openvino]'"),
+                Requirement("onnxruntime_ep_openvino", "pip install 'onnxruntime-ep-openvino>=1.8'"),
             ),
             options=OrtOpenVinoOptions,
             packages=("onnxruntime-ep-openvino",),
             deployment=Deployment(
-                "engines.onnx_runtime.deploy:write_graph", {"cpu": ("onnxruntime{release}", "onnxruntime-ep-openvino")}
+                "engines.onnx_runtime.deploy:write_graph",
+                {"cpu": ("onnxruntime{release}", "onnxruntime-ep-openvino{plugin}")},
             ),
         ),
         _ort_engine(
@@ -539,7 +548,7 @@ ENGINES: dict[str, Engine] = {
                 ("cpu", "tf32"): _NO_TF32_ON_CPU,
                 ("cuda", "tf32"): "whether a plugin rounds to TF32 is its own option, which nothing here can see",
             },
-            requirements=(_ORT,),
+            requirements=_ANY_ORT,
             options=OrtPluginOptions,
         ),
         _trt_engine(
@@ -588,7 +597,7 @@ ENGINES: dict[str, Engine] = {
             needs="onnx",
             precisions={("inference", "cpu"): frozenset({"fp32", "int8", "native"})},
             reasons=_OPENVINO_REASONS,
-            requirements=(Requirement("openvino", "pip install 'cnn-runtime-profiler[openvino]'"),),
+            requirements=(Requirement("openvino", "pip install 'openvino>=2026.0'"),),
             options=OpenVinoOptions,
             version=LibraryVersion("openvino_version", ("openvino",)),
             deployment=Deployment("engines.openvino_cpu.session:write_graph", {"cpu": ("openvino{release}",)}),
@@ -607,7 +616,7 @@ ENGINES: dict[str, Engine] = {
             },
             reasons={("cpu", "tf32"): _NO_TF32_ON_CPU},
             requirements=(
-                Requirement("jax", _INSTALL_JAX, devices=_CPU),
+                Requirement("jax", "pip install 'jax>=0.10'", devices=_CPU),
                 Requirement("jax", _INSTALL_JAX_CUDA, devices=_CUDA),
                 Requirement("jax_cuda13_plugin|jax_cuda12_plugin", _INSTALL_JAX_CUDA, devices=_CUDA),
             ),

@@ -8,17 +8,14 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from engines.catalog import (
-    GRAPH_WORKER_REQUIREMENTS,
-    WORKER_REQUIREMENTS,
-    Device,
-    Engine,
-    Requirement,
-)
+from engines.catalog import ENGINES, GRAPH_WORKER_REQUIREMENTS, WORKER_REQUIREMENTS, Device, Engine, Requirement
+from exporters.errors import sentence
 from exporters.packages import installed_version
+
+_PIP = "pip install "
 
 
 def missing(engine: Engine, device: Device, to_build: bool = False, precision: str = "") -> list[Requirement]:
@@ -26,53 +23,93 @@ def missing(engine: Engine, device: Device, to_build: bool = False, precision: s
 
     With `to_build` only those of building ahead of time; with `precision` also what quantizes for it.
     """
-    needed = [r for r in engine.requirements if device in r.devices and (r.to_build or not to_build)]
-    needed += [engine.quantizers[precision]] if precision in engine.quantizers else []
-    return _absent(needed)
+    return absent(r for r in _needed(engine, device, precision) if r.to_build or not to_build)
 
 
-def missing_for_worker(device: Device, engine: Engine | None = None, precision: str = "") -> list[Requirement]:
-    """What this interpreter lacks of what every worker imports, or of what the workers of `engine` import besides, at a
-    precision that they quantize to themselves, too."""
-    if engine is None:
-        return _absent([r for r in WORKER_REQUIREMENTS if device in r.devices])
-    if engine.needs == "torch":
-        return missing(engine, device, precision=precision)
-    return [*_absent(GRAPH_WORKER_REQUIREMENTS), *missing(engine, device)]  # Its graphs are made elsewhere.
+def _needed(engine: Engine, device: Device, precision: str = "") -> list[Requirement]:
+    needed = [r for r in engine.requirements if device in r.devices]
+    quantizer = engine.quantizers.get(precision)
+    return [*needed, quantizer] if quantizer and quantizer.name not in [r.name for r in needed] else needed
 
 
-def _absent(needed: Iterable[Requirement]) -> list[Requirement]:
+def needed_by_worker(device: Device, engine: str = "", precision: str = "") -> list[Requirement]:
+    """What every worker imports on the device, or those of `engine` do, what quantizes in them included."""
+    every = [r for r in WORKER_REQUIREMENTS if device in r.devices]
+    if not engine:
+        return every
+    if ENGINES[engine].needs == "torch":
+        return [*every, *_needed(ENGINES[engine], device, precision)]
+    return [*every, *GRAPH_WORKER_REQUIREMENTS, *_needed(ENGINES[engine], device)]  # Its graphs are made elsewhere.
+
+
+def absent(needed: Iterable[Requirement]) -> list[Requirement]:
+    """Those that this interpreter does not have, each once."""
     return [r for r in dict.fromkeys(needed) if not _is_there(r)]
 
 
+def why_not_imported(needed: Iterable[Requirement], begin: Callable[[str], object]) -> str:
+    """Import the modules, which are there, and say why one cannot be; `begin` gets the name of each before."""
+    for module in (next(filter(_is_installed, r.name.split("|"))) for r in needed if r.kind == "module"):
+        begin(module)
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            return f"{module} is installed, but cannot be imported: {sentence(error)}"
+    return ""
+
+
 def explain(lacking: Sequence[Requirement], pip: str = "pip") -> str:
-    """What is missing or does not go together, and the commands that mend it, each once; `pip` is how to call that."""
-    groups: dict[tuple[str, str], list[Requirement]] = {}
+    """What is wrong with each, and the commands that mend it: what pip installs is one; `pip` is how to call that."""
+    commands: dict[str, list[Requirement]] = {}
     for requirement in lacking:
-        # A module and a program, which one command may install, are said in one sentence.
-        sentence: str = "module" if requirement.kind == "program" else requirement.kind
-        groups.setdefault((install_command(requirement, pip), sentence), []).append(requirement)
-    sentences = []
-    for (install, sentence), group in groups.items():
-        if sentence == "same version":
-            installed = " and ".join(f"{name} {installed_version(name)}" for r in group for name in r.name.split("="))
-            sentences.append(f"{installed} are not of one version: {install}")
-        elif sentence == "only one":
-            names = [name for r in group for name in r.name.split("|") if installed_version(name)]
-            sentences.append(f"{' and '.join(names)} fill the same folders, only one may be installed: {install}")
-        elif sentence == "file":
-            paths = [Path(r.name) for r in group]
-            files = " and ".join(path.name for path in paths)
-            sentences.append(f"{paths[0].parts[0]} is installed without {files}: {install}")
-        else:
-            names = [r.name.replace("|", " or ") for r in group]
-            sentences.append(f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not installed: {install}")
-    return "; ".join(sentences)
+        is_plain = requirement.install.startswith(_PIP) and "&&" not in requirement.install
+        commands.setdefault(_PIP if is_plain else requirement.install, []).append(requirement)
+    said = []
+    for command, group in commands.items():
+        subjects: dict[str, list[str]] = {}
+        for names, wrong in map(_wrong, group):
+            subjects.setdefault(wrong, []).extend(names)
+        what = [f"{_listed(s)} {'is' if len(s) == 1 else 'are'} {wrong}" for wrong, s in subjects.items()]
+        if command == _PIP:  # What is noted in brackets comes last.
+            wanted = dict.fromkeys(r.install.removeprefix(_PIP) for r in group)
+            command += " ".join(sorted(wanted, key=lambda words: "(" in words))
+        said.append(f"{', '.join(what)}: {install_command(command, pip)}")
+    return "; ".join(said)
 
 
-def install_command(requirement: Requirement, pip: str = "pip") -> str:
-    """The command that mends it, for the CUDA that torch was built for: torch's driver serves that one."""
-    return requirement.install.replace("{cuda}", _cuda_of_torch()).replace("pip ", f"{pip} ")
+def _listed(names: Sequence[str]) -> str:
+    return re.sub(" and (?=.* and )", ", ", " and ".join(dict.fromkeys(names)))
+
+
+def _wrong(requirement: Requirement) -> tuple[list[str], str]:
+    """What there is something wrong with, and what that is."""
+    match requirement.kind:
+        case "same version":
+            return [f"{name} {installed_version(name)}" for name in requirement.name.split("=")], "not of one version"
+        case "only one":
+            names = list(filter(installed_version, requirement.name.split("|")))
+            return names, "in the same folders, only one may be installed"
+        case "file":
+            path = Path(requirement.name)
+            return [path.name], f"missing from the installed {path.parts[0]}"
+    if version := _too_old(requirement):
+        return [f"{requirement.name} {version}"], f"too old ({requirement.least} or later is needed)"
+    return [requirement.name.replace("|", " or ")], "not installed"
+
+
+def _too_old(requirement: Requirement) -> str | None:
+    """The version that is installed, if it is too old."""
+    version = installed_version(*(requirement.packages or (requirement.name,))) if requirement.least else None
+    return version if version and _numbers(version) < _numbers(requirement.least) else None
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
+
+
+def install_command(install: str, pip: str = "pip") -> str:
+    """A command that installs, for the CUDA that torch was built for: torch's driver serves that one."""
+    return install.replace("{cuda}", _cuda_of_torch()).replace("pip ", f"{pip} ")
 
 
 @functools.cache
@@ -99,7 +136,7 @@ def _is_there(requirement: Requirement) -> bool:
         module, _, file = requirement.name.partition("/")
         folders = [Path(folder) for folder in _folders(module)]
         return not folders or any((folder / file).exists() for folder in folders)
-    return any(map(_is_installed, requirement.name.split("|")))
+    return any(map(_is_installed, requirement.name.split("|"))) and not _too_old(requirement)
 
 
 def _is_installed(module: str) -> bool:

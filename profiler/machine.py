@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engines.catalog import ENGINES, Device
-from engines.requirements import explain, missing_for_worker
+from engines.requirements import absent, explain, needed_by_worker, why_not_imported
 from exporters.packages import installed_version
 from profiler import nvml
 from profiler.errors import ConfigError
@@ -211,20 +212,29 @@ def library_versions() -> dict[str, str | None]:
     return columns
 
 
-def describe_interpreter(device: Device) -> dict[str, dict[str, str | None]]:
-    """What the interpreter of this process has, for one that is to run calls in it; imports no library.
+def describe_interpreter(device: Device, workers: Sequence[str]) -> None:
+    """Print what the interpreter of this process has, for one that is to run `workers` in it, such as "eager int8".
 
-    `facts` for environment.json, and what is `lacking`, in words: to every worker (""), to those of each engine, and
-    to those that quantize, such as "eager int8".
+    Of several JSON texts the last has the `facts` for environment.json, and in words what is `lacking`: to every
+    worker (""), and to each. Those before are the names of modules about to be imported, which may end this process.
     """
-    pip = f"{sys.executable} -m pip"
-    needed = {name: missing_for_worker(device, engine) for name, engine in {"": None, **ENGINES}.items()}
-    quantizing = ((engine, precision) for engine in ENGINES.values() for precision in engine.quantizers)
-    needed |= {
-        f"{engine.name} {precision}": missing_for_worker(device, engine, precision) for engine, precision in quantizing
-    }
-    facts = {"python": platform.python_version(), **library_versions(), "numpy": installed_version("numpy")}
-    return {"facts": facts, "lacking": {name: explain(of, pip) for name, of in needed.items() if of}}
+    with os.fdopen(os.dup(1), "w") as answer:
+        os.dup2(2, 1)  # Where a module prints as it is imported.
+
+        def say(what: object) -> None:
+            print(json.dumps(what), file=answer, flush=True)
+
+        pip, every = f"{sys.executable} -m pip", needed_by_worker(device)
+        needed = {worker: needed_by_worker(device, *worker.split()) for worker in workers}
+        lacking = {worker: explain(absent(of), pip) for worker, of in needed.items()}
+        if absent(every):
+            lacking[""] = explain(absent(r for of in needed.values() for r in of), pip)
+        else:
+            lacking[""] = why_not_imported(every, say)
+            able = [] if lacking[""] else [worker for worker in workers if not lacking[worker]]
+            lacking |= {worker: why_not_imported(needed[worker], say) for worker in able}
+        facts = {"python": platform.python_version(), **library_versions(), "numpy": installed_version("numpy")}
+        say({"facts": facts, "lacking": {name: text for name, text in lacking.items() if text}})
 
 
 def own_version() -> str:

@@ -11,7 +11,7 @@ import torch
 from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics, graph_break_reasons
 from torch._inductor import config
 
-from engines.base import Job, Layer, Mark, Phase, Proof, ignore
+from engines.base import Job, Layer, Mark, Phase, Proof, Unsupported, ignore
 from engines.catalog import CompiledOptions, TorchOptions
 from engines.layer_profile.torch_trace import Iteration, median_layers, record
 from engines.pytorch.eager import EagerSession
@@ -23,12 +23,13 @@ _RUNS_UNTIL_REPLAY = 3
 _KEPT_RESULT = "tensor output of CUDAGraphs that has been overwritten"
 """As torch's graph trees say it (torch 2.11)."""
 _CPP_KERNEL = re.compile(r"(?:graph_\d+_)?(cpp_\w+)")
+_EXPLAINED = re.compile(r"(?:Explanation|Hint): (.*)")
 _LIBRARIES = ("triton", "cudnn", "cutlass", "cublas", "nvjet", "xmma", "gemm", "memcpy", "memset")
 """Words in the names of kernels that say where they come from."""
 
 
 def open_session(job: Job[CompiledOptions]) -> CompiledSession:
-    """Compile `job`'s model with torch.compile. Raises what the compiler raises."""
+    """Compile `job`'s model with torch.compile. Raises Unsupported where that compiles nothing, and its own errors."""
     return CompiledSession(job)
 
 
@@ -58,8 +59,6 @@ class CompiledSession(EagerSession):
 
         Those inside a compiled graph cannot be seen by a dispatch mode.
         """
-        if counters["stats"]["unique_graphs"] == 0:
-            raise RuntimeError("torch.compile compiled nothing: the model ran in eager")
         breaks = _graph_breaks()
         types = self.operators_seen().types
         return replace(
@@ -121,6 +120,8 @@ class CompiledSession(EagerSession):
                 "the model keeps a tensor of its last call, which CUDA graphs overwrite: clone it where it is kept, or "
                 "compile without graphs ({name: compiled, mode: default})"
             ) from None
+        if counters["stats"]["unique_graphs"] == 0:
+            raise Unsupported(f"torch.compile compiled nothing, the model ran in eager: {_why_nothing()}")
         if self.job.device == "cuda":
             torch.cuda.synchronize()
 
@@ -148,6 +149,13 @@ def _graph_breaks() -> tuple[str, ...]:
     said = {"generic_jump TensorVariable()": "a branch on a computed value"}
     reasons = [(each.reason.partition("\n")[0], each.user_stack) for each in graph_break_reasons]
     return tuple(dict.fromkeys(f"{said.get(what, what)}{place_in(stack)}" for what, stack in reasons))
+
+
+def _why_nothing() -> str:
+    """What torch says of the code that it did not compile, and what it would try first."""
+    said = [*counters["unimplemented"], *counters["graph_break"]]
+    why = (" ".join(_EXPLAINED.findall(each)[:2]) or each.partition("\n")[0] for each in said)
+    return "; ".join(dict.fromkeys(why)) or "it has no operator to compile"
 
 
 def _recompilations() -> tuple[str, ...]:

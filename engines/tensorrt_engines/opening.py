@@ -55,4 +55,4 @@ def product(library: Any) -> str:
 def _anew(library: Any) -> str:
     """The command that removes the library and installs the one for torch's CUDA."""
     requirements = ENGINES["trt-rtx" if targets(library) else "trt"].requirements
-    return install_command(next(r for r in requirements if r.kind == "only one"))
+    return install_command(next(r.install for r in requirements if r.kind == "only one"))

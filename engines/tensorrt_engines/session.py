@@ -57,7 +57,7 @@ _ERROR_CHARACTERS = 400
 
 def library(engine: str) -> Any:
     """The module of the engine "trt" or "trt-rtx". Raises Unsupported, which says what to install."""
-    product, install = ENGINES[engine].library, install_command(ENGINES[engine].requirements[0])
+    product, install = ENGINES[engine].library, install_command(ENGINES[engine].requirements[0].install)
     lacking = missing(ENGINES[engine], "cuda", to_build=True)
     if lacking:
         raise Unsupported(explain(lacking))

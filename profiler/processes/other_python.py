@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import pickle
 import select
 import signal
 import subprocess
@@ -21,14 +22,15 @@ from typing import Any
 from engines.catalog import ENGINES, Device
 from profiler.processes import trees
 from profiler.processes.messages import Outcome, Ready, Running
-from profiler.processes.pipe import BrokenMessage, Receiver, Sender
-from profiler.processes.process import Call, Child, end_calls_of, while_in
+from profiler.processes.pipe import BrokenMessage, Receiver, frame
+from profiler.processes.process import Call, Child, end_calls_of, how_ended, while_in
 from profiler.processes.temporary import own_folder
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("engines", "exporters", "profiler")
 _LEAST = (3, 11)
-_LOOK_SECONDS = 60.0
+_LOOK_SECONDS = 300.0
+"""How long importing the libraries may take, as a forkserver's first start."""
 _SILENT_SECONDS = 1000.0
 """How long that process may say nothing: three forkservers in a row may each take minutes to start."""
 _LEAVE_SECONDS = 20.0
@@ -48,11 +50,14 @@ class Interpreter:
 
     facts: Mapping[str, str | None]
     lacking: Mapping[str, str]
-    """As profiler.machine.describe_interpreter has it."""
+    """As profiler.machine.describe_interpreter prints it."""
 
 
-def look_at(python: Path, device: Device) -> Interpreter:
-    """Ask an interpreter what it has, without importing any of it. Raises Unusable where it can run no worker."""
+def look_at(python: Path, device: Device, workers: Sequence[str]) -> Interpreter:
+    """Ask an interpreter what it has, and have it import what `workers`, such as "eager int8", will.
+
+    Raises Unusable where it can run none at all.
+    """
     if python.is_dir():
         raise Unusable(f"{python} is a folder; write the interpreter in it, such as {python}/bin/python")
     if not python.is_file():
@@ -61,7 +66,7 @@ def look_at(python: Path, device: Device) -> Interpreter:
     code = (
         "import platform, sys\n"
         f"if sys.version_info < {_LEAST}: sys.exit('OLD ' + platform.python_version())\n"
-        f"import json; from profiler.machine import describe_interpreter as d; print(json.dumps(d({device!r})))"
+        f"from profiler.machine import describe_interpreter as d; d({device!r}, {list(workers)})"
     )
     with own_folder() as folder:
         try:
@@ -75,17 +80,18 @@ def look_at(python: Path, device: Device) -> Interpreter:
                 timeout=_LOOK_SECONDS,
                 check=False,
             )
-            answer = json.loads(found.stdout.splitlines()[-1]) if found.stdout else {}
-            words = found.stderr.strip().splitlines()
+            answer = json.loads((found.stdout.splitlines() or ["0"])[-1])
+            last = (found.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         except subprocess.TimeoutExpired:
-            answer, words = {}, [f"it did not answer within {_LOOK_SECONDS:.0f} s"]
+            answer, last = 0, f"it did not answer within {_LOOK_SECONDS:.0f} s"
         except ValueError:
-            answer, words = {}, ["it printed something else than was asked"]
+            answer, last = 0, "it printed something else than was asked"
         except OSError as error:
-            answer, words = {}, [error.strerror or str(error)]
-    last = words[-1] if words else "it printed nothing"
+            answer, last = 0, error.strerror or str(error)
     if last.startswith("OLD "):
         raise Unusable(f"{python} is Python {last[4:]}; {'.'.join(map(str, _LEAST))} or newer is needed")
+    if isinstance(answer, str):
+        raise Unusable(f"{python} {how_ended(found.returncode)} while importing {answer}: {last[:300]}")
     if not isinstance(answer, dict) or not answer.get("facts"):
         raise Unusable(f"{python} does not work as a Python interpreter: {last[:300]}")
     if lacking := answer["lacking"].get(""):
@@ -103,14 +109,16 @@ class OtherPython:
         """`folder` is emptied by its owner, after this one is closed."""
         self.python, self.log, self._folder = python, log, folder
         self.failed: Outcome | None = None
-        """Why the libraries cannot be loaded there."""
+        """How loading the libraries ended, if not well; where that ended the process, the next call tries again."""
         self._facts: Mapping[str, Any] | None = None
         self._start()
 
     def _start(self) -> None:
         (source, calls), (results, sink) = os.pipe(), os.pipe()
         self._calls, self._results = os.fdopen(calls, "wb", 0), os.fdopen(results, "rb", 0)
+        os.set_blocking(calls, False)
         self._receiver, self._facts, self._heard = Receiver(results), None, time.monotonic()
+        self.failed, self._unsent = None, memoryview(b"")
         # What is compiled there is not found here, nor the other way round: build_s would say it was done in no time.
         variables = {engine.compile_cache for engine in ENGINES.values()} & os.environ.keys()
         own = f"python-{hashlib.sha256(str(self.python).encode()).hexdigest()[:8]}"
@@ -143,16 +151,14 @@ class OtherPython:
 
     def run(self, call: Call, tick: Tick) -> Outcome:
         """Run a call to its end, as `run_one` does."""
-        if self._process.poll() is not None and self.failed is None:
+        if self._process.poll() is not None and (self.failed is None or self.failed.status == "crashed"):
             self.close()
             self._start()
         if not self.ready() and self.failed is not None:
             return replace(self.failed)
         self._heard = time.monotonic()
-        seen, outcome = Running(), None
+        seen, outcome, self._unsent = Running(), None, memoryview(frame(pickle.dumps(call)))
         try:
-            with contextlib.suppress(BrokenPipeError):  # Of which the next look tells.
-                Sender(self._calls.fileno())(call)
             while (outcome := self._look(seen, call)) is None:
                 tick(seen)
         finally:
@@ -173,21 +179,23 @@ class OtherPython:
         return None
 
     def _messages(self) -> Iterator[Any]:
-        """What came within a fraction of a second. Raises EOFError and BrokenMessage."""
-        if select.select([self._results], [], [], _TICK_SECONDS)[0]:
+        """What came within a fraction of a second, while the call is sent. Raises EOFError and BrokenMessage."""
+        came, room, _ = select.select([self._results], [self._calls] if self._unsent else [], [], _TICK_SECONDS)
+        if room:
+            with contextlib.suppress(BrokenPipeError):  # Of which the next look tells.
+                self._unsent = self._unsent[os.write(self._calls.fileno(), self._unsent) :]
+        if came or room:
             self._heard = time.monotonic()
             yield from self._receiver.messages()
-        else:
-            self._process.send_signal(signal.SIGCONT)  # A model may have stopped it.
-            if time.monotonic() - self._heard > _SILENT_SECONDS:
-                raise BrokenMessage(f"said nothing for {_SILENT_SECONDS:g} s")
+            return
+        self._process.send_signal(signal.SIGCONT)  # A model may have stopped it.
+        if time.monotonic() - self._heard > _SILENT_SECONDS:
+            raise BrokenMessage(f"said nothing for {_SILENT_SECONDS:g} s")
 
     def _post_mortem(self, error: Exception, seen: Running) -> Outcome:
         """How a call ended with the process that ran it."""
         self.close()
-        code = self._process.returncode
-        how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        how = str(error) if isinstance(error, BrokenMessage) else how
+        how = str(error) if isinstance(error, BrokenMessage) else how_ended(self._process.returncode)
         return Outcome("crashed", f"{self.python}, which runs its processes, {how}{while_in(seen.phase)}", log=self.log)
 
     def close(self) -> None:

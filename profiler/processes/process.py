@@ -236,6 +236,12 @@ def while_in(phase: str) -> str:
     return _WHILE.get(phase, f" in phase {phase}")
 
 
+def how_ended(code: int) -> str:
+    """How a process ended, by its exit code, which is negative for a signal."""
+    name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+    return f"ended by {name}" if code < 0 else f"exited with code {code}"
+
+
 class Child:
     """A running call. `poll` it until it returns an Outcome."""
 
@@ -400,12 +406,9 @@ class Child:
             return Outcome("crashed", f"ended{self._while()} with the forkserver, which forks every process")
         if code is None:
             return Outcome("crashed", f"closed its pipe{self._while()} but is still running")
-        if code >= 0:
-            return Outcome("crashed", f"exited with code {code}{self._while()}")
-        name = signal.Signals(-code).name
-        if name == "SIGKILL" and _oom_kills() > self._oom_kills:
+        if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return Outcome("oom", f"killed by the kernel{self._while()}: out of memory")
-        return Outcome("crashed", f"ended by {name}{self._while()}")
+        return Outcome("crashed", f"{how_ended(code)}{self._while()}")
 
 
 def run_one(call: Call, tick: Callable[[Child], None] = lambda child: None) -> Outcome:

@@ -48,14 +48,17 @@ def requirements(case: Case, row: Mapping[str, Any]) -> str:
     """The runtime in the version that was measured, and NumPy."""
     engine = ENGINES[case.engine]
     assert engine.deployment is not None
-    version = str(json_object(row["proof"]).get("library", "")).rpartition(" ")[2]
-    if not version and engine.version:
-        version = row[engine.version.column] or ""
-    # "torch 2.13.0+cpu", "openvino 2026.4.1-22100-b0d0e3b": no index has a release by the name of its build.
-    version = re.split("[+-]", version)[0]
-    release = f"=={version}" if re.fullmatch(r"\d[\w.]*", version) else ""
-    lines = [line.format(release=release) for line in engine.deployment.requirements[case.device]]
+    proof = json_object(row["proof"])
+    version = str(proof.get("library", "")).rpartition(" ")[2] or (engine.version and row[engine.version.column])
+    releases = {"release": _release(version), "plugin": _release(proof.get("plugin"))}
+    lines = [line.format(**releases) for line in engine.deployment.requirements[case.device]]
     return "\n".join([*lines, "numpy"]) + "\n"
+
+
+def _release(version: object) -> str:
+    # "torch 2.13.0+cpu", "openvino 2026.4.1-22100-b0d0e3b": no index has a release by the name of its build.
+    release = re.split("[+-]", str(version))[0]
+    return f"=={release}" if re.fullmatch(r"\d[\w.]*", release) else ""
 
 
 def _readme(candidate: Candidate, case: Case, contents: str) -> str:

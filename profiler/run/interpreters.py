@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -26,19 +27,28 @@ def with_interpreters(
     It runs them, so that a run of others must have been trusted before. Raises ConfigError, with the line of the job,
     for one in which no worker could run.
     """
-    labels, known = {case.variant for case in chosen if case.python}, dict[str, Interpreter]()
+    workers, labels = dict[Path, dict[str, None]](), {case.variant for case in chosen if case.python}
+    for case in chosen:
+        if case.python:
+            workers.setdefault(case.python, {})[_worker(case)] = None
+    known, interpreters = dict[Path, Interpreter](), dict[str, Any]()
     for number, entry in enumerate(config.engines):
         if entry.python is not None and entry.label in labels:
             try:
-                known[entry.label] = look_at(entry.python, device)
+                found = known.get(entry.python) or look_at(entry.python, device, list(workers[entry.python]))
             except Unusable as error:
                 raise config.error(str(error), "engines", number, "python") from None
-    checked = [_checked(case, known[case.variant]) if case.variant in known else case for case in plan]
-    return checked, {"interpreters": {label: dict(found.facts) for label, found in known.items()}} if known else {}
+            known[entry.python], interpreters[entry.label] = found, dict(found.facts)
+    checked = [_checked(case, known[case.python]) if case.python in known else case for case in plan]
+    return checked, {"interpreters": interpreters} if known else {}
+
+
+def _worker(case: Case) -> str:
+    return f"{case.engine} {case.precision}"
 
 
 def _checked(case: Case, interpreter: Interpreter) -> Case:
-    lacking = interpreter.lacking.get(f"{case.engine} {case.precision}", interpreter.lacking.get(case.engine))
+    lacking = interpreter.lacking.get(_worker(case))
     return replace(case, unsupported=case.unsupported or (f"{case.python}: {lacking}" if lacking else None))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from engines.base import Warning
 from engines.catalog import reference_of
@@ -46,12 +47,13 @@ def add_reasons(
 
 
 def slower_than_eager(tasks: Sequence[Task], results: Mapping[CaseId, Result]) -> list[tuple[Task, Task, float]]:
-    """Each case whose device time is above plain eager's of the same cell, with eager's task and by what factor.
+    """Each case whose device time is above plain eager's of the same cell and interpreter, with that and the factor.
 
     A row that was disturbed, or has the warning already, is left out.
     """
     base = reference_of("canonical")[0]
-    cells = {_cell(task.case): task for task in tasks if task.case.engine == task.case.variant == base}
+    plain = [task for task in tasks if task.case.engine == base and not task.case.options]
+    cells = {_cell(task.case): task for task in reversed(plain)}
     found = []
     for task in tasks:
         eager = cells.get(_cell(task.case))
@@ -63,8 +65,8 @@ def slower_than_eager(tasks: Sequence[Task], results: Mapping[CaseId, Result]) -
     return found
 
 
-def _cell(case: Case) -> CaseId:
-    return replace(case.id, variant="")
+def _cell(case: Case) -> tuple[CaseId, Path | None]:
+    return replace(case.id, variant=""), case.python
 
 
 def _device_ms(result: Result | None) -> float | None:

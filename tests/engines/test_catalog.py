@@ -175,6 +175,23 @@ def test_versions_are_compared_where_both_are_installed(monkeypatch: pytest.Monk
     assert explain([both]) == "one 1.7.1 and other 1.6.0 are not of one version: pip install --upgrade"
 
 
+def test_versions_that_are_too_old_are_said_with_what_is_not_there_and_one_command(monkeypatch) -> None:
+    installed = {"torch": "2.9.1+cpu", "numpy": "2.4.6", "onnx": "1.3"}
+    monkeypatch.setattr(
+        requirements, "installed_version", lambda *names: next(filter(None, map(installed.get, names)), None)
+    )
+    monkeypatch.setattr(requirements, "_is_installed", installed.__contains__)
+    needed = {device: requirements.needed_by_worker(device, "ort") for device in ("cpu", "cuda")}
+    assert explain(requirements.absent(needed["cpu"]), "there/python -m pip") == (
+        "torch 2.9.1+cpu is too old (2.11 or later is needed), onnx 1.3 is too old (1.22 or later is needed), "
+        "onnxruntime is not installed: there/python -m pip install 'torch>=2.11,<2.14' 'onnx>=1.22' 'onnxruntime>=1.22'"
+    )
+    assert "onnxruntime-gpu" in explain(requirements.absent(needed["cuda"]))
+    installed |= {"torch": "2.11.0rc1", "onnx": "1.22.0", "onnxruntime": "1.22.1"}
+    assert requirements.absent(needed["cpu"]) == []
+    assert "onnxruntime 1.22.1 is too old (1.24" in explain(requirements.absent(needed["cuda"]))
+
+
 def test_only_one_of_two_may_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bindings and libraries of TensorRT for CUDA 12 and for 13, which lie in the same folders."""
     installed = {"tensorrt-cu12-bindings": "10.13.3.9", "tensorrt-cu12-libs": "10.13.3.9"}
@@ -185,7 +202,7 @@ def test_only_one_of_two_may_be_installed(monkeypatch: pytest.MonkeyPatch) -> No
     installed |= {"tensorrt-cu13-bindings": "11.4.0.106", "tensorrt-cu13-libs": "11.4.0.106"}
     lacking = [r for r in missing(ENGINES["trt"], "cuda", to_build=True) if r != module]
     assert explain(lacking) == (
-        "tensorrt-cu12-bindings and tensorrt-cu13-bindings and tensorrt-cu12-libs and tensorrt-cu13-libs fill the same "
+        "tensorrt-cu12-bindings, tensorrt-cu13-bindings, tensorrt-cu12-libs and tensorrt-cu13-libs are in the same "
         "folders, only one may be installed: pip uninstall --yes tensorrt tensorrt-cu12 tensorrt-cu13 "
         "tensorrt-cu12-bindings tensorrt-cu12-libs tensorrt-cu13-bindings tensorrt-cu13-libs && "
         "pip install 'tensorrt-cu12>=10.13' (it fetches its libraries from NVIDIA)"
@@ -208,7 +225,7 @@ def test_a_command_names_the_cuda_of_torch(
     monkeypatch.setattr(requirements, "_folders", lambda module: [str(tmp_path)])
     requirements._cuda_of_torch.cache_clear()
     try:
-        assert requirements.install_command(Requirement("x", "pip install x-{cuda}")) == f"pip install x-{cuda}"
+        assert requirements.install_command("pip install x-{cuda}") == f"pip install x-{cuda}"
     finally:
         requirements._cuda_of_torch.cache_clear()
 
@@ -264,7 +281,7 @@ def cpu_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_onnx_runtime_for_the_cpu_lacks_only_what_cuda_needs(cpu_build: Path) -> None:
     assert missing(ENGINES["ort"], "cpu") == []
     assert explain(missing(ENGINES["ort"], "cuda")) == (
-        "onnxruntime is installed without libonnxruntime_providers_cuda.so: "
+        "libonnxruntime_providers_cuda.so is missing from the installed onnxruntime: "
         "pip uninstall --yes onnxruntime onnxruntime-gpu && pip install 'onnxruntime-gpu>=1.31'"
     )
     cpu_build.touch()

@@ -50,8 +50,8 @@ def test_what_to_install(monkeypatch, row):
     lack(monkeypatch, "trt", BINDINGS, LIBRARIES, PYCUDA)
     said = row("trt", "auto", [card("9.0")])
     assert (
-        "no_bindings or no_bindings_either and no_libraries are not installed: pip install them; "
-        "no_pycuda is not installed: pip install pycuda" in said
+        "no_bindings or no_bindings_either, no_libraries and no_pycuda are not installed: pip install them pycuda"
+        in said
     )
     assert "fp32 tf32 fp16 bf16 int8 native" in said
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from bad_models import Branches, Remembers
-from torch._dynamo.utils import clear_compilation_metrics
+from torch._dynamo.utils import clear_compilation_metrics, counters
 
 from engines.pytorch import compiled
 
@@ -34,3 +34,13 @@ def test_a_branch_on_a_value_is_a_break_and_a_counter_compiles_again() -> None:
     ran(Remembers())
     assert compiled._graph_breaks() == ()
     assert compiled._recompilations()[0] == "`self.calls == 0` no longer held"
+
+
+def test_a_model_of_which_nothing_is_compiled_says_why_in_torchs_words() -> None:
+    counters.clear()
+    torch._dynamo.reset()
+    torch.compile(torch.nn.LSTM(8, 16), backend="eager")(torch.ones(2, 3, 8))
+    assert not counters["stats"]["unique_graphs"]
+    assert compiled._why_nothing().startswith(
+        "Dynamo does not support RNN, GRU, or LSTM. Set torch._dynamo.config.allow_rnn=True to enable"
+    )

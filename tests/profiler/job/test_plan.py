@@ -228,7 +228,7 @@ def test_everything_that_is_missing_is_told(config, monkeypatch):
     lacking = [Requirement(f"no_such_{n}", f"pip install {n}") for n in ("library", "driver")]
     monkeypatch.setitem(ENGINES, "ort", dataclasses.replace(ENGINES["ort"], requirements=tuple(lacking)))
     assert reason(config, "cpu", engine="ort") == (
-        "no_such_library is not installed: pip install library; no_such_driver is not installed: pip install driver"
+        "no_such_library and no_such_driver are not installed: pip install library driver"
     )
 
 

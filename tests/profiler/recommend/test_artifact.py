@@ -435,6 +435,12 @@ def test_requirements_without_a_proof_take_the_runs_version() -> None:
     assert "torch==2.13.0" in requirements(case("compiled", "cpu"), row).splitlines()
 
 
+def test_requirements_name_the_plugin_as_it_was_measured() -> None:
+    row = {"proof": json.dumps({"library": "onnxruntime 1.31.1", "plugin": "1.8.1+95d534b.ci.79"})}
+    lines = requirements(case("ort-openvino", "cpu"), row).splitlines()
+    assert lines == ["onnxruntime==1.31.1", "onnxruntime-ep-openvino==1.8.1", "numpy"]
+
+
 def test_every_engine_is_deployed_by_a_script_that_stands_alone(tmp_path: Path) -> None:
     assert [engine.name for engine in ENGINES.values() if not engine.deployment] == ["ort-trt", "ort-plugin"]
     scripts = list((ROOT / "engines").glob("*/run_example.py"))

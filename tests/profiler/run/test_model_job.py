@@ -142,7 +142,7 @@ def test_what_is_not_installed_is_left_out_and_said(monkeypatch: pytest.MonkeyPa
     config = given.config("cpu", {})
     assert "openvino" not in [entry.label for entry in config.engines]
     assert given.not_installed(config, "cpu", None) == (
-        "Left out: openvino (openvino is not installed: pip install 'cnn-runtime-profiler[openvino]')"
+        "Left out: openvino (openvino is not installed: pip install 'openvino>=2026.0')"
     )
     asked = model_job.model_job("resnet18", options("resnet18 --engine openvino"))
     assert [entry.label for entry in asked.config("cpu", {}).engines] == ["openvino"], "a row will say that it lacks"

@@ -12,12 +12,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from engines.requirements import needed_by_worker
 from profiler.errors import ConfigError
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
-from profiler.machine import describe_interpreter
 from profiler.processes import other_python
 from profiler.processes.other_python import Unusable, look_at
+from profiler.processes.process import Call
 from profiler.results.own_runs import without_foreign_code
 from profiler.results.reading import load
 from profiler.run.interpreters import with_interpreters
@@ -55,6 +56,23 @@ def killing():
 def parent(pid):
     return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
 """
+SERVER = """
+import os, pathlib, signal, sys, time
+tried = pathlib.Path(__file__).with_name("tried")
+if not tried.exists():
+    tried.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+from profiler.processes.messages import Outcome, Ready
+from profiler.processes.pipe import Receiver, Sender
+calls, send = Receiver(int(sys.argv[3])), Sender(int(sys.argv[4]))
+send(Ready({}))
+os.kill(os.getpid(), signal.SIGSTOP)
+while True:
+    for call in calls.messages():
+        send(Outcome("ok", value=len(call.argument)))
+    time.sleep(0.01)
+"""
+"""What runs calls in place of serve_calls.py: it dies once, and then is stopped before it takes any."""
 JOB = """
 models:
   - {{name: small, factory: "ending:small", input: [3, 8, 8]}}
@@ -181,12 +199,57 @@ def test_the_run_says_which_interpreter_it_was(there):
     assert "ort-there" in (there.run / "report.html").read_text()
 
 
-def test_an_interpreter_that_lacks_what_every_worker_needs_is_refused(there, tmp_path):
+@pytest.fixture
+def stubs(tmp_path) -> Path:
+    """An interpreter with modules that do nothing, next to its `bin` in `modules`."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
-    with pytest.raises(
-        Unusable, match=r"numpy is not installed: .*/bin/python -m pip install 'numpy>=2'; torch is not"
-    ):
-        look_at(tmp_path / "bin" / "python", "cpu")
+    (tmp_path / "modules").mkdir()
+    for name in ("numpy", "torch", "onnx", "onnxruntime"):
+        (tmp_path / "modules" / f"{name}.py").write_text("print('so much')")
+    next((tmp_path / "lib").glob("python*/site-packages")).joinpath("own.pth").write_text(f"{tmp_path / 'modules'}\n")
+    return tmp_path / "bin" / "python"
+
+
+def test_an_interpreter_that_lacks_what_every_worker_needs_is_refused_with_one_command_for_all(stubs):
+    modules = stubs.parents[1] / "modules"
+    for name in ("torch", "onnx", "onnxruntime"):
+        (modules / f"{name}.py").unlink()
+    (modules / "numpy-1.26.dist-info").mkdir()
+    (modules / "numpy-1.26.dist-info" / "METADATA").write_text("Name: numpy\nVersion: 1.26\n")
+    with pytest.raises(Unusable) as caught:
+        look_at(stubs, "cpu", ["ort fp32", "openvino fp32"])
+    assert str(caught.value) == (
+        f"{stubs}: numpy 1.26 is too old (2 or later is needed), torch, onnx, onnxruntime and openvino are not "
+        f"installed: {stubs} -m pip install 'numpy>=2' 'torch>=2.11,<2.14' 'onnx>=1.22' 'onnxruntime>=1.22' "
+        "'openvino>=2026.0'"
+    )
+
+
+def test_what_is_installed_but_cannot_be_imported_is_said_before_anything_is_measured(stubs):
+    module = stubs.parents[1] / "modules" / "onnxruntime.py"
+    assert look_at(stubs, "cpu", ["ort fp32", "eager fp32"]).lacking == {}
+    module.write_text("raise ImportError('libfoo.so: cannot open')")
+    why = "onnxruntime is installed, but cannot be imported: ImportError: libfoo.so: cannot open"
+    assert look_at(stubs, "cpu", ["ort fp32", "eager fp32"]).lacking["ort fp32"].startswith(why)
+    module.write_text("import os, sys; print('bad luck', file=sys.stderr, flush=True); os.abort()")
+    with pytest.raises(Unusable, match=f"{stubs} ended by SIGABRT while importing onnxruntime: bad luck"):
+        look_at(stubs, "cpu", ["ort fp32"])
+    module.with_name("torch.py").write_text("1 / 0")
+    with pytest.raises(Unusable, match="torch is installed, but cannot be imported: ZeroDivisionError"):
+        look_at(stubs, "cpu", ["ort fp32"])
+
+
+def test_a_process_there_that_dies_while_it_loads_starts_again_and_takes_a_long_call_though_stopped(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\n{SERVER}")
+    python.chmod(0o755)
+    other = other_python.OtherPython(python, tmp_path / "log", tmp_path)
+    try:
+        call = Call("builtins:len", b"0" * 2**20, tmp_path / "log")
+        assert "ended by SIGKILL" in str(other.run(call, lambda child: None).reason)
+        assert other.run(call, lambda child: None).value == 2**20
+    finally:
+        other.close()
 
 
 @pytest.mark.parametrize(
@@ -205,7 +268,7 @@ def test_what_is_no_interpreter_is_refused(script, why, tmp_path, monkeypatch):
     program.write_text(script)
     program.chmod(0o755)
     with pytest.raises(Unusable, match=why):
-        look_at(program, "cpu")
+        look_at(program, "cpu", [])
 
 
 def _job(folder: Path, python: str) -> Path:
@@ -244,11 +307,12 @@ def test_a_run_of_others_starts_no_interpreter_unless_it_is_trusted(tmp_path):
     assert without_foreign_code(config, tmp_path, "--resume run", trusted=True) == config
 
 
-def test_an_interpreter_without_torchao_quantizes_no_layers(monkeypatch):
-    monkeypatch.setattr("engines.requirements._is_installed", lambda module: module != "torchao")
-    lacking = describe_interpreter("cpu")["lacking"]
-    assert "torchao is not installed" in lacking["eager int8"] and "eager" not in lacking
-    assert lacking.keys().isdisjoint({"ort", "ort int8"})  # Whose graphs are made by the profiler's own interpreter.
+def test_only_torchs_engines_quantize_in_the_other_interpreter():
+    def needs_torchao(*worker: str) -> bool:
+        return "torchao" in [each.name for each in needed_by_worker("cpu", *worker)]
+
+    assert needs_torchao("eager", "int8") and not needs_torchao("eager", "fp32")
+    assert not needs_torchao("ort", "int8")  # Whose graphs are made by the profiler's own interpreter.
 
 
 def test_a_run_is_resumed_with_the_versions_that_it_began_with():

@@ -12,15 +12,16 @@ from exporters.source import ModelSource
 from profiler.job.case import Budget, Case, CaseId
 from profiler.processes.messages import Outcome
 from profiler.results.result import Result
-from profiler.run.slower_kernels import add_reasons, kernels_that_differ
+from profiler.run.slower_kernels import add_reasons, kernels_that_differ, slower_than_eager
 from profiler.worker.task import Prepared, Task
 
 NET = ModelSource("net", "bad_models:good", input_shape=(3, 8, 8))
 
 
-def task(variant: str, precision: str = "fp16", device: str = "cuda") -> Task:
-    engine = variant.partition("-")[0]
-    case = Case("net", engine, variant, "inference", precision, 1, device, 0, NET)
+def task(variant: str, precision: str = "fp16", device: str = "cuda", python: Path | None = None) -> Task:
+    engine, _, name = variant.partition("-")
+    options = {"channels_last": True} if name == "tuned" else {}
+    case = Case("net", engine, variant, "inference", precision, 1, device, 0, NET, options, python=python)
     return Task(case, Prepared(), Budget())
 
 
@@ -61,6 +62,19 @@ def test_what_cannot_be_profiled_is_warned_of_and_what_was_disturbed_is_not():
     assert row.warnings[0].text.endswith("in eager at fp16: not named: CUPTI could not be loaded")
     disturbed = {**results, EAGER.case.id: replace(results[EAGER.case.id], warnings=[Warning("disturbed", "others")])}
     assert add_reasons([EAGER, TUNED], disturbed, lambda task: Outcome("ok", value={})) == []
+
+
+def test_rows_of_one_interpreter_are_compared():
+    there = Path("there/bin/python")
+    slow, twin, only = (
+        task("eager-there", python=there),
+        task("compiled-there", python=there),
+        task("ort-2", python=there.parent),
+    )
+    results = measured((EAGER, 1.0), (slow, 2.0), (twin, 2.1), (only, 9.0))
+    assert slower_than_eager([EAGER, slow, twin, only], results) == []
+    results |= measured((twin, 3.0))
+    assert slower_than_eager([EAGER, slow, twin, only], results) == [(twin, slow, 1.5)]
 
 
 def test_long_names_are_cut_and_equal_kernels_are_said_to_be_so():
