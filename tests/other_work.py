@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-SPIN = [sys.executable, "-c", "import time; end = time.monotonic() + 120\nwhile time.monotonic() < end: pass"]
+SPIN = [sys.executable, "-c", "import time; end = time.monotonic() + 300\nwhile time.monotonic() < end: pass"]
 _SPIN_ON_GPU = """
 import time
 import torch

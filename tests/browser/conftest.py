@@ -155,7 +155,8 @@ def browser(program: str) -> Iterator[Page]:
             stderr=subprocess.DEVNULL,
         )
         try:
-            with connect(_tab(Path(profile), process), max_size=None) as socket:
+            # A browser that is busy need not answer pings.
+            with connect(_tab(Path(profile), process), max_size=None, ping_interval=None) as socket:
                 yield Page(socket)
         finally:
             process.terminate()
@@ -178,9 +179,9 @@ def _tab(profile: Path, process: subprocess.Popen[bytes]) -> str:
     raise TimeoutError("the browser did not say which port it listens on")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tab() -> Iterator[Page]:
-    """One tab for all tests; what it noted before is forgotten when a page is opened."""
+    """One tab for all tests of a file; what it noted before is forgotten when a page is opened."""
     program = find()
     if program is None:
         pytest.skip("no Chromium is installed (apt-get install chromium), and $CHROMIUM names none")

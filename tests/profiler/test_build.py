@@ -236,6 +236,7 @@ def test_ctrl_c(workplace: Path) -> None:
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert "Traceback" not in said
+    deadline = time.monotonic() + 60
     while ours := started_with(f"PROFILER_CACHE={workplace / 'cache'}"):
         assert time.monotonic() < deadline, f"they live on: {ours}"
         time.sleep(0.05)

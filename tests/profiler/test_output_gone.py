@@ -27,7 +27,7 @@ sys.exit(7)
 JOB = """
 engines: [eager]
 models: [{name: tiny, factory: "net:make", input: [8]}]
-batch_sizes: [1, 2, 3, 4]
+batch_sizes: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
 budget: {seconds: 1, repeats: 0}
 """
 

@@ -194,9 +194,28 @@ def rows_of(run: Path) -> dict[str, dict[str, Any]]:
     return {row["case_id"]: row for row in pl.read_parquet(file).to_dicts()} if file.exists() else {}
 
 
+NET = """
+import time
+from pathlib import Path
+from torch import nn
+
+HERE = Path(__file__).parent
+
+class Net(nn.Linear):
+    def forward(self, x):
+        while (HERE / "wait").exists() and any(file.stat().st_size for file in HERE.glob("results/*/journal.jsonl")):
+            time.sleep(0.01)
+        return super().forward(x)
+
+def net():
+    return Net(8, 4)
+"""
+"""Where there is a file `wait` it waits once a row has ended."""
+
+
 def workplace(folder: Path) -> Path:
     folder.mkdir()
-    (folder / "net.py").write_text("from torch import nn\n\n\ndef net():\n    return nn.Linear(8, 4)\n")
+    (folder / "net.py").write_text(NET)
     (folder / "job.yaml").write_text(JOB)
     return folder
 
@@ -253,10 +272,15 @@ def test_the_process_that_looks_at_the_libraries_may_be_killed(runs: Runs, tmp_p
 # Side by side.
 
 
-def read_until_the_end(run: Run, path: Path) -> tuple[int, list[str]]:
-    """How often the folder could be read while the run was going on, and what was wrong with what it held."""
+def read_until_the_end(run: Run, path: Path, beside: Run) -> tuple[int, list[str]]:
+    """How often the folder could be read while the run was going on, and what was wrong with what it held.
+
+    The run waits after its first row until that was read and the one beside it has ended.
+    """
     looks, wrong, seen = 0, [], set[str]()
     while run.code is None:
+        if looks and beside.code is not None:
+            (path.parents[1] / "wait").unlink(missing_ok=True)
         time.sleep(0.01)  # Two cores measure meanwhile.
         try:
             found = read_runs([path]).results.collect()
@@ -295,12 +319,13 @@ def test_who_reads_sees_whole_rows_and_one_writes(soak, runs: Runs, tmp_path: Pa
     tried, wrong, twice = 0, [], 0
     for rng in soak.trials(1, 0.4):
         place = workplace(tmp_path / str(rng.trial))
+        (place / "wait").touch()
         variables = {"PROFILER_CACHE": str(tmp_path / "cache")}
         first = runs.start("job.yaml", cwd=place, **variables)
         path = folder_of(place)
         wait_for_rows(path, rng.randint(0, 1))
         beside = runs.start("--resume", str(path), cwd=place, **variables)
-        looks, problems = read_until_the_end(first, path)
+        looks, problems = read_until_the_end(first, path, beside)
         if beside.wait(SECONDS) != 2 or "measures into it" not in beside.err:
             problems.append(f"beside: {beside.code} {beside.err[-500:]}")
         if first.code != 0 or not looks:

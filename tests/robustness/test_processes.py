@@ -180,8 +180,7 @@ def fails_with_its_output_closed(_, report):
 
 def floods_its_log(_, report):
     os.write(1, b"the beginning\\n")
-    end = time.monotonic() + 0.5
-    while time.monotonic() < end:
+    for _ in range(40):
         os.write(1, b"y" * 2**20)
         time.sleep(0.01)
     os.write(1, b"the end\\n")
@@ -190,6 +189,7 @@ def floods_its_log(_, report):
 
 PARENT = """
 import json, os, signal, subprocess, sys
+from collections import Counter
 from pathlib import Path
 from profiler.processes import process
 from profiler.processes.process import Call, Child, run_all, run_one, start_forkserver
@@ -204,15 +204,25 @@ users = subprocess.Popen(["cat"], start_new_session=True, stdin=subprocess.PIPE)
 
 
 def call(name):
-    limit = 1 if name in hanging else 60
     log = folder / f"{name}.log"
     log.unlink(missing_ok=True)
-    return Call(f"attacks:{name}", None, log, timeout=limit, path=(str(folder),))
+    return Call(f"attacks:{name}", None, log, timeout=60, path=(str(folder),))
+
+
+remaining, looks = Child._remaining, Counter()
+
+
+def sooner(child):  # Nothing, a few looks after what hangs has reported, for however long that took.
+    looks[child] += child._salvage is not None and child.call.function.partition(":")[2] in hanging
+    return 0.0 if looks[child] > 3 else remaining(child)
+
+
+Child._remaining = sooner
 
 
 def said(name, outcome):
     pids = outcome.salvage if isinstance(outcome.salvage, list) else [outcome.salvage]
-    living = [pid for pid in pids if isinstance(pid, int) and state(pid) not in "Z-"]
+    living = [pid for pid in pids if isinstance(pid, int) and state(pid) not in "ZXx-"]
     return dict(name=name, status=outcome.status, reason=outcome.reason, value=outcome.value, kept=outcome.salvage,
                 seconds=sum(outcome.seconds.values()), living=living)
 
@@ -241,12 +251,12 @@ print(json.dumps([*found, {"what the caller started": state(users.pid)}]))
 
 ATTACKS = {
     "ends_in_mid_message": ("crashed", "exited with code 3"),
-    "stops_in_mid_message": ("timeout", "ended after 1 s"),
+    "stops_in_mid_message": ("timeout", "ended after 60 s"),
     "writes_noise": ("crashed", "wrote into the profiler's pipe what is no message of its own"),
     "announces_gigabytes": ("crashed", "announced a message of 4096 MiB"),
     "sends_no_pickle": ("crashed", "sent what cannot be read (UnpicklingError"),
     "sends_too_much": ("failed", "its result cannot be sent: ValueError: 2 MiB, more than the 1 "),
-    "never_stops_writing": ("timeout", "ended after 1 s"),
+    "never_stops_writing": ("timeout", "ended after 60 s"),
     "closes_every_descriptor": ("crashed", "exited with code 4"),
     "goes_on_in_a_copy": ("ok", "figures"),
     "leaves_a_copy_with_the_pipe": ("crashed", "exited with code 5"),
@@ -257,7 +267,7 @@ ATTACKS = {
     "starts_in_a_session": ("ok", ""),
     "becomes_a_daemon": ("ok", ""),
     "becomes_a_daemon_and_crashes": ("crashed", "ended by SIGABRT"),
-    "becomes_a_daemon_and_hangs": ("timeout", "ended after 1 s"),
+    "becomes_a_daemon_and_hangs": ("timeout", "ended after 60 s"),
     "closes_its_output": ("ok", "figures"),
     "removes_its_output": ("ok", "figures"),
     "leaves_its_output_closed": ("ok", "figures"),
@@ -310,9 +320,9 @@ def test_each_attack_is_its_own_case_and_the_next_one_goes_on(outcomes: list[dic
             wrong.append(attack)
         if (after["status"], after["value"]) != ("ok", "figures"):
             wrong.append(after)
+    wrong += [each for each in outcomes if each["living"]]
     assert wrong == []
-    orphans = sum(len(each["living"]) for each in outcomes)
-    soak.count("attacks on a process", len(ORDER), faults=ATTACKS, orphans=orphans)
+    soak.count("attacks on a process", len(ORDER), faults=ATTACKS)
 
 
 def test_what_had_been_reported_is_kept(outcomes: list[dict[str, Any]]) -> None:
@@ -331,7 +341,6 @@ def test_what_a_model_started_in_sessions_of_its_own_ends_with_its_case(outcomes
         *(name for name in ATTACKS if "daemon" in name),
     )
     assert {*kinds, "side by side 0", "side by side 1"} == set(started)
-    assert [each for each in outcomes if each["living"]] == []
 
 
 def test_of_calls_side_by_side_only_those_that_have_ended_lose_what_they_started(
