@@ -227,6 +227,9 @@ _TORCH_REASONS: Mapping[tuple[Device, str], str] = {
     ("cpu", "tf32"): _NO_TF32_ON_CPU,
     ("cpu", "fp8"): "torchao computes fp8 on GPUs only, from compute capability 8.9 on",
 }
+# https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/cpu-engines.html
+_RTX_CARDS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
+_NO_TF32_OF_PLUGINS = "whether a plugin rounds to TF32 is its own option, which nothing here can see"
 _NO_FP8_GRAPH = "no fp8 graph is made: ask for int8, or for fp8 in eager or compiled"
 _TORCH_DEPLOYMENT = Deployment(
     "engines.pytorch.deploy:write_program",
@@ -314,6 +317,15 @@ class OrtTrtOptions(Options):
     cuda_graph: bool = option(False, "record one run and replay it", devices=_CUDA)
     optimize: bool = option(True, "graph optimizations before TensorRT gets its subgraphs")
     threads: ClassVar[int] = 0
+
+
+@dataclass(frozen=True)
+class OrtTrtRtxOptions(Options):
+    """Options of ONNX Runtime on the plugin of TensorRT for RTX."""
+
+    optimize: bool = option(True, "graph optimizations before the plugin gets its subgraphs")
+    threads: ClassVar[int] = 0
+    cuda_graph: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -544,12 +556,28 @@ ENGINES: dict[str, Engine] = {
                 ("inference", "cpu"): frozenset({"fp32", "fp16", "bf16", "int8", "native"}),
                 ("inference", "cuda"): frozenset({"fp32", "fp16", "bf16", "int8", "native"}),
             },
-            reasons={
-                ("cpu", "tf32"): _NO_TF32_ON_CPU,
-                ("cuda", "tf32"): "whether a plugin rounds to TF32 is its own option, which nothing here can see",
-            },
+            reasons={("cpu", "tf32"): _NO_TF32_ON_CPU, ("cuda", "tf32"): _NO_TF32_OF_PLUGINS},
             requirements=_ANY_ORT,
             options=OrtPluginOptions,
+        ),
+        _ort_engine(
+            name="ort-trt-rtx",
+            summary="ONNX Runtime on TensorRT for RTX, by NVIDIA's plugin",
+            precisions={("inference", "cuda"): frozenset({"fp32", "fp16", "bf16", "int8", "native"})},
+            reasons={**_TRT_REASONS, ("cuda", "tf32"): _NO_TF32_OF_PLUGINS},
+            requirements=(
+                _ORT_ON_CUDA,
+                # It brings TensorRT for RTX: 147 MB to load, 315 MB on the disk (0.5.0, for CUDA 13).
+                Requirement(
+                    "onnxruntime_ep_nv_tensorrt_rtx",
+                    "pip install 'onnxruntime-ep-nv-tensorrt-rtx-{cuda}>=0.5' (147 MB)",
+                ),
+            ),
+            options=OrtTrtRtxOptions,
+            int8_graph="int8-operands",
+            packages=("onnxruntime-ep-nv-tensorrt-rtx-cu13", "onnxruntime-ep-nv-tensorrt-rtx-cu12"),
+            compute_capabilities=_RTX_CARDS[1:],  # Its README begins with Ampere.
+            compiles=True,
         ),
         _trt_engine(
             name="trt",
@@ -581,8 +609,7 @@ ENGINES: dict[str, Engine] = {
             spellings=("tensorrt-rtx", "tensort-rtx"),
             version=LibraryVersion("tensorrt_version", (), from_proof=True),
             packages=("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs", *CUDA_DRIVERS.values()),
-            # https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/cpu-engines.html
-            compute_capabilities=("7.5", "8.0", "8.6", "8.9", "12.0", "12.1"),
+            compute_capabilities=_RTX_CARDS,
             builds="anywhere",
             deployment=Deployment(
                 "engines.tensorrt_engines.deploy:write_engine",
@@ -664,6 +691,7 @@ PRESETS: dict[str, Preset] = {
         ),
         Preset("ort-openvino", "ort-openvino", "ONNX Runtime on OpenVINO, by its plugin", {}, _NO_OPENVINO_ON_CUDA),
         Preset("ort-trt", "ort-trt", "ONNX Runtime on TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH),
+        Preset("ort-trt-rtx", "ort-trt-rtx", "ONNX Runtime on TensorRT for RTX, by its plugin", _TRT_NEEDS_A_GPU, {}),
         Preset("trt", "trt", "TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True),
         Preset("trt-rtx", "trt-rtx", "TensorRT for RTX with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH, usual=True),
         Preset("openvino", "openvino", "OpenVINO as it comes", {}, _NO_OPENVINO_ON_CUDA, usual=True),

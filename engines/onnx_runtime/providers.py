@@ -155,5 +155,8 @@ PROVIDERS: Mapping[tuple[str, Device], Provider] = {
     ("ort-openvino", "cpu"): Provider("", openvino_settings, library="onnxruntime_ep_openvino", compiles=True),
     ("ort-plugin", "cpu"): _PLUGIN,
     ("ort-plugin", "cuda"): replace(_PLUGIN, prepare=switch_tf32),
+    ("ort-trt-rtx", "cuda"): Provider(
+        "", lambda job: {}, library="onnxruntime_ep_nv_tensorrt_rtx", compiles=True, prepare=switch_tf32
+    ),
 }
 """By engine and device. A plugin that comes as a package is one more row here, and one in engines/catalog.py."""

@@ -103,7 +103,7 @@ def test_which_engine_runs_which_graph(tmp_path: Path) -> None:
         return graph_of(Case("a", engine, engine, "inference", precision, 1, "cuda", 0, ModelSource("a", **source)))
 
     found = {name: graph(name) for name, engine in ENGINES.items() if engine.needs == "onnx"}
-    operands = dict.fromkeys(("ort-trt", "trt", "trt-rtx"), "int8-operands")
+    operands = dict.fromkeys(("ort-trt", "ort-trt-rtx", "trt", "trt-rtx"), "int8-operands")
     assert found == dict.fromkeys(("ort", "ort-openvino", "ort-plugin", "openvino"), "int8") | operands
     assert set(found.values()) == set(PLACEMENTS)
     assert (graph("trt", "tf32"), graph("trt", "fp16")) == ("fp32", "fp16")

@@ -442,7 +442,11 @@ def test_requirements_name_the_plugin_as_it_was_measured() -> None:
 
 
 def test_every_engine_is_deployed_by_a_script_that_stands_alone(tmp_path: Path) -> None:
-    assert [engine.name for engine in ENGINES.values() if not engine.deployment] == ["ort-trt", "ort-plugin"]
+    assert [engine.name for engine in ENGINES.values() if not engine.deployment] == [
+        "ort-trt",
+        "ort-plugin",
+        "ort-trt-rtx",
+    ]
     scripts = list((ROOT / "engines").glob("*/run_example.py"))
     assert len(scripts) == len({e.deployment.write.split(".")[1] for e in ENGINES.values() if e.deployment})
     for script in scripts:
