@@ -141,7 +141,7 @@ def main() -> NoReturn:
         traceback.print_exc()
         sys.exit(70)
     finally:  # Nothing is left to end, and what runs as Python exits would answer by a traceback.
-        for number in SIGNALS:
+        for number in (*SIGNALS, signal.SIGALRM):
             signal.signal(number, signal.SIG_IGN)
     sys.exit(0)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from profiler.errors import ConfigError
 from profiler.processes import trees
-from profiler.processes.process import PRELOADED, Call, run_one, start_forkserver
+from profiler.processes.process import PRELOADED, Call, run_all, start_forkserver
 from profiler.processes.temporary import own_folder, sweep
 
 
@@ -40,9 +40,7 @@ def libraries(modules: Iterable[str] = ()) -> Iterator[dict[str, Any]]:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_compile_folder(given, folder / "inductor"))
         start_forkserver(log)
         probe = Call("profiler.worker.preload:probe", None, log, timeout=300)
-        outcome = run_one(probe)
-        if outcome.status == "crashed":  # As one does that somebody kills.
-            outcome = run_one(probe)
+        (outcome,) = run_all([probe], 1)
         if outcome.status != "ok":
             text = log.read_text(errors="replace")[-2000:] if log.exists() else ""
             raise NotLoaded(f"{outcome.reason}\n{text}".strip())

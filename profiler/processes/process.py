@@ -58,6 +58,7 @@ PRELOADED = "profiler.worker.preload"
 """What the forkserver imports."""
 _TERMINALS = (signal.SIGINT, signal.SIGHUP)
 """What a terminal sends to all of its processes."""
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, *_TERMINALS)
 _TICK_SECONDS = 0.2
 _CLOSE_SECONDS = 30.0
 """How long a session may take to close, whatever the timeout: everything has been measured, and others wait."""
@@ -403,12 +404,14 @@ class Child:
         self._await_exit()
         code = self.process.exitcode
         if code == 255 and _forkserver_ends():  # So multiprocessing calls what it cannot know.
-            return Outcome("crashed", f"ended{self._while()} with the forkserver, which forks every process")
+            return Outcome(
+                "crashed", f"ended{self._while()} with the forkserver, which forks every process", killed=True
+            )
         if code is None:
             return Outcome("crashed", f"closed its pipe{self._while()} but is still running")
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return Outcome("oom", f"killed by the kernel{self._while()}: out of memory")
-        return Outcome("crashed", f"{how_ended(code)}{self._while()}")
+        return Outcome("crashed", f"{how_ended(code)}{self._while()}", killed=-code in _FROM_OUTSIDE)
 
 
 def run_one(call: Call, tick: Callable[[Child], None] = lambda child: None) -> Outcome:
@@ -423,11 +426,11 @@ def run_one(call: Call, tick: Callable[[Child], None] = lambda child: None) -> O
 
 
 def run_all(calls: Iterable[Call], slots: int, tick: Callable[[int], None] = lambda done: None) -> list[Outcome]:
-    """Run the calls side by side, `slots` at a time; outcomes in the order of the calls.
+    """Run the calls side by side, `slots` at a time; outcomes in the order of the calls. One that is killed runs again.
 
     `tick` is called a few times a second with the number of calls that have ended.
     """
-    waiting = list(enumerate(calls))
+    waiting, again = list(enumerate(calls)), set[int]()
     running: dict[int, Child] = {}
     outcomes: dict[int, Outcome] = {}
     try:
@@ -437,7 +440,10 @@ def run_all(calls: Iterable[Call], slots: int, tick: Callable[[int], None] = lam
                 running[index] = Child(call)
             for index, child in list(running.items()):
                 outcome = child.poll(0.05)
-                if outcome is not None:
+                if outcome is not None and outcome.killed and index not in again:
+                    again.add(index)
+                    running[index] = Child(child.call)
+                elif outcome is not None:
                     outcomes[index] = outcome
                     del running[index]
             tick(len(outcomes))

@@ -109,7 +109,8 @@ def test_an_interrupt_comes_again_where_it_would_be_dropped(
 def test_a_signal_while_a_command_exits_changes_nothing() -> None:
     code = (
         "import atexit, signal, sys; from profiler import cli; sys.argv[1:] = ['query', 'nothing', 'select 1']\n"
-        "atexit.register(lambda: [signal.raise_signal(each) for each in cli.SIGNALS]); cli.main()"
+        "cli._interrupt_soon(); signal.setitimer(signal.ITIMER_REAL, 0); ends = (*cli.SIGNALS, signal.SIGALRM)\n"
+        "atexit.register(lambda: [signal.raise_signal(each) for each in ends]); cli.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2

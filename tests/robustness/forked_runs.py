@@ -231,11 +231,15 @@ def _become(told: dict[str, Any]) -> NoReturn:
 
 def _fork_script(path: bytes, arguments: list[str], fds: list[int]) -> int:
     """Do what multiprocessing.util.spawnv_passfds does for `python -c CODE`, by a fork of this process alone."""
+    ends = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGALRM)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # An exec calls nothing of Python that a signal could end.
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for number in ends:
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     kept = sorted({0, 1, 2, *fds})
     for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
         os.closerange(low + 1, high)

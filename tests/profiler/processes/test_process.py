@@ -239,6 +239,16 @@ def writes_pid_and_hangs(path, report):
 def alone(path, report):
     os.close(os.open(path, os.O_CREAT | os.O_EXCL))  # Raises where another one is at it.
     os.unlink(path)
+
+def gets_signals(given, report):
+    path, numbers = given
+    with open(path, "a+") as file:
+        file.seek(0)
+        started = len(file.readlines())
+        print("started", file=file)
+    if started < len(numbers):
+        os.kill(os.getpid(), numbers[started])
+    return started
 '''
 
 Calls = Callable[..., Call]
@@ -528,6 +538,17 @@ def test_as_many_run_side_by_side_as_there_are_slots(call: Calls, tmp_path: Path
     assert [outcome.value for outcome in outcomes] == [0, 1, 2, 3]
     assert ticks == sorted(ticks)
     assert ticks[-1] == 4
+
+
+@pytest.mark.parametrize(
+    ("numbers", "status", "value"),
+    [([signal.SIGKILL], "ok", 1), ([signal.SIGTERM] * 2, "crashed", None), ([signal.SIGSEGV], "crashed", None)],
+)
+def test_what_is_killed_from_outside_runs_once_more(
+    call: Calls, tmp_path: Path, numbers: list[int], status: str, value: int | None
+) -> None:
+    (outcome,) = run_all([call("gets_signals", (str(tmp_path / "starts"), [int(each) for each in numbers]))], 1)
+    assert (outcome.status, outcome.value) == (status, value), outcome
 
 
 def test_no_more_run_than_there_are_slots(call: Calls, tmp_path: Path) -> None:
