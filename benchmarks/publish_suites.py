@@ -27,9 +27,8 @@ from profiler.published.command import write
 from profiler.published.studies import STUDIES
 from profiler.published.tables import link, published_tables
 from profiler.results.columns import kind_of_warning
-from profiler.results.problems import warned
 from profiler.results.reading import read_runs
-from profiler.results.replicates import OK, without_probes
+from profiler.results.replicates import OK, warned, without_probes
 from profiler.results.wall_time import describe
 from profiler.submit.checks import label_of
 from profiler.submit.cleaning import Run, read_run

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,6 +35,7 @@ from exporters.inputs import fixed_batch, graph_specs
 from exporters.onnx_export import check_onnx
 from exporters.onnx_files import MADE, is_float32
 from exporters.source import ModelSource
+from exporters.whole_file import write_whole
 from profiler import nvml
 from profiler.errors import ConfigError, check_choice, nearest
 from profiler.job.case import Budget, Case
@@ -299,11 +299,7 @@ def _remarks(task: BuildTask, outcome: Outcome) -> list[str]:
 
 def _copy(engine: Path, export: Path) -> None:
     """Whole or not at all."""
-    scratch = export.with_name(f".{export.name}.{os.getpid()}.tmp")
     try:
-        shutil.copyfile(engine, scratch)
-        os.replace(scratch, export)
+        write_whole(export, engine.read_bytes())
     except OSError as error:
         raise ConfigError(f"--export {export}: {error.strerror}; the engine is in {engine}") from None
-    finally:
-        scratch.unlink(missing_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
@@ -15,7 +15,7 @@ from exporters.onnx_files import not_made, precisions_of
 from exporters.shapes import at_shape
 from exporters.source import ModelSource, shape_words
 from profiler.errors import ConfigError
-from profiler.job.case import Budget, Case, Role
+from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.conditions import Filter
 from profiler.job.config import Config, EngineEntry, LayerEntry, ModelEntry
 
@@ -101,6 +101,29 @@ def estimate_total(cases: Sequence[Case], budget: Budget) -> float:
     processes = {case.id.family for case in swept}
     shared = (len(swept) - len(processes)) * _OVERHEAD_SECONDS[swept[0].device] if swept else 0.0
     return sum(estimate_seconds(case, budget) for case in runnable) - shared
+
+
+def searched(plan: Iterable[Case]) -> list[Case]:
+    """One case, any of its batches, for each family in which the largest batch is searched: the first replicate's."""
+    found: dict[str, Case] = {}
+    for case in plan:
+        if case.role is Role.SWEEP and case.unsupported is None and case.replicate == 0:
+            found.setdefault(case.id.family, case)
+    return list(found.values())
+
+
+def probe_of(case: Case, batch_size: int) -> Case:
+    """The probe of this batch in the family of `case`."""
+    return replace(case, batch_size=batch_size, role=Role.PROBE)
+
+
+def probes_among(plan: Iterable[Case], case_ids: Iterable[CaseId]) -> list[Case]:
+    """The probes that `case_ids` name, family by family, smaller batches first."""
+    batches: dict[str, list[int]] = {}
+    for case_id in case_ids:
+        if case_id.role is Role.PROBE:
+            batches.setdefault(case_id.family, []).append(case_id.batch_size)
+    return [probe_of(case, batch) for case in searched(plan) for batch in sorted(batches.get(case.id.family, []))]
 
 
 def _cells(config: Config, entry: ModelEntry | LayerEntry, device: Device, capability: str | None) -> Iterator[Case]:

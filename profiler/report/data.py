@@ -18,9 +18,8 @@ from profiler.job.conditions import Filter
 from profiler.results.columns import SAMPLES, parts
 from profiler.results.configurations import summary
 from profiler.results.layer_profiles import Profiled, profiled, together
-from profiler.results.problems import not_measured, warned
 from profiler.results.reading import Runs, chosen
-from profiler.results.replicates import disturbed, merge, without_probes
+from profiler.results.replicates import disturbed, merge, not_measured, warned, without_probes
 from profiler.results.sentences import not_in_the_choice, rough
 from profiler.results.set_up import BREAK_EVENS, break_even, set_up
 from profiler.results.speedups import CONFIGURATION, GROUP, INTERVAL, SPEEDUPS, spreads, with_base

@@ -1,4 +1,4 @@
-"""Make one row of a case's replicates: the median of every figure, and what they have in common."""
+"""Make one row of a case's replicates, and list what went wrong: cases without figures, and others' warnings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from profiler.results.warning_kinds import KINDS, without_factor
 
 OK = pl.col("status") == "ok"
 OUT_OF_MEMORY = "out of memory"
+CELL = ("status", "model", "variant", "pass", "precision", "reason")
 
 
 def merge(rows: pl.DataFrame, keys: Sequence[str], columns: Sequence[str], **more: pl.Expr) -> pl.DataFrame:
@@ -42,6 +43,23 @@ def without_probes(results: Frame) -> Frame:
 def measured(results: Frame) -> Frame:
     """Of those the rows that have figures."""
     return without_probes(results).filter(OK)
+
+
+def not_measured(results: Frame, by: Sequence[str] = CELL, *more: pl.Expr) -> Frame:
+    """One row for all cases without figures that agree in `by`: their batch sizes, sorted, and `more`."""
+    cases = without_probes(results).filter(~OK).group_by(by, maintain_order=True)
+    return cases.agg(pl.col("batch_size").unique().sort(), *more)
+
+
+def warned(results: pl.DataFrame) -> pl.DataFrame:
+    """One row a kind of warning, in the order of the first: how many `cases` carry it, and the first `case_id`.
+
+    `example` is the whole warning there, for a kind that only another version of the profiler knows.
+    """
+    given = measured(results).select("run_id", "case_id", example="warnings").explode("example").drop_nulls("example")
+    return given.group_by(kind=kind_of_warning(pl.col("example")), maintain_order=True).agg(
+        pl.struct("run_id", "case_id").n_unique().alias("cases"), pl.first("case_id", "example")
+    )
 
 
 def why_not() -> pl.Expr:

@@ -12,8 +12,7 @@ from profiler.results import batch_sweeps
 from profiler.results.columns import Group, names
 from profiler.results.configurations import IDENTITY, TIMES
 from profiler.results.layer_passes import best_per_layer, layer_rows
-from profiler.results.problems import CELL, not_measured
-from profiler.results.replicates import measured
+from profiler.results.replicates import CELL, measured, not_measured
 from profiler.results.speedups import CONFIGURATION, OF_BASE
 from profiler.tables.table import of_frame
 from profiler.tables.writers import TEXTS

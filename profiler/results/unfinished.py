@@ -9,8 +9,7 @@ import polars as pl
 from engines.catalog import Device
 from profiler.errors import ConfigError, resuming
 from profiler.job.config import load_config
-from profiler.job.plan import make_plan
-from profiler.job.probes import probes_among
+from profiler.job.plan import make_plan, probes_among
 from profiler.results.run_files import check_readable
 from profiler.results.run_folder import RunFolder, damages
 from profiler.results.run_lock import writer

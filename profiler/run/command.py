@@ -25,8 +25,7 @@ from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.conditions import Filter, parse_only
 from profiler.job.config import Config, load_config, parse_machine
 from profiler.job.config_errors import DEVICE_BLOCKS
-from profiler.job.plan import make_plan, only_of
-from profiler.job.probes import probes_among, searched
+from profiler.job.plan import make_plan, only_of, probes_among, searched
 from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries
@@ -70,7 +69,7 @@ LEAST_WAIT = 0.1
 
 
 @dataclass(frozen=True)
-class _Start:
+class Start:
     """What a command starts: its job as resolved for the target, and what `environment` says of the machine."""
 
     options: Options
@@ -87,6 +86,11 @@ class _Start:
         """Print a line that is not broken."""
         self.console.print(Text(text, style=style), soft_wrap=True)
 
+    def runner(self, run: RunFolder) -> Runner:
+        """What measures into the run's folder."""
+        display, idle = open_display(self.console), self.options.wait_for_idle
+        return Runner(run, self.config, self.target, self.plan, self.environment, display, idle)
+
 
 def execute(options: Options, console: Console, conclude: Conclude | None = None) -> int:
     """Run the job; returns the exit code. Raises ConfigError.
@@ -102,7 +106,8 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     # A mistake in the other device's block should show here too.
     configs = [job.read(kind) for kind in DEVICE_BLOCKS]
     with libraries(_modules(configs)) as facts:
-        start = _resolved(options, console, job, only, facts)
+        target = resolve_device(job.device, facts)
+        start = resolved(options, console, job.read(target.kind, target.compute_capability), target, facts, only)
         if job.model is not None:
             _look_at(job.model, start)
         if options.dry_run:
@@ -110,8 +115,7 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
         if options.prepare:
             return prepare_ahead(start.config, start.target, start.cases, caches, console)
         with _open_run(start) as run:
-            config, target, environment = start.config, start.target, start.environment
-            runner = Runner(run, config, target, start.plan, environment, open_display(console), options.wait_for_idle)
+            runner = start.runner(run)
             runner.wall.count_from(started)
             interrupted, results = measure_cases(runner, start.cases, console, options.retry)
     if removed := trim(default_root(), limit):
@@ -164,20 +168,21 @@ def _open_job(options: Options) -> _Job:
     return _Job(check_device(options.device or "auto"), read, model)
 
 
-def _resolved(options: Options, console: Console, job: _Job, only: Filter | None, facts: dict[str, Any]) -> _Start:
-    """The job on the device that it asks for; `facts` are the libraries'. Raises ConfigError."""
-    target = resolve_device(job.device, facts)
+def resolved(
+    options: Options, console: Console, job: Config, target: Target, facts: dict[str, Any], only: Filter | None = None
+) -> Start:
+    """The job with all that its models, the target and the libraries' `facts` say of it. Raises ConfigError."""
     with open_display(console) as display:
-        config = with_shapes(job.read(target.kind, target.compute_capability), display.preparing)
+        config = with_shapes(job, display.preparing)
     require(config.published)
     plan = make_plan(config, target.kind, capability=target.compute_capability)
     plan, others = with_interpreters(config, plan, only_of(plan, only), target.kind)
     print_interpreters(console, others)
     environment = describe(target, facts) | {"machine": config.machine.model_dump(exclude_none=True)} | others
-    return _Start(options, console, config, target, environment, plan, only_of(plan, only))
+    return Start(options, console, config, target, environment, plan, only_of(plan, only))
 
 
-def _look_at(model: ModelJob, start: _Start) -> None:
+def _look_at(model: ModelJob, start: Start) -> None:
     """Look at a model that the command line names, say what is left out, and write the YAML. Raises ConfigError."""
     config, target, file = start.config, start.target, start.options.write_yaml
     if not start.options.dry_run:
@@ -190,7 +195,7 @@ def _look_at(model: ModelJob, start: _Start) -> None:
         start.console.print(Text(f"Written: {file}; {PROGRAM} {shlex.quote(str(file))} measures the same"))
 
 
-def _say_yaml(start: _Start, run: RunFolder) -> None:
+def _say_yaml(start: Start, run: RunFolder) -> None:
     text = "The same as a YAML file, to extend: add --write-yaml job.yaml"
     if (file := start.options.write_yaml) is not None:
         text = f"The same again: {PROGRAM} {shlex.quote(str(file))}"
@@ -273,7 +278,7 @@ def _with_samples(budget: Budget, options: Options) -> Budget:
 
 
 @contextlib.contextmanager
-def _open_run(start: _Start) -> Iterator[RunFolder]:
+def _open_run(start: Start) -> Iterator[RunFolder]:
     """A new run's folder, or the resumed one's, whose earlier environment is carried on; nobody else writes into it.
 
     Raises ConfigError for a run that cannot be resumed, and where the disk takes no more.
@@ -291,7 +296,7 @@ def _open_run(start: _Start) -> Iterator[RunFolder]:
         yield run
 
 
-def _carry_on(run: RunFolder, folder: Path, start: _Start) -> None:
+def _carry_on(run: RunFolder, folder: Path, start: Start) -> None:
     """Put into the environment what the run says of its earlier rows. Raises ConfigError where it cannot go on here."""
     environment = start.environment
     for note in damages(run):
@@ -417,7 +422,7 @@ def _report(console: Console, run: RunFolder, lines: pl.DataFrame) -> None:
         console.print(Text(message, style="yellow"), soft_wrap=True)
 
 
-def _what_is_left(start: _Start, run: RunFolder) -> str:
+def _what_is_left(start: Start, run: RunFolder) -> str:
     """That an interrupted run is complete all the same, or the command that goes on with it."""
     options, config = start.options, start.config
     if config.largest_batch is None and not _waiting(run.results(), start.cases, config.budget, retry=False):
@@ -430,7 +435,7 @@ def _what_is_left(start: _Start, run: RunFolder) -> str:
     return f"go on with: {resuming(run.path)}{only}{flags}"
 
 
-def _dry_run(start: _Start) -> int:
+def _dry_run(start: Start) -> int:
     """Print what a run would do, or what is left of the one to resume; raises what starting it would.
 
     Whether a model has changed since is not looked at: for that it would have to run.

@@ -1,4 +1,5 @@
-"""Read the shapes of inputs off what a command or `profiler.measure` is given: words, shapes, tensors and arrays."""
+"""Make a job's entry of a model that is given by a name, in Python or on the command line, and of its inputs: words,
+shapes, tensors and arrays."""
 
 from __future__ import annotations
 
@@ -8,12 +9,14 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from exporters.declared_inputs import BATCH
+from exporters.declared_inputs import BATCH, name_of
+from exporters.libraries.catalog import model_entry
 from exporters.source import ModelError
-from profiler.errors import ConfigError
+from profiler.errors import ConfigError, nearest
 
 DATA = "inputs.npz"
 """The file of the examples' integers, in the folder of what a run measures."""
+_VALUES = ("range", "fill", "data")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,9 @@ class Example:
     def is_plain(self) -> bool:
         """Whether a job says it by `input`: floats, and nothing of what they hold."""
         return (not self.dtype or self.dtype.startswith("float")) and not self.held
+
+
+Inputs = Mapping[str | int, Example]
 
 
 def examples(inputs: Any) -> dict[str | int, Example]:
@@ -70,10 +76,8 @@ def declared(given: Mapping[str | int, Example], names: Sequence[str], folder: P
 
     arrays, tensors = {}, []
     for name, example in zip(names, given.values(), strict=True):
-        tensor: dict[str, Any] = {"shape": [BATCH, *(example.item or ())], "dtype": example.dtype, **example.held}
-        for key, is_known in (("shape", example.item is not None), ("dtype", example.dtype)):
-            if not is_known:
-                del tensor[key]
+        tensor: dict[str, Any] = {} if example.item is None else {"shape": [BATCH, *example.item]}
+        tensor |= ({"dtype": example.dtype} if example.dtype else {}) | dict(example.held)
         if example.values is not None and not example.dtype.startswith(("float", "bfloat")):
             arrays[name] = np.asarray(getattr(example.values, "cpu", lambda e=example: e.values)())
             tensor["data"] = str(folder / DATA)
@@ -84,8 +88,40 @@ def declared(given: Mapping[str | int, Example], names: Sequence[str], folder: P
     return tensors if 0 in given else {str(key): tensor for key, tensor in zip(given, tensors, strict=True)}
 
 
-def onnx_dimensions(path: Path, given: Mapping[str | int, Example], option: str = "inputs") -> dict[str, int]:
-    """The sizes that an ONNX file's symbolic dimensions have in the examples. Raises ConfigError where one differs."""
+def named_entry(word: str | Path, given: Inputs, folder: Path, option: str = "inputs") -> dict[str, Any]:
+    """The entry of an .onnx file, a function's name "package.module:function", a network or a library's model.
+
+    Examples' integers are saved into `folder`. `option` is how `given` was given, for errors, which are ConfigErrors.
+    """
+    if str(word).endswith(".onnx"):
+        path = Path(word).resolve()
+        if not path.is_file():
+            there = sorted(each.name for each in path.parent.glob("*.onnx"))
+            raise ConfigError(f"there is no file {word}{nearest(path.name, there, 'give its path')}")
+        return {"name": path.stem, "onnx": path, **_taken_by_graph(path, given, folder, option)}
+    named: dict[str, Any] = dict(model_entry(str(word)))
+    if "factory" not in named:
+        named = {"network": str(word), **named}
+        if not given:
+            return named
+    return named | taken_by_module(given, folder)
+
+
+def taken_by_module(given: Inputs, folder: Path) -> dict[str, Any]:
+    """A job's keys for the inputs of a torch module. Raises ConfigError where there is none."""
+    if not given:
+        raise ConfigError(
+            "inputs: give the shape of one item, such as (3, 224, 224), or an example: torch.randn(8, 3, 224, 224)"
+        )
+    if list(given) == [0] and given[0].is_plain:
+        return {"input": given[0].item}
+    names = [name_of((key,), len(given)) for key in given]
+    return {"inputs": declared(given, names, folder)}
+
+
+def _taken_by_graph(path: Path, given: Inputs, folder: Path, option: str) -> dict[str, Any]:
+    """A job's keys for an ONNX file's inputs: the sizes that its symbolic dimensions have in the examples, and what
+    those hold. Raises ConfigError where one does not fit."""
     if not given:
         return {}
     from exporters.inputs import batch_symbols, graph_inputs, read_onnx, symbolic_shape
@@ -94,15 +130,16 @@ def onnx_dimensions(path: Path, given: Mapping[str | int, Example], option: str 
         known = {value.name: symbolic_shape(value) for value in graph_inputs(read_onnx(path).graph)}
     except ModelError as error:
         raise ConfigError(str(error)) from None
-    shapes = dict(zip(known, given.values(), strict=False)) if 0 in given else dict(given)
-    if len(shapes) != len(given) or (0 in given and len(given) != len(known)) or not set(shapes) <= set(known):
+    by_name = zip(known, given.values(), strict=False) if 0 in given else given.items()
+    named = {str(name): example for name, example in by_name}
+    if len(named) != len(given) or (0 in given and len(given) != len(known)) or not set(named) <= set(known):
         raise ConfigError(f"{option}: {path.name} has the inputs {', '.join(known)}: give an example of each, or none")
     batches = batch_symbols(known)
     sizes: dict[str, int] = {}
-    for name, example in shapes.items():
+    for name, example in named.items():
         if example.item is None:
             continue
-        symbols, item = known[str(name)], example.item
+        symbols, item = known[name], example.item
         shape = (example.batch, *item) if example.batch else (*symbols[:1], *item)
         fits = len(shape) == len(symbols)
         for symbol, size in zip(symbols, shape, strict=False):
@@ -113,4 +150,7 @@ def onnx_dimensions(path: Path, given: Mapping[str | int, Example], option: str 
         if not fits:
             own = ", ".join(map(str, symbols))
             raise ConfigError(f"{option}: {name} of {path.name} has the shape ({own}), which {shape} does not fit")
-    return sizes
+    tensors: Any = declared(dict(enumerate(named.values())), list(named), folder)
+    values = [{key: tensor[key] for key in _VALUES if key in tensor} for tensor in tensors]
+    held = {name: each for name, each in zip(named, values, strict=True) if each}
+    return {"dimensions": sizes, **({"inputs": held} if held else {})}

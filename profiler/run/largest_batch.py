@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from exporters.inputs import TensorSpec
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import LargestBatch
-from profiler.job.probes import probe_of
+from profiler.job.plan import probe_of
 from profiler.nvml import Gpu
 from profiler.processes.messages import Status
 from profiler.results.result import Result

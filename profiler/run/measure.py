@@ -16,20 +16,15 @@ from exporters.cache import default_root, trim
 from exporters.source import ModelError
 from profiler.errors import ConfigError
 from profiler.job.config import Config, config_of
-from profiler.job.plan import make_plan
-from profiler.machine import Target, describe, resolve_device
+from profiler.machine import Target, resolve_device
+from profiler.options import Run as Options
 from profiler.processes.forkserver import leaving_no_trace, libraries
 from profiler.results.reading import load
 from profiler.results.run_folder import RunFolder
 from profiler.results.run_lock import writing
-from profiler.run.command import measure_cases, quick_budget
-from profiler.run.example_inputs import Example, examples
-from profiler.run.interpreters import with_interpreters
-from profiler.run.named_models import named_entry, taken_by_module
+from profiler.run.command import measure_cases, quick_budget, resolved
+from profiler.run.example_inputs import Example, examples, named_entry, taken_by_module
 from profiler.run.prepare import cache_limit
-from profiler.run.progress import open_display
-from profiler.run.runner import Runner
-from profiler.run.shapes import with_shapes
 
 
 def measure(
@@ -80,26 +75,13 @@ def measure(
     most = cache_limit()
     folder = Path(tempfile.mkdtemp(prefix="profiler-run-") if output is None else output).resolve()
     run = RunFolder.create(folder)
+    axes = {"engines": engines, "precisions": precisions, "passes": passes, "batch_sizes": batch_sizes}
+    job = {key: _listed(values) for key, values in axes.items() if values is not None}
+    job["shapes"] = {name: _listed(sizes) for name, sizes in (shapes or {}).items()}
+    job |= {"device": device, "replicates": replicates, "budget": budget or {}, "output": folder}
     interrupted = False
     try:
-        entry, example = _entry(model, inputs, run.path / "model")
-        entry["name"] = name or entry["name"]
-        config = config_of(
-            {
-                "suite": "measure",
-                "models": [entry],
-                "engines": _listed(engines),
-                "precisions": _listed(precisions),
-                "batch_sizes": [example.batch or 1] if batch_sizes is None else _listed(batch_sizes),
-                "shapes": {name: _listed(sizes) for name, sizes in (shapes or {}).items()},
-                "passes": _listed(passes),
-                "device": device,
-                "replicates": replicates,
-                "budget": budget or {},
-                "output": folder,
-                "import_from": [run.path / "model", Path.cwd()],
-            }
-        )
+        config = _config(model, inputs, name, run.path / "model", job)
         if quick:
             config = config.model_copy(update={"budget": quick_budget(config.budget)})
         with leaving_no_trace(), writing(run.path), libraries() as facts:
@@ -123,15 +105,17 @@ def run_job(
 
     `facts` are what the libraries say (processes.forkserver.libraries).
     """
-    with open_display(console) as display:
-        config = with_shapes(config, display.preparing)
-    plan = make_plan(config, target.kind, capability=target.compute_capability)
-    plan, others = with_interpreters(config, plan, plan, target.kind)
-    environment = describe(target, facts) | {"machine": {}} | others
-    run.write_config(config.model_copy(update={"device": str(target)}))
-    run.write_environment(environment)
-    runner = Runner(run, config, target, plan, environment, open_display(console))
-    return measure_cases(runner, plan, console, report=report)[0]
+    start = resolved(Options(), console, config, target, facts)
+    run.write_config(start.config.model_copy(update={"device": str(target)}))
+    return measure_cases(start.runner(run), start.cases, console, report=report)[0]
+
+
+def _config(model: Any, inputs: Any, name: str | None, folder: Path, job: Mapping[str, Any]) -> Config:
+    """The whole job: the model by that name, and what else is measured. A live module is saved into the folder."""
+    entry, example = _entry(model, inputs, folder)
+    entry["name"] = name or entry["name"]
+    batch_sizes, paths = [example.batch or 1], [folder, Path.cwd()]
+    return config_of({"suite": "measure", "models": [entry], "batch_sizes": batch_sizes, **job, "import_from": paths})
 
 
 def _entry(model: Any, inputs: Any, folder: Path) -> tuple[dict[str, Any], Example]:

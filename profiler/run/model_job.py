@@ -29,8 +29,7 @@ from profiler.options import Run as Options
 from profiler.processes.temporary import own_folder
 from profiler.results.run_folder import relative_to
 from profiler.run.dry_run import look_at_models
-from profiler.run.example_inputs import Example
-from profiler.run.named_models import named_entry
+from profiler.run.example_inputs import Example, named_entry
 from profiler.run.prepare import Tick
 
 _USUAL: Mapping[Device, Mapping[str, Any]] = {

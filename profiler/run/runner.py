@@ -14,8 +14,7 @@ from typing import Any
 from engines.base import Warning
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import Config, LargestBatch
-from profiler.job.plan import estimate_seconds
-from profiler.job.probes import probe_of
+from profiler.job.plan import estimate_seconds, probe_of
 from profiler.machine import Target, available_memory_mib
 from profiler.processes.other_python import OtherPython, other_pythons
 from profiler.results.result import Result, log_name

@@ -15,8 +15,7 @@ from profiler.results.columns import Group, Shown
 from profiler.results.configurations import certain, groups
 from profiler.results.fields import field, fields, latency_spread, verdict
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
-from profiler.results.problems import not_measured, warned
-from profiler.results.replicates import measured
+from profiler.results.replicates import measured, not_measured, warned
 from profiler.results.sentences import FIRST_CALL, disturbance_sentence, group_sentence, rough, sweep_sentences, title
 from profiler.results.warning_kinds import carried_by_all, meaning
 from profiler.stats.ratios import legend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 from handmade import row, run
 
-from profiler.results.problems import not_measured, warned
+from profiler.results.replicates import not_measured, warned
 
 
 def test_problems_say_status_reason_and_where() -> None:

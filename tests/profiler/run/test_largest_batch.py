@@ -14,7 +14,7 @@ from exporters.inputs import TensorSpec
 from exporters.source import ModelSource
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.config import LargestBatch
-from profiler.job.probes import probe_of, probes_among, searched
+from profiler.job.plan import probe_of, probes_among, searched
 from profiler.nvml import Gpu
 from profiler.processes.messages import Status
 from profiler.results.result import Result
