@@ -13,11 +13,11 @@ from engines.catalog import ENGINES
 from exporters.cache import default_root
 from profiler.job.case import Case, CaseId, Role
 from profiler.job.config import Config
-from profiler.machine import Target, usable_cores
+from profiler.machine import Target
 from profiler.processes.messages import Outcome
-from profiler.processes.process import Call, run_all
-from profiler.run.fits import at_once, weight_mib
-from profiler.run.prepare import Tick, failure, prepare
+from profiler.processes.process import Call
+from profiler.run.fits import Tick, side_by_side, weight_mib
+from profiler.run.prepare import failure, prepare
 from profiler.run.progress import open_display
 from profiler.tables.numbers import counted, duration
 from profiler.tables.writers import print_pairs
@@ -56,22 +56,13 @@ def prepare_ahead(config: Config, target: Target, cases: Sequence[Case], caches:
 
 def compile_ahead(tasks: Sequence[Task], path: tuple[str, ...], tick: Tick) -> dict[CaseId, Outcome]:
     """Open the tasks' sessions side by side, for what their libraries then keep."""
-    slots = max(1, min(at_once(weight_mib(task.case.source, task.prepared.state) for task in tasks), len(tasks)))
-    calls = [
-        Call(
-            "profiler.worker.prepare_model:open_ahead",
-            task,
-            default_root() / "logs" / f"compile-{task.case.id.file_name}.log",
-            task.budget.timeout,
-            task.budget.build_timeout,
-            {"CUDA_VISIBLE_DEVICES": task.gpu or ""},
-            path,
-            max(1, usable_cores() // slots),
-        )
-        for task in tasks
-    ]
-    outcomes = run_all(calls, slots, lambda done: tick("compilations", done, len(calls)))
-    return dict(zip((task.case.id for task in tasks), outcomes, strict=True))
+    calls = {}
+    for task in tasks:
+        log = default_root() / "logs" / f"compile-{task.case.id.file_name}.log"
+        limits, visible = (task.budget.timeout, task.budget.build_timeout), {"CUDA_VISIBLE_DEVICES": task.gpu or ""}
+        calls[task.case.id] = Call("profiler.worker.prepare_model:open_ahead", task, log, *limits, visible, path)
+    weights = (weight_mib(task.case.source, task.prepared.state) for task in tasks)
+    return side_by_side(calls, weights, tick, "compilations")
 
 
 def _summary(cases: Sequence[Case], failed: int, compiled: int, seconds: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -19,11 +19,11 @@ from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
 from profiler.job.config import Config
 from profiler.processes.messages import Outcome, Status
-from profiler.processes.process import Call, run_all
+from profiler.processes.process import Call
 from profiler.processes.temporary import own_folder
 from profiler.run.estimate import Estimates
-from profiler.run.fits import at_once, weight_mib
-from profiler.run.prepare import Tick, compared, failed, failure, models_of, of_several
+from profiler.run.fits import Tick, of_several, side_by_side, weight_mib
+from profiler.run.prepare import compared, failed, failure, models_of
 from profiler.run.progress import open_display
 from profiler.tables.numbers import counted, duration, whole
 from profiler.tables.table import figure, name, of_rows
@@ -40,12 +40,8 @@ _NOT_LOOKED_AT = (
 )
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A case, and how and why it cannot run if that is known."""
-
-    case: Case
-    refusal: tuple[Status, str] | None
+Planned = tuple[Case, tuple[Status, str] | None]
+"""A case, and how and why it cannot run if that is known."""
 
 
 def look_at_models(
@@ -60,23 +56,15 @@ def look_at_models(
     quantized = {case.subject for case in runnable if graph_of(case) in PLACEMENTS}
     references, sources = models_of(runnable)
     unknown = {model: source for model, source in sources.items() if not _is_known(source)}
-    calls = [
-        Call(
-            "profiler.worker.look_at_model:look_at_model",
-            (source, model in quantized),
-            log,
-            timeout=limit,
-            path=path,
-            threads=1,
-        )
+    function = "profiler.worker.look_at_model:look_at_model"
+    calls = {
+        model: Call(function, (source, model in quantized), log, limit, path=path, threads=1)
         for model, source in unknown.items()
-    ]
-    slots = at_once(map(weight_mib, unknown.values()))
-    outcomes = run_all(calls, slots, of_several(tick, "models looked at", len(calls)))
-    looks = {model: _look(outcome, limit < _SECONDS) for model, outcome in zip(unknown, outcomes, strict=True)}
-    looks |= {
-        model: Look(Prepared(tuple(input_specs(source)))) for model, source in sources.items() if model not in looks
     }
+    outcomes = side_by_side(calls, map(weight_mib, unknown.values()), of_several(tick, calls), "models looked at")
+    looks = {model: _look(outcome, limit < _SECONDS) for model, outcome in outcomes.items()}
+    known = {model: source for model, source in sources.items() if model not in looks}
+    looks |= {model: Look(Prepared(tuple(input_specs(source)))) for model, source in known.items()}
     for model, reference in references.items():
         own, other = looks[model], looks[reference.subject]
         if not own.unseen and not other.unseen:
@@ -86,7 +74,7 @@ def look_at_models(
 
 def planned(cases: Sequence[Case], looks: Mapping[str, Look], budget: Budget) -> list[Planned]:
     """The cases with what keeps them from running, as their rows would say it."""
-    return [Planned(case, _refusal(case, looks, budget)) for case in cases]
+    return [(case, _refusal(case, looks, budget)) for case in cases]
 
 
 def print_plan(
@@ -96,8 +84,8 @@ def print_plan(
 
     Returns the exit code: 2 where no case can run.
     """
-    runnable = [each.case for each in plan if each.refusal is None]
-    reasons = list(dict.fromkeys(each.refusal[1] for each in plan if each.refusal))
+    runnable = [case for case, refusal in plan if refusal is None]
+    reasons = list(dict.fromkeys(refusal[1] for _, refusal in plan if refusal))
     fields = [
         name("Case", "case"),
         figure("Estimate", "seconds", whole, unit="s"),
@@ -105,13 +93,12 @@ def print_plan(
         name("Cannot run", "refusal", style="yellow"),
     ]
     rows: list[tuple[str, float | None, str | None, str | None]] = []
-    for each in plan:
-        if each.refusal is None:
-            estimate = estimates.of(each.case)
-            rows.append((str(each.case.id), estimate.seconds, str(estimate.basis), None))
+    for case, refusal in plan:
+        if refusal is None:
+            estimate = estimates.of(case)
+            rows.append((str(case.id), estimate.seconds, str(estimate.basis), None))
         else:
-            status, reason = each.refusal
-            rows.append((str(each.case.id), None, None, f"{status} ({reasons.index(reason) + 1})"))
+            rows.append((str(case.id), None, None, f"{refusal[0]} ({reasons.index(refusal[1]) + 1})"))
     shown = None if reasons else -1
     print_table(console, of_rows("", fields[:shown], [row[:shown] for row in rows]))
     if reasons:

@@ -30,7 +30,7 @@ from profiler.processes.temporary import own_folder
 from profiler.results.run_folder import relative_to
 from profiler.run.dry_run import look_at_models
 from profiler.run.example_inputs import Example, named_entry
-from profiler.run.prepare import Tick
+from profiler.run.fits import Tick
 
 _USUAL: Mapping[Device, Mapping[str, Any]] = {
     "cpu": {"precisions": ["fp32"], "batch_sizes": [1, 16]},

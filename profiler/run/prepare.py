@@ -6,10 +6,9 @@ Everything is cached by content, so a second run prepares nothing. None of it ru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 from engines.catalog import ENGINES, Device
 from exporters.cache import CacheError, check_root, default_root, most_bytes
@@ -23,26 +22,16 @@ from exporters.qdq_placement import PLACEMENTS
 from exporters.source import Identity, ModelError, ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case, Role, file_name
-from profiler.machine import usable_cores
 from profiler.processes.messages import Outcome
-from profiler.processes.process import Call, run_all
-from profiler.run.fits import at_once, too_large_to_prepare, weight_mib
+from profiler.processes.process import Call
+from profiler.run.fits import Key, Tick, of_several, side_by_side, too_large_to_prepare, weight_mib
 from profiler.worker.task import Prepared, graph_of, graphs_of, has_checked_gradients, own_graphs, static_graph
-
-Key = TypeVar("Key", bound=Hashable)
-Tick = Callable[[str, int, int], None]
-"""Called with what is being made, how many of it are done, and of how many."""
 
 _OK = Outcome("ok")
 _COUNT_SECONDS = 60.0
 """For counting FLOPs, which a run can do without: ResNet-200 takes 2 s."""
 _GRADIENT_SECONDS = 300.0
 """For a model's reference gradients, which a run can do without, too: on one core VGG-16's step in fp64 takes 10 s."""
-
-
-def of_several(tick: Tick, what: str, total: int) -> Callable[[int], None]:
-    """The tick of `run_all` for a display; one thing alone is none to be counted."""
-    return lambda done: tick(what, done, total) if total > 1 else None
 
 
 def cache_limit() -> int:
@@ -106,8 +95,7 @@ def identities(
     sources: Mapping[str, ModelSource], budget: Budget, logs: Path, path: tuple[str, ...], tick: Tick
 ) -> dict[str, Identity | str]:
     """What the models are now, by name; or why one cannot be had."""
-    several = tick if len(sources) > 1 else lambda *_: None
-    return _Stages(dict(sources), budget, logs, path, several).identities()
+    return _Stages(dict(sources), budget, logs, path, of_several(tick, sources)).identities()
 
 
 @dataclass(frozen=True)
@@ -130,10 +118,11 @@ class _Stages:
         What the CPU's time or memory did not suffice for is tried once more with the references on the GPU.
         """
         what = "weights and reference outputs"
-        outcomes = self._run(self._model_calls(self.sources, ("cpu", "cuda") if gpu else ("cpu",), gpu), what)
+        devices: Sequence[Device] = ("cpu", "cuda") if gpu else ("cpu",)
+        outcomes = self._run({name: self._model_call(name, devices, gpu) for name in self.sources}, what)
         slow = [name for name, outcome in outcomes.items() if outcome.status in ("oom", "timeout") and gpu]
         beyond = [name for name in slow if not loops_of(self.sources[name])]
-        again = self._run(self._model_calls(beyond, ("cuda",), gpu), what) if beyond else {}
+        again = self._run({name: self._model_call(name, ("cuda",), gpu) for name in beyond}, what)
         outcomes |= {name: outcome for name, outcome in again.items() if outcome.status == "ok"}
         prepared = {
             name: outcome.value if outcome.status == "ok" else Prepared(failures={"model": self._why(name, outcome)})
@@ -151,15 +140,11 @@ class _Stages:
         hint = f"; its Loop {spins[0]!r} may never end" if spins else ""
         return replace(failed(outcome), reason=f"{failed(outcome).reason}{hint}")
 
-    def _model_calls(self, names: Iterable[str], devices: Sequence[Device], gpu: str | None) -> dict[str, Call]:
+    def _model_call(self, name: str, devices: Sequence[Device], gpu: str | None) -> Call:
         # What may never end has a case's time; others are not cut off, whose weights may take long to read.
-        most = {name: self.budget.timeout if loops_of(self.sources[name]) else math.inf for name in names}
-        calls = {
-            name: self._call("prepare_model", f"prepare-{name}", name, devices, most=limit)
-            for name, limit in most.items()
-        }
-        visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
-        return {name: replace(call, environment=visible) for name, call in calls.items()}
+        most = self.budget.timeout if loops_of(self.sources[name]) else math.inf
+        call = self._call("prepare_model", f"prepare-{name}", name, devices, most=most)
+        return replace(call, environment={"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
 
     def identities(self) -> dict[str, Identity | str]:
         """What the models are; or why one cannot be had."""
@@ -254,15 +239,10 @@ class _Stages:
     def costs(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
         """FLOPs and bytes; a model that hangs while it is counted is measured all the same."""
         trained = {case.subject for case in cases if case.pass_ == "training"}
-        to_input = _with_input_gradient(cases)
-        calls = {
-            name: self._call(
-                *("prepare_cost", f"prepare-{name}", name, prepared[name], name in trained, name in to_input),
-                most=_COUNT_SECONDS,
-            )
-            for name in self.sources
-            if "model" not in prepared[name].failures
-        }
+        to_input, calls = _with_input_gradient(cases), dict[str, Call]()
+        for name in (name for name in self.sources if "model" not in prepared[name].failures):
+            arguments = prepared[name], name in trained, name in to_input
+            calls[name] = self._call("prepare_cost", f"prepare-{name}", name, *arguments, most=_COUNT_SECONDS)
         for name, outcome in self._run(calls, "counts of FLOPs").items():
             cost: Cost = (outcome.value if outcome.status == "ok" else outcome.salvage) or Cost()
             prepared[name] = replace(prepared[name], cost=cost)
@@ -292,12 +272,9 @@ class _Stages:
                 "prepare_gradients", f"gradients-{name}-{head}-{items}", name, *arguments, most=_GRADIENT_SECONDS
             )
         for (name, head, items), outcome in self._run(calls, "reference gradients").items():
-            log = calls[name, head, items].log
-            made = (
-                outcome.value if outcome.status == "ok" else f"{outcome.reason}{f'; see {log}' if outcome.log else ''}"
-            )
-            old = prepared[name]
-            prepared[name] = replace(old, gradients={**old.gradients, (head, items): made})
+            why = f"{outcome.reason}{f'; see {calls[name, head, items].log}' if outcome.log else ''}"
+            gradients = {**prepared[name].gradients, (head, items): outcome.value if outcome.status == "ok" else why}
+            prepared[name] = replace(prepared[name], gradients=gradients)
 
     def _call(self, function: str, log: str, model: str, *arguments: object, most: float = math.inf) -> Call:
         """A call of a function of prepare_model.py, with the model's source, `arguments` and the cache's folder."""
@@ -319,11 +296,7 @@ class _Stages:
             if (why := too_large_to_prepare(call.function.partition(":")[2], call.argument, self._weights(call)))
         }
         calls = {key: call for key, call in calls.items() if key not in refused}
-        slots = max(1, min(at_once(map(self._weights, calls.values())), len(calls)))
-        # Ten processes with a thread a core each, on 64 cores, took minutes for what takes seconds.
-        shared = [replace(call, threads=max(1, usable_cores() // slots)) for call in calls.values()]
-        outcomes = run_all(shared, slots, lambda done: self.tick(what, done, len(calls)))
-        return {**refused, **dict(zip(calls, outcomes, strict=True))}
+        return {**refused, **side_by_side(calls, map(self._weights, calls.values()), self.tick, what)}
 
     def _weights(self, call: Call) -> float | None:
         source = call.argument[0]

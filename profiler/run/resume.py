@@ -12,7 +12,8 @@ from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
 from profiler.job.config import Config
 from profiler.results.run_folder import RunFolder
-from profiler.run.prepare import Tick, identities
+from profiler.run.fits import Tick
+from profiler.run.prepare import identities
 
 _NAMES = {"gpu": "GPU", "cpu": "processor", "cpu_cores": "usable cores:", "torch_threads": "threads of torch:"}
 """What a message calls keys of environment.json; any other is called as it is."""

@@ -8,10 +8,9 @@ from exporters.shapes import dimensions_of, why_fixed
 from exporters.source import ModelError, ModelSource
 from profiler.errors import ConfigError, nearest
 from profiler.job.config import Config
-from profiler.processes.process import Call, run_all
+from profiler.processes.process import Call
 from profiler.processes.temporary import own_folder
-from profiler.run.fits import at_once, weight_mib
-from profiler.run.prepare import Tick, of_several
+from profiler.run.fits import Tick, of_several, side_by_side, weight_mib
 
 _SECONDS = 120.0
 """For importing a library of models."""
@@ -60,23 +59,15 @@ def _lacks(source: ModelSource, name: str, own: Sequence[str]) -> str:
 
 def _dimensions(sources: Sequence[ModelSource], path: tuple[str, ...], tick: Tick) -> list[list[str]]:
     """The names of each model's dimensions; of a library's model in another process, which imports the library."""
-    foreign = [source for source in sources if source.library is not None]
+    foreign = {number: source for number, source in enumerate(sources) if source.library is not None}
     with own_folder() as folder:
-        log = folder / "log"
-        function = "profiler.worker.look_at_model:look_at_dimensions"
-        calls = [Call(function, source, log, _SECONDS, path=path, threads=1) for source in foreign]
-        slots = at_once(map(weight_mib, foreign))
-        outcomes = iter(run_all(calls, slots, of_several(tick, "models asked for their inputs", len(calls))))
-    found = []
-    for source in sources:
-        if source.library is None:
-            try:
-                found.append(dimensions_of(source))
-            except ModelError as error:
-                raise ConfigError(str(error)) from None
-            continue
-        outcome = next(outcomes)
-        if outcome.status != "ok":
-            raise ConfigError(f"shapes: {outcome.reason}")
-        found.append(outcome.value)
-    return found
+        function, log = "profiler.worker.look_at_model:look_at_dimensions", folder / "log"
+        calls = {n: Call(function, source, log, _SECONDS, path=path, threads=1) for n, source in foreign.items()}
+        weights, what = map(weight_mib, foreign.values()), "models asked for their inputs"
+        outcomes = side_by_side(calls, weights, of_several(tick, calls), what)
+    if bad := next((outcome for outcome in outcomes.values() if outcome.status != "ok"), None):
+        raise ConfigError(f"shapes: {bad.reason}")
+    try:
+        return [outcomes[n].value if n in outcomes else dimensions_of(source) for n, source in enumerate(sources)]
+    except ModelError as error:
+        raise ConfigError(str(error)) from None

@@ -18,7 +18,7 @@ from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
 from profiler.processes.messages import Outcome
-from profiler.run import dry_run
+from profiler.run import fits
 from profiler.run.dry_run import check_output, look_at_models, planned, print_plan
 from profiler.run.estimate import Estimates
 from profiler.worker.task import Look, Prepared
@@ -95,8 +95,8 @@ def test_a_reference_with_other_inputs_is_refused(tmp_path: Path) -> None:
     pruned = replace(case(ModelSource("alexnet")), reference=ModelSource("L1", layer=LAYERS["L1"]))
     looks = look_at_models([pruned], Budget(), (), tmp_path / "log")
     (plan,) = planned([pruned], looks, Budget())
-    assert plan.refusal is not None
-    assert "model 'alexnet': reference L1 has the inputs floats (1, 3, 128, 128), not floats" in plan.refusal[1]
+    assert plan[1] is not None
+    assert "model 'alexnet': reference L1 has the inputs floats (1, 3, 128, 128), not floats" in plan[1][1]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_look_that_took_too_long_refuses_only_what_a_run_would(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: float, refused: bool
 ) -> None:
     monkeypatch.setattr(
-        dry_run, "run_all", lambda calls, slots, tick: [Outcome("timeout", f"after {calls[0].timeout:g} s")]
+        fits, "run_all", lambda calls, slots, tick: [Outcome("timeout", f"after {calls[0].timeout:g} s")]
     )
     look = look_at_models([case()], Budget(build_timeout=limit), (), tmp_path / "log")["mine"]
     assert bool(look.prepared.failures) == refused

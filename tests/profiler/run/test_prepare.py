@@ -15,7 +15,8 @@ import pytest
 
 from exporters.source import ModelSource
 from profiler.job.case import Budget
-from profiler.run.prepare import _Stages, of_several
+from profiler.run.fits import of_several
+from profiler.run.prepare import _Stages
 
 FACTORY = """
 import helper
@@ -85,7 +86,7 @@ def test_the_option_to_raise_is_the_one_that_limits(tmp_path: Path, most: float,
 
 def test_several_models_that_are_looked_at_are_counted() -> None:
     said: list[tuple[str, int, int]] = []
-    of_several(lambda *what: said.append(what), "models looked at", 1)(1)
+    of_several(lambda *what: said.append(what), ["one"])("models looked at", 1, 1)
     assert said == []
-    of_several(lambda *what: said.append(what), "models looked at", 30)(12)
+    of_several(lambda *what: said.append(what), range(30))("models looked at", 12, 30)
     assert said == [("models looked at", 12, 30)]
