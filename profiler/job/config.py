@@ -144,6 +144,12 @@ def _with_paths(data: Any, folder: Path, key: str = "data") -> Any:
     return str(folder / data) if key == "data" and isinstance(data, str | Path) else data
 
 
+def _known_engine(name: str) -> str:
+    if name not in (valid := {**PRESETS, **ENGINES}):
+        raise mistake(f"unknown engine '{name}'{nearest_engine(name, valid)}")
+    return name
+
+
 def _device(device: str) -> str:
     if not is_device(device):
         raise mistake(f"'{shown(device)}' is no device; valid: {DEVICES}")
@@ -234,11 +240,6 @@ class ModelEntry(_Strict):
             raise mistake("a model has a factory or a network, only one of them")
         if self.input is not None and self.inputs is not None:
             raise mistake("input is short for inputs with one tensor of floats: give one of them")
-        if self.factory and self.input is None and self.inputs is None:
-            raise mistake(
-                "a factory needs the shape of one item, for example input: [3, 224, 224], or its inputs, for example "
-                "inputs: {input_ids: {shape: [batch, 128], dtype: int64, range: [0, 1000]}}"
-            )
         if self.factory:
             self._check_inputs()
         if self.is_file and (self.weights or self.options or self.input):
@@ -273,6 +274,11 @@ class ModelEntry(_Strict):
 
     def _check_inputs(self) -> None:
         """What can be said of a torch module's inputs without it."""
+        if self.input is None and self.inputs is None:
+            raise mistake(
+                "a factory needs the shape of one item, for example input: [3, 224, 224], or its inputs, for example "
+                "inputs: {input_ids: {shape: [batch, 128], dtype: int64, range: [0, 1000]}}"
+            )
         if self.inputs is None:
             return
         declared = declared_inputs(self.inputs)
@@ -292,7 +298,7 @@ class ModelEntry(_Strict):
         data["graphs"] = dict(self.variants)
         if self.onnx and not self.is_file:
             data |= {"onnx": None, "graphs": {"fp32": self.onnx, **self.variants}}
-        declared = declared_inputs(self.inputs) if self.inputs is not None else ()
+        declared = () if self.inputs is None else declared_inputs(self.inputs)
         if self.library:
             data |= {"factory": self.network, "network": None, "library": self.library}
         return ModelSource(**data, input_shape=self.input, inputs=declared, outputs=tuple(self.outputs))
@@ -373,7 +379,7 @@ class EngineEntry(BaseModel):
     """An engine with options under a label. What is no field here is an option of the engine."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
-    name: str
+    name: Annotated[str, AfterValidator(_known_engine)]
     label: Annotated[str, _part_of_id("a label")]
     python: BelowYaml | None = None
     """The interpreter that measures it, where that is another one, with other versions of the libraries. Whether it is
@@ -386,14 +392,6 @@ class EngineEntry(BaseModel):
             example = "ort-1.27" if "python" in data else "ort-nhwc"
             raise mistake(f"an engine with options needs a label, which names its rows, for example label: {example}")
         return {"label": data.get("name"), **data} if isinstance(data, dict) else data
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        valid = {**PRESETS, **ENGINES}
-        if name not in valid:
-            raise mistake(f"unknown engine '{name}'{nearest_engine(name, valid)}")
-        return name
 
     @model_validator(mode="after")
     def _options(self, info: ValidationInfo) -> EngineEntry:
@@ -467,16 +465,27 @@ class Config(_Strict):
         return [entry(e) if isinstance(e, str) else e for e in entries] if isinstance(entries, list) else entries
 
     @model_validator(mode="after")
-    def _subjects(self) -> Config:
+    def _consistent(self) -> Config:
+        self._check_subjects()
+        self._check_references()
+        self._check_sizes()
+        self._check_factories()
+        if why := self.too_many():
+            raise mistake(why)
+        names, labels = [subject.name for subject in self.subjects], [entry.label for entry in self.engines]
+        for number, condition in enumerate(self.exclude):
+            condition.check_words(names, labels, at=("exclude", number))
+        return self
+
+    def _check_subjects(self) -> None:
         wanted, other = ("layers", "models") if self.kind == "layers" else ("models", "layers")
         if not getattr(self, wanted):
             raise mistake(f"kind {self.kind} needs at least one entry here", wanted)
         if getattr(self, other):
             raise mistake(f"kind {self.kind} measures {wanted}: leave this out, or give kind: {other}", other)
         if self.kind == "layers" and self.training != TrainingEntry():
-            raise mistake(
-                "a layer's training pass is forward, gradInput and gradWeight; leave out training", "training"
-            )
+            why = "a layer's training pass is forward, gradInput and gradWeight; leave out training"
+            raise mistake(why, "training")
         if self.largest_batch and self.kind != "minibatch":
             raise mistake("only kind: minibatch searches for the largest batch", "largest_batch")
         names = [entry.name for entry in self.models]
@@ -486,10 +495,8 @@ class Config(_Strict):
         for number, name in enumerate([] if isinstance(with_input, bool) else with_input):
             # Of networks that a device's block leaves out, too.
             check_word(name, dict.fromkeys([*names, *CATALOG]), "model", at=("training", "input_gradient", number))
-        return self
 
-    @model_validator(mode="after")
-    def _references(self) -> Config:
+    def _check_references(self) -> None:
         for number, entry in enumerate(self.models):
             if entry.reference is None:
                 continue
@@ -500,10 +507,8 @@ class Config(_Strict):
             reference = self.reference_of(entry)
             if reference is not None and reference.reference is not None:
                 raise mistake(f"{entry.reference} has a reference itself; name the model that is compared with", *place)
-        return self
 
-    @model_validator(mode="after")
-    def _sizes(self) -> Config:
+    def _check_sizes(self) -> None:
         """Every named size of a factory's inputs has numbers, from the model or from the job."""
         for number, entry in enumerate(self.models):
             given = {**entry.dimensions, **(self.shapes if entry.shapes is None else entry.shapes)}
@@ -514,17 +519,14 @@ class Config(_Strict):
                 raise mistake(f"{text}, or shapes: {{{lacking[0]}: [128, 512]}}", "models", number, "inputs")
         if "batch" in self.shapes:
             raise mistake("the sizes of the batch are in batch_sizes", "shapes", "batch")
-        return self
 
-    @model_validator(mode="after")
-    def _factories(self) -> Config:
+    def _check_factories(self) -> None:
         for entry in self.models:
             module = (entry.factory or "").partition(":")[0].partition(".")[0]
             for folder in self.import_from if module in ("engines", "exporters", "profiler") else []:
                 if folder != _CHECKOUT and ((folder / module).is_dir() or (folder / f"{module}.py").is_file()):
                     text = f"factory {entry.factory}: the profiler has a package '{module}' itself; rename yours"
                     raise mistake(text, "models")
-        return self
 
     def reference_of(self, entry: ModelEntry | LayerEntry) -> ModelEntry | None:
         """The model that an entry is compared with, where it names another one."""
@@ -535,12 +537,6 @@ class Config(_Strict):
     def subjects(self) -> Sequence[ModelEntry | LayerEntry]:
         """What is measured: the models, or the layers."""
         return self.layers if self.kind == "layers" else self.models
-
-    @model_validator(mode="after")
-    def _few_cases(self) -> Config:
-        if why := self.too_many():
-            raise mistake(why)
-        return self
 
     def too_many(self) -> str:
         """That the job has more cases than a run can, as far as is known (`with_shapes`); empty if it has not."""
@@ -555,13 +551,6 @@ class Config(_Strict):
         if count <= MOST_CASES:
             return ""
         return f"{count:,} cases, while a run has {MOST_CASES:,} at most: leave some out, or make several jobs of it"
-
-    @model_validator(mode="after")
-    def _conditions(self) -> Config:
-        names, labels = [subject.name for subject in self.subjects], [entry.label for entry in self.engines]
-        for number, condition in enumerate(self.exclude):
-            condition.check_words(names, labels, at=("exclude", number))
-        return self
 
 
 def load_config(path: Path, device_kind: str = "", overrides: dict[str, Any] | None = None) -> Config:
