@@ -127,9 +127,7 @@ def load_layers(*runs: str | Path) -> pl.LazyFrame:
 
 def chosen(conditions: Filter) -> pl.Expr:
     """Which rows hold the conditions."""
-    tests = [
-        pl.any_horizontal(pl.col(column).is_in(values) for column in columns) for columns, values in conditions.tests()
-    ]
+    tests = (pl.any_horizontal(pl.col(*columns).is_in(values)) for columns, values in conditions.tests())
     return pl.all_horizontal(pl.lit(value=True), *tests)
 
 
@@ -228,7 +226,9 @@ def _tables(address: str, notes: list[str]) -> dict[str, pl.LazyFrame | None]:
     """The files of a run, or what its journal holds so far; a table that a run may lack is None where it does."""
     if "://" in address or not is_unfinished(Path(address)):
         try:
-            return _scan_tables(address)
+            results, others = _scan(f"{address}/results.parquet", RESULTS), {"samples": SAMPLES, "layers": LAYERS}
+            found = {name: _scan_if_there(f"{address}/{name}.parquet", schema) for name, schema in others.items()}
+            return {"results": results, **found}
         except ConfigError as error:
             if "://" in address or not has_journal(Path(address)):
                 raise
@@ -236,14 +236,6 @@ def _tables(address: str, notes: list[str]) -> dict[str, pl.LazyFrame | None]:
     frames, lacking = so_far(Path(address))
     notes.extend(lacking)
     return {name: None if name == "layers" and frame.is_empty() else frame.lazy() for name, frame in frames.items()}
-
-
-def _scan_tables(address: str) -> dict[str, pl.LazyFrame | None]:
-    return {
-        "results": _scan(f"{address}/results.parquet", RESULTS),
-        "samples": _scan_if_there(f"{address}/samples.parquet", SAMPLES),
-        "layers": _scan_if_there(f"{address}/layers.parquet", LAYERS),
-    }
 
 
 def _scan(path: str, schema: Schema) -> pl.LazyFrame:

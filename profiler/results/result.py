@@ -31,8 +31,6 @@ _JOURNAL = {
     "roofline": "roofline",
 }
 """What a journal's line calls the figures of a group of columns; those of any other group are its `figures`."""
-
-
 _ENVIRONMENT = "telemetry"
 """The group of a journal's line that has the environment and _FACTS, too: earlier versions read no new key."""
 _FACTS = ("log", "graph")

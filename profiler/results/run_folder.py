@@ -55,6 +55,7 @@ class RunFolder:
         self.logs = path / "logs"
         self.tables = path / "tables"
         self.journal = path / "journal.jsonl"
+        self._models = path / "models.json"
         self._here: dict[str, Any] = {}
         self._older: dict[str, Any] = {}
         self._read: tuple[tuple[int, int] | None, dict[CaseId, Result], int] | None = None
@@ -126,11 +127,8 @@ class RunFolder:
             if not self._models.exists():
                 return {}
             with open_run_file(self._models, _MOST_MODELS) as file:
-                lines = json.load(file)
-            return {
-                name: RecordedModel(Identity(line["parts"], line["repeatable"]), line["since"])
-                for name, line in lines.items()
-            }
+                lines = json.load(file).items()
+            return {name: RecordedModel(Identity(one["parts"], one["repeatable"]), one["since"]) for name, one in lines}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ConfigError(f"{self._models}: cannot be read; start a new run") from None
 
@@ -166,28 +164,20 @@ class RunFolder:
         facts = self.journal.stat() if self.journal.exists() else None
         written = facts and (facts.st_size, facts.st_mtime_ns)
         if self._read is None or self._read[0] != written:
-            self._read = written, *self._parsed()
+            found = dict[CaseId, Result]()
+            lines, bad = Journal(self.journal).lines()
+            for line in lines:
+                try:
+                    result = Result.from_json(line)
+                    columns.check([*result.figures, *result.clocks])
+                    found[result.case_id] = result
+                except _NO_RESULT:
+                    bad += 1
+            self._read = written, found, bad
         _, known, unreadable = self._read
         for result in known.values():
             result.environment = result.environment or self._older
         return dict(known), unreadable
-
-    def _parsed(self) -> tuple[dict[CaseId, Result], int]:
-        known: dict[CaseId, Result] = {}
-        lines, unreadable = Journal(self.journal).lines()
-        for line in lines:
-            try:
-                result = Result.from_json(line)
-                columns.check([*result.figures, *result.clocks])
-            except _NO_RESULT:
-                unreadable += 1
-                continue
-            known[result.case_id] = result
-        return known, unreadable
-
-    @property
-    def _models(self) -> Path:
-        return self.path / "models.json"
 
     def write_parquet(
         self, suite: str, cases: Sequence[Case], environment: Mapping[str, Any]
@@ -243,16 +233,9 @@ def _frame(rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
 
 def _layers(run_id: str, result: Result) -> list[dict[str, Any]]:
     total = sum(layer["ms"] for layer in result.layers)
-    return [
-        {
-            "run_id": run_id,
-            "case_id": str(result.case_id),
-            "order": order,
-            **layer,
-            "share": layer["ms"] / total if total else 0.0,
-        }
-        for order, layer in enumerate(result.layers)
-    ]
+    own = {"run_id": run_id, "case_id": str(result.case_id)}
+    shares = [layer["ms"] / total if total else 0.0 for layer in result.layers]
+    return [{**own, "order": n, **layer, "share": shares[n]} for n, layer in enumerate(result.layers)]
 
 
 def _samples(run_id: str, results: Iterable[Result]) -> pl.DataFrame:

@@ -241,15 +241,10 @@ def _read_job(options: Options, path: Path, kind: str) -> Config:
 
 def _overrides(options: Options) -> dict[str, Any]:
     """Keys of a job that the command's options give."""
-    overrides: dict[str, Any] = {}
-    if options.device:
-        overrides["device"] = options.device
-    if options.output:
-        overrides["output"] = str(options.output.resolve())
-    if options.profile:
-        # Recorded in the run's bench.yaml, so that resuming it goes on profiling.
-        overrides["profile"] = True
-    return overrides
+    output = options.output and str(options.output.resolve())
+    # Whether to profile is recorded in the run's bench.yaml, so that resuming it goes on with that.
+    given = {"device": options.device, "output": output, "profile": options.profile}
+    return {key: value for key, value in given.items() if value}
 
 
 def _with_options(options: Options, config: Config) -> Config:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -233,28 +234,22 @@ class Runner:
         ]
 
     def _search_all(self, tasks: Sequence[Task], again: Collection[CaseId], supervisor: Supervisor) -> None:
-        """Search the largest batch of each family, of which `tasks` has one each."""
+        """Search the largest batch of each family, of which `tasks` has one each: probe after probe, until it is known
+        where memory ends."""
         results = self.run.results()
         able = [task for task in tasks if failure(task.case, task.prepared) is None]
         for number, task in enumerate(able):
             search = Search(task.case, self._limits, self.target.gpu, results, again)
-            self._search(search, task, number, len(able), supervisor)
-
-    def _search(self, search: Search, task: Task, number: int, total: int, supervisor: Supervisor) -> None:
-        """Probe after probe, until it is known where memory ends; `task` is one of the family's."""
-        while (batch := search.next_batch(available := available_memory_mib())) is not None:
-            case = probe_of(search.case, batch)
-            probe = replace(task, case=case, budget=short(self.budget), energy=False, profile=False)
-
-            def tick(phase: str, case: Case = case) -> None:
-                self.display.measuring(case, phase, number, total, 0.0)
-
-            tick("start")
-            result = search.refuse(batch, task.prepared.specs, available)
-            if result is None:
-                result = supervisor.measure_one(probe, tick)
-            search.add(result)
-            self._keep(case, result)
+            while (batch := search.next_batch(available := available_memory_mib())) is not None:
+                case = probe_of(search.case, batch)
+                tick = partial(self.display.measuring, case, done=number, total=len(able), seconds_left=0.0)
+                tick("start")
+                result = search.refuse(batch, task.prepared.specs, available)
+                if result is None:
+                    probe = replace(task, case=case, budget=short(self.budget), energy=False, profile=False)
+                    result = supervisor.measure_one(probe, tick)
+                search.add(result)
+                self._keep(case, result)
 
     def _keep(self, case: Case, result: Result, counts: bool = True) -> None:
         self.wall.add(result.phases)
