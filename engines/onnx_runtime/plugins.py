@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,23 +70,14 @@ def _of_package(name: str) -> tuple[Path, list[str]]:
     """The library of a package, and the names of its providers, as far as it says them."""
     try:
         package = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name.partition(".")[0]:
-            raise Unsupported(f"{name} cannot be imported: {text_of(error)}") from error
-        distribution = name.partition(".")[0].replace("_", "-")
-        mend = f"pip install {distribution}, or give the path of its .so, such as ./{distribution}.so"
-        raise Unsupported(f"{name} is not installed: {mend}") from error
+        return Path(package.get_library_path()), [package.get_ep_name()] if hasattr(package, "get_ep_name") else []
     except Exception as error:
-        raise Unsupported(f"{name} cannot be imported: {text_of(error)}") from error
-    try:
-        path = Path(_said(package, "get_library_path"))
-        return path, [_said(package, "get_ep_name")] if hasattr(package, "get_ep_name") else []
-    except Exception as error:
+        top = name.partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and error.name == top:
+            distribution = top.replace("_", "-")
+            mend = f"pip install {distribution}, or give the path of its .so, such as ./{distribution}.so"
+            raise Unsupported(f"{name} is not installed: {mend}") from error
         raise Unsupported(
-            f"{name} does not say where its library is: {text_of(error)}; give the path of its .so as library"
+            f"{name} cannot be imported, or does not say where its library is: {text_of(error)}; give the path of its "
+            ".so as library"
         ) from error
-
-
-def _said(package: Any, function: str) -> str:
-    ask: Callable[[], str] = getattr(package, function)
-    return ask()

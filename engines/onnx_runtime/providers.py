@@ -21,10 +21,6 @@ from engines.openvino_cpu.cpu_plugin import cpu_properties
 _FLAG = {True: "1", False: "0"}
 
 
-def _nothing(job: Job[Any]) -> None:
-    """What most providers do before their session."""
-
-
 @dataclass(frozen=True)
 class Provider:
     """One provider on one kind of device."""
@@ -46,7 +42,8 @@ class Provider:
     """Its option that records CUDA graphs, as the session shows it."""
     tf32: Callable[[Mapping[str, str], str], bool] = lambda options, log: False
     """Whether it may round to TF32, by the options that the session shows and what was logged since it was opened."""
-    prepare: Callable[[Job[Any]], None] = _nothing
+    prepare: Callable[[Job[Any]], object] = lambda job: None
+    """What is done before its session."""
     behind: Provider | None = None
     """Who gets the nodes that it does not take."""
 

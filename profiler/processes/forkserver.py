@@ -16,19 +16,11 @@ from profiler.processes.process import PRELOADED, Call, run_all, start_forkserve
 from profiler.processes.temporary import own_folder, sweep
 
 
-class NotLoaded(ConfigError):
-    """The libraries could not be loaded; `why` is what the reason, or the traceback in it, ends with."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"the libraries could not be loaded: {reason}")
-        self.why = reason.splitlines()[-1]
-
-
 @contextlib.contextmanager
 def libraries(modules: Iterable[str] = ()) -> Iterator[dict[str, Any]]:
     """Start the forkserver and ask the libraries, in a forked process, what they are; yields the answers.
 
-    The forkserver also imports `modules`, as far as that works, so that no worker has to. Raises NotLoaded where the
+    The forkserver also imports `modules`, as far as that works, so that no worker has to. Raises ConfigError where the
     process that is asked ends twice, or a library cannot be loaded.
     """
     os.environ["PROFILER_PRELOAD"] = ",".join(modules)
@@ -43,7 +35,7 @@ def libraries(modules: Iterable[str] = ()) -> Iterator[dict[str, Any]]:
         (outcome,) = run_all([probe], 1)
         if outcome.status != "ok":
             text = log.read_text(errors="replace")[-2000:] if log.exists() else ""
-            raise NotLoaded(f"{outcome.reason}\n{text}".strip())
+            raise ConfigError(f"the libraries could not be loaded: {outcome.reason}\n{text}".strip())
         yield outcome.value
 
 

@@ -11,8 +11,9 @@ import os
 import select
 import sys
 
+from profiler.errors import ConfigError
 from profiler.processes import trees
-from profiler.processes.forkserver import NotLoaded, libraries
+from profiler.processes.forkserver import libraries
 from profiler.processes.messages import Outcome, Ready, Running
 from profiler.processes.pipe import Receiver, Sender
 from profiler.processes.process import Call, Child, run_one
@@ -33,9 +34,10 @@ def serve(source: int, sink: int) -> None:
                 select.select([source], [], [])
                 for call in calls.messages():
                     send(_run(call, source, send))
-    except NotLoaded as error:
+    except ConfigError as error:
         print(error)
-        send(Outcome("failed", f"{sys.executable}: the libraries could not be loaded: {error.why[:300]}"))
+        why = str(error).splitlines()[-1]
+        send(Outcome("failed", f"{sys.executable}: the libraries could not be loaded: {why[:300]}"))
     except (EOFError, BrokenPipeError):
         return
 

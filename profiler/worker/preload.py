@@ -7,6 +7,7 @@ the forkserver itself would swallow it.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import os
@@ -31,6 +32,8 @@ try:
     redirect_output(Path(os.environ.get("PROFILER_FORKSERVER_LOG", os.devnull)))
 except FileNotFoundError:  # Its parent was interrupted meanwhile, and has cleared the log's folder away.
     os._exit(0)
+
+faulthandler.enable()  # Of a library that aborts as it is imported the log has the place.
 
 if log := os.environ.get("PROFILER_FORKSERVER_LOG"):
     # What imports write into the temporary folder, or choose there for good, goes with the run's own.

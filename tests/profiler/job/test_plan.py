@@ -224,14 +224,6 @@ def test_a_missing_module_is_a_reason_with_the_command_that_installs_it(config, 
     assert reason(config, "cpu", engine="ort") == "no_such_module is not installed: pip install no-such-module"
 
 
-def test_everything_that_is_missing_is_told(config, monkeypatch):
-    lacking = [Requirement(f"no_such_{n}", f"pip install {n}") for n in ("library", "driver")]
-    monkeypatch.setitem(ENGINES, "ort", dataclasses.replace(ENGINES["ort"], requirements=tuple(lacking)))
-    assert reason(config, "cpu", engine="ort") == (
-        "no_such_library and no_such_driver are not installed: pip install library driver"
-    )
-
-
 def test_a_card_that_the_library_does_not_support_is_a_reason(config):
     text = "models: [alexnet]\nengines: [trt-rtx]\n"
     (case,) = make_plan(config(text), "cuda", capability="9.0")
@@ -239,18 +231,6 @@ def test_a_card_that_the_library_does_not_support_is_a_reason(config):
     for capability in ("8.9", None):
         (case,) = make_plan(config(text), "cuda", capability=capability)
         assert "compute capability" not in (case.unsupported or "")
-
-
-def test_a_missing_program_is_a_reason(config, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CXX", raising=False)
-    assert reason(config, "cpu", engine="compiled").startswith("g++ is not installed: ")
-
-
-def test_what_is_missing_on_the_other_device_does_not_matter(config, monkeypatch):
-    lacking = Requirement("no_such_module", "pip install no-such-module", devices=("cuda",))
-    monkeypatch.setitem(ENGINES, "ort", dataclasses.replace(ENGINES["ort"], requirements=(lacking,)))
-    assert reason(config, "cpu", engine="ort") is None
 
 
 def test_a_case_knows_the_model_that_it_is_compared_with_and_is_no_base(config):

@@ -76,10 +76,6 @@ def prints(_, report):
 def prints_by_libc(_, report):
     ctypes.CDLL(None).puts(b"libc-stdout")
 
-def leaves(code, report):
-    report(Entered("load"))
-    os._exit(code)
-
 def gets_signal(number, report):
     report(Entered("warm-up"))
     os.kill(os.getpid(), number)
@@ -198,15 +194,6 @@ def model_without_memory(_, report):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte")
     except RuntimeError as error:
         raise ModelError("the factory raised RuntimeError: can't allocate memory") from error
-
-def starts_another(how, report):
-    another = subprocess.Popen(["sleep", "600"])
-    report(Salvage(another.pid))
-    if how == "hang":
-        hang(report)
-    if how == "crash":
-        os.kill(os.getpid(), signal.SIGSEGV)
-    return another.pid
 
 def who(_, report):
     return {
@@ -370,13 +357,6 @@ def test_what_c_libraries_have_buffered_is_in_the_log(call: Calls) -> None:
     assert made.log.read_text() == "libc-stdout\n"
 
 
-def test_exit_without_a_word_is_a_crash_with_its_code(call: Calls) -> None:
-    outcome = run_one(call("leaves", 3))
-    assert outcome.status == "crashed"
-    assert "exited with code 3" in (outcome.reason or "")
-    assert "while loading the model" in (outcome.reason or "")
-
-
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT", "SIGKILL"])
 def test_signal_is_a_crash_with_its_name(call: Calls, name: str) -> None:
     outcome = run_one(call("gets_signal", int(signal.Signals[name])))
@@ -443,13 +423,6 @@ def test_a_reason_says_how_onnx_runtime_failed_and_not_in_which_template() -> No
     outcome = explain(RuntimeError(where + how))
     assert (outcome.status, outcome.reason) == ("failed", f"RuntimeError: Error in execution: {how}")
     assert explain(RuntimeError(where + "CUDA failure 2: out of memory ; GPU=0")).status == "oom"
-
-
-@pytest.mark.parametrize(("how", "status"), [("return", "ok"), ("crash", "crashed"), ("hang", "timeout")])
-def test_nothing_that_a_child_started_outlives_it(call: Calls, clock: Clock, how: str, status: str) -> None:
-    outcome = run_one(call("starts_another", how, timeout=2), clock.once_it_hangs(3))
-    assert outcome.status == status
-    assert ends(outcome.salvage)
 
 
 ENDS = ("SIGABRT", "SIGSEGV", "hang")
@@ -522,12 +495,6 @@ def test_libraries_are_there_before_the_child_imports_anything(call: Calls) -> N
         "onnxruntime": True,
         "profiler.worker.measure_case": True,
     }
-
-
-def test_probe_finds_the_preload(tmp_path: Path, functions: Path) -> None:
-    outcome = run_one(Call("profiler.worker.preload:probe", None, tmp_path / "probe.log"))
-    assert outcome.status == "ok", outcome.reason
-    assert outcome.value["torch_threads"] >= 1
 
 
 def test_as_many_run_side_by_side_as_there_are_slots(call: Calls, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_without_onnx_runtime_only_what_needs_it_is_unsupported(run: Any) -> Non
     rows = run(WITH_A_FILE, ["onnxruntime-gpu"], ["onnxruntime"])
     assert rows["good", "eager", "fp32"]["status"] == "ok"
     assert rows["good", "eager", "fp32"]["rel_l2_error"] is not None
-    why = "onnxruntime is not installed: pip install 'onnxruntime-gpu>=1.31'"
+    why = "onnxruntime is not installed: pip install 'onnxruntime>=1.22'"
     for precision in ("fp32", "int8"):
         row = rows["good", "ort", precision]
         assert (row["status"], row["reason"]) == ("unsupported", why)
