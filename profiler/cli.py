@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
@@ -87,15 +88,12 @@ def _command(options: type, function: str) -> Callable[..., None]:
             raise typer.Exit(130) from None
         raise typer.Exit(code)
 
-    hints = get_type_hints(options, include_extras=True)
+    hints = get_type_hints(options)
     # Of the collections typer knows lists.
-    lists = {
-        name: Annotated[list[str], *hint.__metadata__]
-        for name, hint in hints.items()
-        if getattr(hint, "__origin__", None) == Sequence[str]
-    }
+    types = {name: list[str] if hint == Sequence[str] else hint for name, hint in hints.items()}
+    told = {field.name: Annotated[types[field.name], field.metadata["typer"]] for field in fields(options)}
     signature = inspect.signature(options)
-    parameters = [field.replace(annotation={**hints, **lists}[name]) for name, field in signature.parameters.items()]
+    parameters = [given.replace(annotation=told[name]) for name, given in signature.parameters.items()]
     command.__signature__ = signature.replace(parameters=parameters, return_annotation=None)  # type: ignore[attr-defined]
     command.__doc__ = options.__doc__
     return command

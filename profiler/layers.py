@@ -75,9 +75,8 @@ def select(cases: Sequence[Profiled], chosen: Mapping[str, str | None]) -> list[
     requested = {key: text.split(",") for key, text in chosen.items() if text}
     found = [c for c in cases if all(str(c.row[key]) in values for key, values in requested.items())]
     if not found:
-        there = "; ".join(
-            f"{_WRITTEN.get(key, key)} {', '.join(dict.fromkeys(str(c.row[key]) for c in cases))}" for key in _KEYS
-        )
+        values = {key: ", ".join(dict.fromkeys(str(c.row[key]) for c in cases)) for key in _KEYS}
+        there = "; ".join(f"{_WRITTEN.get(key, key)} {listed}" for key, listed in values.items())
         asked = " and ".join(f"{_WRITTEN.get(key, key)} {' or '.join(values)}" for key, values in requested.items())
         raise ConfigError(f"no profiled case has {asked}; there is: {there}")
     return found
@@ -85,11 +84,8 @@ def select(cases: Sequence[Profiled], chosen: Mapping[str, str | None]) -> list[
 
 def _comparable(cases: Sequence[Profiled]) -> list[list[Profiled]]:
     """Cases that differ only by the variant, where more than one is there and one knows the exported nodes."""
-    return [
-        alike
-        for alike in together(cases, _GROUP)
-        if len(alike) > 1 and any(layer["nodes"] for case in alike for layer in case.layers)
-    ]
+    several = [alike for alike in together(cases, _GROUP) if len(alike) > 1]
+    return [alike for alike in several if any(layer["nodes"] for case in alike for layer in case.layers)]
 
 
 def _case_table(case: Profiled, top: int | None) -> Table:
@@ -123,14 +119,10 @@ def _summary(case: Profiled) -> str:
     """
     text = f"{len(case.layers)} layers, {decimals(case.ms)} ms together"
     figures = (("latency_ms", "the latency of {} ms"), ("gpu_ms", "the {} ms on the device"))
-    wholes = [case.row[column] for column, _ in figures if case.row[column]]
-    if any(case.ms > LAYERS_AT_MOST * whole for whole in wholes[-1:]):
-        return f"{text}: far more than the case's {decimals(wholes[-1])} ms, so no shares of it"
-    parts = [
-        f"{percent(case.ms / case.row[column])} % of {words.format(decimals(case.row[column]))}"
-        for column, words in figures
-        if case.row[column]
-    ]
+    known = [(case.row[column], words) for column, words in figures if case.row[column]]
+    if known and case.ms > LAYERS_AT_MOST * known[-1][0]:
+        return f"{text}: far more than the case's {decimals(known[-1][0])} ms, so no shares of it"
+    parts = [f"{percent(case.ms / ms)} % of {words.format(decimals(ms))}" for ms, words in known]
     return text + (f": {', '.join(parts)}" if parts else "")
 
 

@@ -26,10 +26,7 @@ _OWN_PACKAGES = ("onnx", "onnxscript", "numpy", "polars")
 
 DEVICES = "auto, cpu, cuda, cuda:1"
 """What a device may be called, for messages."""
-_OWN_VARIABLES = (
-    *("PROFILER_FORKSERVER_LOG", "PROFILER_PRELOAD", "PROFILER_STARTED_FOR"),
-    "TORCHINDUCTOR_CACHE_DIR",
-)
+_OWN_VARIABLES = ("PROFILER_FORKSERVER_LOG", "PROFILER_PRELOAD", "PROFILER_STARTED_FOR", "TORCHINDUCTOR_CACHE_DIR")
 """Which a run sets itself, to what is another every time."""
 
 
@@ -94,6 +91,7 @@ def resolve_device(requested: str, facts: Mapping[str, Any] | None = None) -> Ta
 
 def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
     """Everything about the machine that a reader may ask for; the first keys are columns of the results."""
+    variables = {name for name in os.environ if name.startswith(("CUDA", "OMP", "TORCH", "PROFILER", "NVIDIA"))}
     return {
         "gpu": target.gpu.name if target.gpu else None,
         "host": socket.gethostname(),
@@ -114,11 +112,7 @@ def describe(target: Target, facts: dict[str, Any]) -> dict[str, Any]:
         "packages": _package_versions(),
         "untested": untested(),
         "command": sys.argv,
-        "variables": {
-            k: v
-            for k, v in sorted(os.environ.items())
-            if k.startswith(("CUDA", "OMP", "TORCH", "PROFILER", "NVIDIA")) and k not in _OWN_VARIABLES
-        },
+        "variables": {name: os.environ[name] for name in sorted(variables - {*_OWN_VARIABLES})},
     }
 
 

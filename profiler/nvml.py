@@ -160,12 +160,8 @@ class Nvml:
 
     def pids(self) -> frozenset[int] | None:
         """The processes that compute on the device. A container may see none, its own included, or other numbers."""
-        if self._nvml is None:
-            return None
-        with contextlib.suppress(self._nvml.NVMLError, AttributeError):
-            running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
-            return frozenset(int(process.pid) for process in running)
-        return None
+        running = _answer(self._nvml, "nvmlDeviceGetComputeRunningProcesses", self._handle)
+        return None if running is None else frozenset(int(process.pid) for process in running)
 
     def used_by(self, since: float) -> dict[int, float] | None:
         """By process the share of the device that it had since then (time.time()), on average over NVML's samples.
@@ -198,16 +194,15 @@ class Nvml:
         return self._ask_card("nvmlDeviceGetPowerManagementDefaultLimit", lambda milliwatts: milliwatts / 1000)
 
     def most_sm_clock_mhz(self) -> float | None:
-        return self._ask_card("nvmlDeviceGetMaxClockInfo", float, *([self._nvml.NVML_CLOCK_SM] if self._nvml else []))
+        return self._ask_card("nvmlDeviceGetMaxClockInfo", float, "NVML_CLOCK_SM")
 
     def read(self) -> Reading:
-        nvml = self._nvml
         return Reading(
             time.monotonic(),
             self.memory_mib(),
             self._power_w(),
-            self._ask_card("nvmlDeviceGetClockInfo", float, *([nvml.NVML_CLOCK_SM] if nvml else [])),
-            self._ask_card("nvmlDeviceGetTemperature", float, *([nvml.NVML_TEMPERATURE_GPU] if nvml else [])),
+            self._ask_card("nvmlDeviceGetClockInfo", float, "NVML_CLOCK_SM"),
+            self._ask_card("nvmlDeviceGetTemperature", float, "NVML_TEMPERATURE_GPU"),
             self._reasons(),
         )
 
@@ -217,7 +212,7 @@ class Nvml:
         nvmlDeviceGetPowerUsage averages over a second on most GPUs since Ampere, which is longer than many a case's
         samples (https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html).
         """
-        values = _answer(self._nvml, "nvmlDeviceGetFieldValues", self._card, [_POWER_INSTANT]) if self._nvml else None
+        values = _answer(self._nvml, "nvmlDeviceGetFieldValues", self._card, [_POWER_INSTANT])
         if values and values[0].nvmlReturn == 0:
             return float(values[0].value.uiVal) / 1000
         return self._ask_card("nvmlDeviceGetPowerUsage", lambda milliwatts: milliwatts / 1000)
@@ -232,11 +227,11 @@ class Nvml:
 
     def _ask(self, function: str, convert: Any = float) -> float | None:
         """What the device answers, a slice for itself."""
-        found = _answer(self._nvml, function, self._handle) if self._nvml else None
+        found = _answer(self._nvml, function, self._handle)
         return None if found is None else float(convert(found))
 
-    def _ask_card(self, function: str, convert: Any = float, *arguments: Any) -> float | None:
-        found = _answer(self._nvml, function, self._card, *arguments) if self._nvml else None
+    def _ask_card(self, function: str, convert: Any = float, *constants: str) -> float | None:
+        found = _answer(self._nvml, function, self._card, *(getattr(self._nvml, name, None) for name in constants))
         return None if found is None else float(convert(found))
 
 
@@ -277,9 +272,10 @@ def _compute_capability(nvml: Any, handle: Any) -> str | None:
 
 
 def _answer(nvml: Any, function: str, *arguments: Any) -> Any:
-    """What NVML answers; None where the driver cannot, or the binding does not know the function."""
-    with contextlib.suppress(nvml.NVMLError, AttributeError):
-        return getattr(nvml, function)(*arguments)
+    """What NVML answers; None without it, where the driver cannot, or the binding does not know the function."""
+    if nvml is not None:
+        with contextlib.suppress(nvml.NVMLError, AttributeError):
+            return getattr(nvml, function)(*arguments)
     return None
 
 

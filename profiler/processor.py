@@ -81,10 +81,8 @@ class Reading:
             steal,
             stolen,
             self._waited_since(before) / seconds if self.waited and before.waited else None,
-            self.switches - before.switches if self.switches is not None and before.switches is not None else None,
-            (self.stalled - before.stalled) / seconds
-            if self.stalled is not None and before.stalled is not None
-            else None,
+            None if self.switches is None or before.switches is None else self.switches - before.switches,
+            None if self.stalled is None or before.stalled is None else (self.stalled - before.stalled) / seconds,
         )
 
     def _waited_since(self, before: Reading) -> float:

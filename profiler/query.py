@@ -97,12 +97,9 @@ def _explain(error: BaseException, tables: Mapping[str, pl.LazyFrame]) -> str:
 def _print(console: Console, found: pl.DataFrame, most: int) -> None:
     """Print the first rows; a table that is too wide is split, and no figure is ever cut."""
     print_table(console, of_frame("", "", found.head(most)))
-    more = (
-        f"{count(most)} of {counted(found.height, 'row')}; --rows or --format csv gives more"
-        if found.height > most
-        else ""
-    )
-    console.print(Text(more or counted(found.height, "row"), style="dim"))
+    rows = counted(found.height, "row")
+    text = rows if found.height <= most else f"{count(most)} of {rows}; --rows or --format csv gives more"
+    console.print(Text(text, style="dim"))
 
 
 def _document(found: pl.DataFrame, format_: str) -> str | bytes:

@@ -87,11 +87,8 @@ def estimate_seconds(case: Case, budget: Budget) -> float:
     work = known.multiply_adds * 2e-9 if known else 1.0
     call = work * case.batch_size * (3 if case.pass_ == "training" else 1) / _GFLOPS[case.device]
     sampling = max(budget.seconds * 1.5 + 1.0, (budget.min_samples + 2) * call)
-    return (
-        sampling
-        + _OVERHEAD_SECONDS[case.device]
-        + (_COMPILE_SECONDS[case.device] if ENGINES[case.engine].compiles else 0.0)
-    )
+    compiling = _COMPILE_SECONDS[case.device] if ENGINES[case.engine].compiles else 0.0
+    return sampling + _OVERHEAD_SECONDS[case.device] + compiling
 
 
 def estimate_total(cases: Sequence[Case], budget: Budget) -> float:

@@ -32,10 +32,7 @@ class OwnFolder:
     def remove(self) -> None:
         """Remove it and all that is in it, as far as that goes."""
         shutil.rmtree(self.path, ignore_errors=True)
-        lock, self._lock = (
-            self._lock,
-            None,
-        )  # First: after an interrupt this is called again.
+        lock, self._lock = self._lock, None  # First: after an interrupt this is called again.
         if lock is not None:
             os.close(lock)
 

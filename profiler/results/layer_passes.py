@@ -79,14 +79,8 @@ def best_per_layer(rows: pl.DataFrame) -> pl.DataFrame:
     is_picked = {part: ms == ms.min() for part, ms in times.items()}
     names = [pl.col("variant").filter(one).first().alias(f"{part}_variant") for part, one in is_picked.items()]
     picked = [pl.col("disturbed").filter(one).first() for one in is_picked.values()]
-    kinds = (
-        pl.col("kinds")
-        .filter(pl.any_horizontal(*is_picked.values()))
-        .explode()
-        .drop_nulls()
-        .unique(maintain_order=True)
-    )
-    clocks = pl.col("clock").drop_nulls().unique(maintain_order=True).str.join(" and ").replace("", None)
+    kinds = _each_once(pl.col("kinds").filter(pl.any_horizontal(*is_picked.values())).explode())
+    clocks = _each_once(pl.col("clock")).str.join(" and ").replace("", None)
     # Every layer in every group, so that a missing one blanks the sums.
     layers = rows.select("machine", "device", "batch_size", "layer").unique(maintain_order=True)
     groups = rows.select(_GROUP).unique(maintain_order=True).with_row_index("place")
@@ -95,14 +89,17 @@ def best_per_layer(rows: pl.DataFrame) -> pl.DataFrame:
     found = rows.group_by([*_GROUP, "layer"]).agg(figures)
     best = every.join(found, on=[*_GROUP, "layer"], how="left", nulls_equal=True, maintain_order="left")
     whole = [pl.when(ms.is_not_null().all()).then(ms.sum()) for ms in times.values()]
-    every_kind = pl.col("kinds").explode().drop_nulls().unique(maintain_order=True)
-    last = [*whole, pl.col("disturbed").drop_nulls().first(), every_kind]
+    last = [*whole, pl.col("disturbed").drop_nulls().first(), _each_once(pl.col("kinds").explode())]
     sums = best.group_by("place", *_GROUP).agg(*last, layer=pl.lit(ALL_LAYERS))
     both = pl.concat([best, sums], how="diagonal").sort("place", maintain_order=True)
     backward = pl.col("grad_input_ms") + pl.col("grad_weight_ms")
     parts = [pl.col(f"{part}_{what}") for part in PARTS for what in ("ms", "variant")]
     parts += [backward.alias("backward_ms"), (pl.col("forward_ms") + backward).alias("total_ms")]
     return both.select(*_GROUP, "layer", *parts, "clock", "disturbed", "kinds")
+
+
+def _each_once(values: pl.Expr) -> pl.Expr:
+    return values.drop_nulls().unique(maintain_order=True)
 
 
 def _training(layers: pl.DataFrame) -> pl.DataFrame:

@@ -34,14 +34,8 @@ def title(key: Row) -> str:
     theirs" of a network by another name that has a reference."""
     network = "" if key["network"] in (None, key["model"]) else f" ({key['network']})"
     against = [f"against {key['reference_model']}"] if key["reference_model"] else []
-    words = [
-        key["model"] + network,
-        key["pass"],
-        f"batch {key['batch_size']}",
-        *setting_words(key["setting"]),
-        *against,
-    ]
-    return ", ".join(words)
+    words = [key["model"] + network, key["pass"], f"batch {key['batch_size']}", *setting_words(key["setting"])]
+    return ", ".join([*words, *against])
 
 
 ROUGH_SECONDS = 0.3

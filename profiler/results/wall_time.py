@@ -71,11 +71,8 @@ def describe(split: Mapping[str, float]) -> str:
     total = sum(split.values())
     shares = {what: sum(split.get(phase, 0.0) for phase in phases) for what, phases in _NAMED.items()}
     shares["other"] = total - sum(shares.values())
-    parts = [
-        f"{what} {percent(seconds / (total or 1.0))} %"
-        for what, seconds in shares.items()
-        if seconds or what == "other"
-    ]
+    known = {what: seconds for what, seconds in shares.items() if seconds or what == "other"}
+    parts = [f"{what} {percent(seconds / (total or 1.0))} %" for what, seconds in known.items()]
     named = {phase for phases in _NAMED.values() for phase in phases} | {"rest"}
     largest = sorted((phase for phase in split if phase not in named), key=lambda phase: -split[phase])
     most = [f"{_WORDS.get(p, p)} {percent(split[p] / total)} %" for p in largest if split[p] >= _MUCH * total]

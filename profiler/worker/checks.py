@@ -25,16 +25,8 @@ from profiler.worker.outputs import Aligned, align, read_outputs
 from profiler.worker.parity import WRONG, Difference, compare, figures, judge
 from profiler.worker.task import Prepared, Task, graph_of, has_checked_gradients, static_graph
 
-_TYPES = {
-    "fp32": "float32",
-    "tf32": "float32",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "amp-fp16": "float16",
-    "amp-bf16": "bfloat16",
-    "int8": "int8",
-    "fp8": "float8",
-}
+_TYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "float8"}
+_TYPES |= {f"amp-{half}": _TYPES[half] for half in ("fp16", "bf16")}
 _FLOATS = ("float32", "float16", "bfloat16")
 _NAMED = 3
 """Of a list of reasons in a warning."""
@@ -52,12 +44,8 @@ def verify(task: Task, session: Session, outputs: Sequence[Array], result: Resul
     elif not all(np.isfinite(output).all() for output in outputs):
         result.fail("the outputs are not finite")
     result.proof = proof = session.proof()
-    result.warnings += [
-        *remarks(case, proof),
-        *left_in_float(task.prepared.quantized, proof),
-        *_exported(task),
-        *_kept_float(task),
-    ]
+    result.warnings += remarks(case, proof) + left_in_float(task.prepared.quantized, proof)
+    result.warnings += _exported(task) + _kept_float(task)
     result.take(mismatch(case, proof))
 
 
