@@ -25,8 +25,7 @@ needs_documents = pytest.mark.skipif(not SEEDS, reason="SEEDS, the folder of the
 
 EXTRACT = runpy.run_path(str(EXTRACTED / "extract.py"))
 PARSE = runpy.run_path(str(EXTRACTED / "parse.py"))
-PARSED, PASSES, LAYERS, FIGURES, CLAIM = (PARSE[n] for n in ("PARSED", "PASSES", "LAYERS", "FIGURES", "CLAIM"))
-LIBRARY = PARSE["LIBRARY"]
+PARSED, LAYERS, FIGURES, CLAIM = (PARSE[n] for n in ("PARSED", "LAYERS", "FIGURES", "CLAIM"))
 extracted, figures, claims, pipes = (PARSE[name] for name in ("extracted", "figures", "claims", "pipes"))
 
 Row = dict[str, str]
@@ -125,15 +124,6 @@ def network_totals(name: str) -> dict[tuple[str, str, str, str], dict[str, Row]]
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "tolerance"), [("cnn-benchmarks.csv", 0.01), ("cloud-gpus.csv", 0.01), ("convnet-benchmarks.csv", 1)]
-)
-def test_forward_and_backward_add_up_to_the_total(name, tolerance):
-    for key, passes in network_totals(name).items():
-        forward, backward, total = (milliseconds(passes[pass_]) for pass_ in PASSES)
-        assert abs(forward + backward - total) <= tolerance + 1e-6, key
-
-
 Layer = tuple[str, str, str]
 """Library, version, implementation."""
 
@@ -172,13 +162,6 @@ def test_the_layers_add_up_but_for_the_sums_that_the_readme_lists():
     assert len(checked) == 12 * 11 - 10
 
 
-def test_the_summary_of_the_layers_repeats_the_breakdown():
-    for library, times in layer_times().items():
-        for pass_ in ("forward", "backward"):
-            summary, breakdown = (times.get((table, pass_, "total")) for table in ("summary", pass_))
-            assert summary == breakdown, library
-
-
 def test_the_row_of_the_best_library_is_the_lowest_but_for_the_cells_that_the_readme_lists():
     times = layer_times()
     best = times.pop(("cherry-picking", "", "best per layer"))
@@ -214,57 +197,6 @@ def test_the_cells_that_are_missing_are_those_that_the_readme_lists():
     assert wrong == readme_table("Networks that a row of the tables lacks")
 
 
-def totals(*names: str) -> dict[tuple[str, str, str], float]:
-    """Total milliseconds by network, GPU and cuDNN."""
-    found = {}
-    for name in names:
-        for (network, gpu, _, version), passes in network_totals(name).items():
-            key, value = (network, gpu, version), milliseconds(passes["total"])
-            assert found.setdefault(key, value) == value, "the documents disagree"
-    return found
-
-
-def speed_ratios(conclusion: Row) -> list[float]:
-    """How many times faster `to` is than `from`, for every network that both ran under the same conditions."""
-    slower, faster = conclusion["from"], conclusion["to"]
-    if slower.startswith("cudnn"):
-        times = totals("cnn-benchmarks.csv", "cloud-gpus.csv")
-        older, newer = (library.removeprefix("cudnn ") for library in (slower, faster))
-        return [
-            time / times[network, gpu, newer]
-            for (network, gpu, version), time in times.items()
-            if version == older and (network, gpu, newer) in times
-        ]
-    # GPUs are compared at the newest cuDNN that each ran.
-    times = totals(f"{conclusion['source']}.csv")
-    by_version = sorted(times.items(), key=lambda item: item[0][2])
-    latest = {(gpu, network): time for (network, gpu, _), time in by_version}
-    if (slower, faster) == ("nn", "cudnn"):
-        without = [(network, time) for (network, *of), time in times.items() if of == [conclusion["gpu"], ""]]
-        return [time / latest[conclusion["gpu"], network] for network, time in without]
-    names = [network for gpu, network in latest if gpu == slower and (faster, network) in latest]
-    return [latest[slower, name] / latest[faster, name] for name in names]
-
-
-def test_the_conclusions_on_speed_hold_but_for_those_that_the_readme_lists():
-    wrong = set()
-    for row in read("conclusions.csv"):
-        if row["kind"] != "speed":
-            continue
-        ratios = speed_ratios(row)
-        low, high = min(ratios), max(ratios)
-        if row["relation"] == "equal":
-            holds = low > 0.95 and high < 1.05
-        elif row["low"]:
-            holds = abs(low - float(row["low"])) < 0.05 and abs(high - float(row["high"])) < 0.05
-        else:
-            holds = low > 1
-        if not holds:
-            said = f"{row['low']} to {row['high']}" if row["low"] else row["relation"]
-            wrong.add((row["source"], row["gpu"], row["from"], row["to"], said, f"{low:.3f} to {high:.3f}"))
-    assert wrong == readme_table("Conclusions that the tables do not bear out")
-
-
 def test_the_errors_that_a_statement_names_are_those_of_the_networks_but_for_the_one_that_the_readme_lists():
     networks = [row for row in read("networks.csv") if row["source"] == "cnn-benchmarks"]
     errors = {row["network"]: float(row["top5_error_percent"]) for row in networks}
@@ -276,47 +208,6 @@ def test_the_errors_that_a_statement_names_are_those_of_the_networks_but_for_the
     }
     assert len(named) == 2
     assert wrong == readme_table("Errors that are another network's")
-
-
-def test_the_bold_libraries_are_the_fastest():
-    """Of each network and pass, and of all layers together."""
-    for row in read("conclusions.csv"):
-        if row["kind"] != "best":
-            continue
-        name = "convnet-benchmarks.csv" if row["networks"] else "convnet-layers.csv"
-        rows = [
-            other
-            for other in read(name)
-            if other["milliseconds"] and other["library"] != "cherry-picking"
-            and (other["network"] == row["networks"] if row["networks"] else other["table"] == "summary")
-        ]  # fmt: skip
-        for pass_ in row["pass"].split("; "):
-            best = min((other for other in rows if other["pass"] == pass_), key=milliseconds)
-            assert [best[key] for key in LIBRARY] == [row[key] for key in LIBRARY], (row["networks"], pass_)
-            assert best["emphasis"] == "bold"
-
-
-def test_the_speed_of_a_network_is_its_total_on_the_gpu_that_the_document_names():
-    gpu, cudnn = next(parts for parts in figures(extracted("000-cnn-benchmarks.txt")) if len(parts) == 2)
-    assert (gpu, cudnn) == ("Pascal Titan X", "cuDNN 5.1")
-    times = totals("cnn-benchmarks.csv")
-    rows = [row for row in read("networks.csv") if row["milliseconds"]]
-    assert len(rows) == 10
-    assert [milliseconds(row) for row in rows] == [times[row["network"], gpu, "5.1.05"] for row in rows]
-
-
-def test_the_excess_over_twice_the_time_is_nearly_what_the_document_says():
-    first, second = (milliseconds(row) for row in read("gpu-study.csv"))
-    (row,) = (row for row in read("conclusions.csv") if row["kind"] == "ms_above_twice")
-    assert float(row["low"]) - 1 < second - 2 * first < float(row["high"])
-
-
-def test_what_two_documents_say_of_a_gpu_agrees_but_for_the_name_of_its_memory():
-    seen: dict[tuple[str, str], str] = {}
-    for row in read("hardware.csv"):
-        for column in ("memory_gb", "architecture", "cuda_cores", "fp32_tflops", "release_month"):
-            if row[column]:
-                assert seen.setdefault((row["gpu"], column), row[column]) == row[column]
 
 
 # Where the original documents are: SEEDS=folder.

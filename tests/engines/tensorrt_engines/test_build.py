@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import itertools
 import os
@@ -154,6 +155,7 @@ def test_canonical_network(
     for precision in precisions:
         path = export_onnx(source, precision, exports).path
         request = BuildRequest(path, precision, batch_shapes(input_specs(source), (4, 4, 4)), target="sm89")
+        ctypes.CDLL(None).malloc_trim(0)  # Where this process has memory free, a small network needs no more.
         first, second = built(rtx, request, cache), built(rtx, request, cache)
         assert (first.cached, second.cached) == (False, True)
         assert second == replace(first, cached=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import os
@@ -151,6 +152,7 @@ def owner_of(node: ast.expr) -> str | None:
     return OBJECTS.get(last)
 
 
+@functools.cache
 def own_attributes() -> set[str]:
     """Of this project's classes, and of what the files use beside TensorRT."""
     found = {name for kind in OTHERS for name in dir(kind)} | {f.name for p in PROTOS for f in p.DESCRIPTOR.fields}
