@@ -21,7 +21,7 @@ EFFECTIVE_NEEDS = 30
 _DRIFT_NEEDS, _DRIFT_BATCHES, _DRIFT_LEAST = 60, 6, 0.02
 _RESAMPLES = 1000
 _AT_ONCE = 1_000_000
-"""Samples drawn at once, so that the bootstrap of a long series needs some 12 MB."""
+"""Samples drawn at once, so that the bootstrap of a long series needs some 4 MB."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,20 @@ def bootstrap_medians(samples: ArrayLike, resamples: int = _RESAMPLES, seed: int
     rng = np.random.default_rng(seed)
     if length == 1:
         return _independent_medians(values, resamples, rng)
-    circle = np.concatenate([values, values[: length - 1]])
+    # The places of ranks of two bytes are found in a third of the time that those of floats take.
+    order, half = np.argsort(values), n // 2
+    ordered, ranks = values[order], np.empty(n, np.min_scalar_type(n))
+    ranks[order] = np.arange(n)
+    blocks = np.lib.stride_tricks.sliding_window_view(np.concatenate([ranks, ranks[: length - 1]]), length)
     medians = []
     rows = max(1, _AT_ONCE // n)
     for first in range(0, resamples, rows):
         starts = rng.integers(0, n, size=(min(rows, resamples - first), -(-n // length)), dtype=np.int32)
-        index = (starts[:, :, None] + np.arange(length, dtype=np.int32)).reshape(len(starts), -1)[:, :n]
-        medians.append(_medians(circle[index]))
+        drawn = blocks[starts].reshape(len(starts), -1)[:, :n]
+        # NumPy's median partitions by two places, which takes 2.5 times as long as by one.
+        drawn.partition(half, axis=1)
+        upper = ordered[drawn[:, half]]
+        medians.append(upper if n % 2 else (ordered[drawn[:, :half].max(axis=1)] + upper) / 2)
     return np.concatenate(medians)
 
 
@@ -153,15 +160,6 @@ def _autocorrelations(samples: ArrayLike) -> Floats:
     spectrum = np.abs(np.fft.rfft(ranks, 1 << (2 * n - 1).bit_length())) ** 2
     covariances = np.fft.irfft(spectrum)[:n]
     return np.asarray(covariances / covariances[0] if counts.size > 1 else np.zeros(n))
-
-
-def _medians(rows: Floats) -> Floats:
-    """The median of each row, which is sorted a little. NumPy's partitions by two places, which takes 2.5 times as long
-    as by one."""
-    half = rows.shape[1] // 2
-    rows.partition(half, axis=1)
-    upper = rows[:, half]
-    return upper if rows.shape[1] % 2 else (rows[:, :half].max(axis=1) + upper) / 2
 
 
 def _independent_medians(values: Floats, resamples: int, rng: np.random.Generator) -> Floats:

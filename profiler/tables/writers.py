@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -166,6 +167,7 @@ _MARKUP = re.compile(
 """What Markdown, or HTML in it, would take for markup: underscores at a word's edge, and what a list begins with."""
 
 
+@lru_cache(maxsize=10_000)
 def escape_markdown(text: str) -> str:
     """The words on one line, with a backslash before what Markdown would take for markup."""
     return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
