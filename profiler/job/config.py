@@ -79,7 +79,10 @@ def _part_of_id(what: str) -> AfterValidator:
 def _below_yaml(path: Path, info: ValidationInfo) -> Path:
     whole = _base(info) / path
     check_path(whole)
-    return whole
+    if ".." not in whole.parts:
+        return whole
+    # The last part may be a link that must stay one, as an environment's python.
+    return whole.resolve() if whole.name == ".." else whole.parent.resolve() / whole.name
 
 
 def _base(info: ValidationInfo) -> Path:

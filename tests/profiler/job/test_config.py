@@ -457,3 +457,16 @@ def test_a_factory_with_the_name_of_a_package_of_the_profiler_is_refused(write, 
     (path.parent / own).touch()
     with pytest.raises(ConfigError, match=r"factory engines:make: the profiler has a package 'engines' itself; rename"):
         load_config(path)
+
+
+def test_paths_are_told_without_steps_up_and_a_link_at_the_end_stays(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "b")
+    (tmp_path / "python").symlink_to("/usr/bin/env")
+    job = tmp_path / "a" / "job.yaml"
+    job.write_text(
+        "models: [alexnet]\nengines: [{name: ort, label: x, python: ../python}]\noutput: ../link/../results\n"
+    )
+    config = load_config(job, "cpu")
+    assert config.engines[0].python == tmp_path / "python"
+    assert config.output == tmp_path / "a" / "results", "the folder above a link's is its target's"
