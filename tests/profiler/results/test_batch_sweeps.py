@@ -350,3 +350,12 @@ def test_where_the_host_limits_nothing_the_latency_counts() -> None:
     rows = [row(batch, ms * batch, gpu_ms=9.9) for batch, ms in FALLING.items()]
     assert knees(frame(rows)).equals(knees(frame(sweep(FALLING))))
     assert curvature(frame(rows)).equals(curvature(frame(sweep(FALLING))))
+
+
+def test_each_shape_has_a_sweep_of_its_own() -> None:
+    lengths = {16: {1: 8.0, 2: 4.0, 4: 4.0}, 64: {1: 16.0, 2: 11.0, 4: 8.0}}
+    rows = [one for length, ms in lengths.items() for one in sweep(ms, settings=f"sequence={length}")]
+    assert efficiency(frame(rows))["efficiency"].to_list() == pytest.approx([0.5, 1.0, 1.0, 0.5, 8 / 11, 1.0])
+    short, long = sweep_sentences(frame(rows))
+    assert short.startswith("alexnet, eager fp32, sequence 16: ") and short.endswith(" at batch 2.")
+    assert long.startswith("alexnet, eager fp32, sequence 64: ") and long.endswith(" at batch 4, where the sweep ends.")
