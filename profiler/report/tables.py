@@ -312,7 +312,7 @@ def _identity(frame: pl.DataFrame, engine: bool = True, batch: bool = True) -> l
         *([words("Run", "run")] if "run" in several else []),
         field("model"),
         *([field("pass")] if "pass" in several else []),
-        *([field("batch_size"), field("extra")] if batch else []),
+        *([field("batch_size"), field("setting" if frame["role"].n_unique() == 1 else "extra")] if batch else []),
         *([field("variant", "Engine"), field("precision")] if engine else []),
     ]
 

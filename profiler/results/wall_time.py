@@ -23,6 +23,7 @@ _WORDS = {
     Phase.CHECK: "checking outputs",
     Phase.PROFILE: "timing layers",
     Phase.FORK: "starting processes",
+    Phase.END: "closing sessions",
     "kernels": "naming slower kernels",
 }
 """By phase what it is called where it takes much of the rest; the others go by their own names."""

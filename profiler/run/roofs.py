@@ -98,7 +98,7 @@ class RunRoofs:
         if not found.roofs:
             what = f"no roofline: peak FLOP/s and bandwidth could not be measured: {outcome.reason or f'see {log}'}"
         self._display.preparing(what, 1, 1)
-        if found.disturbance:
+        if found.disturbance and not self.measured:  # Not again after the last case.
             self._display.announce(f"peak FLOP/s and bandwidth may be too low: {found.disturbance}")
         self._environment["measured_roofs"] = _most(self.measured, found.roofs)
         return found.quiet

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from profiler.job.case import Role, setting_words
@@ -78,7 +79,8 @@ def _print_group(console: Console, key: Row, lines: Sequence[Row], elsewhere: bo
     if not elsewhere:
         console.print()
         lost = print_table(console, _table(key, lines))
-    return any(line["verdict"] for line in lines) and not any("verdict" in each.columns for each in lost)
+    shown = any(line["verdict"] and not line["disturbed"] for line in lines)
+    return shown and not any("verdict" in each.columns for each in lost)
 
 
 def _notes(lines: Sequence[Row], doubt: str | None, judged: bool) -> list[str]:
@@ -195,4 +197,5 @@ def _print_warnings(console: Console, results: pl.DataFrame) -> None:
     every = measured(results).height
     for kind, cases, case_id, example in kinds.iter_rows():
         rows = case_id if cases == 1 else "every row" if cases == every else f"{cases} rows"
-        console.print(Text(f"  {kind} ({rows}): {meaning(kind, otherwise=example)}"))
+        text = f"{kind} ({rows}): {meaning(kind, otherwise=example)}"
+        console.print(Padding(Text(text), (0, 0, 0, 2), expand=False))

@@ -173,6 +173,9 @@ def test_a_verdict_is_a_column_where_there_is_one():
     assert not {"faster", "tie", "unclear", "slower"} & set(words(text, "eager "))
     assert "Verdict: " in text
     assert "Verdict" not in printed(row("eager", ms=6.0), row("ort", ms=3.0))
+    busy = {"warnings": ["disturbed: x"]}
+    text = printed(*thrice("eager", ms=6.0, **busy), *thrice("ort", ms=3.0, **busy))
+    assert "Verdict" not in text and "\n\n\n" not in printed(row("trt", ms=6.0, **busy))
 
 
 def test_the_share_of_the_peak_is_a_column_where_it_is_known():
