@@ -144,11 +144,11 @@ def speedups(lines: pl.DataFrame) -> pl.DataFrame:
 def with_base(lines: pl.DataFrame, bases: pl.DataFrame, *by: str) -> pl.DataFrame:
     """Each line with its base, whose columns end in `_base`: its group's, or that of the group's `reference_model`.
 
-    `by` are further columns in which the two agree.
+    `by` are further columns in which the two agree. A damaged file may have several bases of a group: the first counts.
     """
     lines = lines.with_columns(base_model=pl.coalesce("reference_model", "model"))
     keys = [*by, "base_model", *GROUP[1:]]
-    bases = bases.rename({"model": "base_model"})
+    bases = bases.rename({"model": "base_model"}).unique(keys, keep="first", maintain_order=True)
     return lines.join(bases, on=keys, how="left", suffix="_base", nulls_equal=True, maintain_order="left")
 
 

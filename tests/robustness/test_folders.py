@@ -350,3 +350,10 @@ def test_links_in_a_circle_end_a_pattern(folders: Folders) -> None:
         (folders[0] / name).symlink_to(folders[0])
     with _limited(20):
         assert len(read_runs([f"{folders[0].parent}/**"]).runs) == 1
+
+
+def test_of_several_bases_of_a_cell_the_first_counts(folders: Folders) -> None:
+    path = folders[0] / "results.parquet"
+    pl.read_parquet(path).with_columns(is_base=True).write_parquet(path)
+    for reader in ("report md", "compare", "recommend"):
+        assert tried(reader, folders) == {}
