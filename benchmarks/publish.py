@@ -28,9 +28,8 @@ from profiler.report.data import KEY, Data, gather
 from profiler.report.findings import lead
 from profiler.report.sections import METHOD, group_sentences
 from profiler.report.tables import facts, own_warnings, problems_table, roofs, tables
-from profiler.results.columns import Group, columns, names
+from profiler.results.columns import Group, columns, field, latency_spread, names, verdict
 from profiler.results.configurations import certain
-from profiler.results.fields import field, latency_spread, verdict
 from profiler.results.reading import read_runs
 from profiler.results.wall_time import describe
 from profiler.submit.cleaning import JOB, Cleaner, Run, read_run, write_data

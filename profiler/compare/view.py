@@ -12,7 +12,7 @@ import polars as pl
 from profiler.compare.cells import CELL
 from profiler.compare.regression import Regression
 from profiler.compare.totals import Total, sentences, totals
-from profiler.results.fields import field, verdict
+from profiler.results.columns import field, verdict
 from profiler.stats.ratios import MARGINS, WITHIN, legend
 from profiler.tables import numbers
 from profiler.tables.numbers import counted, each, percent, significant, times, whole

@@ -35,7 +35,7 @@ from profiler.results.reading import Run
 from profiler.results.run_files import check_readable, json_object
 from profiler.results.run_folder import RunFolder
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
-from profiler.run.prepare import failure, prepare_graphs
+from profiler.run.prepare import failure, identities, prepare_graphs
 from profiler.run.progress import open_display
 from profiler.run.resume import check_models
 from profiler.tables.numbers import listed
@@ -164,8 +164,8 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
     onnx = built = None
     with libraries(), open_display(console) as display:
         why, own = "what would be exported is not what was measured", RunFolder(Path(run.address))
-        sources = {case.subject: case.source}
-        check_models(own, sources, folders, Budget(), logs, "--export", why, display.preparing)
+        identify = partial(identities, budget=Budget(), logs=logs, path=folders, tick=display.preparing)
+        check_models(own, {case.subject: case.source}, identify, "--export", why)
         if engine.needs == "onnx":
             prepared = prepare_graphs([case], Budget(), logs, folders, display.preparing)[case.subject]
             if why_not := failure(case, prepared):

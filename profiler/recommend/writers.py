@@ -12,7 +12,7 @@ from profiler.recommend.answer import Answer, versions
 from profiler.recommend.candidates import Candidate
 from profiler.recommend.choice import Loser, Margin, Recommendation, Relaxation, break_even
 from profiler.recommend.reasons import reason, setting
-from profiler.results.fields import field
+from profiler.results.columns import field
 from profiler.results.set_up import BREAK_EVENS
 from profiler.stats.ratios import BETWEEN, WITHIN
 from profiler.tables.table import Section, name, of_rows, prose, words

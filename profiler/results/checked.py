@@ -112,9 +112,8 @@ def _rules(table: str) -> dict[str, pl.Expr]:
     else:
         rules = {name: _rule(name, dtype) for name, dtype in RESULTS.items()}
         rules["latency_ms"] &= (pl.col("status") != "ok") | pl.col("latency_ms").is_not_null()
-    return rules | {
-        name: rules.get(name, pl.lit(value=True)) & pl.col(name).is_not_null() for name in _NEVER_NULL[table]
-    }
+    never = {name: pl.col(name).is_not_null() for name in _NEVER_NULL[table]}
+    return rules | {name: rules[name] & there if name in rules else there for name, there in never.items()}
 
 
 def _rule(name: str, dtype: pl.DataType) -> pl.Expr:
@@ -134,8 +133,7 @@ def _rule(name: str, dtype: pl.DataType) -> pl.Expr:
 
 
 def _in_range(name: str, least: float = 0.0) -> pl.Expr:
-    figure = pl.col(name)
-    return figure.is_null() | (figure.is_finite() & figure.is_between(least, _MOST))
+    return pl.col(name).is_null() | (pl.col(name).is_finite() & pl.col(name).is_between(least, _MOST))
 
 
 def _is_count(name: str, least: int = 0) -> pl.Expr:

@@ -15,6 +15,10 @@ from typing import Any, Literal
 
 import polars as pl
 
+from profiler.stats.ratios import label
+from profiler.tables.numbers import UNITS, Format, each, spread
+from profiler.tables.table import Field, figure, words
+
 TEXT, COUNT, MEASURE, FLAG = pl.String(), pl.Int64(), pl.Float64(), pl.Boolean()
 
 
@@ -312,13 +316,13 @@ _DECLARED: tuple[Group | str | Column, ...] = (
 
 def _declared() -> Iterator[Column]:
     group, meaning = Group.CASE, ""
-    for each in _DECLARED:
-        if isinstance(each, Column):
-            yield replace(each, group=group, meaning=meaning)
-        elif isinstance(each, Group):
-            group = each
+    for row in _DECLARED:
+        if isinstance(row, Column):
+            yield replace(row, group=group, meaning=meaning)
+        elif isinstance(row, Group):
+            group = row
         else:
-            meaning = each
+            meaning = row
 
 
 COLUMNS = {column.name: column for column in _declared()}
@@ -338,16 +342,8 @@ RESULTS: dict[str, pl.DataType] = {column.name: column.type for column in COLUMN
 SAMPLES: dict[str, pl.DataType] = {"run_id": TEXT, "case_id": TEXT, "clock": TEXT, "index": COUNT, "ms": MEASURE}
 """One row a raw sample, in the order in which they were taken."""
 
-LAYERS: dict[str, pl.DataType] = {
-    "run_id": TEXT,
-    "case_id": TEXT,
-    "order": COUNT,
-    "layer": TEXT,
-    "kind": TEXT,
-    "nodes": pl.List(pl.String()),
-    "ms": MEASURE,
-    "share": MEASURE,
-}
+LAYERS: dict[str, pl.DataType] = {"run_id": TEXT, "case_id": TEXT, "order": COUNT, "layer": TEXT, "kind": TEXT}
+LAYERS |= {"nodes": pl.List(pl.String()), "ms": MEASURE, "share": MEASURE}
 """One row a layer of a case, in running order; `share` is of the sum over the case's layers."""
 
 
@@ -385,3 +381,28 @@ def whole_row(row: Mapping[str, Any]) -> dict[str, Any]:
 def kind_of_warning(written: pl.Expr) -> pl.Expr:
     """The kind of each warning, which is "kind: text" in files (engines/base.py)."""
     return written.str.split(":").list.first()
+
+
+def field(name: str, heading: str | None = None, format: Format | None = None, **more: Any) -> Field:
+    """The field of a column, under its own heading and in its unit's format unless others are given."""
+    column = COLUMNS[name]
+    heading = column.heading if heading is None else heading
+    if not column.type.is_numeric():
+        return words(heading, name, **more)
+    unit, own = UNITS[column.unit]
+    return figure(heading, name, format or own, **{"unit": unit, "expendable": column.expendable, **more})
+
+
+def fields(*groups: Group, shown: Shown) -> list[Field]:
+    """The fields of every column of some groups that is shown at least so far."""
+    return [field(column.name) for column in columns(*groups, shown=shown)]
+
+
+def latency_spread(**more: Any) -> Field:
+    """Half the width of the interval of the median latency, in percent of it."""
+    ends = ("latency_ci_low_ms", "latency_ci_high_ms", "latency_ms")
+    return figure("± %", ends, spread, **more)
+
+
+def verdict(**more: Any) -> Field:
+    return figure("Verdict", "verdict", each(label), **more)

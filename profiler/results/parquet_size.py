@@ -37,8 +37,7 @@ class _Reader:
     def varint(self) -> int:
         value = shift = 0
         while True:
-            byte = self.data[self.at]
-            self.at += 1
+            byte = self._byte()
             value |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
@@ -56,8 +55,6 @@ class _Reader:
             raise IndexError("cut off")
 
     def struct(self, depth: int = 0) -> Struct:
-        if depth > _DEPTH:
-            raise ValueError("nested too deeply")
         fields: Struct = {}
         number = 0
         while head := self._byte():
@@ -70,6 +67,8 @@ class _Reader:
         return self.data[self.at - 1]
 
     def _value(self, kind: int, depth: int, in_list: bool = False) -> Any:
+        if depth > _DEPTH:
+            raise ValueError("nested too deeply")
         if kind in (1, 2) and not in_list:
             return kind == 1
         if kind in (1, 2, 3):
@@ -85,8 +84,6 @@ class _Reader:
         raise ValueError(f"no value is of type {kind}")  # The maps of Thrift are in no file of Parquet.
 
     def _list(self, depth: int) -> list[Any]:
-        if depth > _DEPTH:
-            raise ValueError("nested too deeply")
         head = self._byte()
         count = head >> 4 if head >> 4 < 15 else self.varint()
         if count > len(self.data) - self.at:

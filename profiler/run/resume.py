@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from engines.catalog import ENGINES
 from exporters.source import Identity, ModelSource
 from profiler.errors import ConfigError
-from profiler.job.case import Budget, Case
+from profiler.job.case import Case
 from profiler.job.config import Config
 from profiler.results.run_folder import RunFolder
 from profiler.run.fits import Tick
 from profiler.run.prepare import identities
 
+Sources = Mapping[str, ModelSource]
+Identify = Callable[[Sources], Mapping[str, Identity | str]]
 _NAMES = {"gpu": "GPU", "cpu": "processor", "cpu_cores": "usable cores:", "torch_threads": "threads of torch:"}
 """What a message calls keys of environment.json; any other is called as it is."""
 
@@ -72,27 +75,18 @@ def check_measured_models(run: RunFolder, folder: Path, config: Config, cases: S
     measured = {case_id.model for case_id, result in run.results().items() if result.status == "ok"}
     compared = [case for case in cases if case.unsupported is None and case.model in measured]
     sources = {each.subject: each for case in compared for each in (case.reference, case.source) if each}
-    why, path = "figures of two networks cannot be mixed in one table", tuple(map(str, config.import_from))
-    check_models(run, sources, path, config.budget, run.logs, f"--resume {folder}", why, tick)
+    path = tuple(map(str, config.import_from))
+    identify = partial(identities, budget=config.budget, logs=run.logs, path=path, tick=tick)
+    check_models(run, sources, identify, f"--resume {folder}", "figures of two networks cannot be mixed in one table")
 
 
-def check_models(
-    run: RunFolder,
-    sources: Mapping[str, ModelSource],
-    path: tuple[str, ...],
-    budget: Budget,
-    logs: Path,
-    option: str,
-    why: str,
-    tick: Tick,
-) -> None:
+def check_models(run: RunFolder, sources: Sources, identify: Identify, option: str, why: str) -> None:
     """Raises ConfigError where one of these models, by name, is not what the run's models.json says of it.
 
-    Their factories are found in `path`. `option` is what the user asked for, and `why` another network forbids it;
-    `tick(what, done, total)` is called a few times a second, for the display.
+    `identify` says what models are now. `option` is what the user asked for, and `why` another network forbids it.
     """
     recorded = {name: model for name, model in run.read_models().items() if name in sources}
-    now = identities({name: sources[name] for name in recorded}, budget, logs, path, tick)
+    now = identify({name: sources[name] for name in recorded})
     for name, model in recorded.items():
         found = now[name]
         if not isinstance(found, Identity):

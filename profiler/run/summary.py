@@ -12,9 +12,8 @@ from rich.text import Text
 
 from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
-from profiler.results.columns import Group, Shown
+from profiler.results.columns import Group, Shown, field, fields, latency_spread, verdict
 from profiler.results.configurations import certain, groups
-from profiler.results.fields import field, fields, latency_spread, verdict
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.results.replicates import measured, not_measured, warned
 from profiler.results.sentences import FIRST_CALL, disturbance_sentence, group_sentence, rough, sweep_sentences, title

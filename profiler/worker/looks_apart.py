@@ -1,17 +1,20 @@
-"""Time the first call at each new shape, in one process that has run other shapes before."""
+"""Look at cases apart from measuring them: the first call at each new shape, and the kernels that a case runs."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
 import engines
-from engines.base import OwnQueue, Reshapable, Session, ignore
+from engines.base import OwnQueue, Phase, Reshapable, Session, ignore
+from engines.layer_profile.torch_modules import read_operators
+from engines.layer_profile.torch_trace import record
 from profiler.job.case import CaseId
-from profiler.processes.messages import Report, Salvage
+from profiler.processes.messages import Entered, Report, Salvage
 from profiler.worker.measure_case import Phases, open_bench
 from profiler.worker.task import Task, check_inputs, make_job
 
@@ -58,3 +61,26 @@ def _wait(task: Task, session: Session) -> Callable[[], None]:
     if isinstance(session, OwnQueue):
         return session.wait
     return torch.cuda.synchronize if task.case.device == "cuda" else lambda: None
+
+
+def kernel_times(task: Task, report: Report) -> dict[str, float]:
+    """Milliseconds a call by kernel, in a session of its own; on the CPU by operator of torch.
+
+    Raises what opening the session does, and RuntimeError where a GPU's kernels cannot be seen.
+    """
+    check_inputs(task)
+    if task.case.device == "cuda":
+        # As while it was measured: nothing can be captured on the stream that is there by default.
+        torch.cuda.set_stream(torch.cuda.Stream())
+    session = engines.open_session(task.case.engine, make_job(task, lambda phase: report(Entered(phase))))
+    report(Entered(Phase.PROFILE))
+    iterations = record(lambda: session.run(ignore), task.case.device).iterations
+    total: Counter[str] = Counter()
+    for iteration in iterations:
+        if task.case.device == "cuda":
+            for kernel in iteration.kernels:
+                total[kernel.name.removeprefix("void ")] += kernel.ms  # type: ignore[assignment]
+        else:
+            for operator in read_operators(iteration.spans)[0]:
+                total[operator.kind] += operator.ms  # type: ignore[assignment]
+    return {name: ms / len(iterations) for name, ms in total.items()}
