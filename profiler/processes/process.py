@@ -33,18 +33,7 @@ from exporters.source import ModelError
 from profiler.machine import control_groups
 from profiler.processes import trees
 from profiler.processes.logs import BoundedLog, flush_output, redirect_output
-from profiler.processes.messages import (
-    CaseEnded,
-    Ended,
-    Entered,
-    Message,
-    Outcome,
-    Part,
-    Progress,
-    Report,
-    Salvage,
-    Status,
-)
+from profiler.processes.messages import CaseEnded, Ended, Entered, Message, Outcome, Part, Progress, Report, Salvage
 from profiler.processes.pipe import BrokenMessage, Receiver, Sender
 from profiler.processes.temporary import OwnFolder
 
@@ -521,13 +510,10 @@ def explain(error: BaseException) -> Outcome:
     if isinstance(error, Unsupported):
         return Outcome("unsupported", str(error))
     out_of_memory = _out_of_memory(error)
-    status: Status = "oom" if out_of_memory else "failed"
-    if isinstance(error, ModelError):
-        if error.__cause__ is not None:
-            _print(error)
-        return Outcome(status, str(error))
-    _print(error)
-    return Outcome(status, sentence(out_of_memory or error))
+    if not isinstance(error, ModelError) or error.__cause__ is not None:
+        _print(error)
+    text = str(error) if isinstance(error, ModelError) else sentence(out_of_memory or error)
+    return Outcome("oom" if out_of_memory else "failed", text)
 
 
 def _out_of_memory(error: BaseException) -> BaseException | None:

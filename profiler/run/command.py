@@ -45,14 +45,7 @@ from profiler.run.ahead import compile_caches, prepare_ahead
 from profiler.run.dry_run import check_output, dry_run
 from profiler.run.estimate import Estimates
 from profiler.run.interpreters import print_interpreters, with_interpreters
-from profiler.run.model_job import (
-    ModelJob,
-    check_model,
-    check_new_file,
-    model_job,
-    refuse_model_options,
-    write_job,
-)
+from profiler.run.model_job import ModelJob, check_model, check_new_file, model_job, refuse_model_options, write_job
 from profiler.run.prepare import cache_limit, check_cache
 from profiler.run.progress import open_display
 from profiler.run.resume import carried_on, check_machine, check_measured_models
