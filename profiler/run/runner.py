@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +108,7 @@ class Runner:
                 self._search_all(list(map(task, searched)), again, supervisor)
 
     def _prepare(
-        self,
-        waiting: Sequence[Case],
-        searched: Sequence[Case],
-        quiet: Quiet,
-        others: Mapping[Path, OtherPython],
+        self, waiting: Sequence[Case], searched: Sequence[Case], quiet: Quiet, others: Mapping[Path, OtherPython]
     ) -> Callable[[Case], Task]:
         """Prepare the models while the `others` load their libraries, and measure the device's roofs.
 
@@ -242,7 +237,10 @@ class Runner:
             search = Search(task.case, self._limits, self.target.gpu, results, again)
             while (batch := search.next_batch(available := available_memory_mib())) is not None:
                 case = probe_of(search.case, batch)
-                tick = partial(self.display.measuring, case, done=number, total=len(able), seconds_left=0.0)
+
+                def tick(phase: str, case: Case = case, number: int = number) -> None:
+                    self.display.measuring(case, phase, number, len(able), 0.0)
+
                 tick("start")
                 result = search.refuse(batch, task.prepared.specs, available)
                 if result is None:
