@@ -41,19 +41,6 @@ def test_terminal_shows_the_run_as_before(name: str) -> None:
     assert text == expected.read_text()
 
 
-@pytest.mark.parametrize("width", [80, 60])
-def test_a_narrow_terminal_loses_columns_and_no_figure(width: int) -> None:
-    out = io.StringIO()
-    results, samples = golden("h200")
-    results = results.filter(model="resnet18")
-    print_results(Console(file=out, width=width), results, summary(results, samples))
-    lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    rows = [line.split() for line in lines if line.split()[1:2] == ["fp16"]]
-    assert {row[0] for row in rows} == {"eager", "eager-tuned", "compiled", "ort", "ort-tuned"}
-    assert {"0.223", "5.62", "(5.61–5.62)"} <= {cell for row in rows for cell in row}
-
-
 @pytest.mark.parametrize("name", ["h200", "cpu"])
 def test_tables_hold_every_measured_row(name: str, tmp_path: Path) -> None:
     results, samples = golden(name)

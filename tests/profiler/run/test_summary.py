@@ -246,18 +246,6 @@ def test_a_narrow_terminal_does_without_the_least_important_columns():
         assert left == order[len(order) - len(left) :]
 
 
-def test_columns_move_together_before_one_is_lost():
-    both = frames(*(one for one in FULL if one["pass"] == "inference"))
-    lines, rulers = summary(*both), {}
-    for width in range(100, 160):
-        text = shown(*both, width, lines)
-        if "±" in heads(text):
-            rulers[width] = next(len(line.rstrip()) for line in text.splitlines() if line.startswith(" ───"))
-    # Eleven columns have ten gaps, of three blanks or of two.
-    assert set(rulers.values()) == {max(rulers.values()), max(rulers.values()) - 10}
-    assert rulers[max(rulers)] == max(rulers.values()) > rulers[min(rulers)]
-
-
 def test_a_column_without_figures_is_left_out():
     text = printed(row("eager", gpu_ms=None, peak_memory_mib=None), row("ort", gpu_ms=None, peak_memory_mib=None))
     assert "Device" not in text
