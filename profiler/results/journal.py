@@ -1,4 +1,5 @@
-"""Keep lines of text in a file that is only ever appended to, each of them safe from what happens to the others."""
+"""Keep lines in a file that is only ever appended to, each safe from what happens to the others: a JSON object whose
+last key is the CRC-32 of what stands before it."""
 
 from __future__ import annotations
 
@@ -13,35 +14,30 @@ _MOST = 4 << 30
 _SEAL = re.compile(rb', "crc32": "([0-9a-f]{8})"\}')
 
 
-class Journal:
-    """A file of lines, each a JSON object whose last key is the CRC-32 of what stands before it."""
+def append(journal: Path, line: str) -> None:
+    """Add a JSON object, on the disk when this returns. Raises OSError."""
+    with journal.open("ab+") as file:
+        # A line that a crash cut off must not swallow this one.
+        if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+            file.write(b"\n")
+        sealed = line.encode()
+        file.write(sealed[:-1] + b', "crc32": "%08x"}\n' % zlib.crc32(sealed))
+        file.flush()
+        os.fsync(file.fileno())
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    def append(self, line: str) -> None:
-        """Add a JSON object, on the disk when this returns. Raises OSError."""
-        with self.path.open("ab+") as file:
-            # A line that a crash cut off must not swallow this one.
-            if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
-                file.write(b"\n")
-            sealed = line.encode()
-            file.write(sealed[:-1] + b', "crc32": "%08x"}\n' % zlib.crc32(sealed))
-            file.flush()
-            os.fsync(file.fileno())
+def read_lines(journal: Path) -> tuple[list[str], int]:
+    """Every line that is as it was written, and how many are not; one of a version without checksums counts as it.
 
-    def lines(self) -> tuple[list[str], int]:
-        """Every line that is as it was written, and how many are not; one of a version without checksums counts as it.
-
-        A last line that a crash cut off is none. Raises OSError.
-        """
-        if not self.path.exists():
-            return [], 0
-        with open_run_file(self.path, _MOST) as file:
-            *ended, last = file.read().split(b"\n")
-        read = [_unsealed(line) for line in ended if line]
-        lines = [line for line in [*read, _unsealed(last)] if line]
-        return lines, read.count(None)
+    A last line that a crash cut off is none. Raises OSError.
+    """
+    if not journal.exists():
+        return [], 0
+    with open_run_file(journal, _MOST) as file:
+        *ended, last = file.read().split(b"\n")
+    read = [_unsealed(line) for line in ended if line]
+    lines = [line for line in [*read, _unsealed(last)] if line]
+    return lines, read.count(None)
 
 
 def _unsealed(line: bytes) -> str | None:

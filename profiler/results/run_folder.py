@@ -19,10 +19,9 @@ from exporters.whole_file import write_whole
 from profiler.errors import ConfigError
 from profiler.job.case import Case, CaseId
 from profiler.job.config import Config
-from profiler.results import columns, warning_kinds
+from profiler.results import columns, journal, warning_kinds
 from profiler.results.columns import LAYERS, MEASURE, RESULTS, SAMPLES, TEXT, whole_row
 from profiler.results.environment import known_facts
-from profiler.results.journal import Journal
 from profiler.results.own_runs import signed
 from profiler.results.result import Result, measured_in
 from profiler.results.roofline import placed
@@ -147,7 +146,7 @@ class RunFolder:
         except _NO_RESULT as error:
             line = Result(result.case_id, "failed", [f"its figures cannot be kept: {error}"]).to_json()
             kept = Result.from_json(line)
-        Journal(self.journal).append(line)
+        journal.append(self.journal, line)
         self._read = None  # While cases are measured nothing is to fill the memory.
         return kept
 
@@ -165,7 +164,7 @@ class RunFolder:
         written = facts and (facts.st_size, facts.st_mtime_ns)
         if self._read is None or self._read[0] != written:
             found = dict[CaseId, Result]()
-            lines, bad = Journal(self.journal).lines()
+            lines, bad = journal.read_lines(self.journal)
             for line in lines:
                 try:
                     result = Result.from_json(line)

@@ -14,6 +14,7 @@ from exporters.whole_file import NO_ROOM
 from profiler.errors import ConfigError, resuming
 from profiler.processes.file_lock import FileLock
 
+_NAME = "lock"
 _MOMENT = 0.1
 """Seconds, for which a reader that looks who writes has the lock at most."""
 
@@ -24,7 +25,7 @@ def writing(folder: Path) -> Iterator[None]:
 
     Raises ConfigError where another one does, and where the disk takes no more: what the journal holds stays.
     """
-    lock = FileLock(_file(folder))
+    lock = FileLock(folder / _NAME)
     since = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     who = {"pid": os.getpid(), "since": since}
     if not lock.take(fcntl.LOCK_EX, who):
@@ -46,17 +47,13 @@ def writing(folder: Path) -> Iterator[None]:
 
 def writer(folder: Path) -> str | None:
     """Which other process measures into the run's folder, like "process 7, since 2026-01-02 12:00 UTC,", if any."""
-    if not _file(folder).exists():
+    if not (folder / _NAME).exists():
         return None
-    lock = FileLock(_file(folder))
+    lock = FileLock(folder / _NAME)
     try:
         return None if lock.take(fcntl.LOCK_SH) or lock.who().get("pid") == os.getpid() else _words(lock)
     finally:
         lock.close()
-
-
-def _file(folder: Path) -> Path:
-    return folder / "lock"
 
 
 def _words(lock: FileLock) -> str:

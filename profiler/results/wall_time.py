@@ -56,14 +56,10 @@ class WallTime:
         for phase, seconds in phases.items():
             self.seconds[phase] += seconds
 
-    @property
-    def total(self) -> float:
-        """Seconds since the start, whatever was counted."""
-        return time.monotonic() - self._started
-
     def split(self) -> dict[str, float]:
         """Seconds by phase, largest first; `rest` is what nothing counted."""
-        parts = {**self.seconds, "rest": max(0.0, self.total - sum(self.seconds.values()))}
+        total = time.monotonic() - self._started
+        parts = {**self.seconds, "rest": max(0.0, total - sum(self.seconds.values()))}
         return dict(sorted(parts.items(), key=lambda part: -part[1]))
 
 

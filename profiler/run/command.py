@@ -41,12 +41,11 @@ from profiler.results.run_tables import write_tables
 from profiler.results.sentences import ROUGH_SECONDS
 from profiler.results.wall_time import WallTime
 from profiler.results.wall_time import describe as describe_time
-from profiler.run.ahead import compile_caches, prepare_ahead
 from profiler.run.dry_run import check_output, dry_run
 from profiler.run.estimate import Estimates
 from profiler.run.interpreters import print_interpreters, with_interpreters
 from profiler.run.model_job import ModelJob, check_model, check_new_file, model_job, refuse_model_options, write_job
-from profiler.run.prepare import cache_limit, check_cache
+from profiler.run.prepare import cache_limit, check_cache, compile_caches, prepare_ahead
 from profiler.run.progress import open_display
 from profiler.run.resume import carried_on, check_machine, check_measured_models
 from profiler.run.runner import Runner, is_done

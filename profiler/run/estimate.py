@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ class Estimates:
 
     def __init__(self, folder: Path, environment: Mapping[str, Any], budget: Budget) -> None:
         self._folder, self._budget = folder, budget
-        self._runs = list(_read(folder, environment))
+        self._runs = list(islice(_read(folder, environment), _RUNS))
         self._alike: dict[tuple[str, str, Role], list[_Ended]] = {}
         for case in (case for run in self._runs for case in run.cases):
             self._alike.setdefault(_alike(case.case_id), []).append(case)
@@ -108,12 +109,8 @@ class Estimates:
         counts = Counter(self.of(case).basis for case in cases)
         if counts.keys() <= {Basis.GUESS}:
             return f"a guess: {self._folder} has no run of such cases on this machine"
-        words = {
-            Basis.EARLIER: "as in earlier runs",
-            Basis.SIMILAR: "like similar cases of earlier runs",
-            Basis.GUESS: "by a guess",
-        }
-        parts = [f"{counts[basis]} {what}" for basis, what in words.items() if counts[basis]]
+        words = ("as in earlier runs", "like similar cases of earlier runs", "by a guess")
+        parts = [f"{counts[basis]} {what}" for basis, what in zip(Basis, words, strict=True) if counts[basis]]
         return f"{', '.join(parts)}; runs of this machine in {self._folder}"
 
     def _around(self, cases: Sequence[Case]) -> float:
@@ -137,8 +134,7 @@ def _distance(case_id: CaseId, other: CaseId) -> tuple[bool, bool, bool, float]:
 
 
 def _read(folder: Path, environment: Mapping[str, Any]) -> Iterator[_Run]:
-    """The latest runs of that machine, the last one first; what cannot be read is none."""
-    found = 0
+    """The runs of that machine, the last one first; what cannot be read is none."""
     for path in sorted(folder.glob("*/environment.json"), reverse=True):  # Their names begin with the time.
         try:
             facts = read_json(path)
@@ -153,6 +149,3 @@ def _read(folder: Path, environment: Mapping[str, Any]) -> Iterator[_Run]:
         ok = {case_id: each.phases for case_id, each in results.items() if each.status == "ok" and each.phases}
         if ok:
             yield _Run([_Ended(case_id, phases, sampling) for case_id, phases in ok.items()], around)
-            found += 1
-        if found == _RUNS:
-            return

@@ -23,7 +23,7 @@ from profiler.errors import ConfigError
 from profiler.job.case import CaseId
 from profiler.options import Run
 from profiler.processor import Load
-from profiler.results.journal import Journal
+from profiler.results.journal import read_lines
 from profiler.results.result import Result
 from profiler.results.wall_time import WAIT, WallTime
 from profiler.results.warning_kinds import disturbances
@@ -246,7 +246,7 @@ def test_what_was_disturbed_is_measured_again_once_the_other_work_has_ended(
     assert "\nmeasuring 2 disturbed cases again\n" in done.stdout
     (run,) = (place / "results").iterdir()
     takes: dict[CaseId, list[Result]] = {}
-    for line in Journal(run / "journal.jsonl").lines()[0]:
+    for line in read_lines(run / "journal.jsonl")[0]:
         result = Result.from_json(line)
         takes.setdefault(result.case_id, []).append(result)
     # On a machine that others keep busy, too, a later take may be no less disturbed, and then it does not count.
