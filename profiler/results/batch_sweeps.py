@@ -38,30 +38,24 @@ def efficiency(results: pl.DataFrame) -> pl.DataFrame:
     """
     gpu_ms, ms, low, high = (pl.col(name).filter(OK) for name in _TIMES)
     swept = results.filter(pl.col("role") == Role.SWEEP).with_columns(settings="setting")
-    points = (
-        merge(
-            swept,
-            [*FAMILY, "batch_size"],
-            ["latency_ms", "gpu_ms", "throughput", "clock", "status", "reason", "warnings"],
-            latency_low_ms=pl.when(~low.is_null().any()).then(low.min()),
-            latency_high_ms=pl.when(~high.is_null().any()).then(high.max()),
-            fastest_ms=ms.min(),
-            slowest_ms=ms.max(),
-            gpu_spread_ms=(gpu_ms.max() - gpu_ms.min()) / 2,
-        )
-        .with_columns(
-            note=why_not(),
-            disturbed=disturbed(pl.col("warnings")),
-            host_bound=OK & pl.col("warnings").list.contains(HOST_BOUND),
-        )
-        .with_columns(**_judged())
-        .filter(pl.len().over(FAMILY) > 1, pl.col("latency_ms").is_not_null().any().over(FAMILY))
-        .with_row_index("place")
-        .with_columns(
-            ms_per_item=pl.col("latency_ms") / pl.col("batch_size"),
-            efficiency=pl.col("throughput") / pl.col("throughput").max().over(FAMILY),
-            place=pl.col("place").min().over(FAMILY),
-        )
+    spans = {
+        "latency_low_ms": pl.when(~low.is_null().any()).then(low.min()),
+        "latency_high_ms": pl.when(~high.is_null().any()).then(high.max()),
+        "fastest_ms": ms.min(),
+        "slowest_ms": ms.max(),
+        "gpu_spread_ms": (gpu_ms.max() - gpu_ms.min()) / 2,
+    }
+    merged = ["latency_ms", "gpu_ms", "throughput", "clock", "status", "reason", "warnings"]
+    points = merge(swept, [*FAMILY, "batch_size"], merged, **spans)
+    kinds, rate = pl.col("warnings"), pl.col("throughput")
+    held_up = OK & kinds.list.contains(HOST_BOUND)
+    points = points.with_columns(note=why_not(), disturbed=disturbed(kinds), host_bound=held_up)
+    several = pl.len().over(FAMILY) > 1, pl.col("latency_ms").is_not_null().any().over(FAMILY)
+    points = points.with_columns(**_judged()).filter(*several).with_row_index("place")
+    points = points.with_columns(
+        ms_per_item=pl.col("latency_ms") / pl.col("batch_size"),
+        efficiency=rate / rate.max().over(FAMILY),
+        place=pl.col("place").min().over(FAMILY),
     )
     ends = ["latency_low_ms", "latency_high_ms", "fastest_ms", "slowest_ms"]
     order = [*FAMILY, "batch_size", "latency_ms", "throughput", *ends, "clock", "note", "disturbed"]
