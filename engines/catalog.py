@@ -287,7 +287,16 @@ class OrtOptions(Options):
 
 
 @dataclass(frozen=True)
-class OrtPluginOptions(Options):
+class OrtPackageOptions(Options):
+    """Options of ONNX Runtime on a provider that a package brings, whose library is known."""
+
+    optimize: bool = option(True, "graph optimizations before the plugin gets its subgraphs")
+    threads: int = option(0, "threads inside an operator; 0 lets the library choose", devices=_CPU)
+    cuda_graph: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class OrtPluginOptions(OrtPackageOptions):
     """Options of ONNX Runtime on a provider that comes as a library of its own."""
 
     library: str = option(
@@ -296,18 +305,6 @@ class OrtPluginOptions(Options):
         is_code=True,
     )
     provider_options: str = option("", 'the plugin\'s own options, "key=value; key=value"', check=key_values)
-    optimize: bool = option(True, "graph optimizations before the plugin gets its subgraphs")
-    threads: int = option(0, "threads inside an operator that the plugin leaves; 0 is one per core", devices=_CPU)
-    cuda_graph: ClassVar[bool] = False
-
-
-@dataclass(frozen=True)
-class OrtOpenVinoOptions(Options):
-    """Options of ONNX Runtime on OpenVINO's plugin."""
-
-    threads: int = option(0, "inference threads; 0 lets OpenVINO choose", devices=_CPU)
-    optimize: bool = option(True, "graph optimizations before the plugin gets its subgraphs")
-    cuda_graph: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -317,15 +314,6 @@ class OrtTrtOptions(Options):
     cuda_graph: bool = option(False, "record one run and replay it", devices=_CUDA)
     optimize: bool = option(True, "graph optimizations before TensorRT gets its subgraphs")
     threads: ClassVar[int] = 0
-
-
-@dataclass(frozen=True)
-class OrtTrtRtxOptions(Options):
-    """Options of ONNX Runtime on the plugin of TensorRT for RTX."""
-
-    optimize: bool = option(True, "graph optimizations before the plugin gets its subgraphs")
-    threads: ClassVar[int] = 0
-    cuda_graph: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -365,7 +353,7 @@ _TRT_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
 }
 _INSTALL_ORT = "pip install 'onnxruntime-gpu>=1.31'"
 # Both distributions fill one folder, so that removing either breaks the other.
-REINSTALL_ORT = f"pip uninstall --yes onnxruntime onnxruntime-gpu && {_INSTALL_ORT}"
+_REINSTALL_ORT = f"pip uninstall --yes onnxruntime onnxruntime-gpu && {_INSTALL_ORT}"
 _ORT_PACKAGES = ("onnxruntime-gpu", "onnxruntime")
 # On a GPU 1.24 is the first that says where each node runs.
 _ORT_ON_CUDA = Requirement("onnxruntime", _INSTALL_ORT, devices=_CUDA, least="1.24", packages=_ORT_PACKAGES)
@@ -496,7 +484,7 @@ ENGINES: dict[str, Engine] = {
             },
             requirements=(
                 *_ANY_ORT,
-                Requirement(_PROVIDER_FILE.format("cuda"), REINSTALL_ORT, "file", devices=_CUDA),
+                Requirement(_PROVIDER_FILE.format("cuda"), _REINSTALL_ORT, "file", devices=_CUDA),
             ),
             options=OrtOptions,
             uses_cudnn=True,
@@ -524,7 +512,7 @@ ENGINES: dict[str, Engine] = {
             },
             requirements=(
                 _ORT_ON_CUDA,
-                *(Requirement(_PROVIDER_FILE.format(each), REINSTALL_ORT, "file") for each in ("cuda", "tensorrt")),
+                *(Requirement(_PROVIDER_FILE.format(each), _REINSTALL_ORT, "file") for each in ("cuda", "tensorrt")),
                 Requirement("tensorrt_libs", _INSTALL_TRT_10),
                 Requirement("tensorrt_libs/libnvinfer.so.10", _INSTALL_TRT_10, "file"),
             ),
@@ -542,7 +530,7 @@ ENGINES: dict[str, Engine] = {
                 _ORT,
                 Requirement("onnxruntime_ep_openvino", "pip install 'onnxruntime-ep-openvino>=1.8'"),
             ),
-            options=OrtOpenVinoOptions,
+            options=OrtPackageOptions,
             packages=("onnxruntime-ep-openvino",),
             deployment=Deployment(
                 "engines.onnx_runtime.deploy:write_graph",
@@ -573,7 +561,7 @@ ENGINES: dict[str, Engine] = {
                     "pip install 'onnxruntime-ep-nv-tensorrt-rtx-{cuda}>=0.5' (147 MB)",
                 ),
             ),
-            options=OrtTrtRtxOptions,
+            options=OrtPackageOptions,
             int8_graph="int8-operands",
             packages=("onnxruntime-ep-nv-tensorrt-rtx-cu13", "onnxruntime-ep-nv-tensorrt-rtx-cu12"),
             compute_capabilities=_RTX_CARDS[1:],  # Its README begins with Ampere.

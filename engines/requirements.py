@@ -35,11 +35,10 @@ def _needed(engine: Engine, device: Device, precision: str = "") -> list[Require
 def needed_by_worker(device: Device, engine: str = "", precision: str = "") -> list[Requirement]:
     """What every worker imports on the device, or those of `engine` do, what quantizes in them included."""
     every = [r for r in WORKER_REQUIREMENTS if device in r.devices]
-    if not engine:
-        return every
-    if ENGINES[engine].needs == "torch":
+    if engine and ENGINES[engine].needs == "torch":
         return [*every, *_needed(ENGINES[engine], device, precision)]
-    return [*every, *GRAPH_WORKER_REQUIREMENTS, *_needed(ENGINES[engine], device)]  # Its graphs are made elsewhere.
+    # Its graphs are made elsewhere.
+    return [*every, *GRAPH_WORKER_REQUIREMENTS, *_needed(ENGINES[engine], device)] if engine else every
 
 
 def absent(needed: Iterable[Requirement]) -> list[Requirement]:

@@ -218,15 +218,13 @@ def describe_interpreter(device: Device, workers: Sequence[str]) -> None:
         def say(what: object) -> None:
             print(json.dumps(what), file=answer, flush=True)
 
-        pip, every = f"{sys.executable} -m pip", needed_by_worker(device)
-        needed = {worker: needed_by_worker(device, *worker.split()) for worker in workers}
+        pip = f"{sys.executable} -m pip"
+        needed = {worker: needed_by_worker(device, *worker.split()) for worker in ("", *workers)}
         lacking = {worker: explain(absent(of), pip) for worker, of in needed.items()}
-        if absent(every):
+        if lacking[""]:
             lacking[""] = explain(absent(r for of in needed.values() for r in of), pip)
         else:
-            lacking[""] = why_not_imported(every, say)
-            able = [] if lacking[""] else [worker for worker in workers if not lacking[worker]]
-            lacking |= {worker: why_not_imported(needed[worker], say) for worker in able}
+            lacking = {worker: lacking[worker] or why_not_imported(of, say) for worker, of in needed.items()}
         facts = {"python": platform.python_version(), **library_versions(), "numpy": installed_version("numpy")}
         say({"facts": facts, "lacking": {name: text for name, text in lacking.items() if text}})
 

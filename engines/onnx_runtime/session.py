@@ -23,7 +23,6 @@ import onnxruntime
 import torch
 
 from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Unsupported, ignore
-from engines.catalog import REINSTALL_ORT
 from engines.layer_profile.node_mapping import Step, covered_nodes, steps_of
 from engines.layer_profile.torch_trace import ITERATIONS, Trace, record
 from engines.onnx_runtime.node_profile import Run, compute_types, device_layers, host_layers, kernel_steps, read_runs
@@ -62,15 +61,10 @@ _NOT_CAPTURED = "cannot use the graph capture feature"
 def open_session(job: Job[Any]) -> OrtSession:
     """Open `job`'s graph in ONNX Runtime, on the provider of the engine's row in PROVIDERS.
 
-    Raises Unsupported where this build has no such provider, or a plugin does not load, RuntimeError where a provider
-    cannot be had, or ORT's own errors.
+    Raises Unsupported where a plugin does not load, RuntimeError where a provider cannot be had, or ORT's own errors.
     """
-    provider = PROVIDERS[job.engine, job.device]
-    built = onnxruntime.get_available_providers()
-    if provider.library is None and provider.name not in built:
-        here = f"this build of ONNX Runtime has no {provider.name}, only {', '.join(built)}"
-        raise Unsupported(f"{here}: {REINSTALL_ORT}")
-    return OrtSession(job) if job.device == "cpu" or provider.on_stream else WaitingSession(job)
+    waits = job.device == "cuda" and not PROVIDERS[job.engine, job.device].on_stream
+    return WaitingSession(job) if waits else OrtSession(job)
 
 
 class OrtSession:

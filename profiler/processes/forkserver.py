@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver
@@ -14,6 +15,8 @@ from profiler.errors import ConfigError
 from profiler.processes import trees
 from profiler.processes.process import PRELOADED, Call, run_all, start_forkserver
 from profiler.processes.temporary import own_folder, sweep
+
+_DIED = re.compile(r"""Fatal Python error: (.+)\n(?:.*\n)*?  File "(.+)", line (\d+)""")
 
 
 @contextlib.contextmanager
@@ -34,7 +37,9 @@ def libraries(modules: Iterable[str] = ()) -> Iterator[dict[str, Any]]:
         probe = Call("profiler.worker.preload:probe", None, log, timeout=300)
         (outcome,) = run_all([probe], 1)
         if outcome.status != "ok":
-            text = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+            text = log.read_text(errors="replace")[-4000:] if log.exists() else ""
+            if died := _DIED.search(text):  # What a library did as it was imported.
+                text = died.expand(r"\1 at \2:\3")
             raise ConfigError(f"the libraries could not be loaded: {outcome.reason}\n{text}".strip())
         yield outcome.value
 

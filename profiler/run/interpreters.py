@@ -27,15 +27,13 @@ def with_interpreters(
     It runs them, so that a run of others must have been trusted before. Raises ConfigError, with the line of the job,
     for one in which no worker could run.
     """
-    workers, labels = dict[Path, dict[str, None]](), {case.variant for case in chosen if case.python}
-    for case in chosen:
-        if case.python:
-            workers.setdefault(case.python, {})[_worker(case)] = None
-    known, interpreters = dict[Path, Interpreter](), dict[str, Any]()
+    labels, interpreters = {case.variant for case in chosen if case.python}, dict[str, Any]()
+    known = dict[Path, Interpreter]()
     for number, entry in enumerate(config.engines):
         if entry.python is not None and entry.label in labels:
+            workers = dict.fromkeys(_worker(case) for case in chosen if case.python == entry.python)
             try:
-                found = known.get(entry.python) or look_at(entry.python, device, list(workers[entry.python]))
+                found = known.get(entry.python) or look_at(entry.python, device, list(workers))
             except Unusable as error:
                 raise config.error(str(error), "engines", number, "python") from None
             known[entry.python], interpreters[entry.label] = found, dict(found.facts)

@@ -155,11 +155,9 @@ def test_each_case_has_a_row_whatever_ended_its_process(there):
         in (there.rows["killing", "eager-there"]["reason"])
     )
     assert there.rows["dying", "eager-there"]["reason"].startswith("ended by SIGKILL while")
-
-
-def test_what_lacks_there_is_said_with_the_command_that_installs_it(there):
-    reason = there.rows["small", "openvino-there"]["reason"]
-    assert "openvino is not installed" in reason and f"{there.python} -m pip install" in reason
+    lacking = f"openvino is not installed: {there.python} -m pip install"
+    assert lacking in there.rows["small", "openvino-there"]["reason"]
+    assert f"of{there.python}" in "".join(there.output.split())  # Wherever a line of it ends.
 
 
 def test_the_worker_needs_little(there):
@@ -192,11 +190,6 @@ def test_both_have_the_outputs_of_one_reference_and_their_layers(there):
 def test_compare_says_what_differs_between_two_variants(there, command):
     text = command("compare", str(there.run), "--by", "variant", "--base", "ort", cwd=there.run).stdout
     assert "ort-there" in text and "openvino_version" in text and "interpreters" not in text
-
-
-def test_the_run_says_which_interpreter_it_was(there):
-    assert f"of {there.python}" in there.output
-    assert "ort-there" in (there.run / "report.html").read_text()
 
 
 @pytest.fixture
