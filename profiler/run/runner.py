@@ -21,16 +21,15 @@ from profiler.results.result import Result, log_name
 from profiler.results.run_folder import RunFolder
 from profiler.results.wall_time import WallTime
 from profiler.results.warning_kinds import UNTIMED, disturbances, is_measured_again
+from profiler.run.additions import add_reasons, timed, walks
 from profiler.run.again import RETAKEN, Takes
 from profiler.run.device_lock import DeviceLock
 from profiler.run.fits import too_large_to_run, weight_mib
 from profiler.run.largest_batch import Search, short
-from profiler.run.new_shapes import timed, walks
 from profiler.run.prepare import failure, prepare
 from profiler.run.progress import Display, each
 from profiler.run.quiet import Quiet
 from profiler.run.roofs import RunRoofs
-from profiler.run.slower_kernels import add_reasons
 from profiler.run.supervise import Supervisor, families
 from profiler.run.telemetry import Watcher
 from profiler.tables.numbers import counted

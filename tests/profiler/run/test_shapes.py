@@ -18,7 +18,7 @@ from profiler.job.conditions import parse_only
 from profiler.job.config import Config, config_of, load_config
 from profiler.job.plan import make_plan, only_of
 from profiler.results.result import Result
-from profiler.run.new_shapes import walks
+from profiler.run.additions import walks
 from profiler.run.shapes import with_shapes
 
 FACTORY = """

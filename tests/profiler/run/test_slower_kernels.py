@@ -12,7 +12,7 @@ from exporters.source import ModelSource
 from profiler.job.case import Budget, Case, CaseId
 from profiler.processes.messages import Outcome
 from profiler.results.result import Result
-from profiler.run.slower_kernels import add_reasons, kernels_that_differ, slower_than_eager
+from profiler.run.additions import add_reasons, kernels_that_differ, slower_than_eager
 from profiler.worker.task import Prepared, Task
 
 NET = ModelSource("net", "bad_models:good", input_shape=(3, 8, 8))
