@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from engines.base import Warning
 from profiler.machine import usable_cores
 from profiler.results.warning_kinds import disturbances, doubting, is_remeasured
 from profiler.tables.numbers import whole
-from profiler.tables.table import figure, name, of_rows
+from profiler.tables.table import Table, figure, name
 from profiler.tables.writers import print_table
 
 HERE = Path(__file__).resolve().parent
@@ -40,30 +39,19 @@ WRONG = 0.10
 BURNER = "while True: pass"
 
 
-@dataclass
-class Figures:
-    """Of how many cells something holds, in the run next to `other_work`."""
-
-    other_work: str
-    cells: int
-    """Those that a quiet run measured, undisturbed."""
-    wrong_unmarked: int
-    """More than 10 % outside the quiet runs' range, without a mark of disturbance."""
-    wrong_undoubted: int
-    """Of those the ones without any warning that casts doubt on the latency."""
-    failed: int
-    marked: int
-    """At first; with those that came right later."""
-    recovered: int
-    still_marked: int
-    wrong_in_all: int
-    """Marked or not."""
-    wrong: list[str]
-    """The cells that are wrong and unmarked, with how far outside they are."""
-
-    @property
-    def is_right(self) -> bool:
-        return not self.wrong_unmarked and not self.failed
+Figures = dict[str, Any]
+"""Of how many cells something holds, by the keys of HEADINGS; and the cells that are `wrong` and unmarked, with how far
+outside they are."""
+HEADINGS = {
+    "cells": "Cells",  # That a quiet run measured, undisturbed.
+    "wrong_unmarked": "Wrong, no mark",  # More than 10 % outside the quiet runs' range.
+    "wrong_undoubted": "nor doubt",  # Of those the ones without any warning that casts doubt on the latency.
+    "failed": "Failed",
+    "marked": "Marked at first",  # With those that came right later.
+    "recovered": "Recovered",
+    "still_marked": "Still marked",
+    "wrong_in_all": "Wrong in all",  # Marked or not.
+}
 
 
 def main() -> int:
@@ -85,13 +73,13 @@ def main() -> int:
         figures = []
         for burners in sorted({1, every}):
             rows = run(options, output / f"{burners}-burners", burners, quiet[0].height)
-            figures.append(judge(f"{burners} of {every} processors", latencies, rows))
+            figures.append({"other_work": f"{burners} of {every} processors", **judge(latencies, rows)})
     show(figures)
     differ = sum(high / low - 1 > WRONG for low, high in latencies.values())
     print(f"{len(quiet)} quiet runs: {len(latencies)} cells undisturbed; of these {differ} differ by more than 10 %")
     if options.json:
-        options.json.write_text(json.dumps([asdict(each) for each in figures], indent=2) + "\n")
-    return 0 if all(each.is_right for each in figures) else 1
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return int(any(each["wrong_unmarked"] or each["failed"] for each in figures))
 
 
 def run(options: argparse.Namespace, output: Path, burners: int, cells: int | None) -> pl.DataFrame:
@@ -138,8 +126,7 @@ def end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
 
 def measured(output: Path) -> int:
     """Of how many cells the journal has a row."""
-    lines = [line for journal in output.glob("*/journal.jsonl") for line in journal.read_text().splitlines()]
-    return len(lines)
+    return sum(len(journal.read_text().splitlines()) for journal in output.glob("*/journal.jsonl"))
 
 
 def ranges(runs: Iterable[pl.DataFrame]) -> dict[str, tuple[float, float]]:
@@ -155,7 +142,7 @@ def outside(latency: float, low: float, high: float) -> float:
     return min(latency / low - 1, 0.0) + max(latency / high - 1, 0.0)
 
 
-def judge(other_work: str, quiet: dict[str, tuple[float, float]], rows: pl.DataFrame) -> Figures:
+def judge(quiet: dict[str, tuple[float, float]], rows: pl.DataFrame) -> Figures:
     """What became of the cells of the quiet runs."""
     pairs = [row for row in rows.to_dicts() if row["case_id"] in quiet]
     ok = [(row, outside(row["latency_ms"], *quiet[row["case_id"]])) for row in pairs if row["status"] == "ok"]
@@ -164,18 +151,17 @@ def judge(other_work: str, quiet: dict[str, tuple[float, float]], rows: pl.DataF
     recovered = sum(is_remeasured(warnings(row)) and not mark(row) for row, _ in ok)
     still = sum(mark(row) for row, _ in ok)
     doubts = doubting("latency")
-    return Figures(
-        other_work,
-        cells=len(pairs),
-        wrong_unmarked=len(unmarked),
-        wrong_undoubted=sum(not any(w.kind in doubts for w in warnings(row)) for row, _ in unmarked),
-        failed=len(pairs) - len(ok),
-        marked=recovered + still,
-        recovered=recovered,
-        still_marked=still,
-        wrong_in_all=len(off),
-        wrong=[f"{row['case_id']} {share:+.0%}" for row, share in unmarked],
-    )
+    return {
+        "cells": len(pairs),
+        "wrong_unmarked": len(unmarked),
+        "wrong_undoubted": sum(not any(w.kind in doubts for w in warnings(row)) for row, _ in unmarked),
+        "failed": len(pairs) - len(ok),
+        "marked": recovered + still,
+        "recovered": recovered,
+        "still_marked": still,
+        "wrong_in_all": len(off),
+        "wrong": [f"{row['case_id']} {share:+.0%}" for row, share in unmarked],
+    }
 
 
 def undisturbed(rows: pl.DataFrame) -> pl.DataFrame:
@@ -194,23 +180,12 @@ def mark(row: dict[str, Any]) -> bool:
 
 def show(figures: Sequence[Figures]) -> None:
     """Print them, and the cells that are wrong."""
-    headings = {
-        "cells": "Cells",
-        "wrong_unmarked": "Wrong, no mark",
-        "wrong_undoubted": "nor doubt",
-        "failed": "Failed",
-        "marked": "Marked at first",
-        "recovered": "Recovered",
-        "still_marked": "Still marked",
-        "wrong_in_all": "Wrong in all",
-    }
-    fields = [name("Next to", "other_work"), *(figure(heading, key, whole) for key, heading in headings.items())]
-    rows = [[getattr(each, key) for key in ("other_work", *headings)] for each in figures]
+    fields = [name("Next to", "other_work"), *(figure(heading, key, whole) for key, heading in HEADINGS.items())]
     print()
-    print_table(Console(width=120), of_rows("", fields, rows, every=True))
+    print_table(Console(width=120), Table("", "", pl.DataFrame(figures), fields, every=True))
     for each in figures:
-        for cell in each.wrong:
-            print(f"   {each.other_work}: {cell}")
+        for cell in each["wrong"]:
+            print(f"   {each['other_work']}: {cell}")
 
 
 if __name__ == "__main__":

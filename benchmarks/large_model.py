@@ -12,7 +12,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -45,15 +44,11 @@ class Large(nn.Module):
         for block in self.blocks:
             x = x + block(x)
         return self.head(x)
-
-
-def large(blocks):
-    return Large(blocks)
 '''
 JOB = """
 models:
   - name: module
-    factory: "large:large"
+    factory: "large:Large"
     options: {{blocks: {blocks}}}
     inputs: {{tokens: {{shape: [batch, 4], dtype: int64, range: [0, {rows}]}}}}
   - name: file
@@ -88,15 +83,12 @@ def main() -> int:
     environment = os.environ | {"PROFILER_CACHE": str(folder / "cache")}
     path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
     child = subprocess.Popen(command, cwd=folder, env=environment | {"PYTHONPATH": path})
-    meter = Meter(child.pid)
-    meter.start()
-    code = child.wait()
-    meter.join()
+    peaks, most = watched(child)
     print(f"\n{'GiB own':>8} {'mapped':>7}  s  process")
-    for name, (own, mapped, first, last) in meter.peaks.items():
+    for name, (own, mapped, first, last) in peaks.items():
         print(f"{own / 2**30:8.2f} {mapped / 2**30:7.2f}  {last - first:.0f}  {name}")
-    print(f"{meter.most / 2**30:8.2f}            all of them together, own memory")
-    return code
+    print(f"{most / 2**30:8.2f}            all of them together, own memory")
+    return child.returncode
 
 
 def write_graph(path: Path, blocks: int) -> None:
@@ -128,27 +120,26 @@ def write_graph(path: Path, blocks: int) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
 
 
-class Meter(threading.Thread):
-    """The peak of each process below `root`, by the file that it prints to, which says what it does."""
+def watched(child: subprocess.Popen[bytes]) -> tuple[dict[str, tuple[int, int, float, float]], int]:
+    """The peak of each process of the child's tree, by the file that it prints to, which says what it does.
 
-    def __init__(self, root: int) -> None:
-        super().__init__(daemon=True)
-        self.root = root
-        self.peaks: dict[str, tuple[int, int, float, float]] = {}
-        self.most = 0
-
-    def run(self) -> None:
-        while Path(f"/proc/{self.root}").exists() and state(self.root) != "Z":
-            total = 0
-            for pid in tree(self.root):
-                with contextlib.suppress(OSError, KeyError):
-                    own, mapped = memory(pid)
-                    name = "parent" if pid == self.root else name_of(pid)
-                    before = self.peaks.get(name, (0, 0, time.monotonic(), 0.0))
-                    self.peaks[name] = max(own, before[0]), max(mapped, before[1]), before[2], time.monotonic()
-                    total += own
-            self.most = max(self.most, total)
-            time.sleep(0.1)
+    Of each its own bytes, the mapped ones, and when it was first and last seen; then the peak of all own ones together.
+    """
+    peaks: dict[str, tuple[int, int, float, float]] = {}
+    most = 0
+    while child.poll() is None:
+        total = 0
+        for pid in tree(child.pid):
+            with contextlib.suppress(OSError, KeyError):
+                own, mapped = memory(pid)
+                output = Path(f"/proc/{pid}/fd/1").readlink().name.split(".log")[0]
+                name = "parent" if pid == child.pid else output or str(pid)
+                before = peaks.get(name, (0, 0, time.monotonic(), 0.0))
+                peaks[name] = max(own, before[0]), max(mapped, before[1]), before[2], time.monotonic()
+                total += own
+        most = max(most, total)
+        time.sleep(0.1)
+    return peaks, most
 
 
 def memory(pid: int) -> tuple[int, int]:
@@ -156,17 +147,6 @@ def memory(pid: int) -> tuple[int, int]:
     fields = dict(line.split(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     kib = [int(fields[key].split()[0]) for key in ("RssAnon", "RssShmem", "RssFile")]
     return (kib[0] + kib[1]) * 1024, kib[2] * 1024
-
-
-def state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "Z"
-
-
-def name_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/fd/1").readlink().name.split(".log")[0] or str(pid)
 
 
 def tree(root: int) -> list[int]:

@@ -33,9 +33,8 @@ from profiler.run.runner import Runner
 
 CASES, PART = 2000, 100
 MOST_MB, MOST_RATIO = 20.0, 1.2
-_MODEL = "from torch import nn\n\n\ndef net():\n    return nn.Linear(8, 4)\n"
 _JOB = """
-models: [{{name: net, factory: "net:net", input: [8]}}]
+models: [{{name: net, factory: "torch.nn:Linear", options: {{in_features: 8, out_features: 4}}, input: [8]}}]
 engines: [eager]
 device: cpu
 batch_sizes: [1, 2, 3, 4]
@@ -87,8 +86,7 @@ def main() -> int:
 
 
 def write_job(place: Path, cases: int) -> Path:
-    """The job of at least so many cases, with its model beside it."""
-    (place / "net.py").write_text(_MODEL)
+    """The job of at least so many cases."""
     (place / "job.yaml").write_text(_JOB.format(replicates=-(-cases // 4)))
     return place / "job.yaml"
 

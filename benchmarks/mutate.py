@@ -29,7 +29,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import islice
@@ -132,13 +132,15 @@ def _changes(tree: ast.Module, random_numbers: random.Random) -> Iterator[tuple[
     """Nodes that can be replaced, by which operator, and the text in their place."""
     for node in _product_code(tree):
         if isinstance(node, ast.Compare):
-            yield node, "comparison", _parenthesized(_compared(node, random_numbers))
+            other = random_numbers.choice(_COMPARISONS[type(node.ops[0])])
+            compared = ast.Compare(node.left, [other(), *node.ops[1:]], node.comparators)
+            yield node, "comparison", _parenthesized(compared)
         elif isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC and not _makes_text(node):
             swapped = ast.BinOp(node.left, _ARITHMETIC[type(node.op)](), node.right)
             yield node, "arithmetic", _parenthesized(swapped)
         elif isinstance(node, ast.BoolOp):
-            other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-            yield node, "boolean", _parenthesized(ast.BoolOp(other, node.values))
+            opposite = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+            yield node, "boolean", _parenthesized(ast.BoolOp(opposite, node.values))
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             yield node, "boolean", _parenthesized(node.operand)
         elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
@@ -147,7 +149,7 @@ def _changes(tree: ast.Module, random_numbers: random.Random) -> Iterator[tuple[
             yield node, "swapped branch", _parenthesized(ast.IfExp(node.test, node.orelse, node.body))
         elif isinstance(node, ast.If | ast.While) and not isinstance(node.test, ast.Constant):
             yield node.test, "swapped branch", f"(not ({ast.unparse(node.test)}))"
-        elif isinstance(node, ast.Return) and not _is_nothing(node.value):
+        elif isinstance(node, ast.Return) and ast.unparse(node) not in ("return", "return None"):
             yield node, "return value", "return None"
         elif _can_go(node):
             assert isinstance(node, ast.stmt)
@@ -169,11 +171,6 @@ def _product_code(node: ast.AST) -> Iterator[ast.AST]:
             yield from _product_code(child)
 
 
-def _compared(node: ast.Compare, random_numbers: random.Random) -> ast.Compare:
-    other = random_numbers.choice(_COMPARISONS[type(node.ops[0])])
-    return ast.Compare(node.left, [other(), *node.ops[1:]], node.comparators)
-
-
 def _other_constant(value: bool | float, random_numbers: random.Random) -> bool | float:
     if isinstance(value, bool):
         return not value
@@ -185,10 +182,6 @@ def _makes_text(node: ast.BinOp) -> bool:
     texts = (ast.JoinedStr, ast.List, ast.ListComp, ast.Tuple)
     sides = (node.left, node.right)
     return any(isinstance(x, texts) or (isinstance(x, ast.Constant) and isinstance(x.value, str)) for x in sides)
-
-
-def _is_nothing(value: ast.expr | None) -> bool:
-    return value is None or (isinstance(value, ast.Constant) and value.value is None)
 
 
 def _can_go(node: ast.AST) -> bool:
@@ -434,13 +427,6 @@ def _share(name: str, fates: Sequence[Fate]) -> str:
     return f"{name}: {killed} of {len(fates)} ({100 * killed / max(len(fates), 1):.0f} %)"
 
 
-def _import_once(names: Iterable[str]) -> None:
-    for name in names:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    gc.freeze()  # The forks share these pages as long as nobody writes to them.
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, default=Path(__file__).resolve().parents[1], help="a checkout")
@@ -455,7 +441,10 @@ def main() -> int:
         sys.exit(f"--tree {tree}: there is no {', '.join(PRODUCT)} and tests; give a checkout of this project")
     for name in ("OMP_NUM_THREADS", "POLARS_MAX_THREADS"):
         os.environ.setdefault(name, "1")
-    _import_once(IMPORTED_ONCE)
+    for name in IMPORTED_ONCE:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.freeze()  # The forks share these pages as long as nobody writes to them.
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         copies = [Copy(tree, Path(scratch, str(number))) for number in range(max(1, options.jobs))]
         mutants = drawn(copies[0].root, options.count, options.seed)

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 
@@ -117,40 +116,34 @@ def measure(command: list[str], folder: Path) -> tuple[float, float, float, int]
     return wall, cpu, usage.ru_maxrss / 1024, os.waitstatus_to_exitcode(status)
 
 
-def commands(runs: list[Path], folder: Path) -> Mapping[str, list[str]]:
-    """What is measured, by name."""
-    given = [str(run) for run in runs]
-    return {
-        "compare": ["compare", *given],
-        "compare --format json": ["compare", *given, "--format", "json", "--output", str(folder / "compare.json")],
-        "report": ["report", *given, "--output", str(folder / "report.html")],
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measures compare and report over 100,000 cases.")
     parser.add_argument("--keep", type=Path, help="make the runs here, and leave them")
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.make:
-        make_runs(given.make)
+    options = parser.parse_args()
+    if options.make:
+        make_runs(options.make)
         return 0
+    over = 0
     with tempfile.TemporaryDirectory() as temporary:
-        folder = given.keep or Path(temporary)
+        folder = options.keep or Path(temporary)
         # In a process of its own: a child's peak counts what its parent had when it was born.
         subprocess.run([sys.executable, __file__, "--make", str(folder)], check=True)
-        runs = sorted(path for path in folder.iterdir() if path.is_dir())
-        good = [_report(name, *measure(command, folder), folder) for name, command in commands(runs, folder).items()]
-    return 0 if all(good) else 1
-
-
-def _report(name: str, wall: float, cpu: float, mib: float, code: int, folder: Path) -> bool:
-    good = code == 0 and wall <= SECONDS and mib <= MIB
-    said = "" if good else "over the target" if code == 0 else f"exit code {code}"
-    print(f"{name:24} {wall:6.1f} s ({cpu:5.1f} s of CPU) {mib:6.0f} MiB {said}", flush=True)
-    if code:
-        print((folder / "output.txt").read_text()[-500:])
-    return good
+        runs = sorted(str(path) for path in folder.iterdir() if path.is_dir())
+        for command in (
+            ["compare", *runs],
+            ["compare", *runs, "--format", "json", "--output", str(folder / "compare.json")],
+            ["report", *runs, "--output", str(folder / "report.html")],
+        ):
+            wall, cpu, mib, code = measure(command, folder)
+            good = code == 0 and wall <= SECONDS and mib <= MIB
+            verdict = "" if good else f"exit code {code}" if code else "over the target"
+            name = " ".join([command[0], *command[len(runs) + 1 : -2]])
+            print(f"{name:24} {wall:6.1f} s ({cpu:5.1f} s of CPU) {mib:6.0f} MiB {verdict}", flush=True)
+            if code:
+                print((folder / "output.txt").read_text()[-500:])
+            over += not good
+    return int(over > 0)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ Needs: pip install 'cnn-runtime-profiler[openvino]'.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import statistics
 import subprocess
@@ -25,6 +24,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import polars as pl
 
 from benchmarks.verify_plain import arrays, module_call, numpy_error
 from profiler.job.case import Budget, Case
@@ -93,24 +94,20 @@ def main() -> None:
         cells = [f"{row.us[name]:,.2f}" if name in row.us else "" for name in TOOLS]
         cells += [f"{row.difference_us:+,.2f}", f"{row.share:+.1%}", "" if row.parity is None else f"{row.parity:.2f}"]
         print(f"{_name(case):<24}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
-    write(rows, options.output / "verify-cpu.csv")
+    written = [
+        {"case_id": str(r.case.id), **{f"{name}_us": r.us.get(name) for name in TOOLS}}
+        | {"difference_us": r.difference_us, "share": r.share, "parity": r.parity}
+        for r in rows
+    ]
+    pl.DataFrame(written, infer_schema_length=None).write_csv(options.output / "verify-cpu.csv")
     good = sum(row.agrees for row in rows)
     print(f"\n{good} of {len(rows)} cells agree with a plain loop within {SHARE:.0%} or {MICROSECONDS} µs")
     sys.exit(0 if good == len(cases) else 1)
 
 
-def write(rows: list[Row], path: Path) -> None:
-    """Every cell with all digits."""
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["case_id", *(f"{name}_us" for name in TOOLS), "difference_us", "share", "parity"])
-        table.writerows(
-            [r.case.id, *(r.us.get(name) for name in TOOLS), r.difference_us, r.share, r.parity] for r in rows
-        )
-
-
 def time_cell(task: Task, report: Report) -> tuple[dict[str, float], float, float | None]:
     """Each tool's median over the rounds in microseconds, the median difference of ours to the plain loop, parity."""
+    import torch
     from torch.utils.benchmark import Timer
 
     import engines
@@ -123,7 +120,7 @@ def time_cell(task: Task, report: Report) -> tuple[dict[str, float], float, floa
     first_run(session, clock)
     call_ms, _ = warm_up(session, clock, task.budget)
     plain = PLAIN[task.case.engine](job)
-    timer = Timer("plain()", globals={"plain": plain}, num_threads=_threads())
+    timer = Timer("plain()", globals={"plain": plain}, num_threads=torch.get_num_threads())
 
     def ours() -> float:
         return statistics.median(measure(session, clock, budget, call_ms).samples["host"])
@@ -133,7 +130,8 @@ def time_cell(task: Task, report: Report) -> tuple[dict[str, float], float, floa
         "loop": lambda: _loop(plain, call_ms),
         "timer": lambda: timer.blocked_autorange(min_run_time=SECONDS).median * 1e3,
     }
-    rounds = [{name: 1e3 * tools[name]() for name in _in_turn(list(tools), turn)} for turn in range(ROUNDS)]
+    # Every second round the other way round.
+    rounds = [{name: 1e3 * tools[name]() for name in list(tools)[:: (-1) ** turn]} for turn in range(ROUNDS)]
     us = {name: statistics.median(r[name] for r in rounds) for name in tools}
     if task.case.engine == "openvino":
         us["benchmark_app"] = _benchmark_app(task)
@@ -152,11 +150,6 @@ def _parity(task: Task, session: Any, outputs: Any) -> float | None:
     theirs, ours = numpy_error(arrays(outputs), reference), result.figures["rel_l2_error"] or 0.0
     # Two sums in another order differ in the last place, and an error of 0 has no factor.
     return 1.0 if max(theirs, ours) < EXACT else ours / max(theirs, EXACT)
-
-
-def _in_turn(names: list[str], turn: int) -> list[str]:
-    """Every second round the other way round."""
-    return names if turn % 2 == 0 else names[::-1]
 
 
 def _loop(call: Callable[[], Any], call_ms: float) -> float:
@@ -222,12 +215,6 @@ def _benchmark_app(task: Task) -> float:
         subprocess.run([program, *command[1:]], check=True, capture_output=True, text=True)
         found = json.loads(next(Path(folder).glob("*.json")).read_text())["execution_results"]
     return 1e3 * float(found["total execution time (ms)"]) / float(found["total number of iterations"])
-
-
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
 
 
 def _name(case: Case) -> str:

@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Product(nn.Module):
-    """The same square matrix `times` times, so that long calls need no more memory than short ones."""
+    """`times` products of the batch with one `width` × `width` matrix, so that long calls need no more memory."""
 
     def __init__(self, width: int, times: int) -> None:
         super().__init__()
@@ -21,20 +21,13 @@ class Product(nn.Module):
         return x
 
 
-def identity() -> nn.Module:
-    """The shortest call that there is."""
-    return nn.Identity()
-
-
-def product(width: int, times: int) -> nn.Module:
-    """`times` products of the batch with one `width` × `width` matrix."""
-    return Product(width, times)
-
-
 class Encoder(nn.Module):
-    """Two layers of a transformer's encoder, as a user would write them; a mask of padding keeps keys out."""
+    """Two layers of a transformer's encoder, as a user would write them; a mask of padding keeps keys out.
 
-    def __init__(self, width: int, heads: int) -> None:
+    It has two inputs and two outputs.
+    """
+
+    def __init__(self, width: int = 128, heads: int = 4) -> None:
         super().__init__()
         self.heads = heads
         self.embedding = nn.Embedding(1000, width)
@@ -50,8 +43,3 @@ class Encoder(nn.Module):
             seen = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=keep) * gate.sigmoid()
             x = mixed(x + seen.transpose(1, 2).flatten(2))
         return {"states": x, "pooled": x.mean(dim=1)}
-
-
-def encoder(width: int = 128, heads: int = 4) -> nn.Module:
-    """A small transformer with two inputs and two outputs."""
-    return Encoder(width, heads)

@@ -44,7 +44,13 @@ HERE = Path(__file__).resolve().parent
 TOLERANCE, PLAIN_TOLERANCE, PARITY_FACTOR = 0.01, 0.02, 2.0
 REPEATED = ("resnet50/eager/inference/fp16/b16/r0", "resnet50/ort-tuned/inference/fp16/b16/r0")
 TOOLS = ("ours", "plain", "do_bench", "torch_timer", "flushed", "nvbench", "again")
-RATIOS = ("flushed", "warm", "plain off", "parity")
+RATIOS = {
+    "flushed": (("gpu_flushed", "nvbench_cold"), TOLERANCE),
+    "warm": (("gpu_again", "nvbench_batch"), TOLERANCE),
+    "plain off": (("event", "plain"), PLAIN_TOLERANCE),
+}
+"""Our gated time with a flush before each call to NVBench's cold one, without to that of its batch, our latency to the
+plain script's; and how far off they may be."""
 COLUMNS = (
     "event",
     "plain",
@@ -68,31 +74,21 @@ class Row:
     """Median SM clock while each tool ran."""
     power_capped: bool
 
-    @property
-    def warm(self) -> float | None:
-        """Our gated time over NVBench's batch time, less one."""
-        return self.ms["gpu_again"] / self.ms["nvbench_batch"] - 1 if "nvbench_batch" in self.ms else None
+    def off(self, ours: str, theirs: str) -> float | None:
+        """Our figure over another tool's, less one; None where that did not run."""
+        return self.ms[ours] / self.ms[theirs] - 1 if theirs in self.ms else None
 
     @property
-    def flushed(self) -> float | None:
-        """Our gated time with a flush before each call over NVBench's cold time, less one; None without NVBench."""
-        return self.ms["gpu_flushed"] / self.ms["nvbench_cold"] - 1 if "nvbench_cold" in self.ms else None
-
-    @property
-    def plain(self) -> float | None:
-        """Our latency over the plain script's, less one."""
-        return self.ms["event"] / self.ms["plain"] - 1 if "plain" in self.ms else None
-
-    @property
-    def parity(self) -> float | None:
-        """Our relative L2 error over numpy's own."""
-        return self.ms["our_error"] / self.ms["numpy_error"] if self.ms.get("numpy_error") else None
+    def ratios(self) -> dict[str, float | None]:
+        """By RATIOS: how far off we are, and our relative L2 error over numpy's own."""
+        parity = self.ms["our_error"] / self.ms["numpy_error"] if self.ms.get("numpy_error") else None
+        return {**{name: self.off(*tools) for name, (tools, _) in RATIOS.items()}, "parity": parity}
 
     @property
     def agrees(self) -> bool:
-        limits = [(self.flushed, TOLERANCE), (self.warm, TOLERANCE), (self.plain, PLAIN_TOLERANCE)]
-        near = self.parity is None or 1 / PARITY_FACTOR <= self.parity <= PARITY_FACTOR
-        return near and all(off is None or abs(off) <= limit for off, limit in limits)
+        parity = self.ratios["parity"]
+        near = parity is None or 1 / PARITY_FACTOR <= parity <= PARITY_FACTOR
+        return near and all(abs(self.off(*tools) or 0.0) <= limit for tools, limit in RATIOS.values())
 
 
 def main() -> None:
@@ -123,9 +119,7 @@ def main() -> None:
     bad = [row for row in rows if not row.agrees]
     print(f"\n{len(rows) - len(bad)} of {len(rows)} cells agree: NVBench within {TOLERANCE:.0%}, a script within 2 %")
     for row in bad:
-        print(
-            f"  {row.case.id}: flushed {row.flushed or 0:+.2%}, warm {row.warm or 0:+.2%}, plain {row.plain or 0:+.2%}"
-        )
+        print(f"  {row.case.id}: {', '.join(f'{name} {row.ratios[name] or 0:+.2%}' for name in RATIOS)}")
         clocks = ", ".join(f"{tool} {mhz:.0f}" for tool, mhz in row.mhz.items())
         print(
             f"    {'at its power limit' if row.power_capped else 'not at its power limit'}; SM clock in MHz: {clocks}"
@@ -137,11 +131,11 @@ def main() -> None:
 def verify(tasks: Sequence[Task], logs: Path, output: Path, watcher: Watcher) -> list[Row]:
     """One process a cell; each row is printed and written as it comes."""
     rows: list[Row] = []
-    head = "".join(f"{name:>14}" for name in (*COLUMNS, *RATIOS))
+    head = "".join(f"{name:>14}" for name in (*COLUMNS, *RATIOS, "parity"))
     print(f"{'':<38}{head}")
     with output.open("w", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["case_id", *(f"{name}_ms" for name in COLUMNS), *RATIOS])
+        table.writerow(["case_id", *(f"{name}_ms" for name in COLUMNS), *RATIOS, "parity"])
         for task in tasks:
             outcome = run(task, "time_cell", logs)
             if outcome.status != "ok":
@@ -150,13 +144,12 @@ def verify(tasks: Sequence[Task], logs: Path, output: Path, watcher: Watcher) ->
             row = Row(task.case, outcome.value, *_clocks(outcome.entered, watcher))
             rows.append(row)
             cells = [f"{row.ms[name]:.4f}" if name in row.ms else "" for name in COLUMNS]
-            ratios = ["" if off is None else f"{off:+.2%}" for off in (row.flushed, row.warm, row.plain)]
-            ratios.append("" if row.parity is None else f"{row.parity:.2f}")
+            *offs, parity = row.ratios.values()
+            ratios = ["" if off is None else f"{off:+.2%}" for off in offs]
+            ratios.append("" if parity is None else f"{parity:.2f}")
             name = "/".join((row.case.model, row.case.variant, row.case.precision, f"b{row.case.batch_size}"))
             print(f"{name:<38}" + "".join(f"{cell:>14}" for cell in cells + ratios), flush=True)
-            table.writerow(
-                [row.case.id, *(row.ms.get(name) for name in COLUMNS), row.flushed, row.warm, row.plain, row.parity]
-            )
+            table.writerow([row.case.id, *(row.ms.get(name) for name in COLUMNS), *row.ratios.values()])
             file.flush()
     return rows
 
@@ -214,7 +207,7 @@ def time_cell(task: Task, report: Report) -> dict[str, float]:
     session, clock, call_ms = _open(task)
 
     def call() -> None:
-        session.run(_ignore)
+        session.run(lambda name: None)
 
     report(Entered("ours"))
     found = _ours(session, clock, task.budget, call_ms)
@@ -305,10 +298,6 @@ def _nvbench(call: Callable[[], None], stream: Any, one_launch: bool) -> dict[st
         if one_launch:
             found["nvbench_batch"] = float(state.summaries["nv/batch/time/gpu/mean"].value) * 1e3
     return found
-
-
-def _ignore(name: str) -> None:
-    pass
 
 
 if __name__ == "__main__":

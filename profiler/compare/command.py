@@ -27,6 +27,10 @@ from profiler.tables.output import deliver
 from profiler.tables.writers import markdown_section, print_section
 
 FORMATS = ("text", "md", "csv", "json")
+_MIXED = (
+    "{side.name} has several machines ({side.machine}): their rows of one cell count as its processes; --by machine "
+    "separates them"
+)
 
 
 def execute(options: Options, console: Console) -> int:
@@ -67,7 +71,7 @@ def make_comparison(options: Options, limit: float | None = None) -> Comparison:
         None if limit is None else find_regressions(cells, limit),
         (
             *runs.notes,
-            *(_mixed(side) for side in sides if len(side.machines) > 1),
+            *(_MIXED.format(side=side) for side in sides if len(side.machines) > 1),
             *([doubt] if doubt else []),
         ),
     )
@@ -139,10 +143,3 @@ def _sides(rows: pl.DataFrame, by: str, runs: Runs) -> tuple[tuple[Side, ...], d
             known = [{**in_its_interpreter(of, str(name)), "interpreters": None} for of in known]
         environments[str(name)] = [{**of, **measured[i]} for i, of in zip(ids, known, strict=True)]
     return tuple(sides), environments
-
-
-def _mixed(side: Side) -> str:
-    return (
-        f"{side.name} has several machines ({side.machine}): their rows of one cell count as its processes; "
-        "--by machine separates them"
-    )

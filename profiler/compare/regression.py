@@ -49,14 +49,9 @@ class Regression:
     unknown: pl.DataFrame
 
     @property
-    def found(self) -> bool:
-        """Whether there is a regression."""
-        return not (self.slower.is_empty() and self.broken.is_empty())
-
-    @property
     def exit_code(self) -> int:
         """1 for a regression; 4 where one is not proven, and where a cell cannot be compared any more; else 0."""
-        if self.found:
+        if self.slower.height or self.broken.height:
             return 1
         return 0 if self.perhaps.is_empty() and self.lost.is_empty() else 4
 

@@ -26,10 +26,7 @@ _INTERVAL = " In parentheses: the 95 % interval."
 _RANGE = "A range over models is of each model's geometric mean over its cells."
 
 
-_DIFFERS = {
-    "options": "the engine's options differ under one name",
-    "model": "the models of one name differ in FLOPs",
-}
+_DIFFERS = {"options": "the engine's options differ under one name", "model": "the models of one name differ in FLOPs"}
 """By a word of the column `differs`, what makes cells of one name not the same."""
 _FACTORS = [f"{clock}ratio{end}" for clock in ("", "device_") for end in ("", "_low", "_high")] + ["verdict"]
 """What a table leaves out where either side of a cell was disturbed."""
@@ -135,9 +132,7 @@ def _sides(comparison: Comparison) -> Section:
 
 def _conclusions(comparison: Comparison) -> Section:
     found = comparison.totals
-    paragraphs = [
-        f"{text} {_means(total)}{_counts(total)}" for text, total in zip(sentences(found), found, strict=True)
-    ]
+    paragraphs = [f"{text} {_means(total)}" for text, total in zip(sentences(found), found, strict=True)]
     compared = comparison.cells.drop_nulls("ratio")
     reasons = compared.drop_nulls("why_no_verdict").group_by("why_no_verdict", maintain_order=True).len()
     paragraphs += [f"No verdict for {counted(count, 'cell')}: {reason}." for reason, count in reasons.iter_rows()]
@@ -154,23 +149,20 @@ def _conclusions(comparison: Comparison) -> Section:
 
 
 def _means(total: Total) -> str:
-    """Like "Geometric mean of 90 cells: 1.011× slower, 1.002× slower on device time, memory 1.00×."."""
+    """Like "Geometric mean of 90 cells: 1.011× slower, 1.002× slower on device time. Verdicts: 90 slower."."""
     figures = [_faster(total.ratio)]
     if total.device_ratio is not None and _faster(total.device_ratio) != figures[0]:
         figures.append(f"{_faster(total.device_ratio)} on device time")
     if total.memory_ratio is not None:
         figures.append(f"memory {times(total.memory_ratio)}")
-    return f"Geometric mean of {counted(total.cells, 'cell')}: {', '.join(figures)}."
+    counts = ", ".join(f"{numbers.count(count)} {verdict}" for verdict, count in total.verdicts.items() if count)
+    verdicts = f" Verdicts: {counts}." if counts else ""
+    return f"Geometric mean of {counted(total.cells, 'cell')}: {', '.join(figures)}.{verdicts}"
 
 
 def _faster(ratio: float) -> str:
     """Like "1.012× faster" or "2.35× slower"."""
     return f"{numbers.ratio(max(ratio, 1 / ratio))}× {'faster' if ratio >= 1 else 'slower'}"
-
-
-def _counts(total: Total) -> str:
-    counts = ", ".join(f"{numbers.count(count)} {verdict}" for verdict, count in total.verdicts.items() if count)
-    return f" Verdicts: {counts}." if counts else ""
 
 
 def _cells(comparison: Comparison, base: str, side: str, top: int) -> Section:

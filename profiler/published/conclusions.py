@@ -78,17 +78,17 @@ class Comparison:
             return "=="
         return ">" if self.low > 1 else "~"
 
-    def sentence(self, bold: str = "**") -> str:
-        """In Markdown, or with another mark around what is bold."""
+    def sentence(self) -> str:
+        """In Markdown."""
         if not self.networks:
             who = f"between {self.faster} and {self.slower}"
             return f"No factor {who}{self._setting}: {', and '.join(self._left_out(1))}."
-        ratio = f"{bold}{span(self.low, self.high)}{bold}"
+        ratio = f"**{span(self.low, self.high)}**"
         where = self._where()
         if self.relation == ">":
             return f"{where}, {self._first} is {ratio} faster than {self.slower}."
         if self.relation == "==":
-            return f"{where}, {bold}{self.faster} == {self.slower}{bold}: within 5 % of each other."
+            return f"{where}, **{self.faster} == {self.slower}**: within 5 % of each other."
         on = f", {self.slower} is faster on {listed(self.lost)}" if self.lost else ""
         mean = f"{numbers.times(self.mean, sign='x')} in the geometric mean"
         return f"{where}, {self._first} is {ratio} as fast as {self.slower}: {mean}{on}."

@@ -17,14 +17,14 @@ from profiler.published.printed import (
     milliseconds,
     per_image,
 )
-from profiler.published.studies import STUDIES
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.results.warning_kinds import HOST_BOUND
 from profiler.tables.numbers import whole, words
 from profiler.tables.table import Field, figure
 
 LAYERS = list(SHAPES)
-_STUDY = "convnet-benchmarks"
+COUNTERPART = ("eager-benchmark", "eager")
+"""As Study.counterpart: each library was printed at its best."""
 _SECTIONS = {
     "forward": "forward",
     "backward": "backward (gradInput + gradWeight)",
@@ -101,7 +101,7 @@ def _own(results: pl.DataFrame) -> pl.DataFrame:
     rows = layer_rows(results.filter(pl.col("model_kind") == "layer", pl.col("model").is_in(LAYERS)))
     keys = ["machine", "device", "variant", "precision", "batch_size"]
     times = setups.times(results.filter(model_kind="layer"))
-    times = times.with_columns(counterpart=setups.counterpart(STUDIES[_STUDY].layer_counterpart))
+    times = times.with_columns(counterpart=setups.counterpart(COUNTERPART))
     names = times.unique(keys, keep="first", maintain_order=True)
     names = names.select(*keys, "setup", "counterpart", "software", "ending", called="library", library="runtime")
     named = rows.join(names, on=keys, how="left", maintain_order="left")

@@ -38,23 +38,22 @@ def overview_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printe
     rows = rows.with_columns(column=pl.format("{} (ms)", called))
     wide = rows.pivot("column", index="network", values="total_ms", maintain_order=True, aggregate_function="min")
     columns = rows["column"].unique(maintain_order=True)
-    marked = rows.with_columns(column=_MARKS, marks=setups.marks(pl.col("kinds")))
-    marks = marked.pivot("column", index="network", values="marks", maintain_order=True, aggregate_function="first")
+    of_marks = rows.with_columns(column=_MARKS, marks=setups.marks(pl.col("kinds")))
+    marks = of_marks.pivot("column", index="network", values="marks", maintain_order=True, aggregate_function="first")
     kinds = rows.group_by("network").agg(joined_kinds())
     frame = published
     for more in (wide, marks, kinds):
         frame = frame.join(more, on="network", how="left", maintain_order="left")
     frame = frame.with_columns(ours=pl.any_horizontal(pl.col(columns.to_list()).is_not_null()))
-    speeds = [figure(OWN.format(column), (column, f"{column}: marks"), _marked) for column in columns]
+
+    def marked(times: Iterable[float | None], marks: Iterable[str | None]) -> list[str]:
+        cells = (() if time is None else (measure(time), mark) for time, mark in zip(times, marks, strict=True))
+        return [" ".join(filter(None, parts)) for parts in cells]
+
+    speeds = [figure(OWN.format(column), (column, f"{column}: marks"), marked) for column in columns]
     found = rows["setup"].unique(maintain_order=True)
     note = f"Times are of a forward and a backward pass of {usual} images; ours: {'; '.join(found)}."
     if study.speed_of:
         note += f" Speed is that of {study.speed_of}."
     fields = [*_FIELDS, *speeds, label("citation", "Citation")]
     return [Printed("overview", "The networks", frame, fields, note=note, marked=None)]
-
-
-def _marked(times: Iterable[float | None], marks: Iterable[str | None]) -> list[str]:
-    """Times, each with the marks of its row's warnings."""
-    cells = (() if time is None else (measure(time), mark) for time, mark in zip(times, marks, strict=True))
-    return [" ".join(filter(None, parts)) for parts in cells]

@@ -23,35 +23,35 @@ _NARROW = 5
 _ERRORS = [2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30]
 _SHAPES = ["diamond", "square", "triangle-up", "cross", "triangle-down", "triangle-right", "triangle-left"]
 """Of published machines; own ones are circles."""
+_LEGEND = alt.Legend(labelLimit=300)
 _SMALL = 10
 _LETTER = 5.4
 """Pixels of the text on bars, and of one of its letters on average."""
 
 
-def bars(networks: Sequence[str], own: Sequence[str], others: Sequence[str], light: bool) -> Spec:
+def groups(networks: Sequence[str], own: Sequence[str], others: Sequence[str], light: bool, far_apart: bool) -> Spec:
     """A group of bars a network, each from zero to its time as a share (`share`) of the longest of the group.
 
     A bar's name and figure (`text`) stand in it, or behind it where it is short. The bars of `own` have the data's
     colours, `others` are muted; `light` says whether any is lighter. The set "names" has the networks, at place 0.
+    Times that are too `far_apart` for bars are points on one logarithmic scale.
     """
-    x = alt.X("share:Q", title=None, axis=None, scale=alt.Scale(domain=[0, 1], nice=False))
-    drawn = _groups(_ROWS, networks, len(own) + len(others), padding=0.12).encode(x=x)
-    bar = drawn.mark_bar().encode(color=_colour(own, others, None), tooltip=_tips())
-    on_bar = alt.condition(f"datum.measured === '{STATES[1]}'", alt.value(_COLOURS.ink), alt.value(_COLOURS.paper))
-    fits = f"datum.share * width > {_LETTER} * length(datum.text) + 12"
-    texts = _texts(drawn, fits, 5, on_bar)
-    return finished(alt.layer(_lighter(bar, light), *texts, _headings(networks, len(own) + len(others))))
-
-
-def dots(networks: Sequence[str], own: Sequence[str], others: Sequence[str], light: bool) -> Spec:
-    """The same as points on one logarithmic scale, for times that are too far apart for bars."""
-    x = alt.X(**logarithmic("figure", "Milliseconds", values=_ROUND))
-    drawn = _groups(_ROWS, networks, len(own) + len(others)).encode(x=x)
-    colour, shape = _colour(own, others, None), _shape(own, others, None, _SHAPES[:1])
-    point = drawn.mark_point(size=55).encode(color=colour, shape=shape, tooltip=_tips())
-    ends = f"datum.share * width + {_LETTER} * length(datum.text) + 10 > width"
-    texts = _texts(drawn, ends, 8, alt.value(_COLOURS.ink))
-    return finished(alt.layer(_lighter(point, light), *texts, _headings(networks, len(own) + len(others))))
+    rows, colour, ink = len(own) + len(others), _colour(own, others, None), alt.value(_COLOURS.ink)
+    if far_apart:
+        drawn = _groups(_ROWS, networks, rows).encode(x=alt.X(**logarithmic("figure", "Milliseconds", values=_ROUND)))
+        mark = drawn.mark_point(size=55).encode(color=colour, shape=_shape(own, others, None, _SHAPES[:1]))
+        ends = f"datum.share * width + {_LETTER} * length(datum.text) + 10 > width"
+        texts = _texts(drawn, ends, 8, ink)
+    else:
+        x = alt.X("share:Q", title=None, axis=None, scale=alt.Scale(domain=[0, 1], nice=False))
+        drawn = _groups(_ROWS, networks, rows, padding=0.12).encode(x=x)
+        mark = drawn.mark_bar().encode(color=colour)
+        fits = f"datum.share * width > {_LETTER} * length(datum.text) + 12"
+        on_bar = alt.condition(f"datum.measured === '{STATES[1]}'", ink, alt.value(_COLOURS.paper))
+        texts = _texts(drawn, fits, 5, on_bar)
+    headings = _groups(alt.NamedData("names"), networks, rows).mark_text(align="left", fontWeight="bold", aria=False)
+    headings = headings.encode(x=alt.value(0), text="network:N", color=ink)
+    return finished(alt.layer(_lighter(mark.encode(tooltip=_tips()), light), *texts, headings))
 
 
 def over_batches(
@@ -67,7 +67,7 @@ def over_batches(
         x=alt.X("batch_size:Q", title=None, scale=alt.Scale(type="log", base=2, nice=False, padding=8), axis=axis),
         y=alt.Y(**logarithmic("ms", "", values=_ROUND if apart > _NARROW else _FINE)),
     )
-    colour, shape = _colour(own, others, _legend()), _shape(own, others, _legend())
+    colour, shape = _colour(own, others, _LEGEND), _shape(own, others, _LEGEND)
     line = chart.mark_line(strokeWidth=1.75).encode(color=colour)
     # Without it the line shows through a lighter point.
     below = chart.mark_point(size=60, aria=False).encode(color=alt.value(_COLOURS.paper))
@@ -101,8 +101,8 @@ def errors(own: Sequence[str], others: Sequence[str], times: tuple[float, float]
     points = points.encode(
         x=alt.X(**time),
         y=alt.Y(**error),
-        color=_colour(own, others, _legend()),
-        shape=_shape(own, others, _legend()),
+        color=_colour(own, others, _LEGEND),
+        shape=_shape(own, others, _LEGEND),
         tooltip=_tips(("error", "Top-5 error, %")),
     )
     return finished(alt.layer(leader, line, _lighter(points, light), text).properties(height=ERRORS_HEIGHT))
@@ -116,13 +116,6 @@ def _groups(data: alt.NamedData, networks: Sequence[str], rows: int, padding: fl
         y=alt.Y("network:N", title=None, scale=bands, axis=None), yOffset=alt.YOffset("place:O", scale=places)
     )
     return chart
-
-
-def _headings(networks: Sequence[str], rows: int) -> alt.Chart:
-    """The name of each network above its group."""
-    text = _groups(alt.NamedData("names"), networks, rows).mark_text(align="left", fontWeight="bold", aria=False)
-    headings: alt.Chart = text.encode(x=alt.value(0), text="network:N", color=alt.value(_COLOURS.ink))
-    return headings
 
 
 def _texts(drawn: alt.Chart, before: str, away: int, colour: Any) -> list[alt.Chart]:
@@ -149,10 +142,6 @@ def _shape(
 ) -> alt.Shape:
     shapes = ["circle"] * len(own) + [among[i % len(among)] for i in range(len(others))]
     return alt.Shape("name:N", title=None, scale=alt.Scale(domain=[*own, *others], range=shapes), legend=legend)
-
-
-def _legend() -> alt.Legend:
-    return alt.Legend(labelLimit=300)
 
 
 def _lighter(chart: alt.Chart, light: bool) -> alt.Chart:

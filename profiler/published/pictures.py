@@ -91,7 +91,9 @@ def published_pictures(study: str, results: pl.DataFrame) -> list[Picture]:
     made = [*_by_machine(study, plain), *_by_library(study, plain), *_over_batches(swept), *_errors(study, plain)]
     if "layers" in STUDIES[study].tables:
         more = {"pass": pl.lit("training"), "brief": pl.lit(None, pl.String)}
-        made += _by_layer(_prepared(layer_times(results).with_columns(**more), pl.col("host_set")))
+        known = _prepared(layer_times(results).with_columns(**more), pl.col("host_set")).drop_nulls("ms")
+        title = "L1 to L5: forward, gradInput and gradWeight"
+        made += [_bars("layers", title, "layers", known)] if known["ours"].any() else []
     return made
 
 
@@ -167,14 +169,6 @@ def _by_library(study: str, rows: pl.DataFrame) -> list[Picture]:
     return made
 
 
-def _by_layer(rows: pl.DataFrame) -> list[Picture]:
-    known = rows.drop_nulls("ms")
-    if not known["ours"].any():
-        return []
-    title = "L1 to L5: forward, gradInput and gradWeight"
-    return [_bars("layers", title, "layers", known)]
-
-
 def _published(study: str, rows: pl.DataFrame) -> pl.DataFrame:
     """Each machine at its best for each network, as sentences compare them; of one machine every library."""
     known = rows.drop_nulls("ms")
@@ -226,7 +220,7 @@ def _bars(name: str, title: str, table: str, rows: pl.DataFrame) -> Picture:
     )
     networks = rows["published_network"].unique(maintain_order=True).to_list()
     own, others = _names(figures)
-    spec = (specs.dots if far_apart else specs.bars)(networks, own, others, _any_lighter(drawn))
+    spec = specs.groups(networks, own, others, _any_lighter(drawn), far_apart)
     scale = "The scale is logarithmic." if far_apart else "Every network has a scale of its own, from zero."
     names = [{"network": network, "place": 0} for network in networks]
     height = len(networks) * (_BAR * (len(places) + 1) + _BETWEEN)

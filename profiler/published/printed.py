@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import polars as pl
 
 from exporters.whole_file import write_whole
 from profiler.results.warning_kinds import qualifying
-from profiler.tables.numbers import compact, count, decimals, each, spread, whole
+from profiler.tables.numbers import compact, count, decimals, each, whole
 from profiler.tables.table import Field, Table, figure, of_frame, prose, words
 from profiler.tables.writers import MARK, csv, escape_markdown, markdown
 
@@ -97,16 +97,6 @@ def joined_notes() -> list[pl.Expr]:
 
 def joined_kinds() -> pl.Expr:
     return pl.col("kinds").explode().drop_nulls().unique(maintain_order=True)
-
-
-def device_time() -> Field:
-    """The device's own time of a whole iteration."""
-    return replace(milliseconds("gpu_ms", "Device (ms)"), expendable=2)
-
-
-def uncertainty() -> Field:
-    """Half the width of the interval of an own row's median, in percent of it."""
-    return figure("± %", ("low_ms", "high_ms", "total_ms"), spread, expendable=1)
 
 
 def label(column: str, heading: str, link: str = "") -> Field:

@@ -19,23 +19,18 @@ from profiler.results.reading import with_all_columns
 
 FOLDER = bundled("references")
 PASSES = ("forward", "backward", "total")
-_COUNTS = ("rank", "batch_size", "runs", "cuda_cores", "layers", "base_clock_mhz")
-_MEASURES = ("milliseconds", "low", "high", "memory_gb", "fp32_tflops", "memory_bandwidth_gb_per_s")
-_ROW = {
-    "network": pl.String,
-    "published_network": pl.String,
-    "rank": pl.Int64,
-    "device": pl.String,
-    "batch_size": pl.Int64,
-    "gpu": pl.String,
-    "study": pl.String,
-    "framework_version": pl.String,
-    "library": pl.String,
-    "library_version": pl.String,
-    "published_library": pl.String,
-    "implementation": pl.String,
-    "url": pl.String,
+_NUMBERS = {
+    **dict.fromkeys(("rank", "batch_size", "runs", "cuda_cores", "layers", "base_clock_mhz"), pl.Int64),
+    **dict.fromkeys(("milliseconds", "low", "high", "memory_gb", "fp32_tflops"), pl.Float64),
+    "memory_bandwidth_gb_per_s": pl.Float64,
 }
+_ROW = dict.fromkeys(
+    (
+        *("network", "published_network", "rank", "device", "batch_size", "gpu", "study", "framework_version"),
+        *("library", "library_version", "published_library", "implementation", "url"),
+    ),
+    pl.String,
+) | {"rank": pl.Int64, "batch_size": pl.Int64}
 """What distinguishes the rows of a study's tables; its file may lack some."""
 _LAYER_ROW = ["rank", "batch_size", "machine", "library", "implementation", "url"]
 
@@ -51,12 +46,8 @@ def read(name: str) -> pl.DataFrame:
             f"{path} is missing: this copy of the profiler is not complete; install it again, or leave published out "
             "of the config"
         )
-    frame = pl.read_csv(path, infer_schema=False)
-    return frame.with_columns(
-        pl.col([c for c in _COUNTS if c in frame.columns]).cast(pl.Int64),
-        pl.col([c for c in _MEASURES if c in frame.columns]).cast(pl.Float64),
-        pl.col("^published_library$").str.strip_chars("* "),
-    )
+    frame = pl.read_csv(path, infer_schema=False, schema_overrides=_NUMBERS)
+    return frame.with_columns(pl.col("^published_library$").str.strip_chars("* "))
 
 
 def published_as_results(study: str) -> pl.DataFrame:

@@ -6,7 +6,6 @@ published table has a row for.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from profiler.published.studies import STUDIES, Study
 from profiler.results.replicates import OK, OUT_OF_MEMORY, disturbed, merge, why_not, without_probes
 from profiler.results.run_files import json_object
 from profiler.results.warning_kinds import HOST_BOUND, qualifying
+from profiler.tables.numbers import natural
 
 _FIGURES = [
     *("latency_ms", "forward_ms", "backward_ms", "gpu_ms", "samples", "throughput"),
@@ -115,8 +115,7 @@ def network_times(name: str, own: pl.DataFrame) -> pl.DataFrame:
     shared = [column for column in (*published.columns, *more) if column in mine.columns]
     rows = pl.concat([published, both.with_columns(swept=pl.lit(False)), mine.select(shared)], how="diagonal")
     return rows.with_columns(
-        per_item_ms=pl.col("total_ms") / pl.col("batch_size"),
-        published_network=pl.col("network").replace_strict(names),
+        per_item_ms=pl.col("total_ms") / pl.col("batch_size"), published_network=pl.col("network").replace_strict(names)
     ).sort(references.place(name, "network"), maintain_order=True)
 
 
@@ -172,14 +171,11 @@ def one_each(rows: pl.DataFrame, by_release: bool, name: str = "machine") -> pl.
 
     `rows` have `ms`; those without a time are left out, so that an older release stands for one that could not run.
     """
-    order = pl.col("library").map_elements(_release_order, return_dtype=pl.String) if by_release else pl.col("ms")
+    # 2.9 before 2.11, and no library before all.
+    release = pl.col("library").replace("None", "").map_elements(natural, return_dtype=pl.String)
+    order = release if by_release else pl.col("ms")
     ordered = rows.drop_nulls("ms").sort(order, descending=by_release, maintain_order=True)
     return ordered.unique([name, "network"], keep="first", maintain_order=True)
-
-
-def _release_order(library: str) -> str:
-    """A text that sorts 2.9 before 2.11, and no library before all."""
-    return "" if library == "None" else re.sub(r"\d+", lambda number: number[0].zfill(9), library)
 
 
 def ranked(rows: pl.DataFrame, total: str, *within: str) -> pl.DataFrame:

@@ -52,8 +52,6 @@ class Study:
     counterpart: tuple[str, ...] = ("eager",)
     """The variant of ours, in fp32, that stands for the published library; the next one where a machine lacks it, such
     as a CPU, where there is no cuDNN to search with."""
-    layer_counterpart: tuple[str, ...] = ("eager-benchmark", "eager")
-    """The same of single layers, of which each library was printed at its best."""
 
 
 _CNN_BENCHMARKS = Study(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from engines.catalog import Device
@@ -18,33 +17,12 @@ from profiler.tables.table import Table, figure, name, of_rows, prose
 FOLDER = bundled("suites")
 
 
-@dataclass(frozen=True)
-class Suite:
-    """One file: `measures` is the first sentence of its leading comment."""
-
-    path: Path
-    config: Config
-    measures: str
-
-    @property
-    def source(self) -> str:
-        """The benchmark that it reproduces, with its address."""
-        study = STUDIES.get(self.config.published or "")
-        return ", ".join(filter(None, (study.title, study.address))) if study else ""
-
-    def plan(self, device: Device, capability: str | None) -> tuple[int, int, float]:
-        """How many cases it has, how many of them can run here, and a guess at the seconds that they take."""
-        cases = make_plan(self.config, device, capability=capability)
-        runnable = sum(case.unsupported is None for case in cases)
-        return len(cases), runnable, estimate_total(cases, self.config.budget)
-
-
-def read_suites(device: Device) -> list[Suite]:
+def read_suites(device: Device) -> list[tuple[Path, Config]]:
     """Every suite with its block for the device, by file name. Raises ConfigError where the folder has none."""
     paths = sorted(FOLDER.glob("*.yaml"))
     if not paths:
         raise ConfigError(f"{FOLDER} has no suites: this copy of the profiler is not complete; install it again")
-    return [Suite(path, load_config(path, device), _first_comment(path)) for path in paths]
+    return [(path, load_config(path, device)) for path in paths]
 
 
 def suites_table(requested: str) -> Table:
@@ -60,11 +38,13 @@ def suites_table(requested: str) -> Table:
         figure("About", "seconds", each(duration)),
     ]
     rows = []
-    for suite in read_suites(device):
-        total, runnable, seconds = suite.plan(device, target.compute_capability)
-        what = f"{suite.measures} Based on: {suite.source}" if suite.source else suite.measures
-        cases = str(total) if runnable == total else f"{runnable} of {total}"
-        rows.append([suite.path.stem, what, cases, seconds])
+    for path, config in read_suites(device):
+        cases = make_plan(config, device, capability=target.compute_capability)
+        runnable = sum(case.unsupported is None for case in cases)
+        number = str(len(cases)) if runnable == len(cases) else f"{runnable} of {len(cases)}"
+        study, what = STUDIES.get(config.published or ""), _first_comment(path)
+        what += f" Based on: {', '.join(filter(None, (study.title, study.address)))}" if study else ""
+        rows.append([path.stem, what, number, estimate_total(cases, config.budget)])
     return of_rows(f"{title} {command}", fields, rows)
 
 

@@ -7,6 +7,7 @@ published is ranked by its time per image, and the table says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import polars as pl
 
@@ -19,16 +20,14 @@ from profiler.published.printed import (
     NOTES,
     SAME_BATCH,
     Printed,
-    device_time,
     joined_kinds,
     joined_notes,
     label,
     milliseconds,
     per_image,
-    uncertainty,
 )
 from profiler.published.studies import STUDIES, Study
-from profiler.tables.numbers import whole
+from profiler.tables.numbers import spread, whole
 from profiler.tables.table import figure
 from profiler.tables.writers import MARK, escape_markdown
 
@@ -65,7 +64,8 @@ def network_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed
         milliseconds(column, heading) if column.endswith("_ms") else label(column, heading, links.get(column, ""))
         for column, heading in study.columns.items()
     ]
-    fields += [uncertainty(), device_time()]
+    fields.append(figure("± %", ("low_ms", "high_ms", "total_ms"), spread, expendable=1))
+    fields.append(replace(milliseconds("gpu_ms", "Device (ms)"), expendable=2))
     note = ""
     if (frame.group_by("network").agg(pl.col("batch_size").n_unique())["batch_size"] > 1).any():
         fields += per_image("Per image (ms)")

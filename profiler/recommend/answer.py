@@ -7,22 +7,9 @@ from dataclasses import dataclass
 
 from engines.catalog import known
 from profiler.job.case import setting_words
+from profiler.recommend import reasons
 from profiler.recommend.candidates import FIGURES, Candidate
-from profiler.recommend.choice import Limit, Margin, Recommendation, Request, break_even
-from profiler.recommend.reasons import (
-    WORSE,
-    amount,
-    doubt,
-    limit_text,
-    mostly_built,
-    needs_more,
-    reason,
-    relaxation,
-    setting,
-    times,
-    uncalibrated,
-    worse,
-)
+from profiler.recommend.choice import Limit, Margin, Recommendation, break_even
 from profiler.results.columns import Group, columns
 from profiler.results.environment import versions_of_others
 from profiler.results.set_up import PARTS, Part, parts_of
@@ -81,21 +68,22 @@ def make_answer(found: Recommendation, command: str, rough: str | None = None, s
     `sampling` are its options that take more samples, where some had too few.
     """
     request, choice = found.request, found.choice
-    limits = ", ".join(map(limit_text, request.limits))
+    limits = ", ".join(map(reasons.limit_text, request.limits))
     machines = list(dict.fromkeys(c.machine for c in found.candidates))
     place = f" on {machines[0]}" if len(machines) == 1 else f" on one of {', '.join(machines)}" if machines else ""
     what = f"{request.model}, {request.pass_}{f' ({request.work})' if request.work else ''}{place}"
     measured = [loser for loser in found.losers if loser.why != "unmeasured"]
-    figures = [loser.candidate.figures.get(request.figure) for loser in measured]
     return Answer(
         title=f"{what}: {_AIMS[request.objective]}{f' with {limits}' if limits else ''}",
         headline=_headline(choice) if choice else _nothing(found),
         facts=_facts(choice, request.limits) if choice else [],
         sentences=_comparison(choice, found) if choice else _nearest(found),
         doubts=_doubts(choice, found) if choice else [],
-        relaxations=[(limit_text(r.limit), relaxation(r, found)) for r in found.relaxations],
+        relaxations=[(reasons.limit_text(r.limit), reasons.relaxation(r, found)) for r in found.relaxations],
         objective=request.figure,
-        losers=[(x.candidate.name, figure, reason(x, found)) for x, figure in zip(measured, figures, strict=True)],
+        losers=[
+            (x.candidate.name, x.candidate.figures.get(request.figure), reasons.reason(x, found)) for x in measured
+        ],
         unmeasured=_unmeasured(found),
         command=command,
         sources=[*_sources(found), *([rough] if rough else [])],
@@ -114,7 +102,7 @@ def _nothing(found: Recommendation) -> str:
     if not whys:
         return "Nothing to deploy: no candidate was measured"
     if not admitted:
-        return f"Nothing to deploy: all that was measured is {uncalibrated(_barred(found))}"
+        return f"Nothing to deploy: all that was measured is {reasons.uncalibrated(_barred(found))}"
     if not request.limits:
         return f"Nothing to deploy: {FIGURES[request.figure].noun} was measured of none of {admitted} candidates"
     what = f"None of {admitted} candidates meets" if admitted > 1 else "The only candidate misses"
@@ -125,12 +113,12 @@ def _facts(choice: Candidate, limits: Sequence[Limit]) -> list[tuple[str, str]]:
     """Its figures, as far as it has them, each with its limit."""
     figures = choice.figures
     tails = [c for c in FIGURES.values() if c.percentile and c.name in figures]
-    latency = [f"{amount('latency_ms', figures['latency_ms'])} per call{_spread(choice)}"]
+    latency = [f"{reasons.amount('latency_ms', figures['latency_ms'])} per call{_spread(choice)}"]
     latency += [f"{tail.heading} {significant(figures[tail.name])}" for tail in tails]
     facts = {"latency": ", ".join(latency)}
     for name in ("throughput", "peak_memory_mib", "error", "energy_mj_per_item", "usd_per_million_items"):
         if name in figures:
-            facts[FIGURES[name].noun] = amount(name, figures[name])
+            facts[FIGURES[name].noun] = reasons.amount(name, figures[name])
     if "error" in facts and (reference := choice.row["reference_model"]):
         facts["error"] += f" (to the outputs of {reference})"
     for part in PARTS:
@@ -138,7 +126,7 @@ def _facts(choice: Candidate, limits: Sequence[Limit]) -> list[tuple[str, str]]:
             facts[FIGURES[part].noun] = _in_parts(choice, part)
     for limit in limits:
         # A percentile's limit goes with the median.
-        facts[FIGURES[limit.figure].noun.rpartition(" ")[2]] += f"; requested: {limit_text(limit)}"
+        facts[FIGURES[limit.figure].noun.rpartition(" ")[2]] += f"; requested: {reasons.limit_text(limit)}"
     return list(facts.items())
 
 
@@ -167,11 +155,11 @@ def _comparison(choice: Candidate, found: Recommendation) -> list[str]:
     if other is None or margin is None:
         alone = "meets the limits" if found.request.limits else "was measured"
         return [*_warned(choice), f"It is the only candidate that {alone}."]
-    verb, than = WORSE[found.request.objective]
-    relation = f"{verb} {worse(margin, than, doubt(margin, ': '))}."
+    verb, than = reasons.WORSE[found.request.objective]
+    relation = f"{verb} {reasons.worse(margin, than, reasons.doubt(margin, ': '))}."
     if margin.tied:
-        ratio = "" if margin.disturbed else f" (ratio {times(margin)})"
-        relation = f"is {margin.verdict}{ratio}, but {needs_more(other, choice)}{doubt(margin)}."
+        ratio = "" if margin.disturbed else f" (ratio {reasons.times(margin)})"
+        relation = f"is {margin.verdict}{ratio}, but {reasons.needs_more(other, choice)}{reasons.doubt(margin)}."
     rivals = [loser.candidate for loser in found.losers if loser.why in ("worse", "unclear", "tied")]
     cheapest = min(rivals, key=lambda c: c.figures.get("set_up_s", float("inf")))
     pays_off = [_pays_off(choice, rival) for rival in ([other] if cheapest is other else [other, cheapest])]
@@ -214,7 +202,7 @@ def _pays_off(choice: Candidate, rival: Candidate) -> str:
     clauses = []
     if longer["once_s"] >= _LEAST_SECONDS:
         what = "Export and build pay"
-        if mostly_built(choice, rival) or not choice.figures.get("build_s"):
+        if reasons.mostly_built(choice, rival) or not choice.figures.get("build_s"):
             what = f"The {'build' if choice.figures.get('build_s') else 'export'} pays"
         clauses.append(f"{what} off against {rival.name} after {rounded(once, 2)} items (once: {both_once})")
     if start >= 1:
@@ -228,14 +216,14 @@ def _nearest(found: Recommendation) -> list[str]:
     near = next((loser for loser in found.losers if loser.candidate is found.nearest), None)
     sentences = []
     if near:
-        options = dict.fromkeys(setting(x.limit.figure, x.value) for x in near.shortfalls if x.value is not None)
+        admit = dict.fromkeys(reasons.setting(x.limit.figure, x.value) for x in near.shortfalls if x.value is not None)
         sentences.append(
-            f"The nearest is {near.candidate.name}: {reason(near, found)}. Admit it with {' '.join(options)}."
+            f"The nearest is {near.candidate.name}: {reasons.reason(near, found)}. Admit it with {' '.join(admit)}."
         )
     barred = [x.candidate for x in found.losers if x.why == "uncalibrated" and not x.shortfalls]
     if barred and found.request.limits:
         names = ", ".join(candidate.name for candidate in barred)
-        sentences.append(f"Only {uncalibrated(barred)} meets the limits: {names}.")
+        sentences.append(f"Only {reasons.uncalibrated(barred)} meets the limits: {names}.")
     return sentences
 
 
@@ -268,11 +256,11 @@ def _close(choice: Candidate, limit: Limit) -> str:
     name, values = FIGURES[limit.figure].noun, choice.each[limit.figure]
     missing = [value for value in values if not limit.holds(value)]
     if missing:
-        worst = amount(limit.figure, max(missing, key=limit.excess))
+        worst = reasons.amount(limit.figure, max(missing, key=limit.excess))
         return f"Caution: {len(missing)} of its {len(values)} replicates miss the {name} limit (at worst {worst})."
     high = choice.figures.get("latency_ci_high_ms", 0.0)
     if limit.figure == "latency_ms" and len(values) == 1 and not limit.holds(high):
-        reach = amount("latency_ms", high)
+        reach = reasons.amount("latency_ms", high)
         return f"Caution: the interval of the median latency includes the limit; it ends at {reach}."
     return ""
 
@@ -300,8 +288,10 @@ def _sources(found: Recommendation) -> list[str]:
     subject = found.choice or found.nearest
     runs = list(dict.fromkeys(run_id for candidate in found.candidates for run_id in candidate.run_ids))
     of_runs = f"{'run' if len(runs) == 1 else 'runs'} {', '.join(runs)}"
+    limited = [f"{option} {', '.join(map(str, values))}" for option, values in found.request.restrictions.items()]
+    to = f" ({'; '.join(limited)})" if limited else ""
     compared = [
-        f"Compared: {counted(len(found.candidates), 'candidate')} of {of_runs}{_restricted(found.request)}.",
+        f"Compared: {counted(len(found.candidates), 'candidate')} of {of_runs}{to}.",
         *_left_out(found.candidates),
     ]
     if subject is None:
@@ -320,12 +310,6 @@ def _left_out(candidates: Sequence[Candidate]) -> list[str]:
     return [
         f"Disturbed in run {run_id}, so only other runs count: {'; '.join(names)}." for run_id, names in groups.items()
     ]
-
-
-def _restricted(request: Request) -> str:
-    """What the candidates were limited to, like " (--engine ort, compiled; --batch 1)"; empty without a limit."""
-    words = [f"{option} {', '.join(map(str, values))}" for option, values in request.restrictions.items()]
-    return f" ({'; '.join(words)})" if words else ""
 
 
 def _notes(found: Recommendation, is_rough: bool, sampling: str) -> list[str]:

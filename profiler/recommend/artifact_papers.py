@@ -23,12 +23,7 @@ from profiler.tables.numbers import significant
 def write_papers(candidate: Candidate, case: Case, deployed: Deployed, folder: Path) -> None:
     row, others = candidate.row, versions_of_others([case.engine])
     config = {
-        "model": case.model,
-        "engine": case.engine,
-        "variant": case.variant,
-        "device": case.device,
-        "precision": case.precision,
-        "batch_size": case.batch_size,
+        **{key: getattr(case, key) for key in ("model", "engine", "variant", "device", "precision", "batch_size")},
         "options": dict(case.options),
         **deployed.config,
         "measured": {

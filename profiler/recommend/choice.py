@@ -206,7 +206,8 @@ def recommend(results: pl.DataFrame, request: Request) -> Recommendation:
     every, figure, limits = candidates(rows_of(results, request), request.prices), request.figure, request.limits
     measured = [c for c in every if c.cases]
     admitted = [c for c in measured if request.admits(c)]
-    ranked = sorted((c for c in admitted if figure in c.figures), key=lambda c: _rank(c, figure))
+    sign = -1 if figure in HIGHER else 1
+    ranked = sorted((c for c in admitted if figure in c.figures), key=lambda c: (sign * c.figures[figure], *_set_up(c)))
     missed = {c.name: _shortfalls(c, limits) for c in ranked}
     fit = [c for c in ranked if not missed[c.name]]
     rest = [
@@ -241,19 +242,15 @@ def recommend(results: pl.DataFrame, request: Request) -> Recommendation:
 
 def rows_of(results: pl.DataFrame, request: Request) -> pl.DataFrame:
     """The rows that `request` leaves to choose from."""
+    restricted = {
+        "--batch": pl.col("batch_size").is_in(request.batch_sizes),
+        "--precision": pl.col("precision").is_in(request.precisions),
+        "--engine": matching(Filter(engine=list(request.engines))),
+        "--exclude-engine": ~matching(Filter(engine=list(request.without_engines))),
+        "--machine": machine_name().is_in(request.machines),
+    }
     asked = {"model": request.model, "pass": request.pass_, "setting": request.work}
-    chosen = without_probes(results).filter(**asked)
-    if request.batch_sizes:
-        chosen = chosen.filter(pl.col("batch_size").is_in(request.batch_sizes))
-    if request.precisions:
-        chosen = chosen.filter(pl.col("precision").is_in(request.precisions))
-    if request.engines:
-        chosen = chosen.filter(matching(Filter(engine=list(request.engines))))
-    if request.without_engines:
-        chosen = chosen.filter(~matching(Filter(engine=list(request.without_engines))))
-    if request.machines:
-        chosen = chosen.filter(machine_name().is_in(request.machines))
-    return chosen
+    return without_probes(results).filter(*(restricted[option] for option in request.restrictions), **asked)
 
 
 def margin_of(better: Candidate, worse: Candidate, figure: str, times: pl.DataFrame) -> Margin:
@@ -303,11 +300,6 @@ def _set_up(candidate: Candidate) -> tuple[float, float]:
     """What decides between candidates that are equivalent: seconds, then memory; unknown ones come last."""
     figures = candidate.figures
     return figures.get("set_up_s", float("inf")), figures.get("peak_memory_mib", float("inf"))
-
-
-def _rank(candidate: Candidate, figure: str) -> tuple[float, float, float]:
-    value = candidate.figures[figure]
-    return (-value if figure in HIGHER else value, *_set_up(candidate))
 
 
 def _shortfalls(candidate: Candidate, limits: Sequence[Limit]) -> tuple[Shortfall, ...]:

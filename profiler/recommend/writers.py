@@ -10,7 +10,7 @@ from rich.text import Text
 
 from profiler.recommend.answer import Answer, versions
 from profiler.recommend.candidates import Candidate
-from profiler.recommend.choice import Loser, Margin, Recommendation, Relaxation, break_even
+from profiler.recommend.choice import Loser, Margin, Recommendation, break_even
 from profiler.recommend.reasons import reason, setting
 from profiler.results.columns import field
 from profiler.results.set_up import BREAK_EVENS
@@ -76,7 +76,16 @@ def as_json(found: Recommendation, answer: Answer) -> str:
         "runner_up": found.runner_up and found.runner_up.name,
         "margin": found.margin and _margin(found.margin),
         "nearest": found.nearest and found.nearest.name,
-        "relaxations": [_relaxation(relaxation) for relaxation in found.relaxations],
+        "relaxations": [
+            {
+                "figure": one.limit.figure,
+                "limit": one.limit.value,
+                "needed": one.value,
+                "option": None if one.value is None else setting(one.limit.figure, one.value),
+                "admits": one.candidate and one.candidate.name,
+            }
+            for one in found.relaxations
+        ],
         "losers": [_loser(loser, found) for loser in found.losers],
         "sentences": [*answer.sentences, *answer.doubts],
         "notes": answer.notes,
@@ -120,14 +129,4 @@ def _margin(margin: Margin) -> dict[str, Any]:
         "verdict": margin.verdict,
         "replicates_to_settle": margin.replicates_to_settle,
         "disturbed": [candidate.name for candidate in margin.disturbed],
-    }
-
-
-def _relaxation(relaxation: Relaxation) -> dict[str, Any]:
-    return {
-        "figure": relaxation.limit.figure,
-        "limit": relaxation.limit.value,
-        "needed": relaxation.value,
-        "option": None if relaxation.value is None else setting(relaxation.limit.figure, relaxation.value),
-        "admits": relaxation.candidate and relaxation.candidate.name,
     }

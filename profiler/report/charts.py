@@ -129,7 +129,8 @@ def select(chart: Chart, rows: Iterable[Row]) -> list[Row]:
         if key == "batch_size":
             values.sort()
         if len(values) > abs(most):
-            kept = values[most:] if most < 0 else [values[place] for place in _spread(len(values), most)]
+            places = [i * (len(values) - 1) // max(most - 1, 1) for i in range(most)]
+            kept = values[most:] if most < 0 else [values[place] for place in places]
             left = [row for row in left if row[key] in kept]
     return left if not chart.draws or any(row[chart.draws] is not None for row in left) else []
 
@@ -140,10 +141,6 @@ def height(chart: Chart, rows: Iterable[Row]) -> int | None:
         return None
     pixels, fields = chart.row_height
     return pixels * len({tuple(row[field] for field in fields) for row in rows}) + MARGIN
-
-
-def _spread(count: int, most: int) -> list[int]:
-    return [i * (count - 1) // (most - 1) for i in range(most)] if most > 1 else [0]
 
 
 def rows(data: Data) -> dict[str, list[Row]]:

@@ -49,7 +49,11 @@ def write(options: Options, compared: pl.DataFrame | None = None) -> list[Path]:
     target = _target(options)
     try:
         if options.study is not None:
-            _check_form(options)
+            if options.format != "html" or options.charts is not None:
+                raise ConfigError(
+                    "--study gives a page of HTML; Markdown, CSV and SVG come from "
+                    f"`{PROGRAM} published {shlex.join(options.runs)} --study {options.study} --into FOLDER`"
+                )
             return [_write_page(target, page(study.compose(options.study, runs, only)))]
         return _write_report(options, runs, only, compared, target)
     except OSError as error:
@@ -83,16 +87,6 @@ def _write_page(target: Path, text: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, text)
     return target
-
-
-def _check_form(options: Options) -> None:
-    """Raises ConfigError for a form that the report of a study has not."""
-    if options.format != "html" or options.charts is not None:
-        runs = shlex.join(options.runs)
-        raise ConfigError(
-            f"--study gives a page of HTML; Markdown, CSV and SVG come from `{PROGRAM} published {runs} --study "
-            f"{options.study} --into FOLDER`"
-        )
 
 
 def _target(options: Options) -> Path:

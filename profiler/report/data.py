@@ -200,7 +200,12 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
     how many on it is the first of its group to be done with all of them, null if never; `own_disturbed`: as
     `disturbed`, of its own warnings alone. A gain, and what is won back, is null where what it rests on was disturbed.
     """
-    configurations = _sorted(configurations.with_columns(**_names(), **_figures()).with_columns(**_rates()))
+    work = pl.col("flops_per_item") * pl.col("batch_size")
+    rates = {
+        "intensity": work / (pl.col("moved_mib").replace(0, None) * 2**20),
+        "over_floor": pl.min_horizontal("latency_ms", "gpu_ms") / pl.col("floor_ms").replace(0, None),
+    }
+    configurations = _sorted(configurations.with_columns(**_names(), **_figures()).with_columns(**rates))
     best_so_far = (1 / pl.col("item_s")).cum_max().over(_SWEEP, order_by="latency_ms")
     calm_ms = pl.when(pl.col("own_disturbed").is_null()).then("item_ms")
     at_smallest = calm_ms.first().over([*_SWEEP, "variant", "precision"], order_by="batch_size")
@@ -246,14 +251,6 @@ def _figures() -> dict[str, pl.Expr]:
         "gflops_per_item": pl.col("flops_per_item") / 1e9,
         "undivided_mib": pl.when(rest > 0.5).then(rest),
         "own_disturbed": disturbed(pl.col("warnings")),
-    }
-
-
-def _rates() -> dict[str, pl.Expr]:
-    work = pl.col("flops_per_item") * pl.col("batch_size")
-    return {
-        "intensity": work / (pl.col("moved_mib").replace(0, None) * 2**20),
-        "over_floor": pl.min_horizontal("latency_ms", "gpu_ms") / pl.col("floor_ms").replace(0, None),
     }
 
 
@@ -346,8 +343,8 @@ def _layers(runs: Runs, rows: pl.DataFrame, notes: list[str]) -> list[list[Profi
         )
     # The fullest first: most variants side by side, then the largest batch. What is kept is sorted as they are.
     fullest = sorted(cells, key=lambda cell: (-len(cell), -cell[0].row["batch_size"]))[:MOST_LAYERED]
-    return sorted(fullest, key=lambda cell: _reading_order(cell[0].row))
 
+    def order(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return row["run"], PASSES.index(row["pass"]), natural(row["model"]), natural(row["extra"]), -row["batch_size"]
 
-def _reading_order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row["run"], PASSES.index(row["pass"]), natural(row["model"]), natural(row["extra"]), -row["batch_size"]
+    return sorted(fullest, key=lambda cell: order(cell[0].row))

@@ -38,15 +38,15 @@ def write(report: Report, folder: Path, kind: ImageFormat) -> list[Image]:
     drawn: dict[str, Image] = {}
     for chart in report.charts:
         for about, spec in _specs(report, chart):
-            name = "-".join(_safe(word) for word in (chart.name, *about.values()))
+            # What every file system takes.
+            words = (re.sub(r"[^\w.-]+", "-", word)[:60].strip("-.") for word in (chart.name, *about.values()))
+            name = "-".join(word or "unnamed" for word in words)
             while name in drawn:
                 name += "-"
-            path = folder / f"{name}.{kind}"
-            if kind == "svg":
-                write_whole(path, vl_convert.vegalite_to_svg(spec))
-            else:
-                write_whole(path, vl_convert.vegalite_to_png(spec, scale=_SCALE))
-            drawn[name] = Image(chart, about, path)
+            svg = kind == "svg"
+            made = vl_convert.vegalite_to_svg(spec) if svg else vl_convert.vegalite_to_png(spec, scale=_SCALE)
+            drawn[name] = Image(chart, about, folder / f"{name}.{kind}")
+            write_whole(drawn[name].path, made)
     return list(drawn.values())
 
 
@@ -77,8 +77,3 @@ def _spec(chart: Chart, about: Mapping[str, str], sets: Mapping[str, Any]) -> di
     spec = palette.on_paper(chart.spec, sets, chart.title, ", ".join([*about.values(), *shown]), offset=24)
     pixels = charts.height(chart, rows)
     return spec | {"width": _WIDTH} | ({"height": pixels} if pixels else {})
-
-
-def _safe(word: str) -> str:
-    """What every file system takes."""
-    return re.sub(r"[^\w.-]+", "-", word)[:60].strip("-.") or "unnamed"

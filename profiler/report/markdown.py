@@ -36,13 +36,13 @@ def _chart(report: Report, chart: Chart, images: Sequence[Image], folder: Path) 
     for finding in report.findings.get(chart.name, []):
         about = ", ".join(finding[key] for key in keys if finding.get(key))
         texts.append(f"- {escape_markdown(': '.join(filter(None, (about, finding['text']))))}")
-    shown = [_image(image, folder) for image in images if image.chart is chart]
+    shown = [
+        f"![{escape_markdown(', '.join([chart.title, *image.about.values()]))}]"
+        f"({quote(Path(os.path.relpath(image.path, folder)).as_posix())})"
+        for image in images
+        if image.chart is chart
+    ]
     return "\n\n".join(["\n".join(texts), *shown])
-
-
-def _image(image: Image, folder: Path) -> str:
-    what = escape_markdown(", ".join([image.chart.title, *image.about.values()]))
-    return f"![{what}]({quote(Path(os.path.relpath(image.path, folder)).as_posix())})"
 
 
 def _fenced(code: str) -> str:

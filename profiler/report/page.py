@@ -89,8 +89,7 @@ def _template(name: str) -> str:
 def _style() -> str:
     light, dark = palette.css(palette.LIGHT), palette.css(palette.DARK)
     # On paper it is always the light one.
-    scheme = f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
-    return scheme + _template("report.css")
+    return f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}" + _template("report.css")
 
 
 def _lead(report: Report) -> str:

@@ -240,12 +240,7 @@ _SPEEDUPS = [
     field("rel_l2_error"),
     _NOTE,
 ]
-_LATENCY = [
-    field("latency_ms"),
-    latency_spread(),
-    *_shown(Group.LATENCY)[1:],
-    *_shown(Group.CLOCKS),
-]
+_LATENCY = [field("latency_ms"), latency_spread(), *_shown(Group.LATENCY)[1:], *_shown(Group.CLOCKS)]
 _THROUGHPUT = [
     field("latency_ms"),
     field("throughput", format=rates),

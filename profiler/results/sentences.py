@@ -68,7 +68,9 @@ def not_in_the_choice(results: Frame) -> str | None:
     """
     cells = without_probes(results).lazy()
     cell = ["run_id", "model", "variant", "pass", "precision", "batch_size", "extra"]
-    lost = cells.filter(~OK, pl.col("status") != "unsupported").join(cells.filter(OK), cell, "anti", nulls_equal=True)
+    lost = cells.filter(~OK, pl.col("status") != "unsupported").join(
+        cells.filter(OK), cell, "anti", nulls_equal=True, maintain_order="left"
+    )
     found = lost.select(*cell, "status", "reason").collect()
     if found.is_empty():
         return None

@@ -106,13 +106,11 @@ class Cleaner:
         called = Path(words[0]).name
         program = ["python", "-m", "profiler"] if called in ("__main__.py", "cnn-profiler") else ["python"]
         given = list(words[1:] if len(program) > 1 or called == "python" else words)
-        cleaned, i = program, 0
-        while i < len(given):
-            option, equals, value = given[i].partition("=")
+        cleaned, left = program, iter(given)
+        for word in left:
+            option, equals, value = word.partition("=")
             if option in ("--output", "--resume", "--device") and not equals:
-                value = given[i + 1] if i + 1 < len(given) else ""
-                i += 1
-            i += 1
+                value = next(left, "")
             match option:
                 case "--output":
                     continue
@@ -121,7 +119,7 @@ class Cleaner:
                 case "--device":
                     cleaned += [option, value.partition(":")[0]]
                 case _:
-                    cleaned.append(self._argument(given[i - 1]))
+                    cleaned.append(self._argument(word))
         return cleaned
 
     def environment(self, environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from profiler.tables import numbers
@@ -55,19 +56,12 @@ def words(heading: str, column: str, format: Format = numbers.words, **more: Any
     return Field(**{"heading": heading, "columns": (column,), "format": format, "kind": "words", **more})
 
 
-def name(heading: str, column: str, **more: Any) -> Field:
-    """A column of names, which stay whole."""
-    return words(heading, column, kind="name", **more)
-
-
-def excerpt(heading: str, column: str, **more: Any) -> Field:
-    """A column of long names, of which the beginning will do."""
-    return words(heading, column, kind="excerpt", **more)
-
-
-def prose(heading: str, column: str, **more: Any) -> Field:
-    """A column of sentences."""
-    return words(heading, column, kind="prose", **more)
+name = partial(words, kind="name")
+"""A column of names, which stay whole."""
+excerpt = partial(words, kind="excerpt")
+"""A column of long names, of which the beginning will do."""
+prose = partial(words, kind="prose")
+"""A column of sentences."""
 
 
 def under(over: str, *fields: Field) -> list[Field]:

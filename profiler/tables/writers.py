@@ -59,7 +59,7 @@ def print_table(console: Console, table: Table, width: int | None = None) -> lis
             grid.add_row(*cells)
         # A terminal that is narrower than a figure wraps the line, which loses nothing.
         console.print(grid, soft_wrap=True)
-    lost = _lost(columns, width)
+    lost = left_out(table, width)
     if lost:
         names = ", ".join(f"{field.heading} {field.unit}".rstrip() for field in lost)
         console.print(Text(f"Left out for the width: {names}.", style="dim"))
@@ -68,7 +68,9 @@ def print_table(console: Console, table: Table, width: int | None = None) -> lis
 
 def left_out(table: Table, width: int) -> list[Field]:
     """The fields that a terminal of this width does without."""
-    return _lost(_columns(table), width)
+    columns = _columns(table)
+    kept = [column for part, _ in _parts(columns, width) for column in part]
+    return [column.field for column in columns if column not in kept]
 
 
 def print_pairs(console: Console, pairs: Iterable[tuple[Text, Text]], gap: int = 2) -> None:
@@ -102,11 +104,6 @@ def _columns(table: Table) -> list[_Column]:
         mark = name("", "", repeated=True)
         columns.insert(0, _Column(mark, [MARK if own else "" for own in marked], marked))
     return columns
-
-
-def _lost(columns: list[_Column], width: int) -> list[Field]:
-    kept = [column for part, _ in _parts(columns, width) for column in part]
-    return [column.field for column in columns if column not in kept]
 
 
 def _parts(columns: list[_Column], width: int) -> Iterator[tuple[list[_Column], int]]:

@@ -74,9 +74,9 @@ class Checked:
     claimed: str
     answer: Answer
 
-    def sentence(self, bold: str = "**") -> str:
-        """In Markdown, or with another mark around what is bold."""
-        return f"{bold}{self.answer.verdict}{bold}: {self.claimed}. {self.answer.says}"
+    def sentence(self) -> str:
+        """In Markdown."""
+        return f"**{self.answer.verdict}**: {self.claimed}. {self.answer.says}"
 
 
 @dataclass(frozen=True)
