@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from engines.batch_range import parse_batches
-from engines.key_values import key_values
+from engines.option_values import key_values, parse_batches
 
 Device = Literal["cpu", "cuda"]
 Pass = Literal["inference", "training"]
@@ -199,16 +198,14 @@ class Preset:
     """The precisions at which it is what other cases' speed-ups are relative to."""
 
     @property
-    def on(self) -> dict[Device, Mapping[str, object] | str]:
-        return {"cpu": self.cpu, "cuda": self.cuda}
-
-    @property
     def options(self) -> dict[Device, Mapping[str, object]]:
-        return {device: options for device, options in self.on.items() if not isinstance(options, str)}
+        return {
+            on: given for on, given in zip(DEVICES, (self.cpu, self.cuda), strict=True) if not isinstance(given, str)
+        }
 
     @property
     def reasons(self) -> dict[Device, str]:
-        return {device: reason for device, reason in self.on.items() if isinstance(reason, str)}
+        return {on: given for on, given in zip(DEVICES, (self.cpu, self.cuda), strict=True) if isinstance(given, str)}
 
 
 _CUDA: tuple[Device, ...] = ("cuda",)
@@ -216,34 +213,14 @@ _CPU: tuple[Device, ...] = ("cpu",)
 _NO_TF32_ON_CPU = "TF32 is a mode of NVIDIA's tensor cores; on the CPU ask for fp32"
 
 _TORCH = Requirement("torch", "pip install 'torch>=2.11,<2.14'", least="2.11")
-_TORCH_VERSION = LibraryVersion("torch_version", ("torch",))
-_TORCH_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
-    ("inference", "cpu"): frozenset({"fp32", "fp16", "bf16", "int8"}),
-    ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "int8", "fp8"}),
-    ("training", "cpu"): frozenset({"fp32", "bf16", "amp-bf16"}),
-    ("training", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "amp-fp16", "amp-bf16"}),
-}
-_TORCH_REASONS: Mapping[tuple[Device, str], str] = {
-    ("cpu", "tf32"): _NO_TF32_ON_CPU,
-    ("cpu", "fp8"): "torchao computes fp8 on GPUs only, from compute capability 8.9 on",
-}
 # https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/inference-library/cpu-engines.html
 _RTX_CARDS = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 _NO_TF32_OF_PLUGINS = "whether a plugin rounds to TF32 is its own option, which nothing here can see"
 _NO_FP8_GRAPH = "no fp8 graph is made: ask for int8, or for fp8 in eager or compiled"
-_TORCH_DEPLOYMENT = Deployment(
-    "engines.pytorch.deploy:write_program",
-    {
-        "cpu": ("# PyTorch's own index has a build for the CPU only, which is far smaller.", "torch{release}"),
-        "cuda": ("torch{release}",),
-    },
-)
 
 
 @dataclass(frozen=True)
 class EagerOptions(Options):
-    """Options of PyTorch eager."""
-
     channels_last: bool = option(False, "weights and activations in NHWC memory order")
     cuda_graph: bool = option(False, "record one iteration and replay it", devices=_CUDA)
     cudnn: bool = option(True, "convolutions by cuDNN; false takes PyTorch's own kernels", devices=_CUDA)
@@ -252,8 +229,6 @@ class EagerOptions(Options):
 
 @dataclass(frozen=True)
 class CompiledOptions(Options):
-    """Options of torch.compile."""
-
     mode: str = option(
         "reduce-overhead",
         "torch.compile's mode; reduce-overhead records CUDA graphs",
@@ -271,8 +246,6 @@ TorchOptions = EagerOptions | CompiledOptions
 
 @dataclass(frozen=True)
 class OrtOptions(Options):
-    """Options of ONNX Runtime."""
-
     prefer_nhwc: bool = option(False, "convolutions in NHWC memory order", devices=_CUDA)
     cuda_graph: bool = option(False, "record one run and replay it", devices=_CUDA)
     conv_search: str = option(
@@ -288,8 +261,6 @@ class OrtOptions(Options):
 
 @dataclass(frozen=True)
 class OrtPackageOptions(Options):
-    """Options of ONNX Runtime on a provider that a package brings, whose library is known."""
-
     optimize: bool = option(True, "graph optimizations before the plugin gets its subgraphs")
     threads: int = option(0, "threads inside an operator; 0 lets the library choose", devices=_CPU)
     cuda_graph: ClassVar[bool] = False
@@ -297,8 +268,6 @@ class OrtPackageOptions(Options):
 
 @dataclass(frozen=True)
 class OrtPluginOptions(OrtPackageOptions):
-    """Options of ONNX Runtime on a provider that comes as a library of its own."""
-
     library: str = option(
         "",
         "the plugin: its package, such as onnxruntime_ep_openvino, or the path of its .so, relative to the YAML",
@@ -309,8 +278,6 @@ class OrtPluginOptions(OrtPackageOptions):
 
 @dataclass(frozen=True)
 class OrtTrtOptions(Options):
-    """Options of ONNX Runtime on TensorRT."""
-
     cuda_graph: bool = option(False, "record one run and replay it", devices=_CUDA)
     optimize: bool = option(True, "graph optimizations before TensorRT gets its subgraphs")
     threads: ClassVar[int] = 0
@@ -318,8 +285,6 @@ class OrtTrtOptions(Options):
 
 @dataclass(frozen=True)
 class TrtOptions(Options):
-    """Options of TensorRT and of TensorRT for RTX."""
-
     cuda_graph: bool = option(False, "record one run and replay it", devices=_CUDA)
     optimization_level: int = option(
         -1, "the builder's optimization level, 0 to 5; -1 is the library's own", devices=_CUDA, range=(-1, 5)
@@ -338,19 +303,9 @@ class TrtOptions(Options):
 
 @dataclass(frozen=True)
 class OpenVinoOptions(Options):
-    """Options of OpenVINO."""
-
     threads: int = option(0, "inference threads; 0 lets OpenVINO choose", devices=_CPU)
 
 
-@dataclass(frozen=True)
-class JaxOptions(Options):
-    """Options of JAX: none."""
-
-
-_TRT_PRECISIONS: Mapping[tuple[Pass, Device], frozenset[str]] = {
-    ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "int8", "native"}),
-}
 _INSTALL_ORT = "pip install 'onnxruntime-gpu>=1.31'"
 # Both distributions fill one folder, so that removing either breaks the other.
 _REINSTALL_ORT = f"pip uninstall --yes onnxruntime onnxruntime-gpu && {_INSTALL_ORT}"
@@ -396,30 +351,34 @@ def _of_one_cuda(product: str, install: str, packages: tuple[str, ...] = ()) -> 
 
 _NO_OPENVINO_ON_CUDA = "OpenVINO has no NVIDIA device"
 _OPENVINO_REASONS: Mapping[tuple[Device, str], str] = {
-    ("cpu", "tf32"): _NO_TF32_ON_CPU,
     ("cpu", "fp16"): "OpenVINO's CPU plugin computes an fp16 graph in fp32 or bf16, whichever the processor has",
     ("cpu", "bf16"): "OpenVINO chooses bf16 by an inference hint, not by the graph's type",
-    ("cpu", "fp8"): _NO_FP8_GRAPH,
-    ("cuda", "inference"): _NO_OPENVINO_ON_CUDA,
-    ("cuda", "training"): _NO_OPENVINO_ON_CUDA,
+    **dict.fromkeys((("cuda", each) for each in PASSES), _NO_OPENVINO_ON_CUDA),
 }
 _TRT_NEEDS_A_GPU = "TensorRT runs only on NVIDIA GPUs"
-_TRT_REASONS: Mapping[tuple[Device, str], str] = {
-    ("cpu", "inference"): _TRT_NEEDS_A_GPU,
-    ("cpu", "training"): _TRT_NEEDS_A_GPU,
-    ("cuda", "fp8"): _NO_FP8_GRAPH,
-}
+_TRT_REASONS: Mapping[tuple[Device, str], str] = dict.fromkeys((("cpu", each) for each in PASSES), _TRT_NEEDS_A_GPU)
 
 _torch_engine = partial(
     Engine,
     library="PyTorch",
     needs="torch",
-    precisions=_TORCH_PRECISIONS,
-    reasons=_TORCH_REASONS,
+    precisions={
+        ("inference", "cpu"): frozenset({"fp32", "fp16", "bf16", "int8"}),
+        ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "int8", "fp8"}),
+        ("training", "cpu"): frozenset({"fp32", "bf16", "amp-bf16"}),
+        ("training", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "amp-fp16", "amp-bf16"}),
+    },
+    reasons={("cpu", "fp8"): "torchao computes fp8 on GPUs only, from compute capability 8.9 on"},
     quantizers=dict.fromkeys(EIGHT_BITS, Requirement("torchao", "pip install 'torchao>=0.18' (3 MB)", least="0.18")),
-    version=_TORCH_VERSION,
+    version=LibraryVersion("torch_version", ("torch",)),
     uses_cudnn=True,
-    deployment=_TORCH_DEPLOYMENT,
+    deployment=Deployment(
+        "engines.pytorch.deploy:write_program",
+        {
+            "cpu": ("# PyTorch's own index has a build for the CPU only, which is far smaller.", "torch{release}"),
+            "cuda": ("torch{release}",),
+        },
+    ),
 )
 _ort_engine = partial(
     Engine, module="engines.onnx_runtime.session", library="ONNX Runtime", needs="onnx", version=_ORT_VERSION
@@ -428,7 +387,7 @@ _trt_engine = partial(
     Engine,
     module="engines.tensorrt_engines.session",
     needs="onnx",
-    precisions=_TRT_PRECISIONS,
+    precisions={("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16", "int8", "native"})},
     reasons=_TRT_REASONS,
     options=TrtOptions,
     int8_graph="int8-operands",
@@ -471,25 +430,20 @@ ENGINES: dict[str, Engine] = {
                 ("inference", "cuda"): frozenset({"fp32", "tf32", "fp16", "native"}),
             },
             reasons={
-                ("cpu", "tf32"): _NO_TF32_ON_CPU,
                 ("cpu", "fp16"): (
                     "ONNX Runtime's CPU provider has no fp16 convolution: it would insert casts and compute in fp32"
                 ),
                 ("cpu", "bf16"): "ONNX Runtime's CPU provider has no bf16 convolution",
-                **dict.fromkeys((("cpu", "fp8"), ("cuda", "fp8")), _NO_FP8_GRAPH),
                 ("cuda", "bf16"): "ONNX Runtime's CUDA provider has no bf16 convolution",
                 ("cuda", "int8"): (
                     "ONNX Runtime's CUDA provider has no int8 convolution: it would dequantize and compute in float"
                 ),
             },
-            requirements=(
-                *_ANY_ORT,
-                Requirement(_PROVIDER_FILE.format("cuda"), _REINSTALL_ORT, "file", devices=_CUDA),
-            ),
+            requirements=(*_ANY_ORT, Requirement(_PROVIDER_FILE.format("cuda"), _REINSTALL_ORT, "file", devices=_CUDA)),
             options=OrtOptions,
             uses_cudnn=True,
             deployment=Deployment(
-                "engines.onnx_runtime.deploy:write_graph",
+                "engines.onnx_runtime.session:write_graph",
                 {"cpu": ("onnxruntime{release}",), "cuda": ("onnxruntime-gpu[cuda,cudnn]{release}",)},
             ),
             # With all graph optimizations off; on a GPU by one algorithm of cuDNN's, the same every time.
@@ -533,7 +487,7 @@ ENGINES: dict[str, Engine] = {
             options=OrtPackageOptions,
             packages=("onnxruntime-ep-openvino",),
             deployment=Deployment(
-                "engines.onnx_runtime.deploy:write_graph",
+                "engines.onnx_runtime.session:write_graph",
                 {"cpu": ("onnxruntime{release}", "onnxruntime-ep-openvino{plugin}")},
             ),
         ),
@@ -544,7 +498,7 @@ ENGINES: dict[str, Engine] = {
                 ("inference", "cpu"): frozenset({"fp32", "fp16", "bf16", "int8", "native"}),
                 ("inference", "cuda"): frozenset({"fp32", "fp16", "bf16", "int8", "native"}),
             },
-            reasons={("cpu", "tf32"): _NO_TF32_ON_CPU, ("cuda", "tf32"): _NO_TF32_OF_PLUGINS},
+            reasons={("cuda", "tf32"): _NO_TF32_OF_PLUGINS},
             requirements=_ANY_ORT,
             options=OrtPluginOptions,
         ),
@@ -581,7 +535,7 @@ ENGINES: dict[str, Engine] = {
             packages=tuple(CUDA_DRIVERS.values()),
             builds="with a GPU",
             deployment=Deployment(
-                "engines.tensorrt_engines.deploy:write_engine", {"cuda": ("tensorrt{release}", "cuda-python")}
+                "engines.tensorrt_engines.session:write_engine", {"cuda": ("tensorrt{release}", "cuda-python")}
             ),
         ),
         _trt_engine(
@@ -600,7 +554,7 @@ ENGINES: dict[str, Engine] = {
             compute_capabilities=_RTX_CARDS,
             builds="anywhere",
             deployment=Deployment(
-                "engines.tensorrt_engines.deploy:write_engine",
+                "engines.tensorrt_engines.session:write_engine",
                 {"cuda": ("tensorrt-rtx-cu13-bindings{release}", "tensorrt-rtx-cu13-libs{release}", "cuda-python")},
             ),
         ),
@@ -629,21 +583,18 @@ ENGINES: dict[str, Engine] = {
                 ("training", "cpu"): frozenset({"fp32"}),
                 ("training", "cuda"): frozenset({"fp32", "tf32", "fp16", "bf16"}),
             },
-            reasons={("cpu", "tf32"): _NO_TF32_ON_CPU},
             requirements=(
                 Requirement("jax", "pip install 'jax>=0.10'", devices=_CPU),
                 Requirement("jax", _INSTALL_JAX_CUDA, devices=_CUDA),
                 Requirement("jax_cuda13_plugin|jax_cuda12_plugin", _INSTALL_JAX_CUDA, devices=_CUDA),
             ),
-            options=JaxOptions,
             spellings=("xla", "flax"),
             version=LibraryVersion("jax_version", ("jax",)),
             packages=("jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin"),
             compiles=True,
             uses_cudnn=True,
             deployment=Deployment(
-                "engines.jax_xla.deploy:write_program",
-                {"cpu": ("jax{release}",), "cuda": ("jax[cuda13]{release}",)},
+                "engines.jax_xla.deploy:write_program", {"cpu": ("jax{release}",), "cuda": ("jax[cuda13]{release}",)}
             ),
         ),
     )
@@ -744,8 +695,10 @@ def unsupported(
     if not able:
         passes = sorted({p for p, on in engine.precisions if on == device})
         return f"{engine.name} does {' and '.join(passes) or 'nothing'} on {device}, no {pass_}"
-    if (device, precision) in engine.reasons:
-        return engine.reasons[device, precision]
+    general = {"tf32": _NO_TF32_ON_CPU} if device == "cpu" else {}
+    general |= {"fp8": _NO_FP8_GRAPH} if engine.needs == "onnx" else {}
+    if reason := engine.reasons.get((device, precision), general.get(precision)):
+        return reason
     return f"{engine.name} has no {precision} {pass_} on {device}; it has {', '.join(sorted(able))}"
 
 

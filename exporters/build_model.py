@@ -188,7 +188,10 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "", own: Coll
     if not path.is_file():
         raise ModelError(f"weights {path}: no such file")
     try:
-        content = _load_file(path) if path.suffix == ".safetensors" else opened(path)
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file  # A worker that reads no such file does without.
+
+        content = load_file(path) if path.suffix == ".safetensors" else opened(path)
     except Exception as error:
         raise ModelError(
             f"weights {path}: not a readable state dict ({_why_unreadable(error)}); save one by "
@@ -201,12 +204,6 @@ def read_weights(path: Path, key: str | None = None, prefix: str = "", own: Coll
         what = f"{len(strays)} keys do not begin with {prefix!r}, {strays[0]} for one"
         raise ModelError(f"weights {path}: {what}; correct or leave out prefix")
     return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
-
-
-def _load_file(path: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file  # A worker that reads no such file does without.
-
-    return load_file(path)
 
 
 def _why_unreadable(error: Exception) -> str:
@@ -272,19 +269,12 @@ def assign(model: nn.Module, state: Mapping[str, Tensor], path: Path, canonical:
     `canonical`: whether the model is a canonical network, whose head cannot be chosen.
     """
     own = model.state_dict()
+    pairs = {key: (state[key], own[key]) for key in own if key in state}
     # Counted in training only, and absent from checkpoints made before torch 0.4.1.
     missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
     unexpected = [key for key in state if key not in own]
-    shapes = [
-        f"{key} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
-        for key in own
-        if key in state and state[key].shape != own[key].shape
-    ]
-    types = [
-        f"{key} {_type_of(state[key])} instead of {_type_of(own[key])}"
-        for key in own
-        if key in state and _kind(state[key]) != _kind(own[key])
-    ]
+    shapes = [f"{k} {tuple(a.shape)} instead of {tuple(b.shape)}" for k, (a, b) in pairs.items() if a.shape != b.shape]
+    types = [f"{k} {_type_of(a)} instead of {_type_of(b)}" for k, (a, b) in pairs.items() if _kind(a) != _kind(b)]
     kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes), ("of another type", types))
     faults = [
         f"{len(keys)} {what} ({', '.join(keys[:FIRST_KEYS])}{', …' if len(keys) > FIRST_KEYS else ''})"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from exporters.errors import chain
-from exporters.source import ModelError
+from exporters.source import ModelError, digest
 from exporters.whole_file import FULL, NO_ROOM
 
 
@@ -41,9 +41,14 @@ def most_bytes() -> int:
     return int(float(os.environ.get("PROFILER_CACHE_GIB") or _MOST_GIB) * 2**30)
 
 
-def key_of(*parts: str) -> str:
+def key_of(*parts: Any) -> str:
     """A key for `Cache.entry`: the sha256, in hexadecimal, of all that the content depends on."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return digest(parts)
+
+
+def code_of(*files: str) -> list[str]:
+    """The sha256 of files of this package, which a key holds so that what they make is made again once they change."""
+    return [file_sha256(Path(__file__).parent / file) for file in files]
 
 
 class CacheError(ModelError):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from exporters.declared_inputs import Place
 from exporters.distance import Array
 from exporters.errors import nearest
 from exporters.inputs import TensorSpec, arguments
@@ -31,12 +32,18 @@ def typed(arrays: Iterable[Array], dtype: torch.dtype) -> tuple[Tensor, ...]:
 def named_outputs(result: Any) -> dict[str, Tensor]:
     """The tensors in what a module returned, in its order: a tensor is "y", a tuple's are "y0", "y1", a dict's or a
     dataclass's go by their keys, nested ones have a dot between. What is no tensor (None, a cache) is left out."""
-    return dict(_tensors(result, ""))
+    return {_name(place): tensor for place, tensor in tensors_in(result)}
 
 
-def _tensors(result: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+def _name(place: Place) -> str:
+    first, *rest = place or ("y",)
+    return ".".join([first if isinstance(first, str) else f"y{first}", *map(str, rest)])
+
+
+def tensors_in(result: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
+    """The tensors in nested lists, mappings and dataclasses, with their places."""
     if isinstance(result, Tensor):
-        yield name or "y", result
+        yield place, result
         return
     parts: Iterator[tuple[str | int, Any]] = iter(())
     if isinstance(result, Mapping):
@@ -48,7 +55,7 @@ def _tensors(result: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     elif dataclasses.is_dataclass(result):
         parts = ((part.name, getattr(result, part.name)) for part in dataclasses.fields(result))
     for key, part in parts:
-        yield from _tensors(part, f"{name}.{key}" if name else key if isinstance(key, str) else f"y{key}")
+        yield from tensors_in(part, (*place, key))
 
 
 def chosen(wanted: Sequence[str | int], names: Collection[str]) -> list[int]:

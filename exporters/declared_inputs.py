@@ -142,19 +142,15 @@ def _tensor(data: Mapping[str, Any], place: Place, folder: Path) -> DeclaredInpu
         raise InputMistake(f"{' and '.join(given)} each say what the input holds; give one", place)
     path = None if data.get("data") is None else folder / str(data["data"])
     if path is not None:
-        _check_array(path, name_of(place), place)
+        try:
+            names = arrays_of(path)
+        except InputMistake as error:
+            raise InputMistake(str(error), (*place, "data")) from None
+        if names != [""] and name_of(place) not in names:
+            raise InputMistake(f"{path} has no array {name_of(place)!r}; it has {', '.join(names)}", (*place, "data"))
     return DeclaredInput(
         place, None if shape is None else tuple(shape), dtype, None if span is None else tuple(span), fill, path
     )
-
-
-def _check_array(path: Path, name: str, place: Place) -> None:
-    try:
-        names = arrays_of(path)
-    except InputMistake as error:
-        raise InputMistake(str(error), (*place, "data")) from None
-    if names != [""] and name not in names:
-        raise InputMistake(f"{path} has no array {name!r}; it has {', '.join(names)}", (*place, "data"))
 
 
 def _is_size(size: object) -> bool:

@@ -56,7 +56,8 @@ def sentence(error: BaseException, characters: int = 300) -> str:
     "RuntimeError: no stem, after KeyError: 'width' at …".
     """
     errors = chain(error)
-    first, own = errors[-1], next((each for each in errors if _raised_by_user(each)), errors[-1])
+    ends = ((each, traceback.extract_tb(each.__traceback__)[-1:]) for each in errors)
+    first, own = errors[-1], next((each for each, end in ends if end and _is_users(end[0].filename)), errors[-1])
     text = _named(first, characters)
     if own is not first:
         text = f"{_named(own, characters)}, after {text}"
@@ -114,11 +115,6 @@ def chain(error: BaseException | None, hidden: bool = False) -> list[BaseExcepti
 
 def _named(error: BaseException, characters: int) -> str:
     return ": ".join(filter(None, (type(error).__name__, text_of(error, characters).rstrip("."))))
-
-
-def _raised_by_user(error: BaseException) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and _is_users(frames[-1].filename)
 
 
 def _frame_of_user(error: BaseException) -> tuple[str, int] | None:

@@ -15,28 +15,27 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from exporters import graph_flops as graph_cost
-from exporters import graph_shapes, inputs
-from exporters.cache import Cache, file_sha256, key_of
+from exporters.cache import Cache, code_of, key_of
 from exporters.errors import message
 from exporters.graph_flops import graph_flops, graph_weights
 from exporters.graph_shapes import drop_data
 from exporters.inputs import TensorSpec, fixed_batch, read_onnx, seeded_inputs
 from exporters.onnx_files import is_float32
-from exporters.packages import installed_version
+from exporters.packages import versions
 from exporters.source import ModelSource
 from exporters.weights import checked, identified, source_key
 
 if TYPE_CHECKING:
     from torch import nn
 
-Part = Callable[[], dict[str, int]]
+Part = Callable[[], dict[str, Any]]
 """Counts some of a Cost's fields."""
 
-_CODE = tuple(Path(str(module)) for module in (__file__, graph_cost.__file__, graph_shapes.__file__, inputs.__file__))
+_CODE = ("flops.py", "graph_flops.py", "graph_shapes.py", "inputs.py")
 """What a count depends on besides the model, which holds the rest in its key."""
 _COMPUTES = re.compile(
     r"(?:^|_)(?:\w*mm|\w*mv|v?dot|matmul|linear|attention|lstm|gru|rnn|transformer|einsum"
@@ -51,23 +50,26 @@ _MORE_BATCHES = (4, 5)
 """Where it grows otherwise."""
 
 
+class Flops(NamedTuple):
+    """Of a call of b items: b times `item`, b times b times `pair`, and once `fixed`."""
+
+    item: int
+    pair: int = 0
+    """Where every item meets every one, as CLIP's images and texts do."""
+    fixed: int = 0
+    """Whatever the batch, as of a position bias that is computed."""
+
+
 @dataclass(frozen=True)
 class Cost:
     """What a model must compute and read at least. None is unknown.
 
-    FLOPs are those of one item; weights are parameters and buffers that an inference reads, tables of which it only
-    looks up rows left out.
+    Weights are parameters and buffers that an inference reads, tables of which it only looks up rows left out.
     """
 
-    inference_flops: int | None = None
-    inference_pair_flops: int = 0
-    """Of each pair of items, where every item meets every one, as CLIP's images and texts do."""
-    inference_fixed_flops: int = 0
-    """Of a call, whatever the batch, as of a position bias that is computed."""
-    training_flops: int | None = None
+    inference: Flops | None = None
+    training: Flops | None = None
     """Forward and backward pass, with the gradient of a layer's input, of a network's only where it is computed."""
-    training_pair_flops: int = 0
-    training_fixed_flops: int = 0
     float_weights: int | None = None
     """Elements that are held in the precision's type."""
     other_weight_bytes: int | None = None
@@ -75,13 +77,8 @@ class Cost:
 
     def flops(self, pass_: str, batch: int = 1) -> float | None:
         """FLOPs of one item in that pass, its share of what a call of this batch computes."""
-        trains = pass_ == "training"
-        item = self.training_flops if trains else self.inference_flops
-        if item is None:
-            return None
-        pair = self.training_pair_flops if trains else self.inference_pair_flops
-        fixed = self.training_fixed_flops if trains else self.inference_fixed_flops
-        return item + pair * batch + (fixed / batch if fixed else 0)
+        known = self.training if pass_ == "training" else self.inference
+        return None if known is None else known.item + known.pair * batch + (known.fixed / batch if known.fixed else 0)
 
     def weight_bytes(self, precision: str) -> int | None:
         """Bytes of the weights that one call reads; under AMP they are fp32, in 8 bits all are counted as quantized."""
@@ -106,20 +103,19 @@ def cached_cost(
     stderr, and is tried again by the next run; nothing that the model does raises here.
     """
     source = identified(source)
-    versions = [str(installed_version(name)) for name in ("torch", "onnx")]
-    common = [source_key(source), *map(file_sha256, _CODE), *versions]
-    known: dict[str, int] = {}
+    common = [source_key(source), code_of(*_CODE), versions("torch", "onnx")]
+    known: dict[str, Any] = {}
     for name, part in parts(source, specs, graph, trains, of_input).items():
         # An export's file is named after all that it depends on.
-        own = graph.name if graph and name == "graph" else repr(source.outputs) if name == "training" else ""
-        key = [*common, name, own, str(of_input and name == "training")]
+        own = {"graph": graph and graph.name, "training": (source.outputs, of_input)}.get(name)
 
         def produce(path: Path, part: Part = part) -> None:
             path.write_text(json.dumps(part()))
 
         kept = checked(source, produce, runs=False)
         try:
-            counted = json.loads(cache.entry("cost", key_of(*key), ".json", kept)[0].read_text())
+            counted = json.loads(cache.entry("cost", key_of(*common, name, own), ".json", kept)[0].read_text())
+            counted |= {name: Flops(*counted[name]) for name in ("inference", "training") if name in counted}
             known |= {field: min(value, known.get(field, value)) for field, value in counted.items()}
         except Exception as error:
             # A worker keeps stderr as its log.
@@ -137,38 +133,36 @@ def parts(
     if source.onnx is not None:
         file = source.onnx
         return {"file": lambda: count_graph(file, specs, keeps_types=not is_float32(file))}
-    ways: dict[str, Part] = {"inference": lambda: count_module(source, lambda model: inference_part(model, specs))}
+    ways: dict[str, Part] = {"inference": partial(count_module, source, inference_part, specs)}
     if graph is not None:
-        ways["graph"] = lambda: count_graph(graph, specs, keeps_types=False)
+        ways["graph"] = partial(count_graph, graph, specs, keeps_types=False)
     if trains:
         wrt_input = of_input or source.layer is not None
-        ways["training"] = lambda: count_module(
-            source, lambda model: training_part(model, specs, wrt_input, source.outputs)
-        )
+        ways["training"] = partial(count_module, source, training_part, specs, wrt_input, source.outputs)
     return ways
 
 
-def count_module(source: ModelSource, part: Callable[[nn.Module], dict[str, int]]) -> dict[str, int]:
+def count_module(source: ModelSource, part: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     """Run the eager module on the meta device, which computes only shapes; where it cannot run there, on the CPU."""
     from exporters.build_model import build
 
     try:
-        return part(meta_module(source))
+        return part(meta_module(source), *arguments)
     except Exception as error:
         print(f"model {source.name!r}: not counted on the meta device: {error!r}", file=sys.stderr)
-    return part(build(source))
+    return part(build(source), *arguments)
 
 
-def inference_part(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, int]:
+def inference_part(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, Any]:
     flops = per_item(lambda batch: forward_flops(model, specs, batch), _batches(specs))
-    return {**named("inference", flops), **weights_read(model, specs)}
+    return {"inference": flops, **weights_read(model, specs)}
 
 
 def training_part(
     model: nn.Module, specs: Sequence[TensorSpec], wrt_input: bool, outputs: Sequence[str | int]
-) -> dict[str, int]:
+) -> dict[str, Any]:
     flops = per_item(lambda batch: training_flops(model, specs, batch, wrt_input, outputs), _batches(specs))
-    return named("training", flops)
+    return {"training": flops}
 
 
 def _batches(specs: Sequence[TensorSpec]) -> tuple[int, ...]:
@@ -188,15 +182,11 @@ def meta_module(source: ModelSource) -> nn.Module:
         return structure(source).eval()
 
 
-def per_item(flops: Callable[[int], int], batches: Sequence[int] = _BATCHES) -> tuple[int, int, int]:
-    """FLOPs of one item, of a pair of items, and of a call whatever its batch: a call of b items costs the first b
-    times, the second b times b, the third once.
-
-    Raises ValueError where the counts of four batches follow no such law.
-    """
+def per_item(flops: Callable[[int], int], batches: Sequence[int]) -> Flops:
+    """Raises ValueError where the counts of four batches follow no law of this form."""
     counts = [flops(batch) for batch in batches]
     if all(total * batches[0] == counts[0] * batch for batch, total in zip(batches, counts, strict=True)):
-        return counts[0] // batches[0], 0, 0
+        return Flops(counts[0] // batches[0])
     batches = (*batches, *_MORE_BATCHES)  # 2, 3, 4, 5: the second differences of a square are twice its factor
     counts += [flops(batch) for batch in _MORE_BATCHES]
     first = [after - before for before, after in itertools.pairwise(counts)]
@@ -205,13 +195,7 @@ def per_item(flops: Callable[[int], int], batches: Sequence[int] = _BATCHES) -> 
     fixed = counts[0] - item * batches[0] - pair * batches[0] ** 2
     if odd or first[2] - first[1] != first[1] - first[0] or min(item, pair, fixed) < 0:
         raise ValueError(f"batches of {batches} cost {counts} FLOPs: no cost of one item follows from that")
-    return item, pair, fixed
-
-
-def named(pass_: str, flops: tuple[int, int, int]) -> dict[str, int]:
-    """The fields of a Cost that say what `per_item` found."""
-    fields = (f"{pass_}_flops", f"{pass_}_pair_flops", f"{pass_}_fixed_flops")
-    return dict(zip(fields, flops, strict=True))
+    return Flops(item, pair, fixed)
 
 
 def forward_flops(model: nn.Module, specs: Sequence[TensorSpec], batch: int) -> int:
@@ -275,7 +259,8 @@ def _formulas() -> dict[Any, Any]:
     return {
         aten.convolution_backward: convolution_backward_flops,
         **{getattr(aten, name): attention_flops for name in fused},
-        **{getattr(aten, f"{name}_backward"): attention_backward_flops for name in fused},
+        # Each of the two products has two gradients; the scores that a kernel computes again count 0.
+        **{getattr(aten, f"{n}_backward"): lambda _, *shapes, **__: 2 * attention_flops(*shapes[:3]) for n in fused},
         **dict.fromkeys((aten.mv, aten.dot, aten.vdot, aten._int_mm), product_flops),
         **dict.fromkeys((aten.addmv, aten.addbmm), lambda added, *factors, **_: product_flops(*factors)),
     }
@@ -306,11 +291,6 @@ def attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[in
     """Arguments are shapes (items, heads, length, size). Two products, with or without a mask: a causal one, of which
     fused kernels skip nearly half, costs as much as where it is written out."""
     return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
-
-
-def attention_backward_flops(gradient: Sequence[int], *shapes: Any, **_: Any) -> int:
-    """Each of the two products has two gradients; the scores that a kernel computes again count 0."""
-    return 2 * attention_flops(*shapes[:3])
 
 
 def convolution_backward_flops(
@@ -390,7 +370,7 @@ def known_values() -> Any:
     return KnownValues()
 
 
-def count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> dict[str, int]:
+def count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> dict[str, Any]:
     """An ONNX graph, from the shapes in it. Its floats are of the row's precision, unless it `keeps_types`."""
     model = read_onnx(path)
     drop_data(model)
@@ -398,7 +378,7 @@ def count_graph(path: Path, specs: Sequence[TensorSpec], keeps_types: bool) -> d
     weights = graph_weights(model)
     others = {dtype: elements for dtype, elements in weights.items() if keeps_types or dtype.kind in "biu"}
     return {
-        **named("inference", flops),
+        "inference": flops,
         "float_weights": weights.total() - sum(others.values()),
         "other_weight_bytes": sum(dtype.itemsize * elements for dtype, elements in others.items()),
     }

@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
 from exporters.build_model import restore
-from exporters.cache import Cache, file_sha256, key_of
+from exporters.cache import Cache, code_of, key_of
 from exporters.calls import call, trained_output, typed
 from exporters.distance import Array
 from exporters.gradients import (
@@ -37,7 +37,7 @@ from exporters.gradients import (
 )
 from exporters.inputs import TensorSpec, arguments, fixed_batch, seeded_inputs
 from exporters.loss import prepare_to_train, seeded_target, start_of_backward
-from exporters.packages import installed_version
+from exporters.packages import versions
 from exporters.source import ModelSource
 from exporters.weights import checked, identified, source_key
 
@@ -75,8 +75,7 @@ def cached_gradients(
     Raises what the model raises in training mode.
     """
     source = identified(source)
-    code = [*(file_sha256(Path(__file__).with_name(name)) for name in _CODE), str(installed_version("torch"))]
-    common = [source_key(source), head, str(items), str(of_input), repr(source.outputs), *code]
+    common = [source_key(source), head, items, of_input, source.outputs, code_of(*_CODE), versions("torch")]
     arrays = seeded_inputs(specs, items)
 
     def entry(name: str, suffix: str, produce: Callable[[Path], None]) -> Path:

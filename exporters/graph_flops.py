@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from exporters.graph_shapes import Shapes, graph_shapes
 from exporters.inputs import TensorSpec
+from exporters.sound_graph import every_node, graphs_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -194,11 +195,6 @@ def projected_attention(node: NodeProto, shapes: Shapes) -> int:
     return 2 * positions * (math.prod(weight) + keys * int(queries + values))
 
 
-def any_attention(node: NodeProto, shapes: Shapes) -> int:
-    """Two domains have an operator of this name."""
-    return (projected_attention if node.domain == "com.microsoft" else attention)(node, shapes)
-
-
 _FORMULAS: dict[str, Callable[[NodeProto, Shapes], int]] = {
     **dict.fromkeys(
         ("Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "ConvInteger", "QLinearConv", "DeformConv"), convolution
@@ -209,7 +205,10 @@ _FORMULAS: dict[str, Callable[[NodeProto, Shapes], int]] = {
     "MatMulNBits": packed_product,
     **dict.fromkeys(("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"), recurrent),
     "Einsum": einsum,
-    "Attention": any_attention,
+    # Two domains have an operator of this name.
+    "Attention": lambda node, shapes: (projected_attention if node.domain == "com.microsoft" else attention)(
+        node, shapes
+    ),
     "QAttention": projected_attention,
     "MultiHeadAttention": attention,
 }
@@ -219,7 +218,5 @@ https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md for 
 
 def computes(node: NodeProto) -> bool:
     """Whether the node, or one in a branch or a loop of it, may multiply matrices."""
-    if node.domain not in _DOMAINS or _COMPUTES.search(node.op_type):
-        return True
-    subgraphs = (graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs))
-    return any(computes(inner) for graph in subgraphs for inner in graph.node)
+    nodes = (node, *(inner for graph in graphs_of(node) for inner in every_node(graph)))
+    return any(each.domain not in _DOMAINS or _COMPUTES.search(each.op_type) for each in nodes)

@@ -63,6 +63,12 @@ class TensorSpec:
     """The axes whose sizes are others in other cases; in an export they stay free."""
 
     @property
+    def free_axes(self) -> dict[int, str]:
+        """The names of the axes that stay free in an export: the batch's, and those that the job varies."""
+        batch = {} if self.batch_axis is None else {self.batch_axis: BATCH}
+        return batch | {each.axis: each.name for each in self.named}
+
+    @property
     def batch_axis(self) -> int | None:
         """Along which its items are; None where the batch is not free."""
         return self.shape.index(BATCH) if BATCH in self.shape else None
@@ -80,11 +86,8 @@ class TensorSpec:
 def input_specs(source: ModelSource) -> list[TensorSpec]:
     """The model's inputs, in its own order.
 
-    A network of the catalog has one, named "x", of float32, whose batch is free; so has a factory with `input`. A
-    factory with `inputs` has those, a library's model its own. An ONNX file's inputs are read from the file: the
-    leading dimension of the first input is the batch if it is symbolic, and every other symbolic dimension takes its
-    size from `source.dimensions`. A static leading dimension stays a number: the batch is fixed. What the file's inputs
-    hold is in `source.inputs`.
+    A network of the catalog has one, named "x", of float32, whose batch is free; so has a factory with `input`. Of an
+    ONNX file a static leading dimension stays a number: the batch is fixed.
 
     Raises ModelError for an unknown network, a factory without inputs, an unreadable file, unnamed dimensions, and an
     integer input of which nothing says what it holds.
@@ -288,11 +291,12 @@ def fixed_batch(specs: Sequence[TensorSpec]) -> int | None:
     return int(leading[0]) if leading else 1
 
 
-def seeded_inputs(specs: Sequence[TensorSpec], batch: int) -> list[NDArray[Any]]:
+def seeded_inputs(specs: Sequence[TensorSpec], batch: int, distinct: int | None = None) -> list[NDArray[Any]]:
     """One C-contiguous array per input; item i holds the same values in every batch size and floating-point type.
 
     Floats are standard normal, bools 0 or 1, integers in their range, or what the input's `fill` or `data` says; items
-    of `data` repeat. An input without a batch dimension is drawn as one item.
+    of `data` repeat. An input without a batch dimension is drawn as one item. Of a free batch item i is item i modulo
+    `distinct`, where that is given: drawing 10,000 images takes half a minute.
 
     Raises ModelError if the model's batch is fixed to another size.
     """
@@ -308,23 +312,10 @@ def seeded_inputs(specs: Sequence[TensorSpec], batch: int) -> list[NDArray[Any]]
             arrays.append(seeded_item(spec, item_shape, index, 0))
             continue
         del item_shape[axis]
-        items = [seeded_item(spec, item_shape, index, item) for item in range(batch)]
-        arrays.append(np.ascontiguousarray(np.stack(items, axis=axis)))
+        drawn = min(batch, distinct or batch) if fixed is None else batch
+        items = np.stack([seeded_item(spec, item_shape, index, item) for item in range(drawn)], axis=axis)
+        arrays.append(np.ascontiguousarray(items if drawn == batch else items.take(np.arange(batch) % drawn, axis)))
     return arrays
-
-
-def repeated_inputs(specs: Sequence[TensorSpec], batch: int, distinct: int) -> list[NDArray[Any]]:
-    """As `seeded_inputs`, but item i is item i modulo `distinct`: drawing 10,000 images takes half a minute.
-
-    Raises ModelError if the model's batch is fixed to another size.
-    """
-    if batch <= distinct or fixed_batch(specs) is not None:
-        return seeded_inputs(specs, batch)
-    few, order = seeded_inputs(specs, distinct), np.arange(batch) % distinct
-    return [
-        array if spec.batch_axis is None else np.take(array, order, axis=spec.batch_axis)
-        for spec, array in zip(specs, few, strict=True)
-    ]
 
 
 def seeded_item(spec: TensorSpec, shape: Sequence[int], index: int, item: int) -> NDArray[Any]:
@@ -382,11 +373,8 @@ def _held(spec: TensorSpec) -> str:
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
-        import ml_dtypes  # onnx depends on it
-
-        name = ml_dtypes.bfloat16
-    dtype: np.dtype[Any] = np.dtype(name)
-    return dtype
+        import ml_dtypes  # noqa: F401 -- Tells NumPy of it; onnx depends on it.
+    return np.dtype(name)
 
 
 def read_onnx(path: Path) -> onnx.ModelProto:
@@ -446,26 +434,19 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
     batches = batch_symbols(shapes)
     if source.onnx is not None:
         _check_dimensions(source, path, shapes, batches)
-    specs, unnamed = [], set()
-    for value, sizes in zip(inputs, shapes.values(), strict=True):
-        shape: list[int | str] = []
-        for size in sizes:
-            if size in batches:
-                shape.append(BATCH)
-            elif isinstance(size, str) and size not in source.dimensions:
-                unnamed.add(size)
-            else:
-                shape.append(source.dimensions[size] if isinstance(size, str) else size)
-        dtype = graph_dtype(source.name, value, path)
-        specs.append(TensorSpec(value.name, tuple(shape), dtype, named=_named(source, sizes)))
-    if unnamed:
-        names = sorted(unnamed)
+    dtypes = [graph_dtype(source.name, value, path) for value in inputs]
+    known: dict[Any, int | str] = {**source.dimensions, **dict.fromkeys(batches, BATCH)}
+    unnamed = {size for sizes in shapes.values() for size in sizes if isinstance(size, str) and size not in known}
+    if names := sorted(unnamed):
         example = ", ".join(f"{name}: 1" if name.isidentifier() else f'"{name}": 1' for name in names)
         raise source.error(
             f"{path} has dimensions of no fixed size: {', '.join(names)}; "
             f"give their sizes next to `onnx`, for example:\n    dimensions: {{{example}}}"
         )
-    return specs
+    return [
+        TensorSpec(name, tuple(known.get(size, size) for size in sizes), dtype, named=_named(source, sizes))
+        for (name, sizes), dtype in zip(shapes.items(), dtypes, strict=True)
+    ]
 
 
 def batch_symbols(shapes: Mapping[str, Sequence[int | str]]) -> set[str]:

@@ -6,7 +6,6 @@ differ in where the pairs are, which is in exporters/qdq_placement.py.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -17,17 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from exporters import inputs, qdq_placement
-from exporters.cache import Cache, check_room, file_sha256, key_of
+from exporters.cache import Cache, check_room, code_of, file_sha256, key_of
 from exporters.errors import sentence
-from exporters.inputs import (
-    TensorSpec,
-    fixed_batch,
-    graph_inputs,
-    input_specs,
-    read_onnx,
-    seeded_inputs,
-)
+from exporters.inputs import TensorSpec, fixed_batch, graph_inputs, input_specs, read_onnx, seeded_inputs
 from exporters.onnx_export import Export, export_key, note
 from exporters.onnx_files import fp32_graph
 from exporters.qdq_placement import PLACEMENTS, Placement, keep_operands, residuals
@@ -79,11 +70,9 @@ def named(source: ModelSource, graph: Path, specs: Sequence[TensorSpec]) -> list
 def quantized_key(source: ModelSource, files: list[Path], placement: Placement) -> str:
     import onnxruntime
 
-    parts = ["int8", export_key(source, "fp32"), json.dumps(asdict(placement)), *map(file_sha256, files)]
-    parts += [file_sha256(Path(__file__)), file_sha256(Path(qdq_placement.__file__)), onnxruntime.__version__]
-    if not files:
-        parts += [str(SEEDED_ITEMS), file_sha256(Path(inputs.__file__))]
-    return key_of(*parts)
+    data: list[Any] = [*map(file_sha256, files)] or [SEEDED_ITEMS, code_of("inputs.py")]
+    code = code_of("int8.py", "qdq_placement.py"), onnxruntime.__version__
+    return key_of("int8", export_key(source, "fp32"), asdict(placement), data, code)
 
 
 def calibration_files(folder: Path, specs: Sequence[TensorSpec]) -> list[Path]:
@@ -146,6 +135,7 @@ def write_quantized(
     exporter wrote all shapes, the batch symbolic.
     """
     import onnx
+    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     # Beyond protobuf's 2 GiB the weights lie next to the graph, in the intermediate files too.
@@ -157,7 +147,19 @@ def write_quantized(
                 fp32, simplified, skip_symbolic_shape=True, save_as_external_data=external, all_tensors_to_one_file=True
             )
             residual, others = residuals(simplified) if placement.operands_only else ({}, [])
-            _put_pairs(simplified, path, batches, placement, others, external)
+            quantize_static(
+                *(simplified, path),
+                SimpleNamespace(get_next=lambda: next(batches, None)),  # A CalibrationDataReader.
+                quant_format=QuantFormat.QDQ,
+                op_types_to_quantize=list(placement.operators),
+                nodes_to_exclude=others,
+                per_channel=True,
+                activation_type=QuantType.QInt8,
+                weight_type=QuantType.QInt8,
+                use_external_data_format=external,
+                calibrate_method=CalibrationMethod.MinMax,
+                extra_options=dict(placement.options),
+            )
             if placement.operands_only:
                 keep_operands(path, residual)
             onnx.checker.check_model(str(path), full_check=True)
@@ -168,30 +170,3 @@ def write_quantized(
                 f"model {name!r}: quantizing to int8 failed: {sentence(error)}; the model "
                 "must run in ONNX Runtime at fp32: try precisions: [fp32] with engines: [ort]"
             ) from error
-
-
-def _put_pairs(
-    graph: Path,
-    path: Path,
-    batches: Iterator[dict[str, NDArray[Any]]],
-    placement: Placement,
-    others: Sequence[str],
-    external: bool,
-) -> None:
-    """Quantize the graph to `path`, the nodes called `others` left out."""
-    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
-
-    quantize_static(
-        graph,
-        path,
-        SimpleNamespace(get_next=lambda: next(batches, None)),  # A CalibrationDataReader.
-        quant_format=QuantFormat.QDQ,
-        op_types_to_quantize=list(placement.operators),
-        nodes_to_exclude=list(others),
-        per_channel=True,
-        activation_type=QuantType.QInt8,
-        weight_type=QuantType.QInt8,
-        use_external_data_format=external,
-        calibrate_method=CalibrationMethod.MinMax,
-        extra_options=dict(placement.options),
-    )

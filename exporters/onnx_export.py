@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporters.cache import Cache, CacheError, check_room, file_sha256, key_of
+from exporters.cache import Cache, CacheError, check_room, code_of, key_of
 from exporters.errors import chain, place, sentence, text_of
 from exporters.inputs import (
     BATCH,
@@ -29,7 +29,7 @@ from exporters.inputs import (
     seeded_inputs,
     symbolic_shape,
 )
-from exporters.packages import installed_version
+from exporters.packages import versions
 from exporters.sound_graph import check_sound
 from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state, checked, external_tensors, identified, source_key
@@ -106,11 +106,8 @@ def export_onnx(source: ModelSource, precision: str, cache: Cache, batch: int | 
 
 
 def export_key(source: ModelSource, precision: str, batch: int | None = None) -> str:
-    code = [file_sha256(Path(__file__).with_name(name)) for name in ("onnx_export.py", "calls.py", "inputs.py")]
-    parts = [source_key(source), precision, str(OPSETS[precision]), *code, *([] if batch is None else [str(batch)])]
-    parts += [repr(source.varied)] if source.varied else []
-    parts += [f"{package} {installed_version(package)}" for package in ("torch", "onnx", "onnxscript")]
-    return key_of(*parts)
+    code = code_of("onnx_export.py", "calls.py", "inputs.py"), versions("torch", "onnx", "onnxscript")
+    return key_of(source_key(source), precision, OPSETS[precision], batch, source.varied, code)
 
 
 def write_onnx(
@@ -268,17 +265,10 @@ def _free_axes(specs: Sequence[TensorSpec]) -> tuple[dict[int, Any], ...]:
     """Of each input the axes that stay symbolic: the batch, and those that the job varies."""
     import torch
 
-    batch = torch.export.Dim(BATCH, min=1, max=MAX_BATCH)
-    named = {
-        each.name: torch.export.Dim(each.name, min=each.least, max=each.largest)
-        for spec in specs
-        for each in spec.named
-    }
-    return tuple(
-        ({} if spec.batch_axis is None else {spec.batch_axis: batch})
-        | {each.axis: named[each.name] for each in spec.named}
-        for spec in specs
-    )
+    named = {each.name: (each.least, each.largest) for spec in specs for each in spec.named}
+    ranges = {BATCH: (1, MAX_BATCH), **named}
+    sizes = {name: torch.export.Dim(name, min=least, max=largest) for name, (least, largest) in ranges.items()}
+    return tuple({axis: sizes[name] for axis, name in spec.free_axes.items()} for spec in specs)
 
 
 def _free_sizes(specs: Sequence[TensorSpec], batch: int | None) -> str:
@@ -291,12 +281,10 @@ def check_free(specs: Sequence[TensorSpec], path: Path) -> None:
     """Raises ValueError where a free size became the example's: code that goes through items one by one does that."""
     shapes = {value.name: symbolic_shape(value) for value in graph_inputs(read_onnx(path).graph)}
     for spec in specs:
-        free = {} if spec.batch_axis is None else {spec.batch_axis: "batch"}
-        for axis, name in (free | {each.axis: each.name for each in spec.named}).items():
-            if isinstance(shapes[spec.name][axis], int):
-                raise ValueError(
-                    f"the {name} of {spec.name} cannot stay free: the model's code depends on it, as by a loop over it"
-                )
+        for name in (name for axis, name in spec.free_axes.items() if isinstance(shapes[spec.name][axis], int)):
+            raise ValueError(
+                f"the {name} of {spec.name} cannot stay free: the model's code depends on it, as by a loop over it"
+            )
 
 
 def name_outputs(graph: Any, names: Sequence[str]) -> None:

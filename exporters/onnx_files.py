@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from exporters.cache import Cache, check_room, file_sha256, key_of
+from exporters.cache import Cache, check_room, code_of, key_of
 from exporters.errors import sentence
 from exporters.inputs import BATCH, TensorSpec, graph_specs, read_onnx
 from exporters.onnx_export import Export, check_onnx, export_onnx, note
-from exporters.packages import installed_version
+from exporters.packages import versions
 from exporters.sound_graph import check_sound, every_node, graphs_in, loops
 from exporters.source import ModelError, ModelSource
 from exporters.weights import external_tensors, graph_files, identified, source_key, tensors
@@ -101,8 +101,8 @@ def to_fp16(source: ModelSource, cache: Cache) -> Export:
     source = identified(source)
     assert source.own_graph is not None, "an export is made in its precision"
     graph = source.own_graph
-    versions = [f"{package} {installed_version(package)}" for package in ("onnx", "onnxruntime", "onnxruntime-gpu")]
-    key = key_of("fp16", source_key(source), file_sha256(Path(__file__)), *versions)
+    code = code_of("onnx_files.py"), versions("onnx", "onnxruntime", "onnxruntime-gpu")
+    key = key_of("fp16", source_key(source), code)
 
     def produce(path: Path) -> None:
         check_room(path, sum(file.stat().st_size for file in graph_files(graph).values()) / 2)
@@ -206,18 +206,14 @@ def refused_graphs(source: ModelSource, specs: Sequence[TensorSpec]) -> Mapping[
     for precision, path in source.graphs.items():
         try:
             check_onnx(path)
-            theirs = matched(graph_specs(source, path), [spec.name for spec in specs])
-            if why := _unlike(theirs, specs):
+            theirs = {spec.name: spec for spec in graph_specs(source, path)}
+            names = [spec.name for spec in specs]
+            # By name where they are called so, else in their own order.
+            if why := _unlike([theirs[n] for n in (names if set(theirs) == set(names) else theirs)], specs):
                 reasons[precision] = f"model {source.name!r}: {path.name} at {precision}: {why}"
         except ModelError as error:
             reasons[precision] = str(error)
     return reasons
-
-
-def matched(specs: Sequence[TensorSpec], names: Sequence[str]) -> list[TensorSpec]:
-    """The inputs in the order of `names`, where they are called so; else in their own."""
-    own = {spec.name: spec for spec in specs}
-    return [own[name] for name in names] if set(own) == set(names) else list(specs)
 
 
 def _unlike(theirs: Sequence[TensorSpec], specs: Sequence[TensorSpec]) -> str | None:

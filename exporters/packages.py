@@ -29,6 +29,11 @@ def installed_version(*distributions: str) -> str | None:
     return min(found, key=_place).version if found else None
 
 
+def versions(*distributions: str) -> list[str]:
+    """Like "onnx 1.22.0", of each whether it is installed or not."""
+    return [f"{name} {installed_version(name)}" for name in distributions]
+
+
 def _place(distribution: importlib.metadata.Distribution) -> int:
     """Where in Python's path its folder is."""
     folder = Path(str(distribution.locate_file("")))

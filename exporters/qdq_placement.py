@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, NodeProto
+    pass
 
 WEIGHTED = ("Conv", "Gemm", "MatMul")
 """What multiplies. Transposed convolutions stay float: ONNX Runtime has none in int8."""
@@ -69,11 +69,6 @@ def residuals(path: Path) -> tuple[dict[str, str], list[str]]:
         node.name = node.name or f"{node.op_type}_at_{place}"
     onnx.save(model, path)
     adds = [node for node in graph.node if node.op_type == "Add"]
-    found = _residuals(graph, adds)
-    return found, [node.name for node in adds if node.name not in found]
-
-
-def _residuals(graph: GraphProto, adds: list[NodeProto]) -> dict[str, str]:
     maker = {name: node for node in graph.node for name in node.output}
     readers = Counter([*(name for node in graph.node for name in node.input), *(value.name for value in graph.output)])
     constant = {tensor.name for tensor in graph.initializer}
@@ -87,7 +82,7 @@ def _residuals(graph: GraphProto, adds: list[NodeProto]) -> dict[str, str]:
         if results and not constant.intersection(add.input):
             epilogue = max(results, key=depth.__getitem__)
             found[add.name] = next(name for name in add.input if name != epilogue)
-    return found
+    return found, [node.name for node in adds if node.name not in found]
 
 
 def keep_operands(path: Path, residual: Mapping[str, str]) -> None:
@@ -97,6 +92,8 @@ def keep_operands(path: Path, residual: Mapping[str, str]) -> None:
     its other readers, too.
     """
     import onnx
+    import onnx_ir as ir
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     model = onnx.load(path, load_external_data=False)
     graph = model.graph
@@ -111,19 +108,5 @@ def keep_operands(path: Path, residual: Mapping[str, str]) -> None:
             source = pairs.get(name)
             if source is not None and node.op_type not in WEIGHTED and residual.get(node.name) != source:
                 node.input[place] = source
-    _remove_unread(graph)
-    onnx.save(model, path)
-
-
-def _remove_unread(graph: GraphProto) -> None:
-    """The quantize and dequantize nodes that nothing reads, and their constants."""
-    outputs, left = {value.name for value in graph.output}, set[str]()
-    for operator in ("DequantizeLinear", "QuantizeLinear"):
-        read = outputs.union(*(node.input for node in graph.node))
-        unread = [node for node in graph.node if node.op_type == operator and not read & {*node.output}]
-        for node in unread:
-            left.update(node.input)
-            graph.node.remove(node)
-    read = outputs.union(*(node.input for node in graph.node))
-    for tensor in [tensor for tensor in graph.initializer if tensor.name in left - read]:
-        graph.initializer.remove(tensor)
+    # Of the pairs that nothing reads now, the constants go, too.
+    onnx.save(ir.to_proto(RemoveUnusedNodesPass()(ir.from_proto(model)).model), path)

@@ -49,13 +49,17 @@ def _is_loop(node: Any) -> bool:
     return node.op_type == "Loop" and node.domain in ("", "ai.onnx")
 
 
-def every_node(graph: Any) -> Iterator[Any]:
-    """The nodes of a graph or a function, and of the graphs in it."""
+def every_graph(graph: Any) -> Iterator[Any]:
+    """A graph or a function, and the graphs in it."""
     waiting = [graph]
     while waiting:
-        for node in waiting.pop().node:
-            yield node
-            waiting += graphs_of(node)
+        yield (found := waiting.pop())
+        waiting += (inner for node in found.node for inner in graphs_of(node))
+
+
+def every_node(graph: Any) -> Iterator[Any]:
+    """The nodes of a graph or a function, and of the graphs in it."""
+    return (node for found in every_graph(graph) for node in found.node)
 
 
 def graphs_of(node: Any) -> list[Any]:

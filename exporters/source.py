@@ -71,7 +71,7 @@ def _change(name: str, before: object, now: object) -> str:
     return f"{what} ({', '.join(key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key))})"
 
 
-def digest(parts: dict[str, Any]) -> str:
+def digest(parts: Any) -> str:
     return hashlib.sha256(_json(parts).encode()).hexdigest()
 
 
@@ -96,7 +96,7 @@ def _spelled(data: Any) -> str:
     return f"{type(data).__qualname__}({data!r})"
 
 
-def _json(parts: dict[str, Any]) -> str:
+def _json(parts: Any) -> str:
     return json.dumps(parts, sort_keys=True, default=repr)
 
 

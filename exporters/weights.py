@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exporters.cache import Cache, check_room, file_sha256
+from exporters.cache import Cache, check_room, code_of, file_sha256
 from exporters.catalog import network_of
 from exporters.errors import cut
 from exporters.inputs import input_specs, read_onnx
 from exporters.libraries.catalog import LIBRARIES, folder_of
 from exporters.packages import installed_version
-from exporters.sound_graph import graphs_in
+from exporters.sound_graph import every_graph, graphs_in
 from exporters.source import TOO_LONG, Identity, ModelError, ModelSource, digest, plain
 
 PACKAGE = Path(__file__).parent
@@ -41,13 +41,8 @@ def identified(source: ModelSource) -> ModelSource:
 
 
 def identify(source: ModelSource) -> Identity:
-    """What the model is: the source's own identity if it has one.
-
-    Canonical: the sources of its family and of build_model.py (which seeds), options, input shape and torch's version;
-    no torch is imported. A layer: its numbers, build_model.py and torch's version. With a weights file: its bytes too.
-    A library's model: its name and options, the versions of library and torch, and a folder's files. A factory: what
-    `exporters.fingerprint` says of its model, which means making it and running it. An ONNX file: its bytes and those
-    of its external data.
+    """What the model is: the source's own identity if it has one. A factory's is what `exporters.fingerprint` says of
+    its model, which means making it and running it; for any other no torch is imported.
 
     Raises ModelError if the model or a file of it cannot be had.
     """
@@ -64,11 +59,7 @@ def identify(source: ModelSource) -> Identity:
 
 def given(source: ModelSource) -> dict[str, Any]:
     """The parts of the identity that no torch is needed for: all of them but a factory's."""
-    parts: dict[str, Any] = {
-        "kind": source.kind,
-        "options": plain(source.options),
-        "inputs": repr(input_specs(source)),
-    }
+    parts: dict[str, Any] = {"kind": source.kind, "options": plain(source.options), "inputs": repr(input_specs(source))}
     if source.graphs:
         parts["graphs"] = {precision: files_of(path) for precision, path in source.graphs.items()}
     if source.onnx is not None:
@@ -88,11 +79,10 @@ def given(source: ModelSource) -> dict[str, Any]:
             parts["step"] = source.step
     elif source.layer is not None:
         parts["layer"] = repr(source.layer)
-        parts["code"] = [file_sha256(PACKAGE / "build_model.py")]
+        parts["code"] = code_of("build_model.py")
     elif network := network_of(source):
         parts["name"] = network.name
-        modules = (f"models/{network.family}.py", "models/normalization.py", "build_model.py")
-        parts["code"] = [file_sha256(PACKAGE / module) for module in modules]
+        parts["code"] = code_of(f"models/{network.family}.py", "models/plain.py", "build_model.py")
     return parts
 
 
@@ -185,17 +175,19 @@ def graph_files(path: Path) -> dict[str, Path]:
     return {path.name: path, **{location: path.parent / location for location in locations}}
 
 
-def tensors(graph: Any) -> Iterator[Any]:
+def tensors(outer: Any) -> Iterator[Any]:
     """Every onnx.TensorProto of a GraphProto or FunctionProto, those of its nodes' subgraphs included."""
-    yield from getattr(graph, "initializer", ())
-    for sparse in getattr(graph, "sparse_initializer", ()):
-        yield from (sparse.values, sparse.indices)
-    attributes = [*getattr(graph, "attribute_proto", ()), *(each for node in graph.node for each in node.attribute)]
-    for attribute in attributes:
-        yield from (attribute.t, *attribute.tensors)
-        yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
-        for subgraph in (attribute.g, *attribute.graphs):
-            yield from tensors(subgraph)
+    for graph in every_graph(outer):
+        yield from getattr(graph, "initializer", ())
+        for sparse in getattr(graph, "sparse_initializer", ()):
+            yield from (sparse.values, sparse.indices)
+        for attribute in (*getattr(graph, "attribute_proto", ()), *(each for n in graph.node for each in n.attribute)):
+            yield from (
+                attribute.t,
+                *attribute.tensors,
+                attribute.sparse_tensor.values,
+                attribute.sparse_tensor.indices,
+            )
 
 
 def cached_state(source: ModelSource, cache: Cache) -> Path:

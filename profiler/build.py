@@ -17,11 +17,18 @@ from rich.console import Console
 from rich.text import Text
 
 from engines.base import Phase, Unsupported
-from engines.batch_range import parse_batches
 from engines.catalog import ENGINES, PRECISIONS, Engine, TrtOptions, foreign_capability, unsupported
+from engines.option_values import parse_batches
 from engines.requirements import explain, missing
-from engines.tensorrt_engines.build import ALL_TARGETS, BuildRequest, Built, batch_shapes, build_engine, built_for
-from engines.tensorrt_engines.opening import targets
+from engines.tensorrt_engines.build import (
+    ALL_TARGETS,
+    BuildRequest,
+    Built,
+    batch_shapes,
+    build_engine,
+    built_for,
+    targets,
+)
 from exporters.cache import Cache, default_root
 from exporters.catalog import CATALOG
 from exporters.inputs import fixed_batch, graph_specs

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ORDER = (
-    *("exporters", "engines.batch_range", "engines.key_values", "engines.catalog", "engines"),
+    *("exporters", "engines.option_values", "engines.catalog", "engines"),
     *("profiler.errors", "profiler.options", "profiler.bundled", "profiler.nvml", "profiler.processor"),
     *("profiler.machine", "profiler.stats", "profiler.tables"),
     # From a job to its results:

@@ -78,11 +78,6 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     return out if bias is None else out + bias
 
 
-@aten("addmm")
-def addmm(bias: Array, x: Array, y: Array, beta: float = 1, alpha: float = 1) -> Array:
-    return beta * bias + alpha * (x @ y)
-
-
 @aten("scaled_dot_product_attention")
 def attention(
     query: Array,
@@ -102,7 +97,10 @@ def attention(
     return softmax(scores, -1) @ value
 
 
-OPERATORS |= {"mm": operator.matmul, "bmm": operator.matmul, "matmul": operator.matmul}
+OPERATORS |= {
+    **dict.fromkeys(("mm", "bmm", "matmul"), operator.matmul),
+    "addmm": lambda bias, x, y, beta=1, alpha=1: beta * bias + alpha * (x @ y),
+}
 
 
 # Pooling
@@ -256,24 +254,22 @@ def _accumulated(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-@aten("softmax", "_softmax")
-def softmax(x: Array, dim: int, dtype: Any = None) -> Array:
-    exact = jax.nn.softmax(_accumulated(x), dim)
-    return exact.astype(dtype_of(dtype) if isinstance(dtype, torch.dtype) else x.dtype)
+def _exponential(function: Callable[[Array, int], Array]) -> Callable[..., Array]:
+    """Computed in float32 at least."""
+
+    def computed(x: Array, dim: int, dtype: Any = None) -> Array:
+        exact = function(_accumulated(x), dim)
+        return exact.astype(dtype_of(dtype) if isinstance(dtype, torch.dtype) else x.dtype)
+
+    return computed
 
 
-@aten("log_softmax", "_log_softmax")
-def log_softmax(x: Array, dim: int, dtype: Any = None) -> Array:
-    exact = jax.nn.log_softmax(_accumulated(x), dim)
-    return exact.astype(dtype_of(dtype) if isinstance(dtype, torch.dtype) else x.dtype)
+softmax = _exponential(jax.nn.softmax)
+OPERATORS |= dict.fromkeys(("softmax", "_softmax"), softmax)
+OPERATORS |= dict.fromkeys(("log_softmax", "_log_softmax"), _exponential(jax.nn.log_softmax))
 
 
 # Element by element
-
-
-@aten("gelu")
-def gelu(x: Array, approximate: str = "none") -> Array:
-    return jax.nn.gelu(x, approximate=approximate == "tanh")
 
 
 @aten("div")
@@ -282,20 +278,24 @@ def divide(x: Array, y: Any, rounding_mode: str | None = None) -> Array:
     return jnp.trunc(x / y).astype(jnp.result_type(x, y)) if rounding_mode == "trunc" else out
 
 
-@aten("clamp", "hardtanh")
-def clamp(x: Array, min: Any = None, max: Any = None) -> Array:
-    return jnp.clip(x, min, max)
-
-
-@aten("_to_copy", "to")
-def to_copy(x: Array, dtype: Any = None, **_: Any) -> Array:
-    return x if dtype is None else x.astype(dtype_of(dtype))
-
-
 OPERATORS |= {
-    "relu": lambda x: jnp.maximum(x, 0),
+    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "mul", "neg")},
+    **{
+        name: getattr(jnp, name)
+        for name in ("exp", "log", "log1p", "sqrt", "reciprocal", "sin", "cos", "tanh", "where")
+    },
+    **{
+        name: getattr(jnp, name)
+        for name in ("abs", "floor", "round", "minimum", "maximum", "logical_not", "logical_and")
+    },
+    "erf": lax.erf,
+    "rsqrt": lax.rsqrt,
     "sigmoid": jax.nn.sigmoid,
     "silu": jax.nn.silu,
+    "relu": lambda x: jnp.maximum(x, 0),
+    "gelu": lambda x, approximate="none": jax.nn.gelu(x, approximate=approximate == "tanh"),
+    **dict.fromkeys(("clamp", "hardtanh"), lambda x, min=None, max=None: jnp.clip(x, min, max)),
+    **dict.fromkeys(("_to_copy", "to"), lambda x, dtype=None, **_: x if dtype is None else x.astype(dtype_of(dtype))),
     "hardswish": lambda x: x * jnp.clip(x + 3, 0, 6) / 6,
     "hardsigmoid": lambda x: jnp.clip(x + 3, 0, 6) / 6,
     "leaky_relu": lambda x, slope=0.01: jnp.where(x > 0, x, slope * x),
@@ -304,36 +304,10 @@ OPERATORS |= {
     "sub": lambda x, y, alpha=1: x - (y if alpha == 1 else alpha * y),
     "rsub": lambda x, y, alpha=1: y - alpha * x,
     "pow": lambda x, y: x**y,
-    "mul": operator.mul,
-    "neg": operator.neg,
     "bitwise_and": operator.and_,
     "bitwise_not": operator.invert,
     "bitwise_or": operator.or_,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "logical_not": jnp.logical_not,
-    "logical_and": jnp.logical_and,
-    "where": jnp.where,
     "masked_fill": lambda x, mask, value: jnp.where(mask, value, x).astype(x.dtype),
-    "minimum": jnp.minimum,
-    "maximum": jnp.maximum,
-    "abs": jnp.abs,
-    "exp": jnp.exp,
-    "log": jnp.log,
-    "log1p": jnp.log1p,
-    "sqrt": jnp.sqrt,
-    "rsqrt": lax.rsqrt,
-    "reciprocal": jnp.reciprocal,
-    "tanh": jnp.tanh,
-    "erf": lax.erf,
-    "sin": jnp.sin,
-    "cos": jnp.cos,
-    "floor": jnp.floor,
-    "round": jnp.round,
 }
 
 
@@ -356,12 +330,7 @@ def variance(x: Array, dim: Any = None, correction: float | None = 1, keepdim: b
 
 
 OPERATORS |= {
-    "mean": _reduction(jnp.mean),
-    "sum": _reduction(jnp.sum),
-    "amax": _reduction(jnp.max),
-    "amin": _reduction(jnp.min),
-    "any": _reduction(jnp.any),
-    "argmax": _reduction(jnp.argmax),
+    **{name: _reduction(getattr(jnp, name)) for name in ("mean", "sum", "amax", "amin", "any", "argmax")},
     "cumsum": lambda x, dim, dtype=None: jnp.cumsum(x, dim),
 }
 
@@ -381,22 +350,6 @@ def expand(x: Array, size: Ints, implicit: bool = False) -> Array:
     return jnp.broadcast_to(x, [n if s == -1 else s for n, s in zip(own, size, strict=True)])
 
 
-@aten("slice")
-def slice_(x: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
-    return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]
-
-
-@aten("select")
-def select(x: Array, dim: int, index: int) -> Array:
-    return x[(slice(None),) * (dim % x.ndim) + (index,)]
-
-
-@aten("split", "split_with_sizes")
-def split(x: Array, size: int | Ints, dim: int = 0) -> Any:
-    sizes = size if isinstance(size, Sequence) else [size] * (x.shape[dim] // size)
-    return jnp.split(x, [sum(sizes[: i + 1]) for i in range(len(sizes)) if sum(sizes[: i + 1]) < x.shape[dim]], dim)
-
-
 @aten("constant_pad_nd")
 def pad(x: Array, pad: Ints, value: float = 0) -> Array:
     """Torch names the last dimension's sides first; negative ones cut off."""
@@ -404,18 +357,13 @@ def pad(x: Array, pad: Ints, value: float = 0) -> Array:
     return lax.pad(x, jnp.array(value, x.dtype), [(0, 0, 0)] * (x.ndim - len(sides)) + sides)
 
 
-@aten("roll")
-def roll(x: Array, shifts: Ints, dims: Ints = ()) -> Array:
-    return jnp.roll(x, tuple(shifts), tuple(dims)) if len(dims) else jnp.roll(x, shifts[0])
-
-
-@aten("index")
-def index(x: Array, indices: Sequence[Array | None]) -> Array:
-    return x[tuple(slice(None) if i is None else i for i in indices)]
-
-
 OPERATORS |= {
-    "view": lambda x, shape: x.reshape(shape),
+    **dict.fromkeys(("view", "reshape", "_unsafe_view"), lambda x, shape: x.reshape(shape)),
+    "slice": lambda x, dim=0, start=None, end=None, step=1: x[_along(x, dim, slice(start, end, step))],
+    "select": lambda x, dim, index: x[_along(x, dim, index)],
+    "split_with_sizes": lambda x, sizes, dim=0: jnp.split(x, np.cumsum(sizes[:-1]), dim),
+    "index": lambda x, indices: x[tuple(slice(None) if i is None else i for i in indices)],
+    "roll": lambda x, shifts, dims=(): jnp.roll(x, tuple(shifts), tuple(dims)) if dims else jnp.roll(x, shifts[0]),
     "permute": lambda x, dims: jnp.transpose(x, dims),
     "transpose": lambda x, one, other: jnp.swapaxes(x, one, other),
     "t": lambda x: x.T,
@@ -432,7 +380,10 @@ OPERATORS |= {
     **dict.fromkeys(("clone", "detach", "alias", "lift_fresh_copy"), lambda x, **_: x),
     "getitem": operator.getitem,
 }
-OPERATORS |= dict.fromkeys(("reshape", "_unsafe_view"), OPERATORS["view"])
+
+
+def _along(x: Array, dim: int, where: slice | int) -> Any:
+    return (slice(None),) * (dim % x.ndim) + (where,)
 
 
 def _each(value: Ints | int, count: int) -> Ints:

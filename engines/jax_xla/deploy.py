@@ -9,7 +9,7 @@ import numpy as np
 from jax import export
 
 from engines.base import Job
-from engines.catalog import JaxOptions
+from engines.catalog import Options
 from engines.deployment import Deployed, described_inputs, write_run
 from engines.jax_xla.program import trace
 from engines.jax_xla.session import PRODUCTS, converted
@@ -20,7 +20,7 @@ from exporters.inputs import input_specs, seeded_inputs
 from exporters.weights import cached_state
 
 
-def write_program(job: Job[JaxOptions], folder: Path, built: Path | None) -> Deployed:
+def write_program(job: Job[Options], folder: Path, built: Path | None) -> Deployed:
     """Write model.stablehlo, a program for the batch size and the device of the job, and its weights.
 
     It is lowered for the device without having it; XLA compiles it when it is run.

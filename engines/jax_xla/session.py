@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Unsupported, ignore
-from engines.catalog import JaxOptions
+from engines.catalog import Options
 from engines.jax_xla.hlo import products
-from engines.jax_xla.program import Program, trace
+from engines.jax_xla.program import trace
 from engines.jax_xla.training_step import make_step, start_of_optimizer
 from engines.pytorch.eager import DTYPES
 from exporters.build_model import restore
@@ -30,7 +30,7 @@ PRODUCTS = {"fp32": "highest", "tf32": "tensorfloat32"}
 """`jax_default_matmul_precision`, of convolutions too. What JAX takes by default on a GPU is TF32."""
 
 
-def open_session(job: Job[JaxOptions]) -> JaxSession:
+def open_session(job: Job[Options]) -> JaxSession:
     """Trace and compile `job`'s model. Raises Unsupported for an operator that is not translated."""
     return JaxSession(job)
 
@@ -38,7 +38,7 @@ def open_session(job: Job[JaxOptions]) -> JaxSession:
 class JaxSession:
     """A compiled iteration, and the arrays on the device that it reads and replaces."""
 
-    def __init__(self, job: Job[JaxOptions]) -> None:
+    def __init__(self, job: Job[Options]) -> None:
         self.job = job
         # It opens no other device than the case's, so nothing can run on the CPU in silence.
         jax.config.update("jax_platforms", job.device)
@@ -152,7 +152,9 @@ class JaxSession:
     def _compile(self) -> Any:
         with jax.default_matmul_precision(PRODUCTS.get(self.job.precision, "default")):
             if self.job.pass_ == "inference":
-                return jax.jit(inference(self.program)).lower(self.state, self.inputs).compile()
+                program = self.program
+                infer = jax.jit(lambda state, inputs: program(state["weights"], state["buffers"], inputs)[0])
+                return infer.lower(self.state, self.inputs).compile()
             step, self.target = make_step(self.job, self.program, self.state, self.inputs)
             # What an iteration replaces it may overwrite.
             return jax.jit(step, donate_argnums=0).lower(self.state, self.inputs, self.target).compile()
@@ -174,11 +176,6 @@ def _as_many_threads_as_torch() -> Iterator[None]:
         yield
     finally:
         del os.environ["NPROC"]
-
-
-def inference(program: Program) -> Any:
-    """The function of state and inputs that JAX compiles."""
-    return lambda state, inputs: program(state["weights"], state["buffers"], inputs)[0]
 
 
 def converted(thing: Array | torch.Tensor, precision: str) -> Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import torch
 
 from engines.base import Job
-from engines.catalog import JaxOptions
+from engines.catalog import Options
 from engines.jax_xla.program import Program
 from engines.pytorch.training_step import ADAMW, LEARNING_RATE, SGD, epsilon
 from exporters.calls import chosen
@@ -22,7 +22,7 @@ Step = Callable[[State, Sequence[jax.Array], jax.Array | None], tuple[jax.Array,
 
 
 def make_step(
-    job: Job[JaxOptions], program: Program, state: State, inputs: Sequence[jax.Array]
+    job: Job[Options], program: Program, state: State, inputs: Sequence[jax.Array]
 ) -> tuple[Step, jax.Array | None]:
     """The iteration, and the target that its head needs.
 
@@ -65,7 +65,7 @@ def loss(first: jax.Array, target: jax.Array | None) -> jax.Array:
     return -jnp.take_along_axis(jax.nn.log_softmax(first), target[:, None], 1).mean()
 
 
-def start_of_optimizer(job: Job[JaxOptions], weights: Mapping[str, jax.Array]) -> dict[str, Any]:
+def start_of_optimizer(job: Job[Options], weights: Mapping[str, jax.Array]) -> dict[str, Any]:
     """Its state before the first step."""
 
     def zeros() -> dict[str, jax.Array]:
@@ -79,7 +79,7 @@ def start_of_optimizer(job: Job[JaxOptions], weights: Mapping[str, jax.Array]) -
 
 
 def _update(
-    job: Job[JaxOptions], weights: Mapping[str, jax.Array], gradients: Mapping[str, jax.Array], state: Mapping[str, Any]
+    job: Job[Options], weights: Mapping[str, jax.Array], gradients: Mapping[str, jax.Array], state: Mapping[str, Any]
 ) -> tuple[dict[str, jax.Array], Mapping[str, Any]]:
     """The new weights and state, by torch's SGD or AdamW (their documentation has the formulas)."""
     if job.training.optimizer == "sgd":

@@ -15,7 +15,7 @@ import onnxruntime
 
 from engines.base import Unsupported
 from engines.catalog import Device
-from engines.key_values import is_path
+from engines.option_values import is_path
 from exporters.errors import text_of
 
 _HARDWARE = {"cpu": "CPU", "cuda": "GPU"}

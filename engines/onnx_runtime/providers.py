@@ -15,8 +15,8 @@ import torch
 
 from engines.base import Job
 from engines.catalog import Device, OrtOptions
-from engines.key_values import key_values
 from engines.openvino_cpu.cpu_plugin import cpu_properties
+from engines.option_values import key_values
 
 _FLAG = {True: "1", False: "0"}
 

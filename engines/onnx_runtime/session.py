@@ -23,6 +23,7 @@ import onnxruntime
 import torch
 
 from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Unsupported, ignore
+from engines.deployment import Deployed, copy_graph, write_run
 from engines.layer_profile.node_mapping import Step, covered_nodes, steps_of
 from engines.layer_profile.torch_trace import ITERATIONS, Trace, record
 from engines.onnx_runtime.node_profile import Run, compute_types, device_layers, host_layers, kernel_steps, read_runs
@@ -32,15 +33,8 @@ from exporters.errors import text_of
 from exporters.inputs import BATCH, graph_inputs, read_onnx
 
 _TYPES = {
-    "tensor(float)": (torch.float32, onnx.TensorProto.FLOAT),
-    "tensor(double)": (torch.float64, onnx.TensorProto.DOUBLE),
-    "tensor(float16)": (torch.float16, onnx.TensorProto.FLOAT16),
-    "tensor(bfloat16)": (torch.bfloat16, onnx.TensorProto.BFLOAT16),
-    "tensor(int64)": (torch.int64, onnx.TensorProto.INT64),
-    "tensor(int32)": (torch.int32, onnx.TensorProto.INT32),
-    "tensor(int8)": (torch.int8, onnx.TensorProto.INT8),
-    "tensor(uint8)": (torch.uint8, onnx.TensorProto.UINT8),
-    "tensor(bool)": (torch.bool, onnx.TensorProto.BOOL),
+    f"tensor({name})": (getattr(torch, name), onnx.TensorProto.DataType.Value(name.upper()))
+    for name in ("float", "double", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
 }
 _INTEGER = {
     # By operator, where the second operand and its zero point, which has its type, are among the inputs.
@@ -188,10 +182,7 @@ class OrtSession:
         known = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
         known |= {t.name: t.data_type for t in graph.initializer}
         types = Counter(_operand_type(node, known) for node in graph.node if node.op_type in _COMPUTE)
-        return dict(types), {
-            "operators": len(graph.node),
-            "casts": sum(node.op_type == "Cast" for node in graph.node),
-        }
+        return dict(types), {"operators": len(graph.node), "casts": sum(node.op_type == "Cast" for node in graph.node)}
 
     def layers(self) -> list[Layer]:
         """The nodes of a twin session that ONNX Runtime profiles, or the kernels of a plugin that says them; none on a
@@ -350,6 +341,21 @@ def symbol_sizes(job: Job[Any]) -> dict[str, int]:
         batch = shapes[0][0].dim_param if shapes and shapes[0] else ""
     sizes = {**job.source.dimensions, **({batch: job.batch_size} if batch else {})}
     return {name: size for name, size in sizes.items() if not (job.keeps_free and name in job.source.varied)}
+
+
+def write_graph(job: Job[Any], folder: Path, built: Path | None) -> Deployed:
+    """Write model.onnx and the settings with which it gets the figures that were measured."""
+    provider = PROVIDERS[job.engine, job.device]
+    settings = {
+        "providers": [[each.name, each.settings(job)] for each in provider.chain()],
+        "plugin": provider.library,
+        "threads": job.options.threads,
+        "optimize": job.options.optimize,
+        "session": dict(provider.entries.get(job.precision, {})),
+        "dimensions": symbol_sizes(job),
+    }
+    write_run(__file__, folder)
+    return Deployed({**copy_graph(job, folder), "settings": settings}, "model.onnx is the model.")
 
 
 def _arena_bytes(start: int, end: int) -> int | None:

@@ -24,12 +24,9 @@ from exporters.errors import sentence
 from exporters.inputs import arguments, first_items, read_onnx
 
 DTYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
+    **dict.fromkeys(("fp32", "tf32", "amp-fp16", "amp-bf16"), torch.float32),
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
-    "amp-fp16": torch.float32,
-    "amp-bf16": torch.float32,
 }
 """Of weights and inputs."""
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -17,17 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from engines.base import Building, Unsupported, Warning
-from engines.catalog import TrtOptions
-from engines.tensorrt_engines.build_monitor import (
-    check,
-    forget,
-    logged,
-    logger_of,
-    new_monitor,
-    reasons,
-    watch_memory,
-)
-from engines.tensorrt_engines.opening import open_with_plugins, product, targets
+from engines.catalog import ENGINES, TrtOptions
+from engines.requirements import install_command
+from engines.tensorrt_engines.build_monitor import check, forget, logged, logger_of, new_monitor, reasons, watch_memory
 from engines.tensorrt_engines.timing_cache import attach_timings, keep_timings
 from exporters.cache import Cache, check_room, file_sha256
 from exporters.inputs import TensorSpec
@@ -44,6 +36,8 @@ _SHOWN_ERRORS = 5
 _NO_KERNELS = r"turing_op_compatibility|Turing \(SM75\)|HW-specific datatypes"
 """What TensorRT for RTX says of types that a target does not have: Turing has no fp32 matrix product and no bf16."""
 _ERROR_CHARACTERS = 400
+_OLD_DRIVER = re.compile(r"\berror: 35\b|CUDA driver version is insufficient")
+"""cudaErrorInsufficientDriver: the library is for a newer CUDA than the driver's."""
 
 
 @dataclass(frozen=True)
@@ -271,3 +265,41 @@ def _add_profile(builder: Any, network: Any, config: Any, request: BuildRequest)
 def _fits(shape: Shape, sizes: Shape) -> bool:
     """Whether `shape`, which leaves nothing free, is one of an input of these sizes."""
     return len(shape) == len(sizes) and all(s in (-1, own) and own >= 0 for own, s in zip(shape, sizes, strict=True))
+
+
+def open_with_plugins(library: Any, make: Callable[[Any], Any], what: str) -> Any:
+    """`make`, which is the library's Builder or Runtime, called with the process's logger.
+
+    TensorRT's own plugins are registered first: graphs and engines may have operators of theirs. (A second call
+    registers nothing again: github.com/NVIDIA/TensorRT, plugin/api/inferPlugin.cpp.) Raises Unsupported for a driver
+    that is too old for the library, RuntimeError with what the library logged.
+    """
+    logger = logger_of(library)
+    forget(logger)
+    library.init_libnvinfer_plugins(logger, "")
+    try:
+        return make(logger)
+    except Exception as error:
+        # Without a driver the bindings raise a TypeError about a factory that returned a null pointer.
+        why = logged(logger, _ERROR_CHARACTERS, str(error))
+        if _OLD_DRIVER.search(" ".join(logger.errors)):
+            requirements = ENGINES["trt-rtx" if targets(library) else "trt"].requirements
+            anew = next(r.install for r in requirements if r.kind == "only one")  # It removes the library first.
+            raise Unsupported(
+                f"{product(library)} is for a newer CUDA than this driver's: update the driver, or install the one for "
+                f"torch's CUDA: {install_command(anew)}"
+            ) from error
+        raise RuntimeError(f"{product(library)} could not open its {what}: {why}") from error
+    finally:
+        check(logger)
+
+
+def targets(library: Any) -> tuple[str, ...]:
+    """The compute capabilities that the library can build for without such a GPU: "sm75", …; none for TensorRT."""
+    known = getattr(library, "ComputeCapability", None)
+    return () if known is None else tuple(name.lower() for name in known.__members__ if name.startswith("SM"))
+
+
+def product(library: Any) -> str:
+    """The library's name and version, as errors say it."""
+    return f"TensorRT{' for RTX' if targets(library) else ''} {library.__version__}"

@@ -203,9 +203,12 @@ def watch_memory(device: bool) -> Iterator[Peaks]:
     Host: this process's resident memory. Device: all of it that is in use, polled by torch from a thread, which the
     builder lets run.
     """
+    import torch
+
     peaks, host, ended = Peaks(), HostMeter(), threading.Event()
     host.start_measuring()
-    of = _current_device() if device else None
+    # Of this thread: another one's device would be the first.
+    of = torch.cuda.current_device() if device and torch.cuda.is_available() else None
     poller = threading.Thread(target=_poll_device, args=(peaks, ended, of), daemon=True)
     poller.start()
     try:
@@ -214,13 +217,6 @@ def watch_memory(device: bool) -> Iterator[Peaks]:
         ended.set()
         poller.join()
         peaks.host_mib = host.peak_mib()
-
-
-def _current_device() -> int | None:
-    """The number of this thread's device: another thread's would be the first."""
-    import torch
-
-    return torch.cuda.current_device() if torch.cuda.is_available() else None
 
 
 def _poll_device(peaks: Peaks, ended: threading.Event, device: int | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ class CudaBindings:
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
-        self.Context = _Context(self)
+        self.Context = SimpleNamespace(pop=lambda: self.call("cuCtxPopCurrent"))
 
     def init(self) -> None:
         """Raises Error where there is no driver or no device."""
@@ -59,9 +60,19 @@ class CudaBindings:
         except RuntimeError as error:  # The driver's library cannot be loaded.
             raise self.Error(str(error)) from error
 
-    def Device(self, number: int) -> _Device:
-        """The device of that number, as CUDA counts."""
-        return _Device(self, number)
+    def Device(self, number: int) -> Any:
+        """The device of that number, as CUDA counts: with `retain_primary_context`, which gives its primary context."""
+
+        def retain() -> Any:
+            context = self.call("cuDevicePrimaryCtxRetain", device)
+            return SimpleNamespace(
+                handle=int(context),
+                push=lambda: self.call("cuCtxPushCurrent", context),
+                detach=lambda: self.call("cuDevicePrimaryCtxRelease", device),
+            )
+
+        device = self.call("cuDeviceGet", number)
+        return SimpleNamespace(retain_primary_context=retain)
 
     def mem_alloc(self, size: int) -> _Allocation:
         """Memory on the device, in the current context. Raises MemoryError."""
@@ -94,40 +105,6 @@ class CudaBindings:
         if result != self._driver.CUresult.CUDA_SUCCESS:
             raise self.Error(f"{function} failed: {getattr(result, 'name', result)}")
         return values[0] if values else None
-
-
-class _Context:
-    def __init__(self, driver: CudaBindings) -> None:
-        self._driver = driver
-
-    def pop(self) -> None:
-        self._driver.call("cuCtxPopCurrent")
-
-
-class _Device:
-    def __init__(self, driver: CudaBindings, number: int) -> None:
-        self._driver, self._device = driver, driver.call("cuDeviceGet", number)
-
-    def retain_primary_context(self) -> _Primary:
-        return _Primary(self._driver, self._device)
-
-
-class _Primary:
-    """The device's primary context, retained until `detach`."""
-
-    def __init__(self, driver: CudaBindings, device: Any) -> None:
-        self._driver, self._device = driver, device
-        self._context = driver.call("cuDevicePrimaryCtxRetain", device)
-
-    @property
-    def handle(self) -> int:
-        return int(self._context)
-
-    def push(self) -> None:
-        self._driver.call("cuCtxPushCurrent", self._context)
-
-    def detach(self) -> None:
-        self._driver.call("cuDevicePrimaryCtxRelease", self._device)
 
 
 class _Allocation:

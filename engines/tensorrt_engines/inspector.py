@@ -25,20 +25,13 @@ _TYPES = {
 }
 """The inspector's words for types, as in "Channel major FP16 format where channel % 8 == 0" or in plain "Half"."""
 _OPERANDS = {
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "f32": "float32",
-    "tf32": "float32",
+    # The single letters are cuBLAS's: nvjet_hsh_128x64_…, nvjet_sm100_tst_…, nvjet_qqtst_…
+    **dict.fromkeys(("f16", "h"), "float16"),
+    **dict.fromkeys(("bf16", "t"), "bfloat16"),
+    **dict.fromkeys(("f32", "tf32", "s"), "float32"),
+    **dict.fromkeys(("i8", "int8"), "int8"),
+    **dict.fromkeys(("e4m3", "e5m2", "q"), "float8"),
     "f64": "float64",
-    "i8": "int8",
-    "int8": "int8",
-    "e4m3": "float8",
-    "e5m2": "float8",
-    # Of cuBLAS: nvjet_hsh_128x64_…, nvjet_sm100_tst_…, nvjet_qqtst_…
-    "h": "float16",
-    "t": "bfloat16",
-    "s": "float32",
-    "q": "float8",
 }
 _WORD = "tf32|f16|bf16|f32|f64|i8|i32|int8|e4m3|e5m2"
 _TACTICS = tuple(
@@ -116,7 +109,10 @@ def _layer(entry: Any) -> EngineLayer:
     if not isinstance(entry, dict):
         return EngineLayer(str(entry), "")
     kind, tactic = str(entry.get("LayerType", "")), str(entry.get("TacticName", ""))
-    computes = bool(_COMPUTING_TYPE.search(kind) or _COMPUTING_KERNEL.search(tactic) or _fused_words(tactic))
+    words = re.findall("[A-Z][a-z]*", tactic.split("_0x")[0]) if tactic.startswith("__myl_") else []
+    computes = bool(
+        _COMPUTING_TYPE.search(kind) or _COMPUTING_KERNEL.search(tactic) or not _COMPUTING_WORDS.isdisjoint(words)
+    )
     outputs = _tensor_types(entry.get("Outputs"))
     return EngineLayer(
         name=str(entry.get("Name", "")),
@@ -154,9 +150,3 @@ def _tensor_types(tensors: Any) -> list[str]:
 def _type(words: Any) -> str | None:
     tokens = re.findall(r"[a-z0-9]+", str(words or "").lower())
     return next((_TYPES[token] for token in tokens if token in _TYPES), None)
-
-
-def _fused_words(tactic: str) -> bool:
-    if not tactic.startswith("__myl_"):
-        return False
-    return bool(_COMPUTING_WORDS & set(re.findall("[A-Z][a-z]*", tactic.split("_0x")[0])))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -19,9 +20,10 @@ from typing import Any
 import torch
 
 from engines.base import Array, Building, BuiltAhead, Job, Layer, Mark, Memory, Phase, Proof, Unsupported, Warning
-from engines.batch_range import parse_batches
 from engines.catalog import ENGINES, TrtOptions
 from engines.cuda_graph import capture
+from engines.deployment import Deployed, copy_graph, write_run
+from engines.option_values import parse_batches
 from engines.requirements import explain, install_command, missing
 from engines.tensorrt_engines import cuda_driver
 from engines.tensorrt_engines.buffers import Buffer, Buffers
@@ -31,25 +33,20 @@ from engines.tensorrt_engines.build import (
     batch_shapes,
     build_engine,
     built_for,
+    open_with_plugins,
+    targets,
 )
 from engines.tensorrt_engines.build_monitor import check, forget, logged, logger_of, reasons
 from engines.tensorrt_engines.inspector import EngineLayer, read_layers, summarize
-from engines.tensorrt_engines.opening import open_with_plugins, targets
 from exporters.cache import Cache
 from exporters.graph_flops import computes, graph_weights
 from exporters.inputs import BATCH, TensorSpec, graph_specs, read_onnx
 
 _OLDEST = {"trt": (10, 13), "trt-rtx": (1, 7)}
-_DTYPES = {
-    "FLOAT": torch.float32,
-    "HALF": torch.float16,
+_DTYPES: dict[str, torch.dtype] = {
+    **{name.upper(): getattr(torch, name) for name in ("float", "half", "int8", "uint8", "int32", "int64", "bool")},
     "BF16": torch.bfloat16,
     "FP8": torch.float8_e4m3fn,
-    "INT8": torch.int8,
-    "UINT8": torch.uint8,
-    "INT32": torch.int32,
-    "INT64": torch.int64,
-    "BOOL": torch.bool,
 }
 _PROFILED_ITERATIONS = 20
 _ERROR_CHARACTERS = 400
@@ -95,6 +92,18 @@ def build(job: Job[TrtOptions]) -> BuiltAhead:
     job.phase(Phase.BUILD)
     built = build_engine(module, request, Cache(), job.progress, job.options.rebuild)
     return BuiltAhead(built.cached, built.warnings)
+
+
+def write_engine(job: Job[TrtOptions], folder: Path, built: Path | None) -> Deployed:
+    """Write model.engine, which has been built, and the graph that it was made of."""
+    assert built is not None, "an engine that builds gets what it built"
+    graph = copy_graph(job, folder)
+    shutil.copyfile(built, folder / "model.engine")
+    write_run(__file__, folder)
+    return Deployed(
+        {**graph, "settings": {"module": library(job.engine).__name__}},
+        "model.engine is for {machine} and this version of the library; it was made of model.onnx.",
+    )
 
 
 class TrtSession:

@@ -9,16 +9,18 @@ past_key_values.0.decoder.key and past_key_values.0.encoder.key go in
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
 
-from exporters.declared_inputs import BATCH, DeclaredInput
+from exporters.calls import tensors_in
+from exporters.declared_inputs import BATCH, DeclaredInput, Place
 from exporters.source import ModelError
 
 Part = Mapping[str, Any]
@@ -93,7 +95,7 @@ def cached_inputs(cls: Any, config: Any) -> tuple[DeclaredInput, ...]:
     """
     key = cls, config.to_json_string()
     if key not in _KNOWN:
-        _KNOWN[key] = tuple(_declared(place, tensor) for place, tensor in _tensors(_made(cls, config)))
+        _KNOWN[key] = tuple(_declared(place, tensor) for place, tensor in tensors_in(_made(cls, config)))
     return _KNOWN[key]
 
 
@@ -105,7 +107,7 @@ def _made(cls: Any, config: Any) -> list[Part]:
             given = {"decoder_input_ids": ids, "encoder_outputs": (torch.zeros((1, _STATES, config.hidden_size)),)}
         result = cls(config).eval()(**given, use_cache=True)
         made = _present(cache, with_encoder=True) if (cache := getattr(result, "past_key_values", None)) else []
-    if not made or any(not isinstance(tensor, Tensor) for _, tensor in _tensors(made)):
+    if not made or not all(isinstance(leaf, Tensor) for leaf in tree_leaves(made)):
         raise ModelError(
             f"{cls.__name__} has no cache with keys and values in each layer; prefill and decode are steps of decoders "
             "such as GPT2LMHeadModel. Of another model's step make a factory whose inputs and outputs hold its state"
@@ -113,15 +115,7 @@ def _made(cls: Any, config: Any) -> list[Part]:
     return made
 
 
-def _tensors(parts: Sequence[Part]) -> Iterator[tuple[tuple[int | str, ...], Tensor]]:
-    """Places and tensors of a cache."""
-    for number, part in enumerate(parts):
-        for name, value in part.items():
-            inner = value.items() if isinstance(value, Mapping) else [(None, value)]
-            yield from (((number, name) if key is None else (number, name, key), tensor) for key, tensor in inner)
-
-
-def _declared(place: tuple[int | str, ...], tensor: Tensor) -> DeclaredInput:
+def _declared(place: Place, tensor: Tensor) -> DeclaredInput:
     _, heads, length, width = tensor.shape
     size = {_PROMPT: "cache", _STATES: "encoder_sequence"}[length]
     return DeclaredInput(("past_key_values", *place), (BATCH, heads, size, width), "float32")

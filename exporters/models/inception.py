@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from exporters.catalog import CLASSES
-from exporters.models.normalization import LocalResponseNorm
+from exporters.models.plain import LocalResponseNorm
 from exporters.source import ModelError
 
 # Widths of each inception module (the paper's Table 1): 1x1; 3x3 reduce, 3x3; 5x5 reduce, 5x5; pooling's projection.

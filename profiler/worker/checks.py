@@ -14,7 +14,7 @@ from engines.base import Array, Named, Proof, Session, Trainable, Warning
 from engines.catalog import EIGHT_BITS, ENGINES, reference_of
 from exporters.distance import unlike
 from exporters.gradients import Deviation, GradientReference, Gradients, deviation, is_input, reference_items, tiled
-from exporters.inputs import how_seeded, repeated_inputs
+from exporters.inputs import how_seeded, seeded_inputs
 from exporters.source import ModelSource, shape_words
 from exporters.weights import has_own_weights
 from profiler.job.case import Case
@@ -146,7 +146,7 @@ def _check_gradients(
     """Add the errors of loss and gradients; fail a row whose gradients are wrong."""
     case, items = task.case, reference_items(task.case.batch_size)
     assert isinstance(session, Trainable), f"{case.engine} trains and cannot show its gradients"
-    inputs = repeated_inputs(task.prepared.specs, case.batch_size, items)
+    inputs = seeded_inputs(task.prepared.specs, case.batch_size, items)
     target = None
     if truth.target is not None:
         target = tiled(truth.target, case.batch_size, is_gradient=case.training.head == "logits")

@@ -11,7 +11,7 @@ from engines.base import Job, Phase, Unsupported
 from engines.catalog import EIGHT_BITS, ENGINES, Device, Options, Reference
 from exporters.flops import Cost
 from exporters.gradients import GradientReference
-from exporters.inputs import TensorSpec, fixed_batch, numpy_dtype, repeated_inputs, seeded_inputs
+from exporters.inputs import TensorSpec, fixed_batch, numpy_dtype, seeded_inputs
 from exporters.source import Identity, ModelSource
 from profiler.job.case import Budget, Case, Role
 from profiler.processes.messages import Outcome
@@ -188,7 +188,7 @@ def make_job(
     if case.role is Role.CELL:
         inputs = seeded_inputs(prepared.specs, case.batch_size)
     else:
-        inputs = repeated_inputs(prepared.specs, case.batch_size, REFERENCE_ITEMS)
+        inputs = seeded_inputs(prepared.specs, case.batch_size, REFERENCE_ITEMS)
     return Job(
         source=case.source,
         pass_=case.pass_,

@@ -247,7 +247,7 @@ def test_compute_capability_of_the_card() -> None:
 
 @pytest.mark.slow
 def test_compute_capabilities_are_the_librarys() -> None:
-    from engines.tensorrt_engines.opening import targets
+    from engines.tensorrt_engines.build import targets
     from engines.tensorrt_engines.session import library
 
     known = [f"{target[2:-1]}.{target[-1]}" for target in targets(library("trt-rtx"))]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from exporters.declared_inputs import DeclaredInput, InputMistake, declared_inputs, name_of
-from exporters.inputs import arguments, first_items, input_specs, repeated_inputs, seeded_inputs
+from exporters.inputs import arguments, first_items, input_specs, seeded_inputs
 from exporters.source import ModelError, ModelSource
 
 BERT = {
@@ -88,7 +88,7 @@ def test_values_are_seeded_and_the_same_in_every_batch() -> None:
     assert 2 <= bias.min() < bias.max() < 3
     assert places[7].tolist() == [0, 1, 2, 3]
     assert (zeros.tolist(), zeros.dtype, ones.tolist()) == ([[0, 0], [0, 0]], np.int32, [1.0] * 40)
-    repeated = repeated_inputs(specs, 6, 2)
+    repeated = seeded_inputs(specs, 6, 2)
     np.testing.assert_array_equal(repeated[0], ids[[0, 1] * 3])
 
 

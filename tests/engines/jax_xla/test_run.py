@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from engines.base import Job
-from engines.catalog import JaxOptions
+from engines.catalog import Options
 from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs
@@ -86,7 +86,7 @@ def test_what_is_exported_runs_without_this_project_and_gives_the_modules_output
     source = ModelSource("tiny", factory="net_to_export:tiny", input_shape=(3, 16, 16))
     folder = tmp_path / "out"
     folder.mkdir()
-    job = Job(source, "inference", "fp32", 2, "cpu", JaxOptions(), ())
+    job = Job(source, "inference", "fp32", 2, "cpu", Options(), ())
     deployed = write_program(job, folder, None)
     config = {"model": "tiny", "device": "cpu", "precision": "fp32", **deployed.config}
     (folder / "config.json").write_text(json.dumps(config))

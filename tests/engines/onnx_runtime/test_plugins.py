@@ -10,8 +10,8 @@ import onnxruntime
 import pytest
 
 from engines.base import Unsupported
-from engines.key_values import is_path, key_values
 from engines.onnx_runtime.plugins import load_plugin
+from engines.option_values import is_path, key_values
 
 pytestmark = pytest.mark.slow
 

@@ -25,8 +25,8 @@ from onnx import TensorProto, helper, numpy_helper
 from thin_networks import thin_source
 
 from engines.base import Unsupported, Warning
-from engines.batch_range import parse_batches
 from engines.catalog import ENGINES, TrtOptions
+from engines.option_values import parse_batches
 from engines.tensorrt_engines import build
 from engines.tensorrt_engines.build import (
     BuildRequest,
@@ -36,6 +36,8 @@ from engines.tensorrt_engines.build import (
     build_engine,
     built_for,
     engine_key,
+    open_with_plugins,
+    targets,
 )
 from engines.tensorrt_engines.build_monitor import (
     MIB,
@@ -47,7 +49,6 @@ from engines.tensorrt_engines.build_monitor import (
     reasons,
     watch_memory,
 )
-from engines.tensorrt_engines.opening import open_with_plugins, targets
 from engines.tensorrt_engines.session import library
 from engines.tensorrt_engines.timing_cache import attach_timings, keep_timings
 from exporters import build_model

@@ -33,10 +33,7 @@ from engines.tensorrt_engines.session import library
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = Path(__file__).parent / "tensorrt_names"
 FOLDER = ROOT / "engines" / "tensorrt_engines"
-SOURCES = [
-    FOLDER / f"{stem}.py"
-    for stem in ("build", "build_monitor", "deploy", "opening", "run_example", "session", "timing_cache")
-]
+SOURCES = [FOLDER / f"{stem}.py" for stem in ("build", "build_monitor", "run_example", "session", "timing_cache")]
 """But those that are given no object of TensorRT's."""
 LIBRARY = {"library", "module"}
 OBJECTS = {

@@ -350,8 +350,8 @@ def test_the_reference_and_the_count_have_the_gradient_of_an_input_that_is_asked
     reference = prepared.gradients["cross-entropy", 2]
     assert isinstance(reference, GradientReference)
     assert "input" in Gradients.read(reference.path).samples
-    assert prepared.cost.inference_flops is not None
-    assert prepared.cost.training_flops == 3 * prepared.cost.inference_flops
+    assert prepared.cost.inference is not None and prepared.cost.training is not None
+    assert prepared.cost.training.item == 3 * prepared.cost.inference.item
 
 
 JOB = """
