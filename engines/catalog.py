@@ -199,13 +199,11 @@ class Preset:
 
     @property
     def options(self) -> dict[Device, Mapping[str, object]]:
-        return {
-            on: given for on, given in zip(DEVICES, (self.cpu, self.cuda), strict=True) if not isinstance(given, str)
-        }
+        return {on: own for on, own in zip(DEVICES, (self.cpu, self.cuda), strict=True) if not isinstance(own, str)}
 
     @property
     def reasons(self) -> dict[Device, str]:
-        return {on: given for on, given in zip(DEVICES, (self.cpu, self.cuda), strict=True) if isinstance(given, str)}
+        return {on: own for on, own in zip(DEVICES, (self.cpu, self.cuda), strict=True) if isinstance(own, str)}
 
 
 _CUDA: tuple[Device, ...] = ("cuda",)
@@ -290,7 +288,7 @@ class TrtOptions(Options):
         -1, "the builder's optimization level, 0 to 5; -1 is the library's own", devices=_CUDA, range=(-1, 5)
     )
     workspace_mib: int = option(
-        0, "most scratch memory a layer may use; 0 is the whole card", devices=_CUDA, range=(0, 2**20)
+        0, "most scratch memory of a layer; 0 is the whole card", devices=_CUDA, range=(0, 2**20)
     )
     batch_range: str = option(
         "",
@@ -605,7 +603,7 @@ _NHWC: Mapping[str, object] = {"channels_last": True}
 _GRAPH: Mapping[str, object] = {"cuda_graph": True}
 _BENCHMARK: Mapping[str, object] = {"cudnn_benchmark": True}
 _ORT_TUNED = {"prefer_nhwc": True, **_GRAPH, "conv_search": "EXHAUSTIVE"}
-_CUDA_PROVIDERS = "NHWC and CUDA graphs are options of ONNX Runtime's CUDA provider"
+_NO_NHWC = "NHWC and CUDA graphs are options of ONNX Runtime's CUDA provider"
 
 PRESETS: dict[str, Preset] = {
     preset.name: preset
@@ -620,14 +618,7 @@ PRESETS: dict[str, Preset] = {
         Preset("compiled", "compiled", "torch.compile, mode reduce-overhead", {}, {}, usual=True),
         # A user's ONNX file, for which there is no eager.
         Preset("ort", "ort", "ONNX Runtime as it comes", {}, {}, usual=True, base_at=("native", "fp32")),
-        Preset(
-            "ort-tuned",
-            "ort",
-            "NHWC, CUDA graph, exhaustive convolution search",
-            _CUDA_PROVIDERS,
-            _ORT_TUNED,
-            usual=True,
-        ),
+        Preset("ort-tuned", "ort", "NHWC, CUDA graph, exhaustive convolution search", _NO_NHWC, _ORT_TUNED, usual=True),
         Preset("ort-openvino", "ort-openvino", "ONNX Runtime on OpenVINO, by its plugin", {}, _NO_OPENVINO_ON_CUDA),
         Preset("ort-trt", "ort-trt", "ONNX Runtime on TensorRT with a CUDA graph", _TRT_NEEDS_A_GPU, _GRAPH),
         Preset("ort-trt-rtx", "ort-trt-rtx", "ONNX Runtime on TensorRT for RTX, by its plugin", _TRT_NEEDS_A_GPU, {}),

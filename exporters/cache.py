@@ -56,9 +56,7 @@ class CacheError(ModelError):
 
     def __init__(self, path: Path, why: str, full: bool = True) -> None:
         room = "make room, as `cache clear` does, or " if full else ""
-        super().__init__(
-            f"the cache cannot keep {path} ({why}); {room}name a folder that can be written in PROFILER_CACHE"
-        )
+        super().__init__(f"the cache cannot keep {path} ({why}); {room}name a writable folder in PROFILER_CACHE")
 
 
 def check_root(root: Path) -> None:

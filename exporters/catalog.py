@@ -32,11 +32,6 @@ class Architecture:
     torchvision: str | None = None
     """Function of torchvision.models with the same state-dict keys and the same computation, if there is one."""
 
-    @property
-    def any_size(self) -> bool:
-        """Whether images may have another height and width: where the classifier takes averages over them."""
-        return self.family in ("resnet", "inception")
-
 
 ALEXNET = (
     "ImageNet Classification with Deep Convolutional Neural Networks. "

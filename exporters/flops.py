@@ -154,8 +154,15 @@ def count_module(source: ModelSource, part: Callable[..., dict[str, Any]], *argu
 
 
 def inference_part(model: nn.Module, specs: Sequence[TensorSpec]) -> dict[str, Any]:
-    flops = per_item(lambda batch: forward_flops(model, specs, batch), _batches(specs))
-    return {"inference": flops, **weights_read(model, specs)}
+    from exporters.calls import call
+
+    def flops(batch: int) -> int:
+        # With gradients: without them torch takes a fused kernel for a transformer's layer, which no counter sees into.
+        with known_values(), counting() as counter:
+            call(model.eval(), specs, tensors(model, specs, batch))
+        return int(counter.get_total_flops())
+
+    return {"inference": per_item(flops, _batches(specs)), **weights_read(model, specs)}
 
 
 def training_part(
@@ -196,15 +203,6 @@ def per_item(flops: Callable[[int], int], batches: Sequence[int]) -> Flops:
     if odd or first[2] - first[1] != first[1] - first[0] or min(item, pair, fixed) < 0:
         raise ValueError(f"batches of {batches} cost {counts} FLOPs: no cost of one item follows from that")
     return Flops(item, pair, fixed)
-
-
-def forward_flops(model: nn.Module, specs: Sequence[TensorSpec], batch: int) -> int:
-    from exporters.calls import call
-
-    # With gradients: without them torch takes a fused kernel for a transformer's layer, into which no counter looks.
-    with known_values(), counting() as counter:
-        call(model.eval(), specs, tensors(model, specs, batch))
-    return int(counter.get_total_flops())
 
 
 def training_flops(

@@ -159,10 +159,8 @@ def _declared_specs(source: ModelSource, declared: Sequence[DeclaredInput]) -> l
                 f"`dimensions: {{{sizes}}}` next to inputs"
             )
         dtype = each.dtype or ("float32" if found is None or found.dtype.kind in "fV" else str(found.dtype))
-        own_sizes = tuple(source.dimensions.get(size, size) if isinstance(size, str) else size for size in shape)
-        spec = TensorSpec(
-            name, own_sizes, dtype, each.place, each.range, each.fill, each.data, named=_named(source, shape)
-        )
+        own = tuple(source.dimensions.get(size, size) if isinstance(size, str) else size for size in shape)
+        spec = TensorSpec(name, own, dtype, each.place, each.range, each.fill, each.data, named=_named(source, shape))
         specs.append(_checked_data(source, spec))
     return specs
 

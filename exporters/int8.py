@@ -79,9 +79,7 @@ def calibration_files(folder: Path, specs: Sequence[TensorSpec]) -> list[Path]:
     """The folder's .npy files by name, each one item or a batch of items. Raises ModelError if one does not fit."""
     if len(specs) > 1:
         names = ", ".join(spec.name for spec in specs)
-        raise ModelError(
-            f"calibration {folder}: its files are of one input, but there are {names}; give `data` to each"
-        )
+        raise ModelError(f"calibration {folder}: its files are of one input, not of {names}; give `data` to each")
     files = sorted(file for file in folder.glob("*.npy") if file.is_file())  # A pipe would be waited for.
     if not files:
         raise ModelError(

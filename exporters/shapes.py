@@ -19,9 +19,7 @@ def dimensions_of(source: ModelSource) -> list[str]:
     if source.onnx is not None:
         shapes = {value.name: symbolic_shape(value) for value in graph_inputs(read_onnx(source.onnx).graph)}
         fixed = batch_symbols(shapes)
-        return list(
-            dict.fromkeys(s for shape in shapes.values() for s in shape if isinstance(s, str) and s not in fixed)
-        )
+        return list(dict.fromkeys(s for own in shapes.values() for s in own if isinstance(s, str) and s not in fixed))
     if source.library is not None:
         from exporters.libraries.catalog import known_inputs
 
@@ -29,7 +27,8 @@ def dimensions_of(source: ModelSource) -> list[str]:
     if source.inputs:
         return symbols(source.inputs)
     network = network_of(source)
-    if source.layer is not None or (network is not None and not network.any_size):
+    # A plain network's classifier takes features of one size, the others' takes averages.
+    if source.layer is not None or (network is not None and network.family == "plain"):
         return []
     shape = network.input_shape if network else source.input_shape or ()
     return [name for name in named_axes(shape) if isinstance(name, str)]

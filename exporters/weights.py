@@ -181,13 +181,8 @@ def tensors(outer: Any) -> Iterator[Any]:
         yield from getattr(graph, "initializer", ())
         for sparse in getattr(graph, "sparse_initializer", ()):
             yield from (sparse.values, sparse.indices)
-        for attribute in (*getattr(graph, "attribute_proto", ()), *(each for n in graph.node for each in n.attribute)):
-            yield from (
-                attribute.t,
-                *attribute.tensors,
-                attribute.sparse_tensor.values,
-                attribute.sparse_tensor.indices,
-            )
+        for each in (*getattr(graph, "attribute_proto", ()), *(own for node in graph.node for own in node.attribute)):
+            yield from (each.t, *each.tensors, each.sparse_tensor.values, each.sparse_tensor.indices)
 
 
 def cached_state(source: ModelSource, cache: Cache) -> Path:

@@ -24,19 +24,6 @@ Array = Any
 """JAX's, of which a check of types without JAX knows nothing."""
 Ints = Sequence[int]
 
-OPERATORS: dict[str, Callable[..., Any]] = {}
-"""By the name of ATen's operator, for all its overloads."""
-
-
-def aten(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a function into OPERATORS."""
-
-    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
-        OPERATORS.update(dict.fromkeys(names, function))
-        return function
-
-    return enter
-
 
 def dtype_of(dtype: torch.dtype) -> Any:
     """The same type of JAX, which has 32 bits where 64 are not switched on."""
@@ -46,7 +33,6 @@ def dtype_of(dtype: torch.dtype) -> Any:
 # Convolutions and products
 
 
-@aten("convolution")
 def convolution(
     x: Array,
     weight: Array,
@@ -72,13 +58,11 @@ def convolution(
     return out if bias is None else out + bias.reshape(-1, *[1] * spatial)
 
 
-@aten("linear")
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     out = x @ weight.T
     return out if bias is None else out + bias
 
 
-@aten("scaled_dot_product_attention")
 def attention(
     query: Array,
     key: Array,
@@ -97,16 +81,9 @@ def attention(
     return softmax(scores, -1) @ value
 
 
-OPERATORS |= {
-    **dict.fromkeys(("mm", "bmm", "matmul"), operator.matmul),
-    "addmm": lambda bias, x, y, beta=1, alpha=1: beta * bias + alpha * (x @ y),
-}
-
-
 # Pooling
 
 
-@aten("max_pool1d", "max_pool2d", "max_pool3d")
 def max_pool(
     x: Array, kernel: Ints, stride: Ints = (), padding: Ints = (0,), dilation: Ints = (1,), ceil_mode: bool = False
 ) -> Array:
@@ -125,7 +102,6 @@ def max_pool(
     return jnp.stack(parts).max(0)
 
 
-@aten("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def average_pool(
     x: Array,
     kernel: Ints,
@@ -150,7 +126,6 @@ def average_pool(
     return total
 
 
-@aten("adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d")
 def adaptive_average_pool(x: Array, size: Ints) -> Array:
     """Each output is the mean of inputs from floor(i n / m) to ceil((i + 1) n / m)."""
     for axis, (n, m) in enumerate(zip(x.shape[-len(size) :], size, strict=True), x.ndim - len(size)):
@@ -185,7 +160,6 @@ def _windows(
 # Normalization
 
 
-@aten("_native_batch_norm_legit_no_training")
 def batch_norm_by_statistics(
     x: Array, weight: Array | None, bias: Array | None, mean: Array, var: Array, momentum: float, eps: float
 ) -> tuple[Array]:
@@ -193,7 +167,6 @@ def batch_norm_by_statistics(
     return (_normalized(x, mean.reshape(shape), var.reshape(shape), weight, bias, eps, shape),)
 
 
-@aten("_native_batch_norm_legit_functional")
 def batch_norm(
     x: Array,
     weight: Array | None,
@@ -221,7 +194,6 @@ def batch_norm(
     return (out, None, None, *new)
 
 
-@aten("layer_norm")
 def layer_norm(
     x: Array, shape: Ints, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5, *_: bool
 ) -> Array:
@@ -230,7 +202,6 @@ def layer_norm(
     return _normalized(x, mean, var, weight, bias, eps, tuple(shape))
 
 
-@aten("group_norm")
 def group_norm(
     x: Array, groups: int, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-5, *_: bool
 ) -> Array:
@@ -265,29 +236,83 @@ def _exponential(function: Callable[[Array, int], Array]) -> Callable[..., Array
 
 
 softmax = _exponential(jax.nn.softmax)
-OPERATORS |= dict.fromkeys(("softmax", "_softmax"), softmax)
-OPERATORS |= dict.fromkeys(("log_softmax", "_log_softmax"), _exponential(jax.nn.log_softmax))
 
 
 # Element by element
 
 
-@aten("div")
 def divide(x: Array, y: Any, rounding_mode: str | None = None) -> Array:
     out = jnp.true_divide(x, y) if rounding_mode is None else jnp.floor_divide(x, y)
     return jnp.trunc(x / y).astype(jnp.result_type(x, y)) if rounding_mode == "trunc" else out
 
 
-OPERATORS |= {
+# Over dimensions
+
+
+def _reduction(reduce: Callable[..., Array]) -> Callable[..., Array]:
+    def reduced(x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+        axes = None if dim is None or dim == [] else tuple(dim) if isinstance(dim, Sequence) else dim
+        return reduce(x if dtype is None else x.astype(dtype_of(dtype)), axis=axes, keepdims=keepdim)
+
+    return reduced
+
+
+def variance(x: Array, dim: Any = None, correction: float | None = 1, keepdim: bool = False) -> Array:
+    axes = None if dim is None else tuple(dim)
+    return jnp.var(x, axes, ddof=1 if correction is None else correction, keepdims=keepdim)
+
+
+# Shapes
+
+
+def squeeze(x: Array, dim: Any = None) -> Array:
+    dims = range(x.ndim) if dim is None else dim if isinstance(dim, Sequence) else [dim]
+    return jnp.squeeze(x, tuple(d for d in dims if x.shape[d] == 1))
+
+
+def expand(x: Array, size: Ints, implicit: bool = False) -> Array:
+    own = (1,) * (len(size) - x.ndim) + x.shape
+    return jnp.broadcast_to(x, [n if s == -1 else s for n, s in zip(own, size, strict=True)])
+
+
+def pad(x: Array, pad: Ints, value: float = 0) -> Array:
+    """Torch names the last dimension's sides first; negative ones cut off."""
+    sides = [(pad[i], pad[i + 1], 0) for i in range(0, len(pad), 2)][::-1]
+    return lax.pad(x, jnp.array(value, x.dtype), [(0, 0, 0)] * (x.ndim - len(sides)) + sides)
+
+
+def _along(x: Array, dim: int, where: slice | int) -> Any:
+    return (slice(None),) * (dim % x.ndim) + (where,)
+
+
+def _each(value: Ints | int, count: int) -> Ints:
+    """One number for every dimension, where torch names one for all."""
+    values = [value] if isinstance(value, int) else list(value)
+    return values * count if len(values) == 1 else values
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "convolution": convolution,
+    "linear": linear,
+    "scaled_dot_product_attention": attention,
+    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), max_pool),
+    **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), average_pool),
+    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d"), adaptive_average_pool),
+    "_native_batch_norm_legit_no_training": batch_norm_by_statistics,
+    "_native_batch_norm_legit_functional": batch_norm,
+    "layer_norm": layer_norm,
+    "group_norm": group_norm,
+    "div": divide,
+    "var": variance,
+    "squeeze": squeeze,
+    "expand": expand,
+    "constant_pad_nd": pad,
+    **dict.fromkeys(("mm", "bmm", "matmul"), operator.matmul),
+    "addmm": lambda bias, x, y, beta=1, alpha=1: beta * bias + alpha * (x @ y),
     **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "mul", "neg")},
-    **{
-        name: getattr(jnp, name)
-        for name in ("exp", "log", "log1p", "sqrt", "reciprocal", "sin", "cos", "tanh", "where")
-    },
-    **{
-        name: getattr(jnp, name)
-        for name in ("abs", "floor", "round", "minimum", "maximum", "logical_not", "logical_and")
-    },
+    **{name: getattr(jnp, name) for name in ("exp", "log", "log1p", "sqrt", "reciprocal", "sin", "cos", "tanh")},
+    **{name: getattr(jnp, name) for name in ("abs", "floor", "round", "where", "minimum", "maximum")},
+    **{name: getattr(jnp, name) for name in ("logical_not", "logical_and")},
     "erf": lax.erf,
     "rsqrt": lax.rsqrt,
     "sigmoid": jax.nn.sigmoid,
@@ -308,56 +333,8 @@ OPERATORS |= {
     "bitwise_not": operator.invert,
     "bitwise_or": operator.or_,
     "masked_fill": lambda x, mask, value: jnp.where(mask, value, x).astype(x.dtype),
-}
-
-
-# Over dimensions
-
-
-def _reduction(reduce: Callable[..., Array]) -> Callable[..., Array]:
-    def reduced(x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
-        axes = None if dim is None or dim == [] else tuple(dim) if isinstance(dim, Sequence) else dim
-        return reduce(x if dtype is None else x.astype(dtype_of(dtype)), axis=axes, keepdims=keepdim)
-
-    return reduced
-
-
-@aten("var")
-def variance(x: Array, dim: Any = None, correction: float | None = 1, keepdim: bool = False) -> Array:
-    return jnp.var(
-        x, None if dim is None else tuple(dim), ddof=1 if correction is None else correction, keepdims=keepdim
-    )
-
-
-OPERATORS |= {
     **{name: _reduction(getattr(jnp, name)) for name in ("mean", "sum", "amax", "amin", "any", "argmax")},
     "cumsum": lambda x, dim, dtype=None: jnp.cumsum(x, dim),
-}
-
-
-# Shapes
-
-
-@aten("squeeze")
-def squeeze(x: Array, dim: Any = None) -> Array:
-    dims = range(x.ndim) if dim is None else dim if isinstance(dim, Sequence) else [dim]
-    return jnp.squeeze(x, tuple(d for d in dims if x.shape[d] == 1))
-
-
-@aten("expand")
-def expand(x: Array, size: Ints, implicit: bool = False) -> Array:
-    own = (1,) * (len(size) - x.ndim) + x.shape
-    return jnp.broadcast_to(x, [n if s == -1 else s for n, s in zip(own, size, strict=True)])
-
-
-@aten("constant_pad_nd")
-def pad(x: Array, pad: Ints, value: float = 0) -> Array:
-    """Torch names the last dimension's sides first; negative ones cut off."""
-    sides = [(pad[i], pad[i + 1], 0) for i in range(0, len(pad), 2)][::-1]
-    return lax.pad(x, jnp.array(value, x.dtype), [(0, 0, 0)] * (x.ndim - len(sides)) + sides)
-
-
-OPERATORS |= {
     **dict.fromkeys(("view", "reshape", "_unsafe_view"), lambda x, shape: x.reshape(shape)),
     "slice": lambda x, dim=0, start=None, end=None, step=1: x[_along(x, dim, slice(start, end, step))],
     "select": lambda x, dim, index: x[_along(x, dim, index)],
@@ -379,14 +356,7 @@ OPERATORS |= {
     "full": lambda size, value, dtype=None, **_: jnp.full(size, value, dtype and dtype_of(dtype)),
     **dict.fromkeys(("clone", "detach", "alias", "lift_fresh_copy"), lambda x, **_: x),
     "getitem": operator.getitem,
+    **dict.fromkeys(("softmax", "_softmax"), softmax),
+    **dict.fromkeys(("log_softmax", "_log_softmax"), _exponential(jax.nn.log_softmax)),
 }
-
-
-def _along(x: Array, dim: int, where: slice | int) -> Any:
-    return (slice(None),) * (dim % x.ndim) + (where,)
-
-
-def _each(value: Ints | int, count: int) -> Ints:
-    """One number for every dimension, where torch names one for all."""
-    values = [value] if isinstance(value, int) else list(value)
-    return values * count if len(values) == 1 else values
+"""By the name of ATen's operator, for all its overloads."""

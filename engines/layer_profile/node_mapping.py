@@ -171,16 +171,14 @@ class _Cover:
 
     def _forerunners(self, kept: set[int]) -> None:
         """What is left prepares for others: it belongs to the first step that reads its result."""
-        readers: dict[str, list[int]] = {}
+        reads: dict[str, list[int]] = {}
         for number, node in enumerate(self.graph_nodes):
             for tensor in node.input:
-                readers.setdefault(tensor, []).append(number)
+                reads.setdefault(tensor, []).append(number)
         for node in reversed(self._open()):
             if node in kept:
                 continue
-            owners = [
-                self.owner[r] for t in self.graph_nodes[node].output for r in readers.get(t, []) if r in self.owner
-            ]
+            owners = [self.owner[r] for t in self.graph_nodes[node].output for r in reads.get(t, []) if r in self.owner]
             if owners:
                 self.owner[node] = min(owners)
 

@@ -116,10 +116,8 @@ def device_layers(
     offset = clock_offset(runs, (started_ns - trace.unix_ns) / 1000, trace)
     iterations = []
     for run, iteration in zip(runs, trace.iterations, strict=True):
-        times, strangers = launched_in(run.nodes, iteration.kernels, offset)
-        iterations.append(
-            [*_named(run, steps, covered, times), *(Layer(k.name, "kernel", (), k.ms) for k in strangers)]
-        )
+        times, others = launched_in(run.nodes, iteration.kernels, offset)
+        iterations.append([*_named(run, steps, covered, times), *(Layer(k.name, "kernel", (), k.ms) for k in others)])
     return median_layers(iterations)
 
 

@@ -34,10 +34,8 @@ class Plugin:
         kind = _HARDWARE[device]
         if found := [each for each in self.devices if each.device.type.name == kind]:
             return found[0]
-        offered = ", ".join(dict.fromkeys(f"{each.ep_name} on {each.device.type.name}" for each in self.devices))
-        raise Unsupported(
-            f"{self.path.name} offers no {kind} here, only {offered or 'nothing'}: it needs other hardware"
-        )
+        here = ", ".join(dict.fromkeys(f"{each.ep_name} on {each.device.type.name}" for each in self.devices))
+        raise Unsupported(f"{self.path.name} offers no {kind} here, only {here or 'nothing'}: it needs other hardware")
 
 
 @functools.cache

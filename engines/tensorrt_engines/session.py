@@ -279,9 +279,7 @@ class TrtSession:
         for name in (n for n in names if n not in inputs):
             shape = tuple(self.context.get_tensor_shape(name))
             if any(size < 0 for size in shape):
-                raise Unsupported(
-                    f"the shape of output {name!r}, {shape}, depends on values: no buffer can be prepared"
-                )
+                raise Unsupported(f"the shape of output {name!r}, {shape}, depends on values: no buffer can be made")
             self._allocate(name, shape)
         # 0 may also mean that the library could not tell, and a context without memory that needs some is refused.
         scratch = self.context.update_device_memory_size_for_shapes() or self.engine.device_memory_size_v2

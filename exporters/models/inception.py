@@ -43,10 +43,6 @@ class Variant:
     def pooling(self, padding: int = 1) -> nn.MaxPool2d:
         return nn.MaxPool2d(3, stride=2, padding=0 if self.rounds_up else padding, ceil_mode=self.rounds_up)
 
-    def normalization(self) -> LocalResponseNorm:
-        size, alpha, beta, k = self.lrn
-        return LocalResponseNorm(size, alpha, beta, k)
-
 
 VARIANTS = {
     "googlenet": Variant(MODULES, (5, 1e-4, 0.75, 1.0), rounds_up=True, outputs=CLASSES, dropout=0.4),
@@ -107,10 +103,10 @@ class GoogLeNet(nn.Module):
         self.stem = nn.Sequential(
             convolution(3, 64, 7, stride=2),
             variant.pooling(),
-            variant.normalization(),
+            LocalResponseNorm(*variant.lrn),
             convolution(64, 64, 1),
             convolution(64, 192, 3),
-            variant.normalization(),
+            LocalResponseNorm(*variant.lrn),
             variant.pooling(),
         )
         self.inception = nn.ModuleDict()

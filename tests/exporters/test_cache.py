@@ -212,8 +212,8 @@ def test_what_a_read_only_cache_lacks_is_an_error_in_words(everyones_folder: Pat
     with read_only(cache.root), pytest.raises(CacheError) as caught:
         cache.entry(kind, "other", ".bin", produce)
     assert str(caught.value) == (
-        f"the cache cannot keep {cache.root / kind / 'other.bin'} (Permission denied); name a folder that can be "
-        "written in PROFILER_CACHE"
+        f"the cache cannot keep {cache.root / kind / 'other.bin'} (Permission denied); name a writable "
+        "folder in PROFILER_CACHE"
     )
 
 
@@ -225,7 +225,7 @@ def test_only_an_empty_cache_has_to_be_writable(everyones_folder: Path) -> None:
     cache.entry("kind", "key", ".bin", produce)
     with read_only(cache.root):
         check_root(cache.root)
-    with pytest.raises(CacheError, match=r"\(No such file or directory\); name a folder"):
+    with pytest.raises(CacheError, match=r"\(No such file or directory\); name a writable folder"):
         check_root(Path("/proc/nope"))
 
 
