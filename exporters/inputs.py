@@ -427,12 +427,11 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
 
     Raises ModelError for an unreadable file and for dimensions without a size.
     """
-    inputs = graph_inputs(read_onnx(path).graph)
-    shapes = {value.name: symbolic_shape(value) for value in inputs}
+    shapes = symbolic_shapes(path)
     batches = batch_symbols(shapes)
     if source.onnx is not None:
         _check_dimensions(source, path, shapes, batches)
-    dtypes = [graph_dtype(source.name, value, path) for value in inputs]
+    dtypes = [graph_dtype(source.name, value, path) for value in graph_inputs(read_onnx(path).graph)]
     known: dict[Any, int | str] = {**source.dimensions, **dict.fromkeys(batches, BATCH)}
     unnamed = {size for sizes in shapes.values() for size in sizes if isinstance(size, str) and size not in known}
     if names := sorted(unnamed):
@@ -480,9 +479,15 @@ def _check_dimensions(
         raise source.error(f"dimensions: {why}")
 
 
-def symbolic_shape(value: Any) -> list[int | str]:
-    """Sizes and symbols of an onnx.ValueInfoProto; a dimension without either is called "input[axis]"."""
-    return [
-        int(dim.dim_value) if dim.dim_value > 0 else dim.dim_param or f"{value.name}[{axis}]"
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim)
-    ]
+def symbolic_shapes(path: Path) -> dict[str, list[int | str]]:
+    """Sizes and symbols of a graph's inputs, by their names; a dimension without either is called "input[axis]".
+
+    Raises ModelError for an unreadable file.
+    """
+    return {
+        value.name: [
+            int(dim.dim_value) if dim.dim_value > 0 else dim.dim_param or f"{value.name}[{axis}]"
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+        ]
+        for value in graph_inputs(read_onnx(path).graph)
+    }

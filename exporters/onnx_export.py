@@ -19,16 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from exporters.cache import Cache, CacheError, check_room, code_of, key_of
 from exporters.errors import chain, place, sentence, text_of
-from exporters.inputs import (
-    BATCH,
-    TensorSpec,
-    fixed_batch,
-    graph_inputs,
-    input_specs,
-    read_onnx,
-    seeded_inputs,
-    symbolic_shape,
-)
+from exporters.inputs import BATCH, TensorSpec, fixed_batch, input_specs, read_onnx, seeded_inputs, symbolic_shapes
 from exporters.packages import versions
 from exporters.sound_graph import check_sound
 from exporters.source import ModelError, ModelSource
@@ -279,7 +270,7 @@ def _free_sizes(specs: Sequence[TensorSpec], batch: int | None) -> str:
 
 def check_free(specs: Sequence[TensorSpec], path: Path) -> None:
     """Raises ValueError where a free size became the example's: code that goes through items one by one does that."""
-    shapes = {value.name: symbolic_shape(value) for value in graph_inputs(read_onnx(path).graph)}
+    shapes = symbolic_shapes(path)
     for spec in specs:
         for name in (name for axis, name in spec.free_axes.items() if isinstance(shapes[spec.name][axis], int)):
             raise ValueError(

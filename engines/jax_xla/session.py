@@ -97,9 +97,8 @@ class JaxSession:
         own = plan.temp_size_in_bytes + _bytes((self.inputs, self.target, self.result))
         own += _bytes({name: each for name, each in self.gradient.items() if is_input(name)})
         known = weights + (gradients or 0) + (optimizer or 0) + own
-        pool = max(
-            (held[key] for key in ("peak_pool_bytes", "pool_bytes", "peak_bytes_in_use") if key in held), default=None
-        )
+        keys = ("peak_pool_bytes", "pool_bytes", "peak_bytes_in_use")
+        pool = max((held[key] for key in keys if key in held), default=None)
         slack = None if pool is None else max(pool - known, 0)
         return Memory(weights, own, slack, gradients=gradients, optimizer=optimizer)
 

@@ -317,13 +317,12 @@ def _check_graph(entry: Mapping[str, Any], batch: str | None, varied: Mapping[st
         graph_inputs,
         graph_specs,
         read_onnx,
-        symbolic_shape,
+        symbolic_shapes,
     )
 
     path, held = entry["onnx"], entry.get("inputs", {})
     try:
-        inputs = graph_inputs(read_onnx(path).graph)
-        shapes = {value.name: symbolic_shape(value) for value in inputs}
+        inputs, shapes = graph_inputs(read_onnx(path).graph), symbolic_shapes(path)
         batches, lacking = batch_symbols(shapes), []
         symbols = {size for shape in shapes.values() for size in shape}
         sizes = {**entry.get("dimensions", {}), **{name: own[0] for name, own in varied.items() if name in symbols}}
