@@ -85,7 +85,8 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for folder in (installed, own):
         monkeypatch.syspath_prepend(folder)
     for name in ("somelib", "users_model"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.setitem(sys.modules, name, sys)  # After the test it is out again, whichever it was.
+        del sys.modules[name]
     return importlib.import_module("users_model")
 
 
