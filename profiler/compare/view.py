@@ -13,13 +13,13 @@ from profiler.compare.cells import CELL
 from profiler.compare.regression import Regression
 from profiler.compare.totals import Total, sentences, totals
 from profiler.results.columns import field, verdict
+from profiler.results.sentences import WITHIN_PROCESS
 from profiler.stats.ratios import MARGINS, WITHIN, legend
 from profiler.tables import numbers
 from profiler.tables.numbers import counted, each, percent, significant, times, whole
 from profiler.tables.table import Section, Table, figure, of_rows, prose, words
 from profiler.tables.writers import left_out
 
-_WITHIN = "These intervals cover noise within one process only; replicates: 3 covers run-to-run noise."
 _RATIO = "Ratio: the base's time over the side's, so above 1 the side is faster"
 _MEMORY = "; memory: the side's over the base's"
 _INTERVAL = " In parentheses: the 95 % interval."
@@ -136,15 +136,11 @@ def _conclusions(comparison: Comparison) -> Section:
     compared = comparison.cells.drop_nulls("ratio")
     reasons = compared.drop_nulls("why_no_verdict").group_by("why_no_verdict", maintain_order=True).len()
     paragraphs += [f"No verdict for {counted(count, 'cell')}: {reason}." for reason, count in reasons.iter_rows()]
-    lost = compared.drop_nulls("disturbed")
-    for (side,), part in lost.group_by("side", maintain_order=True):
-        kinds = sorted({kind for kinds in part["disturbed"] for kind in kinds.split(", ")})
-        paragraphs.append(
-            f"{side}: {counted(part.height, 'cell')} left out of the means and ranges, because a measurement on one "
-            f"side or both was {' or '.join(kinds)}. Measure again."
-        )
+    for side, lost in compared.drop_nulls("disturbed").group_by("side", maintain_order=True).len().iter_rows():
+        left = f"{side}: {counted(lost, 'cell')} left out of the means and ranges"
+        paragraphs.append(f"{left}, which column Disturbed names. Measure again.")
     if WITHIN in compared["interval"]:
-        paragraphs.append(_WITHIN)
+        paragraphs.append(WITHIN_PROCESS)
     return Section("", paragraphs or ["No cell was measured on both sides."])
 
 
@@ -182,7 +178,7 @@ def _cells(comparison: Comparison, base: str, side: str, top: int) -> Section:
 
 def _legend(comparison: Comparison, tables: Sequence[Table], width: int | None) -> Section:
     """What the tables' columns mean, as far as they are filled and shown."""
-    compared = comparison.cells.drop_nulls("ratio")
+    compared = comparison.cells.filter(pl.col("disturbed").is_null()).drop_nulls("ratio")
     if compared.is_empty():
         return Section()
     shown = {

@@ -12,8 +12,9 @@ from profiler.recommend.candidates import FIGURES, Candidate
 from profiler.recommend.choice import Limit, Margin, Recommendation, break_even
 from profiler.results.columns import Group, columns
 from profiler.results.environment import versions_of_others
+from profiler.results.sentences import WITHIN_PROCESS
 from profiler.results.set_up import PARTS, Part, parts_of
-from profiler.results.warning_kinds import doubting, meaning, was_disturbed, without_factor
+from profiler.results.warning_kinds import doubting, meaning, without_factor
 from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
 from profiler.stats.samples import PERCENTILE_NEEDS
 from profiler.tables.numbers import count, counted, rounded, seconds, significant, span
@@ -155,11 +156,11 @@ def _comparison(choice: Candidate, found: Recommendation) -> list[str]:
     if other is None or margin is None:
         alone = "meets the limits" if found.request.limits else "was measured"
         return [*_warned(choice), f"It is the only candidate that {alone}."]
-    verb, than = reasons.WORSE[found.request.objective]
-    relation = f"{verb} {reasons.worse(margin, than, reasons.doubt(margin, ': '))}."
+    (verb, than), lost = reasons.WORSE[found.request.objective], margin.disturbed
+    relation = f"{verb} {reasons.worse(margin, than, reasons.doubt(lost, ': '))}."
     if margin.tied:
         ratio = "" if margin.disturbed else f" (ratio {reasons.times(margin)})"
-        relation = f"is {margin.verdict}{ratio}, but {reasons.needs_more(other, choice)}{reasons.doubt(margin)}."
+        relation = f"is {margin.verdict}{ratio}, but {reasons.needs_more(other, choice)}{reasons.doubt(lost)}."
     rivals = [loser.candidate for loser in found.losers if loser.why in ("worse", "unclear", "tied")]
     cheapest = min(rivals, key=lambda c: c.figures.get("set_up_s", float("inf")))
     pays_off = [_pays_off(choice, rival) for rival in ([other] if cheapest is other else [other, cheapest])]
@@ -313,22 +314,13 @@ def _left_out(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _notes(found: Recommendation, is_rough: bool, sampling: str) -> list[str]:
-    margins = [loser.margin for loser in found.losers if loser.margin is not None]
-    needs = REPLICATES_FOR_A_VERDICT
+    margins = [loser.margin for loser in found.losers if loser.margin and not loser.margin.disturbed]
     notes = []
-    if found.best and found.best.is_disturbed and margins:
-        every = all(candidate.is_disturbed for candidate in found.candidates if candidate.cases)
-        who = "every candidate" if every else found.best.name
-        notes.append(f"No factors: {who} {was_disturbed(() if every else found.best.warnings)}.")
-    margins = [margin for margin in margins if not margin.disturbed]
     if any(m.interval is not None and not m.between for m in margins):
-        notes.append(
-            "In parentheses: 95 % intervals. They cover noise within one process only; "
-            f"replicates: {needs} covers run-to-run noise."
-        )
+        notes.append(f"In parentheses: 95 % intervals. {WITHIN_PROCESS}")
     latency = found.request.objective == "latency"
     if any(m.interval is None for m in margins) and not (latency and is_rough):
-        why = "30 independent samples. Raise budget.seconds" if latency else f"{needs} replicates"
+        why = "30 independent samples. Raise budget.seconds" if latency else f"{REPLICATES_FOR_A_VERDICT} replicates"
         notes.append(f"No interval: fewer than {why}.")
     short = {missed.limit.figure for loser in found.losers for missed in loser.shortfalls if missed.value is None}
     tails = [c.percentile for name, c in FIGURES.items() if name in short and c.percentile]

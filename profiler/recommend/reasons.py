@@ -39,7 +39,7 @@ def reason(loser: Loser, found: Recommendation) -> str:
     if loser.why == "unfit":
         timed = any(shortfall.limit.figure not in _NOT_TIMED for shortfall in loser.shortfalls)
         missed = "; ".join(_shortfall(candidate, shortfall) for shortfall in loser.shortfalls)
-        return missed + (_doubt(candidate) if timed else "")
+        return missed + (doubt([candidate]) if timed else "")
     if loser.why == "unknown":
         return _unknown(candidate, found.request.figure)
     if loser.why == "uncalibrated":
@@ -48,7 +48,7 @@ def reason(loser: Loser, found: Recommendation) -> str:
     if loser.why == "tied":
         verdict = loser.margin.verdict
         same = verdict if verdict and verdict.ties else f"the same {FIGURES[found.request.figure].noun}"
-        return f"{same}, but {needs_more(candidate, found.choice)}{doubt(loser.margin)}"
+        return f"{same}, but {needs_more(candidate, found.choice)}{doubt(loser.margin.disturbed)}"
     than = "" if found.best is found.choice else f" than {found.best.name}"
     # Where the best one was disturbed no row has a factor, as the notes say once.
     own = "" if found.best.is_disturbed else f": it {was_disturbed(candidate.warnings)}"
@@ -67,14 +67,10 @@ def worse(margin: Margin, words: str, why: str) -> str:
     return f"{times(margin, f' {words}')}{', not certain' if margin.is_unsure else ''}"
 
 
-def doubt(margin: Margin, start: str = "; ") -> str:
-    """Which of the two was disturbed, after `start`; empty where neither was."""
-    who = disturbed((one.name, one.warnings) for one in margin.disturbed)
+def doubt(candidates: Iterable[Candidate], start: str = "; ") -> str:
+    """Which of them were disturbed, after `start`; empty where none was."""
+    who = disturbed((one.name, one.warnings) for one in candidates if one.is_disturbed)
     return start + who if who else ""
-
-
-def _doubt(candidate: Candidate) -> str:
-    return f"; {disturbed([(candidate.name, candidate.warnings)])}" if candidate.is_disturbed else ""
 
 
 def relaxation(relaxed: Relaxation, found: Recommendation) -> str:
@@ -92,7 +88,7 @@ def relaxation(relaxed: Relaxation, found: Recommendation) -> str:
     more = f"{numbers.significant(100 * by / limit.value, 2)} % {'less' if limit.figure in HIGHER else 'more'}"
     step = "lower" if limit.figure in HIGHER else "raise"
     option = setting(limit.figure, relaxed.value).replace(" ", " to ")
-    doubted = "" if limit.figure in _NOT_TIMED else _doubt(candidate)
+    doubted = "" if limit.figure in _NOT_TIMED else doubt([candidate])
     return f"{step} {option} to admit {candidate.name} ({amount(limit.figure, by)} or {more}){doubted}"
 
 

@@ -24,17 +24,21 @@ from profiler.report.findings import Finding, Lead
 from profiler.report.tables import tables
 from profiler.results.reading import Runs
 from profiler.results.run_files import read_text
-from profiler.results.sentences import FIRST_CALL, group_sentence
+from profiler.results.sentences import FIRST_CALL, WITHIN_PROCESS, group_sentence
 from profiler.results.wall_time import describe
 from profiler.results.warning_kinds import carried_by_all
 from profiler.stats.ratios import Verdict, label, legend
 from profiler.tables.numbers import count, counted
 from profiler.tables.table import Table
 
-_THROUGHPUT = (
-    "No other point beats one on the front in both latency and throughput. Which of them is right depends on how long "
-    "an answer may take."
+_LATENCY = "The time of one call by its batch size. Both scales are logarithmic."
+_THROUGHPUT = "No other point beats one on the front in both latency and throughput."
+_ROOFLINE = (
+    "The lines are limits: no call can be faster than its FLOPs at the device's measured peak, nor than its bytes at "
+    "the memory's bandwidth. A point far below its roof waits for something else, most often for launches. Weights "
+    "that stay in the cache can put a point above the slanted roof."
 )
+_NO_ROOFLINE = "No chart: the device's peaks, or how many bytes a call moves, are not in these results."
 _EFFICIENCY = (
     "The time per item by batch size. Where the curve is flat the device is full: a larger batch only "
     "lengthens the wait."
@@ -165,17 +169,18 @@ def _sections(data: Data, drawn: Mapping[str, Chart]) -> list[Section]:
     measured = not configurations.is_empty()
     trained, walked = "training" in configurations["pass"], configurations["first_call_ms"].count()
     environment = [*wall_time(data.runs), *data.runs.notes]
+    roofline = _ROOFLINE if "roofline" in drawn else _NO_ROOFLINE
     lost, sentences = _when(measured and data.lost, data.lost or ""), group_sentences(configurations)
     answer = {"commands": _commands(data), "plain": lost, "sentences": sentences, "open": True}
     every, machine = _when("not-measured" not in made, "Every case succeeded."), code(data.runs, data.labels)
     return [
         section("answer", "What to deploy", _answer(data), other="overview", **answer),
         section("speedups", "Speed-up by configuration", _speedups(configurations)),
-        section("latency", "Latency against batch size", _latency(configurations)),
+        section("latency", "Latency against batch size", _when("latency" in drawn, _LATENCY)),
         section("shapes", "Latency and throughput by shape", _when(charts.dimensions(configurations), _SHAPES)),
         section("throughput", "Throughput against latency", _when(measured, _THROUGHPUT)),
         section("memory", "Memory", _memory(configurations)),
-        section("roofline", "Roofline", _roofline(data, "roofline" in drawn)),
+        section("roofline", "Roofline", _when(configurations["tflops"].count(), roofline)),
         section("efficiency", "Minibatch efficiency", _when("efficiency" in made, _EFFICIENCY), other="largest-batch"),
         section("training", "Training", _when(trained, _TRAINING)),
         section("layers", "Layer by layer", _when(measured, _layers(data))),
@@ -254,10 +259,7 @@ def _speedups(configurations: pl.DataFrame) -> list[str]:
     if "between processes" in kinds:
         intervals = "Bars are 95 % intervals between processes, from the replicates."
     elif kinds:
-        intervals = (
-            "Bars are 95 % intervals, which cover noise within one process only; `replicates: 3` in the job covers "
-            "run-to-run noise, and gives verdicts."
-        )
+        intervals = f"Bars are 95 % intervals. {WITHIN_PROCESS}"
     elif configurations["taken"].count():
         intervals = "No intervals: fewer than 30 independent samples. Raise `budget.seconds`."
     else:
@@ -273,13 +275,6 @@ def _speedups(configurations: pl.DataFrame) -> list[str]:
     ]
 
 
-def _latency(configurations: pl.DataFrame) -> list[str]:
-    sizes = configurations["batch_size"].unique()
-    if sizes.len() == 1:
-        return [f"Everything was measured at batch size {sizes[0]}, so there is no curve."]
-    return ["The time of one call by its batch size. Both scales are logarithmic."] if sizes.len() else []
-
-
 def _memory(configurations: pl.DataFrame) -> list[str]:
     """What the peak is, and which parts it has on this kind of device."""
     if configurations["peak_memory_mib"].count() == 0:
@@ -293,21 +288,6 @@ def _memory(configurations: pl.DataFrame) -> list[str]:
         "The peak, and what it is made of. Slack is what an allocator holds unused; library what no allocator knows "
         "of, such as loaded kernels."
     ]
-
-
-def _roofline(data: Data, drawn: bool) -> list[str]:
-    """How to read the roofline, or why there is none."""
-    if data.configurations["tflops"].count() == 0:
-        return []
-    if drawn:
-        return [
-            "The lines are limits: no call can be faster than its FLOPs at the device's measured peak, nor than its "
-            "bytes at the memory's bandwidth. A point far below its roof waits for something else, most often for "
-            "launches. Weights that stay in the cache can put a point above the slanted roof."
-        ]
-    roofs = any(environment.get("roofs") for environment in data.environments.values())
-    lacking = "how many bytes a call moves is" if roofs else "the device's peak FLOP/s and bandwidth are"
-    return [f"No chart: {lacking} not in these results. The table has what is known."]
 
 
 def _layers(data: Data) -> str:

@@ -17,6 +17,7 @@ from profiler.results.replicates import OK, OUT_OF_MEMORY, measured, without_pro
 from profiler.results.warning_kinds import (
     KINDS,
     disturbances,
+    disturbed,
     is_remeasured,
     kinds_first_taken,
     was_disturbed,
@@ -53,6 +54,7 @@ def rough(sampling_seconds: Iterable[float | None]) -> str | None:
 
 _MOST_FAILURES = 4
 _REASON_CHARACTERS = 140
+WITHIN_PROCESS = "Intervals cover noise within one process only; `replicates: 3` covers run-to-run noise."
 FIRST_CALL = (
     "First call: what the first request of a new shape waits for, in a process that has served the smaller ones; one "
     "sample. The smallest shape has none: its first call is part of the set-up."
@@ -132,12 +134,7 @@ def _doubts(best: Row) -> str:
     sides = {"it": best["warnings"]}
     if not best["is_base"]:
         sides[f"the base, {best['base']},"] = best["base_warnings"] or []
-    doubts: dict[str, list[str]] = {}
-    for who, warnings in sides.items():
-        if kinds := without_factor(warnings):
-            doubts.setdefault(" and ".join(kinds), []).append(who)
-    said = (f"{' and '.join(who)} {'was' if len(who) == 1 else 'were'} {kinds}" for kinds, who in doubts.items())
-    return ", and ".join(said)
+    return disturbed((who, warnings) for who, warnings in sides.items() if without_factor(warnings))
 
 
 def _maybe_faster(lines: Sequence[Row]) -> str:

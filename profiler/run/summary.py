@@ -16,7 +16,15 @@ from profiler.results.columns import Group, Shown, field, fields, latency_spread
 from profiler.results.configurations import certain, groups
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.results.replicates import measured, not_measured, warned
-from profiler.results.sentences import FIRST_CALL, disturbance_sentence, group_sentence, rough, sweep_sentences, title
+from profiler.results.sentences import (
+    FIRST_CALL,
+    WITHIN_PROCESS,
+    disturbance_sentence,
+    group_sentence,
+    rough,
+    sweep_sentences,
+    title,
+)
 from profiler.results.warning_kinds import carried_by_all, meaning
 from profiler.stats.ratios import legend
 from profiler.tables import numbers
@@ -26,7 +34,6 @@ from profiler.tables.writers import print_pairs, print_table
 
 Row = Mapping[str, Any]
 
-_WITHIN_PROCESS = "Intervals cover noise within one process only; `replicates: 3` covers run-to-run noise."
 _NO_INTERVAL = "No interval: fewer than 30 independent samples. Raise `budget.seconds`."
 _VERDICTS = f"Verdict: against the base, on device time (CPU: latency); {legend()}."
 
@@ -89,7 +96,7 @@ def _notes(lines: Sequence[Row], doubt: str | None, judged: bool) -> list[str]:
     """
     notes = [doubt] if doubt else []
     if not doubt and any(line["speedup_low"] is not None and line["interval"] == "within process" for line in lines):
-        notes.append(_WITHIN_PROCESS)
+        notes.append(WITHIN_PROCESS)
     others = (line for line in lines if line["base"] and not line["is_base"])
     if not doubt and any(line["speedup_low"] is None for line in others):
         notes.append(_NO_INTERVAL)

@@ -216,7 +216,7 @@ def test_without_replicates_there_is_no_verdict_and_the_page_says_why() -> None:
     said = " ".join(text.split())
     assert code == 0
     assert "1 and 1 processes: a verdict needs 3 a side" in said
-    assert "These intervals cover noise within one process only" in said
+    assert "Intervals cover noise within one process only" in said
     assert "Verdict" not in said.replace("No verdict", "")
 
 

@@ -187,7 +187,7 @@ def test_where_the_best_or_the_base_was_disturbed_the_sentence_ends_with_it(side
         ("disturbed", "drift", "the base, fp32 eager, was disturbed"),
         ("drift", "inconsistent", "it was inconsistent"),
         ("disturbed", "disturbed", "it and the base, fp32 eager, were disturbed"),
-        ("disturbed", "inconsistent", "it was inconsistent, and the base, fp32 eager, was disturbed"),
+        ("disturbed", "inconsistent", "it was inconsistent and the base, fp32 eager, was disturbed"),
     ],
 )
 def test_where_other_work_had_the_machine_the_sentence_says_whose_row_that_was_and_gives_no_factor(eager, ort, says):
