@@ -321,12 +321,12 @@ def _is_slow(file: Path) -> bool:
                 return True
             case ast.ImportFrom(module) if (module or "").partition(".")[0] == "torch":
                 return True
-            case ast.Assign([ast.Name("pytestmark")], value) if ast.unparse(value) in _FILE_MARKS:
+            case ast.Assign([ast.Name("pytestmark")], value) if _FILE_MARKS & set(map(ast.unparse, ast.walk(value))):
                 return True
     return False
 
 
-_FILE_MARKS = ("pytest.mark.slow", "pytest.mark.gpu")
+_FILE_MARKS = {"pytest.mark.slow", "pytest.mark.gpu"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks.verify_plain import numpy_error
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_largest_relative_error_over_the_items_that_both_have(tmp_path: Path) -> None:
     truth = {"0 logits": np.array([[3.0, 4.0], [0.0, 0.0]]), "1 pooled": np.array([[2.0], [9.0]])}

@@ -23,6 +23,8 @@ from exporters.source import ModelSource
 from profiler.job.case import Case
 from profiler.worker.task import graph_of
 
+pytestmark = pytest.mark.slow
+
 SOURCE = thin_source("resnet50")
 
 

@@ -13,6 +13,8 @@ from exporters.source import ModelSource
 from profiler.job.case import Case
 from profiler.worker.checks import mismatch, remarks
 
+pytestmark = pytest.mark.slow
+
 HALF = "Channel major FP16 format where channel % 8 == 0"
 FLOAT = "Channel major FP32 format where channel % 4 == 0"
 

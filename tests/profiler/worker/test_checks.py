@@ -18,6 +18,8 @@ from profiler.worker.checks import explained, judge_gradients, judge_reference, 
 from profiler.worker.parity import Difference
 from profiler.worker.task import Prepared
 
+pytestmark = pytest.mark.slow
+
 
 def case(precision: str = "fp32", device: str = "cuda", calibration: Path | None = None, **options: object) -> Case:
     source = ModelSource("net", calibration=calibration)

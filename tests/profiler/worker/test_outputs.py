@@ -9,6 +9,8 @@ import pytest
 
 from profiler.worker.outputs import align, read_outputs, write_outputs
 
+pytestmark = pytest.mark.slow
+
 LOGITS = np.arange(24.0).reshape(8, 3)
 PAIRS = np.arange(64.0).reshape(8, 8)
 BOXES = np.ones((5, 4))
