@@ -65,8 +65,6 @@ class Outcome:
     """When each phase was entered first, on time.monotonic()."""
     parts: list[Part] = field(default_factory=list)
     """The cases that ended before, of a call that runs several; the fields above are of what came after them."""
-    killed: bool = False
-    """Whether its process was ended from outside, by a signal that none sends to itself or with its forkserver."""
     log: Path | None = None
     """Where a call printed that did not end well: the whole traceback of an error is there."""
 

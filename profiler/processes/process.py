@@ -47,7 +47,6 @@ PRELOADED = "profiler.worker.preload"
 """What the forkserver imports."""
 _TERMINALS = (signal.SIGINT, signal.SIGHUP)
 """What a terminal sends to all of its processes."""
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, *_TERMINALS)
 _TICK_SECONDS = 0.2
 _CLOSE_SECONDS = 30.0
 """How long a session may take to close, whatever the timeout: everything has been measured, and others wait."""
@@ -393,14 +392,12 @@ class Child:
         self._await_exit()
         code = self.process.exitcode
         if code == 255 and _forkserver_ends():  # So multiprocessing calls what it cannot know.
-            return Outcome(
-                "crashed", f"ended{self._while()} with the forkserver, which forks every process", killed=True
-            )
+            return Outcome("crashed", f"ended{self._while()} with the forkserver, which forks every process")
         if code is None:
             return Outcome("crashed", f"closed its pipe{self._while()} but is still running")
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return Outcome("oom", f"killed by the kernel{self._while()}: out of memory")
-        return Outcome("crashed", f"{how_ended(code)}{self._while()}", killed=-code in _FROM_OUTSIDE)
+        return Outcome("crashed", f"{how_ended(code)}{self._while()}")
 
 
 def run_one(call: Call, tick: Callable[[Child], None] = lambda child: None) -> Outcome:
@@ -415,7 +412,8 @@ def run_one(call: Call, tick: Callable[[Child], None] = lambda child: None) -> O
 
 
 def run_all(calls: Iterable[Call], slots: int, tick: Callable[[int], None] = lambda done: None) -> list[Outcome]:
-    """Run the calls side by side, `slots` at a time; outcomes in the order of the calls. One that is killed runs again.
+    """Run the calls side by side, `slots` at a time; outcomes in the order of the calls. One that crashes, as what
+    somebody kills does, runs once more.
 
     `tick` is called a few times a second with the number of calls that have ended.
     """
@@ -429,7 +427,7 @@ def run_all(calls: Iterable[Call], slots: int, tick: Callable[[int], None] = lam
                 running[index] = Child(call)
             for index, child in list(running.items()):
                 outcome = child.poll(0.05)
-                if outcome is not None and outcome.killed and index not in again:
+                if outcome is not None and outcome.status == "crashed" and index not in again:
                     again.add(index)
                     running[index] = Child(child.call)
                 elif outcome is not None:
