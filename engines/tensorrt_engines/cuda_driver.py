@@ -65,8 +65,8 @@ class CudaBindings:
 
         def retain() -> Any:
             context = self.call("cuDevicePrimaryCtxRetain", device)
-            return SimpleNamespace(
-                handle=int(context),
+            return _Primary(
+                context=context,
                 push=lambda: self.call("cuCtxPushCurrent", context),
                 detach=lambda: self.call("cuDevicePrimaryCtxRelease", device),
             )
@@ -105,6 +105,12 @@ class CudaBindings:
         if result != self._driver.CUresult.CUDA_SUCCESS:
             raise self.Error(f"{function} failed: {getattr(result, 'name', result)}")
         return values[0] if values else None
+
+
+class _Primary(SimpleNamespace):
+    @property
+    def handle(self) -> int:
+        return int(self.context)
 
 
 class _Allocation:
