@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -410,6 +410,11 @@ def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     return [value for value in graph.input if value.name not in initializers]
 
 
+def file_inputs(path: Path) -> list[onnx.ValueInfoProto]:
+    """The same of a file. Raises ModelError where it cannot be read."""
+    return graph_inputs(read_onnx(path).graph)
+
+
 def graph_dtype(model: str, value: onnx.ValueInfoProto, path: Path) -> str:
     """The type of a graph's input. Raises ModelError for what is no tensor of numbers, and for a negative size."""
     import onnx
@@ -427,11 +432,12 @@ def graph_specs(source: ModelSource, path: Path) -> list[TensorSpec]:
 
     Raises ModelError for an unreadable file and for dimensions without a size.
     """
-    shapes = symbolic_shapes(path)
+    inputs = file_inputs(path)
+    shapes = symbolic_shapes(inputs)
     batches = batch_symbols(shapes)
     if source.onnx is not None:
         _check_dimensions(source, path, shapes, batches)
-    dtypes = [graph_dtype(source.name, value, path) for value in graph_inputs(read_onnx(path).graph)]
+    dtypes = [graph_dtype(source.name, value, path) for value in inputs]
     known: dict[Any, int | str] = {**source.dimensions, **dict.fromkeys(batches, BATCH)}
     unnamed = {size for sizes in shapes.values() for size in sizes if isinstance(size, str) and size not in known}
     if names := sorted(unnamed):
@@ -479,15 +485,12 @@ def _check_dimensions(
         raise source.error(f"dimensions: {why}")
 
 
-def symbolic_shapes(path: Path) -> dict[str, list[int | str]]:
-    """Sizes and symbols of a graph's inputs, by their names; a dimension without either is called "input[axis]".
-
-    Raises ModelError for an unreadable file.
-    """
+def symbolic_shapes(inputs: Iterable[onnx.ValueInfoProto]) -> dict[str, list[int | str]]:
+    """Sizes and symbols of a graph's inputs, by their names; a dimension without either is called "input[axis]"."""
     return {
         value.name: [
             int(dim.dim_value) if dim.dim_value > 0 else dim.dim_param or f"{value.name}[{axis}]"
             for axis, dim in enumerate(value.type.tensor_type.shape.dim)
         ]
-        for value in graph_inputs(read_onnx(path).graph)
+        for value in inputs
     }

@@ -18,7 +18,7 @@ import numpy as np
 
 from exporters.cache import Cache, check_room, code_of, file_sha256, key_of
 from exporters.errors import sentence
-from exporters.inputs import TensorSpec, fixed_batch, graph_inputs, input_specs, read_onnx, seeded_inputs
+from exporters.inputs import TensorSpec, file_inputs, fixed_batch, input_specs, seeded_inputs
 from exporters.onnx_export import Export, export_key, note
 from exporters.onnx_files import fp32_graph
 from exporters.qdq_placement import PLACEMENTS, Placement, keep_operands, residuals
@@ -60,7 +60,7 @@ def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
 
 def named(source: ModelSource, graph: Path, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
     """The model's inputs as its graph calls them, which a user's may do in its own way."""
-    names = [value.name for value in graph_inputs(read_onnx(graph).graph)]
+    names = [value.name for value in file_inputs(graph)]
     own = {spec.name for spec in specs}
     if source.own_graph is None or own == set(names):
         return list(specs)

@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 from exporters.cache import Cache, CacheError, check_room, code_of, key_of
 from exporters.errors import chain, place, sentence, text_of
-from exporters.inputs import BATCH, TensorSpec, fixed_batch, input_specs, read_onnx, seeded_inputs, symbolic_shapes
+from exporters.inputs import (
+    BATCH,
+    TensorSpec,
+    file_inputs,
+    fixed_batch,
+    input_specs,
+    read_onnx,
+    seeded_inputs,
+    symbolic_shapes,
+)
 from exporters.packages import versions
 from exporters.sound_graph import check_sound
 from exporters.source import ModelError, ModelSource
@@ -270,7 +279,7 @@ def _free_sizes(specs: Sequence[TensorSpec], batch: int | None) -> str:
 
 def check_free(specs: Sequence[TensorSpec], path: Path) -> None:
     """Raises ValueError where a free size became the example's: code that goes through items one by one does that."""
-    shapes = symbolic_shapes(path)
+    shapes = symbolic_shapes(file_inputs(path))
     for spec in specs:
         for name in (name for axis, name in spec.free_axes.items() if isinstance(shapes[spec.name][axis], int)):
             raise ValueError(

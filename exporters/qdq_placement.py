@@ -6,10 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 WEIGHTED = ("Conv", "Gemm", "MatMul")
 """What multiplies. Transposed convolutions stay float: ONNX Runtime has none in int8."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from exporters.catalog import network_of
 from exporters.declared_inputs import symbols
-from exporters.inputs import batch_symbols, named_axes, symbolic_shapes
+from exporters.inputs import batch_symbols, file_inputs, named_axes, symbolic_shapes
 from exporters.source import ModelSource
 
 
@@ -17,7 +17,7 @@ def dimensions_of(source: ModelSource) -> list[str]:
     Of a library's model this imports the library. Raises ModelError for a model or a file that cannot be had.
     """
     if source.onnx is not None:
-        shapes = symbolic_shapes(source.onnx)
+        shapes = symbolic_shapes(file_inputs(source.onnx))
         fixed = batch_symbols(shapes)
         return list(dict.fromkeys(s for own in shapes.values() for s in own if isinstance(s, str) and s not in fixed))
     if source.library is not None:

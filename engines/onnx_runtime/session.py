@@ -30,7 +30,7 @@ from engines.onnx_runtime.node_profile import Run, compute_types, device_layers,
 from engines.onnx_runtime.plugins import load_plugin
 from engines.onnx_runtime.providers import PROVIDERS, Provider
 from exporters.errors import text_of
-from exporters.inputs import BATCH, graph_inputs, read_onnx
+from exporters.inputs import BATCH, file_inputs, read_onnx
 
 _TYPES = {
     f"tensor({name})": (getattr(torch, name), onnx.TensorProto.DataType.Value(name.upper()))
@@ -337,7 +337,7 @@ def symbol_sizes(job: Job[Any]) -> dict[str, int]:
     """Sizes of the graph's symbolic dimensions; the batch is the leading one of the first input."""
     batch = BATCH
     if job.source.own_graph is not None:
-        shapes = [value.type.tensor_type.shape.dim for value in graph_inputs(read_onnx(job.graph).graph)]
+        shapes = [value.type.tensor_type.shape.dim for value in file_inputs(job.graph)]
         batch = shapes[0][0].dim_param if shapes and shapes[0] else ""
     sizes = {**job.source.dimensions, **({batch: job.batch_size} if batch else {})}
     return {name: size for name, size in sizes.items() if not (job.keeps_free and name in job.source.varied)}

@@ -124,10 +124,10 @@ def _taken_by_graph(path: Path, given: Inputs, folder: Path, option: str) -> dic
     those hold. Raises ConfigError where one does not fit."""
     if not given:
         return {}
-    from exporters.inputs import batch_symbols, symbolic_shapes
+    from exporters.inputs import batch_symbols, file_inputs, symbolic_shapes
 
     try:
-        known = symbolic_shapes(path)
+        known = symbolic_shapes(file_inputs(path))
     except ModelError as error:
         raise ConfigError(str(error)) from None
     by_name = zip(known, given.values(), strict=False) if 0 in given else given.items()

@@ -310,19 +310,12 @@ def _integers(typed: str, dtype: str) -> str:
 
 def _check_graph(entry: Mapping[str, Any], batch: str | None, varied: Mapping[str, Sequence[Any]]) -> int | None:
     """The only batch size of an ONNX file, or None if it is free. Raises ConfigError where more must be said of it."""
-    from exporters.inputs import (
-        batch_symbols,
-        fixed_batch,
-        graph_dtype,
-        graph_inputs,
-        graph_specs,
-        read_onnx,
-        symbolic_shapes,
-    )
+    from exporters.inputs import batch_symbols, file_inputs, fixed_batch, graph_dtype, graph_specs, symbolic_shapes
 
     path, held = entry["onnx"], entry.get("inputs", {})
     try:
-        inputs, shapes = graph_inputs(read_onnx(path).graph), symbolic_shapes(path)
+        inputs = file_inputs(path)
+        shapes = symbolic_shapes(inputs)
         batches, lacking = batch_symbols(shapes), []
         symbols = {size for shape in shapes.values() for size in shape}
         sizes = {**entry.get("dimensions", {}), **{name: own[0] for name, own in varied.items() if name in symbols}}
