@@ -50,7 +50,7 @@ def reason(loser: Loser, found: Recommendation) -> str:
         same = verdict if verdict and verdict.ties else f"the same {FIGURES[found.request.figure].noun}"
         return f"{same}, but {needs_more(candidate, found.choice)}{doubt(loser.margin.disturbed)}"
     than = "" if found.best is found.choice else f" than {found.best.name}"
-    # Where the best one was disturbed no row has a factor, as the notes say once.
+    # Where the best one was disturbed no row has a factor, as the first sentence says once.
     own = "" if found.best.is_disturbed else f": it {was_disturbed(candidate.warnings)}"
     return worse(loser.margin, WORSE[objective][1] + than, own)
 

@@ -422,7 +422,7 @@ def prepare_ahead(config: Config, target: Target, cases: Sequence[Case], caches:
         outcomes |= compile_ahead(tasks, path, display.preparing)
     failed = {id_: outcome for id_, outcome in outcomes.items() if outcome is not None and outcome.status != "ok"}
     print_pairs(console, [(Text(f"  {id_}", "yellow"), Text(str(why.reason))) for id_, why in failed.items()])
-    console.print(Text(_said_ahead(runnable, len(failed), len(tasks), time.monotonic() - started)), soft_wrap=True)
+    console.print(Text(_ahead_summary(runnable, len(failed), len(tasks), time.monotonic() - started)), soft_wrap=True)
     return int(bool(runnable) and len(failed) == len(runnable))
 
 
@@ -437,7 +437,7 @@ def compile_ahead(tasks: Sequence[Task], path: tuple[str, ...], tick: Tick) -> d
     return side_by_side(calls, weights, tick, "compilations")
 
 
-def _said_ahead(cases: Sequence[Case], failed: int, compiled: int, seconds: float) -> str:
+def _ahead_summary(cases: Sequence[Case], failed: int, compiled: int, seconds: float) -> str:
     models = counted(len({case.model for case in cases}), "model")
     text = f"\nPrepared {models} in {duration(seconds)}: {len(cases) - failed} of {counted(len(cases), 'case')} can run"
     if compiled:

@@ -108,7 +108,7 @@ def open_display(console: Console) -> Display:
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
 
 
-def each(display: Display, what: str, items: Sequence[Any]) -> Iterator[Any]:
+def with_progress(display: Display, what: str, items: Sequence[Any]) -> Iterator[Any]:
     """Yield the items; before each and after the last the display shows how many are done."""
     for done, item in enumerate(items):
         display.preparing(what, done, len(items))

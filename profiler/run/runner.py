@@ -27,7 +27,7 @@ from profiler.run.device_lock import DeviceLock
 from profiler.run.fits import too_large_to_run, weight_mib
 from profiler.run.largest_batch import Search, short
 from profiler.run.prepare import failure, prepare
-from profiler.run.progress import Display, each
+from profiler.run.progress import Display, with_progress
 from profiler.run.quiet import Quiet
 from profiler.run.roofs import RunRoofs
 from profiler.run.supervise import Supervisor, families
@@ -128,7 +128,7 @@ class Runner:
 
     def _await(self, others: Mapping[Path, OtherPython]) -> None:
         """Wait until the other interpreters are ready; their rows have the CUDA of their libraries."""
-        for python, other in each(self.display, "libraries of other interpreters", [*others.items()]):
+        for python, other in with_progress(self.display, "libraries of other interpreters", [*others.items()]):
             said = other.ready()
             found = {"cuda": said.get("torch_cuda"), "cudnn": said.get("cudnn")} if self.target.gpu else {}
             for facts in self.environment["interpreters"].values():
@@ -156,7 +156,7 @@ class Runner:
         journal = self.run.results()
         self._first_calls |= timed(journal)
         able = [[task for task in walk if failure(task.case, task.prepared) is None] for walk in walked]
-        for walk in each(self.display, "first calls at new shapes", [walk for walk in able if len(walk) > 1]):
+        for walk in with_progress(self.display, "first calls at new shapes", [walk for walk in able if len(walk) > 1]):
             with self.wall.span("first calls"):
                 self._first_calls = supervisor.first_calls(walk) | self._first_calls
         for id_, result in journal.items():

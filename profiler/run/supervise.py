@@ -63,14 +63,14 @@ class Supervisor:
         self.quiet.start()
         with own_folder() as folder:
             own = {variable: str(folder)} if variable else {}
-            outcome = self._run("looks_apart:first_calls", tasks, tasks[0], log, variables=own)
+            outcome = self._run("extra_calls:first_calls", tasks, tasks[0], log, variables=own)
         found: dict[CaseId, float] = (outcome.value if outcome.status == "ok" else outcome.salvage) or {}
         return {each.case.id: found.get(each.case.id, str(outcome.reason)) for each in tasks[1:]}
 
     def kernel_times(self, task: Task) -> Outcome:
         """The kernels of a case that has been measured, in a process of its own."""
         log = self.logs / f"{task.case.id.file_name}-kernels.log"
-        return self._run("looks_apart:kernel_times", task, task, log)
+        return self._run("extra_calls:kernel_times", task, task, log)
 
     def measure_sweep(
         self, tasks: Sequence[Task], tick: Callable[[int, str], None], keep: Callable[[Result], None]

@@ -87,7 +87,7 @@ def test_a_profiled_pass_on_the_cpu_names_torchs_operators(tmp_path: Path, monke
     from exporters.cache import Cache
     from exporters.inputs import input_specs
     from exporters.weights import cached_state
-    from profiler.worker.looks_apart import kernel_times
+    from profiler.worker.extra_calls import kernel_times
 
     monkeypatch.syspath_prepend(Path(__file__).parents[2])
     prepared = Prepared(tuple(input_specs(NET)), cached_state(NET, Cache(tmp_path)))

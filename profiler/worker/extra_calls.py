@@ -1,4 +1,4 @@
-"""Look at cases apart from measuring them: the first call at each new shape, and the kernels that a case runs."""
+"""Call cases apart from measuring them: for the first call at each new shape, and for the kernels that they run."""
 
 from __future__ import annotations
 
