@@ -42,6 +42,11 @@ def write(options: Options, compared: pl.DataFrame | None = None) -> list[Path]:
     check_choice("--format", options.format, get_args(Format))
     if options.charts is not None:
         check_choice("--charts", options.charts, get_args(ImageFormat))
+    if options.study is not None and (options.format != "html" or options.charts is not None):
+        raise ConfigError(
+            "--study gives a page of HTML; Markdown, CSV and SVG come from "
+            f"`{PROGRAM} published {shlex.join(options.runs)} --study {options.study} --into FOLDER`"
+        )
     only = parse_only(options.only)
     runs = read_runs(options.runs)
     if only is not None:
@@ -49,11 +54,6 @@ def write(options: Options, compared: pl.DataFrame | None = None) -> list[Path]:
     target = _target(options)
     try:
         if options.study is not None:
-            if options.format != "html" or options.charts is not None:
-                raise ConfigError(
-                    "--study gives a page of HTML; Markdown, CSV and SVG come from "
-                    f"`{PROGRAM} published {shlex.join(options.runs)} --study {options.study} --into FOLDER`"
-                )
             return [_write_page(target, page(study.compose(options.study, runs, only)))]
         return _write_report(options, runs, only, compared, target)
     except OSError as error:

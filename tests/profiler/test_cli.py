@@ -70,7 +70,7 @@ def test_every_command_is_listed_with_the_first_line_of_its_help() -> None:
 
 def test_a_command_that_is_suggested_can_be_pasted() -> None:
     with pytest.raises(ConfigError, match=r"published 'a run' b --study cnn-benchmarks"):
-        report._check_form(Report(runs=["a run", "b"], study="cnn-benchmarks", format="md"))
+        report.write(Report(runs=["a run", "b"], study="cnn-benchmarks", format="md"))
 
 
 class Dropping:
