@@ -42,7 +42,7 @@ def identified(source: ModelSource) -> ModelSource:
 
 def identify(source: ModelSource) -> Identity:
     """What the model is: the source's own identity if it has one. A factory's is what `exporters.fingerprint` says of
-    its model, which means making it and running it; for any other no torch is imported.
+    its model, which means making it and running it; of a library's the library is imported, and else no torch is.
 
     Raises ModelError if the model or a file of it cannot be had.
     """
@@ -58,7 +58,7 @@ def identify(source: ModelSource) -> Identity:
 
 
 def given(source: ModelSource) -> dict[str, Any]:
-    """The parts of the identity that no torch is needed for: all of them but a factory's."""
+    """The parts of the identity that need no weights: all of them but what a factory makes."""
     parts: dict[str, Any] = {"kind": source.kind, "options": plain(source.options), "inputs": repr(input_specs(source))}
     if source.graphs:
         parts["graphs"] = {precision: files_of(path) for precision, path in source.graphs.items()}

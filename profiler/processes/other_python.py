@@ -29,6 +29,12 @@ from profiler.processes.temporary import own_folder
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("engines", "exporters", "profiler")
 _LEAST = (3, 11)
+_LOOK = """
+import platform, sys
+if sys.version_info < {least}: sys.exit('OLD ' + platform.python_version())
+from profiler.machine import describe_interpreter; describe_interpreter({device!r}, {workers})
+"""
+"""What another interpreter is asked; an older one could not even read the module that answers."""
 _LOOK_SECONDS = 300.0
 """How long importing the libraries may take, as a forkserver's first start."""
 _SILENT_SECONDS = 1000.0
@@ -62,16 +68,10 @@ def look_at(python: Path, device: Device, workers: Sequence[str]) -> Interpreter
         raise Unusable(f"{python} is a folder; write the interpreter in it, such as {python}/bin/python")
     if not python.is_file():
         raise Unusable(f"there is no file {python}; paths are relative to the YAML")
-    # Older ones could not even read the module that answers.
-    code = (
-        "import platform, sys\n"
-        f"if sys.version_info < {_LEAST}: sys.exit('OLD ' + platform.python_version())\n"
-        f"from profiler.machine import describe_interpreter as d; d({device!r}, {list(workers)})"
-    )
     with own_folder() as folder:
         try:
             found = subprocess.run(
-                [python, "-c", code],
+                [python, "-c", _LOOK.format(least=_LEAST, device=device, workers=list(workers))],
                 env=_environment(folder),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
