@@ -58,7 +58,7 @@ def identify(source: ModelSource) -> Identity:
 
 
 def given(source: ModelSource) -> dict[str, Any]:
-    """The parts of the identity that need no weights: all of them but what a factory makes."""
+    """The parts of the identity that are known without making the model: all of them but a factory's."""
     parts: dict[str, Any] = {"kind": source.kind, "options": plain(source.options), "inputs": repr(input_specs(source))}
     if source.graphs:
         parts["graphs"] = {precision: files_of(path) for precision, path in source.graphs.items()}
