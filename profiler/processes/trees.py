@@ -60,12 +60,14 @@ def end_below(root: int, spared: Collection[int] = (), meant: Callable[[int], bo
     if _has_only(root, spared):
         return
     ended: set[int] = set()
+    looks_without = 0
     for _ in range(_ROUNDS):
         new = _below(root, spared, meant) - ended
         for pid in new:
             _signal(pid, signal.SIGSTOP)
         ended |= new
-        if not new:
+        looks_without = 0 if new else looks_without + 1
+        if looks_without == 2:  # One look may miss what gets another parent meanwhile, as its own one ends.
             break
     for pid in ended:
         _signal(pid, signal.SIGKILL)

@@ -198,6 +198,7 @@ def _keep(told: dict[str, Any], pipe: int) -> bool:
 
 
 def _become(told: dict[str, Any]) -> NoReturn:
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # As profiler.__main__ has it.
     from multiprocessing import util
 
     from profiler import cli
@@ -214,7 +215,6 @@ def _become(told: dict[str, Any]) -> NoReturn:
     if told["as_a_user"]:
         os.execv(sys.executable, [sys.executable, "-m", *told["arguments"]])
     sys.argv = told["arguments"]
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # As profiler.__main__ has it.
     util.spawnv_passfds = _fork_script
     code: Any = 70
     try:

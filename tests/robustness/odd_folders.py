@@ -134,7 +134,7 @@ def _columns(folder: Path, rng: Random, _: Path) -> str:
     made = {
         "drop": lambda: frame.drop(some),
         "keep": lambda: frame.select(some),
-        "rename": lambda: frame.rename({some[0]: rng.choice(TEXTS)}),
+        "rename": lambda: frame.rename({some[0]: rng.choice([t for t in TEXTS if t not in frame.columns])}),
         "twice": lambda: pl.concat([frame, frame]),
         "none": lambda: frame.head(0),
         "empty": lambda: pl.DataFrame(),
