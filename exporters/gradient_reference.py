@@ -38,7 +38,7 @@ from exporters.gradients import (
 from exporters.inputs import TensorSpec, arguments, fixed_batch, seeded_inputs
 from exporters.loss import prepare_to_train, seeded_target, start_of_backward
 from exporters.packages import versions
-from exporters.source import ModelSource
+from exporters.source import ModelError, ModelSource
 from exporters.weights import checked, identified, source_key
 
 Round = Callable[[Tensor], Tensor]
@@ -126,6 +126,8 @@ def step(
     scale = {"amp-fp16": _SCALE, "fp16": items / (batch or items)}.get(precision, 1.0)
     while True:
         first = trained_output(_forward(model, specs, inputs, precision, scale), source.outputs)
+        if precision == "fp64":
+            _check_repeats(model, specs, inputs, first, source)
         goal = seeded_target(first, head, items) if goal is None else goal
         root, gradients = _backward(first, goal, head, trained, scale)
         if precision != "amp-fp16" or scale <= _SMALLEST_SCALE or all(g.isfinite().all() for g in gradients.values()):
@@ -137,6 +139,19 @@ def step(
         {name: g.flatten()[torch.from_numpy(positions(g.numel()))].numpy() for name, g in gradients.items()},
         {name: float(g.double().norm()) for name, g in gradients.items()},
     )
+
+
+def _check_repeats(
+    model: nn.Module, specs: Sequence[TensorSpec], inputs: Sequence[Tensor], first: Tensor, source: ModelSource
+) -> None:
+    """Raises ModelError where another call gives another output, as a function does that drops by itself."""
+    with torch.no_grad():
+        again = trained_output(call(model, specs, inputs), source.outputs)
+    if again.shape != first.shape or not torch.allclose(again, first, rtol=1e-6, equal_nan=True):
+        raise ModelError(
+            "in training mode its outputs differ from call to call, although dropout is off: something in it is random "
+            "all the same (a call of dropout with a probability of its own, say), and is timed with it"
+        )
 
 
 def _backward(

@@ -46,9 +46,17 @@ def start_of_backward(first: Tensor, target: Tensor | None, head: str) -> tuple[
 
 
 def prepare_to_train(model: nn.Module, dropout: bool) -> None:
-    """Training mode; without `dropout` its modules pass everything on."""
+    """Training mode; without `dropout` its modules pass everything on.
+
+    So do those that hold a probability for a function to drop by (nn.MultiheadAttention.dropout, nn.LSTM.dropout,
+    attention_dropout and layerdrop of transformers, drop_prob of timm), in an attribute with "drop" in its name.
+    """
     model.train()
     if not dropout:
         for module in model.modules():
             if isinstance(module, _DropoutNd):
                 module.eval()
+                module.p = 0.0  # Attention hands it on where it is in training mode itself.
+            for name, value in vars(module).items():
+                if "drop" in name and isinstance(value, float):
+                    setattr(module, name, 0.0)

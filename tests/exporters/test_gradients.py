@@ -29,7 +29,8 @@ from exporters.gradients import (
     tiled,
 )
 from exporters.inputs import TensorSpec, input_specs, seeded_inputs
-from exporters.source import ModelSource
+from exporters.loss import prepare_to_train
+from exporters.source import ModelError, ModelSource
 from exporters.weights import cached_state
 
 SHAPES = {"rows": ("batch", 3), "unused": ("batch",), "columns": (3, "batch"), "shared": (4,)}
@@ -66,6 +67,32 @@ class Faint(nn.Module):
 
 def faint():
     return Faint()
+
+class Attends(nn.Module):
+    '''Drops in an nn.Dropout, and in functions that take their probability from a module.'''
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, dropout=0.5, batch_first=True)
+        self.lstm = nn.LSTM(16, 16, 2, dropout=0.5, batch_first=True)
+        self.dropout, self.attention_dropout = nn.Dropout(0.5), 0.5
+        self.last = nn.Linear(256, 4)
+    def forward(self, x):
+        x = self.lstm(self.attention(*[x.mean(1)] * 3)[0])[0]
+        x = nn.functional.dropout(x, self.attention_dropout, training=self.training)
+        return self.last(nn.functional.dropout(x, self.dropout.p, training=self.training).flatten(1))
+
+def attends():
+    return Attends()
+
+class Drops(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(768, 4)
+    def forward(self, x):
+        return self.last(nn.functional.dropout(x.flatten(1), 0.3, training=self.training))
+
+def drops():
+    return Drops()
 """
 
 
@@ -169,6 +196,23 @@ def test_of_a_batch_an_inputs_gradient_is_that_of_the_references_items() -> None
 
 def test_what_has_no_gradient_is_left_out(cache: Cache) -> None:
     assert set(reference(cache, "several").samples) == {"first.weight", "first.bias"}
+
+
+@pytest.mark.parametrize("mode", ["off", "on"])
+def test_what_modules_and_functions_drop_by_is_off_unless_asked_for(cache: Cache, mode: str) -> None:
+    model = restore(source("attends"), cached_state(source("attends"), cache))
+    prepare_to_train(model, dropout=mode == "on")
+    assert model.training
+    x = torch.ones(2, 3, 16, 16)
+    assert torch.equal(model(x), model(x)) == (mode == "off")
+    if mode == "off":
+        assert torch.allclose(model(x), model.eval()(x), atol=1e-5)
+
+
+def test_what_drops_by_itself_has_no_reference(cache: Cache) -> None:
+    assert reference(cache, "attends").norms
+    with pytest.raises(ModelError, match="outputs differ from call to call, although dropout is off"):
+        reference(cache, "drops")
 
 
 def test_an_output_that_is_no_logits_has_its_mean_square_as_loss(cache: Cache) -> None:
