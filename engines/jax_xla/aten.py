@@ -355,6 +355,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "arange": lambda *bounds, dtype=None, **_: jnp.arange(*bounds, dtype=dtype and dtype_of(dtype)),
     "full": lambda size, value, dtype=None, **_: jnp.full(size, value, dtype and dtype_of(dtype)),
     **dict.fromkeys(("clone", "detach", "alias", "lift_fresh_copy"), lambda x, **_: x),
+    "_assert_tensor_metadata": lambda *_, **__: None,  # As it was when it was traced.
     "getitem": operator.getitem,
     **dict.fromkeys(("softmax", "_softmax"), softmax),
     **dict.fromkeys(("log_softmax", "_log_softmax"), _exponential(jax.nn.log_softmax)),

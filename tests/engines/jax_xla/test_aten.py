@@ -166,7 +166,7 @@ class Composed(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = self.dropout(self.reflecting(self.same(x))).chunk(3, 1)  # Of 3, 3 and 2.
         first, second = torch.cat(parts[::-1], 1).split([1, 7], 1)
-        return torch.cat([second, first], 1).flatten(2).unflatten(1, (2, 4))
+        return torch.cat([second, first], 1).to(torch.float32).flatten(2).unflatten(1, (2, 4))
 
 
 def test_what_torch_says_in_other_operators_is_translated_but_dropout() -> None:
