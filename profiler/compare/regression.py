@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import polars as pl
 
 from profiler.errors import ConfigError
+from profiler.results.warning_kinds import was_disturbed
 from profiler.stats.ratios import BETWEEN, WITHIN
 from profiler.tables.numbers import count, counted, percent, times
 
@@ -68,10 +70,11 @@ class Regression:
         ):
             if listed.height:
                 lines += [f"{counted(listed.height, 'cell')} {what}", *_listed(listed, top, why)]
-        if self.unknown.height:
-            cells = counted(self.unknown.height, "cell")
-            lines.append(f"{cells} could not be judged: there is no interval. No median is slower by more.")
-        return lines
+        unknown = Counter(map(_why_unknown, self.unknown.to_dicts()))
+        return lines + [
+            f"{counted(cells, 'cell')} could not be judged, though no median of theirs is slower by more: {why}."
+            for why, cells in unknown.items()
+        ]
 
 
 def find_regressions(cells: pl.DataFrame, limit: float) -> Regression:
@@ -93,7 +96,7 @@ def find_regressions(cells: pl.DataFrame, limit: float) -> Regression:
         unknown=compared.filter(high.is_null(), ratio >= beyond),
     )
     if found.unknown.height == compared.height and found.exit_code == 0:
-        why = next(iter(compared["why_no_verdict"].drop_nulls()), "no cell was measured on both sides")
+        why = "; ".join(dict.fromkeys(map(_why_unknown, compared.to_dicts()))) or "no cell was measured on both sides"
         raise ConfigError(f"--fail-on-regression: no cell can be judged ({why}); measure with replicates: 3 or more")
     return found
 
@@ -134,6 +137,13 @@ def _why_perhaps(row: Row) -> str:
         return f"{_how_much(row)}; {row['why_no_verdict']}"
     least = max(row["base_processes"], row["side_processes"], row["replicates_to_settle"] or 0)
     return f"{_how_much(row)}; more than {count(least)} replicates a side may prove it"
+
+
+def _why_unknown(row: Row) -> str:
+    """What keeps a cell without an interval from being judged."""
+    if row["disturbed"]:
+        return f"either side {was_disturbed(row['disturbed'].split(', '))}; measure again"
+    return str(row["why_no_verdict"] or "there is no interval")
 
 
 def _why_lost(row: Row) -> str:

@@ -47,17 +47,21 @@ def headline(configurations: pl.DataFrame) -> str:
         kinds = ", ".join(every["disturbed"]).split(", ")
         return f"No certain answer: what was fastest, or its base, {was_disturbed(kinds)}"
     lost = every.height - best.height
-    doubt = f"; {lost} more {'was' if lost == 1 else 'were'} disturbed" if lost else ""
+    ((name, count),) = Counter(best["configuration"]).most_common(1)
+    doubt = f"; {lost} more cannot be judged" if lost and count < best.height else ""
     rivals = configurations.filter(pl.col("rank") > 1, pl.col("own_disturbed").is_not_null())
     if others := rivals.join(best, on=KEY, how="semi", nulls_equal=True).height:
         doubt += f"; {counted(others, 'configuration')} that {'was' if others == 1 else 'were'} disturbed may be faster"
-    ((name, count),) = Counter(best["configuration"]).most_common(1)
-    if best.height == 1:
+    if every.height == 1:
         return f"{name} is the fastest{doubt}"
-    run = "run, " if best["run"].n_unique() > 1 else ""
-    shape = best["shape"].n_unique() > 1
-    some = f"{count} of {best.height} {run.replace('run', 'runs')}models{', shapes' * shape} and batch sizes"
-    of = f"every {run}model{', shape' * shape} and batch size" if count == best.height else some
+    run, shape = ("run, " if every["run"].n_unique() > 1 else ""), every["shape"].n_unique() > 1
+    groups = f"{run.replace('run', 'runs')}models{', shapes' * shape} and batch sizes"
+    if count < best.height:
+        of = f"{count} of {best.height} {groups}"
+    elif lost:
+        of = f"the {count} of {every.height} {groups} that can be judged"
+    else:
+        of = f"every {run}model{', shape' * shape} and batch size"
     return (
         f"{name} is the fastest for {of}" + (" in inference" if configurations["pass"].n_unique() > 1 else "") + doubt
     )
@@ -77,7 +81,10 @@ def lead(configurations: pl.DataFrame) -> list[Lead]:
         over = f"geometric mean of {part.height} models" if part.height > 1 else str(part["model"][0])
         spread = f", which range from {times(min(ratios))} to {times(max(ratios))}" if part.height > 1 else ""
         training = "training, " if pass_ == "training" and best["pass"].n_unique() > 1 else ""
-        leads.append(Lead(f"{training}{', '.join(where)}", times(mean), f"as fast as {base}: {over}{spread}"))
+        factor, than = times(mean), f"as fast as {base}: {over}{spread}"
+        if part["is_base"].all():  # It is as fast as itself, which is no gain.
+            factor, than = "nothing faster", f"than {base}: {over.replace('geometric mean of', 'all')}"
+        leads.append(Lead(f"{training}{', '.join(where)}", factor, than))
     return leads
 
 

@@ -315,9 +315,22 @@ def _waiting(journal: Mapping[CaseId, Result], cases: Sequence[Case], budget: Bu
     return [case for case in cases if case.id not in journal or not is_done(journal[case.id], budget, retry)]
 
 
-def _nothing_left(cases: Sequence[Case]) -> str:
+def to_measure(journal: Mapping[CaseId, Result], cases: Sequence[Case], waiting: Sequence[Case]) -> str:
+    """Like "9 of 18 cases are left; 7 disturbed ones are measured again", of the cases of a run and those that wait."""
     of = counted(len(cases), "case")
-    return f"Nothing is left to measure of {of}; --retry measures again what is not ok or is still disturbed"
+    if not waiting:
+        return f"Nothing is left to measure of {of}; --retry measures again what is not ok or is still disturbed"
+    if not journal:
+        return f"{sum(case.unsupported is None for case in waiting)} of {of} can run"
+    left = sum(case.id not in journal for case in waiting)
+    again = [journal[case.id].status == "ok" for case in waiting if case.id in journal and case.unsupported is None]
+    text = f"{left} of {of} {'is' if left == 1 else 'are'} left" if left else f"nothing is left of {of}"
+    for number, one, several in (
+        (sum(again), "disturbed one is", "disturbed ones are"),
+        (again.count(False), "that is not ok is", "that are not ok are"),
+    ):
+        text += f"; {number} {one if number == 1 else several} measured again" if number else ""
+    return text
 
 
 def _measure(runner: Runner, cases: Sequence[Case], retry: bool, console: Console) -> tuple[bool, WallTime | None]:
@@ -328,10 +341,9 @@ def _measure(runner: Runner, cases: Sequence[Case], retry: bool, console: Consol
     limits = runner.config.largest_batch
     to_search = [case for case in searched(cases) if limits.covers(case.model, case.pass_)] if limits else []
     again = {id_ for id_, result in journal.items() if retry and id_.role is Role.PROBE and result.status != "ok"}
-    can_run = sum(case.unsupported is None for case in waiting)
-    what = f"{runner.target.name}: {can_run} of {len(waiting)} cases can run; into {runner.run.path}"
-    if not waiting and not to_search:
-        what = _nothing_left(cases)
+    what = to_measure(journal, cases, waiting)
+    if waiting:
+        what = f"{runner.target.name}: {what}; into {runner.run.path}"
     for note in runner.environment["untested"]:
         console.print(Text(f"Note: {note}"), soft_wrap=True)
     console.print(Text(what), soft_wrap=True)
@@ -433,9 +445,10 @@ def _dry_run(start: Start) -> int:
     else:
         run = RunFolder(options.resume)
         check_machine(options.resume, run.read_environment(), start.environment)
-        cases = _waiting(run.results(), cases, config.budget, options.retry)
+        journal = run.results()
+        cases = _waiting(journal, cases, config.budget, options.retry)
+        start.say(to_measure(journal, start.cases, cases))
         if not cases:
-            start.say(_nothing_left(start.cases))
             return 0
     doubt = _incomparable(config.published, cases)
     estimates = Estimates(config.output, start.environment, config.budget)

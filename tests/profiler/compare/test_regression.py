@@ -161,15 +161,20 @@ def test_a_cell_that_failed_before_or_cannot_be_is_none(status: str) -> None:
     assert find_regressions(cells(before, [*BASE, broken]), 0.05).exit_code != 1
 
 
-def test_cells_without_an_interval_are_counted() -> None:
-    found = find_regressions(
-        cells([*BASE, *replicated(1.0, model="vgg16")], [*BASE, *replicated(1.0, model="vgg16")]), 0.05
-    )
+def test_cells_without_an_interval_are_counted_by_what_keeps_them_from_being_judged() -> None:
+    busy = [one for model in "ab" for one in replicated(1.0, model=model, warnings=["inconsistent: by 3"])]
+    side = [*BASE, *replicated(1.0, model="vgg16"), *busy]
+    found = find_regressions(cells(side, side), 0.05)
     assert found.exit_code == 0
+    could_not = "could not be judged, though no median of theirs is slower by more:"
+    few = "1 and 1 processes: a verdict needs 3 a side; too few samples for an interval, too"
     assert found.lines(9) == [
         "No cell is certainly slower by more than 5 %.",
-        "1 cell could not be judged: there is no interval. No median is slower by more.",
+        f"1 cell {could_not} {few}.",
+        f"2 cells {could_not} either side was inconsistent; measure again.",
     ]
+    with pytest.raises(ConfigError, match=r"no cell can be judged \(either side was inconsistent; measure again\)"):
+        find_regressions(cells(busy, busy), 0.05)
 
 
 def test_where_no_cell_can_be_judged_the_check_does_not_pass_in_silence() -> None:

@@ -689,6 +689,18 @@ def test_headline_counts_models_and_batch_sizes(tmp_path: Path) -> None:
     ]
 
 
+def test_headline_says_how_many_can_be_judged_and_a_base_that_wins_has_no_factor(tmp_path: Path) -> None:
+    busy = {"warnings": ["disturbed: by others"]}
+    rows = [row("eager", 1.0), row("ort", 2.0), row("eager", 1.0, model="b", **busy), row("ort", 2.0, model="b")]
+    lines = gathered(tmp_path / "all", rows).configurations
+    assert headline(lines) == "eager fp32 is the fastest for the 1 of 2 models and batch sizes that can be judged"
+    assert list(map(str, lead(lines))) == ["batch 1: nothing faster than fp32 eager: net"]
+    lines = gathered(
+        tmp_path / "some", [*rows, row("eager", 2.0, model="c"), row("ort", 1.0, model="c")]
+    ).configurations
+    assert headline(lines).endswith("is the fastest for 1 of 2 models and batch sizes; 1 more cannot be judged")
+
+
 def test_models_are_sorted_as_people_count() -> None:
     assert sorted(["vgg11", "resnet101", "resnet18", "alexnet"], key=natural) == [
         "alexnet",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from engines.base import Warning
-from profiler.job.case import CaseId
+from exporters.source import ModelSource
+from profiler.job.case import Case, CaseId
 from profiler.processes.messages import Status
 from profiler.results.result import Result
 from profiler.run.again import Takes, is_better
+from profiler.run.command import to_measure
 
 ID = CaseId(model="net", variant="ort", pass_="inference", precision="fp32", batch_size=1, replicate=0)
 
@@ -73,3 +75,19 @@ def test_a_long_run_keeps_no_samples_of_what_was_disturbed() -> None:
     assert takes.disturbed == {ID}
     assert not any(each.samples for kept in (takes._counted, takes._first) for each in kept.values())
     assert result.samples == {"host": [1.0]}
+
+
+def test_a_resumed_run_says_what_is_left_and_what_is_measured_again() -> None:
+    source = ModelSource("net")
+    cases = [Case("net", "ort", "ort", "inference", "fp32", batch, "cpu", 0, source) for batch in range(1, 19)]
+    done = {case.id: take(doubtful=False) for case in cases[:2]} | {case.id: take(0.4) for case in cases[2:9]}
+    assert to_measure({}, cases, cases) == "18 of 18 cases can run"
+    assert to_measure(done, cases, cases[2:]) == "9 of 18 cases are left; 7 disturbed ones are measured again"
+    assert to_measure(done, cases[:9], cases[2:9]) == (
+        "nothing is left of 9 cases; 7 disturbed ones are measured again"
+    )
+    failed = done | {cases[0].id: take(status="failed")}
+    assert to_measure(failed, cases[:10], [cases[0], cases[9]]) == (
+        "1 of 10 cases is left; 1 that is not ok is measured again"
+    )
+    assert to_measure(done, cases[:9], []).startswith("Nothing is left to measure of 9 cases; --retry")
