@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.status import Status
 from rich.text import Text
 
 from engines.catalog import ENGINES
@@ -15,6 +16,7 @@ from profiler.doctor.check import STYLES, Check
 from profiler.doctor.machine import of_machine
 from profiler.doctor.tiny_runs import TENSORRT, of_engines, tiny_job
 from profiler.errors import PROGRAM
+from profiler.job.case import Case
 from profiler.machine import Target, check_device, resolve_device
 from profiler.options import Doctor as Options
 from profiler.processes.forkserver import libraries
@@ -22,7 +24,21 @@ from profiler.processes.temporary import own_folder
 from profiler.results.run_folder import RunFolder
 from profiler.results.run_lock import writing
 from profiler.run.measure import run_job
+from profiler.run.progress import PlainDisplay
 from profiler.tables.writers import print_pairs
+
+_TRYING = "A tiny network goes through every engine, which takes a minute or two"
+
+
+class Spinner(PlainDisplay):
+    """Name what is tried on a spinner."""
+
+    def __init__(self, spinner: Status, console: Console) -> None:
+        super().__init__(console)
+        self._spinner = spinner
+
+    def measuring(self, case: Case, phase: str, done: int, total: int, seconds_left: float) -> None:
+        self._spinner.update(f"{_TRYING}: {case.variant} {case.precision} {case.pass_}, {done + 1} of {total}")
 
 
 def execute(options: Options, console: Console) -> int:
@@ -34,8 +50,9 @@ def execute(options: Options, console: Console) -> int:
         _print(console, "Machine", machine)
         run = RunFolder.create(folder)
         config = tiny_job(target, folder)
-        with writing(run.path), console.status("A tiny network goes through every engine, which takes a minute or two"):
-            interrupted = run_job(run, config, target, facts, Console(quiet=True), report=False)
+        with writing(run.path), console.status(_TRYING) as spinner:
+            quiet = Console(quiet=True)
+            interrupted = run_job(run, config, target, facts, quiet, report=False, display=Spinner(spinner, quiet))
         engines = of_engines(list(run.results().values()), target)
         _print(console, "Engines, each with a tiny network", engines)
         checks = [*machine, *engines]

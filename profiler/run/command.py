@@ -46,7 +46,7 @@ from profiler.run.estimate import Estimates
 from profiler.run.interpreters import print_interpreters, with_interpreters
 from profiler.run.model_job import ModelJob, check_model, check_new_file, model_job, refuse_model_options, write_job
 from profiler.run.prepare import cache_limit, check_cache, compile_caches, prepare_ahead
-from profiler.run.progress import open_display
+from profiler.run.progress import Display, open_display
 from profiler.run.resume import carried_on, check_machine, check_measured_models
 from profiler.run.runner import Runner, is_done
 from profiler.run.shapes import with_shapes
@@ -78,9 +78,9 @@ class Start:
         """Print a line that is not broken."""
         self.console.print(Text(text, style=style), soft_wrap=True)
 
-    def runner(self, run: RunFolder) -> Runner:
-        """What measures into the run's folder."""
-        display, idle = open_display(self.console), self.options.wait_for_idle
+    def runner(self, run: RunFolder, display: Display | None = None) -> Runner:
+        """What measures into the run's folder; it shows its progress on the console where no display is given."""
+        display, idle = display or open_display(self.console), self.options.wait_for_idle
         return Runner(run, self.config, self.target, self.plan, self.environment, display, idle)
 
 

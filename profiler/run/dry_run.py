@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from profiler.run.estimate import Estimates
 from profiler.run.fits import Tick, of_several, side_by_side, weight_mib
 from profiler.run.prepare import compared, failed, failure, models_of
 from profiler.run.progress import open_display
-from profiler.tables.numbers import counted, duration, whole
+from profiler.tables.numbers import counted, duration, listed, whole
 from profiler.tables.table import figure, name, of_rows
 from profiler.tables.writers import print_pairs, print_table
 from profiler.worker.task import Look, Prepared, Task, check_inputs, graph_of
@@ -61,7 +61,8 @@ def look_at_models(
         model: Call(function, (source, model in quantized), log, limit, path=path, threads=1)
         for model, source in unknown.items()
     }
-    outcomes = side_by_side(calls, map(weight_mib, unknown.values()), of_several(tick, calls), "models looked at")
+    what = f"{_kinds(runnable, unknown)} looked at"
+    outcomes = side_by_side(calls, map(weight_mib, unknown.values()), of_several(tick, calls), what)
     looks = {model: _look(outcome, limit < _SECONDS) for model, outcome in outcomes.items()}
     known = {model: source for model, source in sources.items() if model not in looks}
     looks |= {model: Look(Prepared(tuple(input_specs(source)))) for model, source in known.items()}
@@ -135,6 +136,13 @@ def check_output(folder: Path, cases: int) -> None:
             f"output {folder}: a run of {counted(cases, 'case')} writes about {needs:.0f} MiB, and {free:.1f} MiB are "
             "free there; make room, or give another folder by --output"
         )
+
+
+def _kinds(cases: Sequence[Case], subjects: Collection[str]) -> str:
+    """What the subjects of cases are, like "models and references"; each shape of a model is one by itself."""
+    own = {case.subject: case.model for case in cases}
+    shapes = len(own) > len(set(own.values()))
+    return listed(["models", *["shapes"] * shapes, *["references"] * any(each not in own for each in subjects)])
 
 
 def _is_known(source: ModelSource) -> bool:

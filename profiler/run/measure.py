@@ -25,6 +25,7 @@ from profiler.results.run_lock import writing
 from profiler.run.command import measure_cases, quick_budget, resolved
 from profiler.run.example_inputs import Example, examples, named_entry, taken_by_module
 from profiler.run.prepare import cache_limit
+from profiler.run.progress import Display
 
 
 def measure(
@@ -99,15 +100,21 @@ def measure(
 
 
 def run_job(
-    run: RunFolder, config: Config, target: Target, facts: dict[str, Any], console: Console, report: bool
+    run: RunFolder,
+    config: Config,
+    target: Target,
+    facts: dict[str, Any],
+    console: Console,
+    report: bool,
+    display: Display | None = None,
 ) -> bool:
     """Measure every case of the job into the run's folder; returns whether that was interrupted.
 
-    `facts` are what the libraries say (processes.forkserver.libraries).
+    `facts` are what the libraries say (processes.forkserver.libraries). Progress is on the console, or the display.
     """
     start = resolved(Options(), console, config, target, facts)
     run.write_config(start.config.model_copy(update={"device": str(target)}))
-    return measure_cases(start.runner(run), start.cases, console, report=report)[0]
+    return measure_cases(start.runner(run, display), start.cases, console, report=report)[0]
 
 
 def _config(model: Any, inputs: Any, name: str | None, folder: Path, job: Mapping[str, Any]) -> Config:

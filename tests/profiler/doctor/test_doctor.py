@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from engines.base import Building, Proof, Warning
 from engines.catalog import PRESETS
 from profiler.doctor import machine, tiny_runs
+from profiler.doctor.command import Spinner
 from profiler.doctor.tiny_runs import of_engines, tensorrt_steps, tiny_job
 from profiler.job.case import CaseId
 from profiler.job.plan import make_plan
@@ -108,6 +110,14 @@ def test_a_machine_that_is_limited_or_busy_is_noted(monkeypatch: pytest.MonkeyPa
     assert "99.0 on" in lines["Load"].text
     assert lines["Cache"].status == "note"
     assert "PROFILER_CACHE" in lines["Cache"].text
+
+
+def test_the_spinner_names_the_engine_that_is_tried(tmp_path: Path) -> None:
+    console = Console(quiet=True)
+    spinner = console.status("")
+    (tried, *_) = [case for case in make_plan(tiny_job(CPU, tmp_path), "cpu") if case.variant == "ort"]
+    Spinner(spinner, console).measuring(tried, "build", 3, 12, 1.0)
+    assert str(spinner.status).endswith(": ort fp32 inference, 4 of 12")
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from profiler.errors import ConfigError
 from profiler.job.case import Budget, Case
 from profiler.processes.messages import Outcome
 from profiler.run import fits
-from profiler.run.dry_run import check_output, look_at_models, planned, print_plan
+from profiler.run.dry_run import _kinds, check_output, look_at_models, planned, print_plan
 from profiler.run.estimate import Estimates
 from profiler.worker.task import Look, Prepared
 
@@ -89,6 +89,12 @@ def test_what_was_looked_at_and_what_was_not_is_told() -> None:
 def test_a_canonical_network_needs_no_process(tmp_path: Path) -> None:
     looks = look_at_models([case(ModelSource("alexnet"))], Budget(), (), tmp_path / "log")
     assert looks == {"alexnet": Look(Prepared((TensorSpec("x", ("batch", 3, 224, 224), "float32"),)))}
+
+
+def test_what_is_counted_while_it_is_looked_at_is_named() -> None:
+    cases = [case(), case(replace(FACTORY, name="other"))]
+    assert _kinds(cases, ["mine", "other"]) == "models"
+    assert _kinds(cases, ["mine", "other", "theirs"]) == "models and references"
 
 
 def test_a_reference_with_other_inputs_is_refused(tmp_path: Path) -> None:
