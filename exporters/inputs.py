@@ -355,7 +355,7 @@ def how_seeded(specs: Sequence[TensorSpec]) -> str:
     """What the inputs hold, and what a user can do who needs other values, as part of a sentence."""
     held = [f"`{spec.name}` {_held(spec)}" for spec in specs if _held(spec)]
     others = "inputs are seeded with standard normal values" if len(held) < len(specs) else ""
-    return f"{'; '.join(filter(None, [others, *held]))}; `inputs` of the job gives others (range, fill, data)"
+    return f"{'; '.join(filter(None, [others, *held]))}; in a job `inputs` gives others (range, fill, data)"
 
 
 def _held(spec: TensorSpec) -> str:

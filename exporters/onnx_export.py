@@ -288,13 +288,13 @@ def check_free(specs: Sequence[TensorSpec], path: Path) -> None:
 
 
 def name_outputs(graph: Any, names: Sequence[str]) -> None:
-    """Call a graph's outputs as the model does, as far as no other value has that name."""
-    taken = {value.name for node in graph for value in node.outputs} | {value.name for value in graph.inputs}
-    taken |= set(graph.initializers)
+    """Call a graph's outputs as the model does: a value inside gives its name way, an input or a weight does not."""
+    for value in (value for node in graph.all_nodes() for value in node.outputs if value.name in names):
+        value.name += ".inner"
+    taken = {value.name for value in graph.inputs} | set(graph.initializers)
     for value, name in zip(graph.outputs, names, strict=True):
-        free = name if value.name == name or name not in taken else f"output.{name}"
         if value.producer() is not None:  # Not an input, which is passed through.
-            value.name = free
+            value.name = f"output.{name}" if name in taken else name
 
 
 def restore_folded_types(model: Any) -> None:

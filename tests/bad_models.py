@@ -160,8 +160,8 @@ CASES = (
         "eager",
         "failed",
         "model 'wrong_shape': its reference outputs cannot be made: RuntimeError: mat1 and mat2 shapes "
-        "cannot be multiplied (8x192 and 64x5); the job gives input x float32 [batch, 3, 8, 8]: correct "
-        "`input`, or write `inputs` for another type",
+        "cannot be multiplied (8x192 and 64x5); given: input x float32 [batch, 3, 8, 8]: correct "
+        "the shape, or write `inputs` for another type",
     ),
     (
         "wrong_type",
@@ -169,16 +169,16 @@ CASES = (
         "failed",
         "model 'wrong_type': its reference outputs cannot be made: RuntimeError: Expected tensor for "
         "argument #1 'indices' to have one of the following scalar types: Long, Int; but got "
-        "torch.FloatTensor instead (while checking arguments for embedding); the job gives input x float32 "
-        "[batch, 3, 8, 8]: correct `input`, or write `inputs` for another type",
+        "torch.FloatTensor instead (while checking arguments for embedding); given: input x float32 "
+        "[batch, 3, 8, 8]: correct the shape, or write `inputs` for another type",
     ),
     (
         "missing_input",
         "eager",
         "failed",
         "model 'missing_input': its reference outputs cannot be made: TypeError: TwoInputs.forward() missing "
-        "1 required positional argument: 'mask'; forward takes image, mask: give `inputs` for each (--input, "
-        "once for each)",
+        "1 required positional argument: 'mask'; forward takes image, mask: give `inputs` for each (on "
+        "the command line --input, once for each)",
     ),
     (
         "no_tensor",
@@ -191,7 +191,7 @@ CASES = (
         "eager",
         "failed",
         "nothing can be compared: the reference itself is NaN in 100 % of output 0: inputs are seeded with "
-        "standard normal values; `inputs` of the job gives others (range, fill, data)",
+        "standard normal values; in a job `inputs` gives others (range, fill, data)",
     ),
     ("good", "eager", "ok", ""),
     ("good", "ort", "ok", ""),

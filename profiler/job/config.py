@@ -37,6 +37,7 @@ from engines.option_values import is_path
 from exporters.bounds import LARGEST, MOST_CASES, MOST_ENTRIES, Count, Price, Replicates
 from exporters.catalog import CATALOG
 from exporters.declared_inputs import InputMistake, declared_inputs, is_integer, name_of, no_values, symbols
+from exporters.errors import closest
 from exporters.libraries.catalog import LIBRARIES, folder_of, library_of, model_entry
 from exporters.single_layers import LAYERS, Conv2d, Linear
 from exporters.source import ModelSource
@@ -518,7 +519,9 @@ class Config(_Strict):
             declared = declared_inputs(entry.inputs) if entry.factory and entry.inputs is not None else ()
             if lacking := [size for size in symbols(declared) if size not in given]:
                 example = ", ".join(f"{size}: 128" for size in lacking)
-                text = f"{', '.join(lacking)} has no size; give dimensions: {{{example}}}"
+                typos = [name for name in given if name not in symbols(declared) and closest(name, lacking)]
+                meant = f" ({', '.join(typos)} has one: a typo?)" if typos else ""
+                text = f"{', '.join(lacking)} has no size{meant}; give dimensions: {{{example}}}"
                 raise mistake(f"{text}, or shapes: {{{lacking[0]}: [128, 512]}}", "models", number, "inputs")
         if "batch" in self.shapes:
             raise mistake("the sizes of the batch are in batch_sizes", "shapes", "batch")

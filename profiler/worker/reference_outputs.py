@@ -9,6 +9,7 @@ import importlib
 import inspect
 import math
 import os
+import re
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -185,24 +186,31 @@ def deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
+_OF_VALUES = re.compile(r"(?<!Dimension )out of (\w+ )?(range|bounds)|device-side assert", re.IGNORECASE)
+"""What torch, numpy and ONNX Runtime say of an index that is too large: the inputs' values are at fault."""
+
+
 def no_reference(
     source: ModelSource, error: Exception, specs: Sequence[TensorSpec] = (), taken: Sequence[str] = ()
 ) -> ModelError:
     """The error that the model does not run where its reference outputs are made; `taken` are forward's parameters."""
-    # An index that is out of range, for one.
     has_integers = any(numpy_dtype(spec.dtype).kind in "biu" for spec in specs)
-    why = f"{sentence(error)}; {how_seeded(specs)}" if has_integers else sentence(error)
+    why = sentence(error)
+    if has_integers and _OF_VALUES.search(why + message(error)):
+        why += f"; {how_seeded(specs)}"
     if "device" in message(error):
         why += "; a tensor that is neither parameter nor buffer stays where it was made: use register_buffer"
     elif source.inputs:
-        why += f"; the job gives {described(specs)}"
+        why += f"; given: {described(specs)}"
         why += f", and forward takes {', '.join(taken)}" if taken and isinstance(error, TypeError) else ""
     elif len(taken) > 1 and isinstance(error, TypeError):
-        why += f"; forward takes {', '.join(taken)}: give `inputs` for each (--input, once for each)"
+        why += (
+            f"; forward takes {', '.join(taken)}: give `inputs` for each (on the command line --input, once for each)"
+        )
     if len(source.input_shape or ()) == 4:  # Right for convolutions in three dimensions only.
         why += f"; `input: {list(source.input_shape or ())}` must be the shape of one item, without the batch"
     elif specs and source.input_shape and not isinstance(error, TypeError) and "device" not in message(error):
-        why += f"; the job gives {described(specs)}: correct `input`, or write `inputs` for another type"
+        why += f"; given: {described(specs)}: correct the shape, or write `inputs` for another type"
     return source.error(f"its reference outputs cannot be made: {why}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from exporters.calls import call, chosen, flattened, named_outputs, trained_output
 from exporters.declared_inputs import declared_inputs
 from exporters.inputs import input_specs, seeded_inputs
-from exporters.onnx_export import write_onnx
+from exporters.onnx_export import name_outputs, write_onnx
 from exporters.source import ModelError, ModelSource
 
 
@@ -96,6 +97,14 @@ def test_an_export_takes_and_gives_the_models_names(tmp_path: Path, batch: int |
     np.testing.assert_allclose(found[1], expected["logits"].numpy(), rtol=1e-5, atol=1e-6)
     assert "table.weight" in model.state_dict()
     assert "forward" not in vars(model)
+
+
+def test_a_value_inside_a_graph_gives_way_to_an_output_of_its_name() -> None:
+    graph = onnx_ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 20]>
+        g (float[2] ids) => (float[2] a, float[2] b) { embedding = Neg(ids) a = Neg(embedding) b = Relu(a) }""").graph
+    name_outputs(graph, ["embedding", "ids"])
+    assert [value.name for value in graph.outputs] == ["embedding", "output.ids"]
+    assert [[value.name for value in node.inputs] for node in graph] == [["ids"], ["embedding.inner"], ["embedding"]]
 
 
 class Looped(nn.Module):

@@ -123,6 +123,8 @@ def test_sizes_are_positive_numbers(sizes: Any):
 def test_a_size_without_a_number_is_refused():
     with pytest.raises(ConfigError, match=r"sequence has no size; give dimensions"):
         job(TEXT)
+    with pytest.raises(ConfigError, match=r"sequence has no size \(sequense has one: a typo\?\); give dimensions"):
+        job(TEXT, shapes={"sequense": [8, 16], "height": [4]})
 
 
 def test_a_size_that_is_given_twice_is_refused():

@@ -155,6 +155,6 @@ def test_outputs_that_are_not_there_are_errors_before_anything_is_measured(measu
 
 def test_inputs_that_do_not_fit_are_named_with_what_forward_takes(measured: Callable[..., Result]) -> None:
     wrong = declared_inputs({"tokens": {"shape": ["batch", 6], "dtype": "int64", "range": [0, 50]}})
-    says = r"argument 'tokens'.* gives input tokens int64 \[batch, 6\], and forward takes ids, mask, scale"
+    says = r"argument 'tokens'.* given: input tokens int64 \[batch, 6\], and forward takes ids, mask, scale"
     with pytest.raises(ModelError, match=says):
         measured(ModelSource("text", "any_models:Text", inputs=wrong), "eager")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from exporters.declared_inputs import BATCH, DeclaredInput
+from exporters.declared_inputs import BATCH, DeclaredInput, declared_inputs
 from exporters.inputs import TensorSpec
 from exporters.qdq_placement import PLACEMENTS
 from exporters.source import ModelError, ModelSource
@@ -87,8 +87,8 @@ def test_a_factory_is_called_without_memory_for_weights() -> None:
         ),
         (("image", "mask"), None),
         (("image", "mask", "scale"), None),
-        (("image", "musk"), r"Pair.forward\(\) .*'mask'; the job gives .*, and forward takes image, mask"),
-        (("image", "mask", "musk"), "got an unexpected keyword argument 'musk'; the job gives"),
+        (("image", "musk"), r"Pair.forward\(\) .*'mask'; given: .*, and forward takes image, mask"),
+        (("image", "mask", "musk"), "got an unexpected keyword argument 'musk'; given:"),
     ],
 )
 def test_inputs_that_forward_does_not_take_are_said_without_running_it(
@@ -181,4 +181,21 @@ def test_an_opset_that_the_runtime_does_not_know_is_told(tmp_path: Path, monkeyp
 def test_a_forward_that_takes_more_than_the_one_input_given_is_named_with_the_option() -> None:
     source = ModelSource("mine", factory="a:b", input_shape=(8,))
     error = no_reference(source, TypeError("forward() missing 1 required positional argument: 'y'"), taken=["x", "y"])
-    assert str(error).endswith("; forward takes x, y: give `inputs` for each (--input, once for each)")
+    ways = "give `inputs` for each (on the command line --input, once for each)"
+    assert str(error).endswith(f"; forward takes x, y: {ways}")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_of_values"),
+    [
+        ("index out of range in self", True),
+        ("index 12 is out of bounds for dimension 0 with size 10", True),
+        ("indices element out of data bounds, idx=1", True),
+        ("Dimension out of range (expected to be in range of [-1, 0], but got 1)", False),
+        ("mat1 and mat2 shapes cannot be multiplied (8x192 and 64x5)", False),
+    ],
+)
+def test_what_integers_hold_is_said_only_of_errors_that_come_of_values(text: str, is_of_values: bool) -> None:
+    source = ModelSource("mine", factory="a:b", inputs=declared_inputs({"ids": {"shape": [4], "dtype": "int64"}}))
+    error = no_reference(source, IndexError(text), [TensorSpec("ids", (4,), "int64", range=(0, 9))])
+    assert ("`ids` is drawn from 0" in str(error)) is is_of_values

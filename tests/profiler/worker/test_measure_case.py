@@ -207,7 +207,7 @@ def test_token_ids_are_compared_place_by_place(tmp_path: Path, monkeypatch: pyte
 def test_token_ids_that_are_all_zero_name_the_inputs_that_are_seeded(tmp_path: Path) -> None:
     result = measure_graph(tokens(tmp_path / "tokens.onnx", rows=2, factor=0), tmp_path)
     (warning,) = (warning for warning in result.warnings if warning.kind == "unchecked-outputs")
-    assert "`ids` is drawn from 0 to below 2; `inputs` of the job gives others" in warning.text
+    assert "`ids` is drawn from 0 to below 2; in a job `inputs` gives others" in warning.text
 
 
 def test_ids_that_are_out_of_range_name_the_inputs_that_are_seeded(tmp_path: Path) -> None:
