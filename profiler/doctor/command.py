@@ -27,7 +27,7 @@ from profiler.run.measure import run_job
 from profiler.run.progress import PlainDisplay
 from profiler.tables.writers import print_pairs
 
-_TRYING = "A tiny network goes through every engine, which takes a minute or two"
+_TRYING = "A tiny network goes through every engine"
 
 
 class Spinner(PlainDisplay):
@@ -50,7 +50,7 @@ def execute(options: Options, console: Console) -> int:
         _print(console, "Machine", machine)
         run = RunFolder.create(folder)
         config = tiny_job(target, folder)
-        with writing(run.path), console.status(_TRYING) as spinner:
+        with writing(run.path), console.status(f"{_TRYING}, which takes a minute or two") as spinner:
             quiet = Console(quiet=True)
             interrupted = run_job(run, config, target, facts, quiet, report=False, display=Spinner(spinner, quiet))
         engines = of_engines(list(run.results().values()), target)
