@@ -1,15 +1,14 @@
 """Declare every kind of warning: what it means, its mark, and which figures it casts doubt on.
 
 A row's warnings are `Warning` objects from where they are made to where they are written, and "kind: text" in files
-(engines/base.py). A new kind is one row of `_TABLE`: terminal, report, recommend, docs/columns.md and the published
+(engines/base.py). A new kind is one row of `_KINDS`: terminal, report, recommend, docs/columns.md and the published
 pages read it from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import takewhile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from engines.base import Warning
@@ -31,7 +30,7 @@ class WarningKind:
 
     kind: str
     mark: str
-    meaning: str = ""
+    meaning: str
     when: str = ""
     doubts: Doubt | None = None
     unsteady: bool = False
@@ -43,144 +42,237 @@ HOST_BOUND, DISTURBED, REMEASURED = "host-bound", "disturbed", "remeasured"
 NO_CUDA_GRAPH, UNTIMED, SLOWER_KERNELS = "no-cuda-graph", "no-first-call", "slower-kernels"
 """Kinds that are asked for by name."""
 
-_TABLE: tuple[WarningKind | str, ...] = (
-    WarningKind(HOST_BOUND, "h"),
-    "the host, not the device, sets the latency or is close to it; a CUDA graph would help",
-    "the host sets the latency or is close to it: enqueueing takes more than 0.8 of the device's time (`gpu_ms`, or "
-    "where that is null `latency_ms`)",
-    WarningKind("queue-bound", "q"),
-    "with calls queued behind it a call takes longer than alone, and not because of the host",
-    "`event` / `gpu` > 1.05 although enqueueing is fast: with calls queued behind it a call takes longer than alone",
-    WarningKind("gate-overrun", "g"),
-    "one call's launches outlast any gate, so Device ms is blank",
-    "one call's launches outlast any gate, so `gpu_ms` is null",
+_KINDS = (
+    WarningKind(
+        HOST_BOUND,
+        "h",
+        "the host, not the device, sets the latency or is close to it; a CUDA graph would help",
+        "the host sets the latency or is close to it: enqueueing takes more than 0.8 of the device's time (`gpu_ms`, "
+        "or where that is null `latency_ms`)",
+    ),
+    WarningKind(
+        "queue-bound",
+        "q",
+        "with calls queued behind it a call takes longer than alone, and not because of the host",
+        "`event` / `gpu` > 1.05 although enqueueing is fast: with calls queued behind it a call takes longer than "
+        "alone",
+    ),
+    WarningKind(
+        "gate-overrun",
+        "g",
+        "one call's launches outlast any gate, so Device ms is blank",
+        "one call's launches outlast any gate, so `gpu_ms` is null",
+    ),
     WarningKind(
         "inconsistent",
         "x",
+        "two clocks contradict each other, so neither can be relied on",
+        "latency and throughput contradict each other by more than 10 %: the machine was disturbed",
         doubts="latency",
         unsteady=True,
         first_taken="while clocks contradicted each other",
         no_factor=True,
     ),
-    "two clocks contradict each other, so neither can be relied on",
-    "latency and throughput contradict each other by more than 10 %: the machine was disturbed",
-    WarningKind(DISTURBED, "B", doubts="latency", unsteady=True, first_taken="while {text}", no_factor=True),
-    "other work had the processors or the card while it was measured",
-    "while it was measured other processes, the hypervisor or waiting for them took more of the processors than "
-    "docs/method.md allows, or another process computed on the card; `disturbance` has the share",
-    WarningKind("drift", "d", doubts="latency", unsteady=True),
-    "figures moved while they were taken; a longer warm-up or a larger budget may settle them",
-    "the last third of the samples differs from the first by more than 2 %, and not by chance",
-    WarningKind("unsteady", "u", doubts="latency", unsteady=True),
-    "timings had not settled when measuring began",
-    "timings had not settled when measuring began: the warm-up ended before two windows agreed within 2 %",
-    WarningKind("throttled", "t", doubts="latency", first_taken="while the card slowed down"),
-    "the GPU slowed down for heat or a hardware reason",
-    WarningKind(REMEASURED, "r"),
-    "disturbed when it was first taken; measured again at the run's end",
-    "the case was disturbed when it was first taken, as the text says; these figures are of another time, at the "
-    "run's end",
-    WarningKind("power-cap", "p", doubts="latency"),
-    "the GPU was at its power limit, which lowers its clocks",
-    "the card was at its power limit, which lowers its clocks: the figure belongs to this duty cycle",
-    WarningKind("below-floor", "f", doubts="latency"),
-    "faster than the roofline; the column `warnings` of results.parquet names the limit",
-    "the fastest of `gpu_ms` and `latency_ms` is below `floor_ms`; more than 2.5 times below, the row is `failed` if "
-    "the roofs were measured again after it and nothing disturbed that",
-    WarningKind("outliers", "o"),
-    "more than one sample in twenty is far from the median (Tukey's rule); trust the median",
-    "more than one sample in twenty is far from the median, outside Tukey's fences; none is dropped",
-    WarningKind("short-calls", "s"),
-    "calls under 50 µs, timed in blocks",
-    WarningKind("inaccurate", "i", doubts="error"),
-    "the error is larger than usual for the precision",
-    "the error is larger than usual for the precision (fp32 1e-4, tf32 1e-2, fp16 2e-2, bf16 1e-1, int8 2e-1, fp8 "
-    "2e-1); from 0.5 on the row is `failed`",
-    WarningKind("no-parity", "P", doubts="error"),
-    "not all outputs could be compared with the reference's; the column warnings says which and why",
-    "outputs whose shape depends on what is computed, or on the other items of a batch, were timed and not compared, "
-    "since the reference's have other shapes",
-    WarningKind("kept-float", "K"),
-    "operators of a user's .onnx file that ONNX Runtime's converter does not take to fp16 stay float32; the column "
-    "warnings names them",
-    WarningKind("static-graph", "S"),
-    "the model could be exported for one batch size or one shape at a time only; the column warnings says why",
-    WarningKind(UNTIMED, "N"),
-    "the first call at a new shape could not be timed; the column warnings says why",
-    WarningKind("calibration", "k", doubts="error"),
-    "int8 was calibrated on seeded data, so its accuracy says nothing",
-    WarningKind(SLOWER_KERNELS, "D"),
-    "the device takes longer than in eager at the same precision; the column warnings names the kernels",
-    "on a GPU `gpu_ms` is more than 1.1 times plain eager's of the same cell; the text names the kernels in which the "
-    "time goes, from a short profiled pass of both after everything was measured",
-    WarningKind("unproven", "?", doubts="error"),
-    "the types in which convolutions and products ran could not be seen",
-    WarningKind("mixed-precision", "8", doubts="error"),
-    "some convolutions and products were computed in a wider type; the column warnings says how many",
-    "of an int8 graph, of a module at int8 or fp8, or of what a user's Q/DQ file quantizes, some convolutions or "
-    "products were computed in float, as counted; if all were at int8 or fp8, the row is `failed`. Of a factory's "
-    "model in half precision, fewer than half were computed in fp32",
-    WarningKind("inaccurate-gradients", "j", doubts="error"),
-    "gradients are further from fp64 than is usual for the model and the precision",
-    "`gradient_error` is more than 3 times the error of the same step at that precision on the CPU; where a tensor "
-    "that carries 1 % of the gradient's norm is wrong (by more than 0.5 and 3 times its own usual error, zeros, or "
-    "not finite), the row is `failed`",
-    WarningKind("unchecked-outputs", "0", doubts="error"),
-    "the reference's outputs are zero, so agreeing with them says nothing",
-    "every output of the reference is zero on the seeded inputs, so that what computes nothing agrees with it",
-    WarningKind("unchecked-gradients", "v", doubts="error"),
-    "gradients were not compared; the column warnings says why",
-    "the gradients were not compared: dropout is on, the reference could not be made, or it is zero",
-    WarningKind("unchecked", "!"),
-    "it fitted, and left no memory for the checks of outputs and types",
-    "a batch of a sweep or of the search for the largest one fitted, and the checks of its outputs and types, which "
-    "take memory of their own, did not",
-    WarningKind("built-here", "z", doubts="memory"),
-    "memory includes what building took in the same process",
-    "the engine was built in the measured process, so `peak_memory_mib` and `other_mib` include what building took",
-    WarningKind("host-peak", "m", doubts="memory"),
-    "the kernel does not reset its count of the peak, so `host_peak_mib` includes the set-up",
-    WarningKind("engine-cache", "a"),
-    "an engine in the cache was damaged, foreign or did not load, and was built again",
-    WarningKind("timing-cache", "w"),
-    "TensorRT's timing cache was damaged, or of another device or version, and was dropped",
-    WarningKind("cpu-nodes", "c"),
-    "ONNX Runtime ran nodes on the CPU",
-    WarningKind("graph-breaks", "b"),
-    "torch.compile left the graph; the column warnings says where and why",
-    WarningKind("recompiled", "R"),
-    "torch.compile compiled again while it ran, though the shapes stayed; the column warnings says why",
-    WarningKind(NO_CUDA_GRAPH, "n"),
-    "no CUDA graph was recorded; the log or the column warnings says why",
-    "no CUDA graph was recorded, though one was asked for",
-    WarningKind("no-layers", "y"),
-    "the layers could not be profiled; the column warnings says why",
-    "`--profile` was given and the layers could not be timed; all other figures are there",
-    WarningKind("slow-layers", "L"),
-    "with the profiler on the layers took far longer than the case; they are no parts of its latency",
-    "the layers add up to more than 1.5 times `gpu_ms`, or where that is null `latency_ms`: the profiler or other "
-    "work slowed them, and they are no parts of the latency",
-    WarningKind("parallel-layers", "A"),
-    "layers ran side by side, on several streams; their times overlap, and are no parts of its latency",
-    "`--profile` was given, and TensorRT's engine has auxiliary streams: its layers' times overlap",
-    WarningKind("unclosed", "#"),
-    "the runtime failed or hung while it closed the session, after everything had been measured",
-    WarningKind("no-energy", "e"),
-    "`budget.timeout` left no time for the energy loop",
-    WarningKind("telemetry", "l"),
-    "the process that reads the GPU's sensors ended; power, clocks and polled memory are missing",
+    WarningKind(
+        DISTURBED,
+        "B",
+        "other work had the processors or the card while it was measured",
+        "while it was measured other processes, the hypervisor or waiting for them took more of the processors than "
+        "docs/method.md allows, or another process computed on the card; `disturbance` has the share",
+        doubts="latency",
+        unsteady=True,
+        first_taken="while {text}",
+        no_factor=True,
+    ),
+    WarningKind(
+        "drift",
+        "d",
+        "figures moved while they were taken; a longer warm-up or a larger budget may settle them",
+        "the last third of the samples differs from the first by more than 2 %, and not by chance",
+        doubts="latency",
+        unsteady=True,
+    ),
+    WarningKind(
+        "unsteady",
+        "u",
+        "timings had not settled when measuring began",
+        "timings had not settled when measuring began: the warm-up ended before two windows agreed within 2 %",
+        doubts="latency",
+        unsteady=True,
+    ),
+    WarningKind(
+        "throttled",
+        "t",
+        "the GPU slowed down for heat or a hardware reason",
+        doubts="latency",
+        first_taken="while the card slowed down",
+    ),
+    WarningKind(
+        REMEASURED,
+        "r",
+        "disturbed when it was first taken; measured again at the run's end",
+        "the case was disturbed when it was first taken, as the text says; these figures are of another time, at the "
+        "run's end",
+    ),
+    WarningKind(
+        "power-cap",
+        "p",
+        "the GPU was at its power limit, which lowers its clocks",
+        "the card was at its power limit, which lowers its clocks: the figure belongs to this duty cycle",
+        doubts="latency",
+    ),
+    WarningKind(
+        "below-floor",
+        "f",
+        "faster than the roofline; the column `warnings` of results.parquet names the limit",
+        "the fastest of `gpu_ms` and `latency_ms` is below `floor_ms`; more than 2.5 times below, the row is `failed` "
+        "if the roofs were measured again after it and nothing disturbed that",
+        doubts="latency",
+    ),
+    WarningKind(
+        "outliers",
+        "o",
+        "more than one sample in twenty is far from the median (Tukey's rule); trust the median",
+        "more than one sample in twenty is far from the median, outside Tukey's fences; none is dropped",
+    ),
+    WarningKind("short-calls", "s", "calls under 50 µs, timed in blocks"),
+    WarningKind(
+        "inaccurate",
+        "i",
+        "the error is larger than usual for the precision",
+        "the error is larger than usual for the precision (fp32 1e-4, tf32 1e-2, fp16 2e-2, bf16 1e-1, int8 2e-1, "
+        "fp8 2e-1); from 0.5 on the row is `failed`",
+        doubts="error",
+    ),
+    WarningKind(
+        "no-parity",
+        "P",
+        "not all outputs could be compared with the reference's; the column warnings says which and why",
+        "outputs whose shape depends on what is computed, or on the other items of a batch, were timed and not "
+        "compared, since the reference's have other shapes",
+        doubts="error",
+    ),
+    WarningKind(
+        "kept-float",
+        "K",
+        "operators of a user's .onnx file that ONNX Runtime's converter does not take to fp16 stay float32; the column "
+        "warnings names them",
+    ),
+    WarningKind(
+        "static-graph",
+        "S",
+        "the model could be exported for one batch size or one shape at a time only; the column warnings says why",
+    ),
+    WarningKind(UNTIMED, "N", "the first call at a new shape could not be timed; the column warnings says why"),
+    WarningKind("calibration", "k", "int8 was calibrated on seeded data, so its accuracy says nothing", doubts="error"),
+    WarningKind(
+        SLOWER_KERNELS,
+        "D",
+        "the device takes longer than in eager at the same precision; the column warnings names the kernels",
+        "on a GPU `gpu_ms` is more than 1.1 times plain eager's of the same cell; the text names the kernels in which "
+        "the time goes, from a short profiled pass of both after everything was measured",
+    ),
+    WarningKind("unproven", "?", "the types in which convolutions and products ran could not be seen", doubts="error"),
+    WarningKind(
+        "mixed-precision",
+        "8",
+        "some convolutions and products were computed in a wider type; the column warnings says how many",
+        "of an int8 graph, of a module at int8 or fp8, or of what a user's Q/DQ file quantizes, some convolutions or "
+        "products were computed in float, as counted; if all were at int8 or fp8, the row is `failed`. Of a factory's "
+        "model in half precision, fewer than half were computed in fp32",
+        doubts="error",
+    ),
+    WarningKind(
+        "inaccurate-gradients",
+        "j",
+        "gradients are further from fp64 than is usual for the model and the precision",
+        "`gradient_error` is more than 3 times the error of the same step at that precision on the CPU; where a "
+        "tensor that carries 1 % of the gradient's norm is wrong (by more than 0.5 and 3 times its own usual error, "
+        "zeros, or not finite), the row is `failed`",
+        doubts="error",
+    ),
+    WarningKind(
+        "unchecked-outputs",
+        "0",
+        "the reference's outputs are zero, so agreeing with them says nothing",
+        "every output of the reference is zero on the seeded inputs, so that what computes nothing agrees with it",
+        doubts="error",
+    ),
+    WarningKind(
+        "unchecked-gradients",
+        "v",
+        "gradients were not compared; the column warnings says why",
+        "the gradients were not compared: dropout is on, the reference could not be made, or it is zero",
+        doubts="error",
+    ),
+    WarningKind(
+        "unchecked",
+        "!",
+        "it fitted, and left no memory for the checks of outputs and types",
+        "a batch of a sweep or of the search for the largest one fitted, and the checks of its outputs and types, "
+        "which take memory of their own, did not",
+    ),
+    WarningKind(
+        "built-here",
+        "z",
+        "memory includes what building took in the same process",
+        "the engine was built in the measured process, so `peak_memory_mib` and `other_mib` include what building took",
+        doubts="memory",
+    ),
+    WarningKind(
+        "host-peak",
+        "m",
+        "the kernel does not reset its count of the peak, so `host_peak_mib` includes the set-up",
+        doubts="memory",
+    ),
+    WarningKind(
+        "engine-cache", "a", "an engine in the cache was damaged, foreign or did not load, and was built again"
+    ),
+    WarningKind(
+        "timing-cache", "w", "TensorRT's timing cache was damaged, or of another device or version, and was dropped"
+    ),
+    WarningKind("cpu-nodes", "c", "ONNX Runtime ran nodes on the CPU"),
+    WarningKind("graph-breaks", "b", "torch.compile left the graph; the column warnings says where and why"),
+    WarningKind(
+        "recompiled",
+        "R",
+        "torch.compile compiled again while it ran, though the shapes stayed; the column warnings says why",
+    ),
+    WarningKind(
+        NO_CUDA_GRAPH,
+        "n",
+        "no CUDA graph was recorded; the log or the column warnings says why",
+        "no CUDA graph was recorded, though one was asked for",
+    ),
+    WarningKind(
+        "no-layers",
+        "y",
+        "the layers could not be profiled; the column warnings says why",
+        "`--profile` was given and the layers could not be timed; all other figures are there",
+    ),
+    WarningKind(
+        "slow-layers",
+        "L",
+        "with the profiler on the layers took far longer than the case; they are no parts of its latency",
+        "the layers add up to more than 1.5 times `gpu_ms`, or where that is null `latency_ms`: the profiler or other "
+        "work slowed them, and they are no parts of the latency",
+    ),
+    WarningKind(
+        "parallel-layers",
+        "A",
+        "layers ran side by side, on several streams; their times overlap, and are no parts of its latency",
+        "`--profile` was given, and TensorRT's engine has auxiliary streams: its layers' times overlap",
+    ),
+    WarningKind(
+        "unclosed", "#", "the runtime failed or hung while it closed the session, after everything had been measured"
+    ),
+    WarningKind("no-energy", "e", "`budget.timeout` left no time for the energy loop"),
+    WarningKind(
+        "telemetry", "l", "the process that reads the GPU's sensors ended; power, clocks and polled memory are missing"
+    ),
 )
-"""Each kind, below it what it means, and the exact rule where that is another."""
 
-
-def _declared() -> Iterator[WarningKind]:
-    for number, kind in enumerate(_TABLE):
-        if isinstance(kind, WarningKind):
-            meaning, *when = takewhile(lambda each: isinstance(each, str), _TABLE[number + 1 :])
-            yield replace(kind, meaning=str(meaning), when="".join(map(str, when)))
-
-
-KINDS = {kind.kind: kind for kind in _declared()}
+KINDS = {kind.kind: kind for kind in _KINDS}
 
 
 def check(warnings: Iterable[Warning]) -> None:
