@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-SPIN = [sys.executable, "-c", "import time; end = time.monotonic() + 300\nwhile time.monotonic() < end: pass"]
+SPIN = [sys.executable, "-c", "import time; end = time.monotonic() + 900\nwhile time.monotonic() < end: pass"]
 _SPIN_ON_GPU = """
 import time
 import torch
@@ -17,7 +17,7 @@ a = torch.randn(4096, 4096, device="cuda")
 a @ a
 torch.cuda.synchronize()
 print("ready", flush=True)
-end = time.monotonic() + 300
+end = time.monotonic() + 900
 while time.monotonic() < end:
     for _ in range(10):
         a @ a

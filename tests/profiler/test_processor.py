@@ -109,13 +109,14 @@ def test_what_the_forkserver_has_started_is_our_own_and_the_parent_is_not(
 @pytest.mark.slow
 def test_a_child_that_works_is_our_own_and_one_that_ended_too() -> None:
     """A child's processor time, while it lives and once it has been waited for, counts as this process tree's."""
-    before, others = read(), processor._descendants(PROC, "self")
+    before = read()
     child = subprocess.Popen(SPIN)
     while read().own - before.own < 0.3:
         time.sleep(0.05)
+    assert child.pid in processor._descendants(PROC, "self")
     child.kill()
     child.wait()
-    assert processor._descendants(PROC, "self") == others
+    assert child.pid not in processor._descendants(PROC, "self")
     assert read().own - before.own >= 0.3
 
 
@@ -124,9 +125,18 @@ def test_what_other_processes_take_is_seen(busy_processors: list[int]) -> None:
     def spun() -> float:
         return sum(processor._cpu_seconds(PROC / str(pid)) for pid in busy_processors)
 
-    before, spun_before = read(), spun()
-    while (seconds := spun() - spun_before) < 0.5:  # However little they get of a machine that has more to do.
-        time.sleep(0.05)
-    load = read().since(before)
-    assert load.processors == len(busy_processors)
-    assert load.others * load.processors * load.seconds > 0.9 * seconds
+    def counted(load: processor.Load) -> float:
+        # A kernel that does not know when its machine is paused has stolen time in the processes' clocks.
+        return load.others * load.processors * load.seconds + load.stolen_s
+
+    # Where ticks come late, the processors' counts and the processes' clocks are 0.1 s and more apart. That much does
+    # not grow with time, as what is forgotten or multiplied wrongly does: a hundredth is left of it in the end.
+    before, spun_before, enough = read(), spun(), 0.5
+    while enough <= 16:
+        while (seconds := spun() - spun_before) < enough:  # However little they get of a machine that has more to do.
+            time.sleep(0.05)
+        load, enough = read().since(before), 2 * enough
+        assert load.processors == len(busy_processors)
+        if counted(load) > 0.9 * seconds:
+            break
+    assert counted(load) > 0.9 * seconds
