@@ -163,7 +163,9 @@ _KINDS = (
         "S",
         "the model could be exported for one batch size or one shape at a time only; the column warnings says why",
     ),
-    WarningKind(UNTIMED, "N", "the first call at a new shape could not be timed; the column warnings says why"),
+    WarningKind(
+        UNTIMED, "N", "the first call at a new shape was disturbed, or could not be timed; the column warnings says why"
+    ),
     WarningKind("calibration", "k", "int8 was calibrated on seeded data, so its accuracy says nothing", doubts="error"),
     WarningKind(
         SLOWER_KERNELS,

@@ -18,7 +18,7 @@ from exporters.source import shape_words
 from profiler.job.case import Case, CaseId, Role
 from profiler.processes.messages import Outcome
 from profiler.results.result import Result
-from profiler.results.warning_kinds import SLOWER_KERNELS, UNTIMED, disturbances
+from profiler.results.warning_kinds import SLOWER_KERNELS, disturbances
 from profiler.stats.samples import median
 from profiler.tables.numbers import times
 from profiler.worker.task import Task
@@ -33,8 +33,7 @@ _NAME_CHARACTERS = 60
 def walks(plan: Sequence[Case], waiting: Collection[CaseId], journal: Mapping[CaseId, Result]) -> list[list[Case]]:
     """The walks that are to be made: the cases of one configuration at its shapes, in the plan's order.
 
-    They are of the cases of the `plan` that are `waiting` or have been measured, up to the last that lacks its figure:
-    of several shapes those but the first that wait, or were measured as the first one, before a smaller one was there.
+    They are of the cases of the `plan` that are `waiting` or have been measured, up to the last that lacks its figure.
     """
     found: dict[tuple[str, str], list[Case]] = {}
     for case in plan:
@@ -42,21 +41,14 @@ def walks(plan: Sequence[Case], waiting: Collection[CaseId], journal: Mapping[Ca
         if case.shape and case.role is Role.CELL and case.unsupported is None and there:
             shape = "/".join(shape_words(case.shape))
             found.setdefault((str(case.id).removesuffix(shape), case.model), []).append(case)
-    return [walk[: last + 1] for walk in found.values() if (last := _last_untimed(walk, waiting, journal))]
+    known = timed(journal)
+    last = [max((n for n, case in enumerate(walk) if case.id not in known), default=0) for walk in found.values()]
+    return [walk[: n + 1] for walk, n in zip(found.values(), last, strict=True) if n]
 
 
 def timed(journal: Mapping[CaseId, Result]) -> dict[CaseId, float]:
     """The milliseconds that are known already."""
     return {id_: ms for id_, result in journal.items() if (ms := result.figures.get("first_call_ms")) is not None}
-
-
-def _last_untimed(walk: Sequence[Case], waiting: Collection[CaseId], journal: Mapping[CaseId, Result]) -> int:
-    """The place of the last case that lacks its figure; 0, the first one's, where none does."""
-    known = timed(journal)
-    tried = {id_ for id_, result in journal.items() if any(each.kind == UNTIMED for each in result.warnings)}
-    return max(
-        (n for n, case in enumerate(walk) if case.id not in known and case.id not in tried - {*waiting}), default=0
-    )
 
 
 def add_reasons(

@@ -98,9 +98,11 @@ class Runner:
             task = self._prepare(list(before.values()), searched, quiet, others)
             with Watcher(self._uuid, self.run.path / "telemetry.csv", self.run.logs / "telemetry.log") as watcher:
                 supervisor = Supervisor(self.run.logs, self.path, watcher, quiet, others)
-                tasks = list(map(task, waiting))
-                self._time_first_calls([list(map(task, walk)) for walk in walked], supervisor)
+                tasks, walked_tasks = list(map(task, waiting)), [list(map(task, walk)) for walk in walked]
+                self._time_first_calls(walked_tasks, supervisor)
                 self._measure_all(tasks, supervisor)
+                if self.budget.repeats:
+                    self._time_first_calls(walked_tasks, supervisor)
                 with self.wall.span("kernels"):
                     for result in add_reasons(tasks, self.run.results(), supervisor.kernel_times):
                         self.run.append(result)
@@ -152,16 +154,20 @@ class Runner:
                 self.display.announce(f"{counted(stays, 'repeated case')} {what} earlier measurement stays")
 
     def _time_first_calls(self, walked: Sequence[Sequence[Task]], supervisor: Supervisor) -> None:
-        """The first call at each new shape, before any case has been measured; a resumed run keeps what it had."""
+        """The first call at each new shape that has none yet: before any case is measured, and once more at the end."""
         journal = self.run.results()
-        self._first_calls |= timed(journal)
+        self._first_calls |= (known := timed(journal))
         able = [[task for task in walk if failure(task.case, task.prepared) is None] for walk in walked]
-        for walk in with_progress(self.display, "first calls at new shapes", [walk for walk in able if len(walk) > 1]):
+        lacking = [
+            walk for walk in able if any(isinstance(self._first_calls.get(t.case.id, ""), str) for t in walk[1:])
+        ]
+        for walk in with_progress(self.display, "first calls at new shapes", lacking):
             with self.wall.span("first calls"):
-                self._first_calls = supervisor.first_calls(walk) | self._first_calls
+                there = {id_: found for id_, found in self._first_calls.items() if not isinstance(found, str)}
+                self._first_calls |= supervisor.first_calls(walk) | there
         for id_, result in journal.items():
-            if id_ in self._first_calls and result.status == "ok" and result.figures.get("first_call_ms") is None:
-                self._add_first_call(result)  # It was measured before any smaller shape was there.
+            if id_ in self._first_calls.keys() - known and result.status == "ok":
+                self._add_first_call(result)  # It was disturbed, or measured before any smaller shape was there.
                 self.run.append(result)
 
     def _add_first_call(self, result: Result) -> None:

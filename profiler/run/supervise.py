@@ -64,7 +64,7 @@ class Supervisor:
         with own_folder() as folder:
             own = {variable: str(folder)} if variable else {}
             outcome = self._run("extra_calls:first_calls", tasks, tasks[0], log, variables=own)
-        found: dict[CaseId, float] = (outcome.value if outcome.status == "ok" else outcome.salvage) or {}
+        found: dict[CaseId, float | str] = (outcome.value if outcome.status == "ok" else outcome.salvage) or {}
         return {each.case.id: found.get(each.case.id, str(outcome.reason)) for each in tasks[1:]}
 
     def kernel_times(self, task: Task) -> Outcome:

@@ -13,8 +13,11 @@ import engines
 from engines.base import OwnQueue, Phase, Reshapable, Session, ignore
 from engines.layer_profile.torch_modules import read_operators
 from engines.layer_profile.torch_trace import record
+from profiler import processor
 from profiler.job.case import CaseId
 from profiler.processes.messages import Entered, Report, Salvage
+from profiler.tables.numbers import significant
+from profiler.worker import disturbance
 from profiler.worker.measure_case import Phases, open_bench
 from profiler.worker.task import Task, check_inputs, make_job
 
@@ -22,19 +25,22 @@ _CALLS = 3
 """So many at each shape, before the next one comes: a compiler that records graphs needs as many until it replays."""
 
 
-def first_calls(tasks: Sequence[Task], report: Report) -> dict[CaseId, float]:
-    """Milliseconds of the first call at each task's shape but the first, in their order.
+def first_calls(tasks: Sequence[Task], report: Report) -> dict[CaseId, float | str]:
+    """Time the first call at each task's shape but the first, in milliseconds; a text says what disturbed it.
 
     The tasks are one configuration at several shapes. From when the inputs of the new shape are on the host until the
     outputs are there: copying them, and all that the engine does for a shape that it has not seen. One that is made for
-    a shape is opened again, which counts. What was timed until a failure is kept.
+    a shape is opened again, which counts. What was timed until a failure is kept. Others' work is judged from the
+    beginning on: the kernel counts in ticks, and a call may be shorter.
     """
-    phases, found = Phases(report), dict[CaseId, float]()
+    phases, found = Phases(report), dict[CaseId, float | str]()
     session: Session | None = None
+    before = processor.read()
     for number, task in enumerate(tasks):
         check_inputs(task)
         if session is None:
-            open_bench(task, phases, report)
+            card = open_bench(task, phases, report).card
+            card.start()
         job = replace(make_job(task, phases.enter), engine=task.case.engine, keeps_free=True)
         start = time.perf_counter()
         if isinstance(session, Reshapable):
@@ -46,7 +52,9 @@ def first_calls(tasks: Sequence[Task], report: Report) -> dict[CaseId, float]:
         session.run(ignore)
         _wait(task, session)()
         if number:
-            found[task.case.id] = 1000 * (time.perf_counter() - start)
+            ms = 1000 * (time.perf_counter() - start)
+            others = disturbance.disturbed([processor.read().since(before)], card.load())
+            found[task.case.id] = f"it took {significant(ms)} ms while {others[0].text}" if others else ms
             report(Salvage(dict(found)))
         for _ in range(_CALLS - 1):
             session.run(ignore)

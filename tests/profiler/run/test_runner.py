@@ -95,11 +95,11 @@ def run(
     return go
 
 
-def test_a_resumed_run_adds_the_first_call_of_a_shape_that_was_measured_as_the_first(
+def test_a_resumed_run_adds_first_calls_and_takes_a_disturbed_one_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Quiet
 ) -> None:
     model = {"name": "net", "factory": "nets:net", "inputs": [{"shape": ["batch", "n"]}], "shapes": {"n": [4, 8, 16]}}
-    config = Config.model_validate({"models": [model], "engines": [{"name": "eager"}], "budget": {"repeats": 0}})
+    config = Config.model_validate({"models": [model], "engines": [{"name": "eager"}]})
     four, eight, sixteen = make_plan(config, "cpu")
     prepared: list[list[CaseId]] = []
 
@@ -109,10 +109,8 @@ def test_a_resumed_run_adds_the_first_call_of_a_shape_that_was_measured_as_the_f
 
     monkeypatch.setattr(module, "prepare", prepare)
     monkeypatch.setattr(supervise.Supervisor, "measure_one", lambda _, task, *__: result(task.case, 1.0))
-    walked = {eight.id: 2.0, sixteen.id: 3.0}
-    monkeypatch.setattr(
-        supervise.Supervisor, "first_calls", lambda _, tasks: {t.case.id: walked[t.case.id] for t in tasks[1:]}
-    )
+    walked = iter([{eight.id: 2.0, sixteen.id: "it took 9 ms while others"}, {eight.id: 9.0, sixteen.id: 3.0}])
+    monkeypatch.setattr(supervise.Supervisor, "first_calls", lambda *_: next(walked))
     folder = RunFolder.create(tmp_path)
     folder.append(result(eight, 1.0))
     roofs = {"roofs": {"copy_gb_s": 10.0, "fp32_tflops": 1.0}}
@@ -121,6 +119,7 @@ def test_a_resumed_run_adds_the_first_call_of_a_shape_that_was_measured_as_the_f
     assert prepared == [[four.id, eight.id, sixteen.id]]
     found = {id_: each.figures.get("first_call_ms") for id_, each in folder.results().items()}
     assert found == {four.id: None, eight.id: 2.0, sixteen.id: 3.0}
+    assert not any(each.warnings for each in folder.results().values()), "the one that was disturbed is known now"
 
 
 def result(case: Case, ms: float, throttled: bool = False) -> Result:

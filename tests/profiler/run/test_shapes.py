@@ -149,8 +149,7 @@ def test_a_condition_chooses_a_shape():
         ({8: None, 16: 1.0}, (8,), []),
         ({}, (16,), []),
         ({8: "failed", 16: None}, (32,), [16, 32]),
-        ({8: None, 16: "untimed"}, (), []),
-        ({8: None, 16: "untimed"}, (16,), [8, 16]),
+        ({8: None, 16: "untimed", 32: 1.0}, (8,), [8, 16]),  # It was disturbed, or failed on a busy machine.
     ],
 )
 def test_a_walk_begins_at_the_smallest_shape_that_the_run_has(
@@ -195,8 +194,8 @@ def test_every_shape_is_measured_checked_and_met_for_the_first_time(folder: Path
         assert row["rel_l2_error"] < {"fp32": 1e-5, "int8": 0.5}[row["precision"]], (
             "compared with the reference outputs of this length"
         )
-        assert (row["first_call_ms"] or 0) > 0 or row["shape"] == "sequence=4", "the first shape's is its first run"
-        assert "no-first-call" not in str(row["warnings"])
+        says_why = "no-first-call: it took " in str(row["warnings"])  # Where this machine is busy.
+        assert ((row["first_call_ms"] or 0) > 0) is (row["shape"] == "sequence=12" and not says_why)
         assert "static-graph" not in str(row["warnings"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from exporters.source import ModelSource
 from profiler.job.case import Budget, Case, Role
 from profiler.processes import process
 from profiler.processes.messages import Outcome
+from profiler.processor import read
 from profiler.results.result import Result
 from profiler.run import supervise
 from profiler.run.prepare import prepare
@@ -47,6 +49,7 @@ class Net(nn.Sequential):
         if len(x) == int(os.environ.get("FAILING_BATCH", 0)):
             held = EndsWhenFreed()
             raise RuntimeError("cannot compute")
+        time.sleep(float(os.environ.get("SLOW", 0)))
         return super().forward(x)
 
 
@@ -160,13 +163,27 @@ def test_a_shape_that_was_not_timed_says_why_beside_one_that_was(
     folder: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch, alone: Quiet
 ) -> None:
     monkeypatch.setenv("FAILING_BATCH", "4")
-    tasks = [Task(case(batch, Role.CELL), prepared, BUDGET) for batch in (1, 2, 4, 8)]  # A batch is a shape, too.
+    timed, *failed = first_calls(folder, prepared, alone, 1, 2, 4, 8)
+    assert timed > 0 if isinstance(timed, float) else timed.startswith("it took ")  # Where this machine is busy.
+    assert all(isinstance(why, str) and "cannot compute" in why for why in failed)
+
+
+def first_calls(folder: Path, prepared: Prepared, alone: Quiet, *batches: int) -> list[float | str]:
+    tasks = [Task(case(batch, Role.CELL), prepared, BUDGET) for batch in batches]  # A batch is a shape, too.
     with Watcher(None, folder / "telemetry.csv", folder / "telemetry.log") as watcher:
         found = Supervisor(folder, (str(folder),), watcher, alone).first_calls(tasks)
     assert list(found) == [task.case.id for task in tasks[1:]]
-    timed, *failed = found.values()
-    assert isinstance(timed, float) and timed > 0
-    assert all(isinstance(why, str) and "cannot compute" in why for why in failed)
+    return list(found.values())
+
+
+@pytest.mark.usefixtures("busy_processors")
+@pytest.mark.skipif(read().since(read()).others is None, reason="nothing is known of other processes here")
+def test_a_first_call_beside_other_work_is_no_figure(
+    folder: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch, alone: Quiet
+) -> None:
+    monkeypatch.setenv("SLOW", "0.1")
+    [why] = first_calls(folder, prepared, alone, 1, 2)
+    assert re.fullmatch(r"it took [\d,.]+ ms while other processes took \d+ % of .*", str(why))
 
 
 @pytest.mark.parametrize(
