@@ -239,7 +239,7 @@ _DECLARED: tuple[Group | str | Column, ...] = (
     _seconds("first_run_s", "First run", part_of="start_s"),
     "the first call at this shape in a process of its own that has run the run's smaller shapes: algorithm search, "
     "compilation, a recorded graph; where an engine is for one shape, opening it again; null at the smallest shape "
-    "(`first_run_s`) and without `shapes`",
+    "(`first_run_s`), where it was disturbed (`no-first-call`) and without `shapes`",
     _ms("first_call_ms", "First call", shown=Shown.TERMINAL, expendable=1),
     Group.ACCURACY,
     "largest over the outputs, against the reference, over at most 8 items, in the places where both are finite; of "
