@@ -1,4 +1,4 @@
-"""List the kinds of statements: how each is worded, checked against the published rows, and answered by own rows."""
+"""List the kinds of statements: how each is checked against the published rows, and answered by own rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ Check = Callable[[Claim, Evidence], Answer]
 
 @dataclass(frozen=True)
 class Kind:
-    """The function that says what is `claimed`, the one that checks it, and what `own` rows answer to all of a kind."""
+    """The function that checks one statement, and what `own` rows answer to all of a kind."""
 
     heading: str
-    claimed: Callable[[Claim, Evidence], str]
     checked: Check
     own: Callable[[Evidence], list[str]] = lambda _: []
 
@@ -39,30 +38,22 @@ def _undecided(says: str) -> Check:
 _PICTURES, _NO_COLUMN = _undecided(NO_FIGURES), "The source has a column for peak memory, and nothing in it."
 
 
-def _best_gpu(claim: Claim, _: Evidence) -> str:
-    kind = {
-        "cost-effective": "the most cost-effective alternative to a server's GPU",
-        "consumer grade": "the best consumer GPU",
-    }
-    return f"{claim['gpu'][0]} is {kind[claim['relation']]}"
-
-
 KINDS: Mapping[str, Kind] = {
-    "speed": Kind(_SPEED, speed.claimed, speed.checked, speed.without_cudnn),
-    "order": Kind(_SPEED, speed.order_claimed, speed.order_checked),
-    "network_speed": Kind(_NETWORKS, networks.speed_claimed, networks.speed_checked, networks.own),
-    "accuracy": Kind(_NETWORKS, networks.accuracy_claimed, networks.accuracy_checked),
-    "best": Kind(_LIBRARIES, libraries.best_claimed, libraries.best_checked, libraries.fastest),
-    "framework": Kind(_LIBRARIES, libraries.framework_claimed, _PICTURES, libraries.framework_own),
-    "best_per_layer": Kind(_LIBRARIES, libraries.layers_claimed, libraries.layers_checked, libraries.layers_own),
-    "memory": Kind(_MEMORY, memory.size_claimed, memory.size_checked),
-    "fit": Kind(_MEMORY, memory.fit_claimed, memory.fit_checked, memory.fit_own),
-    "support": Kind(_MEMORY, memory.support_claimed, memory.support_checked, memory.support_own),
-    "memory_use": Kind(_MEMORY, memory.use_claimed, _undecided(_NO_COLUMN), memory.use_own),
-    "time_per_sample": Kind(_SWEEPS, sweeps.per_sample_claimed, sweeps.per_sample_checked, sweeps.per_sample_own),
-    "ms_above_twice": Kind(_SWEEPS, sweeps.excess_claimed, sweeps.excess_checked, sweeps.excess_own),
-    "curvature": Kind(_SWEEPS, sweeps.bend_claimed, _PICTURES, sweeps.bend_own),
-    "best_gpu": Kind("Which card to buy", _best_gpu, _undecided("The source gives no figures for it.")),
+    "speed": Kind(_SPEED, speed.checked, speed.without_cudnn),
+    "order": Kind(_SPEED, speed.order_checked),
+    "network_speed": Kind(_NETWORKS, networks.speed_checked, networks.own),
+    "accuracy": Kind(_NETWORKS, networks.accuracy_checked),
+    "best": Kind(_LIBRARIES, libraries.best_checked, libraries.fastest),
+    "framework": Kind(_LIBRARIES, _PICTURES, libraries.framework_own),
+    "best_per_layer": Kind(_LIBRARIES, libraries.layers_checked, libraries.layers_own),
+    "memory": Kind(_MEMORY, memory.size_checked),
+    "fit": Kind(_MEMORY, memory.fit_checked, memory.fit_own),
+    "support": Kind(_MEMORY, memory.support_checked, memory.support_own),
+    "memory_use": Kind(_MEMORY, _undecided(_NO_COLUMN), memory.use_own),
+    "time_per_sample": Kind(_SWEEPS, sweeps.per_sample_checked, sweeps.per_sample_own),
+    "ms_above_twice": Kind(_SWEEPS, sweeps.excess_checked, sweeps.excess_own),
+    "curvature": Kind(_SWEEPS, _PICTURES, sweeps.bend_own),
+    "best_gpu": Kind("Which card to buy", _undecided("The source gives no figures for it.")),
 }
 """By the `kind` of references/conclusions.csv, in the order of their headings."""
 
@@ -98,10 +89,7 @@ def groups(evidence: Evidence) -> list[Group]:
 
 
 def _group(heading: str, claims: Sequence[Claim], evidence: Evidence) -> Group:
-    checked = [
-        Checked(KINDS[claim["kind"]].claimed(claim, evidence), KINDS[claim["kind"]].checked(claim, evidence))
-        for claim in claims
-    ]
+    checked = [Checked(claim["statement"], KINDS[claim["kind"]].checked(claim, evidence)) for claim in claims]
     kinds = dict.fromkeys(claim["kind"] for claim in claims)
     own = dict.fromkeys(sentence for kind in kinds for sentence in KINDS[kind].own(evidence))
     return Group(heading, checked, list(own))

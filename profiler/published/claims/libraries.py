@@ -13,13 +13,6 @@ from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.tables.numbers import compact, decimals, listed
 
 _REASONS = {"oom": "ran out of memory", "timeout": "took too long", "crashed": "crashed"}
-_FRAMEWORKS = {"neon": "Neon", "torch": "Torch", "caffe": "Caffe", "tensorflow": "TensorFlow"}
-
-
-def best_claimed(claim: Claim, evidence: Evidence) -> str:
-    of = f"on {evidence.name(claim['networks'][0])}" if claim["networks"] else "on L1 to L5 together"
-    library = f"{_published_name(claim, _of(claim, evidence))} ({claim['implementation']})"
-    return f"{library} is the fastest {of}: {listed(claim['pass'])}"
 
 
 def best_checked(claim: Claim, evidence: Evidence) -> Answer:
@@ -39,19 +32,6 @@ def _of(claim: Claim, evidence: Evidence) -> pl.DataFrame:
     if claim["networks"]:
         return references.read(evidence.study).filter(network=claim["networks"][0])
     return references.read("convnet-layers").filter(pl.col("library") != "cherry-picking", table="summary")
-
-
-def framework_claimed(claim: Claim, _: Evidence) -> str:
-    name = _FRAMEWORKS[claim["framework"]]
-    gpus = f"on {listed(claim['gpu'])}"
-    match claim["relation"]:
-        case "best":
-            return f"{name} is {claim['remark']} the fastest framework {gpus}"
-        case "worst":
-            return f"{name} is the slowest framework {gpus}"
-        case "good":
-            return f"{name} is fast on all GPUs, {claim['remark']}"
-    return f"Only {name} can train all networks without running out of memory"
 
 
 def framework_own(evidence: Evidence) -> list[str]:
@@ -109,11 +89,6 @@ def ran_everything(evidence: Evidence) -> list[str]:
         ]
         found.append(f"On {the(machine)}, {'; '.join(names)}.")
     return found
-
-
-def layers_claimed(claim: Claim, _: Evidence) -> str:
-    (pass_,) = claim["pass"]
-    return f"The fastest library for each layer takes {compact(claim['low'])} ms for L1 to L5 ({pass_})"
 
 
 def layers_checked(claim: Claim, _: Evidence) -> Answer:

@@ -13,27 +13,12 @@ from profiler.results.replicates import without_probes
 from profiler.tables.numbers import compact, count, decimals, listed, milliseconds
 
 
-def size_claimed(claim: Claim, _: Evidence) -> str:
-    how = f"{compact(claim['low'])} times the" if claim["low"] else claim["relation"]
-    than = "of" if claim["low"] else "than"
-    return f"{claim['to']} has {how} memory {than} {claim['from']}"
-
-
 def size_checked(claim: Claim, evidence: Evidence) -> Answer:
     known = _sizes()
     mine, other = known[claim["to"]], known[claim["from"]]
     holds = mine / other == claim["low"] if claim["low"] else mine < other
     says = f"Its table has {count(mine)} GB against {count(other)} GB."
     return Answer(Outcome.HOLDS if holds else Outcome.FAILS, says)
-
-
-def fit_claimed(claim: Claim, evidence: Evidence) -> str:
-    names = [evidence.name(network) for network in claim["networks"]]
-    missing = [name for network, name in evidence.names.items() if network not in claim["networks"]]
-    who = f"All networks but {listed(missing)}" if len(missing) < len(names) else listed(names)
-    library = f" with cuDNN {claim['library_version']}" if claim["library_version"] else ""
-    verb = ("run" if len(names) > 1 else "runs") + (" out of memory" if claim["relation"] != "fits" else "")
-    return f"{who} {verb} on the {claim['gpu'][0]}{library}, with {claim['batch_size']} images"
 
 
 def fit_checked(claim: Claim, evidence: Evidence) -> Answer:
@@ -68,10 +53,6 @@ def fit_own(evidence: Evidence) -> list[str]:
     return [*found, *ran_everything(evidence)]
 
 
-def support_claimed(claim: Claim, evidence: Evidence) -> str:
-    return f"{evidence.name(claim['networks'][0])} runs only with cuDNN, for its grouped convolutions"
-
-
 def support_checked(claim: Claim, evidence: Evidence) -> Answer:
     rows = references.read(evidence.study).filter(network=claim["networks"][0])
     only = set(rows["library"]) == {claim["library"]}
@@ -87,10 +68,6 @@ def support_own(evidence: Evidence) -> list[str]:
         f"{milliseconds(row['ms'])}."
         for row in rows.drop_nulls("ms").to_dicts()
     ]
-
-
-def use_claimed(claim: Claim, _: Evidence) -> str:
-    return f"{claim['library'].title()}'s {claim['implementation']} uses {claim['remark']} of memory"
 
 
 def use_own(evidence: Evidence) -> list[str]:

@@ -18,11 +18,6 @@ ALIKE = 0.5
 _MACHINES = Subject("machines")
 
 
-def speed_claimed(claim: Claim, _: Evidence) -> str:
-    who, other = claim["published_to"], claim["published_from"]
-    return f"{who} is about as fast as {other}" if claim["relation"] == "equal" else f"{who} is faster than {other}"
-
-
 def speed_checked(claim: Claim, evidence: Evidence) -> Answer:
     pairs = against_each_other(_published(evidence))
     pair = next(p for p in pairs if {p.faster, p.slower} == {evidence.name(claim["from"]), evidence.name(claim["to"])})
@@ -30,16 +25,6 @@ def speed_checked(claim: Claim, evidence: Evidence) -> Answer:
     low, high = (pair.low, pair.high) if ahead else (1 / pair.high, 1 / pair.low)
     says = f"In the published rows it is {span(low, high)} as fast, on {counted(len(pair.networks), 'GPU')}."
     return Answer(verdict(claim, low, high, ahead), says)
-
-
-def accuracy_claimed(claim: Claim, evidence: Evidence) -> str:
-    who, other = (evidence.name(claim[side]) for side in ("to", "from"))
-    if claim["relation"] == "equal":
-        deep, shallow = (claim[f"published_{side}"].removesuffix("-layer") for side in ("to", "from"))
-        return f"A VGG with {deep} layers is about as accurate as one with {shallow}"
-    return (
-        f"{who} is more accurate than {other} (top-5 error {_percent(claim['low'])} against {_percent(claim['high'])})"
-    )
 
 
 def accuracy_checked(claim: Claim, evidence: Evidence) -> Answer:

@@ -18,20 +18,12 @@ from profiler.published.conclusions import (
     span,
     with_releases,
 )
-from profiler.tables.numbers import compact, counted, listed
+from profiler.tables.numbers import counted, listed
 
 ROUNDING = 0.05
 """A printed end of a range and the computed one agree if they are closer than this, or than 1 %."""
 _NONE = "Torch without cuDNN"
 _WITHOUT = "without cuDNN"
-
-
-def claimed(claim: Claim, _: Evidence) -> str:
-    who, other = _name(claim["to"]), _name(claim["from"])
-    where = f" on the {claim['gpu'][0]}" if claim["gpu"] else ""
-    if claim["relation"] == "equal":
-        return f"{who} and {other} are equally fast{where}"
-    return f"{who} is {_printed(claim)}faster than {other}{where}"
 
 
 def checked(claim: Claim, evidence: Evidence) -> Answer:
@@ -52,10 +44,6 @@ def verdict(claim: Claim, low: float, high: float, mostly: bool) -> Outcome:
         near = all(abs(said - found) < max(ROUNDING, said / 100) for said, found in ends)
         return Outcome.HOLDS if near else Outcome.IN_PART
     return Outcome.HOLDS if low > 1 else Outcome.IN_PART if mostly else Outcome.FAILS
-
-
-def order_claimed(claim: Claim, _: Evidence) -> str:
-    return f"From the fastest to the slowest, {claim['remark']}: {listed(claim['gpu'])}"
 
 
 def order_checked(claim: Claim, evidence: Evidence) -> Answer:
@@ -97,15 +85,6 @@ def _name(what: str) -> str:
     if what == "nn":
         return _NONE
     return what.removeprefix("CPU: ").replace("cudnn", "cuDNN")
-
-
-def _printed(claim: Claim) -> str:
-    """Its range with the digits of both ends, like "1.80x to 2.25x "; empty without one."""
-    if claim["low"] is None:
-        return ""
-    ends = [compact(claim[end], 3) for end in ("low", "high")]
-    places = max(len(end.partition(".")[2]) for end in ends)
-    return f"{' to '.join(f'{claim[end]:.{places}f}x' for end in ('low', 'high'))} "
 
 
 def _pair(claim: Claim, evidence: Evidence) -> Comparison:

@@ -11,9 +11,8 @@ from profiler.published.conclusions import the
 from profiler.published.studies import PASSES
 from profiler.results import batch_sweeps
 from profiler.results.batch_sweeps import DOWN, FAMILY, UP
-from profiler.tables.numbers import compact, decimals, listed
+from profiler.tables.numbers import decimals, listed
 
-EVERY = "all"
 _ON_DEVICE = ", on the device's own time"
 """Said where the host holds some minibatches up."""
 _MEANING = {UP: "falls more slowly than before it", DOWN: "falls faster than before it"}
@@ -27,10 +26,6 @@ def _groups(rows: pl.DataFrame, evidence: Evidence) -> Iterator[tuple[str, pl.Da
     for key, group in ordered.group_by(_BY, maintain_order=True):
         machine, pass_, *_ = key
         yield f"On {the(machine)}, {PASSES[str(pass_)]}{_ON_DEVICE if key in held_up else ''}", group
-
-
-def per_sample_claimed(claim: Claim, _: Evidence) -> str:
-    return f"Larger minibatches take less time per sample, but this is {claim['remark']}"
 
 
 def per_sample_checked(_: Claim, evidence: Evidence) -> Answer:
@@ -64,15 +59,6 @@ def per_sample_own(evidence: Evidence) -> list[str]:
     return found
 
 
-def excess_claimed(claim: Claim, evidence: Evidence) -> str:
-    name, gpu = evidence.name(claim["networks"][0]), claim["gpu"][0]
-    half, whole = (claim[side].removeprefix("batch ") for side in ("from", "to"))
-    return (
-        f"Training {name} on the {gpu}, {whole} images take almost {compact(claim['low'])} ms more than twice the time "
-        f"of {half}"
-    )
-
-
 def excess_checked(claim: Claim, evidence: Evidence) -> Answer:
     half, whole = _pair(evidence)
     excess = whole["total_ms"] - 2 * half["total_ms"]
@@ -97,16 +83,6 @@ def excess_own(evidence: Evidence) -> list[str]:
                     f"than twice the {decimals(ms[half], 2)} ms of {half}."
                 )
     return found
-
-
-def bend_claimed(claim: Claim, evidence: Evidence) -> str:
-    size = claim["batch_size"]
-    if claim["relation"] == "most":
-        return f"The time per sample against the minibatch bends most at {size}"
-    of = "all networks" if claim["networks"] == [EVERY] else listed(map(evidence.name, claim["networks"]))
-    return (
-        f"The time per sample against the minibatch is {claim['relation']} at {size} for {of} on the {claim['gpu'][0]}"
-    )
 
 
 def bend_own(evidence: Evidence) -> list[str]:
