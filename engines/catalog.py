@@ -371,7 +371,7 @@ _torch_engine = partial(
     version=LibraryVersion("torch_version", ("torch",)),
     uses_cudnn=True,
     deployment=Deployment(
-        "engines.pytorch.deploy:write_program",
+        "engines.pytorch.eager:write_program",
         {
             "cpu": ("# PyTorch's own index has a build for the CPU only, which is far smaller.", "torch{release}"),
             "cuda": ("torch{release}",),
@@ -592,7 +592,7 @@ ENGINES: dict[str, Engine] = {
             compiles=True,
             uses_cudnn=True,
             deployment=Deployment(
-                "engines.jax_xla.deploy:write_program", {"cpu": ("jax{release}",), "cuda": ("jax[cuda13]{release}",)}
+                "engines.jax_xla.session:write_program", {"cpu": ("jax{release}",), "cuda": ("jax[cuda13]{release}",)}
             ),
         ),
     )

@@ -19,9 +19,8 @@ from profiler.results.checked import UNREADABLE, printable_texts
 from profiler.results.environment import flat
 from profiler.results.reading import Runs, read_runs
 from profiler.tables.numbers import count, counted
-from profiler.tables.output import deliver
 from profiler.tables.table import of_frame
-from profiler.tables.writers import TEXTS, parquet, print_table
+from profiler.tables.writers import TEXTS, deliver, parquet, print_table
 
 FORMATS = ("text", *TEXTS, "json", "parquet")
 _READS = ("select", "with", "show", "explain", "describe", "values", "from")

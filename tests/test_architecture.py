@@ -238,7 +238,9 @@ NOT_WHOLE = {
     **dict.fromkeys(("exporters.onnx_export", "exporters.onnx_files", "exporters.saved_module"), "entry"),
     "profiler.worker.outputs": "entry",
     **dict.fromkeys(("engines.tensorrt_engines.build", "profiler.report.page"), "entry"),
-    **dict.fromkeys(("engines.deployment", "engines.jax_xla.deploy", "profiler.recommend.artifact_papers"), "artifact"),
+    **dict.fromkeys(
+        ("engines.deployment", "engines.jax_xla.session", "profiler.recommend.artifact_papers"), "artifact"
+    ),
     # Settings of the kernel.
     **dict.fromkeys(("engines.host_memory", "profiler.processes.process"), "proc"),
     # What is only ever appended to: a line that is cut off is known as such.

@@ -1,9 +1,10 @@
-"""Run a module in PyTorch eager, for inference or training, with or without a CUDA graph."""
+"""Run a module in PyTorch eager, for inference or training, with or without a CUDA graph, and write what deploys it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,15 +14,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, ignore
 from engines.catalog import EIGHT_BITS, EagerOptions, TorchOptions, float_part
 from engines.cuda_graph import capture
+from engines.deployment import Deployed, described_inputs, write_run
 from engines.layer_profile.node_mapping import origins
 from engines.layer_profile.torch_modules import profile_module
 from engines.pytorch.layer_step import LayerStep
 from engines.pytorch.quantized import quantize, stored
 from engines.pytorch.training_step import TrainingStep
 from exporters.build_model import restore
-from exporters.calls import call, named_outputs
+from exporters.cache import Cache
+from exporters.calls import call, flattened, named_outputs, typed
 from exporters.errors import sentence
-from exporters.inputs import arguments, first_items, read_onnx
+from exporters.inputs import arguments, first_items, input_specs, read_onnx, seeded_inputs
+from exporters.onnx_export import quiet
+from exporters.source import ModelError
+from exporters.weights import cached_state
 
 DTYPES = {
     **dict.fromkeys(("fp32", "tf32", "amp-fp16", "amp-bf16"), torch.float32),
@@ -290,3 +296,37 @@ def _to_numpy(tensor: torch.Tensor) -> Array:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def write_program(job: Job[TorchOptions], folder: Path, built: Path | None) -> Deployed:
+    """Write model.pt2, a program for the batch size of the job, and the weights again for other uses.
+
+    Raises ModelError for a model that torch.export cannot take, and in 8 bits.
+    """
+    from safetensors.torch import save_model
+
+    if job.precision in EIGHT_BITS:
+        raise ModelError(
+            f"{job.precision} is not exported: torch.export would fix the kernels, which torchao chooses by device and "
+            "batch. Deploy the module itself, with torchao.quantization.quantize_ and the configuration that the row's "
+            "proof names (`quantized_by`)"
+        )
+    dtype, specs = DTYPES[job.precision], input_specs(job.source)
+    model = restore(job.source, cached_state(job.source, Cache())).to(dtype)
+    example = typed(seeded_inputs(specs, job.batch_size), dtype)
+    try:
+        with quiet(), torch.no_grad(), flattened(model, specs):
+            torch.export.save(torch.export.export(model, example), folder / "model.pt2")
+    except Exception as error:
+        raise job.source.error(
+            f"torch.export cannot take it, so no program can be written that runs without its source: {sentence(error)}"
+        ) from error
+    weights = folder / "weights.safetensors"
+    save_model(model, str(weights))
+    weights.chmod(0o644)  # It is made for its owner's eyes only.
+    write_run(__file__, folder)
+    return Deployed(
+        {"inputs": described_inputs(specs, job.batch_size), "settings": {}},
+        f"model.pt2 is a program with its weights, for batches of {job.batch_size} only; weights.safetensors has the "
+        "weights for other uses.",
+    )

@@ -23,8 +23,7 @@ from profiler.results.replicates import without_probes
 from profiler.results.result import in_its_interpreter
 from profiler.results.sentences import rough
 from profiler.results.speedups import spreads
-from profiler.tables.output import deliver
-from profiler.tables.writers import markdown_section, print_section
+from profiler.tables.writers import deliver, markdown_section, print_section
 
 FORMATS = ("text", "md", "csv", "json")
 _MIXED = (

@@ -12,8 +12,7 @@ from rich.text import Text
 
 from engines.catalog import ENGINES
 from engines.requirements import missing
-from profiler.doctor.check import STYLES, Check
-from profiler.doctor.machine import of_machine
+from profiler.doctor.machine import STYLES, Check, of_machine
 from profiler.doctor.tiny_runs import TENSORRT, of_engines, tiny_job
 from profiler.errors import PROGRAM
 from profiler.job.case import Case

@@ -6,11 +6,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from exporters.cache import CacheError, check_root, default_root
-from profiler.doctor.check import Check
 from profiler.machine import (
     Target,
     available_memory_mib,
@@ -22,6 +22,21 @@ from profiler.machine import (
 )
 from profiler.nvml import Nvml, slowdowns, visible_gpus
 from profiler.tables.numbers import counted
+
+Status = Literal["ok", "note", "missing", "failed"]
+STYLES: dict[Status, str] = {"ok": "green", "note": "yellow", "missing": "yellow", "failed": "red"}
+"""`note`: figures may suffer, or it is nothing for this device; `missing`: a library that is not installed; `failed`:
+what is there does not work."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was looked at, how it is, and what mends it."""
+
+    status: Status
+    what: str
+    text: str
+
 
 _LEAST_GIB = 5.0
 """Room on a disk below which graphs, references and engines of a job of large networks do not fit."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from engines.base import Proof
 from engines.catalog import ENGINES, PRESETS, Preset, foreign_capability
 from engines.requirements import explain, missing
-from profiler.doctor.check import Check
+from profiler.doctor.machine import Check
 from profiler.job.config import Config, config_of
 from profiler.machine import Target
 from profiler.results.result import Result

@@ -6,28 +6,29 @@ published is ranked by its time per image, and the table says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import polars as pl
 
 from profiler.published import references, setups
-from profiler.published.cost import cost_table
 from profiler.published.layers import layer_tables
-from profiler.published.machines import Environment, hardware_table, host_table
-from profiler.published.overview import overview_table
+from profiler.published.machines import Environment, cost_table, hardware_table, host_table
 from profiler.published.printed import (
     NOTES,
+    OWN,
     SAME_BATCH,
     Printed,
     joined_kinds,
     joined_notes,
     label,
+    measure,
+    measures,
     milliseconds,
     per_image,
 )
 from profiler.published.studies import STUDIES, Study
-from profiler.tables.numbers import spread, whole
+from profiler.tables.numbers import spread, whole, words
 from profiler.tables.table import figure
 from profiler.tables.writers import MARK, escape_markdown
 
@@ -35,6 +36,13 @@ _PICTURES = "The source printed its figures as pictures: only those in its text 
 _DEVICE_TIME = "Own times are the device's own where it is known; a call takes longer where the host sets it (h)."
 _BOLD = "**Bold** is the lowest time of a column, among the published rows and among the own ones."
 _SECTIONS = {"inference": "forward", "training": "forward + backward"}
+_OVERVIEW = [
+    *(label("published_network", "Network"), figure("Year", "year", words), figure("Layers", "depth", words)),
+    figure("Top-1 error (%)", "top1_error_percent", words),
+    figure("Top-5 error (%)", "top5_error_percent", words),
+    figure("Speed (ms)", "milliseconds", measures),
+]
+_MARKS = pl.format("{}: marks", "column")
 
 
 def published_tables(name: str, results: pl.DataFrame, environments: Sequence[Environment] = ()) -> list[Printed]:
@@ -50,6 +58,44 @@ def published_tables(name: str, results: pl.DataFrame, environments: Sequence[En
         return []
     tables += [table(name, own, environments) for table in (hardware_table, host_table, cost_table)]
     return [table for table in tables if table.frame["ours"].any()]
+
+
+def overview_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed]:
+    """A row a network that the source lists, a column a machine of ours: its time with what stands for the library.
+
+    No table where none of ours has a time.
+    """
+    published, study = references.overview(name), STUDIES[name]
+    rows = setups.network_times(name, own).filter("ours", "counterpart", ~pl.col("swept"))
+    rows = rows.filter(pl.col("pass") == "training").drop_nulls("total_ms")
+    if rows.is_empty():
+        return []
+    usual = study.batch_size or references.networks(name)["batch_size"][0]
+    several = (pl.len().over("machine", "network", "batch_size") > 1).any().over("machine")
+    at = pl.when(pl.col("batch_size") != usual).then(pl.format(", {} images", "batch_size")).otherwise(pl.lit(""))
+    called = pl.concat_str(pl.when(several).then("setup").otherwise("machine"), at)
+    rows = rows.with_columns(column=pl.format("{} (ms)", called))
+    wide = rows.pivot("column", index="network", values="total_ms", maintain_order=True, aggregate_function="min")
+    columns = rows["column"].unique(maintain_order=True)
+    of_marks = rows.with_columns(column=_MARKS, marks=setups.marks(pl.col("kinds")))
+    marks = of_marks.pivot("column", index="network", values="marks", maintain_order=True, aggregate_function="first")
+    kinds = rows.group_by("network").agg(joined_kinds())
+    frame = published
+    for more in (wide, marks, kinds):
+        frame = frame.join(more, on="network", how="left", maintain_order="left")
+    frame = frame.with_columns(ours=pl.any_horizontal(pl.col(columns.to_list()).is_not_null()))
+
+    def marked(times: Iterable[float | None], marks: Iterable[str | None]) -> list[str]:
+        cells = (() if time is None else (measure(time), mark) for time, mark in zip(times, marks, strict=True))
+        return [" ".join(filter(None, parts)) for parts in cells]
+
+    speeds = [figure(OWN.format(column), (column, f"{column}: marks"), marked) for column in columns]
+    found = rows["setup"].unique(maintain_order=True)
+    note = f"Times are of a forward and a backward pass of {usual} images; ours: {'; '.join(found)}."
+    if study.speed_of:
+        note += f" Speed is that of {study.speed_of}."
+    fields = [*_OVERVIEW, *speeds, label("citation", "Citation")]
+    return [Printed("overview", "The networks", frame, fields, note=note, marked=None)]
 
 
 def network_table(name: str, own: pl.DataFrame, _: pl.DataFrame) -> list[Printed]:

@@ -20,6 +20,11 @@ from profiler.tables.table import Field, Section, Table, name
 
 if TYPE_CHECKING:
     import polars as pl
+import sys
+from pathlib import Path
+
+from exporters.whole_file import write_whole
+from profiler.errors import ConfigError
 
 # On a terminal: rich's Text, not str, for a name may look like its markup.
 
@@ -279,3 +284,19 @@ def _linked(cell: str, addresses: Sequence[str], plain: Callable[[str], str], li
 
 TEXTS = {"md": markdown, "csv": csv, "html": html}
 """The writers to text, by the ending of their files."""
+
+
+def deliver(document: str | bytes, output: Path | None, console: Console, about: str = "") -> None:
+    """Print a text as it is, or write the document and say where it is, and then what `about` adds.
+
+    Raises ConfigError where the file cannot be written. Bytes need a file.
+    """
+    if output is None:
+        assert isinstance(document, str)
+        sys.stdout.write(document)
+        return
+    try:
+        write_whole(output, document)
+    except OSError as error:
+        raise ConfigError(f"--output {output}: {error.strerror}; give another file") from None
+    console.print(Text(f"Written: {output}{about}"), soft_wrap=True)

@@ -16,8 +16,7 @@ from torch import nn
 from engines.base import Job, Phase, Unsupported
 from engines.catalog import CompiledOptions, EagerOptions
 from engines.pytorch.compiled import CompiledSession
-from engines.pytorch.deploy import write_program
-from engines.pytorch.eager import EagerSession
+from engines.pytorch.eager import EagerSession, write_program
 from engines.pytorch.quantized import _choose
 from exporters.cache import Cache
 from exporters.inputs import input_specs, seeded_inputs

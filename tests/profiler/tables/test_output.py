@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from profiler.errors import ConfigError
-from profiler.tables.output import deliver
+from profiler.tables.writers import deliver
 
 
 def delivered(document: str | bytes, output: Path | None, about: str = "") -> str:
