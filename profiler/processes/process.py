@@ -163,10 +163,7 @@ def _forkserver_pid() -> int | None:
 
 def _forkserver_ends() -> bool:
     """Whether it has ended, or is about to: the kernel closes what a process has open before it says so."""
-    end = time.monotonic() + 1.0
-    while _forkserver_pid() is not None and time.monotonic() < end:
-        time.sleep(0.01)
-    return _forkserver_pid() is None
+    return trees.waited_for(lambda: _forkserver_pid() is None, 1.0)
 
 
 def _signal_forkserver(number: signal.Signals) -> None:
@@ -213,9 +210,11 @@ def _is_of_a_call(pid: int, starter: int) -> bool:
     this process's own.
     """
     with contextlib.suppress(OSError):
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         own, its = (int(Path(f"/proc/{each}/oom_score_adj").read_text()) for each in (os.getpid(), pid))
-        is_marked = f"{trees.STARTED_FOR}={starter}".encode() in variables or own < its == _FIRST_TO_GO
+        # Looked at first: one that ends has no environment left to read, and still has what it started below it.
+        is_marked = own < its == _FIRST_TO_GO or (
+            f"{trees.STARTED_FOR}={starter}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        )
         return is_marked and os.getsid(pid) != os.getsid(0)
     return False
 
@@ -339,11 +338,13 @@ class Child:
 
     def _await_exit(self) -> None:
         """Wait until the process has ended, unless that takes too long."""
-        end = time.monotonic() + _EXIT_SECONDS
         _signal_forkserver(signal.SIGCONT)  # It is the one that knows.
-        while self.process.exitcode is None and time.monotonic() < end:
-            self.process.join(_TICK_SECONDS)
+
+        def wait(seconds: float) -> None:
+            self.process.join(seconds)
             self._log.trim()
+
+        trees.waited_for(lambda: self.process.exitcode is not None, _EXIT_SECONDS, _TICK_SECONDS, wait)
 
     def _remaining(self) -> float:
         spent = time.monotonic() - self._phase_started - (self._started if self.phase == Phase.FORK else 0.0)

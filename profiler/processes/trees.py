@@ -52,6 +52,20 @@ def take_all_along() -> None:
     atexit.register(lambda: end_below(own) if os.getpid() == own else None)
 
 
+def waited_for(
+    happened: Callable[[], bool], seconds: float, step: float = 0.01, wait: Callable[[float], None] = time.sleep
+) -> bool:
+    """Whether it happens within so many seconds that this process waits, in steps.
+
+    No clock is asked: it goes on while the machine is paused, or has no time for the process that is to do it.
+    """
+    for _ in range(round(seconds / step)):
+        if happened():
+            return True
+        wait(step)
+    return happened()
+
+
 def end_below(root: int, spared: Collection[int] = (), meant: Callable[[int], bool] = lambda pid: True) -> None:
     """End every process below `root`, but for its children that are `spared` or not `meant`, and what is below those.
 
@@ -71,9 +85,7 @@ def end_below(root: int, spared: Collection[int] = (), meant: Callable[[int], bo
             break
     for pid in ended:
         _signal(pid, signal.SIGKILL)
-    end = time.monotonic() + _GONE_SECONDS
-    while ended & _processes().keys() and time.monotonic() < end:
-        time.sleep(0.01)
+    waited_for(lambda: not ended & _processes().keys(), _GONE_SECONDS)
     if root == os.getpid():
         for pid in ended:
             with contextlib.suppress(ChildProcessError):
