@@ -345,6 +345,16 @@ def _filled(fill: str, shape: Sequence[int], generator: np.random.Generator) -> 
     return {"positions": positions, "zeros": np.zeros_like(positions), "ones": np.ones_like(positions)}[fill]
 
 
+def padding(specs: Sequence[TensorSpec], shape: Sequence[int]) -> NDArray[np.bool_]:
+    """Which tokens of an output [items, tokens, ...] are padding: those that all masks (`fill: lengths`) leave out."""
+    found = [
+        np.stack([seeded_item(spec, shape[1:2], index, item) == 0 for item in range(shape[0])])
+        for index, spec in enumerate(specs)
+        if spec.fill == "lengths" and spec.batch_axis == 0 and spec.shape[1:] == tuple(shape[1:2])
+    ]
+    return np.logical_and.reduce(found) if found and len(shape) > 2 else np.zeros(shape[:2], bool)
+
+
 def described(specs: Sequence[TensorSpec]) -> str:
     """The inputs in words, like "input x float32 [batch, 3, 224, 224]"."""
     inputs = [f"{spec.name} {spec.dtype} [{', '.join(map(str, spec.shape))}]" for spec in specs]

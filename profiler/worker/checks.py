@@ -21,7 +21,7 @@ from profiler.job.case import Case
 from profiler.results.result import Finding, Result
 from profiler.results.warning_kinds import NO_CUDA_GRAPH
 from profiler.tables import numbers
-from profiler.worker.outputs import Aligned, align, read_outputs
+from profiler.worker.outputs import Aligned, align, read_outputs, without_padding
 from profiler.worker.parity import WRONG, Difference, compare, figures, judge
 from profiler.worker.task import Prepared, Task, graph_of, has_checked_gradients, static_graph
 
@@ -75,7 +75,8 @@ def _compared(
     names = names or [str(number) for number in range(len(outputs))]
     reference = read_outputs(model.reference)
     aligned = align(outputs, names, reference, source.outputs, case.batch_size, model.reference_items)
-    return aligned, compare(aligned.outputs, aligned.reference, aligned.names)
+    ours, truth = (without_padding(arrays, model.specs) for arrays in (aligned.outputs, aligned.reference))
+    return aligned, compare(ours, truth, aligned.names)
 
 
 def _some(reasons: Sequence[str]) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profiler.worker.outputs import align, read_outputs, write_outputs
+from exporters.inputs import TensorSpec, seeded_inputs
+from profiler.worker.outputs import align, read_outputs, without_padding, write_outputs
 
 pytestmark = pytest.mark.slow
 
@@ -52,3 +53,19 @@ def test_what_depends_on_the_values_is_left_out_where_shapes_differ() -> None:
 def test_items_of_another_shape_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"output logits has shape \(2, 4\), the reference \(8, 3\)"):
         align([np.ones((2, 4))], ["logits"], {"logits": LOGITS}, [], 2, 8)
+
+
+def test_tokens_that_every_mask_leaves_out_are_not_compared() -> None:
+    text = TensorSpec("attention_mask", ("batch", 16), "int64", fill="lengths")
+    masks = [seeded_inputs([text, text], 8)[each] != 0 for each in (0, 1)]
+    hidden, classes = np.ones((8, 16, 3)), np.ones((8, 16))
+    assert not masks[0].all()
+    kept, same = without_padding([hidden, classes], [text])
+    np.testing.assert_array_equal(kept, np.repeat(masks[0][..., None], 3, axis=2))
+    np.testing.assert_array_equal(same, classes)
+    np.testing.assert_array_equal(hidden, 1)
+    (either,) = without_padding([hidden], [text, text])
+    np.testing.assert_array_equal(either[..., 0], masks[0] | masks[1])
+    image, one_for_all = TensorSpec("x", ("batch", 16), "float32"), TensorSpec("m", (16,), "int64", fill="lengths")
+    for others in ([], [image], [one_for_all]):
+        assert without_padding([hidden], others)[0] is hidden
