@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from exporters.cache import Cache
 
 ROOT = Path(__file__).resolve().parents[2]
+HANGING_SECONDS = 10
 
 
 @dataclass
@@ -84,7 +85,7 @@ class Run:
             return "a worker"
         return next((f"the {each}" for each in ("tracker", "forkserver") if each in name), "another process")
 
-    def left_behind(self, seconds: float = 30.0) -> list[int]:
+    def left_behind(self, seconds: float = 300.0) -> list[int]:
         """Those that are still there so long after its end, which are killed now."""
         end = time.monotonic() + seconds
         while (left := working_in(self.folder)) and time.monotonic() < end:
@@ -125,13 +126,20 @@ class Runs:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
 
-    def start(self, *arguments: str, cwd: Path, as_a_user: bool = False, **variables: str) -> Run:
-        """Start `python -m profiler ARGUMENTS` in that folder, which no other command's processes should be in."""
+    def start(
+        self, *arguments: str, cwd: Path, as_a_user: bool = False, hanging: Sequence[str] = (), **variables: str
+    ) -> Run:
+        """Start `python -m profiler ARGUMENTS` in that folder, which no other command's processes should be in.
+
+        Of the models that are `hanging` each process ends HANGING_SECONDS after its phase began: what the job allows
+        is for the others, on a busy machine too.
+        """
         temporary = cwd / "tmp"
         temporary.mkdir(exist_ok=True)
         told = {
             "arguments": ["profiler", *arguments],
             "as_a_user": as_a_user,
+            "hanging": hanging,
             "cwd": str(cwd),
             "environment": {"TMPDIR": str(temporary), **variables},
         }
@@ -216,6 +224,7 @@ def _become(told: dict[str, Any]) -> NoReturn:
         os.execv(sys.executable, [sys.executable, "-m", *told["arguments"]])
     sys.argv = told["arguments"]
     util.spawnv_passfds = _fork_script
+    _end_soon(told["hanging"])
     code: Any = 70
     try:
         cli.main()
@@ -227,6 +236,19 @@ def _become(told: dict[str, Any]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(int(code or 0))
+
+
+def _end_soon(models: list[str]) -> None:
+    from profiler.processes.process import Child
+
+    remaining = Child._remaining
+
+    def sooner(child: Child) -> float:
+        hangs = any(name in child.call.log.name for name in models)
+        left = HANGING_SECONDS - (time.monotonic() - child._phase_started)
+        return min(remaining(child), left) if hangs else remaining(child)
+
+    Child._remaining = sooner  # type: ignore[method-assign]
 
 
 def _fork_script(path: bytes, arguments: list[str], fds: list[int]) -> int:
