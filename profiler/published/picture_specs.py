@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from profiler.report.chart_specs import Spec, field, layered, lighter, logarithmic, view
+import altair as alt
+
+from profiler.report.chart_specs import Spec, finished, logarithmic
 from profiler.report.palette import variables
 
 STATES = ("undisturbed", "host-bound or disturbed")
 """What a row's `measured` says; rows of the second are drawn lighter."""
 ERRORS_HEIGHT = 420
 _COLOURS = variables()
+_ROWS = alt.NamedData("rows")
 _ROUND = [digit * 10**power for power in range(-4, 6) for digit in (1, 2, 5)]
 """Ticks of logarithmic axes."""
 _FINE = [digit * value for value in _ROUND[::3] for digit in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)]
@@ -19,7 +23,7 @@ _NARROW = 5
 _ERRORS = [2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30]
 _SHAPES = ["diamond", "square", "triangle-up", "cross", "triangle-down", "triangle-right", "triangle-left"]
 """Of published machines; own ones are circles."""
-_LEGEND = {"labelLimit": 300}
+_LEGEND = alt.Legend(labelLimit=300)
 _SMALL = 10
 _LETTER = 5.4
 """Pixels of the text on bars, and of one of its letters on average."""
@@ -32,22 +36,22 @@ def groups(networks: Sequence[str], own: Sequence[str], others: Sequence[str], l
     colours, `others` are muted; `light` says whether any is lighter. The set "names" has the networks, at place 0.
     Times that are too `far_apart` for bars are points on one logarithmic scale.
     """
-    rows, colour, ink = len(own) + len(others), _colour(own, others, None), {"value": _COLOURS.ink}
+    rows, colour, ink = len(own) + len(others), _colour(own, others, None), alt.value(_COLOURS.ink)
     if far_apart:
-        drawn = {**_groups(networks, rows), "x": logarithmic("figure", "Milliseconds", values=_ROUND)}
-        encoding = {**drawn, "color": colour, "shape": _shape(own, others, None, _SHAPES[:1]), "tooltip": _tips()}
-        mark = view("point", _lighter(encoding, light), data="rows", size=55)
+        drawn = _groups(_ROWS, networks, rows).encode(x=alt.X(**logarithmic("figure", "Milliseconds", values=_ROUND)))
+        mark = drawn.mark_point(size=55).encode(color=colour, shape=_shape(own, others, None, _SHAPES[:1]))
         ends = f"datum.share * width + {_LETTER} * length(datum.text) + 10 > width"
         texts = _texts(drawn, ends, 8, ink)
     else:
-        x = field("share:Q", title=None, axis=None, scale={"domain": [0, 1], "nice": False})
-        drawn = {**_groups(networks, rows, paddingInner=0.12), "x": x}
-        mark = view("bar", _lighter({**drawn, "color": colour, "tooltip": _tips()}, light), data="rows")
+        x = alt.X("share:Q", title=None, axis=None, scale=alt.Scale(domain=[0, 1], nice=False))
+        drawn = _groups(_ROWS, networks, rows, padding=0.12).encode(x=x)
+        mark = drawn.mark_bar().encode(color=colour)
         fits = f"datum.share * width > {_LETTER} * length(datum.text) + 12"
-        doubted = {"test": f"datum.measured === '{STATES[1]}'", **ink}
-        texts = _texts(drawn, fits, 5, {"condition": doubted, "value": _COLOURS.paper})
-    named = {**_groups(networks, rows), "x": {"value": 0}, "text": field("network:N"), "color": ink}
-    return layered(mark, *texts, view("text", named, data="names", align="left", fontWeight="bold", aria=False))
+        on_bar = alt.condition(f"datum.measured === '{STATES[1]}'", ink, alt.value(_COLOURS.paper))
+        texts = _texts(drawn, fits, 5, on_bar)
+    headings = _groups(alt.NamedData("names"), networks, rows).mark_text(align="left", fontWeight="bold", aria=False)
+    headings = headings.encode(x=alt.value(0), text="network:N", color=ink)
+    return finished(alt.layer(_lighter(mark.encode(tooltip=_tips()), light), *texts, headings))
 
 
 def over_batches(
@@ -55,32 +59,23 @@ def over_batches(
 ) -> Spec:
     """A panel a network: milliseconds per sample against the minibatch, a line each of `own` and `others`.
 
-    `apart` is the greatest factor between two times of a panel. Panels get their width where they are drawn.
+    `apart` is the greatest factor between two times of a panel.
     """
     powers = [size for size in sizes if size & (size - 1) == 0]
-    axis = {"values": powers[:: 2 if len(powers) > 6 else 1], "format": ",", "grid": False}
-    scale = {"type": "log", "base": 2, "nice": False, "padding": 8}
-    places = {
-        "x": field("batch_size:Q", title=None, scale=scale, axis=axis),
-        "y": logarithmic("ms", "", values=_ROUND if apart > _NARROW else _FINE),
-    }
-    line = {**places, "color": _colour(own, others, _LEGEND)}
-    point = {**line, "shape": _shape(own, others, _LEGEND), "tooltip": _tips(("batch_size", "Minibatch"))}
-    views = [
-        view("line", line, data="rows", strokeWidth=1.75),
-        # Without it the line shows through a lighter point.
-        view("point", {**places, "color": {"value": _COLOURS.paper}}, data="rows", size=60, aria=False),
-        view("point", _lighter(point, light), data="rows", size=50),
-    ]
-    header = {"labelAnchor": "start", "labelFontSize": 12, "labelColor": _COLOURS.ink, "labelPadding": 4}
-    return {
-        "data": views[0]["data"],
-        "facet": field("network:N", title=None, sort=list(networks), header=header),
-        "spacing": 16,
-        # A panel's views draw its part of the data.
-        "spec": {"layer": [{k: v for k, v in view.items() if k != "data"} for view in views], "height": 170},
-        "resolve": {"scale": {"y": "independent"}, "axis": {"x": "independent"}},
-    }
+    axis = alt.Axis(values=powers[:: 2 if len(powers) > 6 else 1], format=",", grid=False)
+    chart = alt.Chart(_ROWS).encode(
+        x=alt.X("batch_size:Q", title=None, scale=alt.Scale(type="log", base=2, nice=False, padding=8), axis=axis),
+        y=alt.Y(**logarithmic("ms", "", values=_ROUND if apart > _NARROW else _FINE)),
+    )
+    colour, shape = _colour(own, others, _LEGEND), _shape(own, others, _LEGEND)
+    line = chart.mark_line(strokeWidth=1.75).encode(color=colour)
+    # Without it the line shows through a lighter point.
+    below = chart.mark_point(size=60, aria=False).encode(color=alt.value(_COLOURS.paper))
+    point = chart.mark_point(size=50).encode(color=colour, shape=shape, tooltip=_tips(("batch_size", "Minibatch")))
+    header = alt.Header(labelAnchor="start", labelFontSize=12, labelColor=_COLOURS.ink, labelPadding=4)
+    panels = alt.layer(line, below, _lighter(point, light)).properties(height=170)
+    panels = panels.facet(alt.Facet("network:N", title=None, sort=list(networks), header=header), spacing=16)
+    return finished(panels.resolve_scale(y="independent").resolve_axis(x="independent"), width=None)
 
 
 def errors(own: Sequence[str], others: Sequence[str], times: tuple[float, float], light: bool) -> Spec:
@@ -91,66 +86,67 @@ def errors(own: Sequence[str], others: Sequence[str], times: tuple[float, float]
     `start`.
     """
     values = [tick for tick in _ROUND if times[0] * (times[1] / times[0]) ** 0.2 < tick <= times[1]]
-    time = logarithmic("ms", "Milliseconds per image", values=values)
+    scale = {"scale": alt.Scale(type="log", nice=False, domain=list(times))}
+    time = logarithmic("ms", "Milliseconds per image", values=values) | scale
     error = logarithmic("error", "Top-5 error, %", values=_ERRORS)
-    error["axis"] |= {"grid": False, "ticks": False}
-    text = {"x": {"value": 6}, "y": field("place:Q"), "text": field("network:N")}
-    leader = {"x": field("start:Q"), "x2": {"field": "low"}, "y": field("place:Q"), "y2": {"field": "error"}}
-    line = {"x": field("low:Q"), "x2": {"field": "high"}, "y": field("error:Q")}
-    rule: Spec = {"data": "names", "strokeWidth": 0.75, "color": _COLOURS.rule, "aria": False}
-    points = {
-        "x": {**time, "scale": {"type": "log", "nice": False, "domain": list(times)}},
-        "y": error,
-        "color": _colour(own, others, _LEGEND),
-        "shape": _shape(own, others, _LEGEND),
-        "tooltip": _tips(("error", "Top-5 error, %")),
-    }
-    return layered(
-        view("rule", leader, **rule),
-        view("rule", line, **rule),
-        view("point", _lighter(points, light), data="rows", size=75),
-        view("text", text, data="names", align="left", fontSize=11, aria=False),
-        height=ERRORS_HEIGHT,
+    error["axis"].grid = error["axis"].ticks = False
+    names = alt.Chart(alt.NamedData("names"))
+    text = names.mark_text(align="left", fontSize=11, aria=False).encode(
+        x=alt.value(6), y=alt.Y("place:Q"), text="network:N"
     )
+    rule = names.mark_rule(strokeWidth=0.75, color=_COLOURS.rule, aria=False)
+    leader = rule.encode(x=alt.X("start:Q"), x2="low:Q", y=alt.Y("place:Q"), y2="error:Q")
+    line = rule.encode(x=alt.X("low:Q"), x2="high:Q", y=alt.Y("error:Q"))
+    points = alt.Chart(_ROWS).mark_point(size=75)
+    points = points.encode(
+        x=alt.X(**time),
+        y=alt.Y(**error),
+        color=_colour(own, others, _LEGEND),
+        shape=_shape(own, others, _LEGEND),
+        tooltip=_tips(("error", "Top-5 error, %")),
+    )
+    return finished(alt.layer(leader, line, _lighter(points, light), text).properties(height=ERRORS_HEIGHT))
 
 
-def _groups(networks: Sequence[str], rows: int, **padding: float) -> Spec:
+def _groups(data: alt.NamedData, networks: Sequence[str], rows: int, padding: float | None = None) -> alt.Chart:
     """A group a network: the row of its name, and `rows` more."""
-    bands = {"domain": list(networks), "paddingInner": 0.1, "paddingOuter": 0}
-    places = {"domain": list(range(rows + 1)), **padding}
-    return {
-        "y": field("network:N", title=None, scale=bands, axis=None),
-        "yOffset": field("place:O", scale=places),
-    }
+    bands = alt.Scale(domain=list(networks), paddingInner=0.1, paddingOuter=0)
+    places = alt.Scale(domain=list(range(rows + 1)), paddingInner=alt.Undefined if padding is None else padding)
+    chart: alt.Chart = alt.Chart(data).encode(
+        y=alt.Y("network:N", title=None, scale=bands, axis=None), yOffset=alt.YOffset("place:O", scale=places)
+    )
+    return chart
 
 
-def _texts(drawn: Spec, before: str, away: int, colour: Spec) -> list[Spec]:
+def _texts(drawn: alt.Chart, before: str, away: int, colour: Any) -> list[alt.Chart]:
     """The text of each mark, `away` pixels behind its end; before it in that colour where the expression holds."""
-    text, style = {**drawn, "text": field("text:N")}, Spec(data="rows", fontSize=_SMALL, aria=False)
-    behind = {**text, "color": {"value": _COLOURS.ink}}
-    return [
-        view("text", {**text, "color": colour}, {"filter": before}, align="right", dx=-away, **style),
-        view("text", behind, {"filter": f"!({before})"}, align="left", dx=away, **style),
-    ]
+    left = drawn.transform_filter(before).mark_text(align="right", dx=-away, fontSize=_SMALL, aria=False)
+    right = drawn.transform_filter(f"!({before})").mark_text(align="left", dx=away, fontSize=_SMALL, aria=False)
+    return [left.encode(text="text:N", color=colour), right.encode(text="text:N", color=alt.value(_COLOURS.ink))]
 
 
-def _tips(*more: tuple[str, str]) -> list[Spec]:
+def _tips(*more: tuple[str, str]) -> list[alt.Tooltip]:
     fields = [("network", "Network"), ("name", "Measured in"), *more, ("figure", "ms"), ("measured", "Measured")]
-    return [field(f"{name}:N", title=title) for name, title in fields]
+    return [alt.Tooltip(f"{field}:N", title=title) for field, title in fields]
 
 
-def _colour(own: Sequence[str], others: Sequence[str], legend: Spec | None) -> Spec:
+def _colour(own: Sequence[str], others: Sequence[str], legend: alt.Legend | None) -> alt.Color:
     """A colour of the data's for each of `own`; the others are muted."""
     series = [_COLOURS.series[i % len(_COLOURS.series)] for i in range(len(own))]
-    scale = {"domain": [*own, *others], "range": [*series, *[_COLOURS.muted] * len(others)]}
-    return field("name:N", title=None, scale=scale, legend=legend)
+    scale = alt.Scale(domain=[*own, *others], range=[*series, *[_COLOURS.muted] * len(others)])
+    return alt.Color("name:N", title=None, scale=scale, legend=legend)
 
 
-def _shape(own: Sequence[str], others: Sequence[str], legend: Spec | None, among: Sequence[str] = _SHAPES) -> Spec:
+def _shape(
+    own: Sequence[str], others: Sequence[str], legend: alt.Legend | None, among: Sequence[str] = _SHAPES
+) -> alt.Shape:
     shapes = ["circle"] * len(own) + [among[i % len(among)] for i in range(len(others))]
-    return field("name:N", title=None, scale={"domain": [*own, *others], "range": shapes}, legend=legend)
+    return alt.Shape("name:N", title=None, scale=alt.Scale(domain=[*own, *others], range=shapes), legend=legend)
 
 
-def _lighter(encoding: Spec, light: bool) -> Spec:
+def _lighter(chart: alt.Chart, light: bool) -> alt.Chart:
     """With the lighter rows lighter and a legend of it; as it is where there are none."""
-    return lighter(encoding, STATES, 0.35, title=None) if light else encoding
+    if not light:
+        return chart
+    scale = alt.Scale(domain=list(STATES), range=[1, 0.35])
+    return chart.encode(opacity=alt.Opacity("measured:O", title=None, scale=scale))

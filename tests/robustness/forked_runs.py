@@ -281,6 +281,7 @@ def _import_all() -> None:
     import multiprocessing.forkserver
     import multiprocessing.resource_tracker  # noqa: F401
 
+    import altair  # noqa: F401
     import onnxruntime  # noqa: F401
     import quick_exports
     import quick_workers  # noqa: F401

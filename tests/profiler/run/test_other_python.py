@@ -161,7 +161,7 @@ def test_each_case_has_a_row_whatever_ended_its_process(there):
 
 
 def test_the_worker_needs_little(there):
-    lacking = {"polars", "pydantic", "rich", "typer", "yaml", "safetensors", "scipy", "annotated_types"}
+    lacking = {"polars", "pydantic", "rich", "typer", "yaml", "altair", "safetensors", "scipy", "annotated_types"}
     code = f"import importlib.util as u; print([n for n in {sorted(lacking)} if u.find_spec(n)])"
     asked = subprocess.run([there.python, "-c", code], capture_output=True, text=True, check=True)
     assert asked.stdout.strip() == "[]"  # And the rows are there all the same.
