@@ -1,4 +1,4 @@
-"""The comparison in numpy with which parity figures are verified, by numbers worked out by hand."""
+"""What verifies our figures: its comparison in numpy, by numbers worked out by hand, and the options that it takes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch._inductor.cudagraph_trees import MarkStepBox
+from torch.nn.modules.module import register_module_forward_hook
 
-from benchmarks.verify_plain import numpy_error
+from benchmarks.verify_plain import each_a_step, module_call, numpy_error
+from engines.base import Job
+from engines.catalog import EagerOptions
+from exporters.build_model import build
+from exporters.inputs import input_specs, seeded_inputs
+from exporters.source import ModelSource
 
 pytestmark = pytest.mark.slow
 
@@ -19,3 +27,31 @@ def test_the_largest_relative_error_over_the_items_that_both_have(tmp_path: Path
     assert numpy_error(outputs, tmp_path / "reference.npz") == pytest.approx(0.5 / 5)
     with pytest.raises(ValueError, match="zip"):
         numpy_error(outputs[:1], tmp_path / "reference.npz")
+
+
+def test_the_plain_script_takes_the_options_of_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
+    net, state = ModelSource("net", "bad_models:good", input_shape=(3, 8, 8)), tmp_path / "state.pt"
+    torch.save(build(net).state_dict(), state)
+    specs, seen, results = input_specs(net), [], []
+    hook = register_module_forward_hook(lambda module, taken, given: seen.append((module, *taken)))
+    for options in (EagerOptions(), EagerOptions(channels_last=True, cudnn_benchmark=True)):
+        seen.clear()
+        inputs = tuple(seeded_inputs(specs, 2))
+        call = module_call(Job(net, "inference", "fp32", 2, "cpu", options, inputs, state, specs=tuple(specs)))
+        results.append(call())
+        for tensor in (seen[0][0].weight, seen[0][1]):
+            assert tensor.is_contiguous(memory_format=torch.channels_last) == options.channels_last
+        assert torch.backends.cudnn.benchmark == options.cudnn_benchmark
+        assert not torch.backends.cudnn.allow_tf32
+    hook.remove()
+    assert torch.allclose(*results, atol=1e-6)
+
+
+def test_a_compiled_call_begins_a_step_of_torchs_graph_trees() -> None:
+    before = MarkStepBox.mark_step_counter
+    step = each_a_step(lambda x, *, more: x + more)
+    assert [step(1, more=2), step(3, more=4)] == [3, 7]
+    assert MarkStepBox.mark_step_counter == before - 2

@@ -1,0 +1,47 @@
+"""What `make verify-gpu` concludes from a cell's figures, milliseconds of an H200 among them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.verify_gpu import Row
+from exporters.source import ModelSource
+from profiler.job.case import Case
+
+CASE = Case("net", "eager", "eager", "inference", "fp32", 16, "cuda", 0, ModelSource("net"))
+QUIET = {"event": 2.0, "gpu": 1.99, "enqueue": 0.3}
+
+
+def row(**ms: float) -> Row:
+    return Row(CASE, {**QUIET, **ms}, {}, power_capped=False)
+
+
+def test_only_what_was_taken_is_a_ratio() -> None:
+    assert row().words == {}
+    assert row(gpu_flushed=2.02, nvbench_cold=2.0).words == {"flushed": "+1.00%"}
+    off = row(gpu_flushed=2.05, nvbench_cold=2.0, plain=2.0, our_error=3e-4, numpy_error=1e-4)
+    assert off.words == {"flushed": "+2.50%", "plain off": "+0.00%", "parity": "3.00"}
+    assert not off.agrees
+
+
+@pytest.mark.parametrize(
+    ("ms", "off"),
+    [
+        ({"plain": 2.03}, "-1.48%"),
+        ({"plain": 2.1}, "-4.76%"),
+        ({"plain": 2.05, "gpu_between": 2.06}, "+0.00%"),
+        ({"plain": 1.9, "gpu_between": 2.06}, "+5.26%"),
+    ],
+)
+def test_a_script_is_compared_with_our_figures_before_and_after_it(ms: dict[str, float], off: str) -> None:
+    assert row(**ms).words == {"plain off": off}
+    assert row(**ms).agrees == (off in ("-1.48%", "+0.00%"))
+
+
+def test_nothing_is_concluded_where_the_host_sets_the_latency() -> None:
+    # ViT, eager, fp16: the device works 1.94 ms of it.
+    assert row(event=2.6795, gpu=1.9369, enqueue=2.6, plain=5.1087).words == {}
+    no_gate = Row(CASE, {"event": 4.5, "enqueue": 4.4, "plain": 9.0}, {}, power_capped=False)
+    assert no_gate.words == {}
+    by_the_device = Row(CASE, {"event": 10.4, "enqueue": 4.4, "plain": 10.5}, {}, power_capped=False)
+    assert by_the_device.words == {"plain off": "-0.95%"}
