@@ -33,7 +33,7 @@ def module_call(job: Any, compiled: bool = False) -> Callable[[], Any]:
     tensors = [torch.from_numpy(array).to(job.device) for array in job.inputs]
     cast = [each.to(dtype) if each.is_floating_point() else each for each in tensors]
     if job.options.channels_last:
-        module = module.to(memory_format=torch.channels_last)
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         cast = [each.to(memory_format=torch.channels_last) if each.dim() == 4 else each for each in cast]
     positional, keywords = arguments(job.specs, cast)
     called = torch.compile(module, mode=job.options.mode, dynamic=False) if compiled else module
