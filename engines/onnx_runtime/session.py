@@ -80,7 +80,7 @@ class OrtSession:
         self.provider.prepare(job)
         if self.provider.compiles:
             job.phase(Phase.BUILD)
-        self.session = self._open(options or _session_options(job))
+        self.session = self._open(options or session_options(job))
         self.log_loaded = _log_size()
         self.binding = self.session.io_binding()
         self.inputs = self._bind_inputs()
@@ -208,7 +208,7 @@ class OrtSession:
         plain = replace(own, cuda_graph=False) if own.cuda_graph else own
         with tempfile.TemporaryDirectory() as folder:
             optimized = None if self.provider.compiles else Path(folder) / "optimized.onnx"
-            options = _session_options(self.job, optimized)
+            options = session_options(self.job, optimized)
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "profile")
             twin = OrtSession(replace(self.job, options=plain, phase=lambda phase: None), options)
@@ -258,7 +258,7 @@ class OrtSession:
     def _optimized_graph(self) -> onnx.GraphProto:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "optimized.onnx"
-            self._open(_session_options(self.job, path))
+            self._open(session_options(self.job, path))
             return read_onnx(path).graph
 
     def _output_shapes(self) -> list[tuple[Any, tuple[int, ...]]]:
@@ -298,13 +298,13 @@ class WaitingSession(OrtSession):
         """Nothing is left to wait for."""
 
 
-def _session_options(job: Job[Any], optimized: Path | None = None) -> onnxruntime.SessionOptions:
+def session_options(job: Job[Any], optimized: Path | None = None) -> onnxruntime.SessionOptions:
     """With `optimized` the session writes its optimized graph there, the weights next to it."""
     options = onnxruntime.SessionOptions()
     # At this level the arena says in the process's log what it allocates; sessions and runs stay quiet.
     onnxruntime.set_default_logger_severity(_INFO if job.device == "cuda" else _WARNING)
     options.log_severity_level = _WARNING
-    options.intra_op_num_threads = job.options.threads
+    options.intra_op_num_threads = job.options.threads or _own_processors()
     if not job.options.optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -316,6 +316,16 @@ def _session_options(job: Job[Any], optimized: Path | None = None) -> onnxruntim
         options.optimized_model_filepath = str(optimized)
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
     return options
+
+
+def _own_processors() -> int:
+    """How many this process may run on, where they are a part of the machine's; 0 lets ONNX Runtime choose.
+
+    Threads that it counts itself it binds to processors of the whole machine, whatever mask the process has (1.31, on
+    16 of 32): there they meet others' work, and in a cpuset binding them fails.
+    """
+    mask = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    return len(mask) if len(mask) < (os.cpu_count() or 1) else 0
 
 
 def run_options(provider: Provider) -> onnxruntime.RunOptions | None:

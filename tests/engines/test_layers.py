@@ -31,7 +31,7 @@ from engines.onnx_runtime.node_profile import (
     launched_in,
     read_runs,
 )
-from engines.onnx_runtime.session import OrtSession, _session_options
+from engines.onnx_runtime.session import OrtSession, session_options
 from exporters.cache import Cache
 from exporters.inputs import input_specs, read_onnx, seeded_inputs
 from exporters.onnx_export import export_onnx
@@ -234,7 +234,7 @@ def test_compiled_shows_its_generated_kernels_and_the_operators_between(open_ses
 def test_onnx_runtimes_clock_is_the_traces(make_job: Callable[..., Job], tmp_path: Path) -> None:
     """Each run happened inside its call: what kernels on a GPU are told apart by."""
     job = make_job("ort")
-    options = _session_options(job)
+    options = session_options(job)
     options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
     session = OrtSession(job, options)
     recorded = torch_trace.record(lambda: session.run(lambda name: None), "cpu")

@@ -9,8 +9,9 @@ import onnxruntime
 import pytest
 
 from engines.base import Job
-from engines.catalog import ENGINES, OrtTrtOptions
+from engines.catalog import ENGINES, OrtOptions, OrtTrtOptions
 from engines.onnx_runtime.providers import PROVIDERS, load_tensorrt
+from engines.onnx_runtime.session import session_options
 from engines.requirements import explain, missing
 from exporters.source import ModelSource
 
@@ -59,3 +60,13 @@ def test_what_the_tensorrt_provider_lacks_is_said_with_the_command_and_the_size(
         pytest.skip("TensorRT 10 is installed")
     said = explain(missing(ENGINES["ort-trt"], "cuda"))
     assert "pip install 'tensorrt-cu13>=10.14,<11' (it fetches its libraries from NVIDIA, several GB)" in said
+
+
+@pytest.mark.parametrize(("mask", "asked", "given"), [({0, 2}, 0, 2), ({0, 1, 2, 3}, 0, 0), ({0, 2}, 3, 3)])
+def test_threads_stay_within_the_processes_mask(
+    monkeypatch: pytest.MonkeyPatch, mask: set[int], asked: int, given: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: mask, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    own = Job(ModelSource("net"), "inference", "fp32", 1, "cpu", OrtOptions(threads=asked), (), engine="ort")
+    assert session_options(own).intra_op_num_threads == given
