@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -26,23 +25,18 @@ from profiler.worker.clock import CudaClock
 
 pytestmark = pytest.mark.gpu
 
-JOBS = {
-    "all": """
+LOSS = """
 models: [resnet18]
-engines: [eager, eager-tuned, compiled]
+engines: [{engine}]
 passes: [training]
 precisions: [fp32, tf32, fp16, bf16, amp-fp16, amp-bf16]
 batch_sizes: [16]
 device: cuda
-training: {optimizers: [none, sgd, adamw]}
-budget: {seconds: 0.3, min_samples: 5}
+training: {{optimizers: [none, sgd, adamw]}}
+budget: {{seconds: 0.3, min_samples: 5}}
 exclude:
-  - {engine: compiled, precision: [tf32, fp16, bf16, amp-bf16]}
-  - {engine: compiled, optimizer: [none, adamw]}
-  - {variant: eager, precision: [tf32, fp16, bf16, amp-bf16], optimizer: [sgd, adamw]}
-  - {variant: eager-tuned, precision: [tf32, bf16], optimizer: [none, adamw]}
-""",
-    "logits": """
+"""
+LOGITS = """
 models: [resnet18]
 engines: [eager, eager-tuned, compiled]
 passes: [training]
@@ -51,32 +45,45 @@ batch_sizes: [7]
 device: cuda
 training: {optimizers: [sgd], head: logits, input_gradient: true}
 budget: {seconds: 0.3, min_samples: 5}
-""",
+"""
+JOBS = {
+    "job-eager": (
+        LOSS.format(engine="eager") + "  - {precision: [tf32, fp16, bf16, amp-bf16], optimizer: [sgd, adamw]}\n",
+        2 * 3 + 4,
+    ),
+    "job-graph": (
+        LOSS.format(engine="eager-tuned") + "  - {precision: [tf32, bf16], optimizer: [none, adamw]}\n",
+        4 * 3 + 2,
+    ),
+    "job-compiled": (
+        LOSS.format(engine="compiled")
+        + "  - {precision: [tf32, fp16, bf16, amp-bf16]}\n  - {optimizer: [none, adamw]}\n",
+        2,
+    ),
+    "job-logits": (LOGITS, 6),
 }
+"""Each with how many rows it has; `-k job-graph` runs one of them, `-k "not job-"` none."""
 PARAMETERS_MIB = 11_689_512 * 4 / 2**20
 TYPES = {"fp16": "float16", "amp-fp16": "float16", "bf16": "bfloat16", "amp-bf16": "bfloat16"}
 HALF = ("fp16", "bf16")
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]) -> list[Path]:
-    found = []
-    for name, job in JOBS.items():
-        folder = tmp_path_factory.mktemp(f"training-{name}")
-        (folder / "job.yaml").write_text(job)
-        done = profiler("job.yaml", cwd=folder, timeout=1200)
-        print(done.stdout)
-        assert done.returncode == 0, done.stdout + done.stderr
-        found += (folder / "results").iterdir()
-    return found
-
-
-@pytest.fixture(scope="module")
-def frames(runs: list[Path]) -> tuple[pl.DataFrame, pl.DataFrame]:
-    read = [load(run) for run in runs]
-    rows, samples = (pl.concat([run[i].collect() for run in read]) for i in (0, 1))
+@pytest.fixture(scope="module", params=JOBS)
+def frames(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Rows and samples of one of the jobs."""
+    folder = tmp_path_factory.mktemp(request.param)
+    job, cases = JOBS[request.param]
+    (folder / "job.yaml").write_text(job)
+    done = profiler("job.yaml", cwd=folder)
+    print(done.stdout)
+    # 130: a time limit's signal, of which a run makes an end of its own.
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows, samples = (each.collect() for each in load(*(folder / "results").iterdir()))
     with pl.Config(tbl_rows=100, tbl_cols=20, fmt_str_lengths=80, tbl_width_chars=200):
         print(rows.select("case_id", "status", "gpu_ms", "loss_error", "gradient_error", "optimizer_mib", "warnings"))
+    assert len(rows) == cases
     return rows, samples
 
 
@@ -88,7 +95,6 @@ def rows(frames: tuple[pl.DataFrame, pl.DataFrame]) -> list[dict[str, Any]]:
 def test_everything_ran_and_no_gradient_is_wrong(rows: list[dict[str, Any]]) -> None:
     bad = [(row["case_id"], row["status"], row["reason"]) for row in rows if row["status"] != "ok"]
     assert bad == []
-    assert len(rows) == (6 + 2 * 2) + (4 * 3 + 2) + 2 + 6
     for row in rows:
         assert row["reference"] == "step-fp64-cpu", row["case_id"]
         assert 0 < row["gradient_error"] < 0.5, row["case_id"]
@@ -98,11 +104,11 @@ def test_everything_ran_and_no_gradient_is_wrong(rows: list[dict[str, Any]]) -> 
 def test_gradients_are_as_far_from_fp64_as_their_precision_makes_them(rows: list[dict[str, Any]]) -> None:
     further = [row["case_id"] for row in rows if any("inaccurate-gradients" in w for w in row["warnings"])]
     assert further == []
-    largest = dict.fromkeys(("fp32", "tf32", "bf16"), 0.0)
+    errors: dict[str, list[float]] = {}
     for row in rows:
-        if row["precision"] in largest and row["head"] == "cross-entropy":
-            largest[row["precision"]] = max(largest[row["precision"]], row["gradient_error"])
-    assert 2 * largest["fp32"] < largest["tf32"] < largest["bf16"]
+        errors.setdefault(row["precision"], []).append(row["gradient_error"])
+    if "tf32" in errors:
+        assert 2 * max(errors["fp32"]) < max(errors["tf32"]) < max(errors["bf16"])
 
 
 def test_proof_says_what_ran(rows: list[dict[str, Any]]) -> None:
@@ -138,11 +144,13 @@ def test_the_parts_of_an_iteration_add_up(frames: tuple[pl.DataFrame, pl.DataFra
 
 
 def test_a_graph_is_timed_in_parts_behind_a_gate(rows: list[dict[str, Any]]) -> None:
-    for row in rows:
-        if row["variant"] == "eager-tuned":
-            assert row["gpu_forward_ms"] + row["gpu_backward_ms"] + (row["gpu_step_ms"] or 0) == pytest.approx(
-                row["gpu_ms"], rel=0.02
-            ), row["case_id"]
+    graphs = [row for row in rows if row["variant"] == "eager-tuned"]
+    if not graphs:
+        pytest.skip("no row of this job is a graph")
+    for row in graphs:
+        assert row["gpu_forward_ms"] + row["gpu_backward_ms"] + (row["gpu_step_ms"] or 0) == pytest.approx(
+            row["gpu_ms"], rel=0.02
+        ), row["case_id"]
 
 
 def test_memory_is_split_into_what_training_holds(rows: list[dict[str, Any]]) -> None:
