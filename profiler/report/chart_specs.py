@@ -32,6 +32,8 @@ _BY_PLACE = alt.EncodingSortField("place", op="min")
 _HEIGHT = 380
 STATES = ("undisturbed", "disturbed")
 """What a row's `measured` says of its warnings."""
+PLACES = ("fastest", "others")
+"""What a row's `answer` says of it among its model, shape and batch size."""
 Tip = tuple[str, str]
 """A field and its title."""
 
@@ -40,11 +42,10 @@ Tip = tuple[str, str]
 class Domains:
     """What the scales must hold, so that a configuration looks the same whatever else is chosen.
 
-    Models, variants and precisions in the order of steps, batch sizes, parts of memory and time that occur, items until
-    the last configuration has paid off, and how far samples are from their median, as a share of it.
+    Variants and precisions in the order of steps, batch sizes of sweeps, parts of memory and time that occur, items
+    until the last configuration has paid off, and how far samples are from their median, as a share of it.
     """
 
-    models: Sequence[str]
     variants: Sequence[str]
     precisions: Sequence[str]
     batches: Sequence[int]
@@ -53,29 +54,25 @@ class Domains:
     away: tuple[float, float]
     disturbed: bool = False
     """Whether any row was."""
-    subjects: Sequence[str] = ()
-    """Models, each at each of its shapes."""
     dimensions: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     """By name those of several sizes."""
+    base: str = "the base"
+    """What speed-ups are over, where it is one."""
 
 
 def overview(domains: Domains) -> Spec:
-    """The speed-up of the fastest of each model, shape and batch size, of those with a rank if any has one."""
-    fastest = (
-        alt.Chart(_LINES)
-        .transform_calculate(ms="datum.latency_ms + (isValid(datum.rank) ? 0 : 1e9)")
-        .transform_joinaggregate(fastest="min(ms)", groupby=["subject", "batch_size"])
-        .transform_filter("datum.ms === datum.fastest && isValid(datum.speedup)")
-        .transform_calculate(cell="datum.subject + ', batch ' + datum.batch_size", one="1")
-        .encode(
-            y=_names("cell", "place"),
-            x=alt.X(**logarithmic("speedup", "Speed-up over the base, ×")),
-            color=_engine(domains),
-        )
+    """The speed-ups of every configuration, a row for each model, shape and batch size, with its fastest larger."""
+    size = alt.Scale(domain=list(PLACES), range=[150, 45])
+    dots = alt.Chart(_LINES).mark_point(opacity=0.85)
+    dots = dots.encode(
+        y=_names("cell", "place", grid=True),
+        x=alt.X(**logarithmic("speedup", f"Speed-up over {domains.base}, ×")),
+        color=_engine(domains),
+        shape=_precision(domains),
+        size=alt.Size("answer:O", title="Latency", scale=size),
+        tooltip=_tips(("latency_ms", "Latency, ms"), ("peak_memory_mib", "Memory, MiB"), ("speedup", "Speed-up, ×")),
     )
-    stem = fastest.mark_rule(strokeWidth=2).encode(x2=alt.X2("one:Q"))
-    dot = fastest.mark_point(size=110).encode(shape=_precision(domains), tooltip=_tips())
-    return finished(alt.layer(_unity(), stem, dot))
+    return finished(alt.layer(_unity(), dots))
 
 
 def speedups(domains: Domains) -> Spec:
@@ -85,32 +82,12 @@ def speedups(domains: Domains) -> Spec:
     span = lines.transform_calculate(**ends).mark_rule(strokeWidth=2)
     tips = _tips(("speedup", "Speed-up, ×"), ("speedup_low", "95 % from"), ("speedup_high", "to"))
     dot = lines.mark_point().encode(
-        x=alt.X(**logarithmic("speedup", "Speed-up over the base, ×")),
+        x=alt.X(**logarithmic("speedup", f"Speed-up over {domains.base}, ×")),
         color=alt.Color("batch_size:N", title="Batch size"),
         shape=alt.Shape("batch_size:N", title="Batch size"),
         tooltip=tips,
     )
     return finished(alt.layer(_unity(), span.encode(x=alt.X("low:Q"), x2="high:Q", color=_INK), dot))
-
-
-def models(domains: Domains) -> Spec:
-    """Speed-ups of several models step by step, a bar each with its figure, and of several runs one of each run."""
-    lines = alt.Chart(_LINES).transform_joinaggregate(runs="distinct(run)", groupby=["subject"])
-    lines = lines.transform_calculate(side="datum.runs > 1 ? datum.subject + ', ' + datum.run : datum.subject")
-    lines = lines.encode(
-        y=_names("configuration", "step"),
-        yOffset=alt.YOffset("side:N", sort=_BY_PLACE),
-        x=alt.X("speedup:Q", title="Speed-up over the base, ×", axis=alt.Axis(tickCount=6, grid=True)),
-    )
-    tips = _tips(("speedup", "Speed-up, ×"), ("latency_ms", "Latency, ms"))
-    bars = lines.mark_bar().encode(color=alt.Color("side:N", title="Model", sort=_BY_PLACE), tooltip=tips)
-    figures = lines.mark_text(align="left", dx=3, fontSize=9, aria=False).encode(
-        text=alt.Text("speedup:Q", format=".1f")
-    )
-    # Nothing to see: the figure behind the longest bar needs its room.
-    room = lines.transform_calculate(end="1.06 * datum.speedup").mark_point(opacity=0, aria=False)
-    room = room.encode(x=alt.X("end:Q"))
-    return finished(alt.layer(bars, figures, room))
 
 
 def over_batches(domains: Domains, field: str, title: str) -> Spec:

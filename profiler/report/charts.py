@@ -13,7 +13,7 @@ from profiler.job.case import settings
 from profiler.report import chart_specs as specs
 from profiler.report import tables
 from profiler.report.chart_specs import MEMORY, SETUP, TRAINING, Domains, Spec
-from profiler.report.data import CONFIGURATION_KEY, KEY, Data, place
+from profiler.report.data import CONFIGURATION_KEY, SWEEP, Data, place
 from profiler.results.configurations import certain
 from profiler.tables.numbers import natural
 
@@ -23,17 +23,15 @@ MARGIN = 16
 """Pixels above the first row and below the last."""
 _MODEL = {"run": 1, "pass": 1, "model": 1}
 _ONE = {**_MODEL, "extra": 1}
-_SUBJECTS = {"run": 1, "pass": 1, "manner": 1}
+_SUBJECTS = {"pass": 1, "manner": 1}
 _LARGEST = {**_MODEL, "batch_size": -1}
-_FEW_SUBJECTS = {"pass": 1, "manner": 1, "batch_size": -1, "subject": 3}
 _BAR = (20, ("configuration", "batch_size"))
 _DOT = (13, ("configuration", "batch_size"))
-_LINE = (9, ("configuration", "subject", "run"))
 _NODE = (9, ("nodes", "variant"))
 _MOST_LAYERS = 14
 """In the chart of layers: the longest."""
 _DRAWN = [
-    *("run", "model", "pass", "batch_size", "extra", "shape", "subject", "manner"),
+    *("run", "model", "pass", "batch_size", "extra", "shape", "cell", "manner"),
     *("variant", "precision", "configuration", "step", "place"),
     *("rank", "latency_ms", "gpu_ms", "speedup", "speedup_low", "speedup_high", "throughput", "item_ms", "item_s"),
     *("tflops", "intensity", "fraction_of_peak", "peak_memory_mib", *MEMORY),
@@ -54,8 +52,7 @@ class Chart:
     the specification. `row_height` are the pixels that each row of it takes, and the fields that tell these apart; None
     where the height is fixed. `caption` is what it says of itself, `height` its pixels, and `panel` the least width of
     a panel, with the pixels of its axis, where it is made of panels.
-    `legend` are the pixels of a column of a legend. `draws` is the field without which nothing of a row is drawn, where
-    others than those with one of `needs` decide what is.
+    `legend` are the pixels of a column of a legend.
     """
 
     name: str
@@ -69,7 +66,6 @@ class Chart:
     height: int | None = None
     panel: tuple[int, int] | None = None
     legend: int = 120
-    draws: str = ""
 
 
 def make(domains: Domains) -> dict[str, Chart]:
@@ -82,13 +78,10 @@ def make(domains: Domains) -> dict[str, Chart]:
     node = {**_ONE, "precision": 1, "batch_size": -1}
     over = specs.over_batches
     latency, item = over(domains, "latency_ms", "Latency, ms"), over(domains, "item_ms", "Time per item, ms")
-    fastest = f"The fastest of each model{', shape' * bool(domains.dimensions)} and batch size"
-    answer = specs.overview(domains)
+    each = f"model{', shape' * bool(domains.dimensions)} and batch size"
     charts = [
-        # Of all that were compared the fastest, or nothing if its factor is not certain.
-        Chart("overview", fastest, answer, ["base"], _SUBJECTS, (20, ("subject", "batch_size")), draws="answer"),
+        Chart("overview", f"Speed-up of each {each}", specs.overview(domains), ["speedup"], _SUBJECTS, (20, ("cell",))),
         Chart("speedups", "Speed-up by configuration", specs.speedups(domains), ["speedup"], steps, _DOT),
-        Chart("speedups-models", "Speed-up of each model", specs.models(domains), ["speedup"], _FEW_SUBJECTS, _LINE),
         Chart("latency", "Latency against batch size", latency, ["latency_ms"], _ONE),
         Chart("throughput", "Throughput against latency", specs.throughput(domains), ["item_s"], _ONE),
         Chart("memory", "Parts of the peak", memory, ["peak_memory_mib"], _LARGEST, _BAR),
@@ -101,10 +94,7 @@ def make(domains: Domains) -> dict[str, Chart]:
         Chart("break-even", "When the set-up pays off", specs.break_even(domains), ["set_up_s"], _LARGEST),
         *_over_shapes(domains),
     ]
-    needless = [
-        *(("latency", "efficiency") if len(domains.batches) < 2 else ()),
-        *(["speedups-models"] if len(domains.subjects) < 2 else []),
-    ]
+    needless = ("latency", "efficiency") if len(domains.batches) < 2 else ()
     return {chart.name: chart for chart in charts if chart.name not in needless}
 
 
@@ -132,7 +122,7 @@ def select(chart: Chart, rows: Iterable[Row]) -> list[Row]:
             places = [i * (len(values) - 1) // max(most - 1, 1) for i in range(most)]
             kept = values[most:] if most < 0 else [values[place] for place in places]
             left = [row for row in left if row[key] in kept]
-    return left if not chart.draws or any(row[chart.draws] is not None for row in left) else []
+    return left
 
 
 def height(chart: Chart, rows: Iterable[Row]) -> int | None:
@@ -149,8 +139,13 @@ def rows(data: Data) -> dict[str, list[Row]]:
     measured = pl.when(pl.col("own_disturbed").is_null()).then(calm).otherwise(doubted)
     # No chart draws a factor that no sentence and no table states.
     marked = certain(data.configurations).with_columns(measured=measured).with_row_index("place")
-    fastest = pl.col("latency_ms") == pl.col("latency_ms").min().over([*KEY, "precision"])
-    marked = marked.with_columns(answer=pl.when(fastest).then("speedup"))
+    first, others = map(pl.lit, specs.PLACES)
+    several = pl.col("run").n_unique().over("subject", "batch_size") > 1
+    run = pl.when(several).then(", " + pl.col("run")).fill_null("")
+    marked = marked.with_columns(
+        answer=pl.when(rank=1).then(first).otherwise(others),
+        cell=pl.format("{}, batch {}{}", "subject", "batch_size", run),
+    )
     configurations: list[Row] = list(marked.select(_DRAWN).iter_rows(named=True))
     sizes = {f"sizes-{number}": rows for number, rows in enumerate(by_size(marked).values())}
     return {"lines": configurations, "roofs": _roofs(data), "layers": _layers(data), **sizes}
@@ -191,21 +186,21 @@ def domains(configurations: pl.DataFrame) -> Domains:
     configurations = configurations.sort("step")
     ticks = configurations.select("latency_ms", "ticks").explode("ticks").drop_nulls()
     away = sorted(ticks["ticks"] / ticks["latency_ms"] - 1)
+    bases = configurations["base"].drop_nulls().unique()
     low, high = (away[len(away) // 100], away[-1 - len(away) // 100]) if away else (0.0, 0.0)
     return Domains(
-        configurations["model"].unique(maintain_order=True).to_list(),
         configurations["variant"].unique(maintain_order=True).to_list(),
         configurations.select("precision")
         .unique()
         .sort(place("precision", PRECISIONS), "precision")["precision"]
         .to_list(),
-        sorted(configurations["batch_size"].unique()),
+        sorted(configurations.filter(pl.col("batch_size").n_unique().over(SWEEP) > 1)["batch_size"].unique()),
         [part for part in (*MEMORY, *TRAINING, *SETUP) if configurations[part].count()],
         max((items for items in configurations["best_from_items"] if items), default=0.0),
         (max(-0.5, min(-0.05, low)), min(2.0, max(0.05, high))),
         configurations["own_disturbed"].count() > 0,
-        configurations["subject"].unique(maintain_order=True).to_list(),
         dimensions(configurations),
+        bases[0] if len(bases) == 1 else "the base",
     )
 
 

@@ -30,7 +30,7 @@ KEY = ["run", *GROUP]
 """A group: what a deployment chooses within."""
 CONFIGURATION_KEY = ["run", *CONFIGURATION]
 """A configuration of a group."""
-_SWEEP = ["run", "model", "pass", "extra"]
+SWEEP = ["run", "model", "pass", "extra"]
 """What groups that differ only by the batch size have in common."""
 MOST_CONFIGURATIONS = 1000
 """On a page, whose tables and charts take some 4 kB for each."""
@@ -140,7 +140,7 @@ def _capped(rows: pl.DataFrame, most: int | None, notes: list[str]) -> pl.DataFr
     groups = rows.group_by(KEY, maintain_order=True).agg(
         configurations=pl.struct("variant", "precision").n_unique(), cases=pl.len()
     )
-    size = pl.col("batch_size").rank("dense").over(_SWEEP)
+    size = pl.col("batch_size").rank("dense").over(SWEEP)
     fits = groups.sort(size, maintain_order=True).filter(pl.col("configurations").cum_sum() <= most)
     if fits.height < groups.height:
         shown, every = (count(int(some["configurations"].sum())) for some in (fits, groups))
@@ -206,9 +206,9 @@ def _derived(configurations: pl.DataFrame) -> pl.DataFrame:
         "over_floor": pl.min_horizontal("latency_ms", "gpu_ms") / pl.col("floor_ms").replace(0, None),
     }
     configurations = _sorted(configurations.with_columns(**_names(), **_figures()).with_columns(**rates))
-    best_so_far = (1 / pl.col("item_s")).cum_max().over(_SWEEP, order_by="latency_ms")
+    best_so_far = (1 / pl.col("item_s")).cum_max().over(SWEEP, order_by="latency_ms")
     calm_ms = pl.when(pl.col("own_disturbed").is_null()).then("item_ms")
-    at_smallest = calm_ms.first().over([*_SWEEP, "variant", "precision"], order_by="batch_size")
+    at_smallest = calm_ms.first().over([*SWEEP, "variant", "precision"], order_by="batch_size")
     front = 1 / pl.col("item_s") >= best_so_far
     configurations = configurations.with_columns(front=front, item_gain=at_smallest / calm_ms)
     costs = [*BREAK_EVENS.values(), "item_s"]

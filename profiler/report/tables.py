@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from engines.catalog import PRECISIONS
-from profiler.report.data import CONFIGURATION_KEY, KEY, Data, place
+from profiler.report.data import CONFIGURATION_KEY, KEY, SWEEP, Data, place
 from profiler.results import batch_sweeps
 from profiler.results.columns import COLUMNS, RESULTS, Group, Shown, columns, field, fields, latency_spread, verdict
 from profiler.results.configurations import certain
@@ -36,7 +36,7 @@ def tables(data: Data) -> dict[str, Table]:
     """Every table that is not empty, by name."""
     configurations = data.configurations
     trained = configurations.filter(pl.col("pass") == "training")
-    sized = configurations.filter(pl.col("batch_size").n_unique() > 1)
+    sized = configurations.filter(pl.col("batch_size").n_unique().over(SWEEP) > 1)
     warned = own_warnings(carried_by_all(configurations["warnings"]))
     made = [
         _answer(configurations, warned),

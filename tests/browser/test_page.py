@@ -167,7 +167,9 @@ def test_charts_stand_for_the_rows_that_python_chooses(
         expected = charts.select(chart, rows)
         sizes = ", ".join(str(size) for size in sorted({row["batch_size"] for row in expected}))
         scope = f"{expected[0]['model']}, {expected[0]['pass']}, batch {sizes}"
-        assert tab.evaluate(f"document.querySelector('#chart-{name} .scope').textContent") == scope
+        shown, _, of = tab.evaluate(f"document.querySelector('#chart-{name} .scope').textContent").partition(": ")
+        others = [text for key, text in (("model", "3 models"), ("pass", "2 passes")) if key not in picks]
+        assert (shown, of) == (scope, f"the first of {' and '.join(others)}; choose another above")
     speedups = charts.select(next(chart for chart in h200.charts if chart.name == "speedups"), rows)
     # The points' group is the last of the marks; those before it are rules.
     points = "[...document.querySelectorAll('#chart-speedups .mark-symbol.role-mark')].at(-1).children.length"

@@ -28,21 +28,24 @@
         left = left.filter(row => values.includes(row[key]));
       }
     }
-    return !chart.draws || left.some(row => row[chart.draws] !== null) ? left : [];
+    return left;
   }
 
-  // Like "resnet50, inference, batch 1 and 16": what a chart shows.
-  function scope(chart, rows) {
+  // Like "resnet50, inference, batch 1, 16: the first of 5 models; choose another above": what a chart shows.
+  const several = Object.entries({run: "runs", model: "models", pass: "passes"})
+    .filter(([key]) => page.options[key].length > 1);
+  function scope(chart, rows, picks) {
     const values = key => [...new Set(rows.map(row => row[key]))];
-    const shared = ["run", "model", "pass"].filter(key => page.options[key].length > 1 && values(key).length === 1);
-    const parts = shared.map(key => values(key)[0]);
+    const single = several.filter(([key]) => values(key).length === 1);
+    const parts = single.map(([key]) => values(key)[0]);
     const extra = values("extra");
     if (extra.length === 1 && extra[0]) parts.push(extra[0]);
     if (rows[0].rest) parts.push(rows[0].rest);
     if ("precision" in chart.keep) parts.push(values("precision")[0]);
     const sizes = values("batch_size").sort((a, b) => a - b);
     if (sizes.length < 6) parts.push("batch " + sizes.join(", "));
-    return parts.join(", ");
+    const open = single.filter(([key]) => !(key in picks)).map(([key, names]) => `${page.options[key].length} ${names}`);
+    return parts.join(", ") + (open.length ? `: the first of ${open.join(" and ")}; choose another above` : "");
   }
 
   // The rows of what is chosen by data set, with what the figure says of them; null where there are none.
@@ -59,7 +62,7 @@
       ({run, model, pass, shape}) => rows[0].run === run && rows[0].model === model && rows[0].pass === pass
         && (rows[0].shape ?? null) === (shape ?? null));
     caption.textContent = finding ? finding.text : "";
-    figure.querySelector(".scope").textContent = scope(chart, rows);
+    figure.querySelector(".scope").textContent = scope(chart, rows, picks);
     const sets = {[main]: rows};
     for (const name of chart.data.slice(1)) {
       sets[name] = data[name].filter(row => row.run === rows[0].run && matches(row, picks));

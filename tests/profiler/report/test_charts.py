@@ -29,10 +29,7 @@ from profiler.report.sections import Report, compose
 from profiler.report.tables import tables
 from profiler.results.reading import read_runs
 
-MODELS = ["a", "b"]
-DOMAINS = Domains(
-    MODELS, ["eager", "ort"], ["fp32", "fp16"], [1, 16], ["weights_mib", "load_s"], 1e5, (-0.1, 0.2), subjects=MODELS
-)
+DOMAINS = Domains(["eager", "ort"], ["fp32", "fp16"], [1, 16], ["weights_mib", "load_s"], 1e5, (-0.1, 0.2))
 DOMAINS = replace(DOMAINS, dimensions={"sequence": [16, 64]})
 LINEAR = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 """From linear sRGB to XYZ (IEC 61966-2-1)."""
@@ -99,27 +96,33 @@ def test_one_batch_size_has_no_curves() -> None:
     assert set(charts.make(DOMAINS)) - set(charts.make(one)) == {"latency", "efficiency"}
 
 
-def test_one_model_is_not_next_to_others() -> None:
-    assert set(charts.make(DOMAINS)) - set(charts.make(replace(DOMAINS, subjects=["a"]))) == {"speedups-models"}
+def test_models_of_several_batch_sizes_each_their_own_have_no_curves(tmp_path: Path) -> None:
+    cases = [row("eager", ms=9.0, model=name, batch_size=size, case_id=name) for name, size in (("a", 2), ("b", 8))]
+    report = written(tmp_path, *cases)
+    assert not {"latency", "efficiency"} & {chart.name for chart in report.charts}
+    assert "efficiency" not in {table.name for table in report.tables}
 
 
-def test_a_model_of_several_runs_has_a_bar_of_each_and_one_of_a_run_its_name_only(doubted: Data) -> None:
+def test_one_chart_has_every_factor_of_every_model_and_the_run_of_what_two_runs_measured(doubted: Data) -> None:
     report = compose(doubted)
-    (chart,) = (chart for chart in charts.make(DOMAINS).values() if chart.name == "speedups-models")
+    chart = charts.make(DOMAINS)["overview"]
     here = charts.select(chart, report.rows["lines"])
-    other = [{**row, "model": "other", "subject": "other"} for row in here]
-    again = [{**row, "run": "again"} for row in here]
-    _, spec = next(_specs(replace(report, rows={"lines": [*here, *other, *again]}), chart))
-    (bars,) = groups(vl_convert.vegalite_to_scenegraph(spec), "rect")
-    (model,), (run,) = ({row[key] for row in here} for key in ("model", "run"))
-    sides = [re.search(r"side: ([^;]+)", item["description"])[1] for item in bars["items"]]
-    assert Counter(sides) == dict.fromkeys(["other", f"{model}, {run}", f"{model}, again"], len(here))
+    other = [{**row, "model": "other", "cell": "other, batch 1"} for row in here]
+    _, spec = next(_specs(replace(report, rows={"lines": [*here, *other]}), chart))
+    (dots,) = groups(vl_convert.vegalite_to_scenegraph(spec), "symbol")
+    drawn = Counter(re.search(r"cell: ([^;]+)", item["description"])[1] for item in dots["items"])
+    assert drawn == {"net, batch 1": 2, "net, batch 16": 1, "other, batch 1": 3}
+    again = pl.concat([doubted.configurations, doubted.configurations.with_columns(run=pl.lit("again"))])
+    cells = {
+        row["cell"] for row in charts.rows(replace(doubted, configurations=again))["lines"] if row["batch_size"] < 2
+    }
+    assert cells == {f"net, batch 1, {run}" for run in ("again", report.rows["lines"][0]["run"])}
 
 
 def test_every_row_is_drawn_and_nothing_else(h200_report: Report) -> None:
     """As many points, bars and ticks in the drawing as there are rows and parts."""
     marks = {"speedups": "symbol", "throughput": "symbol", "memory": "rect", "samples": "rect", "setup": "rect"}
-    marks |= {"speedups-models": "rect"}
+    marks |= {"overview": "symbol"}
     for chart in h200_report.charts:
         if chart.name not in marks:
             continue
@@ -128,7 +131,7 @@ def test_every_row_is_drawn_and_nothing_else(h200_report: Report) -> None:
         fields = MEMORY if chart.name == "memory" else SETUP
         expected = {
             "speedups": len(rows),
-            "speedups-models": len(rows),
+            "overview": len(rows),
             "throughput": len(rows),
             "samples": sum(len(row["ticks"]) for row in rows),
         }.get(chart.name) or sum(row[field] is not None for row in rows for field in fields)
@@ -243,14 +246,20 @@ def test_what_was_disturbed_is_lighter_and_the_legend_and_the_tip_say_so(doubted
     alt.Chart.from_dict(by_name["latency"].spec, validate=True)
 
 
-def test_the_fastest_is_drawn_that_the_answer_names(tmp_path: Path) -> None:
+def written(folder: Path, *cases: dict[str, Any]) -> Report:
+    for name, frame in zip(("results", "samples"), run(*cases), strict=True):
+        frame.write_parquet(folder / f"{name}.parquet")
+    return compose(gather(read_runs([folder])))
+
+
+def test_the_fastest_is_larger_that_the_answer_names(tmp_path: Path) -> None:
     """Not int8 on seeded data, which has no rank."""
     cases = [row("eager", ms=10.0), row("ort", ms=5.0), row("ort", "int8", ms=1.0, calibrated=False)]
-    for name, frame in zip(("results", "samples"), run(*cases), strict=True):
-        frame.write_parquet(tmp_path / f"{name}.parquet")
-    (_, spec), *_ = _specs(compose(gather(read_runs([tmp_path]))), charts.make(DOMAINS)["overview"])
-    (item,) = groups(vl_convert.vegalite_to_scenegraph(spec), "symbol")[-1]["items"]
-    assert "Engine: ort; Precision: fp32;" in item["description"]
+    (_, spec), *_ = _specs(written(tmp_path, *cases), charts.make(DOMAINS)["overview"])
+    items = groups(vl_convert.vegalite_to_scenegraph(spec), "symbol")[-1]["items"]
+    (largest,) = (item for item in items if item["size"] == max(item["size"] for item in items))
+    assert len(items) == 3
+    assert "Engine: ort; Latency: fastest; Precision: fp32;" in largest["description"]
 
 
 def test_no_chart_draws_a_factor_that_no_table_states(doubted: Data) -> None:
@@ -274,9 +283,7 @@ def at_shapes(folder: Path) -> Report:
         cases += [
             row(name, ms=ms * length, case_id=f"{name}/{shape}", **more) for name, ms in (("eager", 2.0), ("ort", 1.0))
         ]
-    for name, frame in zip(("results", "samples"), run(*cases), strict=True):
-        frame.write_parquet(folder / f"{name}.parquet")
-    return compose(gather(read_runs([folder])))
+    return written(folder, *cases)
 
 
 def test_shapes_go_by_their_numbers_have_a_filter_and_curves_and_are_said_once(tmp_path: Path) -> None:
@@ -304,9 +311,9 @@ def test_shapes_go_by_their_numbers_have_a_filter_and_curves_and_are_said_once(t
     assert [one["shape"] for one in report.findings["latency"]] == [], "one batch size"
     assert [one["shape"] for one in report.findings["speedups"]] == [None, *shapes]
     assert not any("[" in text for section in report.sections for text, _ in section.sentences)
-    assert {one["subject"] for one in report.rows["lines"]} == {
-        "fixed",
-        *(f"net, {s.replace('=', ' ').replace('/', ', ')}" for s in shapes),
+    assert {one["cell"] for one in report.rows["lines"]} == {
+        "fixed, batch 1",
+        *(f"net, {s.replace('=', ' ').replace('/', ', ')}, batch 2" for s in shapes),
     }
 
 
