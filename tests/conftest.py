@@ -131,7 +131,7 @@ def _load_config(*arguments: Any) -> Config:
 
 
 def _run_as_a_user(
-    *arguments: str, cwd: Path, timeout: float = 250, **variables: str
+    *arguments: str, cwd: Path, timeout: float = 850, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     return subprocess.run(

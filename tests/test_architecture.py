@@ -356,7 +356,7 @@ def loaded() -> dict[str, set[str]]:
         for module in modules
     )
     command = [sys.executable, "-c", f"import sys\n{code}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     return {module: set(names) for module, *names in lines}

@@ -38,12 +38,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment with the wheel; its dependencies are those of the environment of the tests."""
     folder = tmp_path_factory.mktemp("wheel")
     wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run(wheel, check=True, timeout=250)
+    subprocess.run(wheel, check=True)
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     (packages,) = (folder / "venv").glob("lib/python*/site-packages")
     (built,) = folder.glob("*.whl")
     install = [sys.executable, "-m", "pip", "--python", str(folder / "venv" / "bin" / "python"), "install", "--quiet"]
-    subprocess.run([*install, "--no-deps", str(built)], check=True, timeout=250)
+    subprocess.run([*install, "--no-deps", str(built)], check=True)
     # Not by PYTHONPATH, which would bring the checkout that is installed there, too.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder / "venv" / "bin"
@@ -51,9 +51,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def call(program: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return subprocess.run(
-        [program, *arguments], cwd=cwd, env=variables, capture_output=True, text=True, timeout=250, check=False
-    )
+    return subprocess.run([program, *arguments], cwd=cwd, env=variables, capture_output=True, text=True, check=False)
 
 
 def test_suites_and_published_figures_come_with_it(installed: Path, tmp_path: Path) -> None:

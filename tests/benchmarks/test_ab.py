@@ -85,15 +85,16 @@ import engines
 module = types.SimpleNamespace(open_session=lambda job: Fake())
 engines.importlib = types.SimpleNamespace(import_module=lambda name: module)
 class Fake:
-    ended = 0.0
+    began = ended = 0.0
     def run(self, mark):
+        self.began = time.perf_counter()
         time.sleep(0.02)
         self.ended = time.perf_counter()
 from engines.base import Job
 from engines.catalog import EagerOptions
 session = engines.open_session("eager", Job(None, "inference", "fp32", 1, "cpu", EagerOptions(), ()))
-start = time.perf_counter(); session.run(None); end = time.perf_counter()
-print((end - session.ended) / (session.ended - start))
+session.run(None); end = time.perf_counter()
+print((end - session.ended) / (session.ended - session.began))
 """
     told = slowing(tmp_path, {"A": save(tmp_path / "A", 1.0)}) | {"SLOWED_BY": "0.5"}
     done = subprocess.run([sys.executable, "-c", code], env=told, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -22,7 +22,7 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome-headless-shell")
-_SECONDS = 60
+_SECONDS = 600
 _CHOSEN = "[...document.querySelectorAll('select[data-key]')].filter(one => one.value).map(one => one.dataset.key)"
 """The filters of the page in which something is chosen."""
 
@@ -45,7 +45,7 @@ class Page:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """A command's result. Raises RuntimeError for what the browser refuses, TimeoutError after a minute."""
+        """A command's result. Raises RuntimeError for what the browser refuses, TimeoutError after ten minutes."""
         self._last += 1
         self._socket.send(json.dumps({"id": self._last, "method": method, "params": parameters}))
         while True:

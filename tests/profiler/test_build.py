@@ -223,15 +223,15 @@ def test_ctrl_c(workplace: Path) -> None:
     assert process.stdout is not None
     while "build: heavy" not in process.stdout.readline():
         assert process.poll() is None
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while not log.exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate()
     assert process.returncode == 130, said
     assert "Traceback" not in said
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 400
     while ours := started_with(f"PROFILER_CACHE={workplace / 'cache'}"):
         assert time.monotonic() < deadline, f"they live on: {ours}"
         time.sleep(0.05)

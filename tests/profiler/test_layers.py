@@ -309,7 +309,7 @@ def test_what_was_measured_outlives_a_process_that_profiling_ended() -> None:
 
 
 def start(profiler: Profiler, folder: Path, *arguments: str, code: int = 0) -> CompletedProcess[str]:
-    done = profiler(*arguments, cwd=folder, timeout=200, PROFILER_CACHE=str(folder / "cache"))
+    done = profiler(*arguments, cwd=folder, PROFILER_CACHE=str(folder / "cache"))
     assert done.returncode == code, done.stdout + done.stderr
     return done
 

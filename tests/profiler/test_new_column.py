@@ -75,7 +75,7 @@ print("compare:", *(row["what"] for row in differences(sides)))
 def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The run's folder, and what the script printed: a process of its own, in which the columns are declared first."""
     folder = tmp_path_factory.mktemp("run")
-    done = subprocess.run([sys.executable, "-c", SCRIPT, folder], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", SCRIPT, folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return next(folder.iterdir()), done.stdout
 

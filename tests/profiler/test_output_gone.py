@@ -24,12 +24,13 @@ print("but this is read", file=sys.stderr)
 {end}
 sys.exit(7)
 """
-JOB = """
+JOB = f"""
 engines: [eager]
-models: [{name: tiny, factory: "net:make", input: [8]}]
-batch_sizes: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
-budget: {seconds: 1, repeats: 0}
+models: [{{name: tiny, factory: "net:make", input: [8]}}]
+batch_sizes: {[*range(1, 41)]}
+budget: {{seconds: 1, repeats: 0}}
 """
+"""What takes longer than a busy machine may take to see that a case has ended."""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -39,7 +40,7 @@ def environment(**more: str) -> dict[str, str]:
 def printing(end: str, **files: object) -> subprocess.CompletedProcess[str]:
     """A process that prints a lot, does what `end` says, and ends with 7."""
     command = [sys.executable, "-c", PRINTS.format(end=end)]
-    return subprocess.run(command, env=environment(), text=True, timeout=60, check=False, **files)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(command, env=environment(), text=True, check=False, **files)  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.mark.parametrize("gone", ["full", "left", "closed"])
@@ -74,7 +75,7 @@ def test_a_pipe_that_does_not_wait_gets_everything() -> None:
         os.close(writer)
         with os.fdopen(reader, "rb") as file:
             read = file.read()
-        assert process.wait(60) == 7
+        assert process.wait() == 7
     assert read.decode() == f"{'1.2 × faster' * 10_000}\n" * 3
 
 
@@ -90,7 +91,6 @@ def test_control_c_during_imports_is_silent(tmp_path: Path) -> None:
         env=environment(PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)])),
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
         # A shell's background job ignores it.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),

@@ -110,12 +110,12 @@ def _fresh(whole: Path, run: Path, out: Path, outside: Path) -> None:
 
 
 @contextlib.contextmanager
-def _limited(seconds: int) -> Iterator[None]:
+def _limited() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    signal.alarm(_SECONDS)
     try:
         yield
     finally:
@@ -129,7 +129,7 @@ def tried(reader: str, folders: Folders) -> dict[str, int]:
     printed, found = io.StringIO(), dict[str, int]()
     before = _listing(run.parent, run, out)
     try:
-        with _limited(_SECONDS), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        with _limited(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             code = READERS[reader](run, out)(Console(file=printed, width=120))
             assert code in (0, 1, 3, 4)
     except ConfigError as error:
@@ -274,7 +274,7 @@ def test_whatever_a_journal_holds_its_other_rows_are_read(soak: Any, begun: RunF
 
 def refused(folders: Folders, reader: str = "query") -> str:
     """What a reader says that cannot use the folder."""
-    with pytest.raises(ConfigError) as caught, _limited(10):
+    with pytest.raises(ConfigError) as caught, _limited():
         READERS[reader](folders[0], folders[1])(Console(file=io.StringIO()))
     return " ".join(str(caught.value).split())
 
@@ -311,7 +311,7 @@ def test_what_is_no_file_of_the_folder_is_not_read(folders: Folders, name: str, 
 def test_a_huge_environment_is_left_out(folders: Folders, capsys: pytest.CaptureFixture[str]) -> None:
     with (folders[0] / "environment.json").open("wb") as file:
         file.truncate(2 << 30)  # Of nothing: no disk is filled.
-    with _limited(10):
+    with _limited():
         assert READERS["query text"](folders[0], folders[1])(Console(file=io.StringIO())) == 0
     assert "larger than 8 MiB" in capsys.readouterr().err
 
@@ -349,7 +349,7 @@ def test_a_report_does_not_follow_a_link_out_of_the_folder(folders: Folders) -> 
 def test_links_in_a_circle_end_a_pattern(folders: Folders) -> None:
     for name in ("a", "b"):
         (folders[0] / name).symlink_to(folders[0])
-    with _limited(20):
+    with _limited():
         assert len(read_runs([f"{folders[0].parent}/**"]).runs) == 1
 
 

@@ -15,7 +15,9 @@ from typing import Any
 import hostile_graphs
 import hostile_weights
 import pytest
+from hanging import end_once
 
+from engines.base import Phase
 from exporters.single_layers import Linear
 from exporters.source import ModelSource
 from profiler.job.case import Budget
@@ -74,13 +76,16 @@ def test_every_hostile_graph_gets_its_sentence(forkserver: None, soak: Any, fold
     soak.count("graphs and weights", tried=len(found))
 
 
-def test_a_loop_that_may_never_end_has_the_time_of_a_case(forkserver: None, soak: Any, folder: Path) -> None:
+def test_a_loop_that_may_never_end_has_the_time_of_a_case(
+    forkserver: None, soak: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = graph(hostile_graphs.written(hostile_graphs.endless(None, False), folder))
-    budget = Budget(timeout=2, build_timeout=600)
+    end_once(lambda child: child.phase == Phase.OPEN, monkeypatch)
+    budget = Budget(timeout=500, build_timeout=600)
     prepared = _Stages({"m": source}, budget, folder, (), lambda what, done, total: None).models()["m"]
     (why,) = prepared.failures.values()
     assert why.status == "timeout"
-    assert str(why.reason).startswith("the model could not be prepared: ended after 2 s; raise ")
+    assert str(why.reason).startswith("the model could not be prepared: ended after 500 s; raise ")
     assert str(why.reason).endswith("; raise budget.timeout if it needs longer; its Loop 'spin' may never end")
     soak.count("graphs and weights", tried=1)
 

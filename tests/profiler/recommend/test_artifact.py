@@ -183,7 +183,6 @@ def run_example(
         env={**environment, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -255,10 +254,10 @@ def test_its_weights_are_the_models(export: Export) -> None:
 def test_it_runs_in_a_fresh_environment_that_has_its_requirements(export: Export, tmp_path: Path) -> None:
     artifact = export("good", "ort")
     python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     pip = [sys.executable, "-m", "pip", "--python", str(python)]
     requirements = str(artifact / "requirements.txt")
-    subprocess.run([*pip, "install", "--quiet", "--no-compile", "-r", requirements], check=True, timeout=250)
+    subprocess.run([*pip, "install", "--quiet", "--no-compile", "-r", requirements], check=True)
     listed = subprocess.run([*pip, "list"], check=True, capture_output=True, text=True).stdout
     assert "onnxruntime" in listed
     assert "torch" not in listed
@@ -378,7 +377,7 @@ budget: {{seconds: 0.05, min_samples: 3}}
 @pytest.fixture(scope="module")
 def gpu_results(profiler: Profiler, workplace: Path) -> Path:
     (workplace / "gpu.yaml").write_text(GPU_JOB)
-    done = profiler("gpu.yaml", "--output", "gpu", cwd=workplace, timeout=280, PROFILER_CACHE=str(workplace / "cache"))
+    done = profiler("gpu.yaml", "--output", "gpu", cwd=workplace, PROFILER_CACHE=str(workplace / "cache"))
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (workplace / "gpu").iterdir()
     return folder

@@ -136,7 +136,7 @@ def start(profiler: Profiler, cache: Path) -> Callable[..., Finished]:
             (folder / "job.yaml").write_text(job)
             arguments = ("job.yaml", *arguments)
         (folder / "tiny.py").write_text(FACTORIES)
-        done = profiler(*arguments, cwd=folder, timeout=240, PROFILER_CACHE=str(cache), OMP_NUM_THREADS="1")
+        done = profiler(*arguments, cwd=folder, PROFILER_CACHE=str(cache), OMP_NUM_THREADS="1")
         assert done.returncode == code, done.stdout + done.stderr
         (path,) = (folder / "results").iterdir()
         return Finished(done.stdout, path)
