@@ -21,6 +21,11 @@ def resuming(run: Path) -> str:
     return f"{PROGRAM} --resume {shlex.quote(str(run))}"
 
 
+def measuring_again(run: Path | str) -> str:
+    """The command that measures what of the run is still disturbed, each case once the machine is quiet."""
+    return f"{resuming(Path(run))} --retry --wait-for-idle 10"
+
+
 class ConfigError(Exception):
     """A config, file or argument that cannot be used; the message says where and how to mend it. Exit code 2."""
 

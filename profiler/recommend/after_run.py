@@ -14,7 +14,7 @@ from engines.catalog import known
 from profiler.errors import PROGRAM
 from profiler.job.case import setting_words
 from profiler.options import Recommend, Run
-from profiler.recommend.answer import make_answer
+from profiler.recommend.answer import cautions, make_answer
 from profiler.recommend.choice import Recommendation, recommend
 from profiler.recommend.options import make_request
 from profiler.recommend.reasons import amount
@@ -48,8 +48,11 @@ def conclude(run: Path, results: pl.DataFrame, console: Console) -> None:
         aims += [replace(at, batch=str(sizes[0]))] if len(sizes) > 1 else [at]
         aims += [replace(at, objective="throughput")] if len(sizes) > 1 else []
     console.print(Text("\nWhat to deploy", style="bold"))
-    for aim in aims:
-        _print_answer(console, aim, recommend(results, make_request(aim, results)))
+    answers = [(aim, recommend(results, make_request(aim, results))) for aim in aims]
+    for aim, found in answers:
+        _print_answer(console, aim, found)
+    for text in cautions([one for _, found in answers for one in found.compared], ()):
+        console.print(Text(f"\n{text}", style="yellow"))
     if lost := not_in_the_choice(results.filter(pl.col("pass") == one.pass_)):
         console.print(Text(f"\n{lost}", style="yellow"))
     why = f"\nWhy not the others: {PROGRAM} recommend {shlex.quote(str(run))}{_options(aims[0])}"
@@ -67,11 +70,11 @@ def _print_answer(console: Console, asked: Recommend, found: Recommendation) -> 
     if "error" in choice.figures:
         facts += f", error {amount('error', choice.figures['error'])}"
     at = f", {', '.join(setting_words(asked.extra))}" if asked.extra else ""
-    console.print(Text(f"\n{aim}{at}: {choice.name} ({facts})", style="bold green"))
-    compared = [one for one in (choice, found.runner_up) if one is not None]
+    leads = f"{aim}{at}{' so far' * choice.is_disturbed}: {choice.name} ({facts})"
+    console.print(Text(f"\n{leads}", style="bold green" if answer.is_certain else "bold yellow"))
     sentences = [*answer.sentences[:_FEW], *answer.doubts]
-    if noisy := disturbed((one.name, one.warnings) for one in compared if one.is_disturbed):
-        sentences = [f"Not certain: {noisy}. Measure again before you rely on it."]
+    if noisy := disturbed((one.name, one.warnings) for one in found.compared if one.is_disturbed):
+        sentences = [f"Not certain: {noisy}."]
     for sentence in sentences:
         console.print(Text(sentence))
     if asked.pass_ == "inference" and known(choice.row["engine"]).deployment is not None:

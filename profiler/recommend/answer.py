@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engines.catalog import known
@@ -14,10 +14,10 @@ from profiler.results.columns import Group, columns
 from profiler.results.environment import versions_of_others
 from profiler.results.sentences import WITHIN_PROCESS
 from profiler.results.set_up import PARTS, Part, parts_of
-from profiler.results.warning_kinds import doubting, meaning, without_factor
+from profiler.results.warning_kinds import doubting, meaning
 from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
 from profiler.stats.samples import PERCENTILE_NEEDS
-from profiler.tables.numbers import count, counted, rounded, seconds, significant, span
+from profiler.tables.numbers import count, counted, listed, rounded, seconds, significant, span
 
 _AIMS = {
     "latency": "lowest latency per call",
@@ -44,11 +44,15 @@ class Answer:
 
     title: str
     headline: str
+    is_certain: bool
+    """Whether nothing disturbed the choice."""
     facts: list[tuple[str, str]]
     """Of the choice: what, and the figure."""
     sentences: list[str]
+    cautions: list[str]
+    """What makes the figures that decided unreliable: each kind of warning once, with whom it concerns."""
     doubts: list[str]
-    """What makes the figures that decided unreliable."""
+    """Replicates that failed, and limits that are almost missed."""
     relaxations: list[tuple[str, str]]
     """A limit, and what it would have to be, where nothing meets them."""
     objective: str
@@ -76,10 +80,12 @@ def make_answer(found: Recommendation, command: str, rough: str | None = None, s
     measured = [loser for loser in found.losers if loser.why != "unmeasured"]
     return Answer(
         title=f"{what}: {_AIMS[request.objective]}{f' with {limits}' if limits else ''}",
-        headline=_headline(choice) if choice else _nothing(found),
+        headline=_headline(choice, found) if choice else _nothing(found),
+        is_certain=choice is None or not choice.is_disturbed,
         facts=_facts(choice, request.limits) if choice else [],
         sentences=_comparison(choice, found) if choice else _nearest(found),
-        doubts=_doubts(choice, found) if choice else [],
+        cautions=cautions(found.compared, {request.figure, *(limit.figure for limit in request.limits)}),
+        doubts=_doubts(choice, found.request.limits) if choice else [],
         relaxations=[(reasons.limit_text(r.limit), reasons.relaxation(r, found)) for r in found.relaxations],
         objective=request.figure,
         losers=[
@@ -92,9 +98,14 @@ def make_answer(found: Recommendation, command: str, rough: str | None = None, s
     )
 
 
-def _headline(choice: Candidate) -> str:
-    at = "".join(f", {words}" for words in setting_words(choice.row["shape"] or ""))
-    return f"Deploy {choice.name}{at}{', which was disturbed' if choice.is_disturbed else ''}"
+def _headline(choice: Candidate, found: Recommendation) -> str:
+    name = choice.name + "".join(f", {words}" for words in setting_words(choice.row["shape"] or ""))
+    if not choice.is_disturbed:
+        return f"Deploy {name}"
+    noisy = sum(one.is_disturbed for one in found.candidates)
+    of = counted(sum(bool(one.cases) for one in found.candidates), "candidate")
+    were = "was" if noisy == 1 else "were"
+    return f"Measure again (--wait-for-idle 10): {noisy} of {of} {were} disturbed. So far {name} leads"
 
 
 def _nothing(found: Recommendation) -> str:
@@ -155,25 +166,17 @@ def _comparison(choice: Candidate, found: Recommendation) -> list[str]:
     other, margin = found.runner_up, found.margin
     if other is None or margin is None:
         alone = "meets the limits" if found.request.limits else "was measured"
-        return [*_warned(choice), f"It is the only candidate that {alone}."]
-    (verb, than), lost = reasons.WORSE[found.request.objective], margin.disturbed
-    relation = f"{verb} {reasons.worse(margin, than, reasons.doubt(lost, ': '))}."
+        return [f"It is the only candidate that {alone}."]
+    verb, than = reasons.WORSE[found.request.objective]
+    relation = f"{verb} {reasons.worse(margin, than)}."
     if margin.tied:
         ratio = "" if margin.disturbed else f" (ratio {reasons.times(margin)})"
-        relation = f"is {margin.verdict}{ratio}, but {reasons.needs_more(other, choice)}{reasons.doubt(lost)}."
+        relation = f"is {margin.verdict}{ratio}, but {reasons.needs_more(other, choice)}."
     rivals = [loser.candidate for loser in found.losers if loser.why in ("worse", "unclear", "tied")]
     cheapest = min(rivals, key=lambda c: c.figures.get("set_up_s", float("inf")))
     pays_off = [_pays_off(choice, rival) for rival in ([other] if cheapest is other else [other, cheapest])]
     start = f"The runner-up, {other.name}, {relation} {_certainty(choice, other, margin)}"
-    return [*_warned(choice), start, *filter(None, pays_off)]
-
-
-def _warned(choice: Candidate) -> list[str]:
-    """That other work was measured with it."""
-    if not choice.is_disturbed:
-        return []
-    meanings = " and ".join(meaning(kind, otherwise=kind) for kind in without_factor(choice.warnings))
-    return [f"{choice.name} was disturbed: {meanings}. Measure it again before you rely on it."]
+    return [start, *filter(None, pays_off)]
 
 
 def _certainty(choice: Candidate, other: Candidate, margin: Margin) -> str:
@@ -233,23 +236,19 @@ def _barred(found: Recommendation) -> list[Candidate]:
     return [loser.candidate for loser in found.losers if loser.why == "uncalibrated"]
 
 
-def _doubts(choice: Candidate, found: Recommendation) -> list[str]:
-    limits = found.request.limits
-    figures = {found.request.figure, *(limit.figure for limit in limits)}
+def cautions(compared: Iterable[Candidate], figures: Collection[str]) -> list[str]:
+    """Each kind of warning that makes one of the figures unreliable once, with whom of those compared it concerns."""
     kinds = [*doubting("latency"), *doubting("error"), *(doubting("memory") if "peak_memory_mib" in figures else ())]
-    kinds = [kind for kind in kinds if not without_factor([kind])]  # Of these the sentences and the notes tell.
-    compared = [candidate for candidate in (choice, found.runner_up) if candidate is not None]
-    carriers = {kind: [c.name for c in compared if kind in c.warnings] for kind in kinds}
-    doubts = [
-        f"Caution: {' and '.join(names)} {'have' if len(names) > 1 else 'has'} the warning {kind}: "
-        f"{meaning(kind, otherwise=kind)}."
-        for kind, names in carriers.items()
-        if names
-    ]
+    names = {kind: dict.fromkeys(one.name for one in compared if kind in one.warnings) for kind in kinds}
+    return [f"Caution: {kind} ({listed(who)}): {meaning(kind, otherwise=kind)}." for kind, who in names.items() if who]
+
+
+def _doubts(choice: Candidate, limits: Sequence[Limit]) -> list[str]:
+    doubts = [_close(choice, limit) for limit in limits]
     if failed := len(choice.unmeasured):
         total = choice.replicates + failed
-        doubts.append(f"Caution: {failed} of its {total} replicates failed: {choice.unmeasured[0]}.")
-    return [*doubts, *filter(None, (_close(choice, limit) for limit in limits))]
+        doubts.insert(0, f"Caution: {failed} of its {total} replicates failed: {choice.unmeasured[0]}.")
+    return [*filter(None, doubts)]
 
 
 def _close(choice: Candidate, limit: Limit) -> str:

@@ -197,6 +197,11 @@ class Recommendation:
         """All that were compared, the choice first."""
         return [*([self.choice] if self.choice else []), *(loser.candidate for loser in self.losers)]
 
+    @property
+    def compared(self) -> list[Candidate]:
+        """The choice and the runner-up, as far as there are any."""
+        return [one for one in (self.choice, self.runner_up) if one is not None]
+
 
 def recommend(results: pl.DataFrame, request: Request) -> Recommendation:
     """The best candidate by the objective that meets the limits, the runner-up, and every loser with its reason.

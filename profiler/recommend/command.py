@@ -12,7 +12,7 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from profiler.errors import PROGRAM
+from profiler.errors import PROGRAM, measuring_again
 from profiler.options import Recommend as Options
 from profiler.recommend.answer import make_answer
 from profiler.recommend.artifact import NotExported, check_folder, export
@@ -46,7 +46,7 @@ def execute(options: Options, console: Console) -> int:
     compared = dict.fromkeys(run_id for candidate in found.candidates for run_id in candidate.run_ids)
     doubt, run = rough(runs.sampling_seconds(compared)), _run_of(subject, runs)
     rows, longer = _again(found, subject, run, results, is_rough=doubt is not None)
-    answer = make_answer(found, command(rows, run, longer), doubt, longer)
+    answer = make_answer(found, _command(found, subject, rows, run, longer), doubt, longer)
     if options.format == "text":
         print_answer(console, answer)
     else:
@@ -58,8 +58,17 @@ def execute(options: Options, console: Console) -> int:
     return 0 if options.export is None else _export(found.choice, _run_of(found.choice, runs), options)
 
 
-def command(rows: Sequence[Mapping[str, Any]], run: Run, options: str = "") -> str:
-    """The shell command that measures these rows of the run again, with further options, or why there is none."""
+def _command(
+    found: Recommendation, subject: Candidate, rows: Sequence[Mapping[str, Any]], run: Run, options: str
+) -> str:
+    """The shell command that measures these rows of the run again, with further options, or why there is none.
+
+    Where the subject or what it is compared with was disturbed, the run itself goes on, as far as that is enough.
+    """
+    if any(one.is_disturbed for one in (subject, *found.compared)):
+        if not options and (Path(run.address) / "journal.jsonl").is_file():
+            return measuring_again(run.address)
+        options = f"{options} --wait-for-idle 10".lstrip()
     names = ("model", "variant", "pass", "precision", "batch_size", "shape", "optimizer")
     keys = {name: list(dict.fromkeys(row[name] for row in rows if row[name] is not None)) for name in names}
     # A comma would separate conditions.

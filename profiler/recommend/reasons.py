@@ -55,7 +55,7 @@ def reason(loser: Loser, found: Recommendation) -> str:
     return worse(loser.margin, WORSE[objective][1] + than, own)
 
 
-def worse(margin: Margin, words: str, why: str) -> str:
+def worse(margin: Margin, words: str, why: str = "") -> str:
     """Like "1.402× slower (1.381–1.423)", with how sure that is; `words` are like "slower".
 
     `why`, like ": it was disturbed", says why there is no factor; empty where that is said elsewhere.
@@ -67,10 +67,10 @@ def worse(margin: Margin, words: str, why: str) -> str:
     return f"{times(margin, f' {words}')}{', not certain' if margin.is_unsure else ''}"
 
 
-def doubt(candidates: Iterable[Candidate], start: str = "; ") -> str:
-    """Which of them were disturbed, after `start`; empty where none was."""
+def doubt(candidates: Iterable[Candidate]) -> str:
+    """Which of them were disturbed, like "; ort fp32 was"; empty where none was."""
     who = disturbed((one.name, one.warnings) for one in candidates if one.is_disturbed)
-    return start + who if who else ""
+    return f"; {who}" if who else ""
 
 
 def relaxation(relaxed: Relaxation, found: Recommendation) -> str:

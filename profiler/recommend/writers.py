@@ -24,12 +24,13 @@ _IDENTITY = ("engine", "variant", "precision", "calibrated", "batch_size", "mach
 def print_answer(console: Console, answer: Answer) -> None:
     """For people, as wide as the console; a command is never broken."""
     console.print(Text(answer.title))
-    console.print(Text(f"\n{answer.headline}\n", style="bold green" if answer.facts else "bold red"))
+    color = ("green" if answer.is_certain else "yellow") if answer.facts else "red"
+    console.print(Text(f"\n{answer.headline}\n", style=f"bold {color}"))
     if answer.facts:
         print_pairs(console, [(Text(what), Text(figure)) for what, figure in answer.facts])
     for sentence in answer.sentences:
         console.print(Text(sentence))
-    for doubt in answer.doubts:
+    for doubt in (*answer.cautions, *answer.doubts):
         console.print(Text(doubt, style="yellow"))
     for section in _sections(answer):
         print_section(console, section)
@@ -43,7 +44,7 @@ def as_markdown(answer: Answer) -> str:
     blocks = [f"# {escape_markdown(answer.headline)}", escape_markdown(answer.title)]
     if answer.facts:
         blocks.append(markdown(of_rows("", [name("", "what"), prose("", "figure")], answer.facts)).rstrip())
-    blocks += map(escape_markdown, [*answer.sentences, *answer.doubts])
+    blocks += map(escape_markdown, [*answer.sentences, *answer.cautions, *answer.doubts])
     blocks += [markdown_section(section).rstrip() for section in _sections(answer)]
     blocks += ["## To measure it again", f"```sh\n{answer.command}\n```"]
     return "\n\n".join([*blocks, markdown_section(Section("Where the figures come from", answer.sources))])
@@ -87,7 +88,7 @@ def as_json(found: Recommendation, answer: Answer) -> str:
             for one in found.relaxations
         ],
         "losers": [_loser(loser, found) for loser in found.losers],
-        "sentences": [*answer.sentences, *answer.doubts],
+        "sentences": [*answer.sentences, *answer.cautions, *answer.doubts],
         "notes": answer.notes,
         "command": answer.command.replace(" \\\n ", ""),
         "sources": answer.sources,

@@ -200,12 +200,12 @@ def _family_key(row: Row) -> tuple[Any, ...]:
     return tuple(row[key] for key in FAMILY)
 
 
-def disturbance_sentence(results: pl.DataFrame, repeats_used_up: bool = False, repeated: bool = False) -> str | None:
+def disturbance_sentence(results: pl.DataFrame, repeated: bool = False) -> str | None:
     """How many measured cases were disturbed, how many of those came right and how many remain; None where none was.
 
     Like "3 of 34 cases were disturbed or inconsistent: 2 came right when measured again, 1 remains." It names the kinds
-    of warnings that these rows carry or carried. `repeats_used_up` says why no more of them were measured again; with
-    `repeated` some were, which leaves no mark on a row where the first measurement stays.
+    of warnings that these rows carry or carried. With `repeated` some were measured again, which leaves no mark on a
+    row where the first measurement stays.
     """
     rows = [list(map(Warning.parse, texts)) for texts in measured(results)["warnings"].fill_null([])]
     remain = [row for row in rows if disturbances(row)]
@@ -217,11 +217,9 @@ def disturbance_sentence(results: pl.DataFrame, repeats_used_up: bool = False, r
     number = len(remain) + len(recovered)
     what = f"{number} of {counted(len(rows), 'case')} {'was' if number == 1 else 'were'} {kinds}"
     if not repeated and not any(map(is_remeasured, rows)):
-        why = " (no time for repeats: raise budget.repeats)" if repeats_used_up else ""
-        return f"{what}; {'it was not' if number == 1 else 'none of them was'} measured again this time{why}."
+        return f"{what}; {'it was not' if number == 1 else 'none of them was'} measured again this time."
     left = f"{len(remain)} remain{'s' if len(remain) == 1 else ''}"
-    why = " (the time for repeats was used up: raise budget.repeats)" if remain and repeats_used_up else ""
-    return f"{what}: {len(recovered)} came right when measured again, {left}{why}."
+    return f"{what}: {len(recovered)} came right when measured again, {left}."
 
 
 def _judgement(best: Row, lines: Sequence[Row]) -> str:

@@ -275,6 +275,8 @@ _KINDS = (
 )
 
 KINDS = {kind.kind: kind for kind in _KINDS}
+TAKEN_AGAIN = [kind.kind for kind in _KINDS if kind.first_taken]
+"""Those for which a row is measured again."""
 
 
 def check(warnings: Iterable[Warning]) -> None:
@@ -286,7 +288,7 @@ def check(warnings: Iterable[Warning]) -> None:
 
 def disturbances(warnings: Iterable[Warning]) -> list[Warning]:
     """Those for which a row is measured again."""
-    return [warning for warning in warnings if warning.kind in KINDS and KINDS[warning.kind].first_taken]
+    return [warning for warning in warnings if warning.kind in TAKEN_AGAIN]
 
 
 def is_remeasured(warnings: Iterable[Warning]) -> bool:

@@ -20,7 +20,7 @@ from engines.catalog import Device
 from exporters.cache import default_root, trim
 from exporters.libraries.catalog import library_of
 from profiler.bundled import job_file
-from profiler.errors import PROGRAM, ConfigError, resuming
+from profiler.errors import PROGRAM, ConfigError, measuring_again, resuming
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.conditions import Filter, parse_only
 from profiler.job.config import Config, load_config, parse_machine
@@ -33,7 +33,7 @@ from profiler.published.command import covers, nothing_compared, present, requir
 from profiler.results.configurations import summary
 from profiler.results.own_runs import without_foreign_code
 from profiler.results.reading import flat_environment
-from profiler.results.replicates import without_probes
+from profiler.results.replicates import warned, without_probes
 from profiler.results.result import Result, measured_in
 from profiler.results.run_folder import OLDER_ROWS, RunFolder, damages
 from profiler.results.run_lock import writing
@@ -41,6 +41,7 @@ from profiler.results.run_tables import write_tables
 from profiler.results.sentences import ROUGH_SECONDS
 from profiler.results.wall_time import WallTime
 from profiler.results.wall_time import describe as describe_time
+from profiler.results.warning_kinds import TAKEN_AGAIN
 from profiler.run.dry_run import check_output, dry_run
 from profiler.run.estimate import Estimates
 from profiler.run.interpreters import print_interpreters, with_interpreters
@@ -118,6 +119,8 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     if interrupted:
         start.say(f"Interrupted; {_what_is_left(start, run)}")
         return 130
+    if not warned(results).filter(pl.col("kind").is_in(TAKEN_AGAIN)).is_empty():
+        start.say(f"Disturbed cases remain. Once the machine is quiet: {measuring_again(run.path)}", "yellow")
     if job.model is not None:
         if conclude is not None:
             conclude(run.path, results, console)
@@ -383,7 +386,6 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
         lines,
         lambda group: study is not None and covers(study, group),
         config.budget.seconds,
-        runner.repeats_used_up,
         runner.repeated,
         print_study,
     )

@@ -39,18 +39,17 @@ from profiler.worker.task import Task
 def is_done(result: Result, budget: Budget, retry: bool) -> bool:
     """Whether a resumed run leaves a result as it is: not one that its warnings say is to be measured again.
 
-    With `retry` that is whatever is not ok or is still disturbed, however often it was measured. A budget whose
-    `repeats` are 0 never has a disturbed one measured again.
+    With `retry` that is whatever is not ok or is still disturbed, however often it was measured; without it a budget
+    whose `repeats` are 0 has no disturbed one measured again.
     """
-    repeats = budget.repeats > 0
     if retry:
-        return result.status == "ok" and not (repeats and disturbances(result.warnings))
-    return result.status not in RETAKEN or not (repeats and is_measured_again(result.warnings))
+        return result.status == "ok" and not disturbances(result.warnings)
+    return result.status not in RETAKEN or not (budget.repeats > 0 and is_measured_again(result.warnings))
 
 
 class Runner:
-    """Measures the cases of one run; `wall` holds what the time went into, and `repeats_used_up` says that disturbed
-    cases remain because `budget.repeats` was spent or is 0; `repeated` that some were measured again.
+    """Measures the cases of one run; `wall` holds what the time went into, and `repeated` says that disturbed
+    cases were measured again.
 
     `config` is the job as resolved for `target`, and `plan` all of its cases; `environment` gets the device's roofs, if
     it has none. Before each case it waits up to `idle_minutes` until the machine is quiet; None is not at all.
@@ -69,7 +68,7 @@ class Runner:
         self.run, self.config, self.target, self.environment, self.display = run, config, target, environment, display
         self.plan, self.budget, self.path = plan, config.budget, tuple(map(str, config.import_from))
         self.wall = WallTime()
-        self.repeats_used_up = self.repeated = False
+        self.repeated = False
         self._first_calls: dict[CaseId, float | str] = {}
         self.roofs = RunRoofs(run, target, config.budget.seconds, environment, display)
         self._limits = config.largest_batch or LargestBatch()
@@ -145,7 +144,6 @@ class Runner:
         for number in itertools.count(1):
             disturbed = [task for task in tasks if task.case.id in takes.disturbed]
             if not disturbed or not takes.has_time:
-                self.repeats_used_up = bool(disturbed)
                 return
             what = counted(len(disturbed), "disturbed case")
             self.display.announce(f"measuring {what} again{f', round {number}' if number > 1 else ''}")

@@ -44,7 +44,6 @@ def print_results(
     lines: pl.DataFrame,
     elsewhere: Callable[[Row], bool] = lambda key: False,
     sampling_seconds: float | None = None,
-    repeats_used_up: bool = False,
     repeated: bool = False,
     print_more: Callable[[], None] = lambda: None,
 ) -> None:
@@ -53,8 +52,7 @@ def print_results(
     `lines` are configurations.summary's. A group of which `elsewhere` says so has its table elsewhere, which
     `print_more` prints below the others, and its sentence here. Single layers have a table for all of a layer's passes,
     and the batch sizes of a sweep one for all of them. After few `sampling_seconds` a case the figures are called
-    rough, in place of the notes on intervals. With `repeats_used_up` disturbed cases remain because the time for
-    measuring them again was; `repeated` says that some were measured again.
+    rough, in place of the notes on intervals. `repeated` says that disturbed cases were measured again.
     """
     layers = set(results.filter(model_kind="layer")["model"])
     networks = [(key, group) for key, group in groups(lines) if key["model"] not in layers]
@@ -73,7 +71,7 @@ def print_results(
         console.print(Text("\n".join(["", *sentences])))
     _print_problems(console, results)
     _print_warnings(console, results)
-    if text := disturbance_sentence(results, repeats_used_up, repeated):
+    if text := disturbance_sentence(results, repeated):
         console.print(Text(f"\n{text}"))
     if notes := _notes([line for _, group in compared for line in group], rough([sampling_seconds]), judged):
         console.print(Text("\n" + "\n".join(notes), style="dim"))

@@ -11,22 +11,21 @@ import polars as pl
 
 from engines.catalog import Device, known
 from profiler.bundled import bundled, jobs
-from profiler.errors import PROGRAM, ConfigError, resuming
+from profiler.errors import PROGRAM, ConfigError, measuring_again, resuming
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
 from profiler.published.references import networks
 from profiler.published.studies import STUDIES
 from profiler.results.columns import kind_of_warning
 from profiler.results.replicates import OK, without_probes
-from profiler.results.warning_kinds import HOST_BOUND, KINDS
+from profiler.results.warning_kinds import HOST_BOUND, TAKEN_AGAIN
 from profiler.submit.cleaning import Cleaner, Run
 from profiler.tables.numbers import counted, listed, percent
 from profiler.tables.writers import slug
 
 _FACTS = {"cuda": ("gpu", "driver", "cuda", "cpu", "python"), "cpu": ("cpu", "cpu_cores", "python")}
 """What environment.json must say of the machine, by its device."""
-_DISTURBED = [kind.kind for kind in KINDS.values() if kind.first_taken]
-_MARKED = {"disturbed": _DISTURBED, HOST_BOUND: [HOST_BOUND]}
+_MARKED = {"disturbed": TAKEN_AGAIN, HOST_BOUND: [HOST_BOUND]}
 """What the tables mark: a word for it, and the kinds of warnings."""
 
 
@@ -66,8 +65,8 @@ def notes(run: Run, folder: Path) -> list[str]:
     for what, kinds in _MARKED.items():
         if number := _carrying(rows, kinds):
             # What was submitted before has no journal to go on with.
-            can_go_on = kinds is _DISTURBED and (folder / "journal.jsonl").is_file()
-            mend = f"; to measure those again: {_again(folder)}" if can_go_on else ""
+            can_go_on = kinds is TAKEN_AGAIN and (folder / "journal.jsonl").is_file()
+            mend = f"; to measure those again: {measuring_again(folder)}" if can_go_on else ""
             found.append(f"{number} of {counted(rows.height, 'row')} {what}, which the tables mark{mend}")
     return found
 
@@ -93,11 +92,11 @@ def _incomplete(run: Run, folder: Path, may_lack: bool) -> Iterator[str]:
 
 def _disturbed(run: Run, folder: Path, most: float) -> Iterator[str]:
     rows = without_probes(run.results).filter(OK)
-    number = _carrying(rows, _DISTURBED)
+    number = _carrying(rows, TAKEN_AGAIN)
     if number > most * rows.height:
         yield (
             f"{number} of {counted(rows.height, 'row')} were disturbed by other work, more than "
-            f"{percent(most)} %: on a quiet machine measure them again by {_again(folder)}"
+            f"{percent(most)} %: measure them again by {measuring_again(folder)}"
         )
 
 
@@ -154,8 +153,3 @@ def _carrying(rows: pl.DataFrame, kinds: Sequence[str]) -> int:
     """How many rows carry a warning of one of the kinds."""
     carried = rows["warnings"].list.eval(kind_of_warning(pl.element())).list.set_intersection(kinds)
     return int((carried.list.len() > 0).sum())
-
-
-def _again(folder: Path) -> str:
-    """Without --retry a resumed run leaves what it measured twice as it is."""
-    return f"{resuming(folder)} --retry --wait-for-idle 10"

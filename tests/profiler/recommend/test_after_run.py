@@ -67,7 +67,9 @@ def test_a_disturbed_choice_is_not_certain(resnet50: pl.DataFrame) -> None:
     noisy = pl.when(variant="ort-tuned").then(pl.lit(["disturbed: others"], pl.List(pl.String))).otherwise("warnings")
     text = said(resnet50.with_columns(warnings=noisy))
     latency, throughput = text.split("Highest throughput")
-    assert "Not certain: ort-tuned fp16, batch 1 was disturbed. Measure again before you rely on it." in latency
+    assert "Not certain: ort-tuned fp16, batch 1 was disturbed.\n" in latency
+    assert text.count("Caution: disturbed (ort-tuned fp16, batch 1): other work had the") == 1
+    assert "Lowest latency so far: " not in latency, "the choice itself was not"
     assert "slower" not in latency
     assert "has 1.469× lower throughput" in throughput, "there another one is the runner-up"
 

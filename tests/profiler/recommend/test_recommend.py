@@ -567,14 +567,14 @@ def test_what_makes_a_figure_unreliable_is_an_own_sentence():
     replicates[0]["warnings"] = ["drift: the last third of the samples is 3 % slower than the first"]
     lost = row("ort", ms=None, replicate=9, status="crashed", reason="ended by SIGSEGV while loading the model")
     found = choose(*replicates, lost, row("eager", ms=2.0, throttled=True), limits=(Limit("latency_ms", 1.005),))
-    doubts = make_answer(found, "").doubts
-    assert any(s.startswith("Caution: ort fp16, batch 1 has the warning drift: figures moved") for s in doubts)
+    doubts, cautions = make_answer(found, "").doubts, make_answer(found, "").cautions
+    assert any(s.startswith("Caution: drift (ort fp16, batch 1): figures moved") for s in cautions)
     assert "Caution: 1 of its 4 replicates failed: crashed: ended by SIGSEGV while loading the model." in doubts
     assert "Caution: 1 of its 3 replicates miss the latency limit (at worst 1.01 ms)." in doubts
-    assert not any("throttled" in sentence for sentence in doubts)
+    assert not any("throttled" in sentence for sentence in cautions)
     close = choose(row("ort", throttled=True, latency_ci_high_ms=1.2), limits=(Limit("latency_ms", 1.1),))
     other = make_answer(close, "").doubts
-    assert any("has the warning throttled" in sentence for sentence in other)
+    assert make_answer(close, "").cautions[0].startswith("Caution: throttled (ort fp16, batch 1): ")
     assert "Caution: the interval of the median latency includes the limit; it ends at 1.20 ms." in other
 
 
@@ -803,6 +803,20 @@ def test_exit_codes_and_the_command_to_measure_it_again(folder: Path) -> None:
     assert "batch_size=1,optimizer=sgd" in text
 
 
+def test_of_a_disturbed_run_it_is_said_first_and_how_to_mend_it(tmp_path: Path) -> None:
+    path = written(tmp_path / "run", run(row("ort", warnings=["disturbed: x"]), row("trt", ms=2.0)))
+    code, text = ask(path)
+    assert code == 0, "a choice, as far as there are figures"
+    assert "precision=fp16,batch_size=1 --wait-for-idle 10\n" in text, "what was put together of runs cannot go on"
+    (path / "journal.jsonl").touch()
+    _, _, headline, *_ = ask(path)[1].splitlines()
+    assert (
+        headline
+        == "Measure again (--wait-for-idle 10): 1 of 2 candidates was disturbed. So far ort fp16, batch 1 leads"
+    )
+    assert f"\npython -m profiler --resume {path} --retry --wait-for-idle 10\n" in ask(path)[1]
+
+
 def test_the_shape_is_named_and_measured_again(tmp_path: Path) -> None:
     sizes = {size: {"shape": f"width={size}", "extra": f"width={size}", "setting": f"width={size}"} for size in (8, 16)}
     path = written(tmp_path / "run", run(*(row("ort", ms=size, **more) for size, more in sizes.items())))
@@ -888,14 +902,14 @@ def test_of_a_disturbed_candidate_no_factor_is_given_and_the_first_sentence_says
     found = choose(*thrice("ort", 1.0, warnings=[f"{kind}: x"]), *thrice("eager", 2.0))
     answer = make_answer(found, "")
     was = f"was {kind}"
-    (first, second, *_) = answer.sentences
-    assert first == f"ort fp16, batch 1 was disturbed: {meaning(kind, '')}. Measure it again before you rely on it."
-    assert f"is slower (no factor: ort fp16, batch 1 {was})." in second
+    assert answer.headline.startswith("Measure again (--wait-for-idle 10): 1 of 2 candidates was disturbed. So far ort")
+    assert "is slower (no factor)." in answer.sentences[0]
+    assert answer.cautions == [f"Caution: {kind} (ort fp16, batch 1): {meaning(kind, '')}."]
     assert reasons(found) == {"eager fp16, batch 1": "slower (no factor)"}
-    assert answer.doubts == [], "it was said"
     found = choose(*thrice("ort", 1.0), *thrice("eager", 2.0, warnings=[f"{kind}: x"]), *thrice("trt", 3.0))
     answer = make_answer(found, "")
-    assert f"is slower (no factor: eager fp16, batch 1 {was})." in answer.sentences[0]
+    assert "is slower (no factor)." in answer.sentences[0]
+    assert answer.cautions == [f"Caution: {kind} (eager fp16, batch 1): {meaning(kind, '')}."]
     assert reasons(found)["eager fp16, batch 1"] == f"slower (no factor: it {was})"
     assert reasons(found)["trt fp16, batch 1"].startswith("3.00× slower")
 
@@ -906,8 +920,8 @@ def test_where_every_candidate_was_disturbed_that_is_said_once() -> None:
     answer = make_answer(found, "")
     assert set(reasons(found).values()) == {"slower (no factor)"}
     assert answer.notes == []
-    names = "ort fp16, batch 1 and eager fp16, batch 1 were disturbed"
-    assert f"slower (no factor: {names})." in answer.sentences[1]
+    (caution,) = answer.cautions
+    assert caution.startswith("Caution: disturbed (ort fp16, batch 1 and eager fp16, batch 1): other work had the")
 
 
 def test_an_interval_is_not_named_where_no_factor_is_shown() -> None:
@@ -1063,10 +1077,12 @@ def test_what_else_is_said_of_a_disturbed_candidate_says_so(side: str) -> None:
     doubt = f"{side} fp16, batch 1 was disturbed"
     tied = choose(*cases(1.0005))
     answer = make_answer(tied, "")
-    assert answer.headline == f"Deploy ort fp16, batch 1{', which was disturbed' if side == 'ort' else ''}"
+    leads = "Measure again (--wait-for-idle 10): 1 of 2 candidates was disturbed. So far ort fp16, batch 1 leads"
+    assert answer.headline == (leads if side == "ort" else "Deploy ort fp16, batch 1")
     (said,) = reasons(tied).values()
     assert said == f"equivalent, but needs a 41 s build; {doubt}"
-    assert f"is equivalent, but needs a 41 s build; {doubt}." in answer.sentences[-1]
+    assert "is equivalent, but needs a 41 s build." in answer.sentences[-1]
+    assert answer.cautions[0].startswith(f"Caution: disturbed ({side} fp16, batch 1): ")
     assert "pays off" not in " ".join(make_answer(choose(*cases(0.5)), "").sentences)
     unfit = choose(*cases(2.0), limits=(Limit("latency_ms", 0.5),))
     assert [why.endswith(f"; {doubt}") for name, why in reasons(unfit).items() if name.startswith(side)] == [True]

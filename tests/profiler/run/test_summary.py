@@ -343,17 +343,12 @@ def test_a_run_ends_with_how_many_cases_were_disturbed_and_how_many_came_right()
     one = printed(rows[0])
     assert "\n1 of 1 case was throttled: 1 came right when measured again, 0 remain.\n" in one
     assert "measured again," not in printed(row("other"))
-    used_up = shown(*frames(*rows), width=150, repeats_used_up=True)
-    assert ", 2 remain (the time for repeats was used up: raise budget.repeats).\n" in used_up
-    assert "used up" not in shown(*frames(rows[0]), repeats_used_up=True)
 
 
 def test_disturbed_cases_that_were_not_measured_again_are_not_said_to_be():
     rows = [row("eager", warnings=["disturbed: a"]), row("ort", warnings=["disturbed: b"])]
     assert "\n2 of 2 cases were disturbed; none of them was measured again this time.\n" in printed(*rows)
     assert "\n1 of 1 case was disturbed; it was not measured again this time.\n" in printed(rows[0])
-    no_time = shown(*frames(*rows), width=150, repeats_used_up=True)
-    assert "measured again this time (no time for repeats: raise budget.repeats).\n" in no_time
     repeated = shown(*frames(*rows), width=150, repeated=True)
     assert "\n2 of 2 cases were disturbed: 0 came right when measured again, 2 remain.\n" in repeated
 
