@@ -208,7 +208,7 @@ def _benchmark_app(task: Task) -> float:
     """
     shapes = ",".join(f"[{task.case.batch_size},{','.join(map(str, spec.shape[1:]))}]" for spec in task.prepared.specs)
     with tempfile.TemporaryDirectory() as folder:
-        command = ["benchmark_app", "-m", str(task.prepared.onnx["fp32"]), "-d", "CPU", "-api", "sync", "-t", "2",
+        command = ["benchmark_app", "-m", str(task.prepared.onnx["fp32"].path), "-d", "CPU", "-api", "sync", "-t", "2",
                    "-shape", shapes, "-infer_precision", "f32", "-json_stats", "-report_type", "no_counters",
                    "-report_folder", folder]  # fmt: skip
         program = Path(sys.executable).with_name(command[0])

@@ -53,7 +53,7 @@ def quantize(source: ModelSource, cache: Cache, graph: str = "int8") -> Export:
         check_room(path, 1.25 * sum(file.stat().st_size for file in graph_files(fp32.path).values()))
         write_quantized(source.name, fp32.path, feeds(files, named(source, fp32.path, specs)), placement, path)
         how = f"{fp32.how}, quantized by ONNX Runtime{placement.made_for}"
-        note(path, fp32.seconds + time.perf_counter() - start, how)
+        note(path, (fp32.seconds or 0.0) + time.perf_counter() - start, how)
 
     return Export.read(*cache.entry("onnx", quantized_key(source, files, placement), ".onnx", produce))
 

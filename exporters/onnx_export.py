@@ -50,9 +50,9 @@ class Export:
     """An exported graph, whose inputs and outputs are called as the model's."""
 
     path: Path
-    seconds: float
+    seconds: float | None = None
     """What exporting and checking took when the graph was made, in this call or in an earlier one."""
-    cached: bool
+    cached: bool = True
     kept: str = ""
     """Operators that stay float32 in a graph of fewer bits, as in "Resize (2×)"."""
     how: str = "the file"

@@ -88,7 +88,7 @@ def fp32_graph(source: ModelSource, cache: Cache) -> Export:
     if source.own_graph is None:
         return export_onnx(source, "fp32", cache)
     check_onnx(source.own_graph)
-    return Export(source.own_graph, 0.0, cached=True)
+    return Export(source.own_graph)
 
 
 def to_fp16(source: ModelSource, cache: Cache) -> Export:

@@ -50,7 +50,6 @@ from profiler.run.progress import Display, open_display
 from profiler.tables.numbers import decimals, each, whole
 from profiler.tables.table import figure, name, of_rows
 from profiler.tables.writers import print_table
-from profiler.worker.task import graph_of
 
 MIB = 2**20
 _SEEDED = "calibration: seeded data, so the engine's accuracy says nothing; give --calibration a folder of inputs"
@@ -259,7 +258,8 @@ def _build_all(
             continue
         log = logs / f"build-{task.case.engine}-{re.sub('[^A-Za-z0-9.-]+', '-', task.name)}.log"
         log.unlink(missing_ok=True)
-        ready = replace(task, onnx=of_model.graph(graph_of(task.case), task.case.batch_size))
+        graph = of_model.graph(task.case)
+        ready = replace(task, onnx=graph.path if graph else None)
         tick = partial(display.building, task.name, done=number, total=len(tasks))
         outcomes.append(build(ready, gpu, log, limit, tick))
     return outcomes

@@ -34,10 +34,6 @@ class Load:
     """How many seconds those are, all processors together."""
     delayed: float | None = None
     """Seconds per second that our own threads could have run and waited for a processor, all threads together."""
-    switches: int | None = None
-    """How often one of our threads had to leave its processor without having finished."""
-    pressure: float | None = None
-    """Share of the time in which anything on the machine waited for a processor (PSI's "some")."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +56,6 @@ class Reading:
     """Processor time of this process and its `_family`, whether they live or have ended."""
     waited: Mapping[int, float]
     """By thread of this process how long it waited for a processor."""
-    switches: int | None
-    stalled: float | None
 
     def since(self, before: Reading) -> Load:
         seconds = max(self.seconds - before.seconds, 1e-9)
@@ -81,8 +75,6 @@ class Reading:
             steal,
             stolen,
             self._waited_since(before) / seconds if self.waited and before.waited else None,
-            None if self.switches is None or before.switches is None else self.switches - before.switches,
-            None if self.stalled is None or before.stalled is None else (self.stalled - before.stalled) / seconds,
         )
 
     def _waited_since(self, before: Reading) -> float:
@@ -95,9 +87,8 @@ def read(proc: Path = PROC) -> Reading:
     """What the kernel has counted until now. Takes about a millisecond, so never call it while something is timed."""
     seconds = time.monotonic()
     processors = _processors(proc)
-    cpu_s, switches = _usage()
-    own = cpu_s + sum(_cpu_seconds(proc / str(pid)) for pid in _family(proc))
-    return Reading(seconds, processors, own, _waited(proc), switches, _stalled(proc))
+    own = _own_seconds() + sum(_cpu_seconds(proc / str(pid)) for pid in _family(proc))
+    return Reading(seconds, processors, own, _waited(proc))
 
 
 def _processors(proc: Path) -> dict[int, _Processor]:
@@ -124,14 +115,14 @@ def _allowed(proc: Path) -> set[int]:
     return allowed
 
 
-def _usage() -> tuple[float, int | None]:
-    """Processor seconds of this process and its children that have ended, and its involuntary context switches."""
+def _own_seconds() -> float:
+    """Processor seconds of this process and its children that have ended."""
     try:
         import resource
     except ImportError:
-        return time.process_time(), None
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages), usages[0].ru_nivcsw
+        return time.process_time()
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def _family(proc: Path) -> set[int]:
@@ -166,13 +157,6 @@ def _waited(proc: Path) -> dict[int, float]:
     if not any(fields and fields[0] != "0" for fields in counted.values()):
         return {}
     return {thread: int(fields[1]) / 1e9 for thread, fields in counted.items() if fields}
-
-
-def _stalled(proc: Path) -> float | None:
-    for line in _text(proc / "pressure" / "cpu").splitlines():
-        if line.startswith("some "):
-            return int(line.rpartition("total=")[2]) / 1e6
-    return None
 
 
 def _numbered(folder: Path) -> list[int]:

@@ -39,7 +39,6 @@ from profiler.run.prepare import failure, identities, prepare_graphs
 from profiler.run.progress import open_display
 from profiler.run.resume import check_models
 from profiler.tables.numbers import listed
-from profiler.worker.task import graph_of
 
 
 class NotExported(Exception):
@@ -170,7 +169,8 @@ def _make(case: Case, folders: tuple[str, ...], run: Run, folder: Path, console:
             prepared = prepare_graphs([case], Budget(), logs, folders, display.preparing)[case.subject]
             if why_not := failure(case, prepared):
                 raise _not_made(why_not)
-            onnx = prepared.graph(graph_of(case), case.batch_size)
+            graph = prepared.graph(case)
+            onnx = graph.path if graph else None
         if task is not None:
             gpu = None if task.target else find_gpu(engine, None)
             tick = partial(display.building, task.name, done=0, total=1)

@@ -178,7 +178,7 @@ class _Stages:
         self._export_by_shape(prepared)
         self._export_by_batch(cases, prepared)
         for name, graph in quantized:
-            if prepared[name].graph("fp32", 0) is None and "fp32" in prepared[name].failures:
+            if "fp32" in prepared[name].failures and static_graph("fp32") not in prepared[name].onnx:
                 _fail(prepared, name, graph, prepared[name].failures["fp32"])
         ready = [(name, graph) for name, graph in quantized if graph not in prepared[name].failures]
         self._export(ready, prepared, "graphs quantized to int8")
@@ -208,7 +208,7 @@ class _Stages:
             if ENGINES[case.engine].needs == "onnx"
             and case.role is Role.CELL
             and prepared[case.subject].failures.get(graph_of(case), _OK).status == "failed"
-            and prepared[case.subject].graph(graph_of(case), case.batch_size) is None
+            and prepared[case.subject].graph(case) is None
             and case.precision != "int8"
             and case.source.own_graph is None
         )
@@ -322,7 +322,7 @@ def failure(case: Case, prepared: Prepared) -> Outcome | None:
     """How it ended that the prepare phase left nothing that `case` could run; None if it can."""
     if "model" in prepared.failures:
         return prepared.failures["model"]
-    if ENGINES[case.engine].needs != "onnx" or prepared.graph(graph_of(case), case.batch_size) is not None:
+    if ENGINES[case.engine].needs != "onnx" or prepared.graph(case) is not None:
         return None
     names = reversed(graphs_of(graph_of(case), case.batch_size))
     return next((prepared.failures[name] for name in names if name in prepared.failures), None)
@@ -363,13 +363,7 @@ def _lacks(model: Prepared, graph: str) -> bool:
 
 
 def _with_graph(model: Prepared, graph: str, export: Export) -> Prepared:
-    return replace(
-        model,
-        onnx={**model.onnx, graph: export.path},
-        export_s={**model.export_s, graph: export.seconds},
-        kept={**model.kept, graph: export.kept},
-        made={**model.made, graph: export.how},
-    )
+    return replace(model, onnx={**model.onnx, graph: export})
 
 
 def _fail(prepared: dict[str, Prepared], model: str, graph: str, why: Outcome) -> None:

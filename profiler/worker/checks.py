@@ -298,8 +298,8 @@ def _exported(task: Task) -> list[Warning]:
 
 def _kept_float(task: Task) -> list[Warning]:
     """The warning that a converter left operators in float32, by name."""
-    kept = task.prepared.kept.get(graph_of(task.case), "")
-    return [Warning("kept-float", f"{kept} stayed float32 between casts")] if kept else []
+    graph = task.prepared.onnx.get(graph_of(task.case))
+    return [Warning("kept-float", f"{graph.kept} stayed float32 between casts")] if graph and graph.kept else []
 
 
 def left_in_float(quantized: tuple[int, int], proof: Proof) -> list[Warning]:

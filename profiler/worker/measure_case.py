@@ -15,6 +15,7 @@ from engines.base import Array, Job, OwnQueue, Phase, Session, Warning
 from engines.catalog import ENGINES, Options, float_part
 from engines.host_memory import HostMeter
 from exporters.errors import sentence
+from exporters.onnx_export import Export
 from profiler.job.case import Budget, Case, Role
 from profiler.nvml import Nvml
 from profiler.processes.messages import Entered, Progress, Report, Salvage
@@ -24,7 +25,7 @@ from profiler.worker import checks, disturbance
 from profiler.worker.clock import Clock, CpuClock, CudaClock, QueueClock, Samples
 from profiler.worker.memory import DeviceMeter, declared_parts
 from profiler.worker.sampling import ENERGY_SECONDS, energy_per_call, first_run, measure, warm_up
-from profiler.worker.task import Task, check_inputs, graph_of, make_job
+from profiler.worker.task import Task, check_inputs, make_job
 
 _PROFILED_CALLS = 20
 """Profiling takes at least as long as this many calls, without its own set-up."""
@@ -123,8 +124,8 @@ def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench) 
         _add_memory(case, session, bench.device, host_peak, warm, result)
     if case.role is not Role.CELL:
         bench.report(Salvage(Kept(result, Stage.FITTED)))  # Whether or not there is memory for the checks next to it.
-    if ENGINES[case.engine].needs == "onnx":
-        result.graph = task.prepared.made_by(graph_of(case), case.batch_size)
+    graph = task.prepared.graph(case) if ENGINES[case.engine].needs == "onnx" else None
+    result.graph = graph.how if graph else None
     outputs = session.outputs()
     checks.verify(task, session, outputs, result)
     copied = _bytes(case, job.inputs), _bytes(case, outputs)
@@ -132,7 +133,7 @@ def take_figures(task: Task, job: Job[Options], session: Session, bench: Bench) 
     if isinstance(bench.clock, CudaClock) and case.role is not Role.PROBE:
         result.samples |= bench.clock.time_copies(*copied)
     result.figures |= _least_work(task, sum(copied))
-    result.figures |= _set_up(task, result, phases, warm.first_run_s)
+    result.figures |= _set_up(graph, result, phases, warm.first_run_s)
     if task.profile and result.status == "ok":
         bench.report(Salvage(Kept(result, Stage.CHECKED)))  # Whatever profiling runs into, this is not lost.
         phases.enter(Phase.PROFILE)
@@ -203,12 +204,11 @@ def _add_memory(
         result.warnings.append(Warning("host-peak", reason))
 
 
-def _set_up(task: Task, result: Result, phases: Phases, first_run_s: float) -> Figures:
+def _set_up(graph: Export | None, result: Result, phases: Phases, first_run_s: float) -> Figures:
     """Seconds of the set-up; of an engine from a cache those that building took when it was done."""
     built = result.proof.build if result.proof else None
-    exported = ENGINES[task.case.engine].needs == "onnx"
     return {
-        "export_s": task.prepared.exported_in(graph_of(task.case), task.case.batch_size) if exported else None,
+        "export_s": graph.seconds if graph else None,
         "build_s": built.seconds if built else phases.seconds.get(Phase.BUILD),
         "load_s": phases.seconds.get(Phase.LOAD),
         "first_run_s": first_run_s,

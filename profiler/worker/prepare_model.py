@@ -51,7 +51,7 @@ def prepare_model(argument: tuple[ModelSource, Sequence[Device], Path], report: 
         outputs,
         changed,
         taken,
-        onnx={precision: path for precision, path in own_graphs(source).items() if precision not in failures},
+        onnx={precision: export for precision, export in own_graphs(source).items() if precision not in failures},
         failures=failures,
         identity=source.identity,
         quantized=quantized,
@@ -86,7 +86,7 @@ def prepare_cost(argument: tuple[ModelSource, Prepared, bool, bool, Path], repor
     gradient of its input if the fourth does."""
     source, prepared, trains, of_input, root = argument
     # FLOPs are the same in every precision's graph.
-    free = {name: path for name, path in prepared.onnx.items() if not is_for_one_batch(name)}
+    free = {name: export.path for name, export in prepared.onnx.items() if not is_for_one_batch(name)}
     graph = free.get("fp32") or next(iter(free.values()), None)
     return cached_cost(source, prepared.specs, Cache(root), graph, trains, lambda cost: report(Salvage(cost)), of_input)
 

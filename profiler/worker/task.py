@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from engines.base import Job, Phase, Unsupported
 from engines.catalog import EIGHT_BITS, ENGINES, Device, Options, Reference
 from exporters.flops import Cost
 from exporters.gradients import GradientReference
 from exporters.inputs import TensorSpec, fixed_batch, numpy_dtype, seeded_inputs
+from exporters.onnx_export import Export
 from exporters.source import Identity, ModelSource
 from profiler.job.case import Budget, Case, Role
 from profiler.processes.messages import Outcome
 
-Value = TypeVar("Value")
 REFERENCE_ITEMS = 8
 """How many items reference outputs have."""
 
@@ -36,8 +35,8 @@ USUAL = Taken()
 class Prepared:
     """What the prepare phase made of one model, by content in the cache.
 
-    `onnx` and `export_s` are by graph: "fp16", or "fp16 at its shape" or "fp16 at batch 8" of a model that can be
-    exported for one shape or one batch size only.
+    `onnx` has by graph its export, or the user's file: "fp16", or "fp16 at its shape" or "fp16 at batch 8" of a model
+    that can be exported for one shape or one batch size only.
     """
 
     specs: tuple[TensorSpec, ...] = ()
@@ -50,12 +49,7 @@ class Prepared:
     taken: Taken = USUAL
     other: Prepared | None = None
     """The model that errors are relative to, where that is another."""
-    onnx: Mapping[str, Path] = field(default_factory=dict)
-    export_s: Mapping[str, float] = field(default_factory=dict)
-    kept: Mapping[str, str] = field(default_factory=dict)
-    """By graph the operators that stay float32 in it."""
-    made: Mapping[str, str] = field(default_factory=dict)
-    """By graph who made it and for which batches; one that is not there is the user's file."""
+    onnx: Mapping[str, Export] = field(default_factory=dict)
     failures: Mapping[str, Outcome] = field(default_factory=dict)
     """How something could not be made: "model" for all of it, or a graph's name."""
     cost: Cost = field(default_factory=Cost)
@@ -77,17 +71,10 @@ class Prepared:
         name, usual = maker.names[self.taken.device], usual_items(self.specs)
         return name if self.reference_items >= usual else f"{name}, {self.reference_items} of {usual} items"
 
-    def graph(self, graph: str, batch: int) -> Path | None:
-        """The file of a graph, for that batch size."""
-        return _first(self.onnx, graph, batch)
-
-    def made_by(self, graph: str, batch: int) -> str:
-        """Who made it, as the column `graph` says it."""
-        return _first(self.made, graph, batch) or "the file"
-
-    def exported_in(self, graph: str, batch: int) -> float | None:
-        """The seconds that its export took."""
-        return _first(self.export_s, graph, batch)
+    def graph(self, case: Case) -> Export | None:
+        """The graph that the case runs, for its batch size."""
+        names = graphs_of(graph_of(case), case.batch_size)
+        return next((self.onnx[name] for name in names if name in self.onnx), None)
 
 
 @dataclass(frozen=True)
@@ -131,10 +118,10 @@ def graph_of(case: Case) -> str:
     return "fp32" if case.precision == "tf32" else case.precision
 
 
-def own_graphs(source: ModelSource) -> dict[str, Path]:
+def own_graphs(source: ModelSource) -> dict[str, Export]:
     """The graphs that the user gives: a file, at whichever of fp32 and `native` it is planned, and its variants."""
     file = {} if source.onnx is None else dict.fromkeys(("native", "fp32"), source.onnx)
-    return {**file, **source.graphs}
+    return {name: Export(path) for name, path in {**file, **source.graphs}.items()}
 
 
 def static_graph(graph: str, batch: int | None = None) -> str:
@@ -145,10 +132,6 @@ def static_graph(graph: str, batch: int | None = None) -> str:
 def graphs_of(graph: str, batch: int) -> tuple[str, ...]:
     """What a graph may be called that a case of this batch size can run, the freest first."""
     return graph, static_graph(graph), static_graph(graph, batch)
-
-
-def _first(found: Mapping[str, Value], graph: str, batch: int) -> Value | None:
-    return next((found[name] for name in graphs_of(graph, batch) if name in found), None)
 
 
 def is_for_one_batch(graph: str) -> bool:
@@ -184,7 +167,7 @@ def make_job(
 
     Of a sweep and its probes, whose batches are large, the items repeat those that the reference has.
     """
-    case, prepared = task.case, task.prepared
+    case, prepared, graph = task.case, task.prepared, task.prepared.graph(task.case)
     if case.role is Role.CELL:
         inputs = seeded_inputs(prepared.specs, case.batch_size)
     else:
@@ -199,7 +182,7 @@ def make_job(
         inputs=tuple(inputs),
         specs=prepared.specs,
         state=prepared.state,
-        onnx=prepared.graph(graph_of(case), case.batch_size),
+        onnx=graph.path if graph else None,
         phase=phase,
         at_peak=at_peak,
         progress=progress,

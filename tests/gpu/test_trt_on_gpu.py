@@ -422,8 +422,7 @@ def measure(library: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         prepared: Prepared = prepare_model((source, ("cpu",), tmp_path / "cache"), tell)
         if onnx is None:
             export = prepare_export((source, precision, None, tmp_path / "cache"), tell)
-            graph, seconds = export.path, export.seconds
-            prepared = replace(prepared, onnx={precision: graph}, export_s={precision: seconds})
+            prepared = replace(prepared, onnx={precision: export})
         case = Case("tiny", "trt", "trt", "inference", precision, 8, "cuda", 0, source, options)  # type: ignore[arg-type]
         return measure_case(Task(case, prepared, Budget(seconds=0.5), visible_gpus()[0].uuid), tell)
 

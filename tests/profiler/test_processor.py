@@ -23,7 +23,7 @@ def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0, 2}, raising=False)
 
 
-def record(folder: Path, idle: list[int], steal: list[int], waited: dict[int, int], stalled: int) -> Path:
+def record(folder: Path, idle: list[int], steal: list[int], waited: dict[int, int]) -> Path:
     """A /proc of as many processors as `idle` has numbers, in ticks; `waited` in nanoseconds by thread."""
     lines = [
         f"cpu{n} 5 5 5 {each} 0 0 0 {stolen} 0 0" for n, (each, stolen) in enumerate(zip(idle, steal, strict=True))
@@ -32,49 +32,45 @@ def record(folder: Path, idle: list[int], steal: list[int], waited: dict[int, in
     for thread, nanoseconds in waited.items():
         (folder / "self" / "task" / str(thread)).mkdir(parents=True, exist_ok=True)
         (folder / "self" / "task" / str(thread) / "schedstat").write_text(f"12345 {nanoseconds} 7\n")
-    (folder / "pressure").mkdir(exist_ok=True)
-    text = f"some avg10=13.09 avg60=7.40 avg300=6.34 total={stalled}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
-    (folder / "pressure" / "cpu").write_text(text)
     return folder
 
 
 def moved(reading: Reading, seconds: float, own: float) -> Reading:
     """A reading as if it had been made then, when our processes had used so much."""
-    return Reading(seconds, reading.processors, own, reading.waited, reading.switches, reading.stalled)
+    return Reading(seconds, reading.processors, own, reading.waited)
 
 
 @pytest.mark.usefixtures("two_processors")
 def test_others_had_what_was_neither_idle_nor_stolen_nor_our_own(tmp_path: Path) -> None:
     """In 2 s: processor 0 was idle for 0.5 s, 2 for 1 s, of which 0.25 s were stolen; we used 1.25 s; 1 is not ours."""
     ticks = round(1 / TICK_S)
-    before = read(record(tmp_path, [0, 0, 0], [0, 0, 0], {7: 0, 8: 10}, 0))
+    before = read(record(tmp_path, [0, 0, 0], [0, 0, 0], {7: 0, 8: 10}))
     idle, steal = [ticks // 2, 0, ticks], [0, 0, ticks // 4]
-    after = read(record(tmp_path, idle, steal, {7: 400_000_000, 8: 100_000_010}, 500_000))
+    after = read(record(tmp_path, idle, steal, {7: 400_000_000, 8: 100_000_010}))
     load = moved(after, 12.0, 4.25).since(moved(before, 10.0, 3.0))
     assert (load.seconds, load.processors) == (2.0, 2)
     assert load.others == pytest.approx((4 - 0.5 - 1 - 0.25 - 1.25) / 4)
     assert (load.steal, load.stolen_s) == (pytest.approx(0.25 / 2.5), pytest.approx(0.25))
     assert load.delayed == pytest.approx(0.25)
-    assert load.pressure == pytest.approx(0.25)
 
 
 @pytest.mark.usefixtures("two_processors")
 def test_a_thread_that_ended_or_began_in_between_takes_nothing_away(tmp_path: Path) -> None:
-    before = Reading(0.0, {}, 0.0, {1: 1.0, 2: 5.0, 3: 2.0}, 4, None)
-    after = Reading(2.0, {}, 0.0, {1: 1.5, 3: 0.25, 4: 0.25}, 10, None)  # 2 ended; 3 is another thread's number now.
+    before = Reading(0.0, {}, 0.0, {1: 1.0, 2: 5.0, 3: 2.0})
+    after = Reading(2.0, {}, 0.0, {1: 1.5, 3: 0.25, 4: 0.25})  # 2 ended; 3 is another thread's number now.
     load = after.since(before)
     assert load.delayed == pytest.approx((0.5 + 0.25 + 0.25) / 2)
-    assert (load.switches, load.others, load.steal, load.pressure) == (6, None, None, None)
+    assert (load.others, load.steal) == (None, None)
 
 
 @pytest.mark.usefixtures("two_processors")
 def test_a_kernel_that_counts_nothing_says_nothing(tmp_path: Path) -> None:
-    """gVisor's processors are lines of zeros; without SCHED_INFO a thread's are zeros; PSI can be switched off."""
+    """gVisor's processors are lines of zeros; without SCHED_INFO a thread's are zeros."""
     (tmp_path / "stat").write_text("cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0 0 0\ncpu2 0 0 0 0 0 0 0 0 0 0\n")
     (tmp_path / "self" / "task" / "7").mkdir(parents=True)
     (tmp_path / "self" / "task" / "7" / "schedstat").write_text("0 0 0\n")
     load = read(tmp_path).since(read(tmp_path))
-    assert (load.processors, load.others, load.steal, load.delayed, load.pressure) == (0, None, None, None, None)
+    assert (load.processors, load.others, load.steal, load.delayed) == (0, None, None, None)
 
 
 def test_without_proc_and_affinity_there_are_readings_without_figures(
@@ -82,7 +78,7 @@ def test_without_proc_and_affinity_there_are_readings_without_figures(
 ) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     load = read(tmp_path / "none").since(read(tmp_path / "none"))
-    assert load == Load(load.seconds, switches=load.switches)
+    assert load == Load(load.seconds)
 
 
 def test_what_the_forkserver_has_started_is_our_own_and_the_parent_is_not(
@@ -96,7 +92,7 @@ def test_what_the_forkserver_has_started_is_our_own_and_the_parent_is_not(
         (process / "task" / str(pid)).mkdir(parents=True)
         (process / "task" / str(pid) / "children").write_text(" ".join(map(str, children)))
         (process / "stat").write_text(f"{pid} (a) b) S 1 1 1 0 -1 0 0 0 0 0 {ticks} 0 0 0 20 0 1\n")
-    monkeypatch.setattr(processor, "_usage", lambda: (2.0, None))
+    monkeypatch.setattr(processor, "_own_seconds", lambda: 2.0)
     monkeypatch.setattr(os, "getppid", lambda: 71)
     assert read(tmp_path).own == 2.0, "nobody forked it"
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: types.SimpleNamespace(pid=70))

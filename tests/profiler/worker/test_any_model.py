@@ -97,7 +97,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
         if engine != "eager":
             batch = 2 if fixed else None
             name = static_graph("fp32", 2) if fixed else "fp32"
-            onnx[name] = prepare_export((source, "fp32", batch, cache), quiet).path
+            onnx[name] = prepare_export((source, "fp32", batch, cache), quiet)
             failures = {"fp32": Outcome("failed", "its batch is not free")} if fixed else {}
         prepared = Prepared(made.specs, made.state, made.reference, onnx=onnx, failures=failures)
         gradients: dict[tuple[str, int], Any] = {}

@@ -9,7 +9,7 @@ from profiler.nvml import Nvml
 from profiler.processor import Load
 from profiler.worker.disturbance import Card, CardLoad, counts, disturbed, reasons, share
 
-QUIET = Load(2.0, 2, others=0.02, steal=0.0, stolen_s=0.0, delayed=0.01, switches=3, pressure=0.01)
+QUIET = Load(2.0, 2, others=0.02, steal=0.0, stolen_s=0.0, delayed=0.01)
 
 
 def load(seconds: float = 2.0, processors: int = 2, **more: float) -> Load:

@@ -93,7 +93,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         prepared: Prepared = prepare_model((source, ("cpu",), tmp_path / "cache"), lambda message: None)
         if engine == "ort":
             export = prepare_export((source, "fp32", None, tmp_path / "cache"), lambda message: None)
-            prepared = replace(prepared, onnx={"fp32": export.path}, export_s={"fp32": export.seconds})
+            prepared = replace(prepared, onnx={"fp32": export})
         then()
         case = Case(factory, engine, engine, pass_, "fp32", 2, "cpu", 0, source)  # type: ignore[arg-type]
         return measure_case(Task(case, prepared, Budget(seconds=seconds, min_samples=3)), lambda message: None)
