@@ -27,8 +27,7 @@ from engines.deployment import Deployed, copy_graph, write_run
 from engines.layer_profile.node_mapping import Step, covered_nodes, steps_of
 from engines.layer_profile.torch_trace import ITERATIONS, Trace, record
 from engines.onnx_runtime.node_profile import Run, compute_types, device_layers, host_layers, kernel_steps, read_runs
-from engines.onnx_runtime.plugins import load_plugin
-from engines.onnx_runtime.providers import PROVIDERS, Provider
+from engines.onnx_runtime.providers import PROVIDERS, Provider, load_plugin
 from exporters.errors import text_of
 from exporters.inputs import BATCH, file_inputs, read_onnx
 

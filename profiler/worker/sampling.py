@@ -13,8 +13,7 @@ from typing import Protocol
 from engines.base import Mark, Warning, ignore
 from profiler import processor
 from profiler.job.case import Budget
-from profiler.stats.samples import median
-from profiler.stats.stop_rule import StopRule
+from profiler.stats.samples import StopRule, median
 from profiler.tables.numbers import milliseconds
 from profiler.worker.clock import GATE_SLACK_MS, Clock, Samples
 

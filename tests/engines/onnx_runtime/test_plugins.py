@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from engines.base import Unsupported
-from engines.onnx_runtime.plugins import load_plugin
+from engines.onnx_runtime.providers import load_plugin
 from engines.option_values import is_path, key_values
 
 pytestmark = pytest.mark.slow

@@ -13,13 +13,13 @@ from rich.console import Console
 
 from engines.catalog import Device
 from exporters.single_layers import LAYERS
-from profiler import nvml
+from profiler import listings, nvml
 from profiler.errors import ConfigError
 from profiler.job.case import Case, Role
 from profiler.job.config import load_config
 from profiler.job.plan import estimate_seconds, estimate_total, make_plan
 from profiler.nvml import Gpu
-from profiler.published import layers, references, suites
+from profiler.published import layers, references
 from profiler.published.studies import STUDIES
 from profiler.tables.writers import print_table
 
@@ -160,7 +160,7 @@ def test_a_suite_teaches_what_it_is_and_how_to_run_it(name: str) -> None:
 
 def listed(device: str, width: int = 120) -> str:
     console = Console(file=io.StringIO(), width=width)
-    print_table(console, suites.suites_table(device))
+    print_table(console, listings.suites_table(device))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -189,10 +189,10 @@ def test_a_device_that_is_none_and_a_folder_without_suites_are_errors(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="--device gpu: valid: auto, cpu, cuda"):
-        suites.suites_table("gpu")
-    monkeypatch.setattr(suites, "FOLDER", tmp_path)
+        listings.suites_table("gpu")
+    monkeypatch.setattr(listings, "FOLDER", tmp_path)
     with pytest.raises(ConfigError, match="has no suites"):
-        suites.read_suites("cpu")
+        listings.read_suites("cpu")
 
 
 JOB = """

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiler.stats.samples import Floats
-from profiler.stats.stop_rule import StopRule
+from profiler.stats.samples import Floats, StopRule
 
 
 def test_neither_precision_nor_plateau_before_the_least_time():

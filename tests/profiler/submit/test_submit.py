@@ -20,8 +20,8 @@ from engines.base import Warning
 from profiler.errors import ConfigError
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
+from profiler.listings import FOLDER
 from profiler.options import Submit
-from profiler.published.suites import FOLDER
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
 from profiler.submit.cleaning import Cleaner, read_run
