@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.published import conclusions
-from profiler.published.claims.evidence import Evidence, Outcome
+from profiler.published.claims.evidence import Claim, Evidence
 from profiler.published.claims.kinds import Group, groups
 from profiler.published.conclusions import Comparison, Subject
 from profiler.published.headlines import headlines
@@ -24,10 +24,10 @@ _VERDICTS = """\
 "Not quite" stands where the direction is right, but a printed number differs from the computed one by 0.05 or more, or
 not every network agrees."""
 _COUNTED = {
-    Outcome.FAILS: ("does not hold", "do not hold"),
-    Outcome.IN_PART: ("does not quite hold", "do not quite hold"),
-    Outcome.HOLDS: ("holds", "hold"),
-    Outcome.UNDECIDED: ("cannot be checked", "cannot be checked"),
+    "Does not hold": ("does not hold", "do not hold"),
+    "Not quite": ("does not quite hold", "do not quite hold"),
+    "Holds": ("holds", "hold"),
+    "Cannot be checked": ("cannot be checked", "cannot be checked"),
 }
 """What is said of one statement with a verdict, and of several; what surprises comes first."""
 _INTRODUCTION = """\
@@ -72,18 +72,23 @@ def _statements(found: Sequence[Group]) -> list[str]:
     counts = _counts(found)
     if not counts:
         return []
-    in_part = any(one.answer.verdict is Outcome.IN_PART for group in found for one in group.checked)
+    in_part = any(claim["verdict"] == "Not quite" for group in found for claim in group.claims)
     parts = [f"## {STATEMENTS}", f"{counts}\n{_VERDICTS}" if in_part else counts]
     for group in found:
-        parts += [f"### {group.heading}", _bullets([one.sentence() for one in group.checked])]
+        parts += [f"### {group.heading}", _bullets(list(map(sentence, group.claims)))]
         if group.own:
             parts += ["The rows also say:", _bullets(group.own)]
     return parts
 
 
+def sentence(claim: Claim) -> str:
+    """A statement behind its verdict, and what that rests on, in Markdown."""
+    return f"**{claim['verdict']}**: {claim['statement']}. {claim['answer']}"
+
+
 def _counts(found: Sequence[Group]) -> str:
     """How many statements have which verdict, in a sentence; empty without any."""
-    verdicts = Counter(one.answer.verdict for group in found for one in group.checked)
+    verdicts = Counter(claim["verdict"] for group in found for claim in group.claims)
     counts = [f"{verdicts[which]} {words[verdicts[which] > 1]}" for which, words in _COUNTED.items() if verdicts[which]]
     return f"Of {counted(verdicts.total(), 'statement')}, {listed(counts)}." if counts else ""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
@@ -16,24 +15,6 @@ from profiler.published.studies import STUDIES, Study
 
 Claim = Mapping[str, Any]
 """A row of references/conclusions.csv: what is named in several is a list."""
-NO_FIGURES = "The source printed the figures as pictures."
-
-
-class Outcome(StrEnum):
-    """What the published rows say of a statement."""
-
-    HOLDS = "Holds"
-    IN_PART = "Not quite"
-    FAILS = "Does not hold"
-    UNDECIDED = "Cannot be checked"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A verdict, and in a sentence what it rests on."""
-
-    verdict: Outcome
-    says: str
 
 
 @dataclass(frozen=True, eq=False)

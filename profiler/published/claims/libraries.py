@@ -4,34 +4,14 @@ from __future__ import annotations
 
 import polars as pl
 
-from profiler.published import references
-from profiler.published.claims.evidence import Answer, Claim, Evidence, Outcome, sound
+from profiler.published.claims.evidence import Evidence, sound
 from profiler.published.conclusions import the
 from profiler.published.layers import LAYERS
 from profiler.published.studies import PASSES
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
-from profiler.tables.numbers import compact, decimals, listed
+from profiler.tables.numbers import decimals, listed
 
 _REASONS = {"oom": "ran out of memory", "timeout": "took too long", "crashed": "crashed"}
-
-
-def best_checked(claim: Claim, evidence: Evidence) -> Answer:
-    rows, wins, says = _of(claim, evidence), True, []
-    name = _published_name(claim, rows)
-    for pass_ in claim["pass"]:
-        ranked = rows.filter(pl.col("pass") == pass_).drop_nulls("milliseconds").sort("milliseconds")
-        first, second = ranked.head(2).to_dicts()
-        wins &= (first["published_library"], first["implementation"]) == (name, claim["implementation"])
-        times = [f"{compact(row['milliseconds'])} ms" for row in (first, second)]
-        says.append(f"{pass_} {times[0]}, then {second['published_library']} with {times[1]}")
-    return Answer(Outcome.HOLDS if wins else Outcome.FAILS, f"The published rows say {'; '.join(says)}.")
-
-
-def _of(claim: Claim, evidence: Evidence) -> pl.DataFrame:
-    """The published times among which a library is the fastest."""
-    if claim["networks"]:
-        return references.read(evidence.study).filter(network=claim["networks"][0])
-    return references.read("convnet-layers").filter(pl.col("library") != "cherry-picking", table="summary")
 
 
 def framework_own(evidence: Evidence) -> list[str]:
@@ -91,16 +71,6 @@ def ran_everything(evidence: Evidence) -> list[str]:
     return found
 
 
-def layers_checked(claim: Claim, _: Evidence) -> Answer:
-    (pass_,) = claim["pass"]
-    rows = references.layers().filter(pl.col("library") != "cherry-picking")
-    tables = ["forward", "backward"] if pass_ == "total" else [pass_]
-    least = sum(float(rows.filter(table=table).select(pl.col(LAYERS).min()).sum_horizontal()[0]) for table in tables)
-    off = abs(least - claim["low"])
-    verdict = Outcome.HOLDS if off < 1 else Outcome.IN_PART if off <= least / 20 else Outcome.FAILS
-    return Answer(verdict, f"The lowest published times add up to {compact(least)} ms.")
-
-
 def layers_own(evidence: Evidence) -> list[str]:
     """What picking the fastest variant of each layer and pass is worth in own rows, for each precision."""
     rows = layer_rows(evidence.results.filter(pl.col("model_kind") == "layer", pl.col("model").is_in(LAYERS)))
@@ -121,10 +91,3 @@ def layers_own(evidence: Evidence) -> list[str]:
         f"{decimals(row['total_ms'], 2)} ms."
         for row in both.to_dicts()
     ]
-
-
-def _published_name(claim: Claim, rows: pl.DataFrame) -> str:
-    same = rows.filter(library=claim["library"], implementation=claim["implementation"])
-    version = claim["library_version"]
-    same = same.filter(pl.col("library_version").eq_missing(pl.lit(version, pl.String)))
-    return str(same["published_library"][0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from profiler.published import references
-from profiler.published.claims.evidence import Answer, Claim, Evidence, Outcome
+from profiler.published.claims.evidence import Claim, Evidence
 from profiler.published.claims.libraries import ran_everything
 from profiler.published.conclusions import the
 from profiler.published.layers import LAYERS
@@ -13,37 +13,13 @@ from profiler.results.replicates import without_probes
 from profiler.tables.numbers import compact, count, decimals, listed, milliseconds
 
 
-def size_checked(claim: Claim, evidence: Evidence) -> Answer:
-    known = _sizes()
-    mine, other = known[claim["to"]], known[claim["from"]]
-    holds = mine / other == claim["low"] if claim["low"] else mine < other
-    says = f"Its table has {count(mine)} GB against {count(other)} GB."
-    return Answer(Outcome.HOLDS if holds else Outcome.FAILS, says)
-
-
-def fit_checked(claim: Claim, evidence: Evidence) -> Answer:
-    rows = references.read(evidence.study).filter(pl.col("network").is_in(claim["networks"]), gpu=claim["gpu"][0])
-    if version := claim["library_version"]:
-        before = pl.col("library_version") < version.removeprefix("before ")
-        rows = rows.filter(before if version.startswith("before") else pl.col("library_version") == version)
-    ran = rows["network"].n_unique()
-    if claim["relation"] == "fits":
-        every = ran == len(claim["networks"])
-        says = "The tables have times of it" if len(claim["networks"]) == 1 else "The tables have times of them"
-        return Answer(
-            Outcome.HOLDS if every else Outcome.FAILS, f"{says} there." if every else "Not all have times there."
-        )
-    says = f"The tables have {'no times' if ran == 0 else 'times'} of it there."
-    return Answer(Outcome.HOLDS if ran == 0 else Outcome.FAILS, says)
-
-
 def fit_own(evidence: Evidence) -> list[str]:
     """The peak memory of what was out of memory, next to the memory of those GPUs; then what was so in own rows."""
     failing = [claim for claim in evidence.claims("fit") if claim["relation"] == "out of memory"]
-    sizes, found = _sizes(), []
+    known, found = sizes(), []
     for network in reversed(dict.fromkeys(name for claim in failing for name in claim["networks"])):
         gpus = dict.fromkeys(claim["gpu"][0] for claim in failing if network in claim["networks"])
-        where = listed(f"the {gpu} ({count(sizes[gpu])} GB)" for gpu in gpus)
+        where = listed(f"the {gpu} ({count(known[gpu])} GB)" for gpu in gpus)
         found += [
             f"{evidence.name(network)} with {row['batch_size']} images, which ran out of memory on {where}, takes "
             f"**{decimals(row['peak_memory_mib'] / 1024, 1)} GiB** at its peak on {the(row['machine'])} "
@@ -51,13 +27,6 @@ def fit_own(evidence: Evidence) -> list[str]:
             for row in _peaks(evidence, network, failing[0]["batch_size"]).to_dicts()
         ]
     return [*found, *ran_everything(evidence)]
-
-
-def support_checked(claim: Claim, evidence: Evidence) -> Answer:
-    rows = references.read(evidence.study).filter(network=claim["networks"][0])
-    only = set(rows["library"]) == {claim["library"]}
-    says = "The tables have no time of it without cuDNN." if only else "The tables have times without cuDNN."
-    return Answer(Outcome.HOLDS if only else Outcome.FAILS, says)
 
 
 def support_own(evidence: Evidence) -> list[str]:
@@ -93,7 +62,7 @@ def _variant(row: Claim) -> str:
     return f"{row['variant']} {row['precision']}"
 
 
-def _sizes() -> dict[str, float]:
+def sizes() -> dict[str, float]:
     return dict(references.read("hardware").select("gpu", "memory_gb").iter_rows())
 
 

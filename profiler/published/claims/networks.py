@@ -7,37 +7,12 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from profiler.published import references, setups
-from profiler.published.claims.evidence import Answer, Claim, Evidence, Outcome
-from profiler.published.claims.speed import verdict
+from profiler.published import setups
+from profiler.published.claims.evidence import Evidence
 from profiler.published.conclusions import MODELS, Comparison, Subject, compare, span, the
 from profiler.tables.numbers import counted, decimals, listed
 
-ALIKE = 0.5
-"""Two networks whose top-5 errors are as close as this, in points of percent, are called equally accurate."""
 _MACHINES = Subject("machines")
-
-
-def speed_checked(claim: Claim, evidence: Evidence) -> Answer:
-    pairs = against_each_other(_published(evidence))
-    pair = next(p for p in pairs if {p.faster, p.slower} == {evidence.name(claim["from"]), evidence.name(claim["to"])})
-    ahead = pair.faster == evidence.name(claim["to"])
-    low, high = (pair.low, pair.high) if ahead else (1 / pair.high, 1 / pair.low)
-    says = f"In the published rows it is {span(low, high)} as fast, on {counted(len(pair.networks), 'GPU')}."
-    return Answer(verdict(claim, low, high, ahead), says)
-
-
-def accuracy_checked(claim: Claim, evidence: Evidence) -> Answer:
-    known = references.top5_errors(evidence.study)
-    source = "Its table has"
-    if not {claim["from"], claim["to"]} <= set(known):
-        known, source = references.top5_errors("cnn-benchmarks"), "cnn-benchmarks has"
-    mine, other = known[claim["to"]], known[claim["from"]]
-    says = f"{source} a top-5 error of {_percent(mine)} against {_percent(other)}."
-    if claim["relation"] == "equal":
-        return Answer(Outcome.HOLDS if abs(mine - other) <= ALIKE else Outcome.FAILS, says)
-    as_printed = (mine, other) == (claim["low"], claim["high"])
-    return Answer(Outcome.FAILS if mine >= other else Outcome.HOLDS if as_printed else Outcome.IN_PART, says)
 
 
 def own(evidence: Evidence) -> list[str]:
@@ -56,9 +31,9 @@ class Outdone:
 
     def sentence(self) -> str:
         """Like "On the H200, 1 network is both faster and more accurate than VGG-16 (top-5 error 8.80 %): …"."""
-        better = listed(f"{p.faster} ({span(p.low, p.high)} as fast, {_percent(error)})" for p, error in self.by)
+        better = listed(f"{p.faster} ({span(p.low, p.high)} as fast, {percent(error)})" for p, error in self.by)
         who = f"{counted(len(self.by), 'network')} {'is' if len(self.by) == 1 else 'are'}"
-        than = f"{self.network} (top-5 error {_percent(self.error)})"
+        than = f"{self.network} (top-5 error {percent(self.error)})"
         return f"{self.where}, {who} both faster and more accurate than {than}: {better}."
 
 
@@ -79,7 +54,7 @@ def against_each_other(times: pl.DataFrame) -> list[Comparison]:
 
 def _everywhere(evidence: Evidence) -> list[list[Outdone]]:
     """What is outdone on the published GPUs, then on each own machine."""
-    found = [_outdone(_published(evidence), evidence, "On every published GPU")] if len(evidence.errors) > 1 else []
+    found = [_outdone(published(evidence), evidence, "On every published GPU")] if len(evidence.errors) > 1 else []
     rows = evidence.times.get(MODELS)
     if not found or rows is None:
         return found
@@ -102,10 +77,10 @@ def _outdone(times: pl.DataFrame, evidence: Evidence, where: str) -> list[Outdon
     return found
 
 
-def _published(evidence: Evidence) -> pl.DataFrame:
+def published(evidence: Evidence) -> pl.DataFrame:
     """Of each published GPU a network's time with the newest release."""
     return setups.one_each(evidence.published.filter(device="cuda"), by_release=True)
 
 
-def _percent(error: float) -> str:
+def percent(error: float) -> str:
     return f"{decimals(error, 2)} %"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from profiler.published.claims.evidence import NO_FIGURES, Answer, Claim, Evidence, Outcome
+from profiler.published.claims.evidence import Claim, Evidence
 from profiler.published.conclusions import the
 from profiler.published.studies import PASSES
 from profiler.results import batch_sweeps
@@ -26,14 +26,6 @@ def _groups(rows: pl.DataFrame, evidence: Evidence) -> Iterator[tuple[str, pl.Da
     for key, group in ordered.group_by(_BY, maintain_order=True):
         machine, pass_, *_ = key
         yield f"On {the(machine)}, {PASSES[str(pass_)]}{_ON_DEVICE if key in held_up else ''}", group
-
-
-def per_sample_checked(_: Claim, evidence: Evidence) -> Answer:
-    half, whole = _pair(evidence)
-    each = [f"{decimals(row['total_ms'] / row['batch_size'], 2)} ms" for row in (half, whole)]
-    says = f"{NO_FIGURES} The two in its text are an exception: {half['published_network']} on {half['machine']} takes "
-    says += f"{each[0]} per sample at {half['batch_size']}, {each[1]} at {whole['batch_size']}."
-    return Answer(Outcome.UNDECIDED, says)
 
 
 def per_sample_own(evidence: Evidence) -> list[str]:
@@ -57,14 +49,6 @@ def per_sample_own(evidence: Evidence) -> list[str]:
             f"{len(group) - len(rose)} of {len(group)} steps from one minibatch to the next{but}."
         )
     return found
-
-
-def excess_checked(claim: Claim, evidence: Evidence) -> Answer:
-    half, whole = _pair(evidence)
-    excess = whole["total_ms"] - 2 * half["total_ms"]
-    times = [f"{decimals(row['total_ms'], 2)} ms" for row in (whole, half)]
-    says = f"The published {times[0]} are {decimals(excess, 2)} ms more than twice {times[1]}."
-    return Answer(Outcome.HOLDS if claim["low"] - 1 < excess < claim["low"] else Outcome.FAILS, says)
 
 
 def excess_own(evidence: Evidence) -> list[str]:
@@ -145,8 +129,3 @@ def _range(row: Claim) -> str:
         return f"**{row['largest']:,}** or more"
     below = row["refused"] - 1
     return f"**{row['largest']:,}**" if below == row["largest"] else f"between **{row['largest']:,}** and **{below:,}**"
-
-
-def _pair(evidence: Evidence) -> list[Claim]:
-    """The two times in the text, the smaller minibatch first."""
-    return list(evidence.published.sort("batch_size").to_dicts())

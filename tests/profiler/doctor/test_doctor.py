@@ -11,7 +11,8 @@ from rich.console import Console
 
 from engines.base import Building, Proof, Warning
 from engines.catalog import PRESETS
-from profiler.doctor import command, machine
+from profiler.doctor import command as doctor
+from profiler.doctor import machine
 from profiler.doctor.command import Spinner, of_engines, tensorrt_steps, tiny_job
 from profiler.job.case import CaseId
 from profiler.job.plan import make_plan
@@ -49,7 +50,7 @@ def test_a_line_a_preset() -> None:
 
 
 def test_a_library_that_is_missing_comes_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "missing", lambda engine, device: engine.requirements)
+    monkeypatch.setattr(doctor, "missing", lambda engine, device: engine.requirements)
     (line,) = (check for check in of_engines([], H200) if check.what == "trt")
     assert line.status == "missing"
     assert "pip install" in line.text
@@ -71,7 +72,7 @@ def test_tensorrt_is_said_step_by_step() -> None:
 
 
 def test_what_only_shows_once_it_is_tried_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "missing", lambda engine, device: [])
+    monkeypatch.setattr(doctor, "missing", lambda engine, device: [])
     rows = [result("trt", each, status="unsupported", reasons=["error 35"]) for each in ("fp32", "fp16")]
     (line,) = (check for check in of_engines(rows, H200) if check.what == "trt")
     assert (line.status, line.text) == ("failed", "error 35")
@@ -121,7 +122,7 @@ def test_the_spinner_names_the_engine_that_is_tried(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_real_run(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "usual", lambda: [PRESETS["eager"], PRESETS["ort"], PRESETS["trt"]])
+    monkeypatch.setattr(doctor, "usual", lambda: [PRESETS["eager"], PRESETS["ort"], PRESETS["trt"]])
     done = command("doctor", "--device", "cpu", "--output", str(tmp_path / "kept"), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ok      eager" in done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import re
 from pathlib import Path
@@ -10,12 +9,13 @@ from typing import Any
 
 import polars as pl
 import pytest
+from published_statements import CHECKS, Outcome, answers
 from rich.console import Console
 
 from profiler.published import page, references
 from profiler.published.claims import sweeps
-from profiler.published.claims.evidence import Evidence, Outcome
-from profiler.published.claims.kinds import KINDS, Checked, groups
+from profiler.published.claims.evidence import Evidence
+from profiler.published.claims.kinds import KINDS, groups
 from profiler.published.headlines import MOST, headlines
 from profiler.published.headlines import cost as headlines_cost
 from profiler.published.studies import STUDIES
@@ -54,15 +54,6 @@ def evidence(study: str, *cases: Any) -> Evidence:
     return Evidence(study, with_all_columns(pl.DataFrame(list(cases), schema=RESULTS)))
 
 
-def checked(study: str) -> dict[str, Checked]:
-    return {one.claimed: one for group in groups(evidence(study)) for one in group.checked}
-
-
-@functools.cache
-def published(study: str) -> dict[str, Checked]:
-    return checked(study)
-
-
 def own(study: str, heading: str, *cases: Any) -> list[str]:
     (group,) = (group for group in groups(evidence(study, *cases)) if group.heading == heading)
     return list(group.own)
@@ -70,8 +61,15 @@ def own(study: str, heading: str, *cases: Any) -> list[str]:
 
 def test_every_statement_has_a_kind_and_every_kind_a_statement() -> None:
     kinds = {claim["kind"] for study in STUDIES for claim in references.claims(study)}
-    assert kinds == set(KINDS)
-    assert sum(len(published(study)) for study in STUDIES) == references.read("conclusions").height
+    assert kinds == set(KINDS) == set(CHECKS)
+    shown = [claim for study in STUDIES for group in groups(evidence(study)) for claim in group.claims]
+    assert len(shown) == references.read("conclusions").height
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_verdict_and_answer_are_what_the_published_rows_say(study: str) -> None:
+    found = answers(study)
+    assert [(claim["verdict"], claim["answer"]) for claim, _ in found] == [(one.verdict, one.says) for _, one in found]
 
 
 def exceptions() -> list[tuple[str, str]]:
@@ -84,15 +82,15 @@ def exceptions() -> list[tuple[str, str]]:
 def test_of_the_speeds_those_do_not_hold_that_the_readme_of_references_lists() -> None:
     """Their printed ranges and their number agree; the computed ends are read off the sentences."""
     speeds = [
-        one
+        claim
         for study in STUDIES
-        for name, one in published(study).items()
-        if "faster than" in name and "network" in one.answer.says and one.answer.verdict is not Outcome.HOLDS
+        for claim in references.claims(study)
+        if "faster than" in claim["statement"] and "network" in claim["answer"] and claim["verdict"] != Outcome.HOLDS
     ]
     ranges = []
     for one in speeds:
-        printed = re.search(r"([\d.]+)x to ([\d.]+)x faster", one.claimed)
-        low, high = re.findall(r"([\d.]+)x", one.answer.says)
+        printed = re.search(r"([\d.]+)x to ([\d.]+)x faster", one["statement"])
+        low, high = re.findall(r"([\d.]+)x", one["answer"])
         ranges.append((printed.expand(r"\1 to \2") if printed else "faster", float(low), float(high)))
     listed = [(said, *map(float, computed.split(" to "))) for said, computed in exceptions()]
     assert [said for said, *_ in sorted(ranges)] == [said for said, *_ in sorted(listed)]
@@ -131,7 +129,7 @@ def test_of_the_speeds_those_do_not_hold_that_the_readme_of_references_lists() -
     ],
 )  # fmt: skip
 def test_a_statement_stands_beside_what_the_published_rows_say(study: str, says: str) -> None:
-    assert says in [one.sentence() for one in published(study).values()]
+    assert says in map(page.sentence, references.claims(study))
 
 
 def test_a_statement_that_the_rows_contradict_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +142,7 @@ def test_a_statement_that_the_rows_contradict_does_not_hold(monkeypatch: pytest.
 
     monkeypatch.setattr(references, "read", upside_down)
     for study, failing in (("cnn-benchmarks", 8), ("cloud-gpus", 5), ("convnet-benchmarks", 11), ("gpu-study", 1)):
-        verdicts = [one.answer.verdict for one in checked(study).values()]
+        verdicts = [answer.verdict for _, answer in answers(study)]
         assert verdicts.count(Outcome.FAILS) >= failing, study
 
 
