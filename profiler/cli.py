@@ -24,7 +24,7 @@ from typer.core import TyperGroup
 
 from profiler.bundled import job_file
 from profiler.errors import PROGRAM, ConfigError, check_arguments, unusable_path
-from profiler.options import COMMANDS, Run
+from profiler.options import COMMANDS, Build, Doctor, Environment, Run
 from profiler.tables.standard_streams import check_written
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class _DefaultsToRun(TyperGroup):
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """That a run ends by with its tables."""
 _AGAIN_SECONDS = 0.05
+_LOADING = (Run, Build, Doctor, Environment)
+"""Commands that load torch and the runtimes."""
 _LONG_WORD = re.compile(r"(\S{1000})\S+")
 app = typer.Typer(
     cls=_DefaultsToRun,
@@ -76,6 +78,8 @@ def _command(options: type, function: str) -> Callable[..., None]:
 
     def command(**given: Any) -> None:
         # What a command needs is imported with it: `--help` must answer at once.
+        if options in _LOADING and sys.stderr.isatty():
+            print("Loading libraries, which takes some seconds", file=sys.stderr)
         module, _, name = function.partition(":")
         execute = getattr(import_module(module), name)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from typing import Any
 
 import polars as pl
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from profiler import cli
 from profiler.compare import command
+from profiler.doctor import command as doctor
 from profiler.errors import ConfigError
 from profiler.options import COMMANDS, Compare, Report
 from profiler.report import command as report
@@ -45,6 +48,20 @@ def test_what_is_not_given_is_the_default_of_the_class(given: list[Any]) -> None
     (options,) = given
     assert (list(options.runs), list(options.only), list(options.references)) == (["one"], [], [])
     assert (options.format, options.top, options.output, options.best) == ("text", 40, None, False)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_takes_long_to_load_is_said_at_once_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    said = io.StringIO()
+    monkeypatch.setattr(said, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", said)
+    before: list[str] = []
+    monkeypatch.setattr(doctor, "execute", lambda given, console: before.append(said.getvalue()) or 3)
+    with pytest.raises(typer.Exit):
+        cli._command(*COMMANDS["doctor"])()
+    assert before == ["Loading libraries, which takes some seconds\n" if terminal else ""]
 
 
 def test_a_misspelt_command_is_the_mistake_and_not_what_follows_it() -> None:
