@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from profiler.report.chart_specs import Spec, finished, logarithmic
+from profiler.report.chart_specs import ROUND, Spec, finished, logarithmic
 from profiler.report.palette import variables
 
 STATES = ("undisturbed", "host-bound or disturbed")
@@ -15,9 +15,7 @@ STATES = ("undisturbed", "host-bound or disturbed")
 ERRORS_HEIGHT = 420
 _COLOURS = variables()
 _ROWS = alt.NamedData("rows")
-_ROUND = [digit * 10**power for power in range(-4, 6) for digit in (1, 2, 5)]
-"""Ticks of logarithmic axes."""
-_FINE = [digit * value for value in _ROUND[::3] for digit in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)]
+_FINE = [digit * value for value in ROUND[::3] for digit in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)]
 _NARROW = 5
 """Up to this factor a scale needs finer ticks than 1, 2 and 5."""
 _ERRORS = [2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30]
@@ -38,7 +36,7 @@ def groups(networks: Sequence[str], own: Sequence[str], others: Sequence[str], l
     """
     rows, colour, ink = len(own) + len(others), _colour(own, others, None), alt.value(_COLOURS.ink)
     if far_apart:
-        drawn = _groups(_ROWS, networks, rows).encode(x=alt.X(**logarithmic("figure", "Milliseconds", values=_ROUND)))
+        drawn = _groups(_ROWS, networks, rows).encode(x=alt.X(**logarithmic("figure", "Milliseconds")))
         mark = drawn.mark_point(size=55).encode(color=colour, shape=_shape(own, others, None, _SHAPES[:1]))
         ends = f"datum.share * width + {_LETTER} * length(datum.text) + 10 > width"
         texts = _texts(drawn, ends, 8, ink)
@@ -65,7 +63,7 @@ def over_batches(
     axis = alt.Axis(values=powers[:: 2 if len(powers) > 6 else 1], format=",", grid=False)
     chart = alt.Chart(_ROWS).encode(
         x=alt.X("batch_size:Q", title=None, scale=alt.Scale(type="log", base=2, nice=False, padding=8), axis=axis),
-        y=alt.Y(**logarithmic("ms", "", values=_ROUND if apart > _NARROW else _FINE)),
+        y=alt.Y(**logarithmic("ms", "", values=ROUND if apart > _NARROW else _FINE)),
     )
     colour, shape = _colour(own, others, _LEGEND), _shape(own, others, _LEGEND)
     line = chart.mark_line(strokeWidth=1.75).encode(color=colour)
@@ -85,7 +83,7 @@ def errors(own: Sequence[str], others: Sequence[str], times: tuple[float, float]
     and greatest time, `low` and `high`, the error at which the name is written, `place`, and the time at which it ends,
     `start`.
     """
-    values = [tick for tick in _ROUND if times[0] * (times[1] / times[0]) ** 0.2 < tick <= times[1]]
+    values = [tick for tick in ROUND if times[0] * (times[1] / times[0]) ** 0.2 < tick <= times[1]]
     scale = {"scale": alt.Scale(type="log", nice=False, domain=list(times))}
     time = logarithmic("ms", "Milliseconds per image", values=values) | scale
     error = logarithmic("error", "Top-5 error, %", values=_ERRORS)

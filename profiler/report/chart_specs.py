@@ -34,6 +34,8 @@ STATES = ("undisturbed", "disturbed")
 """What a row's `measured` says of its warnings."""
 PLACES = ("fastest", "others")
 """What a row's `answer` says of it among its model, shape and batch size."""
+ROUND = [digit * 10**power for power in range(-6, 10) for digit in (1, 2, 5)]
+"""Ticks of logarithmic axes."""
 Tip = tuple[str, str]
 """A field and its title."""
 
@@ -66,7 +68,7 @@ def overview(domains: Domains) -> Spec:
     dots = alt.Chart(_LINES).mark_point(opacity=0.85)
     dots = dots.encode(
         y=_names("cell", "place", grid=True),
-        x=alt.X(**logarithmic("speedup", f"Speed-up over {domains.base}, ×")),
+        x=_speedup(domains),
         color=_engine(domains),
         shape=_precision(domains),
         size=alt.Size("answer:O", title="Latency", scale=size),
@@ -82,7 +84,7 @@ def speedups(domains: Domains) -> Spec:
     span = lines.transform_calculate(**ends).mark_rule(strokeWidth=2)
     tips = _tips(("speedup", "Speed-up, ×"), ("speedup_low", "95 % from"), ("speedup_high", "to"))
     dot = lines.mark_point().encode(
-        x=alt.X(**logarithmic("speedup", f"Speed-up over {domains.base}, ×")),
+        x=_speedup(domains, "speedup_low", "speedup_high"),
         color=alt.Color("batch_size:N", title="Batch size"),
         shape=alt.Shape("batch_size:N", title="Batch size"),
         tooltip=tips,
@@ -104,7 +106,7 @@ def over(domains: Domains, every: Sequence[int], axis: Tip, data: str, field: st
     scale = alt.Scale(type="log", base=2, nice=False, padding=18, domain=ends)
     x = alt.X(f"{name}:Q", title=named, scale=scale, axis=alt.Axis(values=values, format=",", grid=False))
     lines = alt.Chart(alt.NamedData(data)).encode(
-        x=x, y=alt.Y(**logarithmic(field, title)), color=_engine(domains), detail="extra:N"
+        x=x, y=alt.Y(**_log(field, title, _range(field, data))), color=_engine(domains), detail="extra:N"
     )
     # A field of its own, so that it does not change the legend of the shapes, which tells the same apart.
     dash = alt.StrokeDash("dash:N", scale=_dashes(domains), legend=None)
@@ -120,8 +122,8 @@ def throughput(domains: Domains) -> Spec:
     """Throughput against latency, a point each, the Pareto front marked."""
     lines = alt.Chart(_LINES).transform_calculate(rate="1 / datum.item_s")
     lines = lines.encode(
-        x=alt.X(**logarithmic("latency_ms", "Latency of one call, ms")),
-        y=alt.Y(**logarithmic("rate", "Items per second")),
+        x=alt.X(**_log("latency_ms", "Latency of one call, ms")),
+        y=alt.Y(**_log("rate", "Items per second", f"[1 / {_range('item_s')}[1], 1 / {_range('item_s')}[0]]")),
     )
     front = lines.transform_window(best="max(rate)", sort=[alt.SortField("latency_ms")])
     front = front.transform_filter("datum.rate >= datum.best").encode(color=_MUTED)
@@ -158,7 +160,7 @@ def stacked(domains: Domains, every: Sequence[str], unit: str, title: str, total
 
 def roofline(domains: Domains) -> Spec:
     """The rate of each configuration against its FLOPs per byte, below the roofs."""
-    roofs = alt.Chart(alt.NamedData("roofs")).encode(x=_intensity(), y=alt.Y(**logarithmic("tflops", "TFLOP/s", 3)))
+    roofs = alt.Chart(alt.NamedData("roofs")).encode(x=_intensity(), y=alt.Y(**_roofed("tflops", "TFLOP/s")))
     roof = roofs.mark_line(strokeWidth=1.5).encode(detail="precision:N", color=_MUTED)
     name = (
         roofs.transform_filter("datum.label").mark_text(align="right", baseline="bottom", dy=-3).encode(text="label:N")
@@ -169,7 +171,7 @@ def roofline(domains: Domains) -> Spec:
         .mark_point()
         .encode(
             x=_intensity(),
-            y=alt.Y(**logarithmic("tflops", "TFLOP/s", 3)),
+            y=alt.Y(**_roofed("tflops", "TFLOP/s")),
             color=_engine(domains),
             shape=_precision(domains),
             tooltip=tips,
@@ -217,11 +219,13 @@ def break_even(domains: Domains) -> Spec:
     items = [round(10 ** (step / 4), 3) for step in range(4 * decades + 1)]
     lines = alt.Chart(_LINES).transform_calculate(items=str(items)).transform_flatten(["items"])
     lines = lines.transform_calculate(seconds="datum.set_up_s + datum.items * datum.item_s")
+    once, each = _range("set_up_s"), _range("item_s")
+    ends = f"[{once}[0] + {each}[0], {once}[1] + {items[-1]} * {each}[1]]"
     axis = alt.Axis(format="~s", tickCount=decades, labelOverlap="greedy")
     legend = alt.Undefined if len(domains.precisions) > 1 else None
     drawn = lines.mark_line().encode(
         x=alt.X("items:Q", title="Items done", scale=alt.Scale(type="log", nice=False), axis=axis),
-        y=alt.Y(**logarithmic("seconds", "Seconds, set-up included", 4)),
+        y=alt.Y(**_log("seconds", "Seconds, set-up included", ends)),
         color=_engine(domains),
         strokeDash=alt.StrokeDash("precision:N", title="Precision", scale=_dashes(domains), legend=legend),
         detail="configuration:N",
@@ -254,18 +258,47 @@ def _dashes(domains: Domains) -> alt.Scale:
     return alt.Scale(domain=known, range=[_DASHES[i % len(_DASHES)] for i in range(len(known))])
 
 
-def logarithmic(field: str, title: str, ticks: int = 9, values: Sequence[float] = ()) -> dict[str, Any]:
-    """A logarithmic axis with plain numbers; over as many decades as `ticks` or more, only powers of ten are named.
-
-    With `values` those of them are named that are in its range.
-    """
-    marks = {"values": list(values)} if values else {"tickCount": ticks}
-    axis = alt.Axis(title=title, format=",", labelOverlap="greedy", grid=True, **marks)
+def logarithmic(field: str, title: str, values: Any = ROUND) -> dict[str, Any]:
+    """A logarithmic axis with plain numbers; those of `values` are named that are in its range."""
+    axis = alt.Axis(title=title, format=",", labelOverlap="greedy", grid=True, values=values)
     return {"shorthand": f"{field}:Q", "scale": alt.Scale(type="log", nice=False, padding=14), "axis": axis}
 
 
+def _log(field: str, title: str, *ranges: str) -> dict[str, Any]:
+    """A logarithmic axis over `ranges` (else that of the field), whose ends are of `ROUND` and so have their label.
+
+    Less than 1 to 5 has the renderer's finer ticks.
+    """
+    every = ", ".join(f"{one}[0], {one}[1]" for one in ranges or [_range(field)])
+    low, high = (f"extent([{every}])[{end}]" for end in (0, 1))
+
+    def rounded(value: str, digits: str) -> str:
+        power = f"pow(10, floor(log({value}) / LN10 + 1e-9))"
+        return f"{power} * " + digits.replace("digit", f"({value}) / {power}")
+
+    below = rounded(low, "(digit < 2 ? 1 : digit < 5 ? 2 : 5)")
+    # A single value needs a range, too.
+    above = rounded(f"max({high}, 1.01 * {low})", "(digit <= 1 ? 1 : digit <= 2 ? 2 : digit <= 5 ? 5 : 10)")
+    named = logarithmic(field, title, alt.ExprRef(f"{high} > 5 * {low} ? {ROUND} : null"))
+    return named | {"scale": alt.Scale(type="log", nice=False, padding=14, domain=alt.ExprRef(f"[{below}, {above}]"))}
+
+
+def _range(field: str, data: str = "lines") -> str:
+    return f"extent(pluck(data('{data}'), '{field}'))"
+
+
+def _speedup(domains: Domains, *more: str) -> alt.X:
+    """With the base's own, 1."""
+    title = f"Speed-up over {domains.base}, ×"
+    return alt.X(**_log("speedup", title, "[1, 1]", *map(_range, ("speedup", *more))))
+
+
 def _intensity() -> alt.X:
-    return alt.X(**logarithmic("intensity", "FLOPs per byte moved", 3))
+    return alt.X(**_roofed("intensity", "FLOPs per byte moved"))
+
+
+def _roofed(field: str, title: str) -> dict[str, Any]:
+    return _log(field, title, _range(field), _range(field, "roofs"))
 
 
 def _names(field: str, by: str, op: Any = "min", order: Any = "ascending", grid: bool = False) -> alt.Y:

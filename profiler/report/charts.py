@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -123,6 +124,25 @@ def select(chart: Chart, rows: Iterable[Row]) -> list[Row]:
             kept = values[most:] if most < 0 else [values[place] for place in places]
             left = [row for row in left if row[key] in kept]
     return left
+
+
+def legends(spec: Spec, rows: Sequence[Row]) -> Spec:
+    """The specification with legends of what the rows have, in the colours that stand for it whatever is chosen.
+
+    The page's script does the same.
+    """
+
+    def shown(part: Row, name: Any) -> bool:
+        return any(row.get(part["field"]) == name or row.get(name) is not None for row in rows)
+
+    def fitted(part: dict[str, Any]) -> dict[str, Any]:
+        names = part.get("scale", {}).get("domain") if part.get("type") in ("nominal", "ordinal") else None
+        if not names or part.get("legend", {}) is None:
+            return part
+        return part | {"legend": {**part.get("legend", {}), "values": [name for name in names if shown(part, name)]}}
+
+    fit: Spec = json.loads(json.dumps(spec), object_hook=fitted)
+    return fit
 
 
 def height(chart: Chart, rows: Iterable[Row]) -> int | None:

@@ -74,6 +74,8 @@ def _spec(chart: Chart, about: Mapping[str, str], sets: Mapping[str, Any]) -> di
     shown = [f"batch {', '.join(map(str, sizes))}"] if len(sizes) < 6 else []
     if len(shapes := {row.get("shape") for row in rows}) == 1:
         shown += setting_words(next(iter(shapes)) or "")
-    spec = palette.on_paper(chart.spec, sets, chart.title, ", ".join([*about.values(), *shown]), offset=24)
+    spec = palette.on_paper(
+        charts.legends(chart.spec, rows), sets, chart.title, ", ".join([*about.values(), *shown]), offset=24
+    )
     pixels = charts.height(chart, rows)
     return spec | {"width": _WIDTH} | ({"height": pixels} if pixels else {})

@@ -48,6 +48,16 @@
     return parts.join(", ") + (open.length ? `: the first of ${open.join(" and ")}; choose another above` : "");
   }
 
+  // As charts.legends does it: only what the rows have.
+  function legends(spec, rows) {
+    return JSON.parse(JSON.stringify(spec), (_, part) => {
+      const names = ["nominal", "ordinal"].includes(part?.type) && part.scale?.domain;
+      if (!names || part.legend === null || !rows) return part;
+      const shown = name => rows.some(row => row[part.field] === name || (row[name] ?? null) !== null);
+      return {...part, legend: {...part.legend, values: names.filter(shown)}};
+    });
+  }
+
   // The rows of what is chosen by data set, with what the figure says of them; null where there are none.
   function chosenRows(chart, figure, place, picks) {
     const main = chart.data[0];
@@ -78,7 +88,8 @@
     views.delete(chart.name);
     const sets = chart.data.length ? chosenRows(chart, figure, place, picks) : {};
     if (!sets) return;
-    const spec = {...chart.spec, datasets: {...chart.spec.datasets, ...sets}};
+    const spec = legends(chart.spec, sets[chart.data[0]]);
+    spec.datasets = {...spec.datasets, ...sets};
     if (chart.height) spec.height = chart.height;
     if (chart.panel) {
       const [least, axis] = chart.panel;

@@ -153,6 +153,45 @@ def groups(scene: Any, kind: str) -> list[dict[str, Any]]:
     return found
 
 
+def texts(scene: Any, role: str) -> list[list[str]]:
+    """What the axes or legends say whose labels have that role, a list each."""
+    if isinstance(scene, list):
+        return [found for value in scene for found in texts(value, role)]
+    if not isinstance(scene, dict):
+        return []
+    own = [[item["text"] for item in scene["items"]]] if scene.get("role") == role else []
+    return own + [found for value in scene.values() for found in texts(value, role)]
+
+
+@pytest.mark.parametrize("ms", [(0.92, 11.3), (2.0, 5.0), (3.0, 3.0), (1.05, 1.9), (0.004, 70_000.0)])
+def test_logarithmic_axes_have_a_label_at_or_beyond_both_ends(tmp_path: Path, ms: tuple[float, float]) -> None:
+    report = written(tmp_path, row("eager", ms=ms[1]), row("ort", ms=ms[0]))
+    by_name = {chart.name: chart for chart in report.charts}
+    fields = {"overview": ["speedup"], "throughput": ["latency_ms", None]}
+    for name, axes in fields.items():
+        ((_, spec),) = _specs(report, by_name[name])
+        drawn = [
+            [float(text.replace(",", "")) for text in labels if text]
+            for labels in texts(vl_convert.vegalite_to_scenegraph(spec), "axis-label")
+            if all(re.fullmatch(r"[\d.,]*", text) for text in labels)
+        ]
+        assert len(drawn) == len(axes), name
+        for field, labels in zip(axes, drawn, strict=True):
+            figures = [one[field] if field else 1 / one["item_s"] for one in report.rows["lines"]]
+            assert min(labels) <= min(figures) <= max(figures) <= max(labels)
+            assert min(labels) * 5.01 > min(figures), "no room without points"
+
+
+def test_a_legend_has_only_what_the_chart_shows_in_the_colour_that_it_has_everywhere(tmp_path: Path) -> None:
+    other = {"model": "other", "case_id": "other"}
+    report = written(tmp_path, row("eager", ms=2.0), row("ort", ms=1.0), row("eager", "fp16", ms=1.5, **other))
+    (chart,) = (chart for chart in report.charts if chart.name == "throughput")
+    of_net, of_other = (spec for _, spec in _specs(report, chart))
+    legend = [texts(vl_convert.vegalite_to_scenegraph(spec), "legend-label") for spec in (of_net, of_other)]
+    assert legend == [[["eager"], ["ort"], ["fp32"]], [["eager"], ["fp16"]]]
+    assert domains(of_net) == domains(of_other)
+
+
 def rows(*batches: int, models: tuple[str, ...] = ("a", "b")) -> list[dict[str, Any]]:
     return [{"model": model, "batch_size": batch, "speedup": 1.0} for model in models for batch in batches]
 
