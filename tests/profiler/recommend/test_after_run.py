@@ -102,8 +102,9 @@ def test_a_model_to_the_end(model: Path, profiler: Profiler, monkeypatch: pytest
         ("tiny", "tiny", "ort", size, "ok") for size in (1, 4)
     ]
     answer = done.stdout.partition("What to deploy")[2]
-    assert re.search(r"Lowest latency: ort fp32, batch 1 \([\d.]+ ms per call, error", answer), done.stdout
-    assert re.search(r"Highest throughput: ort fp32, batch \d \([\d,.]+ items/s, error", answer)
+    so_far = "( so far)?"  # Where this machine is busy.
+    assert re.search(rf"Lowest latency{so_far}: ort fp32, batch 1 \([\d.]+ ms per call, error", answer), done.stdout
+    assert re.search(rf"Highest throughput{so_far}: ort fp32, batch \d \([\d,.]+ items/s, error", answer)
     assert "The same again: python -m profiler job.yaml" in answer
     # What it says to go on with is what it was of.
     commands = [shlex.split(text) for text in re.findall(r"python -m profiler (recommend \S+[^(\n]*)", answer)]
