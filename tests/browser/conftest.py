@@ -76,15 +76,16 @@ class Page:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
 
-    def show(self, file: Path, width: int) -> None:
-        """The file in a light window of that width, with nothing chosen; loaded only where it is not there already."""
+    def show(self, file: Path, width: int, **picks: str) -> None:
+        """The file in a light window of that width, with nothing else chosen; loaded only where it is not there yet."""
         if self._shown == (file, width):
             self.errors.clear()
-            self.choose(**dict.fromkeys(self.evaluate(_CHOSEN), "All"))
+            picks = dict.fromkeys(self.evaluate(_CHOSEN), "All") | picks
         else:
             self.look(width)
             self.open(file)
             self._shown = file, width
+        self.choose(**picks)
 
     def open(self, file: Path, scripts: bool = True) -> None:
         """Load the file and wait until its charts are drawn."""
