@@ -95,10 +95,12 @@ try:
     raise SystemExit("the profiler can be imported")
 except ModuleNotFoundError:
     pass
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+scripts, given = sys.argv[1].split(":"), sys.argv[2:]
+for number, script in enumerate(scripts):
+    sys.argv = [script, *given, "--output", f"y{number}.npy"]
+    runpy.run_path(script, run_name="__main__")
 """
-"""Runs an example as in an environment that has its runtime alone."""
+"""Runs examples as in an environment that has their runtime alone."""
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +167,14 @@ def run_example(
     artifact: Path, place: Path, *inputs: NDArray[Any], python: str = sys.executable
 ) -> tuple[str, NDArray[Any]]:
     """What it prints and its first output, run in `place`, where nothing but its runtime can be imported."""
+    ((said, output),) = run_examples([artifact], place, *inputs, python=python)
+    return said, output
+
+
+def run_examples(
+    artifacts: list[Path], place: Path, *inputs: NDArray[Any], python: str = sys.executable
+) -> list[tuple[str, NDArray[Any]]]:
+    """Those of one runtime, one after another in one process: what each prints, a line, and its first output."""
     for number, array in enumerate(inputs):
         np.save(place / f"{number}.npy", array)
     given = ["--input", *(f"{number}.npy" for number in range(len(inputs)))] if inputs else []
@@ -178,7 +188,7 @@ def run_example(
         environment["LD_LIBRARY_PATH"] = os.pathsep.join([*cuda, environment.get("LD_LIBRARY_PATH", "")]).strip(":")
     code = f"import sys\nsys.path[:0] = {folders!r}\n{WITHOUT_US}"
     done = subprocess.run(
-        [python, "-I", "-c", code, str(artifact / "run.py"), *given, "--output", "y.npy"],
+        [python, "-I", "-c", code, ":".join(str(artifact / "run.py") for artifact in artifacts), *given],
         cwd=place,
         env={**environment, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -188,7 +198,9 @@ def run_example(
     assert done.returncode == 0, done.stderr
     # ONNX Runtime says here when it does not take its options.
     assert "Error" not in done.stdout + done.stderr
-    return done.stdout, np.load(place / "y.npy")
+    said = done.stdout.splitlines()
+    assert len(said) == len(artifacts), done.stdout
+    return [(line, np.load(place / f"y{number}.npy")) for number, line in enumerate(said)]
 
 
 def seeded(*shape: int) -> NDArray[np.float32]:
@@ -212,34 +224,37 @@ COMPILED = {"engine": "compiled", "options": '{"mode": "default", "channels_last
 
 
 @pytest.mark.parametrize(
-    ("variant", "changes", "files"),
+    ("variants", "files"),
     [
-        ("eager", {}, {"model.pt2", "weights.safetensors"}),
-        ("compiled", COMPILED, {"model.pt2", "weights.safetensors"}),
-        ("ort", {}, {"model.onnx"}),
-        pytest.param("openvino", {}, {"model.onnx"}, marks=pytest.mark.skipif(not OPENVINO, reason="no openvino here")),
+        ({"eager": {}, "compiled": COMPILED}, {"model.pt2", "weights.safetensors"}),
+        ({"ort": {}}, {"model.onnx"}),
+        pytest.param(
+            {"openvino": {}}, {"model.onnx"}, marks=pytest.mark.skipif(not OPENVINO, reason="no openvino here")
+        ),
     ],
 )
 def test_the_example_gives_the_models_outputs_with_its_runtime_alone(
-    export: Export, variant: str, changes: dict[str, str], files: set[str], tmp_path: Path
+    export: Export, variants: dict[str, dict[str, str]], files: set[str], tmp_path: Path
 ) -> None:
-    artifact = export("good", variant, **changes)
-    papers = {"config.json", "run.py", "requirements.txt", "README.txt"}
-    assert {path.name for path in artifact.iterdir()} == papers | files
+    artifacts = [export("good", variant, **changes) for variant, changes in variants.items()]
     x = seeded(BATCH, 3, 16, 16)
-    said, y = run_example(artifact, tmp_path, x)
-    assert f"good: output ({BATCH}, 10), median latency " in said
-    np.testing.assert_allclose(y, in_eager(x), rtol=1e-4, atol=1e-6)
-    config = config_of(artifact)
-    assert (config["model"], config["variant"], config["precision"]) == ("good", variant, "fp32")
-    assert config["inputs"] == [{"name": "x", "shape": [BATCH, 3, 16, 16], "dtype": "float32"}]
-    assert config["options"].get("channels_last", False) == (variant == "compiled")
-    assert config["measured"]["figures"]["latency_ms"] > 0
-    assert config["measured"]["torch_version"] == torch.__version__
-    readme = (artifact / "README.txt").read_text()
-    assert readme.startswith("good in fp32 for ")
-    assert "seeded" not in readme
-    assert len((artifact / "run.py").read_text().splitlines()) < 120
+    for (variant, artifact), (said, y) in zip(
+        zip(variants, artifacts, strict=True), run_examples(artifacts, tmp_path, x), strict=True
+    ):
+        papers = {"config.json", "run.py", "requirements.txt", "README.txt"}
+        assert {path.name for path in artifact.iterdir()} == papers | files
+        assert f"good: output ({BATCH}, 10), median latency " in said
+        np.testing.assert_allclose(y, in_eager(x), rtol=1e-4, atol=1e-6)
+        config = config_of(artifact)
+        assert (config["model"], config["variant"], config["precision"]) == ("good", variant, "fp32")
+        assert config["inputs"] == [{"name": "x", "shape": [BATCH, 3, 16, 16], "dtype": "float32"}]
+        assert config["options"].get("channels_last", False) == (variant == "compiled")
+        assert config["measured"]["figures"]["latency_ms"] > 0
+        assert config["measured"]["torch_version"] == torch.__version__
+        readme = (artifact / "README.txt").read_text()
+        assert readme.startswith("good in fp32 for ")
+        assert "seeded" not in readme
+        assert len((artifact / "run.py").read_text().splitlines()) < 120
 
 
 def test_its_weights_are_the_models(export: Export) -> None:
