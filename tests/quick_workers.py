@@ -46,8 +46,8 @@ if "QUICK_TEMPORARY" in os.environ and not own_headers.exists():
     for folder in (shared_headers, own_headers.parent):
         folder.mkdir(parents=True, exist_ok=True)
     own_headers.symlink_to(shared_headers)
+translate_once()  # Before anything is exported: what is forked later has the operators translated.
 if not visible_gpus():  # What the GPU's tests say of figures is of those that a user gets.
     sampling._THROUGHPUT_SECONDS = 0.05
     export_ahead()  # Where there is a GPU it would begin to use it, which no process can that is forked from this one.
-translate_once()
 gc.freeze()
