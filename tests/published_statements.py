@@ -14,7 +14,7 @@ from itertools import pairwise
 import polars as pl
 
 from profiler.published import references, setups
-from profiler.published.claims import memory, networks
+from profiler.published.claims import memory, speeds
 from profiler.published.claims.evidence import Claim, Evidence
 from profiler.published.conclusions import (
     EQUAL,
@@ -110,7 +110,7 @@ def _pair(claim: Claim, evidence: Evidence) -> Comparison:
 
 
 def network_speed(claim: Claim, evidence: Evidence) -> Answer:
-    pairs = networks.against_each_other(networks.published(evidence))
+    pairs = speeds.against_each_other(speeds.published(evidence))
     pair = next(p for p in pairs if {p.faster, p.slower} == {evidence.name(claim["from"]), evidence.name(claim["to"])})
     ahead = pair.faster == evidence.name(claim["to"])
     low, high = (pair.low, pair.high) if ahead else (1 / pair.high, 1 / pair.low)
@@ -124,7 +124,7 @@ def accuracy(claim: Claim, evidence: Evidence) -> Answer:
     if not {claim["from"], claim["to"]} <= set(known):
         known, source = references.top5_errors("cnn-benchmarks"), "cnn-benchmarks has"
     mine, other = known[claim["to"]], known[claim["from"]]
-    says = f"{source} a top-5 error of {networks.percent(mine)} against {networks.percent(other)}."
+    says = f"{source} a top-5 error of {speeds.percent(mine)} against {speeds.percent(other)}."
     if claim["relation"] == "equal":
         return Answer(Outcome.HOLDS if abs(mine - other) <= ALIKE else Outcome.FAILS, says)
     as_printed = (mine, other) == (claim["low"], claim["high"])

@@ -1,4 +1,4 @@
 """`profiler compare`: several runs side by side.
 
-Data flows through command → cells → totals, regression, differences → view.
+Data flows through command → cells → regression → view, with the totals.
 """

@@ -9,7 +9,7 @@ from itertools import zip_longest
 import polars as pl
 
 from profiler.published import conclusions
-from profiler.published.claims import libraries, networks, speed, sweeps
+from profiler.published.claims import speeds, sweeps
 from profiler.published.claims.evidence import Evidence, sound
 from profiler.published.claims.kinds import KINDS
 from profiler.published.conclusions import best_published, between, compare_machines, most_telling
@@ -108,10 +108,10 @@ HEADLINES: Sequence[Callable[[Evidence], list[str]]] = (
     fastest,
     own_machines,
     cost,
-    speed.without_cudnn,
+    speeds.without_cudnn,
     _of_kind("best_per_layer"),
     _of_kind("memory_use"),
-    networks.most_outdone,
+    speeds.most_outdone,
     _of_kind("framework"),
     _of_kind("time_per_sample"),
     sweeps.knees,
@@ -119,6 +119,6 @@ HEADLINES: Sequence[Callable[[Evidence], list[str]]] = (
     _of_kind("curvature"),
     sweeps.largest,
     _of_kind("fit"),
-    libraries.fastest,
+    speeds.fastest,
 )
 """In the order in which they are told; what a study did not ask gives none."""

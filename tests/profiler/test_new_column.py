@@ -37,7 +37,7 @@ catalog.ENGINES["toy"] = replace(catalog.ENGINES["openvino"], name="toy", versio
 
 from rich.console import Console
 from exporters.source import ModelSource
-from profiler.compare.differences import differences
+from profiler.compare.command import differences
 from profiler.job.case import Case
 from profiler.recommend.candidates import candidates
 from profiler.report import chart_specs, command

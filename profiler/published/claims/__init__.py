@@ -1,4 +1,4 @@
-"""Check the statements of a published benchmark against its rows, and say what one's own rows have to do with them.
+"""Say what one's own rows have to do with the statements of a published benchmark.
 
-kinds has the table; evidence what they are checked with; speed, networks, libraries, memory and sweeps the functions.
+kinds has the table; evidence what they are answered with; speeds, memory and sweeps the functions.
 """

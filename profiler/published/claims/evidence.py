@@ -1,4 +1,4 @@
-"""Hold what statements are checked with: the published rows, the runs' results, and what an answer consists of."""
+"""Hold what statements are answered with: the published rows, and the runs' results."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from profiler.published import references
-from profiler.published.claims import libraries, memory, networks, speed, sweeps
+from profiler.published.claims import memory, speeds, sweeps
 from profiler.published.claims.evidence import Claim, Evidence
 
 
@@ -27,13 +27,13 @@ _SPEED, _NETWORKS, _LIBRARIES, _MEMORY, _SWEEPS = (
     "Minibatches",
 )
 KINDS: Mapping[str, Kind] = {
-    "speed": Kind(_SPEED, speed.without_cudnn),
+    "speed": Kind(_SPEED, speeds.without_cudnn),
     "order": Kind(_SPEED),
-    "network_speed": Kind(_NETWORKS, networks.own),
+    "network_speed": Kind(_NETWORKS, speeds.own),
     "accuracy": Kind(_NETWORKS),
-    "best": Kind(_LIBRARIES, libraries.fastest),
-    "framework": Kind(_LIBRARIES, libraries.framework_own),
-    "best_per_layer": Kind(_LIBRARIES, libraries.layers_own),
+    "best": Kind(_LIBRARIES, speeds.fastest),
+    "framework": Kind(_LIBRARIES, speeds.framework_own),
+    "best_per_layer": Kind(_LIBRARIES, speeds.layers_own),
     "memory": Kind(_MEMORY),
     "fit": Kind(_MEMORY, memory.fit_own),
     "support": Kind(_MEMORY, memory.support_own),

@@ -1,4 +1,4 @@
-"""Check what fits into memory, which GPU has more of it, and what only one library can run."""
+"""Answer by own rows what fits into memory, and what only one library can run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import polars as pl
 
 from profiler.published import references
 from profiler.published.claims.evidence import Claim, Evidence
-from profiler.published.claims.libraries import ran_everything
+from profiler.published.claims.speeds import ran_everything
 from profiler.published.conclusions import the
 from profiler.published.layers import LAYERS
 from profiler.results.replicates import without_probes

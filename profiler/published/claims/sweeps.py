@@ -1,4 +1,4 @@
-"""Check what is said of the minibatch: less time per sample, more than twice the time, how the curve bends."""
+"""Answer by own rows what is said of the minibatch: less time per sample, more than twice the time, and the bends."""
 
 from __future__ import annotations
 

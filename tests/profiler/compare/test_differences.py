@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from profiler.compare.differences import differences
+from profiler.compare.command import differences
 
 ONE = {
     "gpu": "NVIDIA H200",

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from profiler.compare.cells import compare
-from profiler.compare.totals import sentences, totals
+from profiler.compare.view import sentences, totals
 from profiler.published.references import published_as_results
 from profiler.results.columns import RESULTS
 from profiler.results.reading import with_all_columns
