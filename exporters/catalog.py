@@ -29,8 +29,6 @@ class Architecture:
     flatters them slightly. None where cnn-benchmarks gives none."""
     top5_error: float | None
     citation: str
-    torchvision: str | None = None
-    """Function of torchvision.models with the same state-dict keys and the same computation, if there is one."""
 
 
 ALEXNET = (
@@ -61,18 +59,18 @@ IMAGE = (3, 224, 224)
 # The others: torchvision's documentation of its weights.
 ARCHITECTURES = (
     Architecture("alexnet", "plain", IMAGE, 60_965_224, 720_608_384, 42.90, 19.80, ALEXNET),
-    Architecture("alexnet-owt", "plain", IMAGE, 61_100_840, 714_188_480, None, None, ONE_WEIRD_TRICK, "alexnet"),
+    Architecture("alexnet-owt", "plain", IMAGE, 61_100_840, 714_188_480, None, None, ONE_WEIRD_TRICK),
     Architecture("overfeat", "plain", (3, 231, 231), 145_920_872, 2_801_403_904, None, None, OVERFEAT),
-    Architecture("vgg11", "plain", IMAGE, 132_863_336, 7_609_090_048, None, None, VGG, "vgg11"),
-    Architecture("vgg16", "plain", IMAGE, 138_357_544, 15_470_264_320, 27.00, 8.80, VGG, "vgg16"),
-    Architecture("vgg19", "plain", IMAGE, 143_667_240, 19_632_062_464, 27.30, 9.00, VGG, "vgg19"),
+    Architecture("vgg11", "plain", IMAGE, 132_863_336, 7_609_090_048, None, None, VGG),
+    Architecture("vgg16", "plain", IMAGE, 138_357_544, 15_470_264_320, 27.00, 8.80, VGG),
+    Architecture("vgg19", "plain", IMAGE, 143_667_240, 19_632_062_464, 27.30, 9.00, VGG),
     Architecture("googlenet", "inception", IMAGE, 6_998_552, 1_582_671_872, None, 10.07, GOOGLENET),
     Architecture("googlenet-torch", "inception", IMAGE, 7_066_380, 1_509_265_120, None, 10.07, GOOGLENET),
-    Architecture("resnet18", "resnet", IMAGE, 11_689_512, 1_814_073_344, 30.43, 10.76, RESNET, "resnet18"),
-    Architecture("resnet34", "resnet", IMAGE, 21_797_672, 3_663_761_408, 26.73, 8.74, RESNET, "resnet34"),
-    Architecture("resnet50", "resnet", IMAGE, 25_557_032, 4_089_184_256, 24.01, 7.02, RESNET, "resnet50"),
-    Architecture("resnet101", "resnet", IMAGE, 44_549_160, 7_801_405_440, 22.44, 6.21, RESNET, "resnet101"),
-    Architecture("resnet152", "resnet", IMAGE, 60_192_808, 11_513_626_624, 22.16, 6.16, RESNET, "resnet152"),
+    Architecture("resnet18", "resnet", IMAGE, 11_689_512, 1_814_073_344, 30.43, 10.76, RESNET),
+    Architecture("resnet34", "resnet", IMAGE, 21_797_672, 3_663_761_408, 26.73, 8.74, RESNET),
+    Architecture("resnet50", "resnet", IMAGE, 25_557_032, 4_089_184_256, 24.01, 7.02, RESNET),
+    Architecture("resnet101", "resnet", IMAGE, 44_549_160, 7_801_405_440, 22.44, 6.21, RESNET),
+    Architecture("resnet152", "resnet", IMAGE, 60_192_808, 11_513_626_624, 22.16, 6.16, RESNET),
     Architecture("resnet200", "resnet", IMAGE, 64_666_152, 15_007_481_856, 21.66, 5.79, PREACTIVATION),
 )
 

@@ -32,7 +32,6 @@ class Library:
     extra: str
     """The extra of this project that installs it."""
     module: str
-    example: str
     folders: bool = False
     """Whether a name may be that of a local folder with a config.json, which has the model's weights."""
     steps: tuple[str, ...] = ()
@@ -52,20 +51,13 @@ class Known:
 LIBRARIES = {
     row.prefix: row
     for row in (
-        Library("timm", "timm", "timm", "exporters.libraries.timm_models", "timm:vit_base_patch16_224"),
-        Library(
-            "torchvision",
-            "torchvision",
-            "torchvision",
-            "exporters.libraries.torchvision_models",
-            "torchvision:resnet50",
-        ),
+        Library("timm", "timm", "timm", "exporters.libraries.timm_models"),
+        Library("torchvision", "torchvision", "torchvision", "exporters.libraries.torchvision_models"),
         Library(
             "hf",
             "transformers",
             "hf",
             "exporters.libraries.transformers_models",
-            "hf:BertModel",
             folders=True,
             steps=("prefill", "decode", "encode"),
         ),

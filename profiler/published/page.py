@@ -1,23 +1,188 @@
-"""Show what follows from a study's tables: the conclusions that tell most, its statements checked, all else folded."""
+"""Show what follows from a study's tables: the conclusions that tell most, its statements, all else folded."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, zip_longest
 
 import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from profiler.published import conclusions
-from profiler.published.claims.evidence import Claim, Evidence
-from profiler.published.claims.kinds import Group, groups
-from profiler.published.conclusions import Comparison, Subject
-from profiler.published.headlines import headlines
+from profiler.published import conclusions, references
+from profiler.published.claims import memory, speeds, sweeps
+from profiler.published.claims.evidence import Claim, Evidence, sound
+from profiler.published.conclusions import Comparison, Subject, best_published, between, compare_machines, most_telling
+from profiler.published.studies import PASSES
 from profiler.results.sentences import sweep_sentences
-from profiler.tables.numbers import counted, listed
+from profiler.results.speedups import geometric_mean
+from profiler.tables.numbers import compact, counted, listed
 from profiler.tables.writers import escape_markdown
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What `own` rows answer to all statements of a kind."""
+
+    heading: str
+    own: Callable[[Evidence], list[str]] = lambda _: []
+
+
+_SPEED, _NETWORKS, _LIBRARIES, _MEMORY, _SWEEPS = (
+    "Machines and libraries",
+    "Network against network",
+    "The fastest library",
+    "Memory",
+    "Minibatches",
+)
+KINDS: Mapping[str, Kind] = {
+    "speed": Kind(_SPEED, speeds.without_cudnn),
+    "order": Kind(_SPEED),
+    "network_speed": Kind(_NETWORKS, speeds.own),
+    "accuracy": Kind(_NETWORKS),
+    "best": Kind(_LIBRARIES, speeds.fastest),
+    "framework": Kind(_LIBRARIES, speeds.framework_own),
+    "best_per_layer": Kind(_LIBRARIES, speeds.layers_own),
+    "memory": Kind(_MEMORY),
+    "fit": Kind(_MEMORY, memory.fit_own),
+    "support": Kind(_MEMORY, memory.support_own),
+    "memory_use": Kind(_MEMORY, memory.use_own),
+    "time_per_sample": Kind(_SWEEPS, sweeps.per_sample_own),
+    "ms_above_twice": Kind(_SWEEPS, sweeps.excess_own),
+    "curvature": Kind(_SWEEPS, sweeps.bend_own),
+    "best_gpu": Kind("Which card to buy"),
+}
+"""By the `kind` of references/conclusions.csv, in the order of their headings."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The statements under one heading, and what own rows say of them."""
+
+    heading: str
+    claims: Sequence[Claim]
+    own: Sequence[str]
+
+
+def groups(evidence: Evidence) -> list[Group]:
+    order, found = list(KINDS), []
+    claims = sorted(references.claims(evidence.study), key=lambda claim: order.index(claim["kind"]))
+    for heading, of in groupby(claims, lambda claim: KINDS[claim["kind"]].heading):
+        stated = list(of)
+        kinds = dict.fromkeys(claim["kind"] for claim in stated)
+        own = dict.fromkeys(sentence for kind in kinds for sentence in KINDS[kind].own(evidence))
+        found.append(Group(heading, stated, list(own)))
+    return found
+
+
+MOST = 5
+
+
+def headlines(evidence: Evidence) -> list[str]:
+    """At most five sentences in Markdown: the first of each kind of conclusion that there is, then further ones."""
+    found = [kind(evidence) for kind in HEADLINES]
+    return list(dict.fromkeys(one for turn in zip_longest(*found) for one in turn if one))[:MOST]
+
+
+def machines(evidence: Evidence) -> list[str]:
+    """The own variant that stands for the published library against the fastest published setup, then others to it."""
+    found = (most_telling(times, subject) for subject, times in evidence.times.items())
+    return [pair.sentence() for pairs in found for pair in pairs]
+
+
+def fastest(evidence: Evidence) -> list[str]:
+    """The fastest own setup against the fastest published one, or against the own one that stands for it."""
+    found = []
+    for subject, times in evidence.times.items():
+        for of in conclusions.by_device(times):
+            mine = set(of.filter("ours", "counterpart")["setup"])
+            first = conclusions.fastest(of.filter("ours").filter(sound()))
+            if mine.isdisjoint(first):
+                found += [pair.sentence() for pair in between(of, first, best_published(of) or mine, subject)]
+    return found
+
+
+def own_machines(evidence: Evidence) -> list[str]:
+    """Own machines against each other, each with the variant that stands for the published library."""
+    found = []
+    for subject, times in evidence.times.items():
+        for of in conclusions.by_device(times):
+            pairs = compare_machines(of.filter("ours"), evidence.row.by_release)
+            found += [replace(pair, subject=subject).sentence() for pair in pairs]
+    return found
+
+
+def cost(evidence: Evidence) -> list[str]:
+    """What a million images cost as the published library computed, and in the cheapest way; only where priced.
+
+    Of each machine and pass. Two ways are compared over the networks that both ran, and only over half of them or more.
+    """
+    # What the host holds up costs so much, too.
+    priced = evidence.own.drop_nulls("usd_per_million_items").filter(pl.col("disturbed").is_null())
+    found = []
+    for (pass_, _, price), rows in priced.group_by("pass", "machine", "usd_per_hour", maintain_order=True):
+        figure = pl.col("usd_per_million_items")
+        setup = conclusions.fastest(
+            (rows.filter("counterpart") if rows["counterpart"].any() else rows).with_columns(network="model", ms=figure)
+        )
+        base = rows.filter(pl.col("setup").is_in(setup)).sort(figure, maintain_order=True)
+        found.append(
+            f"A million images, {PASSES[str(pass_)]}, cost {_prices(base)} on {conclusions.the(base['setup'][0])}, at "
+            f"{compact(price)} USD an hour{_cheapest(base, rows)}."
+        )
+    return found
+
+
+def _prices(rows: pl.DataFrame) -> str:
+    """The least and the greatest of sorted rows, each with its network; one where both are of the same."""
+    ends = rows.select("usd_per_million_items", "published_network").rows()
+    least, most = ends[0], next(end for end in ends if end[0] == ends[-1][0])
+    return " to ".join(dict.fromkeys(f"**{compact(usd, 3)} USD** ({network})" for usd, network in (least, most)))
+
+
+def _cheapest(base: pl.DataFrame, rows: pl.DataFrame) -> str:
+    """Which setup costs least in comparison, like "; eager amp-fp16 costs 0.25x to 0.90x as much, …", or nothing."""
+    both = rows.join(base, on="model", suffix="_base").filter(pl.col("setup") != pl.col("setup_base"))
+    both = both.with_columns(ratio=pl.col("usd_per_million_items") / pl.col("usd_per_million_items_base"))
+    means = both.group_by("setup").agg(mean=geometric_mean(pl.col("ratio")), count=pl.col("model").n_unique())
+    cheaper = means.filter(pl.col("mean") < 1, 2 * pl.col("count") >= base["model"].n_unique()).sort("mean", "setup")
+    if cheaper.is_empty():
+        return ""
+    best = both.filter(setup=cheaper["setup"][0]).sort("ratio")
+    low, high = best["ratio"][0], best["ratio"][-1]
+    return (
+        f"; with {best['library'][0]}, **{conclusions.span(low, high)}** as much, on the "
+        f"{counted(cheaper['count'][0], 'network')} that both ran undisturbed"
+    )
+
+
+def _of_kind(kind: str) -> Callable[[Evidence], list[str]]:
+    """What own rows answer to the study's statements of a kind; nothing where it makes none."""
+    return lambda evidence: KINDS[kind].own(evidence) if evidence.claims(kind) else []
+
+
+HEADLINES: Sequence[Callable[[Evidence], list[str]]] = (
+    machines,
+    fastest,
+    own_machines,
+    cost,
+    speeds.without_cudnn,
+    _of_kind("best_per_layer"),
+    _of_kind("memory_use"),
+    speeds.most_outdone,
+    _of_kind("framework"),
+    _of_kind("time_per_sample"),
+    sweeps.knees,
+    _of_kind("ms_above_twice"),
+    _of_kind("curvature"),
+    sweeps.largest,
+    _of_kind("fit"),
+    speeds.fastest,
+)
+"""In the order in which they are told; what a study did not ask gives none."""
+
 
 STATEMENTS = "What the source states, and what its rows say"
 _VERDICTS = """\

@@ -13,7 +13,7 @@ from profiler.published import conclusions
 from profiler.published.claims.evidence import Evidence
 from profiler.published.command import NO_ROWS
 from profiler.published.conclusions import Comparison
-from profiler.published.headlines import headlines
+from profiler.published.page import headlines
 from profiler.published.pictures import LEGEND, PANEL, PANEL_AXIS, Picture, published_pictures
 from profiler.published.printed import Printed
 from profiler.published.studies import STUDIES

@@ -21,7 +21,6 @@ from exporters.flops import Cost
 from exporters.gradients import reference_items
 from exporters.inputs import fixed_batch, input_specs, numpy_dtype
 from exporters.int8 import calibration_files
-from exporters.onnx_export import Export
 from exporters.onnx_files import loops_of
 from exporters.qdq_placement import PLACEMENTS
 from exporters.source import Identity, ModelError, ModelSource
@@ -179,7 +178,7 @@ class _Stages:
         self._export_by_batch(cases, prepared)
         for name, graph in quantized:
             if "fp32" in prepared[name].failures and static_graph("fp32") not in prepared[name].onnx:
-                _fail(prepared, name, graph, prepared[name].failures["fp32"])
+                _keep(prepared, name, graph, prepared[name].failures["fp32"])
         ready = [(name, graph) for name, graph in quantized if graph not in prepared[name].failures]
         self._export(ready, prepared, "graphs quantized to int8")
 
@@ -194,11 +193,9 @@ class _Stages:
                 self.sources[name] = replace(source, varied={})
                 calls |= {(name, g): self._call("prepare_export", f"export-{name}-{g}", name, g, None) for g in failed_}
         for (name, graph), outcome in self._run(calls, "exports to ONNX, each for a shape").items():
-            if outcome.status == "ok":
-                prepared[name] = _with_graph(prepared[name], static_graph(graph), outcome.value)
-            else:
-                tries = f"{prepared[name].failures[graph].reason}; for this shape only: {failed(outcome).reason}"
-                _fail(prepared, name, graph, replace(failed(outcome), reason=tries))
+            tries = f"{prepared[name].failures[graph].reason}; for this shape only: {failed(outcome).reason}"
+            own = static_graph(graph) if outcome.status == "ok" else graph
+            _keep(prepared, name, own, replace(failed(outcome), reason=tries))
 
     def _export_by_batch(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
         """A graph a batch size, of the models whose export with a free one failed."""
@@ -214,11 +211,9 @@ class _Stages:
         )
         calls = {key: self._call("prepare_export", f"export-{key[0]}-{key[1]}-{key[2]}", *key) for key in needed}
         for (name, graph, batch), outcome in self._run(calls, "exports to ONNX, each for a batch size").items():
-            old, key = prepared[name], static_graph(graph, batch)
-            if outcome.status == "ok":
-                prepared[name] = _with_graph(old, key, outcome.value)
-            else:
-                _fail(prepared, name, key, _neither(name, graph, batch, old.failures[graph], failed(outcome)))
+            if outcome.status != "ok":
+                outcome = _neither(name, graph, batch, prepared[name].failures[graph], failed(outcome))
+            _keep(prepared, name, static_graph(graph, batch), outcome)
 
     def _export(self, graphs: Iterable[tuple[str, str]], prepared: dict[str, Prepared], what: str) -> None:
         """One process a model and graph; the shapes of a model share one, which is exported at the first of them."""
@@ -233,10 +228,7 @@ class _Stages:
             calls[*names, graph] = self._call("prepare_export", f"export-{first}-{graph}", first, graph, None)
         for (*names, graph), outcome in self._run(calls, what).items():
             for name in names:
-                if outcome.status == "ok":
-                    prepared[name] = _with_graph(prepared[name], graph, outcome.value)
-                else:
-                    _fail(prepared, name, graph, failed(outcome))
+                _keep(prepared, name, graph, failed(outcome))
 
     def _is_calibrated(self, name: str) -> bool:
         """Whether the user's calibration data are of the model's shape."""
@@ -362,13 +354,11 @@ def _lacks(model: Prepared, graph: str) -> bool:
     return "model" not in model.failures and graph not in model.failures and graph not in model.onnx
 
 
-def _with_graph(model: Prepared, graph: str, export: Export) -> Prepared:
-    return replace(model, onnx={**model.onnx, graph: export})
-
-
-def _fail(prepared: dict[str, Prepared], model: str, graph: str, why: Outcome) -> None:
-    old = prepared[model]
-    prepared[model] = replace(old, failures={**old.failures, graph: why})
+def _keep(prepared: dict[str, Prepared], model: str, graph: str, outcome: Outcome) -> None:
+    """Put the graph that was made among the model's, or among its failures why there is none."""
+    old, made = prepared[model], outcome.status == "ok"
+    new = {"onnx": {**old.onnx, graph: outcome.value}} if made else {"failures": {**old.failures, graph: outcome}}
+    prepared[model] = replace(old, **new)
 
 
 def _neither(name: str, graph: str, batch: int, free: Outcome, fixed: Outcome) -> Outcome:

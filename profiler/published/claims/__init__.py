@@ -1,4 +1,4 @@
 """Say what one's own rows have to do with the statements of a published benchmark.
 
-kinds has the table; evidence what they are answered with; speeds, memory and sweeps the functions.
+evidence has what they are answered with; speeds, memory and sweeps have the functions, page the table of them.
 """

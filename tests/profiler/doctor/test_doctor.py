@@ -12,7 +12,6 @@ from rich.console import Console
 from engines.base import Building, Proof, Warning
 from engines.catalog import PRESETS
 from profiler.doctor import command as doctor
-from profiler.doctor import machine
 from profiler.doctor.command import Spinner, of_engines, tensorrt_steps, tiny_job
 from profiler.job.case import CaseId
 from profiler.job.plan import make_plan
@@ -80,8 +79,8 @@ def test_what_only_shows_once_it_is_tried_is_no_silence(monkeypatch: pytest.Monk
 
 def test_a_cache_that_cannot_be_made_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(machine, "default_root", lambda: tmp_path / "file" / "cache")
-    (line,) = (check for check in machine.of_machine(CPU, {}) if check.what == "Cache")
+    monkeypatch.setattr(doctor, "default_root", lambda: tmp_path / "file" / "cache")
+    (line,) = (check for check in doctor.of_machine(CPU, {}) if check.what == "Cache")
     assert line.status == "failed"
     assert "PROFILER_CACHE" in line.text
 
@@ -94,18 +93,18 @@ def test_a_cache_that_cannot_be_made_fails(monkeypatch: pytest.MonkeyPatch, tmp_
     ],
 )
 def test_a_card_that_torch_cannot_use_fails(facts: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "visible_gpus", lambda: [H200.gpu])
-    (check,) = (check for check in machine.of_machine(CPU, facts) if check.what == "GPU")
+    monkeypatch.setattr(doctor, "visible_gpus", lambda: [H200.gpu])
+    (check,) = (check for check in doctor.of_machine(CPU, facts) if check.what == "GPU")
     assert check.status == "failed"
     assert says in check.text
 
 
 def test_a_machine_that_is_limited_or_busy_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine, "core_quota", lambda: 0.5)
+    monkeypatch.setattr(doctor, "core_quota", lambda: 0.5)
     monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
-    monkeypatch.setattr(machine, "default_root", lambda: tmp_path / "not" / "yet")
-    monkeypatch.setattr(machine, "_LEAST_GIB", 1e9)
-    lines = {check.what: check for check in machine.of_machine(CPU, {})}
+    monkeypatch.setattr(doctor, "default_root", lambda: tmp_path / "not" / "yet")
+    monkeypatch.setattr(doctor, "_LEAST_GIB", 1e9)
+    lines = {check.what: check for check in doctor.of_machine(CPU, {})}
     assert "0.5 of" in lines["CPU limit"].text
     assert "99.0 on" in lines["Load"].text
     assert lines["Cache"].status == "note"

@@ -15,9 +15,8 @@ from rich.console import Console
 from profiler.published import page, references
 from profiler.published.claims import sweeps
 from profiler.published.claims.evidence import Evidence
-from profiler.published.claims.kinds import KINDS, groups
-from profiler.published.headlines import MOST, headlines
-from profiler.published.headlines import cost as headlines_cost
+from profiler.published.page import KINDS, MOST, groups, headlines
+from profiler.published.page import cost as headlines_cost
 from profiler.published.studies import STUDIES
 from profiler.results.columns import RESULTS
 from profiler.results.reading import with_all_columns

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from profiler.published import conclusions, headlines, page, references, setups
+from profiler.published import conclusions, page, references, setups
 from profiler.published.claims import speeds
 from profiler.published.claims.evidence import Evidence
 from profiler.published.conclusions import (
@@ -225,7 +225,7 @@ def test_a_gpu_is_not_held_against_a_cpu() -> None:
         {"Mine", "Dual Xeon E5-2630 v3"},
     ]
     evidence = Evidence("cnn-benchmarks", rows)
-    kinds = headlines.machines, headlines.fastest, headlines.own_machines
+    kinds = page.machines, page.fastest, page.own_machines
     told = [sentence for kind in kinds for sentence in kind(evidence)]
     assert told and not any("H200" in one and ("Xeon" in one or "Mine" in one) for one in told)
 
