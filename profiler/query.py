@@ -18,7 +18,7 @@ from profiler.options import Query as Options
 from profiler.results.checked import UNREADABLE, printable_texts
 from profiler.results.environment import flat
 from profiler.results.reading import Runs, read_runs
-from profiler.tables.numbers import count, counted
+from profiler.tables.numbers import count, counted, listed
 from profiler.tables.table import of_frame
 from profiler.tables.writers import TEXTS, deliver, parquet, print_table
 
@@ -65,7 +65,7 @@ def query(runs: Runs, sql: str) -> pl.DataFrame:
         with pl.SQLContext(tables) as context:
             return context.execute(sql, eager=False).collect(engine="streaming")
     except UNREADABLE as error:
-        raise ConfigError(f"query: {_explain(error, tables)}") from None
+        raise ConfigError(f"query: {_explain(error, tables, sql)}") from None
 
 
 def _environments(environments: Mapping[str, Mapping[str, Any]]) -> pl.LazyFrame:
@@ -78,15 +78,16 @@ def _environments(environments: Mapping[str, Mapping[str, Any]]) -> pl.LazyFrame
     return pl.LazyFrame(rows, schema=dict.fromkeys(("run_id", "key", "value"), pl.String), orient="row")
 
 
-def _explain(error: BaseException, tables: Mapping[str, pl.LazyFrame]) -> str:
+def _explain(error: BaseException, tables: Mapping[str, pl.LazyFrame], sql: str) -> str:
     """What is wrong, with the column or table that was probably meant."""
     message = next(iter(str(error).strip().splitlines()), type(error).__name__)
     if isinstance(error, pl.exceptions.ColumnNotFoundError) and (named := re.search(r'"([^"]+)"', message)):
         columns = {name: list(frame.collect_schema()) for name, frame in tables.items()}
+        read = {name: own for name, own in columns.items() if re.search(rf"\b{name}\b", sql, re.IGNORECASE)}
         if having := [name for name, own in columns.items() if named[1] in own]:
-            own = "; ".join(f"{name} has {', '.join(columns[name])}" for name in tables if len(columns[name]) < 10)
-            return f"'{named[1]}' is a column of {' and '.join(having)}, which the query does not read there; {own}"
-        return f"there is no column '{named[1]}'{nearest(named[1], chain.from_iterable(columns.values()))}"
+            lists = [f"; {name} has {', '.join(own)}" for name, own in read.items() if len(own) < 10]
+            return f"'{named[1]}' is a column of {listed(having)}, which the query does not read there{''.join(lists)}"
+        return f"there is no column '{named[1]}'{nearest(named[1], chain.from_iterable(read.values()))}"
     relation = re.search(r"relation '([^']+)' was not found", message)
     if relation:
         return f"there is no table '{relation[1]}'; there are {', '.join(tables)}"

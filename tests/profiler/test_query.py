@@ -63,7 +63,9 @@ def test_layers_are_a_table_where_a_run_has_them() -> None:
     [
         ("select latncy_ms from results", "no column 'latncy_ms'; did you mean 'latency_ms'"),
         ("select gpu from environments", "'gpu' is a column of results, which the query does not read there"),
-        ("select gpu from environments", "environments has run_id, key, value"),
+        ("select gpu from environments", "which the query does not read there; environments has run_id, key, value$"),
+        ("select keyy from environments", "there is no column 'keyy'; did you mean 'key'"),
+        ("select driverless from samples", "valid: run_id, case_id, clock, index, ms$"),
         ("select r.modl from results r", "no column"),
         ("select * from samplez", "no table 'samplez'; there are results, samples"),
         ("selct from", "only queries that read"),
