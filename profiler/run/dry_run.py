@@ -35,8 +35,8 @@ _SECONDS = 60.0
 _REPORT_MIB, _CASE_MIB = 2.0, 0.1
 """What a run writes: its tables and its report, and a case of 5,000 samples."""
 _NOT_LOOKED_AT = (
-    "Not looked at: whether the models run, how right their outputs are, whether they can be exported, compiled or "
-    "built, and whether memory suffices."
+    "Not looked at: whether the models run, take inputs of these shapes, can be exported, compiled or built, how right "
+    "their outputs are, and whether memory suffices."
 )
 
 

@@ -53,7 +53,8 @@ def look_at_dimensions(source: ModelSource, report: Report) -> list[str]:
 def _look_at_module(source: ModelSource, specs: Sequence[TensorSpec]) -> str:
     model, how = _module(source)
     _check_signature(model, source, specs)
-    seen = f"{how}, {count(sum(parameter.numel() for parameter in model.parameters()))} parameters, forward takes these"
+    size = count(sum(parameter.numel() for parameter in model.parameters()))
+    seen = f"{how}, {size} parameters, forward has a place for each input"
     if source.weights is None:
         return seen
     with warnings.catch_warnings():  # Nothing is copied to the meta device, which torch warns of.

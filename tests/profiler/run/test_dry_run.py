@@ -82,7 +82,7 @@ def test_what_was_looked_at_and_what_was_not_is_told() -> None:
     looks = {"mine": Look(seen="its factory was called"), "other": Look(unseen="not looked at: too long"), "x": Look()}
     text = printed([case()], looks)[1]
     assert re.search(r"mine +its factory was called *\n +other +not looked at: too long *\n", text)
-    assert "whether the models run" in text
+    assert "whether the models run, take inputs of these shapes" in text
     assert "x " not in text.split("Looked at")[1].split("\n\n")[0]
 
 

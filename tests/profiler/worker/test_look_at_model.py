@@ -97,7 +97,7 @@ def test_inputs_that_forward_does_not_take_are_said_without_running_it(
     declared = tuple(DeclaredInput((name,), (BATCH, 3), "float32") for name in inputs)
     source = replace(factory("pair"), inputs=declared, input_shape=None if declared else (3,))
     with pytest.raises(ModelError, match=says) if says else nullcontext():
-        assert "forward takes these" in look(source).seen
+        assert "forward has a place for each input" in look(source).seen
 
 
 @pytest.mark.usefixtures("factories")
