@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ from profiler.results.sentences import WITHIN_PROCESS
 from profiler.results.speedups import geometric_mean
 from profiler.stats.ratios import MARGINS, WITHIN, Verdict, legend
 from profiler.tables import numbers
-from profiler.tables.numbers import counted, each, percent, significant, times, whole
+from profiler.tables.numbers import counted, each, percent, products, significant, times, whole
 from profiler.tables.table import Section, Table, figure, of_rows, prose, words
 from profiler.tables.writers import left_out
 
@@ -227,7 +228,10 @@ def _missing(comparison: Comparison) -> Section:
         lacking = comparison.cells.filter(pl.col(f"{there}_status") == "ok", pl.col(f"{here}_status").ne_missing("ok"))
         lacking = lacking.unique([*keys, *CELL], maintain_order=True)
         for (side, status, reason), part in lacking.group_by(keys, maintain_order=True):
-            rows.append((side, status or "missing", part.height, reason, _which(part)))
+            rows += [
+                (side, status or "missing", math.prod(map(len, cells)), reason, _which(cells))
+                for cells in products(part.select(CELL).rows())
+            ]
     fields = [
         words("Side", "side"),
         words("Status", "status"),
@@ -238,9 +242,9 @@ def _missing(comparison: Comparison) -> Section:
     return Section("Measured on one side only", (), [of_rows("", fields, rows)] if rows else [])
 
 
-def _which(cells: pl.DataFrame) -> str:
-    """Each column's values once: "resnet50; ort, compiled; inference; fp32; batch 1, 16"."""
-    parts = {key: ", ".join(map(str, cells[key].drop_nulls().unique(maintain_order=True))) for key in CELL}
+def _which(cells: Sequence[Sequence[object]]) -> str:
+    """All combinations of the columns' values: "resnet50; ort, compiled; inference; fp32; batch 1, 16"."""
+    parts = {key: ", ".join(str(x) for x in own if x is not None) for key, own in zip(CELL, cells, strict=True)}
     return "; ".join(filter(None, {**parts, "batch_size": f"batch {parts['batch_size']}"}.values()))
 
 

@@ -17,7 +17,7 @@ from profiler.results.set_up import PARTS, Part, parts_of
 from profiler.results.warning_kinds import doubting, meaning
 from profiler.stats.ratios import REPLICATES_FOR_A_VERDICT
 from profiler.stats.samples import PERCENTILE_NEEDS
-from profiler.tables.numbers import count, counted, listed, rounded, seconds, significant, span
+from profiler.tables.numbers import count, counted, listed, products, rounded, seconds, significant, span
 
 _AIMS = {
     "latency": "lowest latency per call",
@@ -275,12 +275,12 @@ def _unmeasured(found: Recommendation) -> list[tuple[str, str]]:
 
 
 def _briefly(group: Sequence[Candidate]) -> str:
-    """Their variants, precisions and batch sizes; the names where that would claim more than there is."""
-    keys = ("variant", "precision", "batch_size")
-    variants, precisions, batches = (list(dict.fromkeys(str(c.row[key]) for c in group)) for key in keys)
-    if len(variants) * len(precisions) * len(batches) != len(group):
+    """Their variants, precisions and batch sizes; the names where those do not tell them apart."""
+    cells = [tuple(str(c.row[key]) for key in ("variant", "precision", "batch_size")) for c in group]
+    if len({*cells}) < len(cells):
         return "; ".join(candidate.name for candidate in group)
-    return f"{', '.join(variants)} · {', '.join(precisions)} · batch {', '.join(batches)}"
+    found = ([", ".join(values) for values in each] for each in products(cells))
+    return "; ".join(f"{variants} · {precisions} · batch {sizes}" for variants, precisions, sizes in found)
 
 
 def _sources(found: Recommendation) -> list[str]:

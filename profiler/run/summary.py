@@ -28,7 +28,7 @@ from profiler.results.sentences import (
 from profiler.results.warning_kinds import carried_by_all, meaning
 from profiler.stats.ratios import legend
 from profiler.tables import numbers
-from profiler.tables.numbers import each, percent
+from profiler.tables.numbers import each, percent, products
 from profiler.tables.table import Field, Table, figure, prose
 from profiler.tables.writers import print_pairs, print_table
 
@@ -177,17 +177,19 @@ def _print_sweeps(console: Console, results: pl.DataFrame) -> None:
 
 def _print_problems(console: Console, results: pl.DataFrame) -> None:
     """Each reason once, then what it holds for."""
-    where = ("variant", "precision", "pass", "model")
-    listed = [*(pl.col(name).unique(maintain_order=True) for name in where), pl.col("log").drop_nulls().first()]
-    reasons = not_measured(results, ["status", "reason"], *listed)
+    cells = pl.struct("variant", "precision", "pass", "model", pl.col("batch_size").cast(pl.String))
+    more = cells.unique(maintain_order=True).alias("cells"), pl.col("log").drop_nulls().first()
+    reasons = not_measured(results, ["status", "reason"], *more)
     if reasons.is_empty():
         return
     console.print(Text("\nNot measured", style="bold"))
     for row in reasons.iter_rows(named=True):
-        what = [*(", ".join(row[name]) for name in where), f"batch {', '.join(map(str, row['batch_size']))}"]
-        what += [f"log: {row['log']}"] if row["log"] else []
+        found = ([", ".join(values) for values in each] for each in products(tuple(c.values()) for c in row["cells"]))
+        where = [" · ".join([*names, f"batch {sizes}"]) for *names, sizes in found]
+        where[-1] += f" · log: {row['log']}" if row["log"] else ""
         label = Text(f"  {row['status']}", style="yellow" if row["status"] == "unsupported" else "red")
-        print_pairs(console, [(label, Text(str(row["reason"]))), (Text(), Text(" · ".join(what), style="dim"))], gap=1)
+        pairs = [(label, Text(str(row["reason"]))), *((Text(), Text(text, style="dim")) for text in where)]
+        print_pairs(console, pairs, gap=1)
     if set(reasons["status"]) - {"unsupported"}:
         console.print(Text("  What the libraries printed is in the run's folder, under logs.", style="dim"))
 

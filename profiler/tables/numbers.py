@@ -40,6 +40,21 @@ def listed(values: Iterable[object]) -> str:
     return f"{', '.join(rest)} and {last}" if rest else last
 
 
+def products(rows: Iterable[tuple[Any, ...]]) -> list[tuple[tuple[Any, ...], ...]]:
+    """Put rows together into as few products as are easily found, none of which claims more than there is.
+
+    Each has the values by column: (a, 1), (a, 2), (b, 1) are ((a,), (1, 2)) and ((b,), (1,)).
+    """
+    found = [tuple((value,) for value in row) for row in rows]
+    for place in reversed(range(len(found[0]) if found else 0)):
+        alike: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        for one in found:
+            rest = (*one[:place], *one[place + 1 :])
+            alike[rest] = (*alike.get(rest, ()), *one[place])
+        found = [(*rest[:place], values, *rest[place:]) for rest, values in alike.items()]
+    return found
+
+
 def natural(name: str | None) -> str:
     """A sorting key by which resnet50 comes before resnet101, and sequence=64 before sequence=128."""
     return re.sub(r"\d+", lambda number: number[0].zfill(12), name or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -108,6 +109,14 @@ def test_a_column_of_a_frame_is_like_a_list() -> None:
     assert numbers.ms(frame["ms"]) == ["0.500", ""]
     assert numbers.words(frame["sizes"]) == ["1, 16", ""]
     assert numbers.anythings(frame["sizes"]) == ["1; 16", ""]
+
+
+def test_products_have_all_rows_and_no_others() -> None:
+    rows = [(v, p, b) for v in "ab" for p in ("fp32", "fp16") for b in (1, 16) if (v, p) != ("b", "fp16")]
+    found = numbers.products(rows)
+    assert found == [(("a",), ("fp32", "fp16"), (1, 16)), (("b",), ("fp32",), (1, 16))]
+    assert sorted(row for each in found for row in itertools.product(*each)) == sorted(rows)
+    assert numbers.products([]) == []
 
 
 @pytest.mark.parametrize(
