@@ -241,7 +241,9 @@ def test_onnx_runtimes_clock_is_the_traces(make_job: Callable[..., Job], tmp_pat
     nominal = (session.session.get_profiling_start_time_ns() - recorded.unix_ns) / 1000
     runs = read_runs(Path(session.session.end_profiling()), torch_trace.ITERATIONS)
     assert clock_offset(runs, nominal, recorded) == nominal
-    assert clock_offset(runs, nominal + 1e6, recorded) == pytest.approx(nominal, abs=1000)
+    found = clock_offset(runs, nominal + 1e6, recorded)
+    for run, call in zip(runs, recorded.iterations, strict=True):
+        assert call.start <= run.start + found <= run.end + found <= call.returned
 
 
 # What a GPU gives, as it stands in the files.

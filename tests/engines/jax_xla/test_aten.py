@@ -10,15 +10,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-jax = pytest.importorskip("jax")
-
-from engines.base import Unsupported  # noqa: E402
-from engines.jax_xla.aten import OPERATORS  # noqa: E402
-from engines.jax_xla.program import trace  # noqa: E402
+from engines.base import Unsupported
 
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_compilation() -> Iterator[None]:
+    jax = pytest.importorskip("jax")  # Here and below, so that processes which run other files do without it.
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -129,6 +126,10 @@ CASES: dict[str, Case] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_operator_gives_torchs_values_and_gradients(case: str) -> None:
+    import jax
+
+    from engines.jax_xla.aten import OPERATORS
+
     name, torch_function, arguments, options = CASES[case]
     own = [a.clone().requires_grad_(a.is_floating_point()) if isinstance(a, torch.Tensor) else a for a in arguments]
     expected = torch_function(*own, **options)
@@ -170,9 +171,14 @@ class Composed(torch.nn.Module):
 
 
 def test_what_torch_says_in_other_operators_is_translated_but_dropout() -> None:
+    import jax
+
+    from engines.jax_xla.program import trace
+
     model = Composed()
     program = trace(model.eval(), [X.numpy()])
-    (found,), _ = program({n: w.detach().numpy() for n, w in program.weights.items()}, {}, [X.numpy()])
+    weights = {name: weight.detach().numpy() for name, weight in program.weights.items()}
+    (found,), _ = jax.jit(lambda *given: program(*given))(weights, {}, [X.numpy()])
     np.testing.assert_allclose(found, model(X).detach(), rtol=1e-4, atol=1e-5)
     with pytest.raises(Unsupported, match="not translated to JAX: native_dropout"):
         trace(model.train(), [X.numpy()])
@@ -180,6 +186,10 @@ def test_what_torch_says_in_other_operators_is_translated_but_dropout() -> None:
 
 @pytest.mark.parametrize("mode", [None, "floor", "trunc"])
 def test_division_rounds_as_torchs(mode: str | None) -> None:
+    import jax
+
+    from engines.jax_xla.aten import OPERATORS
+
     x, y = torch.tensor([7.0, -7.0, 3.5, -0.5]), torch.tensor([2.0, 2.0, -1.0, 3.0])
     found = OPERATORS["div"](jax.numpy.asarray(x.numpy()), jax.numpy.asarray(y.numpy()), rounding_mode=mode)
     np.testing.assert_allclose(found, torch.div(x, y, rounding_mode=mode))
@@ -187,6 +197,10 @@ def test_division_rounds_as_torchs(mode: str | None) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_batch_normalization_has_torchs_values_gradients_and_statistics(training: bool) -> None:
+    import jax
+
+    from engines.jax_xla.aten import OPERATORS
+
     weight, bias, mean, var = drawn(4), drawn(4, seed=2), drawn(4, seed=3), drawn(4, seed=4).abs()
     own = [t.clone().requires_grad_() for t in (X, weight, bias)]
     new = [mean.clone(), var.clone()]
@@ -201,9 +215,13 @@ def test_batch_normalization_has_torchs_values_gradients_and_statistics(training
         )
         return out, changed
 
-    found, pull, changed = jax.vjp(ours, *(jax.numpy.asarray(t.detach().numpy()) for t in own), has_aux=True)
+    def all_of(back: Any, *given: Any) -> Any:
+        found, pull, changed = jax.vjp(ours, *given, has_aux=True)
+        return found, pull(back), changed
+
+    found, gradients, changed = jax.jit(all_of)(back.numpy(), *(t.detach().numpy() for t in own))
     np.testing.assert_allclose(found, expected.detach(), rtol=1e-4, atol=1e-5)
-    for gradient, tensor in zip(pull(jax.numpy.asarray(back.numpy())), own, strict=True):
+    for gradient, tensor in zip(gradients, own, strict=True):
         np.testing.assert_allclose(gradient, tensor.grad, rtol=1e-3, atol=2e-5)
     for ours_after, torchs in zip(changed, new, strict=True):
         np.testing.assert_allclose(ours_after, torchs, rtol=1e-5, atol=1e-6)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("jax")
-
 from engines.jax_xla.hlo import products
 
 # Shortened from what XLA of JAX 0.11 printed on an H100.

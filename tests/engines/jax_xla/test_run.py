@@ -52,11 +52,11 @@ budget: {seconds: 0.05, min_samples: 3}
 """
 
 
-def test_a_run_compares_jax_with_eager(tmp_path: Path, command_line: Callable[..., CompletedProcess[str]]) -> None:
+def test_a_run_compares_jax_with_eager(tmp_path: Path, profiler: Callable[..., CompletedProcess[str]]) -> None:
     (tmp_path / "net.py").write_text(NETWORK)
     (tmp_path / "job.yaml").write_text(JOB)
-    # XLA itself knows nothing of the variable, and torch only where it is set before torch is imported.
-    done = command_line("job.yaml", cwd=tmp_path, OMP_NUM_THREADS="1")
+    # XLA itself knows nothing of the variable: it takes as many threads as torch has.
+    done = profiler("job.yaml", cwd=tmp_path, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (tmp_path / "results").iterdir()
     both = load(run)[0].collect()

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import engines
 from engines.base import Job, Session
-from engines.catalog import ENGINES, EagerOptions, Training
+from engines.catalog import ENGINES, Training
 from exporters.build_model import restore
 from exporters.cache import Cache
 from exporters.gradient_reference import cached_gradients
@@ -23,8 +24,6 @@ from exporters.inputs import input_specs, seeded_inputs
 from exporters.single_layers import Conv2d, Layer, Linear
 from exporters.source import ModelSource
 from exporters.weights import cached_state
-from profiler.stats.samples import median
-from profiler.worker.clock import CpuClock
 
 LAYERS: dict[str, Layer] = {
     "odd": Conv2d((6, 11, 14), 10, (5, 2), stride=(3, 2), padding=(2, 0), dilation=(1, 2), bias=False),
@@ -206,14 +205,19 @@ def test_all_gradients_are_checked_against_the_reference(open_layer: Open, cache
     assert found.tensors["weight"] < 1e-5
 
 
-def test_parts_add_up_to_the_call(cache: Cache) -> None:
-    """Call by call, so that a busy machine cannot part them: what lies between the parts is in neither."""
-    source = ModelSource("a-layer", layer=Conv2d((32, 32, 32), 32, (3, 3), padding=(1, 1)))
-    inputs, state = tuple(seeded_inputs(input_specs(source), BATCH)), cached_state(source, cache)
-    job = Job(source, "training", "fp32", BATCH, "cpu", EagerOptions(), inputs, state, training=Training(head="logits"))
-    session = engines.open_session("eager", job)
-    session.run(lambda name: None)
-    samples = CpuClock().time_calls(session.run, 15)
-    shares = [sum(parts) / whole for *parts, whole in zip(*(samples[part] for part in [*PARTS, "host"]), strict=True)]
-    assert 0.95 < (median(shares) or 0) <= 1
-    assert all(sum(samples[part]) > 0 for part in PARTS)
+def test_each_part_is_marked_right_after_its_work_and_nothing_is_done_behind_them(open_layer: Open) -> None:
+    """So that what is timed of the parts adds up to the call."""
+    session, marks, work = open_layer("eager", LAYERS["grouped"]), list[str](), list[tuple[int, str]]()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            work.append((len(marks), func.__name__))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        session.run(marks.append)
+    assert marks == PARTS
+    products = [(part, name) for part, name in work if "convolution" in name or "conv2d" in name]
+    backward = "convolution_backward.default"
+    assert products == [(0, products[0][1]), (1, backward), (2, backward)]
+    assert max(part for part, _ in work) == 2
