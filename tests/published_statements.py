@@ -14,7 +14,7 @@ from itertools import pairwise
 import polars as pl
 
 from profiler.published import references, setups
-from profiler.published.claims import memory, speeds
+from profiler.published.claims import answers as own
 from profiler.published.claims.evidence import Claim, Evidence
 from profiler.published.conclusions import (
     EQUAL,
@@ -25,7 +25,7 @@ from profiler.published.conclusions import (
     span,
     with_releases,
 )
-from profiler.published.layers import LAYERS
+from profiler.published.tables import LAYERS
 from profiler.tables.numbers import compact, count, counted, decimals, listed
 
 NO_FIGURES = "The source printed the figures as pictures."
@@ -110,7 +110,7 @@ def _pair(claim: Claim, evidence: Evidence) -> Comparison:
 
 
 def network_speed(claim: Claim, evidence: Evidence) -> Answer:
-    pairs = speeds.against_each_other(speeds.published(evidence))
+    pairs = own.against_each_other(own.published(evidence))
     pair = next(p for p in pairs if {p.faster, p.slower} == {evidence.name(claim["from"]), evidence.name(claim["to"])})
     ahead = pair.faster == evidence.name(claim["to"])
     low, high = (pair.low, pair.high) if ahead else (1 / pair.high, 1 / pair.low)
@@ -124,7 +124,7 @@ def accuracy(claim: Claim, evidence: Evidence) -> Answer:
     if not {claim["from"], claim["to"]} <= set(known):
         known, source = references.top5_errors("cnn-benchmarks"), "cnn-benchmarks has"
     mine, other = known[claim["to"]], known[claim["from"]]
-    says = f"{source} a top-5 error of {speeds.percent(mine)} against {speeds.percent(other)}."
+    says = f"{source} a top-5 error of {own.percent(mine)} against {own.percent(other)}."
     if claim["relation"] == "equal":
         return Answer(Outcome.HOLDS if abs(mine - other) <= ALIKE else Outcome.FAILS, says)
     as_printed = (mine, other) == (claim["low"], claim["high"])
@@ -168,7 +168,7 @@ def _published_name(claim: Claim, rows: pl.DataFrame) -> str:
 
 
 def size(claim: Claim, evidence: Evidence) -> Answer:
-    known = memory.sizes()
+    known = own.sizes()
     mine, other = known[claim["to"]], known[claim["from"]]
     holds = mine / other == claim["low"] if claim["low"] else mine < other
     says = f"Its table has {count(mine)} GB against {count(other)} GB."

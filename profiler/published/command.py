@@ -16,12 +16,11 @@ from profiler.job.case import settings
 from profiler.options import Published as Options
 from profiler.published import page
 from profiler.published.claims.evidence import Evidence
-from profiler.published.layers import LAYERS
 from profiler.published.machines import Environment
 from profiler.published.printed import Printed
 from profiler.published.references import network_names
 from profiler.published.studies import STUDIES
-from profiler.published.tables import markdown, published_tables
+from profiler.published.tables import LAYERS, markdown, published_tables
 from profiler.results.reading import read_runs
 from profiler.tables.numbers import listed
 from profiler.tables.writers import print_table

@@ -14,8 +14,8 @@ from typing import Any
 import polars as pl
 
 from profiler.published import references, setups
-from profiler.published.layers import LAYERS, layer_times
 from profiler.published.studies import STUDIES
+from profiler.published.tables import LAYERS, layer_times
 from profiler.results.speedups import geometric_mean
 from profiler.results.warning_kinds import DISTURBED
 from profiler.tables import numbers

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.published import conclusions, references
-from profiler.published.claims import memory, speeds, sweeps
+from profiler.published.claims import answers
 from profiler.published.claims.evidence import Claim, Evidence, sound
 from profiler.published.conclusions import Comparison, Subject, best_published, between, compare_machines, most_telling
 from profiler.published.studies import PASSES
@@ -38,20 +38,20 @@ _SPEED, _NETWORKS, _LIBRARIES, _MEMORY, _SWEEPS = (
     "Minibatches",
 )
 KINDS: Mapping[str, Kind] = {
-    "speed": Kind(_SPEED, speeds.without_cudnn),
+    "speed": Kind(_SPEED, answers.without_cudnn),
     "order": Kind(_SPEED),
-    "network_speed": Kind(_NETWORKS, speeds.own),
+    "network_speed": Kind(_NETWORKS, answers.own),
     "accuracy": Kind(_NETWORKS),
-    "best": Kind(_LIBRARIES, speeds.fastest),
-    "framework": Kind(_LIBRARIES, speeds.framework_own),
-    "best_per_layer": Kind(_LIBRARIES, speeds.layers_own),
+    "best": Kind(_LIBRARIES, answers.fastest),
+    "framework": Kind(_LIBRARIES, answers.framework_own),
+    "best_per_layer": Kind(_LIBRARIES, answers.layers_own),
     "memory": Kind(_MEMORY),
-    "fit": Kind(_MEMORY, memory.fit_own),
-    "support": Kind(_MEMORY, memory.support_own),
-    "memory_use": Kind(_MEMORY, memory.use_own),
-    "time_per_sample": Kind(_SWEEPS, sweeps.per_sample_own),
-    "ms_above_twice": Kind(_SWEEPS, sweeps.excess_own),
-    "curvature": Kind(_SWEEPS, sweeps.bend_own),
+    "fit": Kind(_MEMORY, answers.fit_own),
+    "support": Kind(_MEMORY, answers.support_own),
+    "memory_use": Kind(_MEMORY, answers.use_own),
+    "time_per_sample": Kind(_SWEEPS, answers.per_sample_own),
+    "ms_above_twice": Kind(_SWEEPS, answers.excess_own),
+    "curvature": Kind(_SWEEPS, answers.bend_own),
     "best_gpu": Kind("Which card to buy"),
 }
 """By the `kind` of references/conclusions.csv, in the order of their headings."""
@@ -168,18 +168,18 @@ HEADLINES: Sequence[Callable[[Evidence], list[str]]] = (
     fastest,
     own_machines,
     cost,
-    speeds.without_cudnn,
+    answers.without_cudnn,
     _of_kind("best_per_layer"),
     _of_kind("memory_use"),
-    speeds.most_outdone,
+    answers.most_outdone,
     _of_kind("framework"),
     _of_kind("time_per_sample"),
-    sweeps.knees,
+    answers.knees,
     _of_kind("ms_above_twice"),
     _of_kind("curvature"),
-    sweeps.largest,
+    answers.largest,
     _of_kind("fit"),
-    speeds.fastest,
+    answers.fastest,
 )
 """In the order in which they are told; what a study did not ask gives none."""
 

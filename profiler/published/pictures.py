@@ -18,8 +18,8 @@ from engines.catalog import PRECISIONS
 from exporters.whole_file import write_whole
 from profiler.published import picture_specs as specs
 from profiler.published import references, setups
-from profiler.published.layers import layer_times
 from profiler.published.studies import PASSES, STUDIES
+from profiler.published.tables import layer_times
 from profiler.report import palette
 from profiler.report.chart_specs import Spec
 from profiler.results.speedups import geometric_mean

@@ -13,7 +13,7 @@ from published_statements import CHECKS, Outcome, answers
 from rich.console import Console
 
 from profiler.published import page, references
-from profiler.published.claims import sweeps
+from profiler.published.claims import answers as rows_answer
 from profiler.published.claims.evidence import Evidence
 from profiler.published.page import KINDS, MOST, groups, headlines
 from profiler.published.page import cost as headlines_cost
@@ -204,14 +204,14 @@ def test_own_sweeps_say_what_was_left_out_and_where_they_end() -> None:
     assert steps.endswith("; 2 more do not count: disturbed, or set by the host.") and "3 of 4 steps" in steps
     assert "(Oxford VGG)" in bends and "AlexNet" not in bends, "of AlexNet nothing is known at 8"
     found = evidence("gpu-study", *rows)
-    (knee,) = sweeps.knees(found)
+    (knee,) = rows_answer.knees(found)
     assert "90 % of the best throughput of those up to 128 is " in knee
     probe = {"extra": "head=logits/probe=largest", "clock": "event"}
     probes = [
         case("resnet50", "eager", batch_size=1571, **probe),
         case("resnet50", "eager", ms=None, batch_size=1713, **probe),
     ]
-    (said,) = sweeps.largest(evidence("gpu-study", *probes))
+    (said,) = rows_answer.largest(evidence("gpu-study", *probes))
     assert said.endswith(
         "the largest minibatch of ResNet-50 that fits is between **1,571** and **1,712** (eager fp32)."
     )

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from profiler.published import conclusions, page, references, setups
-from profiler.published.claims import speeds
+from profiler.published.claims import answers
 from profiler.published.claims.evidence import Evidence
 from profiler.published.conclusions import (
     FORWARD_ONLY,
@@ -259,7 +259,7 @@ def test_libraries_of_ours_are_compared_over_machines_only_where_several_ran_bot
 def test_a_network_of_about_the_same_time_is_not_called_faster() -> None:
     def said(resnet: float) -> list[str]:
         rows = frame(case("vgg16", ms=100.0), case("resnet50", ms=resnet))
-        return speeds.most_outdone(Evidence("cnn-benchmarks", rows))
+        return answers.most_outdone(Evidence("cnn-benchmarks", rows))
 
     assert said(97.0) == []
     assert "ResNet-50 (1.11x as fast" in said(90.0)[0]

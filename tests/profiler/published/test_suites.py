@@ -19,7 +19,7 @@ from profiler.job.case import Case, Role
 from profiler.job.config import load_config
 from profiler.job.plan import estimate_seconds, estimate_total, make_plan
 from profiler.nvml import Gpu
-from profiler.published import layers, references
+from profiler.published import references, tables
 from profiler.published.studies import STUDIES
 from profiler.tables.writers import print_table
 
@@ -126,7 +126,7 @@ def test_what_stands_for_the_published_library_is_measured_on_every_network(name
 
 
 def test_what_stands_for_the_published_library_is_measured_on_every_layer() -> None:
-    variant = layers.COUNTERPART[0]
+    variant = tables.COUNTERPART[0]
     cases = [case for case in plan("convnet-layers", "cuda") if case.pass_ == "training"]
     assert {case.model for case in cases if case.variant == variant} == set(LAYERS)
 

@@ -1,0 +1,395 @@
+"""Answer by own rows what is said of speed, of memory and of the minibatch.
+
+With and without cuDNN, network against network, the fastest library; what fits, and what only one library can run; the
+time per sample, more than twice the time, and how the curve bends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import polars as pl
+
+from profiler.published import references, setups
+from profiler.published.claims.evidence import Claim, Evidence, sound
+from profiler.published.conclusions import MODELS, Comparison, Subject, compare, span, the
+from profiler.published.studies import PASSES
+from profiler.published.tables import LAYERS
+from profiler.results import batch_sweeps
+from profiler.results.batch_sweeps import DOWN, FAMILY, UP
+from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
+from profiler.results.replicates import without_probes
+from profiler.tables.numbers import compact, count, counted, decimals, listed, milliseconds
+
+_MACHINES = Subject("machines")
+
+
+def own(evidence: Evidence) -> list[str]:
+    """Which networks are both faster and more accurate than another: in the published rows, and on own machines."""
+    return [one.sentence() for where in _everywhere(evidence) for one in where]
+
+
+@dataclass(frozen=True)
+class Outdone:
+    """A network, and those that are both faster and more accurate `where` it ran, the fastest of them first."""
+
+    network: str
+    error: float
+    by: Sequence[tuple[Comparison, float]]
+    where: str
+
+    def sentence(self) -> str:
+        """Like "On the H200, 1 network is both faster and more accurate than VGG-16 (top-5 error 8.80 %): …"."""
+        better = listed(f"{p.faster} ({span(p.low, p.high)} as fast, {percent(error)})" for p, error in self.by)
+        who = f"{counted(len(self.by), 'network')} {'is' if len(self.by) == 1 else 'are'}"
+        than = f"{self.network} (top-5 error {percent(self.error)})"
+        return f"{self.where}, {who} both faster and more accurate than {than}: {better}."
+
+
+def most_outdone(evidence: Evidence) -> list[str]:
+    """On own machines, what most networks outdo first."""
+    found = sorted((one for where in _everywhere(evidence)[1:] for one in where), key=lambda one: -len(one.by))
+    return [one.sentence() for one in found]
+
+
+def against_each_other(times: pl.DataFrame) -> list[Comparison]:
+    """Every two networks, compared over the machines that ran both; `times` has one setup a machine and network."""
+    name, machine = pl.col("published_network"), pl.col("machine")
+    rows = times.with_columns(
+        name=name, network=machine, published_network=machine, of=pl.lit(times["machine"].n_unique())
+    )
+    return [replace(pair, subject=_MACHINES, article=False) for pair in compare(rows, "name")]
+
+
+def _everywhere(evidence: Evidence) -> list[list[Outdone]]:
+    """What is outdone on the published GPUs, then on each own machine."""
+    found = [_outdone(published(evidence), evidence, "On every published GPU")] if len(evidence.errors) > 1 else []
+    rows = evidence.times.get(MODELS)
+    if not found or rows is None:
+        return found
+    mine = rows.filter("ours", "counterpart")
+    for (machine,), of_it in mine.group_by("machine", maintain_order=True):
+        found.append(_outdone(of_it, evidence, f"On {the(machine)}"))
+    return found
+
+
+def _outdone(times: pl.DataFrame, evidence: Evidence, where: str) -> list[Outdone]:
+    of = {evidence.name(network): error for network, error in evidence.errors.items()}
+    # Within 5 % two are equal, as everywhere.
+    faster = [pair for pair in against_each_other(times) if pair.relation == ">"]
+    pairs = [pair for pair in faster if {pair.faster, pair.slower} <= set(of)]
+    found = []
+    for network, error in of.items():
+        better = [(pair, of[pair.faster]) for pair in pairs if pair.slower == network and of[pair.faster] < error]
+        if better:
+            found.append(Outdone(network, error, better, where))
+    return found
+
+
+def published(evidence: Evidence) -> pl.DataFrame:
+    """Of each published GPU a network's time with the newest release."""
+    return setups.one_each(evidence.published.filter(device="cuda"), by_release=True)
+
+
+def percent(error: float) -> str:
+    return f"{decimals(error, 2)} %"
+
+
+_WITHOUT = "without cuDNN"
+
+
+def without_cudnn(evidence: Evidence) -> list[str]:
+    """Own machines' variant that stands for the published library against the same without cuDNN."""
+    found: list[Comparison] = []
+    for subject, rows in evidence.times.items():
+        none = pl.col("ending").str.contains("no cuDNN", literal=True)
+        ending = pl.col("ending").str.replace(", cuDNN", " with cuDNN", literal=True)
+        graph = pl.col("implementation").str.contains("graph", literal=True)
+        bare = pl.when(graph).then(pl.lit(f"{_WITHOUT} (in a CUDA graph)")).otherwise(pl.lit(_WITHOUT))
+        called = pl.when(none).then(bare).otherwise(pl.format("{}{}", "software", ending))
+        mine = rows.filter("ours", pl.col("counterpart") | none).with_columns(called=called, none=none)
+        mine = mine.sort("none", maintain_order=True)  # A sentence without a factor names them in this order.
+        for (machine,), both in mine.group_by("machine", maintain_order=True):
+            if both["none"].n_unique() > 1:
+                sides = (
+                    (pair, {name.startswith(_WITHOUT) for name in (pair.faster, pair.slower)})
+                    for pair in compare(both, "called")
+                )
+                pairs = [pair for pair, bare in sides if len(bare) > 1]
+                found += [replace(p, subject=subject, machine=str(machine), article=False) for p in pairs]
+    return [pair.sentence() for pair in found]
+
+
+_REASONS = {"oom": "ran out of memory", "timeout": "took too long", "crashed": "crashed"}
+
+
+def framework_own(evidence: Evidence) -> list[str]:
+    return [*fastest(evidence), *ran_everything(evidence)]
+
+
+def fastest(evidence: Evidence) -> list[str]:
+    """A sentence a machine, pass and precision in which several variants ran: who wins on how many networks."""
+    keys = ["machine", "pass", "precision"]
+    found = []
+    # Training first, and of the precisions that in which the source computed.
+    # A time that the host sets is the most that the device can take: it counts where it wins all the same.
+    least = pl.col("ms").filter(pl.col("disturbed").is_null()).min().over(*keys, "model")
+    counts = sound() | (pl.col("disturbed").is_null() & (pl.col("ms") == least))
+    # Nobody wins where one alone was tried, as in a run that was cut off.
+    several = pl.col("variant").n_unique().over(*keys, "model") > 1
+    rows = evidence.own.filter(several).filter(counts)
+    rows = rows.sort("pass", pl.col("precision") == "fp32", descending=True, maintain_order=True)
+    for (machine, pass_, precision), group in rows.group_by(keys, maintain_order=True):
+        ran = dict(group.group_by("variant", maintain_order=True).agg(pl.col("model").n_unique()).iter_rows())
+        if len(ran) < 2:
+            continue
+        first = group.sort("ms").unique("model", keep="first", maintain_order=True)
+        won = first["variant"].value_counts().sort("count", "variant", descending=[True, False]).iter_rows()
+        shares = [f"{variant} on {count} of {ran[variant]}" for variant, count in won]
+        shares += [f"{variant} on 0 of {ran[variant]}" for variant in ran if variant not in set(first["variant"])]
+        found.append(
+            f"On {the(machine)}, {PASSES[str(pass_)]} in {precision}, the fastest variant is {shares[0]} networks that "
+            f"it ran, {listed(shares[1:])}."
+        )
+    return found
+
+
+def ran_everything(evidence: Evidence) -> list[str]:
+    """A sentence a machine: what ran out of memory or failed, or that nothing did."""
+    found = []
+    for (machine,), rows in evidence.own.group_by("machine", maintain_order=True):
+        failed = rows.filter(~pl.col("status").is_in(["ok", "unsupported"]))
+        if failed.is_empty():
+            number = rows["model"].n_unique()
+            which = f"all {number} networks" if number > 1 else "the one network"
+            # Rows that a library does not support are missing.
+            ran = (
+                f"{which} that {'were' if number > 1 else 'was'} asked for ran: "
+                if (rows["status"] == "ok").all()
+                else ""
+            )
+            found.append(f"On {the(machine)}, {ran}nothing was out of memory.")
+            continue
+        reason = pl.col("status").replace_strict(_REASONS, default="failed")
+        by = failed.with_columns(reason=reason).group_by("software", "pass", "reason", maintain_order=True)
+        names = [
+            f"{software}, {PASSES[pass_]}, {why} on {listed(dict.fromkeys(of))}"
+            for software, pass_, why, of in by.agg("published_network").iter_rows()
+        ]
+        found.append(f"On {the(machine)}, {'; '.join(names)}.")
+    return found
+
+
+def layers_own(evidence: Evidence) -> list[str]:
+    """What picking the fastest variant of each layer and pass is worth in own rows, for each precision."""
+    rows = layer_rows(evidence.results.filter(pl.col("model_kind") == "layer", pl.col("model").is_in(LAYERS)))
+    keys = ["machine", "precision", "batch_size"]
+    whole = rows.filter(pl.col("disturbed").is_null()).group_by(*keys, "variant", maintain_order=True)
+    sums = whole.agg(pl.col("total_ms").sum(), pl.col("total_ms").count().alias("count")).filter(count=len(LAYERS))
+    single = sums.sort("total_ms").unique(keys, keep="first", maintain_order=True)
+    best = best_per_layer(rows).filter(pl.col("layer") == ALL_LAYERS, pl.col("disturbed").is_null())
+    several = sums.group_by(keys).agg(pl.len().alias("variants")).filter(pl.col("variants") > 1)
+    both = (
+        single.join(best, on=keys, suffix="_best", maintain_order="left")
+        .join(several, on=keys, how="semi")
+        .drop_nulls("total_ms_best")
+    )
+    return [
+        f"On {the(row['machine'])} in {row['precision']}, the fastest variant for each layer and pass takes "
+        f"{decimals(row['total_ms_best'], 2)} ms for L1 to L5; {row['variant']}, the fastest single one, "
+        f"{decimals(row['total_ms'], 2)} ms."
+        for row in both.to_dicts()
+    ]
+
+
+def fit_own(evidence: Evidence) -> list[str]:
+    """The peak memory of what was out of memory, next to the memory of those GPUs; then what was so in own rows."""
+    failing = [claim for claim in evidence.claims("fit") if claim["relation"] == "out of memory"]
+    known, found = sizes(), []
+    for network in reversed(dict.fromkeys(name for claim in failing for name in claim["networks"])):
+        gpus = dict.fromkeys(claim["gpu"][0] for claim in failing if network in claim["networks"])
+        where = listed(f"the {gpu} ({count(known[gpu])} GB)" for gpu in gpus)
+        found += [
+            f"{evidence.name(network)} with {row['batch_size']} images, which ran out of memory on {where}, takes "
+            f"**{decimals(row['peak_memory_mib'] / 1024, 1)} GiB** at its peak on {the(row['machine'])} "
+            f"({row['software']}{row['least']})."
+            for row in _peaks(evidence, network, failing[0]["batch_size"]).to_dicts()
+        ]
+    return [*found, *ran_everything(evidence)]
+
+
+def support_own(evidence: Evidence) -> list[str]:
+    networks = [network for claim in evidence.claims("support") for network in claim["networks"]]
+    rows = evidence.own.filter(pl.col("model").is_in(networks), pl.col("ending").str.contains("no cuDNN"))
+    return [
+        f"On {the(row['machine'])}, {row['published_network']} runs without cuDNN, too: {row['software']} takes "
+        f"{milliseconds(row['ms'])}."
+        for row in rows.drop_nulls("ms").to_dicts()
+    ]
+
+
+def use_own(evidence: Evidence) -> list[str]:
+    """The layer of which own variants' peak memory differs most."""
+    rows = without_probes(evidence.results).filter(
+        pl.col("model").is_in(LAYERS), pl.col("pass") == "training", model_kind="layer", batch_size=128
+    )
+    found = []
+    for (machine, layer), group in rows.drop_nulls("peak_memory_mib").group_by("machine", "model", maintain_order=True):
+        ordered = group.sort("peak_memory_mib", maintain_order=True)
+        least, most = ordered.row(0, named=True), ordered.row(-1, named=True)
+        found.append((most["peak_memory_mib"] / least["peak_memory_mib"], machine, layer, least, most))
+    if not found:
+        return []
+    factor, machine, layer, least, most = max(found, key=lambda one: one[0])
+    return [
+        f"On {the(machine)}, {layer} takes from {count(least['peak_memory_mib'])} MiB ({_variant(least)}) to "
+        f"{count(most['peak_memory_mib'])} MiB ({_variant(most)}): {compact(factor, 2)} times as much."
+    ]
+
+
+def _variant(row: Claim) -> str:
+    return f"{row['variant']} {row['precision']}"
+
+
+def sizes() -> dict[str, float]:
+    return dict(references.read("hardware").select("gpu", "memory_gb").iter_rows())
+
+
+def _peaks(evidence: Evidence, network: str, batch_size: int) -> pl.DataFrame:
+    """The lowest peak memory of a network among the variants in fp32, a row a machine; `least` says that of several.
+
+    What searches for algorithms holds workspaces that a network does not need.
+    """
+    training = pl.col("pass") == "training"
+    mine = evidence.own.filter(training, model=network, batch_size=batch_size, precision="fp32", status="ok")
+    peaks = evidence.results.filter(training).with_columns(model=pl.coalesce("network", "model"))
+    peaks = peaks.group_by("model", "variant", "precision", "batch_size", "machine").agg(
+        pl.col("peak_memory_mib").median()
+    )
+    known = mine.join(
+        peaks, on=["model", "variant", "precision", "batch_size", "machine"], maintain_order="left"
+    ).drop_nulls("peak_memory_mib")
+    searches = pl.when(variant="eager-benchmark").then(pl.lit(", workspaces of cuDNN's search included"))
+    several = pl.when(pl.len().over("machine") > 1).then(pl.lit(", the least in fp32"))
+    least = pl.coalesce(several, searches, pl.lit(""))
+    ranked = known.with_columns(least=least).sort("peak_memory_mib", maintain_order=True)
+    return ranked.unique("machine", keep="first", maintain_order=True)
+
+
+_ON_DEVICE = ", on the device's own time"
+"""Said where the host holds some minibatches up."""
+_MEANING = {UP: "falls more slowly than before it", DOWN: "falls faster than before it"}
+_BY = ["machine", "pass", "variant", "precision"]
+
+
+def _groups(rows: pl.DataFrame, evidence: Evidence) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Those of one machine, pass and variant, with what to call it; training first."""
+    held_up = batch_sweeps.efficiency(evidence.results).filter("on_device").select(_BY).unique().rows()
+    ordered = rows.sort("pass", descending=True, maintain_order=True)
+    for key, group in ordered.group_by(_BY, maintain_order=True):
+        machine, pass_, *_ = key
+        yield f"On {the(machine)}, {PASSES[str(pass_)]}{_ON_DEVICE if key in held_up else ''}", group
+
+
+def per_sample_own(evidence: Evidence) -> list[str]:
+    """For each machine, pass and variant: at how many steps to a larger minibatch the time per sample fell."""
+    points = batch_sweeps.efficiency(evidence.results).drop_nulls("latency_ms")
+    calm = pl.col("disturbed").is_null()
+    each = pl.when(calm).then(pl.col("judged_ms") / pl.col("batch_size"))
+    steps = points.with_columns(less=each < each.shift().over(FAMILY), step=pl.int_range(pl.len()).over(FAMILY) > 0)
+    found = []
+    for where, every in _groups(steps.filter("step"), evidence):
+        group = every.drop_nulls("less")
+        if group.is_empty():
+            continue
+        rose, left = group.filter(~pl.col("less")), len(every) - len(group)
+        sizes = rose.group_by("model", maintain_order=True).agg("batch_size").iter_rows()
+        not_at = [f"{evidence.name(model)} at {listed(of)}" for model, of in sizes]
+        but = f"; not for {listed(not_at)}" if not_at else ""
+        but += f"; {left} more {'does' if left == 1 else 'do'} not count: disturbed, or set by the host" if left else ""
+        found.append(
+            f"{where}, a larger minibatch took less time per sample in "
+            f"{len(group) - len(rose)} of {len(group)} steps from one minibatch to the next{but}."
+        )
+    return found
+
+
+def excess_own(evidence: Evidence) -> list[str]:
+    points = batch_sweeps.efficiency(evidence.results).drop_nulls("judged_ms").filter(pl.col("disturbed").is_null())
+    found = []
+    for claim in evidence.claims("ms_above_twice"):
+        half, whole = (int(claim[side].removeprefix("batch ")) for side in ("from", "to"))
+        mine = points.filter(pl.col("model") == claim["networks"][0], pl.col("pass") == "training")
+        for _, group in mine.group_by(FAMILY, maintain_order=True):
+            ms = dict(group.select("batch_size", "judged_ms").iter_rows())
+            if {half, whole} <= set(ms):
+                excess, row = ms[whole] - 2 * ms[half], group.row(0, named=True)
+                found.append(
+                    f"On {the(row['machine'])}, training {evidence.name(row['model'])}, {whole} images take "
+                    f"{decimals(ms[whole], 2)} ms: {decimals(abs(excess), 2)} ms {'more' if excess > 0 else 'less'} "
+                    f"than twice the {decimals(ms[half], 2)} ms of {half}."
+                )
+    return found
+
+
+def bend_own(evidence: Evidence) -> list[str]:
+    """For each machine and pass how the curves bend at that size, and where each bends most."""
+    (size,) = {claim["batch_size"] for claim in evidence.claims("curvature")}
+    bends = batch_sweeps.curvature(evidence.results)
+    found = []
+    for where, group in _groups(bends, evidence):
+        there = group.filter(batch_size=size)
+        shapes = {shape: there.filter(shape=shape)["model"].to_list() for shape in (DOWN, UP)}
+        words = [
+            f"{_MEANING[shape]} ({shape}) for {listed(map(evidence.name, of))}" for shape, of in shapes.items() if of
+        ]
+        if not words:
+            continue
+        found.append(
+            f"{where}, after a minibatch of {size} the time per sample {' and '.join(words)}; it bends most at "
+            f"{_most(group.join(there, on='model', how='semi', maintain_order='left'), evidence)}."
+        )
+    return found
+
+
+def _most(bends: pl.DataFrame, evidence: Evidence) -> str:
+    """Where each network bends most, like "2 (AlexNet and Overfeat) and 4 (VGG)"."""
+    biggest = bends.sort(pl.col("curvature").abs(), descending=True, maintain_order=True)
+    places = biggest.unique("model", keep="first").group_by("batch_size").agg("model").sort("batch_size").iter_rows()
+    in_order = list(evidence.names)
+    return listed(
+        f"{batch} ({listed(evidence.name(model) for model in sorted(of, key=in_order.index))})" for batch, of in places
+    )
+
+
+def knees(evidence: Evidence) -> list[str]:
+    """For each machine and pass the least and the greatest of the networks' smallest efficient minibatches."""
+    found = []
+    for where, group in _groups(batch_sweeps.knees(evidence.results), evidence):
+        low, high = (group.sort("knee", descending=down).row(0, named=True) for down in (False, True))
+        ends = dict.fromkeys(f"{row['knee']} ({evidence.name(row['model'])})" for row in (low, high))
+        tried = max(group["largest_batch"].to_list())
+        found.append(
+            f"{where}, the smallest minibatch with 90 % of the best throughput of those up to {tried} is "
+            f"{' to '.join(ends)}."
+        )
+    return found
+
+
+def largest(evidence: Evidence) -> list[str]:
+    """The largest minibatch that fits, where it was searched."""
+    rows = batch_sweeps.largest(evidence.results).filter("searched").drop_nulls("largest")
+    return [
+        f"On {the(row['machine'])}, {PASSES[row['pass']]}, the largest minibatch of {evidence.name(row['model'])} that "
+        f"fits is {_range(row)} ({row['variant']} {row['precision']})."
+        for row in rows.to_dicts()
+    ]
+
+
+def _range(row: Claim) -> str:
+    """Between which minibatches the largest is: one that ran, and the one before the first that did not."""
+    if row["refused_status"] != "oom":
+        return f"**{row['largest']:,}** or more"
+    below = row["refused"] - 1
+    return f"**{row['largest']:,}**" if below == row["largest"] else f"between **{row['largest']:,}** and **{below:,}**"
