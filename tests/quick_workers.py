@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from quick_exports import export_ahead, translate_once
 from exporters import whole_file
 from profiler.nvml import visible_gpus
 from profiler.processes.messages import Report
-from profiler.worker import roofline, sampling
+from profiler.worker import disturbance, roofline, sampling
 
 FOLDER = Path(os.environ["PROFILER_FORKSERVER_LOG"]).parent
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -39,6 +40,16 @@ def remembered_roofs(argument: Any, report: Report) -> roofline.Measured:
 
 
 roofline.measure_roofs = remembered_roofs
+
+
+def unless_quiet(judge: Callable[..., Any]) -> Callable[..., Any]:
+    """Find nothing where a run has AS_IF_QUIET in its environment: --retry measures again what others disturbed, and
+    what they do a test cannot choose."""
+    return lambda *given: [] if "AS_IF_QUIET" in os.environ else judge(*given)
+
+
+disturbance.disturbed = unless_quiet(disturbance.disturbed)
+sampling.inconsistent, sampling.parts_contradict = map(unless_quiet, (sampling.inconsistent, sampling.parts_contradict))
 # Of a compilation's 10 s its headers take 8: they are those that the tests' own processes have compiled, or will use.
 own_headers = Path(torch._inductor.codecache._HEADER_DIR)
 if "QUICK_TEMPORARY" in os.environ and not own_headers.exists():

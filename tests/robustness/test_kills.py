@@ -325,7 +325,7 @@ def test_who_reads_sees_whole_rows_and_one_writes(soak, runs: Runs, tmp_path: Pa
     for rng in soak.trials(1, 0.4):
         place = workplace(tmp_path / str(rng.trial))
         (place / "wait").touch()
-        variables = {"PROFILER_CACHE": str(tmp_path / "cache")}
+        variables = {"PROFILER_CACHE": str(tmp_path / "cache"), "AS_IF_QUIET": "yes"}
         first = runs.start("job.yaml", cwd=place, **variables)
         path = folder_of(place)
         wait_for_rows(path, rng.randint(0, 1))

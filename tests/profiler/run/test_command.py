@@ -770,9 +770,10 @@ def resumed(tmp_path_factory: pytest.TempPathFactory, run: Run, cache: Path) -> 
         return State(done.returncode, done.stdout + done.stderr, now.journal, now.rows)
 
     first = state(done)
-    second = state(run(folder, None, "--resume", str(path)).done)
+    quiet = {"AS_IF_QUIET": "yes"}
+    second = state(run(folder, None, "--resume", str(path), **quiet).done)
     (folder / "marker").unlink()
-    return Resumed(path, key, first, second, state(run(folder, None, "--resume", str(path), "--retry").done))
+    return Resumed(path, key, first, second, state(run(folder, None, "--resume", str(path), "--retry", **quiet).done))
 
 
 def test_interrupt_gives_130_and_writes_what_there_is(resumed: Resumed) -> None:
@@ -807,7 +808,10 @@ def test_resume_keeps_the_suite(resumed: Resumed) -> None:
 def test_retry_measures_what_failed_again_and_that_alone(resumed: Resumed) -> None:
     before, after = resumed.resumed, resumed.retried
     assert after.journal[: len(before.journal)] == before.journal
-    assert sorted(after.of_eager[len(CASES) :]) == sorted(CASES[:3])
+    again = after.of_eager[len(CASES) :]
+    # What was measured before the interrupt may have been disturbed, and may be less so now.
+    assert {*CASES[:3]} <= {*again} <= {*CASES[:3], *resumed.interrupted.of_eager}
+    assert len({*again}) == len(again)
     eager = after.rows.filter(pl.col("variant") == "eager")
     assert sorted(eager["case_id"]) == sorted(CASES)
     assert set(eager["status"]) == {"ok"}

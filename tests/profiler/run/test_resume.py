@@ -91,7 +91,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory, profiler: Profiler) -> Path:
     """A workplace with a run of which only batch 1 has been measured."""
     folder = tmp_path_factory.mktemp("resume")
     write_all(folder)
-    done = profiler("job.yaml", *FIRST, cwd=folder, PROFILER_CACHE=str(folder / "cache"))
+    done = profiler("job.yaml", *FIRST, cwd=folder, PROFILER_CACHE=str(folder / "cache"), AS_IF_QUIET="yes")
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -108,9 +108,8 @@ def place(begun: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def resume(begun: Path, place: Path, profiler: Profiler) -> Callable[..., CompletedProcess[str]]:
     def start(*arguments: str, **variables: str) -> CompletedProcess[str]:
-        return profiler(
-            "--resume", str(place / "run"), *arguments, cwd=begun, PROFILER_CACHE=str(begun / "cache"), **variables
-        )
+        variables |= {"PROFILER_CACHE": str(begun / "cache"), "AS_IF_QUIET": "yes"}
+        return profiler("--resume", str(place / "run"), *arguments, cwd=begun, **variables)
 
     return start
 

@@ -136,7 +136,8 @@ def start(profiler: Profiler, cache: Path) -> Callable[..., Finished]:
             (folder / "job.yaml").write_text(job)
             arguments = ("job.yaml", *arguments)
         (folder / "tiny.py").write_text(FACTORIES)
-        done = profiler(*arguments, cwd=folder, PROFILER_CACHE=str(cache), OMP_NUM_THREADS="1")
+        variables = {"PROFILER_CACHE": str(cache), "OMP_NUM_THREADS": "1", "AS_IF_QUIET": "yes"}
+        done = profiler(*arguments, cwd=folder, **variables)
         assert done.returncode == code, done.stdout + done.stderr
         (path,) = (folder / "results").iterdir()
         return Finished(done.stdout, path)
