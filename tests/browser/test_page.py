@@ -125,6 +125,14 @@ def test_what_a_choice_has_nothing_of_says_so(tab: Page, pages: dict[str, Path])
         is False
     )
     assert tab.evaluate("document.documentElement.scrollWidth") == 390
+    ends = """(() => {
+      const table = document.querySelector('#table-answer'), box = table.getBoundingClientRect();
+      table.scrollLeft = table.scrollWidth;
+      const [first, last] = [table.querySelector('td'), table.querySelector('td:last-child')];
+      return [table.scrollLeft > 0, first.getBoundingClientRect().left - box.left < 3,
+        last.getBoundingClientRect().right - box.right < 3];
+    })()"""
+    assert tab.evaluate(ends) == [True] * 3, "a table that scrolls keeps its first column, and shows its last"
     assert tab.errors == []
 
 
