@@ -25,7 +25,7 @@ from profiler.results.warning_kinds import (
 )
 from profiler.stats.ratios import Verdict, outlook
 from profiler.tables import numbers
-from profiler.tables.numbers import compact, count, counted, decimals, listed, percent, significant, times
+from profiler.tables.numbers import compact, count, counted, decimals, listed, percent, products, significant, times
 
 Row = Mapping[str, Any]
 
@@ -80,10 +80,10 @@ def not_in_the_choice(results: Frame) -> str | None:
     by = ["model", "status", "reason"]
     parts: list[str] = []
     for (model, status, reason), rows in found.group_by(by, maintain_order=True):
-        names = listed((rows["variant"] + " " + rows["precision"]).unique(maintain_order=True))
-        sizes = listed(rows["batch_size"].unique().sort())
+        configurations = zip(rows["variant"] + " " + rows["precision"], rows["batch_size"], strict=True)
+        where = ", ".join(f"{listed(names)} at batch {listed(sizes)}" for names, sizes in products(configurations))
         why = OUT_OF_MEMORY if status == "oom" else f"{status}: {_in_short(str(reason or 'no reason was given'))}"
-        parts.append(f"{f'{model}, ' if several else ''}{names} at batch {sizes} ({why})")
+        parts.append(f"{f'{model}, ' if several else ''}{where} ({why})")
     if (rest := len(parts) - _MOST_FAILURES) > 0:
         parts[_MOST_FAILURES:] = [counted(rest, "more failure")]
     return f"Not in the choice: {'; '.join(parts)}."

@@ -45,7 +45,7 @@ def products(rows: Iterable[tuple[Any, ...]]) -> list[tuple[tuple[Any, ...], ...
 
     Each has the values by column: (a, 1), (a, 2), (b, 1) are ((a,), (1, 2)) and ((b,), (1,)).
     """
-    found = [tuple((value,) for value in row) for row in rows]
+    found = [tuple((value,) for value in row) for row in dict.fromkeys(rows)]
     for place in reversed(range(len(found[0]) if found else 0)):
         alike: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         for one in found:
