@@ -155,11 +155,9 @@ class Runner:
         """The first call at each new shape that has none yet: before any case is measured, and once more at the end."""
         journal = self.run.results()
         self._first_calls |= (known := timed(journal))
-        able = [[task for task in walk if failure(task.case, task.prepared) is None] for walk in walked]
-        lacking = [
-            walk for walk in able if any(isinstance(self._first_calls.get(t.case.id, ""), str) for t in walk[1:])
-        ]
-        for walk in with_progress(self.display, "first calls at new shapes", lacking):
+        able = ([task for task in walk if failure(task.case, task.prepared) is None] for walk in walked)
+        untimed = [w for w in able if any(isinstance(self._first_calls.get(t.case.id, ""), str) for t in w[1:])]
+        for walk in with_progress(self.display, "first calls at new shapes", untimed):
             with self.wall.span("first calls"):
                 there = {id_: found for id_, found in self._first_calls.items() if not isinstance(found, str)}
                 self._first_calls |= supervisor.first_calls(walk) | there

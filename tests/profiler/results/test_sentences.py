@@ -48,8 +48,8 @@ def test_what_failed_is_not_in_the_choice():
     ]
     results, _ = run(*rows)
     assert sentences.not_in_the_choice(results) == (
-        "Not in the choice: ort fp32 at batch 1 and 16, ort fp16 at batch 1 (failed: no ONNX graph in fp32: no operator "
-        "for prims.bessel_j0); compiled fp32 at batch 1 (out of memory)."
+        "Not in the choice: ort fp32 at batch 1 and 16, ort fp16 at batch 1 (failed: no ONNX graph in fp32: no "
+        "operator for prims.bessel_j0); compiled fp32 at batch 1 (out of memory)."
     )
     assert sentences.not_in_the_choice(results.filter(variant="eager")) is None
     (alone,) = sentences.not_in_the_choice(results.filter(replicate=1)).splitlines()
