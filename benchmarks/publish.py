@@ -29,8 +29,8 @@ from profiler.report.findings import lead
 from profiler.report.sections import METHOD, group_sentences
 from profiler.report.tables import facts, own_warnings, problems_table, roofs, tables
 from profiler.results.columns import Group, columns, field, latency_spread, names, verdict
-from profiler.results.configurations import certain
 from profiler.results.reading import read_runs
+from profiler.results.speedups import certain
 from profiler.results.wall_time import describe
 from profiler.submit.cleaning import JOB, Cleaner, Run, read_run, write_data
 from profiler.tables import numbers

@@ -30,8 +30,8 @@ from profiler.results.columns import kind_of_warning
 from profiler.results.reading import read_runs
 from profiler.results.replicates import OK, warned, without_probes
 from profiler.results.wall_time import describe
-from profiler.submit.checks import label_of
 from profiler.submit.cleaning import Run, read_run
+from profiler.submit.command import label_of
 from profiler.tables.numbers import compact, counted, listed, times
 from profiler.tables.writers import markdown
 

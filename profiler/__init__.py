@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from profiler.query import query as query_runs
     from profiler.recommend.choice import Limit, Request
     from profiler.recommend.choice import recommend as recommend_runs
-    from profiler.results.configurations import summary
     from profiler.results.reading import load, load_layers, read_runs
+    from profiler.results.speedups import summary
     from profiler.run.measure import measure
     from profiler.stats.samples import effective_size, median_interval
 
@@ -43,7 +43,7 @@ _PLACES = {
     "ConfigError": "errors",
     "measure": "run.measure",
     "published_as_results": "published.references",
-    "summary": "results.configurations",
+    "summary": "results.speedups",
     # Not by their own names: profiler.compare, once it is imported, is the package.
     "compare_runs": "compare.cells:compare",
     "query_runs": "query:query",

@@ -43,10 +43,11 @@ def execute(options: Options, console: Console) -> int:
         console.print()
         print_table(console, _case_table(case, top))
         console.print(Text(_summary(case)), soft_wrap=True)
-    for alike in _comparable(cases):
-        console.print()
-        print_table(console, _side_by_side(alike, top))
-        console.print(Text(_READING, style="dim"))
+    for alike in together(cases, _GROUP):  # Those that differ only by the variant.
+        if len(alike) > 1 and any(layer["nodes"] for case in alike for layer in case.layers):
+            console.print()
+            print_table(console, _side_by_side(alike, top))
+            console.print(Text(_READING, style="dim"))
     console.print(Text(f"\n{_METHOD}", style="dim"))
     return 0
 
@@ -80,12 +81,6 @@ def select(cases: Sequence[Profiled], chosen: Mapping[str, str | None]) -> list[
         asked = " and ".join(f"{_WRITTEN.get(key, key)} {' or '.join(values)}" for key, values in requested.items())
         raise ConfigError(f"no profiled case has {asked}; there is: {there}")
     return found
-
-
-def _comparable(cases: Sequence[Profiled]) -> list[list[Profiled]]:
-    """Cases that differ only by the variant, where more than one is there and one knows the exported nodes."""
-    several = [alike for alike in together(cases, _GROUP) if len(alike) > 1]
-    return [alike for alike in several if any(layer["nodes"] for case in alike for layer in case.layers)]
 
 
 def _case_table(case: Profiled, top: int | None) -> Table:

@@ -115,7 +115,8 @@ def _requested(value: str, devices: list[_Device]) -> list[Gpu]:
 
 def _device(nvml: Any, number: int) -> _Device:
     card, driver = nvml.nvmlDeviceGetHandleByIndex(number), nvml.nvmlSystemGetDriverVersion()
-    capability = _compute_capability(nvml, card)
+    capability = _answer(nvml, "nvmlDeviceGetCudaComputeCapability", card)
+    capability = capability and ".".join(map(str, capability))
 
     def described(handle: Any, parent: str | None = None) -> Gpu:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle).total / MIB
@@ -264,11 +265,6 @@ def slowdowns(reasons: int) -> list[str]:
 def power_capped(reasons: int) -> bool:
     """Whether the card was at its power limit, which slows its clocks and is no fault."""
     return bool(reasons & _POWER_CAP)
-
-
-def _compute_capability(nvml: Any, handle: Any) -> str | None:
-    found = _answer(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
-    return None if found is None else ".".join(map(str, found))
 
 
 def _answer(nvml: Any, function: str, *arguments: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from profiler.results import configurations, sentences
+from profiler.results import sentences, speedups
 from profiler.results.columns import RESULTS, SAMPLES
 from profiler.results.reading import with_all_columns
 from profiler.stats import samples as statistics
@@ -70,11 +70,9 @@ def run(*rows: dict[str, Any], spread: float = 0.01) -> Frames:
 
 
 def line(frames: Frames, variant: str, precision: str = "fp32", **more: Any) -> dict[str, Any]:
-    (found,) = configurations.summary(*frames).filter(variant=variant, precision=precision, **more).to_dicts()
+    (found,) = speedups.summary(*frames).filter(variant=variant, precision=precision, **more).to_dicts()
     return found
 
 
 def said(frames: Frames) -> list[str | None]:
-    return [
-        sentences.group_sentence(key, lines) for key, lines in configurations.groups(configurations.summary(*frames))
-    ]
+    return [sentences.group_sentence(key, lines) for key, lines in speedups.groups(speedups.summary(*frames))]

@@ -21,8 +21,7 @@ from engines.base import Array, Job, Layer, Mark, Memory, Phase, Proof, Unsuppor
 from engines.catalog import Options
 from engines.deployment import Deployed, described_inputs, write_run
 from engines.jax_xla.hlo import products
-from engines.jax_xla.program import trace
-from engines.jax_xla.training_step import make_step, start_of_optimizer
+from engines.jax_xla.program import make_step, start_of_optimizer, trace
 from engines.pytorch.eager import DTYPES
 from exporters.build_model import restore
 from exporters.cache import Cache

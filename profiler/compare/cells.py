@@ -19,7 +19,7 @@ from profiler.tables.numbers import natural
 CELL = ["model", "variant", "pass", "precision", "batch_size", "extra"]
 COLUMNS = [
     *CELL,
-    *speedups.COLUMNS,
+    *speedups.NEEDED,
     *("role", "run_id", "reason", "options", "flops_per_item", "peak_memory_mib", "warnings"),
 ]
 """The columns of the results that a comparison needs, besides the sides'."""

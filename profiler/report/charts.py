@@ -15,7 +15,7 @@ from profiler.report import chart_specs as specs
 from profiler.report import tables
 from profiler.report.chart_specs import MEMORY, SETUP, TRAINING, Domains, Spec
 from profiler.report.data import CONFIGURATION_KEY, SWEEP, Data, place
-from profiler.results.configurations import certain
+from profiler.results.speedups import certain
 from profiler.tables.numbers import natural
 
 Row = Mapping[str, Any]

@@ -16,13 +16,12 @@ from profiler.errors import PROGRAM
 from profiler.job.case import Role, settings
 from profiler.job.conditions import Filter
 from profiler.results.columns import SAMPLES, parts
-from profiler.results.configurations import summary
 from profiler.results.layer_profiles import Profiled, profiled, together
 from profiler.results.reading import Runs, chosen
 from profiler.results.replicates import disturbed, merge, not_measured, warned, without_probes
 from profiler.results.sentences import not_in_the_choice, rough
 from profiler.results.set_up import BREAK_EVENS, break_even, set_up
-from profiler.results.speedups import CONFIGURATION, GROUP, INTERVAL, SPEEDUPS, spreads, with_base
+from profiler.results.speedups import CONFIGURATION, GROUP, INTERVAL, SPEEDUPS, spreads, summary, with_base
 from profiler.stats.ratios import JUDGED_ON
 from profiler.tables.numbers import count, natural
 

@@ -13,9 +13,9 @@ from engines.catalog import PRECISIONS
 from profiler.report.data import CONFIGURATION_KEY, KEY, SWEEP, Data, place
 from profiler.results import batch_sweeps
 from profiler.results.columns import COLUMNS, RESULTS, Group, Shown, columns, field, fields, latency_spread, verdict
-from profiler.results.configurations import certain
 from profiler.results.layer_profiles import Profiled, groups
 from profiler.results.set_up import BREAK_EVENS, PARTS
+from profiler.results.speedups import certain
 from profiler.results.warning_kinds import carried_by_all, meaning
 from profiler.tables import numbers
 from profiler.tables.numbers import aligned, compact, each, rates, significant, text, whole

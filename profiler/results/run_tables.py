@@ -10,10 +10,9 @@ from exporters.whole_file import write_whole
 from profiler.job.case import Role
 from profiler.results import batch_sweeps
 from profiler.results.columns import Group, names
-from profiler.results.configurations import IDENTITY, TIMES
 from profiler.results.layer_passes import best_per_layer, layer_rows
 from profiler.results.replicates import CELL, measured, not_measured
-from profiler.results.speedups import CONFIGURATION, OF_BASE
+from profiler.results.speedups import CONFIGURATION, IDENTITY, OF_BASE, TIMES
 from profiler.tables.table import of_frame
 from profiler.tables.writers import TEXTS
 
@@ -27,7 +26,7 @@ def memory(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def write_tables(folder: Path, results: pl.DataFrame, lines: pl.DataFrame) -> None:
-    """Each table as CSV (all digits) and as Markdown; `lines` are configurations.summary's."""
+    """Each table as CSV (all digits) and as Markdown; `lines` are speedups.summary's."""
     folder.mkdir(exist_ok=True)
     tables = {
         "latency": latency(results),

@@ -30,7 +30,6 @@ from profiler.machine import Target, check_device, describe, resolve_device
 from profiler.options import Run as Options
 from profiler.processes.forkserver import libraries
 from profiler.published.command import covers, nothing_compared, present, require
-from profiler.results.configurations import summary
 from profiler.results.own_runs import without_foreign_code
 from profiler.results.reading import flat_environment
 from profiler.results.replicates import warned, without_probes
@@ -39,6 +38,7 @@ from profiler.results.run_folder import OLDER_ROWS, RunFolder, damages
 from profiler.results.run_lock import writing
 from profiler.results.run_tables import write_tables
 from profiler.results.sentences import ROUGH_SECONDS
+from profiler.results.speedups import summary
 from profiler.results.wall_time import WallTime
 from profiler.results.wall_time import describe as describe_time
 from profiler.results.warning_kinds import TAKEN_AGAIN

@@ -13,7 +13,6 @@ from rich.text import Text
 from profiler.job.case import Role, setting_words
 from profiler.results import batch_sweeps
 from profiler.results.columns import Group, Shown, field, fields, latency_spread, verdict
-from profiler.results.configurations import certain, groups
 from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.results.replicates import measured, not_measured, warned
 from profiler.results.sentences import (
@@ -25,6 +24,7 @@ from profiler.results.sentences import (
     sweep_sentences,
     title,
 )
+from profiler.results.speedups import certain, groups
 from profiler.results.warning_kinds import carried_by_all, meaning
 from profiler.stats.ratios import legend
 from profiler.tables import numbers

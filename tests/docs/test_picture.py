@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from profiler.results.configurations import summary
 from profiler.results.reading import read_runs
+from profiler.results.speedups import summary
 from profiler.run.summary import print_results
 
 ROOT = Path(__file__).resolve().parents[2]

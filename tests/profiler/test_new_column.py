@@ -41,7 +41,7 @@ from profiler.compare.command import differences
 from profiler.job.case import Case
 from profiler.recommend.candidates import candidates
 from profiler.report import chart_specs, command
-from profiler.results.configurations import summary
+from profiler.results.speedups import summary
 from profiler.results.run_tables import write_tables
 from profiler.results.reading import read_runs
 from profiler.results.result import Result

@@ -15,8 +15,8 @@ from profiler.recommend.choice import Request, recommend
 from profiler.report.data import gather
 from profiler.report.findings import findings, headline, lead
 from profiler.report.tables import tables
-from profiler.results.configurations import summary
 from profiler.results.reading import read_runs
+from profiler.results.speedups import summary
 from profiler.tables import numbers
 from tests.handmade import row, run, thrice
 

@@ -29,9 +29,9 @@ from profiler.report.findings import findings, headline, lead
 from profiler.report.sections import Report, compose
 from profiler.report.tables import tables
 from profiler.results.columns import LAYERS, RESULTS, SAMPLES
-from profiler.results.configurations import summary
 from profiler.results.reading import read_runs
 from profiler.results.run_folder import RunFolder
+from profiler.results.speedups import summary
 from profiler.run import command
 from profiler.tables.writers import csv
 

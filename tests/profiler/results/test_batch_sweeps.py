@@ -10,11 +10,11 @@ import pytest
 
 from profiler.results.batch_sweeps import curvature, efficiency, knees, largest, more_than_twice
 from profiler.results.columns import RESULTS, SAMPLES
-from profiler.results.configurations import summary
 from profiler.results.reading import with_all_columns
 from profiler.results.replicates import not_measured
 from profiler.results.run_tables import latency, memory
 from profiler.results.sentences import sweep_sentences
+from profiler.results.speedups import summary
 
 
 def row(batch: int, ms: float | None, role: str = "sweep=batch", settings: str = "", **other: Any) -> dict[str, Any]:

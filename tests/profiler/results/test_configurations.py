@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from handmade import line, on_gpu, row, run, said, thrice
 
-from profiler.results import configurations
+from profiler.results import speedups
 from profiler.stats import samples as statistics
 
 
@@ -50,7 +50,7 @@ def test_each_group_has_its_own_base(key, other):
         row("ort", ms=5.0, case_id="b", **{key: other}),
     )
     assert line(frames, "ort", **{key: other})["speedup"] == pytest.approx(4.0)
-    assert len(list(configurations.groups(configurations.summary(*frames)))) == 2
+    assert len(list(speedups.groups(speedups.summary(*frames)))) == 2
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_device_times_are_bootstrapped_once_and_latencies_not_again(monkeypatch)
         return bootstrap(samples, *more, **named)
 
     monkeypatch.setattr(statistics, "bootstrap_medians", counted)
-    configurations.summary(*frames)
+    speedups.summary(*frames)
     assert len(seen) == len(set(seen)) == 4
 
 
@@ -208,7 +208,7 @@ def test_a_failed_replicate_leaves_the_others():
 
 def test_a_groups_lines_are_fastest_first():
     frames = run(row("eager", ms=6.0), row("compiled", ms=2.0), row("ort", ms=3.0))
-    ((key, lines),) = configurations.groups(configurations.summary(*frames))
+    ((key, lines),) = speedups.groups(speedups.summary(*frames))
     assert key == {
         "model": "net",
         "pass": "inference",
@@ -229,5 +229,5 @@ def test_each_optimizer_has_its_own_base():
         row("compiled", ms=2.0, case_id="c", **sgd), row("compiled", ms=2.0, case_id="d", **none),
     )  # fmt: skip
     assert line(frames, "compiled", extra="optimizer=sgd")["speedup"] == pytest.approx(3.0)
-    rows = configurations.summary(*frames).filter(pl.col("extra").is_null(), variant="compiled").to_dicts()
+    rows = speedups.summary(*frames).filter(pl.col("extra").is_null(), variant="compiled").to_dicts()
     assert [row["speedup"] for row in rows] == [pytest.approx(2.0)]

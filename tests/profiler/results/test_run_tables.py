@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from handmade import row, run
 
-from profiler.results import configurations, run_tables
+from profiler.results import run_tables, speedups
 from profiler.results.reading import load
 
 
@@ -21,7 +21,7 @@ def written(tmp_path: Path) -> Path:
         row("ort", "tf32", ms=None, status="unsupported", reason="no TF32"),
         row("compiled", ms=None, reason="expected Tensor | None,\nwhich is a long story: " + "x" * 1500),
     )
-    run_tables.write_tables(tmp_path / "tables", frames[0], configurations.summary(*frames))
+    run_tables.write_tables(tmp_path / "tables", frames[0], speedups.summary(*frames))
     return tmp_path / "tables"
 
 
@@ -63,7 +63,7 @@ def test_layers_and_batch_sweeps_have_tables_of_their_own(tmp_path):
     layer = row("eager", model="L1", model_kind="layer", **{"pass": "training"}, forward_ms=1.0, machine="here")
     sweep = [row("eager", case_id=f"s{b}", batch_size=b, extra="sweep=batch", machine="here") for b in (1, 2)]
     results, samples = run(layer, *sweep)
-    run_tables.write_tables(tmp_path, results, configurations.summary(results, samples))
+    run_tables.write_tables(tmp_path, results, speedups.summary(results, samples))
     assert pl.read_csv(tmp_path / "layer-passes.csv")["layer"].to_list() == ["L1"]
     assert (tmp_path / "best-per-layer.md").is_file()
     assert pl.read_csv(tmp_path / "minibatch.csv")["batch_size"].to_list() == [1, 2]
@@ -84,14 +84,14 @@ def test_markdown_shows_a_small_error_as_what_it_is(written):
 
 def test_a_run_in_which_nothing_could_be_measured_has_its_tables_too(tmp_path):
     results, samples = run(row("ort", ms=None, reason="no"))
-    run_tables.write_tables(tmp_path / "tables", results, configurations.summary(results, samples))
+    run_tables.write_tables(tmp_path / "tables", results, speedups.summary(results, samples))
     assert pl.read_csv(tmp_path / "tables" / "latency.csv").height == 0
     assert pl.read_csv(tmp_path / "tables" / "not-measured.csv").height == 1
 
 
 def test_no_name_breaks_out_of_a_cell_of_markdown(hostile_run, tmp_path):
     results, samples = (frame.collect() for frame in load(hostile_run))
-    lines = configurations.summary(results, samples)
+    lines = speedups.summary(results, samples)
     run_tables.write_tables(tmp_path, results, lines)
     for path in tmp_path.glob("*.md"):
         rows = path.read_text().splitlines()

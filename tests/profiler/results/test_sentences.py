@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from handmade import line, on_gpu, row, run, said, thrice
 
-from profiler.results import configurations, sentences
+from profiler.results import sentences, speedups
 
 
 def test_the_sentence_names_the_fastest_its_gain_and_its_error():
@@ -64,7 +64,7 @@ def test_the_sentence_for_training_says_so():
 def test_what_else_distinguishes_a_group_stands_in_its_title_and_sentence():
     extra = {"pass": "training", "extra": "optimizer=sgd/head=logits"}
     frames = run(row("eager", ms=6.0, **extra), row("compiled", ms=2.0, **extra))
-    ((key, lines),) = configurations.groups(configurations.summary(*frames))
+    ((key, lines),) = speedups.groups(speedups.summary(*frames))
     assert sentences.title(key) == "net, training, batch 1, optimizer sgd, head logits"
     sentence = sentences.group_sentence(key, lines)
     assert sentence and sentence.startswith("net training, batch 1, optimizer sgd, head logits: compiled fp32 is 3.0×")
@@ -73,7 +73,7 @@ def test_what_else_distinguishes_a_group_stands_in_its_title_and_sentence():
 def test_a_network_by_another_name_and_a_reference_stand_in_the_title_and_the_base_in_the_sentence():
     pruned = {"model": "pruned", "network": "resnet18", "reference_model": "net", "is_base": False}
     frames = run(row("eager", ms=6.0), row("ort", ms=2.0, **pruned), row("ort", "fp16", ms=8.0, **pruned, batch_size=2))
-    (_, _), (key, lines) = configurations.groups(configurations.summary(*frames).filter(batch_size=1))
+    (_, _), (key, lines) = speedups.groups(speedups.summary(*frames).filter(batch_size=1))
     assert sentences.title(key) == "pruned (resnet18), inference, batch 1, against net"
     sentence = sentences.group_sentence(key, lines)
     assert sentence and sentence.startswith("pruned, batch 1: ort fp32 is 3.0× fp32 eager of net (")
@@ -147,7 +147,7 @@ def test_where_the_best_does_not_differ_from_the_base_the_sentence_says_so(rows,
 def test_where_the_best_is_equivalent_to_the_runner_up_the_sentence_says_so(second, ending):
     frames = run(*thrice(row, "eager", ms=5.0), *thrice(row, "openvino", ms=second), *thrice(row, "ort", ms=1.0))
     assert said(frames)[0].endswith(ending)
-    tied = configurations.summary(*frames).sort("latency_ms")["indistinguishable_from"].to_list()
+    tied = speedups.summary(*frames).sort("latency_ms")["indistinguishable_from"].to_list()
     assert tied == ["openvino fp32" if "openvino" in ending else None, None, None]
 
 
@@ -242,13 +242,13 @@ def test_a_group_of_one_line_has_no_sentence():
 
 def test_what_moved_on_every_row_is_not_said_again_of_each_group():
     rows = [row("eager", ms=5.8, warnings=["drift: a", "unsteady: b"]), row("ort", warnings=["drift: c"])]
-    ((key, lines),) = configurations.groups(configurations.summary(*run(*rows)))
+    ((key, lines),) = speedups.groups(speedups.summary(*run(*rows)))
     assert sentences.group_sentence(key, lines).endswith("error 4e-4 (drift, unsteady: measure again)")
     assert sentences.group_sentence(key, lines, {"drift"}).endswith("error 4e-4 (unsteady: measure again)")
     assert sentences.group_sentence(key, lines, {"drift", "unsteady"}).endswith("error 4e-4")
     # Where other work had the machine every sentence says it: without that its claim would be too strong.
     busy = [row("eager", ms=5.8, warnings=["disturbed: a"]), row("ort", warnings=["disturbed: b"])]
-    ((key, lines),) = configurations.groups(configurations.summary(*run(*busy)))
+    ((key, lines),) = speedups.groups(speedups.summary(*run(*busy)))
     assert sentences.group_sentence(key, lines, {"disturbed"}).endswith(
         "ort fp32 looks fastest; it and the base, fp32 eager, were disturbed, so no factor"
     )

@@ -15,9 +15,8 @@ from profiler.job.conditions import Filter
 from profiler.recommend.choice import Request, recommend
 from profiler.report.data import gather
 from profiler.results.columns import RESULTS, SAMPLES
-from profiler.results.configurations import summary
 from profiler.results.reading import read_runs, with_all_columns
-from profiler.results.speedups import spreads
+from profiler.results.speedups import spreads, summary
 from profiler.stats.ratios import PRIOR_CONFIGURATIONS, Verdict
 
 MODELS = 40

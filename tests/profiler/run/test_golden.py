@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 
 from profiler.results.columns import RESULTS, SAMPLES
-from profiler.results.configurations import summary
 from profiler.results.reading import load
 from profiler.results.run_tables import write_tables
+from profiler.results.speedups import summary
 from profiler.run.summary import print_results
 from profiler.stats.samples import median_interval
 

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from profiler.results.columns import RESULTS, SAMPLES
-from profiler.results.configurations import summary
 from profiler.results.reading import with_all_columns
+from profiler.results.speedups import summary
 from profiler.run.summary import print_results
 
 
