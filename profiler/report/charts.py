@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import polars as pl
@@ -58,7 +59,7 @@ class Chart:
 
     name: str
     title: str
-    spec: Spec
+    draw: Callable[[], Spec]
     needs: Sequence[str]
     keep: Mapping[str, int]
     row_height: tuple[int, Sequence[str]] | None = None
@@ -68,31 +69,36 @@ class Chart:
     panel: tuple[int, int] | None = None
     legend: int = 120
 
+    @cached_property
+    def spec(self) -> Spec:
+        """The specification; most of a small report's time would go into those of charts that it does not show."""
+        return self.draw()
+
 
 def make(domains: Domains) -> dict[str, Chart]:
     """Every chart, by name."""
-    memory = specs.stacked(domains, MEMORY, "_mib", "Peak memory, MiB", "peak_memory_mib")
-    training = specs.stacked(domains, TRAINING, "_ms", "One iteration, ms", "latency_ms", timed=True)
-    setup = specs.stacked(domains, SETUP, "_s", "Until the second call, s", "set_up_s")
+    memory = partial(specs.stacked, domains, MEMORY, "_mib", "Peak memory, MiB", "peak_memory_mib")
+    training = partial(specs.stacked, domains, TRAINING, "_ms", "One iteration, ms", "latency_ms", timed=True)
+    setup = partial(specs.stacked, domains, SETUP, "_s", "Until the second call, s", "set_up_s")
     sizes = {**_MODEL, "batch_size": 3}
     steps = {**sizes, "extra": 1}
     node = {**_ONE, "precision": 1, "batch_size": -1}
-    over = specs.over_batches
-    latency, item = over(domains, "latency_ms", "Latency, ms"), over(domains, "item_ms", "Time per item, ms")
-    each = f"model{', shape' * bool(domains.dimensions)} and batch size"
+    over = partial(partial, specs.over_batches, domains)
+    latency, item = over("latency_ms", "Latency, ms"), over("item_ms", "Time per item, ms")
+    each = f"Speed-up of each model{', shape' * bool(domains.dimensions)} and batch size"
     charts = [
-        Chart("overview", f"Speed-up of each {each}", specs.overview(domains), ["speedup"], _SUBJECTS, (20, ("cell",))),
-        Chart("speedups", "Speed-up by configuration", specs.speedups(domains), ["speedup"], steps, _DOT),
+        Chart("overview", each, partial(specs.overview, domains), ["speedup"], _SUBJECTS, (20, ("cell",))),
+        Chart("speedups", "Speed-up by configuration", partial(specs.speedups, domains), ["speedup"], steps, _DOT),
         Chart("latency", "Latency against batch size", latency, ["latency_ms"], _ONE),
-        Chart("throughput", "Throughput against latency", specs.throughput(domains), ["item_s"], _ONE),
+        Chart("throughput", "Throughput against latency", partial(specs.throughput, domains), ["item_s"], _ONE),
         Chart("memory", "Parts of the peak", memory, ["peak_memory_mib"], _LARGEST, _BAR),
-        Chart("roofline", "Roofline", specs.roofline(domains), ["intensity"], _ONE, data=("lines", "roofs")),
+        Chart("roofline", "Roofline", partial(specs.roofline, domains), ["intensity"], _ONE, data=("lines", "roofs")),
         Chart("efficiency", "Time per item", item, ["item_ms"], _ONE),
         Chart("training", "Parts of an iteration", training, TRAINING, sizes, _BAR),
-        Chart("layers", "The longest layers", specs.layers(domains), ["ms"], node, _NODE, ("layers",)),
-        Chart("samples", "Samples", specs.samples(domains), ["ticks"], _LARGEST, _BAR),
+        Chart("layers", "The longest layers", partial(specs.layers, domains), ["ms"], node, _NODE, ("layers",)),
+        Chart("samples", "Samples", partial(specs.samples, domains), ["ticks"], _LARGEST, _BAR),
         Chart("setup", "Seconds until the second call", setup, ["set_up_s"], _LARGEST, _BAR),
-        Chart("break-even", "When the set-up pays off", specs.break_even(domains), ["set_up_s"], _LARGEST),
+        Chart("break-even", "When the set-up pays off", partial(specs.break_even, domains), ["set_up_s"], _LARGEST),
         *_over_shapes(domains),
     ]
     needless = ("latency", "efficiency") if len(domains.batches) < 2 else ()
@@ -106,10 +112,10 @@ def _over_shapes(domains: Domains) -> Iterator[Chart]:
             ("latency_ms", "Latency, ms", "Latency", 1),
             ("throughput", "Items per second", "Throughput", -1),
         ):
-            spec = specs.over(domains, sizes, ("size", "Size"), f"sizes-{number}", field, title)
+            draw = partial(specs.over, domains, sizes, ("size", "Size"), f"sizes-{number}", field, title)
             keep = {**_MODEL, "rest": 1, "batch_size": batch}
             where = f"shapes-{number}-{what.lower()}"
-            yield Chart(where, f"{what} against {name}", spec, [field], keep, data=(f"sizes-{number}",))
+            yield Chart(where, f"{what} against {name}", draw, [field], keep, data=(f"sizes-{number}",))
 
 
 def select(chart: Chart, rows: Iterable[Row]) -> list[Row]:

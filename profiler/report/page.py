@@ -37,8 +37,8 @@ _FILTERS = {
 _SENTENCES_AT_ONCE = 12
 """Of the answer; more have to be unfolded."""
 _MOST_LEADS = 6
-_SAID = ("title", "caption")
-"""Of a chart what stands in the page itself."""
+_SAID = ("title", "caption", "draw")
+"""Of a chart what stands in the page itself, or makes its specification."""
 Options = Mapping[str, Sequence[Any]]
 
 
@@ -193,7 +193,10 @@ def _payload(report: Report, options: Options) -> dict[str, Any]:
         "options": options,
         "margin": charts.MARGIN,
         "config": palette.config(palette.variables()),
-        "charts": [{key: value for key, value in vars(one).items() if key not in _SAID} for one in report.charts],
+        "charts": [
+            {"spec": one.spec} | {key: value for key, value in vars(one).items() if key not in _SAID}
+            for one in report.charts
+        ],
         "data": {name: _columnar(rows) for name, rows in report.rows.items()},
         "findings": report.findings,
         "tables": {table.name: _keys(table, options) for table in report.tables if table.keys},

@@ -86,4 +86,4 @@ def _chart(picture: Picture) -> Chart:
     spec = picture.spec | {"datasets": {**picture.spec.get("datasets", {}), **picture.data}}
     panel = (PANEL, PANEL_AXIS) if picture.panels else None
     height, caption = picture.height, picture.note
-    return Chart(name, picture.title, spec, (), {}, None, (), caption, height, panel, LEGEND)
+    return Chart(name, picture.title, lambda: spec, (), {}, None, (), caption, height, panel, LEGEND)
