@@ -298,7 +298,7 @@ LONGEST = (
     *("profiler/run/test_command.py", "profiler/recommend/test_artifact.py", "browser/test_page.py"),
     *("profiler/run/test_sweep.py", "engines/tensorrt_engines/test_build.py", "robustness/test_hostile_models.py"),
     *("robustness/test_kills.py", "profiler/test_build.py", "engines/test_sessions.py", "profiler/test_measure.py"),
-    *("engines/pytorch/test_training_step.py", "test_wheel.py", "engines/test_new_engine.py"),
+    *("engines/pytorch/test_training_step.py", "test_wheel.py", "engines/jax_xla/test_aten.py"),
     *("profiler/test_output_gone.py", "profiler/run/test_bad_models.py", "profiler/run/test_shapes.py"),
     *("profiler/run/test_missing_library_job.py", "profiler/run/test_resume.py"),
     *("profiler/worker/test_checks_of_gradients.py", "exporters/test_flops.py", "robustness/test_folders.py"),

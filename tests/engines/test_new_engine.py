@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -18,13 +18,15 @@ import pytest
 import engines
 from engines import catalog
 from exporters.cache import Cache
+from profiler.processes import process
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTION = (ROOT / "docs" / "extending.md").read_text().partition("## Adding an engine")[2].partition("\n## ")[0]
 FILE, ROW, PRESET = re.findall(r"```python\n(.*?)```", SECTION, flags=re.DOTALL)
 OPTIONS, _, ENGINE = ROW.partition("\n\n\n")
-# Every Python that starts with this on its path, the forkserver included, has the row in its catalog.
+# A worker that calls its function through this module has the row in its catalog.
 REGISTERED = f"""
+import importlib
 from dataclasses import dataclass
 from engines.catalog import ENGINES, PRESETS, Deployment, Engine, Options, Preset, Requirement, option
 
@@ -32,6 +34,10 @@ from engines.catalog import ENGINES, PRESETS, Deployment, Engine, Options, Prese
 
 ENGINES["reference"] = {ENGINE}
 PRESETS["reference"] = {PRESET}
+
+def __getattr__(function):
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
 """
 NETWORK = """
 import torch
@@ -43,7 +49,7 @@ def net():
 """
 JOB = """
 models: [{name: net, factory: "networks:net", input: [3, 2, 2]}]
-engines: [eager, reference, {name: reference, label: reference-quiet, verbose: 0}]
+engines: [reference, {name: reference, label: reference-quiet, verbose: 0}]
 precisions: [fp32, fp16]
 device: cpu
 budget: {seconds: 0.1, min_samples: 3, repeats: 0}
@@ -51,42 +57,44 @@ budget: {seconds: 0.1, min_samples: 3, repeats: 0}
 Run = Callable[..., CompletedProcess[str]]
 
 
-def with_engine(folder: Path, exports: Cache) -> dict[str, str]:
-    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "PROFILER_CACHE": str(exports.root)}
-
-
 @pytest.fixture(scope="module")
-def folder(command_line: Run, exports: Cache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where a run of all engines is, one/run, and what it has of the new one, two/run; this process knows it, too."""
+def folder(profiler: Run, exports: Cache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where a run of the new engine is, one/run, and one of a part of its rows, two/run; this process knows it, too."""
     place = tmp_path_factory.mktemp("engine")
     # The file is where the row says, in the package that it would be in.
     (place / "onnx_reference.py").write_text(FILE)
     found = f"import engines; engines.__path__.append({str(place)!r})\n"
-    (place / "sitecustomize.py").write_text(found + REGISTERED)
+    (place / "registered.py").write_text(found + REGISTERED)
     (place / "networks.py").write_text(NETWORK)
     (place / "job.yaml").write_text(JOB)
-    done = command_line("job.yaml", "--output", "one", cwd=place, **with_engine(place, exports))
-    assert done.returncode == 0, done.stdout + done.stderr
-    (made,) = (place / "one").iterdir()
-    made.rename(place / "one" / "run")
-    shutil.copytree(place / "one" / "run", place / "two" / "run")
-    for name in ("results.parquet", "samples.parquet"):
-        rows = pl.read_parquet(place / "one" / "run" / name).filter(pl.col("case_id").str.contains("/reference/"))
-        rows.with_columns(run_id=pl.lit("two")).write_parquet(place / "two" / "run" / name)
+    begin = process.Child.__init__
+
+    def registered(child: process.Child, call: process.Call) -> None:
+        begin(child, replace(call, function=f"registered:{call.function}", path=(str(place), *call.path)))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines, "__path__", [*engines.__path__, str(place)])
         for rows_of in (catalog.ENGINES, catalog.PRESETS):
             patch.setitem(rows_of, "reference", None)  # type: ignore[arg-type]
         exec(REGISTERED, {"__name__": __name__})
+        patch.setattr(process.Child, "__init__", registered)
+        done = profiler("job.yaml", "--output", "one", cwd=place, PROFILER_CACHE=str(exports.root))
+        assert done.returncode == 0, done.stdout + done.stderr
+        (made,) = (place / "one").iterdir()
+        made.rename(place / "one" / "run")
+        shutil.copytree(place / "one" / "run", place / "two" / "run")
+        for name in ("results.parquet", "samples.parquet"):
+            rows = pl.read_parquet(place / "one" / "run" / name).filter(pl.col("case_id").str.contains("/reference/"))
+            rows.with_columns(run_id=pl.lit("two")).write_parquet(place / "two" / "run" / name)
         yield place
 
 
 @pytest.fixture
-def run(command: Run, folder: Path) -> Run:
-    """Runs a command there, in this process; it must end with the exit code 0."""
+def run(profiler: Run, exports: Cache, folder: Path) -> Run:
+    """Runs a command there; it must end with the exit code 0."""
 
     def start(*arguments: str, code: int = 0) -> CompletedProcess[str]:
-        done = command(*arguments, cwd=folder)
+        done = profiler(*arguments, cwd=folder, PROFILER_CACHE=str(exports.root))
         assert done.returncode == code, done.stdout + done.stderr
         return done
 
@@ -122,10 +130,8 @@ def test_report_and_compare_read_its_runs(run: Run, folder: Path) -> None:
     assert "reference" in run("compare", "one/run", "two/run").stdout
 
 
-def test_it_is_recommended_and_exported_and_runs_without_us(command_line: Run, exports: Cache, folder: Path) -> None:
-    done = command_line("recommend", "two/run", "--export", "out", cwd=folder, **with_engine(folder, exports))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "reference" in done.stdout
+def test_it_is_recommended_and_exported_and_runs_without_us(run: Run, folder: Path) -> None:
+    assert "reference" in run("recommend", "two/run", "--export", "out").stdout
     made = folder / "out"
     assert {path.name for path in made.iterdir()} == {
         *("config.json", "model.onnx", "README.txt", "requirements.txt", "run.py"),
