@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -33,16 +34,27 @@ def states_equal(first: nn.Module, second: nn.Module) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
 
 
-def test_seeded_weights_do_not_depend_on_the_global_generator() -> None:
-    torch.manual_seed(1)
-    first = load_model("resnet18")
+@pytest.fixture(scope="module")
+def resnet18() -> nn.Module:
+    """No test writes to it."""
+    return load_model("resnet18")
+
+
+@pytest.fixture(scope="module")
+def googlenet() -> dict[str, Tensor]:
+    """The tensors of a state, which no test writes to."""
+    return load_model("googlenet").state_dict()
+
+
+def test_seeded_weights_do_not_depend_on_the_global_generator(resnet18: nn.Module) -> None:
+    torch.manual_seed(torch.initial_seed() + 1)
     before = torch.get_rng_state()
     second = load_model("resnet18")
     assert torch.equal(before, torch.get_rng_state())
-    assert states_equal(first, second)
-    assert not first.training
-    assert {parameter.dtype for parameter in first.parameters()} == {torch.float32}
-    assert all(parameter.requires_grad and parameter.device.type == "cpu" for parameter in first.parameters())
+    assert states_equal(resnet18, second)
+    assert not second.training
+    assert {parameter.dtype for parameter in second.parameters()} == {torch.float32}
+    assert all(parameter.requires_grad and parameter.device.type == "cpu" for parameter in second.parameters())
 
 
 @pytest.mark.parametrize("name", ["alexnet", "googlenet", "resnet50"])
@@ -78,15 +90,14 @@ def test_seeded_resnet_is_well_conditioned() -> None:
     assert torch.linalg.vector_norm(actual - expected) < 2e-5 * torch.linalg.vector_norm(expected)
 
 
-def test_batch_normalization_is_calibrated() -> None:
-    statistics = load_model("resnet18").get_buffer("layer4.1.bn2.running_var")
+def test_batch_normalization_is_calibrated(resnet18: nn.Module) -> None:
+    statistics = resnet18.get_buffer("layer4.1.bn2.running_var")
     assert not torch.equal(statistics, torch.ones_like(statistics))
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_weights_file(tmp_path: Path, suffix: str) -> None:
-    state = load_model("googlenet").state_dict()
-    state["fc.bias"] = torch.full((1000,), 3.0)
+def test_weights_file(tmp_path: Path, suffix: str, googlenet: dict[str, Tensor]) -> None:
+    state = {**googlenet, "fc.bias": torch.full((1000,), 3.0)}
     path = tmp_path / f"weights{suffix}"
     save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
     model = load_model("googlenet", weights=path)
@@ -94,8 +105,8 @@ def test_weights_file(tmp_path: Path, suffix: str) -> None:
     assert torch.equal(model.get_parameter("fc.weight"), state["fc.weight"])
 
 
-def test_weights_that_do_not_fit_name_the_keys(tmp_path: Path) -> None:
-    state = load_model("googlenet").state_dict()
+def test_weights_that_do_not_fit_name_the_keys(tmp_path: Path, googlenet: dict[str, Tensor]) -> None:
+    state = dict(googlenet)
     state["head.bias"] = state.pop("fc.bias")
     state["fc.weight"] = torch.zeros(10, 1024)
     torch.save(state, tmp_path / "weights.pt")
@@ -199,9 +210,8 @@ def test_factory_errors(factories: Path, factory: str, words: str) -> None:
         build(ModelSource("mine", factory=factory, input_shape=(3, 16, 16)))
 
 
-def test_restore(tmp_path: Path, small: ModelSource) -> None:
-    for source in (ModelSource("resnet18"), small):
-        model = load(source)
+def test_restore(tmp_path: Path, small: ModelSource, resnet18: nn.Module) -> None:
+    for source, model in ((ModelSource("resnet18"), copy.deepcopy(resnet18)), (small, load(small))):
         first = next(model.parameters())
         with torch.no_grad():
             first.mul_(2)  # so that a restore that ignores the file is noticed
@@ -212,9 +222,9 @@ def test_restore(tmp_path: Path, small: ModelSource) -> None:
         assert all(parameter.requires_grad for parameter in restored.parameters())
 
 
-def test_restored_weights_are_a_private_copy(tmp_path: Path) -> None:
+def test_restored_weights_are_a_private_copy(tmp_path: Path, resnet18: nn.Module) -> None:
     source, path = ModelSource("resnet18"), tmp_path / "state.pt"
-    torch.save(load(source).state_dict(), path)
+    torch.save(resnet18.state_dict(), path)
     before = path.read_bytes()
     with torch.no_grad():
         for parameter in restore(source, path).parameters():
@@ -222,16 +232,16 @@ def test_restored_weights_are_a_private_copy(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_restore_refuses_another_models_state(tmp_path: Path) -> None:
-    torch.save(load_model("resnet18").state_dict(), tmp_path / "state.pt")
+def test_restore_refuses_another_models_state(tmp_path: Path, resnet18: nn.Module) -> None:
+    torch.save(resnet18.state_dict(), tmp_path / "state.pt")
     with pytest.raises(ModelError, match="cannot be restored"):
         restore(ModelSource("resnet34"), tmp_path / "state.pt")
 
 
-def test_cached_state(cache: Cache) -> None:
+def test_cached_state(cache: Cache, resnet18: nn.Module) -> None:
     source = ModelSource("resnet18")
     path = cached_state(source, cache)
     modified = path.stat().st_mtime_ns
     assert cached_state(source, cache) == path
     assert path.stat().st_mtime_ns == modified
-    assert states_equal(restore(source, path), load(source))
+    assert states_equal(restore(source, path), resnet18)
