@@ -14,25 +14,32 @@ from profiler.submit.cleaning import FILES, Cleaner, Run, read_run
 from profiler.tables.writers import slug
 
 MEND = "run: PYTHONPATH=. python benchmarks/publish_suites.py"
-RUNS = submitted(SUITES)
+FOLDERS = sorted(path.parent for path in SUITES.glob("*/*/results.parquet"))
 
 
-@pytest.mark.parametrize("suite", sorted({run.suite for run in RUNS}))
-def test_the_pages_are_what_the_data_give(suite: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def runs() -> dict[Path, Submitted]:
+    """What lies in each of the folders, in the pages' order."""
+    return {one.folder: one for one in submitted(SUITES)}
+
+
+@pytest.mark.parametrize("suite", sorted({folder.name for folder in FOLDERS}))
+def test_the_pages_are_what_the_data_give(runs: dict[Path, Submitted], suite: str, tmp_path: Path) -> None:
     made, there = tmp_path / suite, SUITES / suite
-    write_suite([run for run in RUNS if run.suite == suite], made)
+    write_suite([run for run in runs.values() if run.suite == suite], made)
     assert {path.name for path in made.iterdir()} == {path.name for path in there.iterdir()}, MEND
     for path in made.iterdir():
         if path.suffix != ".svg":  # Whose fonts another version draws otherwise.
             assert path.read_text() == (there / path.name).read_text(), MEND
 
 
-def test_the_list_of_runs_and_machines_is_that_of_the_data() -> None:
-    assert index_of(RUNS) == (SUITES / "README.md").read_text(), MEND
+def test_the_list_of_runs_and_machines_is_that_of_the_data(runs: dict[Path, Submitted]) -> None:
+    assert index_of(list(runs.values())) == (SUITES / "README.md").read_text(), MEND
 
 
-@pytest.mark.parametrize("one", RUNS, ids=lambda one: f"{one.machine}, {one.suite}")
-def test_a_run_lies_where_submit_writes_it_and_names_nothing_private(one: Submitted) -> None:
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}, {folder.name}")
+def test_a_run_lies_where_submit_writes_it_and_names_nothing_private(runs: dict[Path, Submitted], folder: Path) -> None:
+    one = runs[folder]
     assert one.folder.parts[-2:] == (slug(one.machine), slug(one.suite))
     assert {path.name for path in one.folder.iterdir()} == set(FILES)
     read = read_run(one.folder)
@@ -57,6 +64,6 @@ def test_the_page_says_how_far_apart_two_runs_of_one_case_are() -> None:
 
 
 def test_a_folder_that_is_no_run_is_none(tmp_path: Path) -> None:
-    shutil.copytree(RUNS[0].folder, tmp_path / "some" / RUNS[0].suite)
-    (tmp_path / RUNS[0].suite).mkdir()
+    shutil.copytree(FOLDERS[0], tmp_path / "some" / FOLDERS[0].name)
+    (tmp_path / FOLDERS[0].name).mkdir()
     assert [run.folder.parent.name for run in submitted(tmp_path)] == ["some"]
