@@ -80,10 +80,12 @@ def test_weights_keep_the_scale_of_the_input() -> None:
     assert load(source).get_parameter("weight").var().item() == pytest.approx(variance, rel=0.05)
 
 
-@shapes
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_export_computes_what_torch_computes(layer: Layer, precision: str, cache: Cache) -> None:
-    source = source_of(layer)
+@pytest.mark.parametrize(
+    ("shape", "precision"),
+    [*((shape, "fp32") for shape in SHAPES), *((s, p) for s in ("grouped", "linear") for p in ("fp16", "bf16"))],
+)
+def test_export_computes_what_torch_computes(shape: str, precision: str, cache: Cache) -> None:
+    source = source_of(SHAPES[shape])
     path = export_onnx(source, precision, cache).path
     types = {tensor.data_type for tensor in onnx.load(path).graph.initializer if len(tensor.dims) > 1}
     assert types == {{"fp32": onnx.TensorProto.FLOAT, "fp16": 10, "bf16": 16}[precision]}
