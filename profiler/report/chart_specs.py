@@ -24,13 +24,14 @@ SETUP = parts("set_up_s")
 TRAINING = parts("latency_ms")
 
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
+_CROSS = "M-1,-1L1,1M-1,1L1,-1"
 _DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [4, 2, 1, 2], [1, 3], [10, 2]]
 """Of precisions; colours tell engines apart."""
 _INK, _MUTED = alt.value("var(--ink)"), alt.value("var(--muted)")
 _LINES = alt.NamedData("lines")
 _BY_PLACE = alt.EncodingSortField("place", op="min")
 _HEIGHT = 380
-STATES = ("undisturbed", "disturbed")
+STATES = ("undisturbed", "disturbed, so no factors")
 """What a row's `measured` says of its warnings."""
 PLACES = ("fastest", "others")
 """What a row's `answer` says of it among its model, shape and batch size."""
@@ -63,7 +64,10 @@ class Domains:
 
 
 def overview(domains: Domains) -> Spec:
-    """The speed-ups of every configuration, a row for each model, shape and batch size, with its fastest larger."""
+    """The speed-ups of every configuration, a row for each model, shape and batch size, with its fastest larger.
+
+    Crosses at the left have no factor; their tips say why.
+    """
     size = alt.Scale(domain=list(PLACES), range=[150, 45])
     dots = alt.Chart(_LINES).mark_point(opacity=0.85)
     dots = dots.encode(
@@ -74,7 +78,15 @@ def overview(domains: Domains) -> Spec:
         size=alt.Size("answer:O", title="Latency", scale=size),
         tooltip=_tips(("latency_ms", "Latency, ms"), ("peak_memory_mib", "Memory, MiB"), ("speedup", "Speed-up, ×")),
     )
-    return finished(alt.layer(_unity(), dots))
+    crosses = alt.Chart(_LINES).transform_filter("!isValid(datum.speedup)")
+    crosses = crosses.transform_window(nth="row_number()", groupby=["cell"])
+    crosses = crosses.mark_point(shape=_CROSS, filled=False, xOffset=alt.ExprRef("9 * datum.nth - 4"), size=45).encode(
+        y=_names("cell", "place", grid=True),
+        x=alt.value(0),
+        color=_engine(domains),
+        tooltip=[*_tips(("latency_ms", "Latency, ms")), alt.Tooltip("why:N", title="No factor")],
+    )
+    return finished(alt.layer(_unity(), crosses, dots))
 
 
 def speedups(domains: Domains) -> Spec:

@@ -28,6 +28,7 @@ _ONE = {**_MODEL, "extra": 1}
 _SUBJECTS = {"pass": 1, "manner": 1}
 _LARGEST = {**_MODEL, "batch_size": -1}
 _BAR = (20, ("configuration", "batch_size"))
+_ROW = (20, ("cell",))
 _DOT = (13, ("configuration", "batch_size"))
 _NODE = (9, ("nodes", "variant"))
 _MOST_LAYERS = 14
@@ -37,7 +38,7 @@ _DRAWN = [
     *("variant", "precision", "configuration", "step", "place"),
     *("rank", "latency_ms", "gpu_ms", "speedup", "speedup_low", "speedup_high", "throughput", "item_ms", "item_s"),
     *("tflops", "intensity", "fraction_of_peak", "peak_memory_mib", *MEMORY),
-    *("set_up_s", *SETUP, *TRAINING, "ticks", "measured", "base", "answer"),
+    *("set_up_s", *SETUP, *TRAINING, "ticks", "measured", "answer", "why"),
 ]
 _DRAWN_OVER_SIZES = [
     *("run", "model", "pass", "batch_size", "variant", "precision", "configuration", "step", "place"),
@@ -87,7 +88,7 @@ def make(domains: Domains) -> dict[str, Chart]:
     latency, item = over("latency_ms", "Latency, ms"), over("item_ms", "Time per item, ms")
     each = f"Speed-up of each model{', shape' * bool(domains.dimensions)} and batch size"
     charts = [
-        Chart("overview", each, partial(specs.overview, domains), ["speedup"], _SUBJECTS, (20, ("cell",))),
+        Chart("overview", each, partial(specs.overview, domains), ["speedup", "why"], _SUBJECTS, _ROW),
         Chart("speedups", "Speed-up by configuration", partial(specs.speedups, domains), ["speedup"], steps, _DOT),
         Chart("latency", "Latency against batch size", latency, ["latency_ms"], _ONE),
         Chart("throughput", "Throughput against latency", partial(specs.throughput, domains), ["item_s"], _ONE),
@@ -165,16 +166,23 @@ def rows(data: Data) -> dict[str, list[Row]]:
     measured = pl.when(pl.col("own_disturbed").is_null()).then(calm).otherwise(doubted)
     # No chart draws a factor that no sentence and no table states.
     marked = certain(data.configurations).with_columns(measured=measured).with_row_index("place")
+    sizes = {f"sizes-{number}": rows for number, rows in enumerate(by_size(marked).values())}
+    drawn = pl.concat([marked.with_columns(why="note"), data.failed], how="diagonal_relaxed")
     first, others = map(pl.lit, specs.PLACES)
     several = pl.col("run").n_unique().over("subject", "batch_size") > 1
     run = pl.when(several).then(", " + pl.col("run")).fill_null("")
-    marked = marked.with_columns(
+    drawn = drawn.with_columns(
         answer=pl.when(rank=1).then(first).otherwise(others),
         cell=pl.format("{}, batch {}{}", "subject", "batch_size", run),
+        step=pl.col("step").fill_null(len(PRECISIONS)),
+        place=pl.int_range(pl.len()),
     )
-    configurations: list[Row] = list(marked.select(_DRAWN).iter_rows(named=True))
-    sizes = {f"sizes-{number}": rows for number, rows in enumerate(by_size(marked).values())}
-    return {"lines": configurations, "roofs": _roofs(data), "layers": _layers(data), **sizes}
+    return {
+        "lines": list(drawn.select(_DRAWN).iter_rows(named=True)),
+        "roofs": _roofs(data),
+        "layers": _layers(data),
+        **sizes,
+    }
 
 
 def dimensions(configurations: pl.DataFrame) -> dict[str, list[int]]:
@@ -209,9 +217,10 @@ def _at_sizes(configurations: pl.DataFrame, dimension: str) -> list[Row]:
 
 def domains(configurations: pl.DataFrame) -> Domains:
     """What the scales must hold, whatever is chosen."""
-    configurations = configurations.sort("step")
+    configurations = configurations.sort("step", nulls_last=True)
     ticks = configurations.select("latency_ms", "ticks").explode("ticks").drop_nulls()
     away = sorted(ticks["ticks"] / ticks["latency_ms"] - 1)
+    measured = configurations.drop_nulls("latency_ms")
     bases = configurations["base"].drop_nulls().unique()
     low, high = (away[len(away) // 100], away[-1 - len(away) // 100]) if away else (0.0, 0.0)
     return Domains(
@@ -220,7 +229,7 @@ def domains(configurations: pl.DataFrame) -> Domains:
         .unique()
         .sort(place("precision", PRECISIONS), "precision")["precision"]
         .to_list(),
-        sorted(configurations.filter(pl.col("batch_size").n_unique().over(SWEEP) > 1)["batch_size"].unique()),
+        sorted(measured.filter(pl.col("batch_size").n_unique().over(SWEEP) > 1)["batch_size"].unique()),
         [part for part in (*MEMORY, *TRAINING, *SETUP) if configurations[part].count()],
         max((items for items in configurations["best_from_items"] if items), default=0.0),
         (max(-0.5, min(-0.05, low)), min(2.0, max(0.05, high))),

@@ -18,7 +18,7 @@ from profiler.job.conditions import Filter
 from profiler.results.columns import SAMPLES, parts
 from profiler.results.layer_profiles import Profiled, profiled, together
 from profiler.results.reading import Runs, chosen
-from profiler.results.replicates import disturbed, merge, not_measured, warned, without_probes
+from profiler.results.replicates import OK, disturbed, merge, not_measured, warned, why_not, without_probes
 from profiler.results.sentences import not_in_the_choice, rough
 from profiler.results.set_up import BREAK_EVENS, break_even, set_up
 from profiler.results.speedups import CONFIGURATION, GROUP, INTERVAL, SPEEDUPS, spreads, summary, with_base
@@ -51,13 +51,15 @@ class Data:
 
     `configurations`: one row each (replicates together, medians over them), each group fastest first, with what
     `_derived` and `_quartiles` add; its column `run` is what tells the runs apart, the machine where that suffices.
-    `probes`: rows of a search for the largest batch. `problems`: cases without figures, by reason. `warnings`: how many
-    rows carry each kind. `layers`: profiled cases that differ only by the variant. `notes`: what was left out.
+    `failed`: configurations without figures, and `why`. `probes`: rows of a search for the largest batch. `problems`:
+    cases without figures, by reason. `warnings`: how many rows carry each kind. `layers`: profiled cases that differ
+    only by the variant. `notes`: what was left out.
     """
 
     runs: Runs
     labels: Mapping[str, str]
     configurations: pl.DataFrame
+    failed: pl.DataFrame
     probes: pl.DataFrame
     problems: pl.DataFrame
     warnings: pl.DataFrame
@@ -107,6 +109,7 @@ def gather(
         configurations.join(
             _quartiles(shown, samples), on=CONFIGURATION_KEY, how="left", nulls_equal=True, maintain_order="left"
         ),
+        _failed(cells, rows),
         probes.collect(),
         _problems(cells, notes),
         warned(rows).sort("cases", descending=True, maintain_order=True),
@@ -314,6 +317,14 @@ def _quartiles(rows: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
         ms_p75=high,
         ms_max=pl.col("ms").max(),
     )
+
+
+def _failed(cells: pl.LazyFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """The configurations without any figures, as they are named; none that is unsupported."""
+    lost = cells.filter(~OK, pl.col("status") != "unsupported").collect()
+    lost = lost.join(rows, on=CONFIGURATION_KEY, how="anti", nulls_equal=True, maintain_order="left")
+    lost = lost.unique(CONFIGURATION_KEY, keep="first", maintain_order=True).head(_MOST_PROBLEMS)
+    return lost.with_columns(**_names(), why=why_not())
 
 
 def _problems(cells: pl.LazyFrame, notes: list[str]) -> pl.DataFrame:

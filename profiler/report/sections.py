@@ -125,11 +125,11 @@ class Report:
 
 
 def compose(data: Data) -> Report:
-    rows = charts.rows(data)
+    rows, every = charts.rows(data), pl.concat([data.configurations, data.failed], how="diagonal_relaxed")
     drawn = {
         name: chart
-        for name, chart in charts.make(charts.domains(data.configurations)).items()
-        if charts.select(chart, rows[chart.data[0]]) and all(rows[other] for other in chart.data)
+        for name, chart in charts.make(charts.domains(every)).items()
+        if data.statuses.get("ok") and charts.select(chart, rows[chart.data[0]]) and all(rows[o] for o in chart.data)
     }
     sections = _sections(data, drawn)
     shown = {chart.name for section in sections for chart in section.charts}
@@ -212,6 +212,10 @@ def _answer(data: Data) -> list[str]:
     text = [f"The fastest configuration (an engine at a precision) of each model{shape} and batch size."]
     if configurations["precision"].n_unique() > 1:
         text[0] += " Where its precision is narrow, check its error."
+    if data.failed.height or configurations["disturbed"].count():
+        text.append(
+            "A cross at the left of the chart has no factor; point at it for the reason, or see the tables below."
+        )
     if configurations["rank"].has_nulls():
         text[0] += " Left out: int8 and fp8 without calibration data, whose error on your data nobody knows."
     return text

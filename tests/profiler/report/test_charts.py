@@ -19,7 +19,7 @@ import vl_convert
 from handmade import row, run
 
 from profiler.report import charts, page, palette
-from profiler.report.chart_specs import MEMORY, SETUP, Domains
+from profiler.report.chart_specs import MEMORY, SETUP, STATES, Domains
 from profiler.report.charts import Chart
 from profiler.report.data import Data, gather
 from profiler.report.findings import findings, headline
@@ -109,9 +109,10 @@ def test_one_chart_has_every_factor_of_every_model_and_the_run_of_what_two_runs_
     here = charts.select(chart, report.rows["lines"])
     other = [{**row, "model": "other", "cell": "other, batch 1"} for row in here]
     _, spec = next(_specs(replace(report, rows={"lines": [*here, *other]}), chart))
-    (dots,) = groups(vl_convert.vegalite_to_scenegraph(spec), "symbol")
+    crosses, dots = groups(vl_convert.vegalite_to_scenegraph(spec), "symbol")
     drawn = Counter(re.search(r"cell: ([^;]+)", item["description"])[1] for item in dots["items"])
     assert drawn == {"net, batch 1": 2, "net, batch 16": 1, "other, batch 1": 3}
+    assert [re.search("No factor: (.*)", item["description"])[1] for item in crosses["items"]] == ["inconsistent"] * 2
     again = pl.concat([doubted.configurations, doubted.configurations.with_columns(run=pl.lit("again"))])
     cells = {
         row["cell"] for row in charts.rows(replace(doubted, configurations=again))["lines"] if row["batch_size"] < 2
@@ -273,15 +274,15 @@ def test_what_was_disturbed_is_lighter_and_the_legend_and_the_tip_say_so(doubted
     for name, kind in marks.items():
         for about, spec in _specs(report, by_name[name]):
             drawn = groups(vl_convert.vegalite_to_scenegraph(spec), kind)[-1]["items"]
-            tips = {re.search(r"Measured: (\w+)", item["description"])[1] for item in drawn}
+            tips = {re.search(r"Measured: ([^;]+)", item["description"])[1] for item in drawn}
             rows = spec["datasets"]["lines"]
-            assert {item["opacity"] for item in drawn} == {0.3 if row["measured"] == "disturbed" else 1 for row in rows}
+            assert {item["opacity"] for item in drawn} == {0.3 if row["measured"] == STATES[1] else 1 for row in rows}
             assert tips == {row["measured"] for row in rows}, (name, about)
             lighter = sum(item["opacity"] < 1 for item in drawn)
             alike = len(drawn) // len(rows)  # Ticks and parts of a bar.
-            assert lighter == alike * sum(row["measured"] == "disturbed" for row in rows), (name, about)
+            assert lighter == alike * sum(row["measured"] == STATES[1] for row in rows), (name, about)
     legend = json.dumps(by_name["latency"].spec)
-    assert '"domain": ["undisturbed", "disturbed"]' in legend
+    assert json.dumps({"domain": list(STATES)})[1:-1] in legend
     alt.Chart.from_dict(by_name["latency"].spec, validate=True)
 
 
@@ -289,6 +290,19 @@ def written(folder: Path, *cases: dict[str, Any]) -> Report:
     for name, frame in zip(("results", "samples"), run(*cases), strict=True):
         frame.write_parquet(folder / f"{name}.parquet")
     return compose(gather(read_runs([folder])))
+
+
+def test_what_failed_has_a_cross_with_its_whole_reason_where_its_model_has_a_row(tmp_path: Path) -> None:
+    reason = f"the outputs are {'quite ' * 90}wrong; see `outputs: [NAME]`"
+    lost = row("ort", ms=None, case_id="b", reason=reason)
+    report = written(tmp_path, row("eager", ms=2.0), lost, {**lost, "model": "broken", "case_id": "c"})
+    (chart,) = (chart for chart in report.charts if chart.name == "overview")
+    ((_, spec),) = _specs(report, chart)
+    crosses, _ = groups(vl_convert.vegalite_to_scenegraph(spec), "symbol")
+    cells = [re.search("cell: ([^;]+)", item["description"])[1] for item in crosses["items"]]
+    assert cells == ["net, batch 1", "broken, batch 1"]
+    assert all(item["description"].endswith(f"No factor: failed: {reason}") for item in crosses["items"])
+    assert page._options(report)["model"] == ["net", "broken"]
 
 
 def test_the_fastest_is_larger_that_the_answer_names(tmp_path: Path) -> None:
@@ -308,7 +322,7 @@ def test_no_chart_draws_a_factor_that_no_table_states(doubted: Data) -> None:
     assert factors["inference", "ort", 16] is factors["training", "compiled", 16] is None
     (overview,) = (chart for chart in report.charts if chart.name == "overview")
     about_training = [one for one in report.rows["lines"] if one["pass"] == "training"]
-    assert charts.select(overview, about_training) == [], "the fastest there has no factor"
+    assert {one["why"] for one in charts.select(overview, about_training)} == {"disturbed", "base: disturbed"}
     (speedups,) = (section for section in report.sections if section.name == "speedups")
     assert "Without a factor: 3 of 6 configurations" in speedups.text[-1]
 
