@@ -101,8 +101,9 @@
       const [pixels, fields] = chart.row_height;
       spec.height = pixels * new Set(rows.map(row => JSON.stringify(fields.map(field => row[field])))).size + page.margin;
     }
-    const columns = Math.max(1, Math.floor((place.clientWidth - 80) / chart.legend));
     const labelLimit = Math.min(page.config.axis.labelLimit, 0.42 * place.clientWidth);
+    const names = chart.row_height ? labelLimit : 0;
+    const columns = Math.max(1, Math.floor((place.clientWidth - 80 - names) / chart.legend));
     const config = {...page.config, legend: {...page.config.legend, columns}, axis: {...page.config.axis, labelLimit}};
     // An interpreter of expressions, so that the page's policy can forbid code that is made from text.
     const made = await vegaEmbed(place, spec, {
