@@ -39,7 +39,7 @@ _MIXED = (
 def execute(options: Options, console: Console) -> int:
     """Compare, print or write.
 
-    Returns 1 for a regression, and where no cell could be compared; 4 for what may be a regression; else 0.
+    Returns 1 for a regression, and where no cell was measured on both sides; 4 for what may be a regression; else 0.
 
     Raises ConfigError for what cannot be used.
     """

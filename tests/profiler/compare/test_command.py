@@ -261,6 +261,14 @@ def test_sides_that_share_no_measured_cell_end_with_1(runs: Path) -> None:
     assert "no luck" in text
 
 
+def test_sides_that_have_no_cell_in_common_cannot_be_used(runs: Path, profiler: Profiler) -> None:
+    path = runs / "slow" / "results.parquet"
+    pl.read_parquet(path).with_columns(model=pl.lit("another")).write_parquet(path)
+    done = profiler("compare", "main", "slow", cwd=runs)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("no cell is on both sides: main and slow share no model, variant, pass")
+
+
 def test_a_check_that_can_prove_nothing_does_not_pass() -> None:
     published = str(GOLDEN.parents[1] / "docs" / "results" / "h200")
     request = Options(runs=(H200, published), only=("model=resnet18", "variant=compiled"), fail_on_regression="5%")
