@@ -118,7 +118,7 @@ def _nothing(found: Recommendation) -> str:
     if not request.limits:
         return f"Nothing to deploy: {FIGURES[request.figure].noun} was measured of none of {admitted} candidates"
     what = f"None of {admitted} candidates meets" if admitted > 1 else "The only candidate misses"
-    return f"{what} the limit{'s' if len(request.limits) > 1 else ''}"
+    return f"{what} the limit{'s' if len(request.limits) > 1 else ''}{' so far' if found.doubtful else ''}"
 
 
 def _facts(choice: Candidate, limits: Sequence[Limit]) -> list[tuple[str, str]]:
@@ -166,7 +166,7 @@ def _comparison(choice: Candidate, found: Recommendation) -> list[str]:
     other, margin = found.runner_up, found.margin
     if other is None or margin is None:
         alone = "meets the limits" if found.request.limits else "was measured"
-        return [f"It is the only candidate that {alone}."]
+        return [f"It is the only candidate that {alone}{' so far' if found.doubtful else ''}."]
     verb, than = reasons.WORSE[found.request.objective]
     relation = f"{verb} {reasons.worse(margin, than)}."
     if margin.tied:

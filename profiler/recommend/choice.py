@@ -42,6 +42,8 @@ LIMITED_BY = {
     "error": "--max-error",
 }
 """By figure the option that limits it."""
+NOT_TIMED = ("peak_memory_mib", "error")
+"""Figures that other work on the machine does not change."""
 
 Why = Literal["worse", "unclear", "tied", "unfit", "unknown", "uncalibrated", "unmeasured"]
 
@@ -161,6 +163,14 @@ class Loser:
     margin: Margin | None = None
     shortfalls: tuple[Shortfall, ...] = ()
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether all that it lost by was timed while it was disturbed."""
+        if self.margin:
+            return self.candidate in self.margin.disturbed
+        timed = all(shortfall.limit.figure not in NOT_TIMED for shortfall in self.shortfalls)
+        return self.why == "unfit" and timed and self.candidate.is_disturbed
+
 
 @dataclass(frozen=True)
 class Relaxation:
@@ -201,6 +211,11 @@ class Recommendation:
     def compared(self) -> list[Candidate]:
         """The choice and the runner-up, as far as there are any."""
         return [one for one in (self.choice, self.runner_up) if one is not None]
+
+    @property
+    def doubtful(self) -> list[Candidate]:
+        """Those that may win once they are measured undisturbed."""
+        return [loser.candidate for loser in self.losers if loser.is_doubtful]
 
 
 def recommend(results: pl.DataFrame, request: Request) -> Recommendation:

@@ -63,9 +63,9 @@ def _command(
 ) -> str:
     """The shell command that measures these rows of the run again, with further options, or why there is none.
 
-    Where the subject or what it is compared with was disturbed, the run itself goes on, as far as that is enough.
+    Where the subject or what may win over it was disturbed, the run itself goes on, as far as that is enough.
     """
-    if any(one.is_disturbed for one in (subject, *found.compared)):
+    if found.doubtful or any(one.is_disturbed for one in (subject, *found.compared)):
         if not options and (Path(run.address) / "journal.jsonl").is_file():
             return measuring_again(run.address)
         options = f"{options} --wait-for-idle 10".lstrip()
@@ -87,13 +87,13 @@ def _again(
 ) -> tuple[list[Mapping[str, Any]], str]:
     """The rows of the subject's run that should be measured again, and for how long: options, or none.
 
-    Where figures are rough or too few, the rows that the subject is compared with are among them.
+    What lost by disturbed figures is among them, and where figures are rough or too few, the runner-up.
     """
     lack = [(candidate, need) for candidate, need in lacking(found) if candidate.row["run_id"] in run.run_ids][:_MOST]
-    if not (is_rough or lack):
-        return [subject.row], ""
-    others = [*([found.runner_up] if found.runner_up else []), *(candidate for candidate, _ in lack)]
+    others = [*found.compared * bool(is_rough or lack), *found.doubtful, *(candidate for candidate, _ in lack)]
     rows = [subject.row, *(other.row for other in others if other.row["run_id"] in run.run_ids)]
+    if not (is_rough or lack):
+        return rows, ""
     return [*rows, *_bases(results, rows)], sampling(lack, run.environment.get("sampling_seconds"))
 
 

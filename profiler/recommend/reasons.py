@@ -7,7 +7,17 @@ from collections.abc import Iterable, Sequence
 
 from profiler.job.case import Budget, Role
 from profiler.recommend.candidates import FIGURES, Candidate
-from profiler.recommend.choice import HIGHER, LIMITED_BY, Limit, Loser, Margin, Recommendation, Relaxation, Shortfall
+from profiler.recommend.choice import (
+    HIGHER,
+    LIMITED_BY,
+    NOT_TIMED,
+    Limit,
+    Loser,
+    Margin,
+    Recommendation,
+    Relaxation,
+    Shortfall,
+)
 from profiler.results.warning_kinds import disturbed, was_disturbed
 from profiler.stats.ratios import outlook
 from profiler.stats.samples import PERCENTILE_NEEDS
@@ -21,8 +31,6 @@ WORSE = {
     "cost": ("is", "more expensive"),
 }
 """By objective a sentence's verb, and what the worse one of two is so many times."""
-_NOT_TIMED = ("peak_memory_mib", "error")
-"""Figures that other work on the machine does not change."""
 _RESERVE = 1.5
 """How many times more samples to aim at than are needed: another run may be slower."""
 
@@ -37,7 +45,7 @@ def reason(loser: Loser, found: Recommendation) -> str:
     if loser.why == "unmeasured":
         return f"not measured: {candidate.unmeasured[0]}"
     if loser.why == "unfit":
-        timed = any(shortfall.limit.figure not in _NOT_TIMED for shortfall in loser.shortfalls)
+        timed = any(shortfall.limit.figure not in NOT_TIMED for shortfall in loser.shortfalls)
         missed = "; ".join(_shortfall(candidate, shortfall) for shortfall in loser.shortfalls)
         return missed + (doubt([candidate]) if timed else "")
     if loser.why == "unknown":
@@ -88,7 +96,7 @@ def relaxation(relaxed: Relaxation, found: Recommendation) -> str:
     more = f"{numbers.significant(100 * by / limit.value, 2)} % {'less' if limit.figure in HIGHER else 'more'}"
     step = "lower" if limit.figure in HIGHER else "raise"
     option = setting(limit.figure, relaxed.value).replace(" ", " to ")
-    doubted = "" if limit.figure in _NOT_TIMED else doubt([candidate])
+    doubted = "" if limit.figure in NOT_TIMED else doubt([candidate])
     return f"{step} {option} to admit {candidate.name} ({amount(limit.figure, by)} or {more}){doubted}"
 
 

@@ -817,6 +817,23 @@ def test_of_a_disturbed_run_it_is_said_first_and_how_to_mend_it(tmp_path: Path) 
     assert f"\npython -m profiler --resume {path} --retry --wait-for-idle 10\n" in ask(path)[1]
 
 
+def test_what_a_disturbed_figure_ruled_out_is_measured_again(
+    tmp_path: Path,
+) -> None:
+    noisy = row("trt", ms=3.0, warnings=["disturbed: x"])
+    path = written(tmp_path / "run", run(row("ort"), noisy, row("eager", ms=5.0)))
+    again = "variant=ort,variant=trt,pass=inference,precision=fp16,batch_size=1 --wait-for-idle 10\n"
+    code, text = ask(path, max_latency_ms=("2",))
+    assert code == 0
+    assert "It is the only candidate that meets the limits so far." in text
+    assert again in text
+    assert "None of 3 candidates meets the limit so far" in ask(path, max_latency_ms=("0.5",))[1]
+    assert again in ask(path)[1], "it lost by a disturbed figure"
+    heavy = choose(row("ort"), row("trt", warnings=["disturbed: x"], peak_memory_mib=3000.0),
+                   limits=(Limit("peak_memory_mib", 2000.0),))  # fmt: skip
+    assert heavy.doubtful == [], "nobody else's work changes its memory"
+
+
 def test_the_shape_is_named_and_measured_again(tmp_path: Path) -> None:
     sizes = {size: {"shape": f"width={size}", "extra": f"width={size}", "setting": f"width={size}"} for size in (8, 16)}
     path = written(tmp_path / "run", run(*(row("ort", ms=size, **more) for size, more in sizes.items())))
