@@ -259,11 +259,14 @@ def _speedups(configurations: pl.DataFrame) -> list[str]:
         return []
     if configurations["speedup"].count() == 0:
         return ["No speed-ups: their base, eager in fp32 or for an ONNX file ort, was not measured."]
-    kinds = set(configurations["interval"].drop_nulls())
+    calm = configurations.filter(pl.col("disturbed").is_null(), ~pl.col("is_base"), pl.col("speedup").is_not_null())
+    kinds = set(calm["interval"].drop_nulls())
     if "between processes" in kinds:
         intervals = "Bars are 95 % intervals between processes, from the replicates."
     elif kinds:
         intervals = f"Bars are 95 % intervals. {WITHIN_PROCESS}"
+    elif calm.is_empty():
+        intervals = ""
     elif configurations["taken"].count():
         intervals = "No intervals: fewer than 30 independent samples. Raise `budget.seconds`."
     else:
@@ -274,7 +277,7 @@ def _speedups(configurations: pl.DataFrame) -> list[str]:
     return [
         "A speed-up is the base's latency over the configuration's own. The steps go from the base through the "
         "narrower precisions to the tuned, compiled and exported runtimes.",
-        intervals,
+        *_when(intervals, intervals),
         *([not_drawn] if lost else []),
     ]
 

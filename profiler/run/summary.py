@@ -95,7 +95,8 @@ def _notes(lines: Sequence[Row], doubt: str | None, judged: bool) -> list[str]:
     notes = [doubt] if doubt else []
     if not doubt and any(line["speedup_low"] is not None and line["interval"] == "within process" for line in lines):
         notes.append(WITHIN_PROCESS)
-    others = (line for line in lines if line["base"] and not line["is_base"])
+    # A disturbed line has no factor at all, as its note says, and more samples would bring none.
+    others = (line for line in lines if line["base"] and not line["is_base"] and not line["disturbed"])
     if not doubt and any(line["speedup_low"] is None for line in others):
         notes.append(_NO_INTERVAL)
     if judged:

@@ -643,6 +643,14 @@ def test_layers_share_a_row_where_some_runtime_fuses_them(tmp_path: Path) -> Non
     assert finding["text"] == "conv + relu takes longest: 1.50 ms in eager, 50.0 % of the sum of its layers."
 
 
+@pytest.mark.parametrize("warnings", [[], ["disturbed: a"]])
+def test_more_seconds_are_advised_only_where_no_base_was_disturbed(tmp_path: Path, warnings: list[str]) -> None:
+    report = compose(gathered(tmp_path, [row("eager", 2.0, warnings=warnings), row("ort", 1.0)]))
+    said = " ".join(next(section.text for section in report.sections if section.name == "speedups"))
+    assert ("Raise `budget.seconds`" in said) == (not warnings)
+    assert ("Without a factor: 2 of 2" in said) == bool(warnings)
+
+
 def test_roofs_bound_what_is_drawn_below_them(h200_report: Report, tmp_path: Path) -> None:
     folder = save(
         tmp_path / "run",

@@ -375,6 +375,13 @@ def test_a_table_leaves_out_factors_of_disturbed_rows_and_notes_it():
     assert "Speed-up" not in heads(text)
 
 
+def test_more_seconds_are_no_advice_where_the_base_was_disturbed():
+    few = {"latency_ci_low_ms": None, "latency_ci_high_ms": None}
+    results, samples = frames(row("eager", ms=4.0, warnings=["disturbed: a"], **few), row("ort", ms=1.0, **few))
+    assert "budget.seconds" not in shown(results, samples.clear())
+    assert "budget.seconds" in shown(results.with_columns(warnings=pl.lit([], pl.List(pl.String))), samples.clear())
+
+
 def test_that_figures_are_rough_is_said_once_and_last():
     drifting = {"warnings": ["drift: x"], "latency_ci_low_ms": None, "latency_ci_high_ms": None}
     models = ("net", "other", "third")
