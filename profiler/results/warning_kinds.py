@@ -132,7 +132,7 @@ _KINDS = (
     WarningKind(
         "outliers",
         "o",
-        "more than one sample in twenty is far from the median (Tukey's rule); trust the median",
+        "more than one sample in twenty is far from the median (Tukey's rule); do not use the mean",
         "more than one sample in twenty is far from the median, outside Tukey's fences; none is dropped",
     ),
     WarningKind("short-calls", "s", "calls under 50 µs, timed in blocks"),

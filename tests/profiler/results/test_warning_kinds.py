@@ -23,6 +23,10 @@ def test_every_kind_is_declared_whole_with_a_mark_of_its_own():
     assert len(set(marks)) == len(marks)
 
 
+def test_no_kind_vouches_for_a_figure_that_another_kind_of_the_row_may_doubt():
+    assert [kind.kind for kind in KINDS.values() if "trust" in kind.meaning or "reliable" in kind.meaning] == []
+
+
 def test_the_page_has_the_table_of_the_kinds():
     page = (Path(__file__).resolve().parents[3] / "docs" / "columns.md").read_text()
     rows = [f"| `{kind.kind}` | {kind.when or kind.meaning} |" for kind in KINDS.values()]
