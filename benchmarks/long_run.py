@@ -55,7 +55,7 @@ class Watch(PlainDisplay):
     def measuring(self, *_: object) -> None:
         """Print nothing."""
 
-    def ended(self, case: Case, result: Result) -> None:
+    def ended(self, case: Case, result: Result, counts: bool = True) -> None:
         if result.status != "ok":
             sys.exit(f"{case.id}: {result.status}: {result.reason}")
         now = time.perf_counter()

@@ -28,6 +28,9 @@ from profiler.tables import numbers
 from profiler.tables.numbers import compact, count, counted, decimals, listed, percent, products, significant, times
 
 Row = Mapping[str, Any]
+Repeated = tuple[Collection[str], str]
+"""The ids of the cases that a run measured again, and why others were not; empty where it did not begin."""
+NOT_REPEATED: Repeated = ((), "")
 
 
 def title(key: Row) -> str:
@@ -200,26 +203,30 @@ def _family_key(row: Row) -> tuple[Any, ...]:
     return tuple(row[key] for key in FAMILY)
 
 
-def disturbance_sentence(results: pl.DataFrame, repeated: bool = False) -> str | None:
+def disturbance_sentence(results: pl.DataFrame, repeated: Repeated = NOT_REPEATED) -> str | None:
     """How many measured cases were disturbed, how many of those came right and how many remain; None where none was.
 
     Like "3 of 34 cases were disturbed or inconsistent: 2 came right when measured again, 1 remains." It names the kinds
-    of warnings that these rows carry or carried. With `repeated` some were measured again, which leaves no mark on a
-    row where the first measurement stays.
+    of warnings that these rows carry or carried. Measuring again leaves no mark on a row where the first measurement
+    stays: `repeated` knows of those, and why others were not measured again.
     """
-    rows = [list(map(Warning.parse, texts)) for texts in measured(results)["warnings"].fill_null([])]
-    remain = [row for row in rows if disturbances(row)]
-    recovered = [row for row in rows if is_remeasured(row) and not disturbances(row)]
+    cases = measured(results).select("case_id", pl.col("warnings").fill_null([]))
+    rows = {case_id: list(map(Warning.parse, texts)) for case_id, texts in cases.iter_rows()}
+    remain = [row for row in rows.values() if disturbances(row)]
+    recovered = [row for row in rows.values() if is_remeasured(row) and not disturbances(row)]
     if not remain and not recovered:
         return None
     found = {warning.kind for row in remain for warning in disturbances(row)}.union(*map(kinds_first_taken, recovered))
     kinds = " or ".join(sorted(found))
     number = len(remain) + len(recovered)
     what = f"{number} of {counted(len(rows), 'case')} {'was' if number == 1 else 'were'} {kinds}"
-    if not repeated and not any(map(is_remeasured, rows)):
-        return f"{what}; {'it was not' if number == 1 else 'none of them was'} measured again this time."
-    left = f"{len(remain)} remain{'s' if len(remain) == 1 else ''}"
-    return f"{what}: {len(recovered)} came right when measured again, {left}."
+    ids, why = repeated
+    left = sum(bool(disturbances(row)) and id_ not in ids and not is_remeasured(row) for id_, row in rows.items())
+    why = f"measured again this time{f' ({why})' if why else ''}."
+    if left == number:
+        return f"{what}; {'it was not' if number == 1 else 'none of them was'} {why}"
+    what += f": {len(recovered)} came right when measured again, {len(remain)} remain{'s' if len(remain) == 1 else ''}"
+    return f"{what}; {left} of {number} {'was' if left == 1 else 'were'} not {why}" if left else f"{what}."
 
 
 def _judgement(best: Row, lines: Sequence[Row]) -> str:

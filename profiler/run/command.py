@@ -386,7 +386,7 @@ def _write_results(runner: Runner, wall: WallTime | None, console: Console, repo
         lines,
         lambda group: study is not None and covers(study, group),
         config.budget.seconds,
-        runner.repeated,
+        (runner.repeated, runner.why_not_all),
         print_study,
     )
     if wall is not None:

@@ -17,7 +17,7 @@ from profiler.stats.samples import median
 from profiler.tables.numbers import counted, decimals, duration
 
 _REDRAW_SECONDS = 1.0
-_STYLES = {"ok": "green", "unsupported": "dim"}
+_STYLES = {"ok": "green", "unsupported": "dim", "disturbed": "yellow"}
 
 
 class PlainDisplay:
@@ -55,9 +55,10 @@ class PlainDisplay:
         """Called once for what is worth a line of its own, or several: it is wrapped."""
         self._console.print(Text(what), highlight=False)
 
-    def ended(self, case: Case, result: Result) -> None:
-        """Called once a case has ended."""
-        self._console.print(Text(self._place).append_text(_line(case, result)), soft_wrap=True, highlight=False)
+    def ended(self, case: Case, result: Result, counts: bool = True) -> None:
+        """Called once a case has ended; where that does not count, an earlier measurement of it stays."""
+        line = Text(self._place).append_text(_line(case, result, counts))
+        self._console.print(line, soft_wrap=True, highlight=False)
 
     def _print_once(self, text: str) -> None:
         if text != self._last:
@@ -121,13 +122,16 @@ def _place(done: int, total: int) -> Text:
     return Text(f"{done + 1}/{total}", style="bold")
 
 
-def _line(case: Case, result: Result) -> Text:
-    """How a case ended: its median, or why it has none."""
+def _line(case: Case, result: Result, counts: bool) -> Text:
+    """How a case ended: its median, or why it has none or does not count."""
     samples = result.samples.get(result.clock or "", [])
-    what, middle = result.reason or "", median(samples)
-    if result.status == "ok" and middle is not None:
+    what, middle, state = result.reason or "", median(samples), str(result.status)
+    if result.status == "ok" and not counts:
+        what, state = "no less disturbed", "disturbed"
+    elif result.status == "ok" and middle is not None:
         what = f"{decimals(middle)} ms, {counted(len(samples), 'sample')}"
     if result.log:
         what += f" (log: {result.log})"
-    status = Text(f"{result.status:<11} ", style=_STYLES.get(result.status, "red"))
+    what += "" if counts else ": the earlier measurement stays"
+    status = Text(f"{state:<11} ", style=_STYLES.get(state, "red"))
     return status.append(f"{case.id}  ", style="default").append(what, style="dim")

@@ -48,8 +48,8 @@ def is_done(result: Result, budget: Budget, retry: bool) -> bool:
 
 
 class Runner:
-    """Measures the cases of one run; `wall` holds what the time went into, and `repeated` says that disturbed
-    cases were measured again.
+    """Measures the cases of one run; `wall` holds what the time went into, `repeated` the ids of the cases that were
+    measured again, and `why_not_all` why other disturbed ones were not, where that was begun.
 
     `config` is the job as resolved for `target`, and `plan` all of its cases; `environment` gets the device's roofs, if
     it has none. Before each case it waits up to `idle_minutes` until the machine is quiet; None is not at all.
@@ -68,7 +68,8 @@ class Runner:
         self.run, self.config, self.target, self.environment, self.display = run, config, target, environment, display
         self.plan, self.budget, self.path = plan, config.budget, tuple(map(str, config.import_from))
         self.wall = WallTime()
-        self.repeated = False
+        self.repeated: set[str] = set()
+        self.why_not_all = ""
         self._first_calls: dict[CaseId, float | str] = {}
         self.roofs = RunRoofs(run, target, config.budget.seconds, environment, display)
         self._limits = config.largest_batch or LargestBatch()
@@ -147,9 +148,12 @@ class Runner:
                 return
             what = counted(len(disturbed), "disturbed case")
             self.display.announce(f"measuring {what} again{f', round {number}' if number > 1 else ''}")
-            if stays := self._measure_once(disturbed, supervisor, takes, again=True):
-                what = "was no less disturbed: its" if stays == 1 else "were no less disturbed: their"
-                self.display.announce(f"{counted(stays, 'repeated case')} {what} earlier measurement stays")
+            self.why_not_all = "the run was ended before"
+            done = self._measure_once(disturbed, supervisor, takes, again=True)
+            self.why_not_all = ""
+            if left := len(disturbed) - done:
+                self.why_not_all = "the time for that, `budget.repeats`, was spent"
+                self.display.announce(f"{done} of {what} measured again, {left} not ({self.why_not_all})")
 
     def _time_first_calls(self, walked: Sequence[Sequence[Task]], supervisor: Supervisor) -> None:
         """The first call at each new shape that has none yet: before any case is measured, and once more at the end."""
@@ -176,23 +180,20 @@ class Runner:
             result.figures["first_call_ms"] = found
 
     def _measure_once(self, tasks: Sequence[Task], supervisor: Supervisor, takes: Takes, again: bool = False) -> int:
-        """Measure tasks, family by family; `again` as far as there is time for that. Returns how many do not count."""
-        left_out = 0
+        """Measure tasks, family by family; `again` as far as there is time for that. Returns how many it measured."""
 
         def keep(case: Case, result: Result) -> None:
-            nonlocal left_out
             self._add_first_call(result)
-            counts = takes.add(result, again)
-            self.repeated |= again
-            left_out += not counts
-            self._keep(case, result, counts)
+            if case.id in takes.disturbed:
+                self.repeated.add(str(case.id))
+            self._keep(case, result, takes.add(result, again))
 
         ordered = families(tasks)
         pace = _Pace([task.case for family in ordered for task in family], self.budget)
         for family in ordered:
             if not again or takes.has_time:
                 self._measure_family(family, supervisor, pace, keep)
-        return left_out
+        return pace.done
 
     def _measure_family(
         self, family: Sequence[Task], supervisor: Supervisor, pace: _Pace, keep: Callable[[Case, Result], None]
@@ -252,11 +253,10 @@ class Runner:
 
     def _keep(self, case: Case, result: Result, counts: bool = True) -> None:
         self.wall.add(result.phases)
-        if not counts:
-            return
-        with self.wall.span("write"):
-            kept = self.run.append(result)
-        self.display.ended(case, kept)
+        if counts:
+            with self.wall.span("write"):
+                result = self.run.append(result)
+        self.display.ended(case, result, counts)
 
 
 class _Pace:

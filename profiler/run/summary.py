@@ -17,7 +17,9 @@ from profiler.results.layer_passes import ALL_LAYERS, best_per_layer, layer_rows
 from profiler.results.replicates import measured, not_measured, warned
 from profiler.results.sentences import (
     FIRST_CALL,
+    NOT_REPEATED,
     WITHIN_PROCESS,
+    Repeated,
     disturbance_sentence,
     group_sentence,
     rough,
@@ -44,7 +46,7 @@ def print_results(
     lines: pl.DataFrame,
     elsewhere: Callable[[Row], bool] = lambda key: False,
     sampling_seconds: float | None = None,
-    repeated: bool = False,
+    repeated: Repeated = NOT_REPEATED,
     print_more: Callable[[], None] = lambda: None,
 ) -> None:
     """Every group's table and sentence, then what could not be measured and why, and last how sure the figures are.
@@ -52,7 +54,7 @@ def print_results(
     `lines` are configurations.summary's. A group of which `elsewhere` says so has its table elsewhere, which
     `print_more` prints below the others, and its sentence here. Single layers have a table for all of a layer's passes,
     and the batch sizes of a sweep one for all of them. After few `sampling_seconds` a case the figures are called
-    rough, in place of the notes on intervals. `repeated` says that disturbed cases were measured again.
+    rough, in place of the notes on intervals. `repeated` goes to the sentence on disturbed cases.
     """
     layers = set(results.filter(model_kind="layer")["model"])
     networks = [(key, group) for key, group in groups(lines) if key["model"] not in layers]

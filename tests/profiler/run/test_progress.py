@@ -20,6 +20,18 @@ def test_the_line_of_a_case_has_the_median_that_its_row_has() -> None:
     assert output.getvalue().split("  ")[-1] == "2.500 ms, 4 samples\n"
 
 
+def test_a_repeat_that_does_not_count_has_a_line_too() -> None:
+    output = io.StringIO()
+    display = PlainDisplay(Console(file=output, width=120))
+    display.measuring(CASE, "start", 1, 16, 0.0)
+    display.ended(CASE, Result(CASE.id, "ok", clock="host", samples={"host": [4.0]}), counts=False)
+    display.ended(CASE, Result(CASE.id, "timeout", ["too long"]), counts=False)
+    assert output.getvalue().splitlines() == [
+        f"[2/16] disturbed   {CASE.id}  no less disturbed: the earlier measurement stays",
+        f"[2/16] timeout     {CASE.id}  too long: the earlier measurement stays",
+    ]
+
+
 def test_a_log_says_once_for_each_case_what_it_waits_for() -> None:
     output = io.StringIO()
     display = PlainDisplay(Console(file=output, width=120))

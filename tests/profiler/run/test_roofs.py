@@ -41,7 +41,7 @@ class Display:
     def announce(self, what: str) -> None:
         self.said.append(what)
 
-    def ended(self, case: Case, result: Result) -> None:
+    def ended(self, case: Case, result: Result, counts: bool = True) -> None:
         self.said.append(f"{result.status} {case.id}")
 
 

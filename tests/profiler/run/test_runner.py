@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable
@@ -36,8 +37,10 @@ pytestmark = pytest.mark.slow
 class Silent:
     def __init__(self) -> None:
         self.told: list[CaseId] = []
+        self.stayed: list[CaseId] = []
         self.announced: list[str] = []
         self.processes: list[list[int]] = []
+        self.repeated: tuple[set[str], str] = set(), ""
 
     def preparing(self, what: str, done: int, total: int) -> None:
         pass
@@ -48,8 +51,8 @@ class Silent:
     def announce(self, what: str) -> None:
         self.announced.append(what)
 
-    def ended(self, case: Case, result: Result) -> None:
-        self.told.append(case.id)
+    def ended(self, case: Case, result: Result, counts: bool = True) -> None:
+        (self.told if counts else self.stayed).append(case.id)
 
 
 def case(variant: str, batch: int = 1, role: Role = Role.CELL) -> Case:
@@ -87,7 +90,9 @@ def run(
         job = {"models": [{"name": "alexnet"}], "engines": [{"name": "eager"}], "budget": {"repeats": repeats}}
         roofs = {"copy_gb_s": 10.0, "fp32_tflops": 1.0}
         runner = module.Runner(folder, Config.model_validate(job), Target("cpu"), cases, {"roofs": roofs}, display)
-        runner.measure(cases)
+        with contextlib.suppress(KeyboardInterrupt):
+            runner.measure(cases)
+        display.repeated = runner.repeated, runner.why_not_all
         return folder, display, runner.wall
 
     return go
@@ -165,8 +170,29 @@ def test_rounds_end_when_no_case_is_disturbed_any_more(run) -> None:
 def test_measuring_again_ends_when_its_share_of_the_time_is_spent(run, repeats: float, again: int) -> None:
     cases = [case(name) for name in "abcd"]
     results = {c.id: [result(c, 9.0, throttled=True) for _ in range(9)] for c in cases}
-    _, _, wall = run(cases, results, repeats)
+    _, display, wall = run(cases, results, repeats)
     assert wall.seconds["measure"] == (4 + again) * SECONDS
+    done, why = display.repeated
+    assert len(done) == min(again, 4)
+    if again in (1, 2):
+        assert why == "the time for that, `budget.repeats`, was spent"
+        assert display.announced[-1] == f"{again} of 4 disturbed cases measured again, {4 - again} not ({why})"
+
+
+def test_a_run_that_is_ended_while_it_repeats_knows_what_it_has_not_measured_again(run) -> None:
+    cases = [case(name) for name in "ab"]
+    results = {c.id: [result(c, 9.0, throttled=True)] for c in cases}
+    results[cases[0].id].append(result(cases[0], 5.0))
+
+    class Ended(list):
+        def pop(self, _: int) -> Result:
+            if len(self) == 1:
+                raise KeyboardInterrupt
+            return super().pop(0)
+
+    results[cases[1].id] = Ended([*results[cases[1].id], result(cases[1], 5.0)])
+    _, display, _ = run(cases, results, repeats=9)
+    assert display.repeated == ({str(cases[0].id)}, "the run was ended before")
 
 
 def test_a_repeat_that_was_no_less_disturbed_is_named(run) -> None:
@@ -176,7 +202,7 @@ def test_a_repeat_that_was_no_less_disturbed_is_named(run) -> None:
         take.figures["disturbance"] = 0.5
     folder, display, _ = run([one], {one.id: takes})
     assert folder.results()[one.id].samples == {"host": [9.0]}
-    assert display.announced[1:] == ["1 repeated case was no less disturbed: its earlier measurement stays"]
+    assert display.stayed == [one.id]
 
 
 def test_of_a_sweep_the_batches_that_were_disturbed_share_a_process_again(run) -> None:
@@ -194,7 +220,7 @@ def test_another_time_that_failed_does_not_lose_the_first(run) -> None:
         [hot], {hot.id: [result(hot, 9.0, throttled=True), Result(hot.id, "timeout", ["too long"])]}
     )
     assert folder.results()[hot.id].samples == {"host": [9.0]}
-    assert display.told == [hot.id]
+    assert (display.told, display.stayed) == ([hot.id], [hot.id])
     assert wall.seconds["measure"] == 2 * SECONDS
 
 

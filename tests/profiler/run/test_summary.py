@@ -339,7 +339,7 @@ def test_a_run_ends_with_how_many_cases_were_disturbed_and_how_many_came_right()
     rows = [row(variant, warnings=warnings) for variant, warnings in marks.items()]
     unmeasured = row("trt", status="unsupported", reason="no GPU", ms=None)
     text = printed(*rows, row("other"), unmeasured)
-    assert "\n3 of 4 cases were throttled: 1 came right when measured again, 2 remain.\n" in text
+    assert "\n3 of 4 cases were throttled: 1 came right when measured again, 2 remain; 1 of 3 was not " in text
     one = printed(rows[0])
     assert "\n1 of 1 case was throttled: 1 came right when measured again, 0 remain.\n" in one
     assert "measured again," not in printed(row("other"))
@@ -349,8 +349,11 @@ def test_disturbed_cases_that_were_not_measured_again_are_not_said_to_be():
     rows = [row("eager", warnings=["disturbed: a"]), row("ort", warnings=["disturbed: b"])]
     assert "\n2 of 2 cases were disturbed; none of them was measured again this time.\n" in printed(*rows)
     assert "\n1 of 1 case was disturbed; it was not measured again this time.\n" in printed(rows[0])
-    repeated = shown(*frames(*rows), width=150, repeated=True)
-    assert "\n2 of 2 cases were disturbed: 0 came right when measured again, 2 remain.\n" in repeated
+    ids, spent = [case["case_id"] for case in rows], "the time for that, `budget.repeats`, was spent"
+    of = "\n2 of 2 cases were disturbed: 0 came right when measured again, 2 remain"
+    assert f"{of}.\n" in shown(*frames(*rows), width=150, repeated=(ids, ""))
+    left = f"{of}; 1 of 2 was not measured again this time ({spent}).\n"
+    assert left in shown(*frames(*rows), width=200, repeated=(ids[:1], spent))
 
 
 def test_what_is_said_of_disturbed_cases_names_the_kinds_that_the_list_of_warnings_has():
@@ -359,8 +362,9 @@ def test_what_is_said_of_disturbed_cases_names_the_kinds_that_the_list_of_warnin
     rows = [row("eager", warnings=[again]), row("ort", warnings=[f"disturbed: {took}"]), row("trt")]
     assert "\n2 of 3 cases were disturbed or inconsistent: 1 came right" in printed(*rows)
     rows[0]["warnings"] = ["inconsistent: a", again]
-    assert "\n2 of 3 cases were disturbed or inconsistent: 0 came right when measured again, 2 remain.\n" in printed(
-        *rows
+    assert (
+        "\n2 of 3 cases were disturbed or inconsistent: 0 came right when measured again, 2 remain; 1 of "
+        in printed(*rows)
     )
 
 
