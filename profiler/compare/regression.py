@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ import polars as pl
 from profiler.errors import ConfigError
 from profiler.results.warning_kinds import was_disturbed
 from profiler.stats.ratios import BETWEEN, WITHIN
-from profiler.tables.numbers import count, counted, percent, times
+from profiler.tables.numbers import count, counted, milliseconds, percent, times
 
 Row = Mapping[str, Any]
 
@@ -39,8 +38,8 @@ class Regression:
     `slower`: the whole interval between processes lies beyond the limit, on the clock that is judged. `broken`: the
     base ran the cell, and it failed on the side. `perhaps`: the ratio lies beyond the limit, and that is not proven:
     there are not three processes a side, their interval reaches back over the limit, or other work disturbed either.
-    `lost`: the base ran the cell, and the side lacks it or calls it unsupported. `unknown`: there is no interval, and
-    the ratio is within the limit.
+    `lost`: the base ran the cell, and the side lacks it or calls it unsupported. `unknown`: the ratio is within the
+    limit, and there is no interval, or other work disturbed either side.
     """
 
     limit: float
@@ -63,18 +62,18 @@ class Regression:
         slower = f"{counted(self.slower.height, 'cell')} slower by more than {limit}:"
         lines = [f"No cell is certainly slower by more than {limit}." if self.slower.is_empty() else slower]
         lines += _listed(self.slower, top, _how_much)
+        disturbed = pl.col("disturbed").is_not_null()
+        unjudged = f"could not be judged ({{}}slower by more than {limit}, by the medians alone); measure again:"
         for listed, what, why in (
             (self.broken, "that the base ran failed:", _why_lost),
-            (self.perhaps, "may be slower by more, which is not proven:", _why_perhaps),
+            (self.perhaps.filter(~disturbed), "may be slower by more, which is not proven:", _why_perhaps),
+            (self.perhaps.filter(disturbed), unjudged.format(""), _why_unjudged),
+            (self.unknown, unjudged.format("not "), _why_unjudged),
             (self.lost, f"that the base ran cannot be compared; {_MEND}:", _why_lost),
         ):
             if listed.height:
                 lines += [f"{counted(listed.height, 'cell')} {what}", *_listed(listed, top, why)]
-        unknown = Counter(map(_why_unknown, self.unknown.to_dicts()))
-        return lines + [
-            f"{counted(cells, 'cell')} could not be judged, though no median of theirs is slower by more: {why}."
-            for why, cells in unknown.items()
-        ]
+        return lines
 
 
 def find_regressions(cells: pl.DataFrame, limit: float) -> Regression:
@@ -93,11 +92,13 @@ def find_regressions(cells: pl.DataFrame, limit: float) -> Regression:
         broken=ran.filter(pl.col("side_status").is_in(BROKEN)),
         perhaps=compared.filter(ratio < beyond, ~proven),
         lost=ran.filter(~pl.col("side_status").is_in(["ok", *BROKEN]).fill_null(value=False)),
-        unknown=compared.filter(high.is_null(), ratio >= beyond),
+        unknown=compared.filter(high.is_null() | pl.col("disturbed").is_not_null(), ratio >= beyond),
     )
-    if found.unknown.height == compared.height and found.exit_code == 0:
+    if compared.filter(high.is_not_null()).is_empty() and found.exit_code == 0:
         why = "; ".join(dict.fromkeys(map(_why_unknown, compared.to_dicts()))) or "no cell was measured on both sides"
-        raise ConfigError(f"--fail-on-regression: no cell can be judged ({why}); measure with replicates: 3 or more")
+        raise ConfigError(
+            f"--fail-on-regression: no cell can be judged ({why}); measure again, with replicates: 3 or more"
+        )
     return found
 
 
@@ -113,10 +114,14 @@ def _name(row: Row) -> str:
     return f"{row['side']}: {'/'.join(filter(None, parts))}"
 
 
+def _on_device(row: Row) -> bool:
+    return row["interval"] == BETWEEN and row["device_ratio_high"] is not None
+
+
 def _how_much(row: Row) -> str:
     """Like "7.1 % slower (6.2 to 8.0, between processes, on device time)"; from twice the time on "77× slower (…)"."""
     within = row["interval"] == WITHIN
-    on_device = not within and row["device_ratio_high"] is not None
+    on_device = _on_device(row)
     name = "device_ratio" if on_device else "ratio"
     middle = 1 / row[name]
     slower = times(middle, sign="× slower") if middle >= 2 else f"{percent(middle - 1, 1)} % slower"
@@ -130,19 +135,24 @@ def _how_much(row: Row) -> str:
 
 
 def _why_perhaps(row: Row) -> str:
-    """How much, and what would prove it; of a disturbed cell no factor."""
-    if row["disturbed"]:
-        return f"disturbed on either side ({row['disturbed']}), so no factor; measure it again"
+    """How much, and what would prove it."""
     if row["verdict"] is None:
         return f"{_how_much(row)}; {row['why_no_verdict']}"
     least = max(row["base_processes"], row["side_processes"], row["replicates_to_settle"] or 0)
     return f"{_how_much(row)}; more than {count(least)} replicates a side may prove it"
 
 
+def _why_unjudged(row: Row) -> str:
+    """Both medians, since a disturbed cell has no factor, and why: "1 ms in a, 77 ms in b; either side was …"."""
+    clock = "device_ms" if _on_device(row) else "ms"
+    medians = (f"{milliseconds(row[f'{which}_{clock}'])} in {row[which]}" for which in ("base", "side"))
+    return f"{', '.join(medians)}; {_why_unknown(row)}"
+
+
 def _why_unknown(row: Row) -> str:
-    """What keeps a cell without an interval from being judged."""
+    """What keeps a cell from being judged."""
     if row["disturbed"]:
-        return f"either side {was_disturbed(row['disturbed'].split(', '))}; measure again"
+        return f"either side {was_disturbed(row['disturbed'].split(', '))}"
     return str(row["why_no_verdict"] or "there is no interval")
 
 
