@@ -26,6 +26,12 @@ def measuring_again(run: Path | str) -> str:
     return f"{resuming(Path(run))} --retry --wait-for-idle 10"
 
 
+def measuring_anew(job: Path | str, only: str, options: str) -> str:
+    """The command that measures into a run of its own what the conditions let through of the job, or all of it."""
+    conditions = f" \\\n  --only {shlex.quote(only)}" if only else ""
+    return f"{PROGRAM} {shlex.quote(str(job))}{conditions}{options and f' {options}'}"
+
+
 class ConfigError(Exception):
     """A config, file or argument that cannot be used; the message says where and how to mend it. Exit code 2."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,17 +11,17 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from profiler.errors import PROGRAM, measuring_again
+from profiler.errors import measuring_again, measuring_anew
 from profiler.options import Recommend as Options
 from profiler.recommend.answer import make_answer
 from profiler.recommend.artifact import NotExported, check_folder, export
 from profiler.recommend.candidates import Candidate
 from profiler.recommend.choice import Recommendation, recommend
 from profiler.recommend.options import check, make_request
-from profiler.recommend.reasons import lacking, sampling
+from profiler.recommend.reasons import lacking
 from profiler.recommend.writers import as_json, as_markdown, print_answer
 from profiler.results.reading import Run, Runs, read_runs
-from profiler.results.sentences import rough
+from profiler.results.sentences import rough, sampling
 
 NOTHING_FITS = 3
 _MOST = 2
@@ -79,7 +78,7 @@ def _command(
         return f"No command: {run.address} has no bench.yaml"
     job = "bench.yaml" if remote else str(Path(run.address) / "bench.yaml")
     fetch = f"# with {run.address}/bench.yaml copied here:\n" if remote else ""
-    return f"{fetch}{PROGRAM} {shlex.quote(job)} \\\n  --only {shlex.quote(only)}{options and f' {options}'}"
+    return fetch + measuring_anew(job, only, options)
 
 
 def _again(
@@ -94,7 +93,8 @@ def _again(
     rows = [subject.row, *(other.row for other in others if other.row["run_id"] in run.run_ids)]
     if not (is_rough or lack):
         return rows, ""
-    return [*rows, *_bases(results, rows)], sampling(lack, run.environment.get("sampling_seconds"))
+    needs = [(min(candidate.each["samples"], default=0), need) for candidate, need in lack]
+    return [*rows, *_bases(results, rows)], sampling(run.environment.get("sampling_seconds"), needs)
 
 
 def _bases(results: pl.DataFrame, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

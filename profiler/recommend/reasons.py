@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from profiler.job.case import Budget, Role
+from profiler.job.case import Role
 from profiler.recommend.candidates import FIGURES, Candidate
 from profiler.recommend.choice import (
     HIGHER,
@@ -31,8 +31,6 @@ WORSE = {
     "cost": ("is", "more expensive"),
 }
 """By objective a sentence's verb, and what the worse one of two is so many times."""
-_RESERVE = 1.5
-"""How many times more samples to aim at than are needed: another run may be slower."""
 
 
 def uncalibrated(barred: Iterable[Candidate]) -> str:
@@ -159,14 +157,6 @@ def lacking(found: Recommendation) -> list[tuple[Candidate, int]]:
         if of_tails := [PERCENTILE_NEEDS[figure.percentile] for figure in figures if figure.percentile]:
             needs.append((loser.candidate, max(of_tails)))
     return needs
-
-
-def sampling(needs: Sequence[tuple[Candidate, int]], sampled: float | None) -> str:
-    """A run's options that take so many samples of candidates that had fewer, where `sampled` seconds were spent."""
-    before = sampled or Budget().seconds
-    factors = [need / fewest for c, need in needs if (fewest := min(c.each["samples"], default=0))]
-    seconds = math.ceil(max(Budget().seconds, before, *(_RESERVE * before * factor for factor in factors)))
-    return f"--seconds {seconds}{f' --min-samples {max(need for _, need in needs)}' if needs else ''}"
 
 
 def _shortfall(candidate: Candidate, missed: Shortfall) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from engines.base import Warning
-from profiler.job.case import Role, setting_words
+from profiler.job.case import Budget, Role, setting_words
 from profiler.results import batch_sweeps
 from profiler.results.batch_sweeps import DOWN, FAMILY, KNEE_SHARE, UP
 from profiler.results.reading import Frame
@@ -53,6 +54,18 @@ def rough(sampling_seconds: Iterable[float | None]) -> str | None:
         return None
     how = f"cases were sampled for {compact(max(short))} s (`budget.seconds`)"
     return f"Rough figures: {how}. Before you decide, measure for longer."
+
+
+_RESERVE = 1.5
+"""How many times more samples to aim at than are needed: another run may be slower."""
+
+
+def sampling(sampled: float | None, needs: Sequence[tuple[float, int]] = ()) -> str:
+    """The options of a longer run than one of so many seconds a case, where some had fewer samples than they need."""
+    before = sampled or Budget().seconds
+    factors = [need / had for had, need in needs if had]
+    seconds = math.ceil(max(Budget().seconds, before, *(_RESERVE * before * factor for factor in factors)))
+    return f"--seconds {seconds}{f' --min-samples {max(need for _, need in needs)}' if needs else ''}"
 
 
 _MOST_FAILURES = 4

@@ -20,7 +20,7 @@ from engines.catalog import Device
 from exporters.cache import default_root, trim
 from exporters.libraries.catalog import library_of
 from profiler.bundled import job_file
-from profiler.errors import PROGRAM, ConfigError, measuring_again, resuming
+from profiler.errors import PROGRAM, ConfigError, measuring_again, measuring_anew, resuming
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.conditions import Filter, parse_only
 from profiler.job.config import Config, load_config, parse_machine
@@ -37,7 +37,7 @@ from profiler.results.result import Result, measured_in
 from profiler.results.run_folder import OLDER_ROWS, RunFolder, damages
 from profiler.results.run_lock import writing
 from profiler.results.run_tables import write_tables
-from profiler.results.sentences import ROUGH_SECONDS
+from profiler.results.sentences import ROUGH_SECONDS, rough, sampling
 from profiler.results.speedups import summary
 from profiler.results.wall_time import WallTime
 from profiler.results.wall_time import describe as describe_time
@@ -119,14 +119,25 @@ def execute(options: Options, console: Console, conclude: Conclude | None = None
     if interrupted:
         start.say(f"Interrupted; {_what_is_left(start, run)}")
         return 130
-    if not warned(results).filter(pl.col("kind").is_in(TAKEN_AGAIN)).is_empty():
-        start.say(f"Disturbed cases remain. Once the machine is quiet: {measuring_again(run.path)}", "yellow")
+    if again := _measuring_again(run.path, results, start.config.budget.seconds, options.only):
+        start.say(again, "yellow")
     if job.model is not None:
         if conclude is not None:
             conclude(run.path, results, console)
         _say_yaml(start, run)
     statuses = set(without_probes(results)["status"])
     return int("ok" not in statuses or (options.strict and bool(statuses - {"ok", "unsupported"})))
+
+
+def _measuring_again(run: Path, results: pl.DataFrame, sampled: float, only: Sequence[str]) -> str:
+    """What remains disturbed or is rough, and the command that mends it; empty where nothing is."""
+    is_disturbed = not warned(results).filter(pl.col("kind").is_in(TAKEN_AGAIN)).is_empty()
+    remain = "Disturbed cases remain. Once the machine is quiet: " if is_disturbed else "To measure for longer: "
+    if rough([sampled]) and "ok" in results["status"]:
+        # Going on with the run would sample for no longer.
+        options = f"{sampling(sampled)}{' --wait-for-idle 10' if is_disturbed else ''}"
+        return remain + measuring_anew(run / "bench.yaml", ",".join(only), options)
+    return remain + measuring_again(run) if is_disturbed else ""
 
 
 def _modules(configs: Sequence[Config]) -> set[str]:

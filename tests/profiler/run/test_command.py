@@ -19,6 +19,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+import handmade
 import onnx
 import polars as pl
 import pytest
@@ -32,7 +33,7 @@ from exporters.catalog import CATALOG
 from profiler.nvml import visible_gpus
 from profiler.options import Run as Options
 from profiler.results.columns import RESULTS, SAMPLES
-from profiler.run.command import _read_job
+from profiler.run.command import _measuring_again, _read_job
 
 ROOT = Path(__file__).resolve().parents[3]
 OPENVINO = importlib.util.find_spec("openvino") is not None
@@ -900,6 +901,24 @@ def test_only_output_quick_and_device(profiler: Profiler, cache: Path, workplace
     assert resolved["budget"]["seconds"] < 3600, "what --resume adds must be sampled as long as the rest"
     assert json.loads((folder / "environment.json").read_text())["sampling_seconds"] == 0.3
     assert done.stdout.count("Rough figures: cases were sampled for 0.3 s") == 1
+    assert f"{folder.name}/bench.yaml \\\n  --only variant=eager,batch_size=2 --seconds 3" in done.stdout
+    assert "--retry" not in done.stdout, "it would sample for no longer"
+
+
+def test_a_rough_run_ends_with_the_command_of_a_longer_one():
+    kinds = {"noisy": ["disturbed: x"], "quiet": []}
+    rows = {state: handmade.run(handmade.row("ort", warnings=texts))[0] for state, texts in kinds.items()}
+    said = {(state, s): _measuring_again(Path("r"), rows[state], s, ()) for state in rows for s in (0.3, 3.0)}
+    longer = "python -m profiler r/bench.yaml --seconds 3"
+    start = "Disturbed cases remain. Once the machine is quiet: "
+    assert said == {
+        ("noisy", 0.3): f"{start}{longer} --wait-for-idle 10",
+        ("noisy", 3.0): f"{start}python -m profiler --resume r --retry --wait-for-idle 10",
+        ("quiet", 0.3): f"To measure for longer: {longer}",
+        ("quiet", 3.0): "",
+    }
+    failed, _ = handmade.run(handmade.row("ort", ms=None))
+    assert not _measuring_again(Path("r"), failed, 0.3, ()), "longer sampling does not mend it"
 
 
 def test_seconds_and_min_samples_stand_in_for_the_jobs(command: Profiler, workplace: Path) -> None:
