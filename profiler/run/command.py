@@ -465,7 +465,7 @@ def _dry_run(start: Start) -> int:
             return 0
     doubt = _incomparable(config.published, cases)
     estimates = Estimates(config.output, start.environment, config.budget)
-    code = dry_run(start.console, start.target.name, cases, config, estimates)
+    code = dry_run(start.console, start.target.name, cases, config, estimates, options.wait_for_idle)
     if config.largest_batch is not None:
         start.console.print(Text("The search for the largest batch comes on top."))
     if doubt:

@@ -79,11 +79,16 @@ def planned(cases: Sequence[Case], looks: Mapping[str, Look], budget: Budget) ->
 
 
 def print_plan(
-    console: Console, machine: str, plan: Sequence[Planned], looks: Mapping[str, Look], estimates: Estimates
+    console: Console,
+    machine: str,
+    plan: Sequence[Planned],
+    looks: Mapping[str, Look],
+    estimates: Estimates,
+    idle_minutes: float | None = None,
 ) -> int:
     """Print the cases with their estimates, why some cannot run, and what was looked at.
 
-    Returns the exit code: 2 where no case can run.
+    Before each case a run waits up to `idle_minutes`. Returns the exit code: 2 where no case can run.
     """
     runnable = [case for case, refusal in plan if refusal is None]
     reasons = list(dict.fromkeys(refusal[1] for _, refusal in plan if refusal))
@@ -112,16 +117,26 @@ def print_plan(
     what = f"\n{machine}: {len(runnable)} of {counted(len(plan), 'case')} can run here"
     if runnable:
         what += f", in about {duration(estimates.total(runnable))} ({estimates.source(runnable)})"
+        if idle_minutes is not None:
+            each = f"each of {len(runnable)} cases" if len(runnable) > 1 else "the case"
+            what += f", plus up to {idle_minutes:g} min of waiting before {each}"
     console.print(Text(what), soft_wrap=True)
     return 0 if runnable else 2
 
 
-def dry_run(console: Console, machine: str, cases: Sequence[Case], config: Config, estimates: Estimates) -> int:
+def dry_run(
+    console: Console,
+    machine: str,
+    cases: Sequence[Case],
+    config: Config,
+    estimates: Estimates,
+    idle_minutes: float | None = None,
+) -> int:
     """Look at the models and print the plan; returns the exit code."""
     path = tuple(map(str, config.import_from))
     with own_folder() as folder, open_display(console) as display:
         looks = look_at_models(cases, config.budget, path, folder / "log", display.preparing)
-    return print_plan(console, machine, planned(cases, looks, config.budget), looks, estimates)
+    return print_plan(console, machine, planned(cases, looks, config.budget), looks, estimates, idle_minutes)
 
 
 def check_output(folder: Path, cases: int) -> None:

@@ -54,9 +54,11 @@ class Quiet:
         if self._minutes is None:
             return
         with self._wall.span(WAIT):
-            end = time.monotonic() + 60 * self._minutes
+            seconds = min(60 * self._minutes, 1e9)  # The calendar has an end.
+            end, form = time.monotonic() + seconds, "%H:%M" if seconds < 86_400 else "%Y-%m-%d"
+            until = f"{time.strftime(form, time.localtime(time.time() + seconds))} at most"
             while (who := self._busy()) and time.monotonic() < end:
-                self._display.waiting(f"waiting for the machine to be quiet: {who}")
+                self._display.waiting(f"waiting for the machine to be quiet, until {until}: {who}")
         if who and not self._gave_up:
             self._gave_up = True
             waited = f"{significant(self._minutes)} minutes of waiting"

@@ -31,11 +31,11 @@ def case(source: ModelSource = FACTORY, engine: str = "eager", precision: str = 
     return Case(source.name, engine, engine, "inference", precision, batch, "cpu", 0, source)
 
 
-def printed(cases: list[Case], looks: Mapping[str, Look]) -> tuple[int, str]:
+def printed(cases: list[Case], looks: Mapping[str, Look], idle: float | None = None) -> tuple[int, str]:
     output = io.StringIO()
     console = Console(file=output, width=120)
     estimates = Estimates(Path("nowhere"), {}, Budget())
-    code = print_plan(console, "EPYC", planned(cases, looks, Budget()), looks, estimates)
+    code = print_plan(console, "EPYC", planned(cases, looks, Budget()), looks, estimates, idle)
     return code, output.getvalue()
 
 
@@ -67,6 +67,13 @@ def test_each_case_says_what_keeps_it_from_running_and_each_reason_is_there_once
         assert text.count(reason) == 1
     assert "1 of 5 cases can run here" in text
     assert "a guess" in text
+
+
+@pytest.mark.parametrize(("batches", "what"), [([4], "the case"), ([4, 4], "each of 2 cases")])
+def test_how_long_a_run_may_wait_is_said(batches: list[int], what: str) -> None:
+    cases, looks = [case(batch=batch) for batch in batches], {"mine": Look(FIXED)}
+    assert f"), plus up to 10 min of waiting before {what}\n" in printed(cases, looks, 10.0)[1]
+    assert "of waiting" not in printed(cases, looks)[1]
 
 
 def test_a_job_of_which_nothing_can_run_gives_2() -> None:

@@ -52,6 +52,7 @@ with device_lock.DeviceLock("cpu", Path("/a/run")) as lock:
 """
 BUSY_FOR_A_MOMENT = 0.03
 """Minutes."""
+WAITING = "waiting for the machine to be quiet, until HH:MM at most"
 
 
 class Told:
@@ -65,7 +66,7 @@ class Told:
         self.announced.append(what)
 
     def waiting(self, what: str) -> None:
-        self.waited.append(what)
+        self.waited.append(re.sub(r"until \d\d:\d\d at", "until HH:MM at", what))
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_a_busy_machine_is_waited_for_and_then_measured_as_it_is(
     looks.start()
     looks.start()
     assert told.waited
-    assert all(" to be quiet: " in what and " processes took " in what for what in told.waited), told.waited
+    assert all(f"{WAITING}: " in what and " processes took " in what for what in told.waited), told.waited
     (said,) = told.announced
     assert said.startswith("the machine is not quiet after 0.0300 minutes of waiting, and is measured as it is: ")
     assert wall.seconds[WAIT] > 0
@@ -143,10 +144,18 @@ def test_measuring_starts_as_soon_as_the_machine_is_quiet(monkeypatch, waiting: 
     left = play(monkeypatch, 0.48, 0.11, 0.01, 0.9)
     looks, told, _ = waiting(10.0)
     looks.start()
-    start = "waiting for the machine to be quiet: other processes took"
+    start = f"{WAITING}: other processes took"
     assert told.waited == [f"{start} 48 % of 2 processors", f"{start} 11 % of 2 processors"]
     assert told.announced == []
     assert left == [0.9]
+
+
+def test_who_waits_for_days_is_told_the_date(monkeypatch, waiting: Callable[..., object]) -> None:
+    play(monkeypatch, 0.48, 0.01)
+    looks, told, _ = waiting(float("inf"))
+    looks.start()
+    (said,) = told.waited
+    assert re.search(r", until 20\d\d-\d\d-\d\d at most: other", said)
 
 
 def test_nobody_waits_who_was_not_asked_to(monkeypatch, waiting: Callable[..., object]) -> None:
@@ -171,7 +180,7 @@ def test_a_gpu_that_others_use_is_waited_for(monkeypatch, waiting: Callable[...,
     looks, told, _ = waiting(10.0, gpu="GPU-1")
     looks.start()
     whys = ("other processes on the GPU: 2", "other processes on the GPU: 1", "the GPU is busy for 37 % of the time")
-    assert told.waited == [f"waiting for the machine to be quiet: {why}" for why in whys]
+    assert told.waited == [f"{WAITING}: {why}" for why in whys]
     assert (users, utilization) == ([], [])
 
 
@@ -180,14 +189,14 @@ def test_another_run_is_waited_for(monkeypatch, other_run, waiting: Callable[...
     looks, told, _ = waiting(10.0)
 
     def waiting_for(what: str) -> None:
-        told.waited.append(what)
+        Told.waiting(told, what)
         other_run.kill()
         other_run.wait()
 
     told.waiting = waiting_for
     looks.begin()
     who = f"another run (process {other_run.pid}, into /a/run)"
-    assert told.waited == [f"waiting for the machine to be quiet: {who} measures on this device"]
+    assert told.waited == [f"{WAITING}: {who} measures on this device"]
     assert told.announced == []
 
 
