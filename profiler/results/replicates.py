@@ -52,13 +52,15 @@ def not_measured(results: Frame, by: Sequence[str] = CELL, *more: pl.Expr) -> Fr
 
 
 def warned(results: pl.DataFrame) -> pl.DataFrame:
-    """One row a kind of warning, in the order of the first: how many `cases` carry it, and the first `case_id`.
+    """One row a kind of warning, in the order of the first: how many `cases` carry it, and their `case_ids`.
 
-    `example` is the whole warning there, for a kind that only another version of the profiler knows.
+    `example` is the whole warning of the first, for a kind that only another version of the profiler knows.
     """
     given = measured(results).select("run_id", "case_id", example="warnings").explode("example").drop_nulls("example")
     return given.group_by(kind=kind_of_warning(pl.col("example")), maintain_order=True).agg(
-        pl.struct("run_id", "case_id").n_unique().alias("cases"), pl.first("case_id", "example")
+        pl.struct("run_id", "case_id").n_unique().alias("cases"),
+        pl.col("case_id").unique(maintain_order=True).alias("case_ids"),
+        pl.first("example"),
     )
 
 

@@ -30,12 +30,14 @@ from profiler.results.speedups import certain, groups
 from profiler.results.warning_kinds import carried_by_all, meaning
 from profiler.stats.ratios import legend
 from profiler.tables import numbers
-from profiler.tables.numbers import each, percent, products
+from profiler.tables.numbers import each, listed, percent, products
 from profiler.tables.table import Field, Table, figure, prose
 from profiler.tables.writers import print_pairs, print_table
 
 Row = Mapping[str, Any]
 
+_MOST_NAMED = 3
+"""Of so many rows a warning gives the names."""
 _NO_INTERVAL = "No interval: fewer than 30 independent samples. Raise `budget.seconds`."
 _VERDICTS = f"Verdict: against the base, on device time (CPU: latency); {legend()}."
 
@@ -198,13 +200,14 @@ def _print_problems(console: Console, results: pl.DataFrame) -> None:
 
 
 def _print_warnings(console: Console, results: pl.DataFrame) -> None:
-    """Each kind of warning once, with what it means and how many rows carry it."""
+    """Each kind of warning once, with what it means and which rows carry it, or how many."""
     kinds = warned(results)
     if kinds.is_empty():
         return
     console.print(Text("\nWarnings (details: column `warnings` of results.parquet)", style="bold"))
     every = measured(results).height
-    for kind, cases, case_id, example in kinds.iter_rows():
-        rows = case_id if cases == 1 else "every row" if cases == every else f"{cases} rows"
+    for kind, cases, case_ids, example in kinds.iter_rows():
+        few = cases == 1 or (cases <= _MOST_NAMED and cases < every)
+        rows = listed(case_ids) if few else "every row" if cases == every else f"{cases} rows"
         text = f"{kind} ({rows}): {meaning(kind, otherwise=example)}"
         console.print(Padding(Text(text), (0, 0, 0, 2), expand=False))

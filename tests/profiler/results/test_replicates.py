@@ -87,8 +87,8 @@ def test_a_kind_of_warning_is_counted_once_a_case_and_never_of_probes_and_failed
         row("ort", "tf32", case_id="d", ms=None, status="failed", reason="no", warnings=["drift: 4 %"]),
     )
     assert warned(results).to_dicts() == [
-        {"kind": "drift", "cases": 1, "case_id": "a", "example": "drift: 3 %"},
-        {"kind": "outliers", "cases": 2, "case_id": "a", "example": "outliers: 1"},
+        {"kind": "drift", "cases": 1, "case_ids": ["a"], "example": "drift: 3 %"},
+        {"kind": "outliers", "cases": 2, "case_ids": ["a", "b"], "example": "outliers: 1"},
     ]
 
 

@@ -312,9 +312,13 @@ def test_where_all_was_measured_nothing_is_listed():
 
 def test_each_kind_of_warning_is_told_once_with_the_rows_that_carry_it():
     rows = [row(name, warnings=["outliers: 3 of 9", "host-bound: a"]) for name in ("eager", "ort", "trt")]
-    rows.append(row("compiled", warnings=["host-bound: a"]))
-    _, told = printed(*rows).split("Warnings")
-    assert told.count("outliers (3 rows): ") == told.count("host-bound (every row): ") == 1
+    rows.append(row("compiled", warnings=["host-bound: a", "remeasured: first taken while the card slowed down"]))
+    assert "remeasured (net/compiled/inference/fp32/b1/r0): " in printed(*rows)
+    rows[0]["warnings"] += rows[3]["warnings"][1:]
+    _, told = printed(*rows, row("onnx", warnings=rows[0]["warnings"][:2])).split("Warnings")
+    assert told.count("outliers (4 rows): ") == told.count("host-bound (every row): ") == 1
+    names = "net/eager/inference/fp32/b1/r0 and net/compiled/inference/fp32/b1/r0"
+    assert f"remeasured ({names}): " in " ".join(told.split()), "which figures are of another time"
 
 
 @pytest.mark.parametrize("name", ["[red]", "[/]", "[bold]mine[/bold]", ":smile:", "[link=x]"])
