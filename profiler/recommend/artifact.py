@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -56,8 +56,15 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(f"--export {folder}: {nearest} is a file; give a new folder")
 
 
-def export(candidate: Candidate, run: Run, folder: Path, console: Console, trust_code: bool = False) -> None:
-    """Write the artifact into `folder`, whole or not at all.
+def export(
+    candidate: Candidate,
+    run: Run,
+    folder: Path,
+    console: Console,
+    trust_code: bool,
+    cautions: Sequence[str],
+) -> None:
+    """Write the artifact into `folder`, whole or not at all; `cautions` on its figures go into its papers.
 
     Raises ConfigError where the run or this machine lacks what it takes and where the model has changed since it was
     measured, NotExported where making it fails.
@@ -67,7 +74,7 @@ def export(candidate: Candidate, run: Run, folder: Path, console: Console, trust
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         scratch.mkdir(parents=True)
-        write_papers(candidate, case, _make(case, folders, run, scratch, console), scratch)
+        write_papers(candidate, case, _make(case, folders, run, scratch, console), scratch, cautions)
         if folder.is_dir():
             folder.rmdir()
         os.replace(scratch, folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from profiler.results.run_files import json_object
 from profiler.tables.numbers import significant
 
 
-def write_papers(candidate: Candidate, case: Case, deployed: Deployed, folder: Path) -> None:
+def write_papers(candidate: Candidate, case: Case, deployed: Deployed, folder: Path, cautions: Sequence[str]) -> None:
+    """Write them; `cautions` are sentences on how far the figures are to be relied on."""
     row, others = candidate.row, versions_of_others([case.engine])
     config = {
         **{key: getattr(case, key) for key in ("model", "engine", "variant", "device", "precision", "batch_size")},
@@ -32,11 +33,12 @@ def write_papers(candidate: Candidate, case: Case, deployed: Deployed, folder: P
             "run_ids": list(candidate.run_ids),
             "replicates": candidate.replicates,
             "figures": candidate.figures,
+            "cautions": list(cautions),
         },
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     (folder / "requirements.txt").write_text(requirements(case, row))
-    (folder / "README.txt").write_text(_readme(candidate, case, deployed.contents))
+    (folder / "README.txt").write_text(_readme(candidate, case, deployed.contents, cautions))
 
 
 def requirements(case: Case, row: Mapping[str, Any]) -> str:
@@ -56,13 +58,14 @@ def _release(version: object) -> str:
     return f"=={release}" if re.fullmatch(r"\d[\w.]*", release) else ""
 
 
-def _readme(candidate: Candidate, case: Case, contents: str) -> str:
+def _readme(candidate: Candidate, case: Case, contents: str, cautions: Sequence[str]) -> str:
     engine, latency = ENGINES[case.engine], significant(candidate.figures["latency_ms"], 4)
     drawn = case.source.kind in ("canonical", "layer") or case.source.library is not None
     seeded = drawn and not has_own_weights(case.source)
     sentences = [
         f"{case.model} in {case.precision} for {engine.name} ({engine.summary}), in batches of {case.batch_size}: the "
         f"variant {case.variant}, measured on {candidate.machine} with {latency} ms per call at the median.",
+        *cautions,
         f"{contents.format(machine=candidate.machine)} config.json has the options, the inputs and the figures.",
         "run.py is an example to start from: it takes inputs by --input x.npy, and times calls by the host's clock, "
         "until the result is there.",

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from profiler.errors import measuring_again, measuring_anew
 from profiler.options import Recommend as Options
-from profiler.recommend.answer import make_answer
+from profiler.recommend.answer import cautions, make_answer
 from profiler.recommend.artifact import NotExported, check_folder, export
 from profiler.recommend.candidates import Candidate
 from profiler.recommend.choice import Recommendation, recommend
@@ -54,7 +54,10 @@ def execute(options: Options, console: Console) -> int:
         if options.export is not None:
             print(f"--export {options.export}: nothing was written, since there is nothing to deploy", file=sys.stderr)
         return NOTHING_FITS
-    return 0 if options.export is None else _export(found.choice, _run_of(found.choice, runs), options)
+    if options.export is None:
+        return 0
+    doubts = [*cautions([found.choice], found.choice.figures), *answer.doubts, *([doubt] if doubt else [])]
+    return _export(found.choice, run, options, doubts)
 
 
 def _command(
@@ -105,13 +108,13 @@ def _bases(results: pl.DataFrame, rows: Sequence[Mapping[str, Any]]) -> list[dic
     return bases.filter(pl.col(key).eq_missing(pl.lit(value)) for key, value in same.items()).to_dicts()
 
 
-def _export(choice: Candidate, run: Run, options: Options) -> int:
+def _export(choice: Candidate, run: Run, options: Options, doubts: Sequence[str]) -> int:
     """Export, and say so on the standard error: the standard output may be a document."""
     folder = options.export
     assert folder is not None
     console = Console(stderr=True)
     try:
-        export(choice, run, folder, console, options.trust_code)
+        export(choice, run, folder, console, options.trust_code, doubts)
     except NotExported as error:
         console.print(Text(f"--export {folder}: nothing was written: {error}", style="red"), soft_wrap=True)
         return 1

@@ -15,6 +15,7 @@ from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any
 
+import handmade
 import numpy as np
 import onnx
 import polars as pl
@@ -25,13 +26,15 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import load_file
 
 from engines.catalog import ENGINES
-from engines.deployment import write_run
+from engines.deployment import Deployed, write_run
 from exporters.cache import Cache
 from exporters.source import ModelSource
 from profiler.errors import ConfigError
 from profiler.job.case import Case
+from profiler.recommend.answer import cautions
 from profiler.recommend.artifact import _case, check_folder
-from profiler.recommend.artifact_papers import requirements
+from profiler.recommend.artifact_papers import requirements, write_papers
+from profiler.recommend.choice import Request, recommend
 
 ROOT = Path(__file__).resolve().parents[3]
 BATCH = 2
@@ -447,6 +450,18 @@ def test_requirements_name_the_runtime_as_it_was_measured(
 def test_requirements_without_a_proof_take_the_runs_version() -> None:
     row = {"proof": None, "torch_version": "2.13.0+cpu", "onnxruntime_version": "1.31.1"}
     assert "torch==2.13.0" in requirements(case("compiled", "cpu"), row).splitlines()
+
+
+def test_the_papers_say_how_far_the_figures_are_to_be_relied_on(tmp_path: Path) -> None:
+    frame, _ = handmade.run(handmade.row("ort", warnings=["disturbed: x"]))
+    found = recommend(frame, Request("net"))
+    assert found.choice is not None
+    said = cautions([found.choice], found.choice.figures)
+    deployed = Deployed({}, "model.onnx is the model.")
+    write_papers(found.choice, case("ort", "cpu", "fp32"), deployed, tmp_path, said)
+    readme = " ".join((tmp_path / "README.txt").read_text().split())
+    assert "ms per call at the median. Caution: disturbed (ort fp32, batch 1): other work had" in readme
+    assert json.loads((tmp_path / "config.json").read_text())["measured"]["cautions"] == said
 
 
 def test_requirements_name_the_plugin_as_it_was_measured() -> None:
