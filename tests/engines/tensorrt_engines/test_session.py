@@ -27,6 +27,7 @@ from engines.catalog import ENGINES, TrtOptions
 from engines.tensorrt_engines import session as trt
 from engines.tensorrt_engines.buffers import ALIGNMENT
 from exporters.inputs import input_specs, seeded_inputs
+from exporters.onnx_export import Export
 from profiler.job.case import Budget, Case
 from profiler.worker import checks, measure_case, prepare_model
 from profiler.worker.task import Task
@@ -628,7 +629,7 @@ def measure(machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     ) -> Any:
         source = graphs.source_of(onnx)
         prepared = prepare_model.prepare_model((source, ("cpu",), tmp_path / "cache"), lambda message: None)
-        prepared = replace(prepared, onnx={precision: graph or onnx})
+        prepared = replace(prepared, onnx={precision: Export(graph or onnx)})
         case = Case("net", "trt", "trt", "inference", precision, graphs.BATCH, "cuda", 0, source, options)  # type: ignore[arg-type]
         return measure_case.measure_case(
             Task(case, prepared, Budget(seconds=0.05, min_samples=3), profile=profile), lambda message: None
