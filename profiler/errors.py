@@ -14,6 +14,8 @@ from exporters.errors import nearest as nearest
 
 PROGRAM = "cnn-profiler" if Path(sys.argv[0]).stem == "cnn-profiler" else "python -m profiler"
 """How the program was called, for messages that give a command."""
+WHEN_IDLE = "--wait-for-idle 10"
+"""What a message advises where other work runs."""
 
 
 def resuming(run: Path) -> str:
@@ -23,7 +25,7 @@ def resuming(run: Path) -> str:
 
 def measuring_again(run: Path | str) -> str:
     """The command that measures what of the run is still disturbed, each case once the machine is quiet."""
-    return f"{resuming(Path(run))} --retry --wait-for-idle 10"
+    return f"{resuming(Path(run))} --retry {WHEN_IDLE}"
 
 
 def measuring_anew(job: Path | str, only: str, options: str) -> str:

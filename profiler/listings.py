@@ -29,7 +29,7 @@ from profiler.tables.numbers import counted, decimals, duration, each, whole
 from profiler.tables.table import Table, figure, name, of_rows, prose, words
 from profiler.tables.writers import print_table
 
-FOLDER = bundled("suites")
+SUITES = bundled("suites")
 _TWO_DECIMALS = each(lambda value: decimals(value, 2))
 
 
@@ -188,9 +188,9 @@ def _ahead_of_time(engine: Engine) -> str:
 
 def read_suites(device: Device) -> list[tuple[Path, Config]]:
     """Every suite with its block for the device, by file name. Raises ConfigError where the folder has none."""
-    paths = sorted(FOLDER.glob("*.yaml"))
+    paths = sorted(SUITES.glob("*.yaml"))
     if not paths:
-        raise ConfigError(f"{FOLDER} has no suites: this copy of the profiler is not complete; install it again")
+        raise ConfigError(f"{SUITES} has no suites: this copy of the profiler is not complete; install it again")
     return [(path, load_config(path, device)) for path in paths]
 
 

@@ -96,7 +96,7 @@ def command_line() -> Profiler:
     return _run_as_a_user
 
 
-def _run_here(*arguments: str, cwd: Path, timeout: float = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+def _run_here(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in this process, whose folder, environment and signal handlers are put back afterwards."""
     output, errors, code = io.StringIO(), io.StringIO(), 0
     argv, environment, handlers = sys.argv, dict(os.environ), [signal.getsignal(each) for each in cli.SIGNALS]
@@ -130,9 +130,7 @@ def _load_config(*arguments: Any) -> Config:
     return config.model_copy(update={"budget": replace(config.budget, repeats=0.0)})
 
 
-def _run_as_a_user(
-    *arguments: str, cwd: Path, timeout: float = 850, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def _run_as_a_user(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     return subprocess.run(
         [sys.executable, "-m", "profiler", *arguments],
@@ -140,7 +138,7 @@ def _run_as_a_user(
         env={**environment, **variables},
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=850,
         check=False,
     )
 
@@ -421,9 +419,8 @@ def _rewrite_share(config: pytest.Config) -> None:
     worker, workers = os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("PYTEST_XDIST_WORKER_COUNT")
     if not (worker and workers) or sys.dont_write_bytecode:
         return
-    with contextlib.suppress(
-        ImportError, AttributeError, KeyError, OSError, SyntaxError
-    ):  # What it is, collecting says.
+    # Private functions of pytest, which another version may lack; a file that is wrong fails when it is collected.
+    with contextlib.suppress(ImportError, AttributeError, KeyError, OSError, SyntaxError, TypeError):
         from _pytest.assertion import rewrite
 
         for path in sorted((ROOT / "tests").rglob("test_*.py"))[int(worker.removeprefix("gw")) :: int(workers)]:

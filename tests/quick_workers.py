@@ -1,4 +1,4 @@
-"""Make the workers of a test session quick: import what they need, and do at length or again what once is enough for.
+"""Make the workers of a test session quick: import once what they need, and remember what one of them has made.
 
 The session's forkserver imports it after profiler.worker.preload, so that every worker is forked with it. What is
 measured is real, but for less long; runs by `command_line` have none of this.

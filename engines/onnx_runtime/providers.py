@@ -1,4 +1,4 @@
-"""List the execution providers that engines of ONNX Runtime run on, a row each: what a session of it is given."""
+"""List the execution providers of ONNX Runtime and what a session of each is given; load those that are plugins."""
 
 from __future__ import annotations
 

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # Before the import, which reads it.
-
-from collections.abc import Sequence
 
 import torch
 import transformers

@@ -1,4 +1,5 @@
 """`profiler compare`: several runs side by side.
 
-Data flows through command → cells → regression → view, with the totals.
+Data flows through command → cells → regression → view, which has the totals; command also lists what the environments
+differ in.
 """

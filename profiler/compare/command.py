@@ -179,7 +179,7 @@ def differences(sides: Mapping[str, Sequence[Environment]]) -> list[dict[str, st
             name: _distinct(value for run in runs for value in _recorded(run, key)) for name, runs in flat.items()
         }
         if len(_distinct(value for found in values.values() for value in found)) > 1:
-            rows.append({"what": key, **{name: ", ".join(map(_said, found)) for name, found in values.items()}})
+            rows.append({"what": key, **{name: ", ".join(map(_in_text, found)) for name, found in values.items()}})
     return rows
 
 
@@ -222,5 +222,5 @@ def _close(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _said(value: Any) -> str:
+def _in_text(value: Any) -> str:
     return "none" if value is None else compact(value, 5) if isinstance(value, float) else str(value)

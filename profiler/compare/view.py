@@ -297,9 +297,9 @@ class Total:
         return f"{where}, {self._relation()}."
 
     def _relation(self) -> str:
-        for said, count in self.verdicts.items():
-            if count == self.cells and not said.differs:
-                return f"{self.side} is {said.relation} {self.base} ({times_range(self.low, self.high)})"
+        for judged, count in self.verdicts.items():
+            if count == self.cells and not judged.differs:
+                return f"{self.side} is {judged.relation} {self.base} ({times_range(self.low, self.high)})"
         if 1 / (1 + self.margin) <= self.low and self.high <= 1 + self.margin:
             return f"{self.side} is within {percent(self.margin)} % of {self.base}"
         if self.low >= 1:

@@ -19,7 +19,7 @@ from engines.base import Proof
 from engines.catalog import ENGINES, PRESETS, Preset, foreign_capability
 from engines.requirements import explain, missing
 from exporters.cache import CacheError, check_root, default_root
-from profiler.errors import PROGRAM
+from profiler.errors import PROGRAM, WHEN_IDLE
 from profiler.job.case import Case
 from profiler.job.config import Config, config_of
 from profiler.machine import (
@@ -207,8 +207,8 @@ def _latency(result: Result) -> float:
     return median(result.samples.get(result.clock or "", [])) or 0.0
 
 
-Ending = Literal["ok", "note", "missing", "failed"]
-STYLES: dict[Ending, str] = {"ok": "green", "note": "yellow", "missing": "yellow", "failed": "red"}
+State = Literal["ok", "note", "missing", "failed"]
+STYLES: dict[State, str] = {"ok": "green", "note": "yellow", "missing": "yellow", "failed": "red"}
 """`note`: figures may suffer, or it is nothing for this device; `missing`: a library that is not installed; `failed`:
 what is there does not work."""
 
@@ -217,7 +217,7 @@ what is there does not work."""
 class Check:
     """What was looked at, how it is, and what mends it."""
 
-    status: Ending
+    status: State
     what: str
     text: str
 
@@ -262,7 +262,7 @@ def _card(target: Target, facts: Mapping[str, Any]) -> Iterator[Check]:
         text = f"at most {clock:.0f} MHz, now {reading.sm_clock_mhz or 0:.0f}"
         yield Check("note" if slowed else "ok", "Clock", f"{text}{''.join(f', {each}' for each in slowed)}")
     if users := nvml.users():
-        text = f"{users} others compute on it: nvidia-smi names them; --wait-for-idle 10 waits for their end"
+        text = f"{users} others compute on it: nvidia-smi names them; {WHEN_IDLE} waits for their end"
         yield Check("note", "Other processes", text)
 
 
@@ -275,7 +275,7 @@ def _processor() -> Iterator[Check]:
         yield Check("note", "CPU limit", text)
     load = os.getloadavg()[0]
     if load > max(1.0, _BUSY * cores):
-        text = f"{load:.1f} on {counted(cores, 'core')}: other work runs; --wait-for-idle 10 waits for its end"
+        text = f"{load:.1f} on {counted(cores, 'core')}: other work runs; {WHEN_IDLE} waits for its end"
         yield Check("note", "Load", text)
     governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if governor.is_file() and (mode := governor.read_text().strip()) == "powersave":

@@ -40,7 +40,7 @@ _SPEED, _NETWORKS, _LIBRARIES, _MEMORY, _SWEEPS = (
 KINDS: Mapping[str, Kind] = {
     "speed": Kind(_SPEED, answers.without_cudnn),
     "order": Kind(_SPEED),
-    "network_speed": Kind(_NETWORKS, answers.own),
+    "network_speed": Kind(_NETWORKS, answers.networks_own),
     "accuracy": Kind(_NETWORKS),
     "best": Kind(_LIBRARIES, answers.fastest),
     "framework": Kind(_LIBRARIES, answers.framework_own),

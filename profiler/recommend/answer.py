@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engines.catalog import known
+from profiler.errors import WHEN_IDLE
 from profiler.job.case import setting_words
 from profiler.recommend import reasons
 from profiler.recommend.candidates import FIGURES, Candidate
@@ -105,7 +106,7 @@ def _headline(choice: Candidate, found: Recommendation) -> str:
     noisy = sum(one.is_disturbed for one in found.candidates)
     of = counted(sum(bool(one.cases) for one in found.candidates), "candidate")
     were = "was" if noisy == 1 else "were"
-    return f"Measure again (--wait-for-idle 10): {noisy} of {of} {were} disturbed. So far {name} leads"
+    return f"Measure again ({WHEN_IDLE}): {noisy} of {of} {were} disturbed. So far {name} leads"
 
 
 def _nothing(found: Recommendation) -> str:

@@ -11,7 +11,7 @@ import polars as pl
 from rich.console import Console
 from rich.text import Text
 
-from profiler.errors import measuring_again, measuring_anew
+from profiler.errors import WHEN_IDLE, measuring_again, measuring_anew
 from profiler.options import Recommend as Options
 from profiler.recommend.answer import cautions, make_answer
 from profiler.recommend.artifact import NotExported, check_folder, export
@@ -70,7 +70,7 @@ def _command(
     if found.doubtful or any(one.is_disturbed for one in (subject, *found.compared)):
         if not options and (Path(run.address) / "journal.jsonl").is_file():
             return measuring_again(run.address)
-        options = f"{options} --wait-for-idle 10".lstrip()
+        options = f"{options} {WHEN_IDLE}".lstrip()
     names = ("model", "variant", "pass", "precision", "batch_size", "shape", "optimizer")
     keys = {name: list(dict.fromkeys(row[name] for row in rows if row[name] is not None)) for name in names}
     # A comma would separate conditions.

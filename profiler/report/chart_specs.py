@@ -60,7 +60,7 @@ class Domains:
     dimensions: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     """By name those of several sizes."""
     base: str = "the base"
-    """What speed-ups are over, where it is one."""
+    """What speed-ups are relative to, where all have the same base."""
 
 
 def overview(domains: Domains) -> Spec:
@@ -300,7 +300,7 @@ def _range(field: str, data: str = "lines") -> str:
 
 
 def _speedup(domains: Domains, *more: str) -> alt.X:
-    """With the base's own, 1."""
+    """The axis of speed-ups, whose range has the base's own, 1, in it."""
     title = f"Speed-up over {domains.base}, ×"
     return alt.X(**_log("speedup", title, "[1, 1]", *map(_range, ("speedup", *more))))
 

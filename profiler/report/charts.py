@@ -84,8 +84,8 @@ def make(domains: Domains) -> dict[str, Chart]:
     sizes = {**_MODEL, "batch_size": 3}
     steps = {**sizes, "extra": 1}
     node = {**_ONE, "precision": 1, "batch_size": -1}
-    over = partial(partial, specs.over_batches, domains)
-    latency, item = over("latency_ms", "Latency, ms"), over("item_ms", "Time per item, ms")
+    latency = partial(specs.over_batches, domains, "latency_ms", "Latency, ms")
+    item = partial(specs.over_batches, domains, "item_ms", "Time per item, ms")
     each = f"Speed-up of each model{', shape' * bool(domains.dimensions)} and batch size"
     charts = [
         Chart("overview", each, partial(specs.overview, domains), ["speedup", "why"], _SUBJECTS, _ROW),
@@ -140,6 +140,7 @@ def legends(spec: Spec, rows: Sequence[Row]) -> Spec:
     """
 
     def shown(part: Row, name: Any) -> bool:
+        # In a bar of parts each of them is a field.
         return any(row.get(part["field"]) == name or row.get(name) is not None for row in rows)
 
     def fitted(part: dict[str, Any]) -> dict[str, Any]:

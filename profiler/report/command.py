@@ -37,7 +37,7 @@ def execute(options: Options, console: Console) -> int:
 def write(options: Options, compared: pl.DataFrame | None = None) -> list[Path]:
     """Write the report; what was written, the report first. Raises ConfigError.
 
-    `compared` is configurations.summary of the one run, where it is known already: half of the time goes into it.
+    `compared` is speedups.summary of the one run, where it is known already: half of the time goes into it.
     """
     check_choice("--format", options.format, get_args(Format))
     if options.charts is not None:

@@ -86,7 +86,7 @@ def gather(
 ) -> Data:
     """What a report of `runs` shows of the cases that hold the conditions `only`.
 
-    `most_configurations` caps them; None shows all. `compared` is configurations.summary of the one run, where it is
+    `most_configurations` caps them; None shows all. `compared` is speedups.summary of the one run, where it is
     known already. Without any case `statuses` is empty.
     """
     results = runs.results

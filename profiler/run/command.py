@@ -20,7 +20,7 @@ from engines.catalog import Device
 from exporters.cache import default_root, trim
 from exporters.libraries.catalog import library_of
 from profiler.bundled import job_file
-from profiler.errors import PROGRAM, ConfigError, measuring_again, measuring_anew, resuming
+from profiler.errors import PROGRAM, WHEN_IDLE, ConfigError, measuring_again, measuring_anew, resuming
 from profiler.job.case import Budget, Case, CaseId, Role
 from profiler.job.conditions import Filter, parse_only
 from profiler.job.config import Config, load_config, parse_machine
@@ -135,7 +135,7 @@ def _measuring_again(run: Path, results: pl.DataFrame, sampled: float, only: Seq
     remain = "Disturbed cases remain. Once the machine is quiet: " if is_disturbed else "To measure for longer: "
     if rough([sampled]) and "ok" in results["status"]:
         # Going on with the run would sample for no longer.
-        options = f"{sampling(sampled)}{' --wait-for-idle 10' if is_disturbed else ''}"
+        options = f"{sampling(sampled)}{f' {WHEN_IDLE}' if is_disturbed else ''}"
         return remain + measuring_anew(run / "bench.yaml", ",".join(only), options)
     return remain + measuring_again(run) if is_disturbed else ""
 

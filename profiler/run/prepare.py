@@ -193,9 +193,10 @@ class _Stages:
                 self.sources[name] = replace(source, varied={})
                 calls |= {(name, g): self._call("prepare_export", f"export-{name}-{g}", name, g, None) for g in failed_}
         for (name, graph), outcome in self._run(calls, "exports to ONNX, each for a shape").items():
-            tries = f"{prepared[name].failures[graph].reason}; for this shape only: {failed(outcome).reason}"
-            own = static_graph(graph) if outcome.status == "ok" else graph
-            _keep(prepared, name, own, replace(failed(outcome), reason=tries))
+            if outcome.status != "ok":
+                tries = f"{prepared[name].failures[graph].reason}; for this shape only: {failed(outcome).reason}"
+                outcome = replace(failed(outcome), reason=tries)
+            _keep(prepared, name, static_graph(graph) if outcome.status == "ok" else graph, outcome)
 
     def _export_by_batch(self, cases: Sequence[Case], prepared: dict[str, Prepared]) -> None:
         """A graph a batch size, of the models whose export with a free one failed."""

@@ -6,6 +6,7 @@ import time
 
 from engines.base import Warning
 from profiler import processor
+from profiler.errors import WHEN_IDLE
 from profiler.nvml import UTILIZATION_SECONDS, Nvml
 from profiler.results.result import Result
 from profiler.results.wall_time import WAIT, WallTime
@@ -36,7 +37,7 @@ class Quiet:
         self._wait()
         self._other = self._lock.other()
         if self._other and not self._gave_up:
-            hint = "--wait-for-idle 10 waits for its end"
+            hint = f"{WHEN_IDLE} waits for its end"
             self._display.announce(f"{self._other} measures on this device: figures will be disturbed; {hint}")
 
     def start(self) -> None:

@@ -53,7 +53,7 @@ def print_results(
 ) -> None:
     """Every group's table and sentence, then what could not be measured and why, and last how sure the figures are.
 
-    `lines` are configurations.summary's. A group of which `elsewhere` says so has its table elsewhere, which
+    `lines` are speedups.summary's. A group of which `elsewhere` says so has its table elsewhere, which
     `print_more` prints below the others, and its sentence here. Single layers have a table for all of a layer's passes,
     and the batch sizes of a sweep one for all of them. After few `sampling_seconds` a case the figures are called
     rough, in place of the notes on intervals. `repeated` goes to the sentence on disturbed cases.

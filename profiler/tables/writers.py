@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from html import escape
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -16,15 +18,12 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from exporters.whole_file import write_whole
+from profiler.errors import ConfigError
 from profiler.tables.table import Field, Section, Table, name
 
 if TYPE_CHECKING:
     import polars as pl
-import sys
-from pathlib import Path
-
-from exporters.whole_file import write_whole
-from profiler.errors import ConfigError
 
 # On a terminal: rich's Text, not str, for a name may look like its markup.
 

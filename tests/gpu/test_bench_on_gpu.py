@@ -36,7 +36,7 @@ BOUNDS = {"fp32": (0, 1e-5), "tf32": (1e-5, 5e-3), "fp16": (1e-5, 1e-2), "bf16":
 def run(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]) -> Path:
     folder: Path = tmp_path_factory.mktemp("gpu")
     (folder / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", cwd=folder, timeout=900)
+    done = profiler("job.yaml", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
     (path,) = (folder / "results").iterdir()

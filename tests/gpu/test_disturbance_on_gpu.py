@@ -23,7 +23,7 @@ budget: {seconds: 1, repeats: 0}
 
 def reasons(profiler, folder: Path) -> list[str]:
     (folder / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", cwd=folder, timeout=300)
+    done = profiler("job.yaml", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     (results,) = (folder / "results").glob("*/results.parquet")
     (warnings,) = pl.read_parquet(results)["warnings"].to_list()

@@ -66,7 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]) 
     folder = tmp_path_factory.mktemp("figures")
     (folder / "job.yaml").write_text(JOB)
     outside = NvidiaSmi()
-    done = profiler("job.yaml", cwd=folder, timeout=600)
+    done = profiler("job.yaml", cwd=folder)
     outside.stop()
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)

@@ -36,7 +36,7 @@ PARAMETERS_MIB = 11_689_512 * 4 / 2**20
 def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., CompletedProcess[str]]) -> list[Any]:
     folder = tmp_path_factory.mktemp("jax")
     (folder / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", cwd=folder, timeout=1200)
+    done = profiler("job.yaml", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (folder / "results").iterdir()
     found = load(run)[0].collect()

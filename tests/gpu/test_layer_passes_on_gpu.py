@@ -258,7 +258,7 @@ exclude:
 def results(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]) -> pl.DataFrame:
     folder: Path = tmp_path_factory.mktemp("layers")
     (folder / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", cwd=folder, timeout=900)
+    done = profiler("job.yaml", cwd=folder)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = (folder / "results").iterdir()

@@ -35,7 +35,7 @@ CONVOLUTIONS = 20
 def run(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Any]) -> Path:
     folder: Path = tmp_path_factory.mktemp("layers")
     (folder / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", "--profile", cwd=folder, timeout=600)
+    done = profiler("job.yaml", "--profile", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = (folder / "results").iterdir()
     return path

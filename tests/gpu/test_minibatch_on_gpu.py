@@ -79,7 +79,7 @@ exclude: [{engine: compiled, pass: training}, {engine: compiled, precision: fp16
 def start(profiler: Callable[..., Any], folder: Path, job: str) -> Path:
     (folder / "minibatch_models.py").write_text(FACTORIES)
     (folder / "job.yaml").write_text(job)
-    done = profiler("job.yaml", cwd=folder, timeout=900)
+    done = profiler("job.yaml", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
     (path,) = (folder / "results").iterdir()

@@ -31,7 +31,7 @@ exclude: [{variant: no-graph, precision: [tf32, fp16, int8]}]
 def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., CompletedProcess[str]]) -> list[Any]:
     folder = tmp_path_factory.mktemp("providers")
     (folder / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", cwd=folder, timeout=2400)
+    done = profiler("job.yaml", cwd=folder)
     print(done.stdout)
     (run,) = (folder / "results").iterdir()
     return [row for row in load(run)[0].collect().to_dicts() if row["engine"] == "ort-trt"]

@@ -57,7 +57,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory, profiler: Callable[..., Compl
     folder = tmp_path_factory.mktemp("torchao")
     (folder / "net.py").write_text(NET)
     (folder / "job.yaml").write_text(JOB)
-    done = profiler("job.yaml", cwd=folder, timeout=600)
+    done = profiler("job.yaml", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (folder / "results").iterdir()
     found = load(run)[0].collect()

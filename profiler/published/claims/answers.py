@@ -25,7 +25,7 @@ from profiler.tables.numbers import compact, count, counted, decimals, listed, m
 _MACHINES = Subject("machines")
 
 
-def own(evidence: Evidence) -> list[str]:
+def networks_own(evidence: Evidence) -> list[str]:
     """Which networks are both faster and more accurate than another: in the published rows, and on own machines."""
     return [one.sentence() for where in _everywhere(evidence) for one in where]
 

@@ -190,7 +190,7 @@ def test_a_device_that_is_none_and_a_folder_without_suites_are_errors(
 ) -> None:
     with pytest.raises(ConfigError, match="--device gpu: valid: auto, cpu, cuda"):
         listings.suites_table("gpu")
-    monkeypatch.setattr(listings, "FOLDER", tmp_path)
+    monkeypatch.setattr(listings, "SUITES", tmp_path)
     with pytest.raises(ConfigError, match="has no suites"):
         listings.read_suites("cpu")
 

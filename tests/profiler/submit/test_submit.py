@@ -20,7 +20,7 @@ from engines.base import Warning
 from profiler.errors import ConfigError
 from profiler.job.config import load_config
 from profiler.job.plan import make_plan
-from profiler.listings import FOLDER
+from profiler.listings import SUITES
 from profiler.options import Submit
 from profiler.results.result import Result
 from profiler.results.run_folder import RunFolder
@@ -56,7 +56,7 @@ def make(tmp_path: Path) -> Make:
     """Write a whole run of the suite on a CPU, with a warning in its first rows and facts in place of its own."""
 
     def write(warning: Warning | None = None, rows: int = 0, lacking: int = 0, **facts: Any) -> Path:
-        config = load_config(FOLDER / f"{SUITE}.yaml", "cpu", {"device": "cpu"})
+        config = load_config(SUITES / f"{SUITE}.yaml", "cpu", {"device": "cpu"})
         run = RunFolder.create(tmp_path / "results")
         cases, environment = make_plan(config, "cpu"), {**ENVIRONMENT, **facts}
         run.write_config(config.model_copy(update={"suite": SUITE, "output": tmp_path / "results"}))
